@@ -1,0 +1,26 @@
+"""What eligo raises when a user can do something about it.
+
+The message says what was got, what was expected and how to fix it; the command line prints it
+without a traceback. Anything else that escapes is a bug of ours and keeps its traceback.
+"""
+
+
+class EligoError(Exception):
+    """The work failed in a way we foresaw; the command line exits with 1."""
+
+
+class InputError(EligoError, ValueError):
+    """The user gave something that cannot work (a file, a value, a shape); exit code 2."""
+
+
+class ConfigError(InputError):
+    """A config file or flag is wrong: names the file, the key and the nearest valid key."""
+
+
+class MissingExtraError(EligoError, ImportError):
+    """An optional dependency is not installed; names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"{package} is not installed; it comes with the extra: pip install 'eligo[{extra}]'"
+        )

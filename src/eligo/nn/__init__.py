@@ -1,1 +1,10 @@
+"""The few modules that several families share.
 
+A module whose parameters must not be decayed names them in `no_weight_decay`; one whose
+parameters must stay in bounds has `project_()`. The training loop honours both.
+"""
+
+from eligo.nn.cross_attention import CrossAttention
+from eligo.nn.similarity_scale import SimilarityScale
+
+__all__ = ["CrossAttention", "SimilarityScale"]

@@ -1,1 +1,86 @@
+"""The embedded world: procedural scenes with image, depth, labels, captions, questions, tags.
 
+Names are imported on first use: configs and `--help` need no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eligo.scenes.captions import (
+        Captions,
+        DenseCaptions,
+        draw_captions,
+        draw_dense_captions,
+        is_true,
+    )
+    from eligo.scenes.config import ROOMS, SceneConfig
+    from eligo.scenes.dataset import SceneDataset
+    from eligo.scenes.graph import SceneGraph, draw_scenes
+    from eligo.scenes.lexicon import Lexicon, could_mean, draw_lexicons, teaches
+    from eligo.scenes.questions import Questions, draw_questions
+    from eligo.scenes.render import Rendered, label_names
+    from eligo.scenes.render import render as render_scenes
+    from eligo.scenes.tags import Tags, binding_tags, class_tags, swap_twins
+    from eligo.scenes.vlm.model import load_vlm
+
+_HOME = {
+    "Captions": "captions",
+    "DenseCaptions": "captions",
+    "Lexicon": "lexicon",
+    "Questions": "questions",
+    "ROOMS": "config",
+    "Rendered": "render",
+    "SceneConfig": "config",
+    "SceneDataset": "dataset",
+    "SceneGraph": "graph",
+    "Tags": "tags",
+    "binding_tags": "tags",
+    "class_tags": "tags",
+    "could_mean": "lexicon",
+    "draw_captions": "captions",
+    "draw_dense_captions": "captions",
+    "draw_lexicons": "lexicon",
+    "draw_questions": "questions",
+    "draw_scenes": "graph",
+    "is_true": "captions",
+    "label_names": "render",
+    "load_vlm": "vlm.model",
+    "render_scenes": "render",
+    "swap_twins": "tags",
+    "teaches": "lexicon",
+}
+__all__ = [
+    "ROOMS",
+    "Captions",
+    "DenseCaptions",
+    "Lexicon",
+    "Questions",
+    "Rendered",
+    "SceneConfig",
+    "SceneDataset",
+    "SceneGraph",
+    "Tags",
+    "binding_tags",
+    "class_tags",
+    "could_mean",
+    "draw_captions",
+    "draw_dense_captions",
+    "draw_lexicons",
+    "draw_questions",
+    "draw_scenes",
+    "is_true",
+    "label_names",
+    "load_vlm",
+    "render_scenes",
+    "swap_twins",
+    "teaches",
+]
+_RENAMED = {"render_scenes": "render"}  # `eligo.scenes.render` is the module
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        module = import_module(f"eligo.scenes.{_HOME[name]}")
+        return getattr(module, _RENAMED.get(name, name))
+    raise AttributeError(f"module 'eligo.scenes' has no attribute {name!r}")

@@ -1,0 +1,143 @@
+"""Trees of plain values that lie over one another, each key remembering where it was written.
+
+Schema-free except for two things that only the config class can say: a mapping that changes part
+of a config lies over that config's default, and when a layer picks another member of a union
+(`kind: files`), the keys that lower layers wrote for the previous member go.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from eligo._problems import configs_in
+from eligo._yaml import KeyPath
+
+FLAG = "--"
+"""The origin of a key that was given on the command line, not in a file."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A tree, and for its keys the rank of the layer that wrote it and the place (`()`: the whole).
+
+    Ranks count from 0, the lowest; `height` is one more than the highest.
+    """
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, tuple[int, str]] = field(default_factory=dict)
+    height: int = 1
+
+    def over(self, base: "Layer") -> "Layer":
+        """Both, key by key; where both have one, ours."""
+        replaced = set(_leaves(self.tree))
+        kept = {
+            path: origin
+            for path, origin in base.origins.items()
+            if not any(path[:end] in replaced for end in range(1, len(path)))
+        }
+        lifted = {path: (rank + base.height, at) for path, (rank, at) in self.origins.items()}
+        return Layer(_merged(base.tree, self.tree), kept | lifted, base.height + self.height)
+
+    def where(self, path: KeyPath) -> str:
+        """The start of a message about a key: `file.yaml:3: a.b: `, or `--a.b: `."""
+        # A key that was not written is blamed on the closest one around it.
+        around = (self.origins.get(path[:end], (0, ""))[1] for end in range(len(path), -1, -1))
+        origin = next(filter(None, around), "")
+        dotted = ".".join(path)
+        if origin == FLAG:
+            return f"--{dotted}: "
+        return "".join(f"{part}: " for part in (origin, dotted) if part)
+
+
+def plain_layer(tree: Mapping[str, Any], origin: str = "") -> Layer:
+    """A layer whose keys all come from one place."""
+    return Layer(dict(tree), dict.fromkeys(_leaves(tree), (0, origin)))
+
+
+def override(layer: Layer, overrides: Mapping[str, Any]) -> Layer:
+    """The layer with flags (dotted or nested keys) on top."""
+    top = Layer()
+    for key, value in overrides.items():
+        for name in reversed(str(key).split(".")):
+            value = {name: value}
+        top = Layer(_merged(top.tree, value))
+    return plain_layer(top.tree, FLAG).over(layer)
+
+
+def completed(cls: type[BaseModel], layer: Layer) -> Layer:
+    """The layer over the defaults of the configs that it changes in part; see the header."""
+    layer = layer.over(plain_layer(_defaults(cls, layer.tree)))
+    return Layer(_without_stale(cls, layer.tree, layer, ()), layer.origins, layer.height)
+
+
+def default_of(info: FieldInfo) -> Any:
+    """A field's default, or None where there is none (or only one made from other fields)."""
+    if info.is_required() or info.default_factory_takes_validated_data:
+        return None
+    return info.get_default(call_default_factory=True)
+
+
+def _defaults(cls: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, info in cls.model_fields.items():
+        value, default = tree.get(name), default_of(info)
+        inner = configs_in(info.annotation)
+        if not isinstance(value, Mapping):
+            continue
+        if isinstance(default, BaseModel):
+            found[name] = default.model_dump(round_trip=True, serialize_as_any=True)
+        elif len(inner) == 1 and inner[0] is info.annotation:
+            found[name] = _defaults(inner[0], value)
+    return found
+
+
+def _without_stale(
+    cls: type[BaseModel], tree: Mapping[str, Any], layer: Layer, path: KeyPath
+) -> dict[str, Any]:
+    found = dict(tree)
+    for name, info in cls.model_fields.items():
+        value, members = tree.get(name), configs_in(info.annotation)
+        if not (isinstance(value, Mapping) and members):
+            continue
+        here = (*path, name)
+        if isinstance(info.discriminator, str):
+            chosen, value = _chosen(members, info.discriminator, value, layer, here)
+        else:
+            chosen = members[0] if members[0] is info.annotation else None
+        found[name] = _without_stale(chosen, value, layer, here) if chosen else value
+    return found
+
+
+def _chosen(
+    members: list[type[BaseModel]], tag: str, value: Mapping[str, Any], layer: Layer, path: KeyPath
+) -> tuple[type[BaseModel] | None, Mapping[str, Any]]:
+    """The union's member that the tag names, and the value without what others were told before."""
+    tagged = (m for m in members if value.get(tag) in get_args(m.model_fields[tag].annotation))
+    chosen = next(tagged, None)
+    if chosen is None:
+        return None, value  # validation will say so
+    since = _rank(layer, (*path, tag))
+    others = {key for member in members for key in member.model_fields} - set(chosen.model_fields)
+    stale = {key for key in others if key in value and _rank(layer, (*path, key)) < since}
+    return chosen, {key: inner for key, inner in value.items() if key not in stale}
+
+
+def _rank(layer: Layer, path: KeyPath) -> int:
+    """The highest rank with which a key, or something under it, was written."""
+    ranks = (rank for at, (rank, _) in layer.origins.items() if at[: len(path)] == path)
+    return max(ranks, default=0)
+
+
+def _merged(base: Any, top: Any) -> Any:
+    if not (isinstance(base, Mapping) and isinstance(top, Mapping)):
+        return top
+    return {**base, **{key: _merged(base.get(key), value) for key, value in top.items()}}
+
+
+def _leaves(tree: Any, prefix: KeyPath = ()) -> list[KeyPath]:
+    if not (isinstance(tree, Mapping) and tree):
+        return [prefix] if prefix else []
+    return [path for key, value in tree.items() for path in _leaves(value, (*prefix, str(key)))]

@@ -1,0 +1,151 @@
+"""What pydantic found wrong with a config, in words a user can act on.
+
+One line per key: where it was written, the dotted key, what was got, what was expected, and the
+nearest valid key or value.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from eligo._words import did_you_mean, nearest
+
+
+def configs_in(annotation: Any) -> list[type[BaseModel]]:
+    """Every config class that an annotation names, through unions, `Annotated` and containers."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in configs_in(part)]
+
+
+def describe(
+    error: ValidationError, cls: type[BaseModel], tree: Any, where: Callable[[tuple[str, ...]], str]
+) -> str:
+    """The message for a failed validation; `where` says in which file a key was written."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for problem in error.errors(include_url=False):
+        path, annotation = _locate(problem["loc"], cls, tree)
+        path, words = _in_words(problem, path, annotation, cls)
+        found.setdefault(path, []).append(words)
+    return "\n".join(where(path) + _joined(words) for path, words in found.items())
+
+
+def _locate(loc: Sequence[int | str], cls: type[BaseModel], tree: Any) -> tuple[tuple, Any]:
+    """The key path of a pydantic location and the annotation of what holds it.
+
+    Pydantic also puts the names of union members into locations; those are left out.
+    """
+    path, annotation, parent, value = [], cls, cls, tree
+    for part in loc:
+        fields = [config.model_fields.get(str(part)) for config in configs_in(annotation)]
+        field = next(filter(None, fields), None)
+        is_key = isinstance(value, Mapping) and part in value
+        is_index = isinstance(value, Sequence) and isinstance(part, int) and part < len(value)
+        if not (field or is_key or is_index):
+            annotation = _member(annotation, part)
+            continue
+        parent = annotation
+        if field:
+            annotation = field.annotation
+        value = value[part] if is_key or is_index else None  # pyright: ignore[reportOptionalSubscript, reportArgumentType, reportCallIssue]
+        path.append(str(part))
+    return tuple(path), parent
+
+
+def _member(annotation: Any, name: int | str) -> Any:
+    """The member of a union that pydantic calls by its tag or its class."""
+    for config in configs_in(annotation):
+        fields = config.model_fields.values()
+        if name == config.__name__ or any(name in get_args(field.annotation) for field in fields):
+            return config
+    return annotation
+
+
+def _in_words(
+    problem: Any, path: tuple[str, ...], parent: Any, root: type[BaseModel]
+) -> tuple[tuple[str, ...], str]:
+    kind, message, got = problem["type"], problem["msg"], _short(problem["input"])
+    context = problem.get("ctx", {})
+    if kind == "extra_forbidden":
+        return path, "unknown key" + _nearest_key(path, parent, root)
+    if kind == "missing":
+        return path, f"missing{_doc(path, parent)}"
+    if kind == "union_tag_invalid":
+        path = (*path, context["discriminator"].strip("'"))
+        tags = context["expected_tags"]
+        return (
+            path,
+            f"got {context['tag']!r}, expected {tags}{_nearest_value(context['tag'], tags)}",
+        )
+    if kind == "union_tag_not_found":
+        return (*path, context["discriminator"].strip("'")), "missing; it says which kind is meant"
+    if kind == "model_type":
+        keys = ", ".join(_keys_at(parent, path))
+        return path, f"got {got}, expected a mapping with the keys {keys}"
+    if kind == "value_error":
+        text = message.removeprefix("Value error, ")
+        # A validator of a whole config sees all of it: repeating it would say nothing.
+        return path, text if isinstance(problem["input"], Mapping) else f"got {got}: {text}"
+    expected = re.sub(r", unable to .*", "", message.removeprefix("Input should be "))
+    hint = _nearest_value(problem["input"], expected) if kind == "literal_error" else ""
+    if problem["input"] in ("None", "none"):
+        hint = "; nothing is written null in YAML"
+    return path, f"got {got}, expected {expected}{hint}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _joined(words: list[str]) -> str:
+    """The complaints of all members of a union about one value, as one."""
+    first, *others = dict.fromkeys(words)
+    head = first.partition(", expected ")[0] + ", expected "
+    same = [word.removeprefix(head) for word in others if word.startswith(head)]
+    return " or ".join([first, *same])
+
+
+def _keys_at(parent: Any, path: tuple[str, ...]) -> list[str]:
+    """The keys of the config that belongs at the end of a path."""
+    for config in configs_in(parent):
+        field = config.model_fields.get(path[-1]) if path else None
+        if field:
+            return [name for inner in configs_in(field.annotation) for name in inner.model_fields]
+    return [name for config in configs_in(parent) for name in config.model_fields]
+
+
+def _nearest_key(path: tuple[str, ...], parent: Any, root: type[BaseModel]) -> str:
+    siblings = list(dict.fromkeys(k for config in configs_in(parent) for k in config.model_fields))
+    found = nearest(path[-1], siblings)
+    if found:
+        return f"; did you mean {'.'.join((*path[:-1], found))}?"
+    # The right key one level off is the other common slip.
+    elsewhere = [key for key in dotted_keys(root) if key.endswith(f".{path[-1]}")]
+    elsewhere = [key for key in elsewhere if key != ".".join(path)]
+    if elsewhere:
+        return f"; did you mean {elsewhere[0]}?"
+    return f"; valid keys here: {', '.join(siblings)}"
+
+
+def dotted_keys(config: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every key of a config and of the configs in it."""
+    for name, field in config.model_fields.items():
+        yield prefix + name
+        for inner in configs_in(field.annotation):
+            yield from dotted_keys(inner, f"{prefix}{name}.")
+
+
+def _nearest_value(value: Any, expected: str) -> str:
+    return did_you_mean(str(value), re.findall(r"'([^']*)'", expected))
+
+
+def _doc(path: tuple[str, ...], parent: Any) -> str:
+    for config in configs_in(parent):
+        field = config.model_fields.get(path[-1])
+        if field:
+            name = getattr(field.annotation, "__name__", str(field.annotation))
+            return f"; expected {name}" + (f": {field.description}" if field.description else "")
+    return ""

@@ -1,0 +1,15 @@
+"""Finding the word that was meant."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The most similar of the words, if any is similar."""
+    return next(iter(get_close_matches(word, list(words), n=1, cutoff=0.6)), None)
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing."""
+    found = nearest(word, words)
+    return f"; did you mean {found}?" if found else ""

@@ -1,0 +1,128 @@
+"""The command line: `eligo <family> <verb> [CONFIG] [--a.b value]`.
+
+Help and unknown commands are answered from a static table; only the command that is called is
+imported, so that `eligo --help` needs neither torch nor a second.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from eligo import __version__
+from eligo.cli.commands import COMMANDS, Command
+from eligo.errors import EligoError, InputError
+
+_FOOTER = "`eligo COMMAND --help` tells more. Exit codes: 0 done, 1 the work failed, 2 bad input."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code. Only a bug of ours escapes as an exception."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(args)
+        sys.stdout.flush()  # here, where a closed pipe can still be handled
+        return code
+    except EligoError as error:
+        from eligo.cli.console import print_error
+
+        print_error(str(error))
+        return 2 if isinstance(error, InputError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        if not _stdout_is_closed():
+            raise
+        return 141
+    except SystemExit as exit:  # tyro has said what was wrong, or shown the help
+        if isinstance(exit.code, int | None):
+            return exit.code or 0
+        raise
+
+
+def _stdout_is_closed() -> bool:
+    """Whether nobody reads our output any more (`eligo info | head -1`); if so, drop the rest."""
+    try:
+        print(flush=True)  # unbuffered output kept nothing that a mere flush would retry
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+def _dispatch(args: list[str]) -> int:
+    words = _leading_words(args)
+    if args[:1] == ["--version"]:
+        print(f"eligo {__version__}")
+        return 0
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if len(words) >= length and name in COMMANDS:
+            _run(name, COMMANDS[name], args[length:])
+            return 0
+    family = words[0] if words and _verbs(words[0]) else None
+    unknown = words[1:2] if family else words[:1]
+    if unknown:
+        raise InputError(_unknown_command(unknown[0], family))
+    text = _family_help(family) if family else _help()
+    asked = bool({"-h", "--help"} & set(args))
+    if not asked and len(args) > len(words):
+        raise InputError(f"got {args[len(words)]!r}, expected a command first\n\n{text}")
+    print(text, file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
+
+
+def _run(name: str, command: Command, args: list[str]) -> None:
+    from eligo.cli.call import call
+    from eligo.cli.console import configure_logging
+
+    configure_logging()
+    family = name.split()[0] if " " in name else None
+    call(command.load(), args, prog=f"eligo {name}", family=family)
+
+
+def _leading_words(args: list[str]) -> list[str]:
+    words = []
+    for arg in args[:2]:
+        if arg.startswith("-"):
+            break
+        words.append(arg)
+    return words
+
+
+def _verbs(family: str) -> dict[str, Command]:
+    prefix = f"{family} "
+    return {
+        name.removeprefix(prefix): command
+        for name, command in COMMANDS.items()
+        if name.startswith(prefix)
+    }
+
+
+def _unknown_command(word: str, family: str | None) -> str:
+    from eligo._words import did_you_mean
+
+    heads = _verbs(family) if family else dict.fromkeys(name.split()[0] for name in COMMANDS)
+    place = f"eligo {family}" if family else "eligo"
+    hint = did_you_mean(word, list(heads))
+    return f"unknown command {place} {word}{hint} (there are: {', '.join(heads)})"
+
+
+def _help() -> str:
+    lines = ["usage: eligo COMMAND [CONFIG] [--key value ...]", ""]
+    lines += ["eligo learns what a vision-language model needs to see, and keeps only that.", ""]
+    heads = dict.fromkeys(name.split()[0] for name in COMMANDS)
+    rows = {
+        head: COMMANDS[head].help if head in COMMANDS else ", ".join(_verbs(head)) for head in heads
+    }
+    return "\n".join([*lines, *_rows(rows), "", _FOOTER])
+
+
+def _family_help(family: str) -> str:
+    rows = {verb: command.help for verb, command in _verbs(family).items()}
+    usage = f"usage: eligo {family} VERB [CONFIG] [--key value ...]"
+    return "\n".join([usage, "", *_rows(rows), "", _FOOTER])
+
+
+def _rows(rows: dict[str, str]) -> list[str]:
+    width = max(map(len, rows), default=0)
+    return [f"  {name:<{width}}  {help}" for name, help in rows.items()]

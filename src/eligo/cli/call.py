@@ -1,0 +1,91 @@
+"""From words on a command line to the call of a command's function.
+
+A plain function is tyro's. One with a parameter `config: SomeConfig` becomes
+`COMMAND [CONFIG] [--a.b value] [its own flags]`: CONFIG is a shipped name of the family or a path,
+its `task:` says which (sub)class of SomeConfig it is, the config's keys are flags over it, and
+`--smoke` appears where that class can shrink itself. `config: Annotated[SomeConfig, "name"]` says
+which shipped config is meant when none is given.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import make_dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import tyro
+
+from eligo.cli.flags import flags_of
+from eligo.cli.registry import config_class
+from eligo.config import Config, Layer, override, read_layer, shipped_configs, validate
+from eligo.errors import InputError
+
+_SMOKE = "Shrink everything to see it run through in seconds; the results mean nothing."
+
+
+def call(
+    function: Callable[..., Any], args: list[str], *, prog: str, family: str | None = None
+) -> Any:
+    """Parse the arguments that a function wants and call it."""
+    hint = get_type_hints(function, include_extras=True).get("config")
+    expected, *default = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if not (isinstance(expected, type) and issubclass(expected, Config)):
+        switches = (tyro.conf.FlagCreatePairsOff,)
+        return tyro.cli(function, args=args, prog=prog, use_underscores=True, config=switches)
+    source = args[0] if args and not args[0].startswith("-") else None
+    layer = read_layer(source or next(iter(default), None), family)
+    if not (source or default) and "task" not in expected.model_fields:
+        if not {"-h", "--help"} & set(args):
+            names = ", ".join(shipped_configs(family)) or "none"
+            raise InputError(
+                f"{prog} needs a CONFIG right after it: a YAML file, or one shipped ({names})"
+            )
+        cls = expected
+    else:
+        cls = config_class(layer, expected)
+    wanted = _arguments_type(function, cls, layer, family)
+    given = vars(tyro.cli(wanted, args=args[bool(source) :], prog=prog, use_underscores=True))
+    if given.pop("CONFIG"):
+        raise InputError(f"CONFIG comes first: {prog} CONFIG [--key value ...]")
+    flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
+    return function(config=_build(cls, layer, flags, smoke), **given)
+
+
+def _written(flags: dict[str, Any]) -> dict[str, Any]:
+    """Without the empty dictionaries that tyro returns for configs of which no key was given."""
+    inner = {k: _written(v) if isinstance(v, dict) else v for k, v in flags.items()}
+    return {key: value for key, value in inner.items() if value != {}}
+
+
+def _build(cls: type[Config], layer: Layer, flags: dict[str, Any], smoke: bool) -> Config:
+    config = validate(cls, override(layer, flags))
+    # What the user asks for by name wins over the shrinking too.
+    return config.smoke().replace(flags) if smoke else config  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _arguments_type(
+    function: Callable[..., Any], cls: type[Config], layer: Layer, family: str | None
+) -> type:
+    """The command's parameters as a dataclass, with the config replaced by its flags."""
+    names = ", ".join(shipped_configs(family))
+    about = "A YAML file" + (f", or a shipped one: {names}." if names else ".")
+    positional = tyro.conf.arg(metavar="[CONFIG]", help=about, help_behavior_hint="")
+    hints = get_type_hints(function, include_extras=True)
+    fields: dict[str, tuple[Any, Any]] = {}
+    fields["CONFIG"] = (Annotated[str | None, positional, tyro.conf.Positional], None)
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = tyro.conf.FlagCreatePairsOff[bool] if hints[name] is bool else hints[name]
+        fields[name] = (hint, parameter.default)
+    flags = flags_of([cls], layer.tree, without=("task",))
+    fields["config"] = (Annotated[flags, tyro.conf.arg(name="")], inspect.Parameter.empty)
+    if hasattr(cls, "smoke"):
+        smoke = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help=_SMOKE)]
+        fields["smoke"] = (smoke, False)
+    return make_dataclass(
+        "Arguments",
+        [
+            (name, hint) if default is inspect.Parameter.empty else (name, hint, default)
+            for name, (hint, default) in fields.items()
+        ],
+        kw_only=True,
+        namespace={"__doc__": inspect.getdoc(function)},
+    )

@@ -1,0 +1,36 @@
+"""Every command, and where it lives. To add one, add its line here and its file beside this one.
+
+The target is a typed function: its signature is the flags, its docstring the help. A parameter
+`config: SomeConfig` makes it `COMMAND [CONFIG] [--a.b value]`; see `eligo.cli.call`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Command:
+    """A function to import when it is called, and one line about it."""
+
+    target: str
+    help: str
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function."""
+        module, _, name = self.target.partition(":")
+        return getattr(import_module(module), name)
+
+
+COMMANDS = {
+    "info": Command("eligo.cli.info:run", "versions, devices, extras and shipped models"),
+    "demo": Command("eligo.cli.demo:run", "see the embedded world: a page of scenes, in seconds"),
+    "scenes export": Command(
+        "eligo.cli.scenes_export:run", "scenes as files, in the formats of VQAv2, NYU and others"
+    ),
+    "scenes stats": Command(
+        "eligo.cli.scenes_stats:run", "what a world is made of, and what blind answers reach"
+    ),
+    "search": Command("eligo.cli.search:run", "search the hyper-parameters of a run"),
+}

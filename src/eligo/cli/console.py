@@ -1,0 +1,108 @@
+"""The two streams: results go to stdout, everything said about the work goes to stderr."""
+
+import json as json_module
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from eligo.config import Config
+
+
+def messages() -> Console:
+    """Where progress and messages go."""
+    return Console(stderr=True)
+
+
+def results() -> Console:
+    """Where results go."""
+    return Console()
+
+
+def print_error(message: str) -> None:
+    """One error, never re-wrapped, so that paths and keys can be copied."""
+    messages().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+
+
+def configure_logging() -> None:
+    """Send what the library logs to stderr, as it is now (a second call replaces the first)."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("eligo")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+
+
+def print_result(result: Any, json: bool) -> None:
+    """Print a result on stdout: one JSON document, or tables.
+
+    A mapping is a table of names and values, a list of mappings a table of rows; a mapping of
+    those becomes one titled table each.
+    """
+    plain = plain_data(result)
+    if json:
+        print(json_module.dumps(plain, indent=2, ensure_ascii=False))
+    else:
+        results().print(_render(plain))
+
+
+def plain_data(value: Any) -> Any:
+    """What JSON can hold: configs, dataclasses, paths and 0-d tensors made plain, NaN made null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain_data(asdict(value))
+    if isinstance(value, Config):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain_data(inner) for inner in value]
+    to_list = getattr(value, "tolist", None)  # tensors and arrays
+    return plain_data(to_list()) if callable(to_list) else str(value)
+
+
+def _render(plain: Any, title: str | None = None) -> RenderableType:
+    if (
+        isinstance(plain, dict)
+        and plain
+        and all(isinstance(v, dict | list) for v in plain.values())
+    ):
+        return Group(*(_render(value, name) for name, value in plain.items()))
+    if isinstance(plain, dict):
+        return _table([{"": key, " ": value} for key, value in plain.items()], title)
+    if isinstance(plain, list) and plain and all(isinstance(row, dict) for row in plain):
+        return _table(plain, title)
+    return Text(f"{title}: {_cell(plain)}" if title else _cell(plain))
+
+
+def _table(rows: list[dict[str, Any]], title: str | None) -> Table:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    named = any(column.strip() for column in columns)
+    table = Table(title=title, title_justify="left", show_header=named)
+    for column in columns:
+        numeric = all(isinstance(row.get(column), int | float) for row in rows)
+        table.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(column))) for column in columns))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(inner)}" for key, inner in value.items()) or "none"
+    return str(value)

@@ -1,0 +1,71 @@
+"""Which config class the `task:` of a run's YAML means.
+
+A registered name, or `module:ClassName` for a user's own task (importable, or in the working
+folder). The class declares the field: `task: Literal["name"] = "name"` for a registered one,
+`task: str` for one's own, so that the saved config names it too.
+"""
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from eligo._words import did_you_mean
+from eligo.config import Config, Layer, Source, override, read_layer, validate
+from eligo.errors import ConfigError
+
+TASKS: dict[str, str] = {
+    "scenes.export": "eligo.scenes.export:ExportConfig",
+    "scenes.stats": "eligo.scenes.stats:StatsConfig",
+}
+
+
+def resolve_task(name: str) -> type[Config]:
+    """The config class of a registered task, or of an import path `module:ClassName`."""
+    target = TASKS.get(name, name)
+    if ":" not in target:
+        known = f"known: {', '.join(TASKS)}; " if TASKS else ""
+        raise ConfigError(
+            f"unknown task {name!r}{did_you_mean(name, TASKS)} "
+            f"({known}one's own is written module:ClassName)"
+        )
+    module_name, _, class_name = target.partition(":")
+    if name not in TASKS and str(Path.cwd()) not in sys.path:
+        # `python -m eligo` looks in the working folder, the `eligo` script would not.
+        sys.path.append(str(Path.cwd()))
+    try:
+        found = getattr(import_module(module_name), class_name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # found, but itself broken: its author needs the traceback
+        raise ConfigError(f"{name!r}: no module {error.name!r} can be imported") from None
+    if not (isinstance(found, type) and issubclass(found, Config)):
+        raise ConfigError(f"{name!r}: {class_name!r} is not an eligo Config in {module_name}")
+    return found
+
+
+def config_class(layer: Layer, expected: type[Config] = Config) -> type[Config]:
+    """The class that a layer's `task:` names; `expected` if it names none and can say its own."""
+    task = layer.tree.get("task")
+    if task is None and "task" in expected.model_fields:
+        return expected
+    where = layer.where(("task",))
+    if not isinstance(task, str):
+        got = "missing" if task is None else f"got {task!r}"
+        raise ConfigError(f"{where}{got}; expected a task: {', '.join([*TASKS, 'module:Class'])}")
+    try:
+        found = resolve_task(task)
+    except ConfigError as error:
+        raise ConfigError(f"{where}{error}") from None
+    if not issubclass(found, expected):
+        raise ConfigError(f"{where}got {task!r}, but this command runs {expected.__name__} tasks")
+    return found
+
+
+def load_run_config(
+    source: Source, overrides: Mapping[str, Any] | None = None, family: str | None = None
+) -> Config:
+    """The validated config of a run, of whatever class its `task:` names."""
+    layer = override(read_layer(source, family), overrides or {})
+    return validate(config_class(layer), layer)

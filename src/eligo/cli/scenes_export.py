@@ -1,0 +1,22 @@
+"""`eligo scenes export`: scenes as files, in the formats that people have."""
+
+from pathlib import Path
+from typing import Annotated
+
+from eligo.cli.console import print_result
+from eligo.scenes.export import ExportConfig, export_scenes
+from eligo.train.progress import ProgressBar
+
+
+def run(config: Annotated[ExportConfig, "jsonl"], *, out: Path, json: bool = False) -> None:
+    """Write scenes as VQAv2, Karpathy-split captions, NYUDepthv2, SUN RGB-D or plain JSON lines.
+
+    The same command again continues a stopped export, or adds scenes where more are asked for.
+
+    Args:
+        out: The folder to write to: a new one, or one with an export to continue.
+        json: Print the outcome as one JSON document.
+    """
+    with ProgressBar("scenes", sum(config.num_scenes.values())) as bar:
+        result = export_scenes(config, out, bar.update)
+    print_result(result, json)

@@ -1,0 +1,88 @@
+"""Folding dropped candidates into kept ones, and copying the result back.
+
+An assignment is a matrix of weights, `*batch kept candidates` (the layout of
+`Selection.assignment`): entry (j, i) says how much of candidate i went into kept j. The soft
+one is the token merger of the two-stage pruning guide; we depart from it in dividing by the row
+sums, so that folding is a mean and norms stay what the layers behind it were trained on.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from eligo.ops.masked import masked_softmax
+from eligo.ops.ragged import kept_mask
+from eligo.ops.relaxed import straight_through
+
+
+def soft_assignment(
+    logits: Float[Tensor, "*batch kept candidates"],
+    centres: Int[Tensor, "*batch kept"],
+    mask: Bool[Tensor, "*batch candidates"] | None = None,
+    *,
+    hard: bool = False,
+) -> Float[Tensor, "*batch kept candidates"]:
+    """Each candidate's softmax over the centres: `A_ji = exp(l_ji) / sum_j' exp(l_j'i)`.
+
+    A centre belongs to itself alone. Centres of -1 and masked candidates get zeros. `hard=True`
+    gives a candidate wholly to its best centre (ties: the first), with the gradient of the soft
+    assignment. Multiply by per-candidate weights for the weighted form.
+
+    >>> soft_assignment(torch.zeros(2, 3), torch.tensor([0, 2]))
+    tensor([[1.0000, 0.5000, 0.0000],
+            [0.0000, 0.5000, 1.0000]])
+    """
+    num_candidates = logits.shape[-1]
+    real_centre = (centres >= 0).unsqueeze(-1)  # (*batch, kept, 1)
+    soft = masked_softmax(logits, real_centre, dim=-2)
+    if hard and logits.shape[-2] > 0:
+        filled = logits.detach().float().masked_fill(~real_centre, -torch.inf)
+        best = filled.argmax(dim=-2, keepdim=True)  # (*batch, 1, candidates)
+        winner = torch.zeros_like(real_centre & soft.bool()).scatter(-2, best, True)
+        soft = straight_through(winner & real_centre, soft)
+    candidates = torch.arange(num_candidates, device=logits.device)
+    own = centres.unsqueeze(-1) == candidates  # (*batch, kept, candidates)
+    is_centre = kept_mask(centres, num_candidates).unsqueeze(-2)
+    assignment = torch.where(is_centre, own.to(soft.dtype), soft)
+    return assignment if mask is None else assignment.masked_fill(~mask.unsqueeze(-2), 0.0)
+
+
+def fold(
+    values: Float[Tensor, "*batch candidates dim"],
+    assignment: Float[Tensor, "*batch kept candidates"],
+    mask: Bool[Tensor, "*batch candidates"] | None = None,
+) -> Float[Tensor, "*batch kept dim"]:
+    """Weighted means: `y_j = sum_i A_ji x_i / sum_i A_ji`; a row without weight gives zeros.
+
+    Accumulates in float32 and returns the dtype of `values`. With `mask`, what stands in masked
+    candidates is not read.
+
+    >>> fold(torch.tensor([[1.0], [3.0], [8.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
+    tensor([[2.]])
+    """
+    if mask is not None:
+        values = values.masked_fill(~mask.unsqueeze(-1), 0.0)
+    weights = _normalised(assignment.float(), dim=-1)
+    return (weights @ values.float()).to(values.dtype)
+
+
+def unfold(
+    values: Float[Tensor, "*batch kept dim"],
+    assignment: Float[Tensor, "*batch kept candidates"],
+) -> Float[Tensor, "*batch candidates dim"]:
+    """Copy kept values back: `x_i = sum_j A_ji y_j / sum_j A_ji`; zeros where i went nowhere.
+
+    Under a hard assignment every candidate gets exactly the value it was folded into.
+
+    >>> unfold(torch.tensor([[2.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
+    tensor([[2.],
+            [2.],
+            [0.]])
+    """
+    weights = _normalised(assignment.float(), dim=-2)
+    return (weights.transpose(-1, -2) @ values.float()).to(values.dtype)
+
+
+def _normalised(weights: Tensor, dim: int) -> Tensor:
+    total = weights.sum(dim, keepdim=True)
+    return weights / torch.where(total > 0, total, 1.0)

@@ -1,0 +1,441 @@
+"""Questions with answers, drawn for thousands of scenes at once.
+
+Six families. In each, the wanted answer is drawn first and then a question that has it, so that the
+question alone says next to nothing about the answer (the blind baseline of `eligo scenes stats`).
+Questions speak of askable objects only; every one carries the objects that decide it.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+from eligo.errors import InputError
+from eligo.scenes import draws, words
+from eligo.scenes.graph import UNIT, SceneGraph, is_held_out
+from eligo.scenes.phrases import (
+    WORD_ID,
+    check_askable,
+    compact,
+    matches,
+    naming,
+    phrase_words,
+    related,
+    relation_words,
+    to_text,
+)
+from eligo.scenes.words import COLOUR, SHAPE, SIZE, TEXTURE
+
+FAMILIES = ("lookup", "existence", "count", "comparison", "relation", "location")
+
+_YES_NO = ("yes", "no")
+_COUNTS = ("0", "1", "2", "3", "4")
+_QUARTERS = ("top left", "top right", "bottom left", "bottom right")
+_ORDINALS = ("first", "second", "third", "fourth")
+ANSWERS = (*_YES_NO, *_COUNTS, *_QUARTERS, *_ORDINALS, *(n for v in words.VALUES for n in v))
+ANSWER_ID = {answer: index for index, answer in enumerate(ANSWERS)}
+YES, NO = ANSWER_ID["yes"], ANSWER_ID["no"]
+
+
+class Kind(NamedTuple):
+    """A kind of question: its family, its wording, and the answers it can have."""
+
+    name: str
+    family: str
+    text: str
+    answers: tuple[str, ...]
+
+
+# In the texts A and B are phrases, As and Bs plural ones, R a relation.
+KINDS = (
+    Kind("size", "lookup", "what size is the A ?", words.SIZES),
+    Kind("colour", "lookup", "what colour is the A ?", words.COLOURS),
+    Kind("texture", "lookup", "what texture has the A ?", words.TEXTURES),
+    Kind("shape", "lookup", "what shape is the A ?", words.SHAPES),
+    Kind("existence", "existence", "is there any A ?", _YES_NO),
+    Kind("count", "count", "how many As are there ?", _COUNTS),
+    Kind("more", "comparison", "are there more As than Bs ?", _YES_NO),
+    Kind("same size", "comparison", "do the A and the B have the same size ?", _YES_NO),
+    Kind("same colour", "comparison", "do the A and the B have the same colour ?", _YES_NO),
+    Kind("same texture", "comparison", "do the A and the B have the same texture ?", _YES_NO),
+    Kind("larger", "comparison", "is the A larger than the B ?", _YES_NO),
+    Kind("smaller", "comparison", "is the A smaller than the B ?", _YES_NO),
+    Kind("relation", "relation", "is the A R the B ?", _YES_NO),
+    Kind("quarter", "location", "in which quarter is the A ?", _QUARTERS),
+    Kind("column", "location", "in which column is the A ?", _ORDINALS),
+    Kind("row", "location", "in which row is the A ?", _ORDINALS),
+)
+KIND_ID = {kind.name: index for index, kind in enumerate(KINDS)}
+FAMILY_OF = tuple(FAMILIES.index(kind.family) for kind in KINDS)
+CHANCE = tuple(1 / len(kind.answers) for kind in KINDS)
+
+# Which attributes a phrase may name when it must point at one object, and when it asks for any.
+_POINTING = ((SHAPE,), (COLOUR, SHAPE), (TEXTURE, SHAPE), (SIZE, SHAPE), (COLOUR,))
+_POINTING = (*_POINTING, (COLOUR, TEXTURE))
+_ASKING = ((COLOUR, SHAPE), (TEXTURE, SHAPE), (SIZE, SHAPE), (COLOUR, TEXTURE))
+# A wanted count is often not to be had in a scene; these weights make the counts that remain even
+# (found by iterating `eligo scenes stats` on the training split).
+_COUNT_WEIGHTS = (46, 56, 92, 160, 340)
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions on a batch of scenes; slots that found no question have answer -1."""
+
+    kind: Int64[Tensor, "scenes questions"]
+    first: Int64[Tensor, "scenes questions 4"]
+    second: Int64[Tensor, "scenes questions 4"]
+    relation: Int64[Tensor, "scenes questions"]
+    answer: Int64[Tensor, "scenes questions"]
+    """Index into ANSWERS, or -1."""
+    deciding: Bool[Tensor, "scenes questions slots"]
+    """The objects that one must see to answer."""
+    words: Int64[Tensor, "scenes questions length"]
+    """Word ids, -1 after the end."""
+
+    @property
+    def valid(self) -> Bool[Tensor, "scenes questions"]:
+        """Where there is a question."""
+        return self.answer >= 0
+
+    def text(self, scene: int, question: int) -> str:
+        """The question as one writes it."""
+        return to_text(self.words[scene, question].tolist())
+
+    def answer_text(self, scene: int, question: int) -> str:
+        """Its answer."""
+        return ANSWERS[int(self.answer[scene, question])]
+
+
+class _Draft(NamedTuple):
+    """One family's proposal for every (scene, question) place."""
+
+    found: Tensor
+    kind: Tensor
+    first: Tensor
+    second: Tensor
+    relation: Tensor
+    answer: Tensor
+    deciding: Tensor
+
+
+@cache
+def _table(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Bool[Tensor, "rows 4"]:
+    table = torch.zeros(len(rows), 4, dtype=torch.bool)
+    for index, attributes in enumerate(rows):
+        table[index, list(attributes)] = True
+    return table.to(device)
+
+
+@cache
+def _answer_starts(device: torch.device) -> Int64[Tensor, " kinds"]:
+    return torch.tensor([ANSWER_ID[kind.answers[0]] for kind in KINDS], device=device)
+
+
+class _Drawer:
+    """Draws drafts for one batch of scenes; holds what the families share."""
+
+    def __init__(self, graph: SceneGraph) -> None:
+        self.graph = graph
+        self.device = graph.device
+        self.slots = graph.config.max_objects  # nobody asks for what stands in later slots
+        self.attributes = graph.attributes[:, : self.slots]
+        self.askable = graph.askable[:, : self.slots]
+        types = _table(_POINTING, self.device)
+        equal = self.attributes[:, :, None] == self.attributes[:, None]  # (scenes, i, j, 4)
+        alike = (equal[:, :, :, None] | ~types).all(-1)  # (scenes, i, j, types)
+        alike = alike & self.askable[:, None, :, None]
+        self.unique = (alike.sum(2) == 1) & self.askable[..., None]  # (scenes, slots, types)
+        self.equal = equal & self.askable[:, :, None, None] & self.askable[:, None, :, None]
+        shape_counts = torch.nn.functional.one_hot(self.attributes[..., SHAPE], 8)
+        colour_counts = torch.nn.functional.one_hot(self.attributes[..., COLOUR], 8)
+        both = torch.stack([colour_counts, shape_counts], 1) * self.askable[:, None, :, None]
+        self.counts = both.sum(2)  # (scenes, colour|shape, 8)
+
+    def draft(self, found, kind, first, answer, deciding, second=None, relation=None) -> _Draft:
+        if not torch.is_tensor(kind):
+            kind = torch.full_like(answer, kind)
+        if second is None:
+            second = torch.full_like(first, -1)
+        if relation is None:
+            relation = torch.zeros_like(kind)
+        return _Draft(found, kind, first, second, relation, answer, deciding)
+
+    def phrase(self, slot: Tensor, type_: Tensor, table: Tensor) -> Tensor:
+        """The phrase that names the given attributes of one object."""
+        values = self.attributes.gather(1, slot[..., None].expand(-1, -1, 4))
+        return torch.where(table[type_], values, -1)
+
+    def pointing(self, key: Tensor, stream: str, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Per object, a random phrase type that points at it alone and does not tell the hidden
+        attribute (-1: none is hidden); and whether there is one. (scenes, questions, slots)"""
+        types = _table(_POINTING, self.device)
+        tells = (
+            torch.nn.functional.one_hot(hidden.clamp(min=0), 4).bool() & (hidden >= 0)[..., None]
+        )
+        allowed = ~(types & tells[..., None, :]).any(-1)  # (scenes, questions, types)
+        allowed = self.unique[:, None] & allowed[:, :, None]
+        keys = draws.subkeys(key, stream, self.slots)
+        return draws.choose(keys, "type", allowed)
+
+    def one(self, key: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A random object that can be pointed at: its slot, phrase, and whether there is one."""
+        type_, can = self.pointing(key, "one", hidden)
+        slot, found = draws.choose(key, "which", can)
+        type_ = type_.gather(-1, slot[..., None])[..., 0]
+        return slot, self.phrase(slot, type_, _table(_POINTING, self.device)), found
+
+    def two(self, key: Tensor, hidden: Tensor, allowed: Tensor) -> tuple[Tensor, ...]:
+        """A random allowed pair (scenes, questions, i, j) of objects that can be pointed at."""
+        type_, can = self.pointing(key, "two", hidden)
+        apart = ~torch.eye(self.slots, dtype=torch.bool, device=self.device)
+        pairs = allowed & can[..., :, None] & can[..., None, :] & apart
+        pair, found = draws.choose(key, "which", pairs.flatten(-2))
+        slots = pair // self.slots, pair % self.slots
+        table = _table(_POINTING, self.device)
+        phrases = [
+            self.phrase(slot, type_.gather(-1, slot[..., None])[..., 0], table) for slot in slots
+        ]
+        deciding = self.seen(slots[0]) | self.seen(slots[1])
+        return *phrases, found, deciding
+
+    def seen(self, slot: Tensor) -> Tensor:
+        """One slot as a mask over slots."""
+        return torch.nn.functional.one_hot(slot, self.slots).bool()
+
+    def matches(self, phrase: Tensor) -> Tensor:
+        """Which objects a phrase is true of. (scenes, questions, slots)"""
+        return matches(phrase, self.graph)[..., : self.slots]
+
+    def lookup(self, key: Tensor) -> _Draft:
+        asked = draws.integer(key, "asked", 4)
+        slot, phrase, found = self.one(key, asked)
+        value = self.attributes.gather(1, slot[..., None].expand(-1, -1, 4))
+        value = value.gather(-1, asked[..., None])[..., 0]
+        answer = _answer_starts(self.device)[asked] + value
+        return self.draft(found, asked, phrase, answer, self.seen(slot))
+
+    def existence(self, key: Tensor) -> _Draft:
+        yes = draws.integer(key, "wanted", 2) == 0
+        type_ = draws.integer(key, "type", len(_ASKING))
+        table = _table(_ASKING, self.device)
+        slot, found = draws.choose(key, "slot", self.askable[:, None].expand(*key.shape, -1))
+        present = self.phrase(slot, type_, table)
+        # For "no", mix attributes of two objects (both halves are in the image), or any values.
+        mixed = present
+        missing = torch.zeros_like(yes)
+        for attempt in range(4):
+            other, _ = draws.choose(
+                key, f"other {attempt}", self.askable[:, None].expand(*key.shape, -1)
+            )
+            candidate = self.phrase(other, type_, table)
+            last = SHAPE if attempt % 2 else COLOUR
+            swap = torch.arange(4, device=self.device) == last
+            swap = torch.where((candidate[..., last] >= 0)[..., None], swap, ~swap)
+            candidate = torch.where(swap, candidate, present)
+            if attempt == 3:
+                free = torch.stack(
+                    [draws.integer(key, f"free {i}", len(v)) for i, v in enumerate(words.VALUES)],
+                    -1,
+                )
+                candidate = torch.where(table[type_], free, -1)
+            good = ~self.matches(candidate).any(-1)
+            if self.graph.split != "test":
+                named = (candidate[..., COLOUR] >= 0) & (candidate[..., SHAPE] >= 0)
+                good &= ~(named & is_held_out(candidate[..., COLOUR], candidate[..., SHAPE]))
+            mixed = torch.where((good & ~missing)[..., None], candidate, mixed)
+            missing |= good
+        phrase = torch.where(yes[..., None], present, mixed)
+        # A "no" is decided by whatever shares a named attribute with the phrase.
+        near = (phrase[:, :, None] == self.attributes[:, None]).any(-1) & self.askable[:, None]
+        deciding = torch.where(yes[..., None], self.matches(phrase), near)
+        answer = torch.where(yes, YES, NO)
+        found = found & (yes | missing)
+        return self.draft(found, KIND_ID["existence"], phrase, answer, deciding)
+
+    def count(self, key: Tensor) -> _Draft:
+        by_shape = draws.integer(key, "by", 2)
+        wanted = draws.choose_weighted(key, "wanted", _COUNT_WEIGHTS)
+        counts = torch.where(by_shape[..., None] == 1, self.counts[:, 1:], self.counts[:, :1])
+        value, found = draws.choose(key, "value", counts == wanted[..., None])
+        phrase = self.single(value, by_shape)
+        answer = ANSWER_ID["0"] + wanted
+        deciding = self.matches(phrase)
+        return self.draft(found, KIND_ID["count"], phrase, answer, deciding)
+
+    def single(self, value: Tensor, by_shape: Tensor) -> Tensor:
+        """A phrase that names a colour or a shape only."""
+        axis = torch.arange(4, device=self.device)
+        named = torch.where(by_shape == 1, SHAPE, COLOUR)[..., None]
+        return torch.where(axis == named, value[..., None], -1)
+
+    def comparison(self, key: Tensor) -> _Draft:
+        sort = draws.integer(key, "sort", 3)
+        drafts = [self.more(key), self.same(key), self.larger(key)]
+        return _pick(drafts, sort)
+
+    def more(self, key: Tensor) -> _Draft:
+        yes = draws.integer(key, "wanted", 2) == 0
+        by_shape = draws.integer(key, "by", 2)
+        counts = torch.where(by_shape[..., None] == 1, self.counts[:, 1:], self.counts[:, :1])
+        left, right = counts[..., :, None], counts[..., None, :]
+        apart = ~torch.eye(8, dtype=torch.bool, device=self.device)
+        truth = torch.where(yes[..., None, None], left > right, left <= right)
+        both = truth & apart & (left > 0) & (right > 0)
+        loose = truth & apart & (left + right > 0)
+        pairs = torch.where(both.any((-1, -2), keepdim=True), both, loose)
+        pair, found = draws.choose(key, "pair", pairs.flatten(-2))
+        first, second = self.single(pair // 8, by_shape), self.single(pair % 8, by_shape)
+        deciding = self.matches(first) | self.matches(second)
+        answer = torch.where(yes, YES, NO)
+        return self.draft(found, KIND_ID["more"], first, answer, deciding, second)
+
+    def same(self, key: Tensor) -> _Draft:
+        yes = draws.integer(key, "wanted", 2) == 0
+        attribute = draws.integer(key, "attribute", 3)
+        equal = self.equal.movedim(-1, 1)[:, :3]  # (scenes, attributes, i, j)
+        index = attribute[..., None, None].expand(-1, -1, *equal.shape[-2:])
+        equal = equal.gather(1, index)
+        first, second, found, deciding = self.two(key, attribute, equal == yes[..., None, None])
+        kind = KIND_ID["same size"] + attribute
+        answer = torch.where(yes, YES, NO)
+        return self.draft(found, kind, first, answer, deciding, second)
+
+    def larger(self, key: Tensor) -> _Draft:
+        yes = draws.integer(key, "wanted", 2) == 0
+        smaller = draws.integer(key, "smaller", 2)
+        size = self.attributes[..., SIZE]
+        larger = (size[:, :, None] > size[:, None, :])[:, None]
+        first_larger = (yes == (smaller == 0))[..., None, None]
+        allowed = torch.where(first_larger, larger, larger.transpose(-1, -2))
+        hidden = torch.full_like(smaller, SIZE)
+        first, second, found, deciding = self.two(key, hidden, allowed)
+        answer = torch.where(yes, YES, NO)
+        return self.draft(found, KIND_ID["larger"] + smaller, first, answer, deciding, second)
+
+    def relation(self, key: Tensor) -> _Draft:
+        yes = draws.integer(key, "wanted", 2) == 0
+        relation = draws.integer(key, "relation", len(words.RELATIONS))
+        holds = related(self.graph)[..., : self.slots, : self.slots]
+        true = torch.where(yes, relation, relation ^ 1)  # for "no", the opposite relation holds
+        allowed = holds.gather(1, true[..., None, None].expand(-1, -1, *holds.shape[-2:]))
+        hidden = torch.full_like(relation, -1)
+        first, second, found, deciding = self.two(key, hidden, allowed)
+        answer = torch.where(yes, YES, NO)
+        kind = KIND_ID["relation"]
+        return self.draft(found, kind, first, answer, deciding, second, relation)
+
+    def location(self, key: Tensor) -> _Draft:
+        sort = draws.integer(key, "sort", 3)
+        slot, phrase, found = self.one(key, torch.full_like(sort, -1))
+        x, y = self.graph.x.gather(1, slot), self.graph.y.gather(1, slot)
+        quarter = (y * 2 // UNIT) * 2 + x * 2 // UNIT
+        value = torch.where(sort == 0, quarter, torch.where(sort == 1, x, y) * 4 // UNIT)
+        kind = KIND_ID["quarter"] + sort
+        answer = _answer_starts(self.device)[kind] + value
+        return self.draft(found, kind, phrase, answer, self.seen(slot))
+
+
+def _pick(drafts: list[_Draft], index: Tensor) -> _Draft:
+    """Per place, the draft with the given index."""
+    result = drafts[0]
+    for number, draft in enumerate(drafts[1:], start=1):
+        chosen = index == number
+        result = _Draft(
+            *(
+                torch.where(chosen.view(chosen.shape + (1,) * (new.ndim - 2)), new, old)
+                for new, old in zip(draft, result, strict=True)
+            )
+        )
+    return result
+
+
+def draw_questions(
+    graph: SceneGraph,
+    count: int,
+    families: tuple[str, ...] = FAMILIES,
+    *,
+    weights: tuple[int, ...] | None = None,
+    names: Int64[Tensor, "*tables 4 8"] | None = None,
+) -> Questions:
+    """`count` questions on every scene, from the given families (evenly, or by integer weights).
+
+    >>> from eligo.scenes import SceneConfig, draw_scenes
+    >>> asked = draw_questions(draw_scenes(SceneConfig(), "train", range(1)), 2, ("count",))
+    >>> asked.text(0, 0).startswith("how many")
+    True
+    """
+    unknown = [family for family in families if family not in FAMILIES]
+    if unknown or not families:
+        raise InputError(f"question families are {', '.join(FAMILIES)}; got {families}")
+    if weights is not None and len(weights) != len(families):
+        raise InputError(f"{len(families)} families need as many weights, got {weights}")
+    check_askable(graph, "questions")
+    drawer = _Drawer(graph)
+    keys = draws.subkeys(graph.keys, "question", count)
+    family = draws.choose_weighted(keys, "family", weights or (1,) * len(families))
+    result: _Draft | None = None
+    for attempt in range(_TRIES):
+        key = draws.subkeys(keys, "attempt", _TRIES)[..., attempt].contiguous()
+        draft = _pick([getattr(drawer, name)(key) for name in families], family)
+        result = draft if result is None else _pick([draft, result], result.found.long())
+    assert result is not None
+    answer = torch.where(result.found, result.answer, -1)
+    others = graph.exists.shape[1] - drawer.slots
+    deciding = torch.nn.functional.pad(result.deciding, (0, others))
+    no_words = torch.empty_like(deciding[..., :0], dtype=torch.int64)
+    questions = Questions(
+        result.kind, result.first, result.second, result.relation, answer, deciding, no_words
+    )
+    return replace(questions, words=question_words(questions, names))
+
+
+_LENGTH = 20
+
+
+@cache
+def _templates(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Per kind: word ids, or -2 - slot for what the question fills in; and whether it is plural."""
+    table = torch.full((len(KINDS), _LENGTH), -1)
+    plural = torch.zeros(len(KINDS), dtype=torch.bool)
+    for row, kind in enumerate(KINDS):
+        ids: list[int] = []
+        for word in kind.text.split():
+            if word in ("A", "B", "As", "Bs"):
+                start = 4 * "AB".index(word[0])
+                ids += [-2 - slot for slot in range(start, start + 4)]
+                plural[row] |= word.endswith("s")
+            elif word == "R":
+                ids += [-2 - 8, -2 - 9]
+            else:
+                ids.append(WORD_ID[word])
+        table[row, : len(ids)] = torch.tensor(ids)
+    return table.to(device), plural.to(device)
+
+
+def question_words(
+    questions: Questions, names: Int64[Tensor, "*tables 4 8"] | None = None
+) -> Int64[Tensor, "scenes questions length"]:
+    """Word ids of the questions; `names` gives attribute values other words (a lexicon)."""
+    device = questions.kind.device
+    table, plural = _templates(device)
+    many = plural[questions.kind][..., None]
+    filled = []
+    if names is None:
+        names = naming(device)
+    plurals = torch.where(names == naming(device), naming(device, plural=True), names)
+    for phrase in (questions.first, questions.second):
+        one = phrase_words(phrase, names, WORD_ID["thing"])
+        more = phrase_words(phrase, plurals, WORD_ID["things"])
+        filled.append(torch.where(many, more, one))
+    filled.append(relation_words(device)[questions.relation])
+    slots = torch.cat(filled, -1)  # (scenes, questions, 10)
+    ids = table[questions.kind]
+    chosen = slots.gather(-1, (-2 - ids).clamp(min=0))
+    ids = torch.where(ids <= -2, chosen, ids)
+    ids = torch.where((questions.answer >= 0)[..., None], ids, -1)
+    return compact(ids)

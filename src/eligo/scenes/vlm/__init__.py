@@ -1,0 +1,1 @@
+"""A small vision-language model that lives in the embedded world."""

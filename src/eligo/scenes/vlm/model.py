@@ -1,0 +1,176 @@
+"""The tiny LLaVA: the classes of LLaVA-1.5 in `transformers`, a few million parameters.
+
+336 px, patch 14, 576 vision tokens from the last layer but one of a CLIP tower with [CLS], a linear
+projector pair, a Llama decoder: whatever is done to it is done through the code path of a real
+LLaVA. Departs from LLaVA-1.5 in size, and in a word-level tokenizer of the scenes' vocabulary.
+"""
+
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from pydantic import Field
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
+
+from eligo.config import Config
+from eligo.errors import InputError
+from eligo.scenes.phrases import VOCABULARY
+
+PROMPT = "USER: <image> {question} ASSISTANT:"
+"""How a question is asked, as in LLaVA-1.5; `processor.apply_chat_template` writes the same."""
+SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<image>", "USER:", "ASSISTANT:")
+PAD, BOS, EOS, UNK, IMAGE, USER, ASSISTANT = range(len(SPECIAL))
+FIRST_WORD = len(SPECIAL)
+"""Token id of word 0 of the vocabulary; word ids are shifted by it."""
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image> "
+    "{% else %}{{ part['text'] }} {% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+
+
+class VlmConfig(Config):
+    """Size of the model."""
+
+    image_size: int = 336
+    """Pixels a side; must be a multiple of 14."""
+    patch_size: int = 14
+    """Pixels a side of a patch."""
+    vision_layers: int = Field(6, ge=2)
+    """Layers of the vision tower; its last but one feeds the language model."""
+    vision_width: int = 192
+    """Width of the vision tower."""
+    layers: int = Field(12, ge=1)
+    """Layers of the language model."""
+    width: int = 192
+    """Width of the language model."""
+    hidden: int = 640
+    """Width of the feed-forward layers of the language model."""
+    heads: int = 6
+    """Attention heads, of both."""
+
+    @property
+    def grid(self) -> int:
+        """Patches a side."""
+        return self.image_size // self.patch_size
+
+
+def build_processor(config: VlmConfig) -> LlavaProcessor:
+    """A stock LLaVA processor whose words are the scenes' vocabulary."""
+    vocabulary = {word: index for index, word in enumerate((*SPECIAL, *VOCABULARY))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", BOS)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=list(SPECIAL[IMAGE:]),
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+    size = config.image_size
+    return LlavaProcessor(
+        CLIPImageProcessorPil(
+            size={"shortest_edge": size}, crop_size={"height": size, "width": size}
+        ),
+        fast,
+        patch_size=config.patch_size,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        image_token="<image>",
+        chat_template=_CHAT_TEMPLATE,
+    )
+
+
+def build_vlm(config: VlmConfig) -> LlavaForConditionalGeneration:
+    """The model with random weights."""
+    vision = CLIPVisionConfig(
+        image_size=config.image_size,
+        patch_size=config.patch_size,
+        hidden_size=config.vision_width,
+        intermediate_size=4 * config.vision_width,
+        num_hidden_layers=config.vision_layers,
+        num_attention_heads=config.heads,
+        projection_dim=config.vision_width,
+    )
+    text = LlamaConfig(
+        vocab_size=len(SPECIAL) + len(VOCABULARY),
+        hidden_size=config.width,
+        intermediate_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+    )
+    model = LlavaForConditionalGeneration(
+        LlavaConfig(
+            vision_config=vision,
+            text_config=text,
+            image_token_index=IMAGE,
+            image_token_id=IMAGE,
+            image_seq_length=config.grid**2,
+            vision_feature_layer=-2,
+            vision_feature_select_strategy="default",
+            tie_word_embeddings=False,
+        )
+    )
+    model.generation_config.pad_token_id = PAD
+    model.generation_config.bos_token_id = BOS
+    model.generation_config.eos_token_id = EOS
+    return model
+
+
+def load_vlm(
+    folder: str | Path | None = None, *, device: str | torch.device = "cpu"
+) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
+    """The shipped tiny LLaVA (or another one from a folder), in float32, with its processor.
+
+    >>> model, processor = load_vlm()  # doctest: +SKIP
+    >>> inputs = processor(images=image, text=PROMPT.format(question="is there any red ball?"),
+    ...                    return_tensors="pt")  # doctest: +SKIP
+    >>> model.generate(**inputs, max_new_tokens=4)  # doctest: +SKIP
+    """
+    path = Path(str(files("eligo.scenes") / "models" / "vlm")) if folder is None else Path(folder)
+    if not (path / "config.json").is_file():
+        raise InputError(
+            f"no model in {path}: expected a folder with config.json and weights; "
+            "`eligo scenes train-vlm` makes one"
+        )
+    model = LlavaForConditionalGeneration.from_pretrained(
+        path, dtype=torch.float32, local_files_only=True
+    )
+    processor = LlavaProcessor.from_pretrained(path, local_files_only=True)
+    return model.to(device).eval(), processor
+
+
+def save_vlm(
+    model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: str | Path
+) -> None:
+    """Write a folder that `load_vlm` and stock `from_pretrained` read: half precision, 10 MB shards."""
+    weights = {
+        name: tensor.half() if tensor.is_floating_point() else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    model.save_pretrained(folder, state_dict=weights, max_shard_size="10MB")
+    processor.save_pretrained(folder)

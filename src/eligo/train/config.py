@@ -1,0 +1,113 @@
+"""Configs of the training loop: run, optimisers, schedules, annealed scalars. Imports no torch."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from eligo.config import Config
+
+
+class ScheduleConfig(Config):
+    """How a learning rate runs over the steps of a training; see `schedule.lr_factor`."""
+
+    kind: Literal["constant", "linear", "cosine", "poly", "milestones", "legacy_poly"] = "cosine"
+    """Shape after the warm-up; legacy_poly is DFormer's, which jumps at the end of the warm-up."""
+    warmup: float = Field(default=0.0, ge=0)
+    """Linear warm-up: a fraction of all steps if below 1, else a number of steps."""
+    final_ratio: float = Field(default=0.0, ge=0, le=1)
+    """What is left of the learning rate at the end (linear, cosine)."""
+    power: float = Field(default=0.9, gt=0)
+    """Exponent of the polynomial decay."""
+    milestones: tuple[float, ...] = ()
+    """Fractions of all steps at which the learning rate is multiplied by gamma."""
+    gamma: float = Field(default=0.3, gt=0, le=1)
+    """Factor of each milestone."""
+
+    @model_validator(mode="after")
+    def _milestones_are_fractions(self) -> "ScheduleConfig":
+        if (self.kind == "milestones") != bool(self.milestones):
+            raise ValueError("kind: milestones and a list of milestones go together")
+        if any(not 0 < milestone < 1 for milestone in self.milestones):
+            raise ValueError(f"milestones are fractions of all steps, got {self.milestones}")
+        return self
+
+
+class OptimizerConfig(Config):
+    """One AdamW optimiser with its own schedule."""
+
+    lr: float = Field(default=1e-4, ge=0)
+    """Peak learning rate."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay; biases, norms and what modules declare get none."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the two moments."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate over time."""
+
+
+class AnnealConfig(Config):
+    """A scalar that falls (or rises) linearly, then stays: a temperature, say."""
+
+    start: float = 1.0
+    """Value at the first step."""
+    end: float = 0.1
+    """Value from anneal_fraction on."""
+    anneal_fraction: float = Field(default=0.5, ge=0, le=1)
+    """Part of the training over which the value moves."""
+
+    def at(self, fraction: float) -> float:
+        """T = start - (p/a)(start - end) for p < a, else end."""
+        if fraction >= self.anneal_fraction:
+            return self.end
+        return self.start - fraction / self.anneal_fraction * (self.start - self.end)
+
+
+class TrainConfig(Config):
+    """One run of the loop. The optimisers belong to the family's own config."""
+
+    name: str = "run"
+    """Name of the run: its folder is out/name."""
+    out: Path = Path("runs")
+    """Folder of all runs."""
+    seed: int = 0
+    """Seed of everything random in the run."""
+    total_steps: int = Field(default=1000, ge=1)
+    """Optimiser steps of the whole run."""
+    batch_size: int = Field(default=32, ge=1)
+    """Examples in one step, over all processes and accumulated parts."""
+    gradient_accumulation: int = Field(default=1, ge=1)
+    """Parts into which each process splits its share of a batch, to save memory."""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Autocast type of the step; no: float32."""
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    """Largest gradient norm of each optimiser's parameters; none: no clipping."""
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    """Evaluate and publish an exponential average of the weights with this decay."""
+    max_nonfinite: int = Field(default=10, ge=1)
+    """Stop after so many non-finite steps in a row; single ones are skipped and counted."""
+    log_every: int = Field(default=20, ge=1)
+    """Steps between two lines of metrics."""
+    evaluate_every: int = Field(default=200, ge=1)
+    """Steps between two evaluations on the validation split."""
+    checkpoint_every: int = Field(default=200, ge=1)
+    """Steps between two checkpoints; a new best and the end are saved as well."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Checkpoints kept besides the best one."""
+    monitor: str = "loss"
+    """Validation metric that chooses the best checkpoint."""
+    mode: Literal["min", "max"] = "min"
+    """Whether the monitored metric should fall or rise."""
+    patience: int | None = Field(default=None, ge=1)
+    """Stop after so many evaluations without a new best; none: never."""
+    max_minutes: float | None = Field(default=None, gt=0)
+    """Stop cleanly, with a checkpoint, after so many minutes (looked at every log_every steps)."""
+    init_from: Path | None = None
+    """Folder of weights (any float type) to start from, with fresh optimisers and warm-up."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.out / self.name

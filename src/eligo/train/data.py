@@ -1,0 +1,90 @@
+"""Batches whose order is a pure function of (seed, step): any step can be the first."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from eligo.errors import ConfigError, InputError
+from eligo.train.rng import mix, seed_everything
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """A map-style dataset: a list, or anything with a length and an index."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def epoch_batches(
+    dataset: Examples,
+    batch_size: int,
+    seed: int,
+    start_step: int,
+    rank: int,
+    world_size: int,
+    *,
+    num_workers: int = 0,
+    collate: Callable[[list[Any]], Any] = default_collate,
+    pin_memory: bool = False,
+) -> Iterator[Any]:
+    """Endless shuffled epochs over a map-style dataset: part `rank` of each batch of `batch_size`.
+
+    All parts together are the same batch whatever `world_size` is. Every epoch has its own
+    permutation; the rest that fills no batch is left out of that epoch. Before an example is
+    fetched, Python, NumPy and torch are seeded from its place in the run, so augmentations
+    repeat too, in any number of workers (each part has `num_workers` of its own).
+    """
+    if len(dataset) < batch_size:
+        raise InputError(f"a batch of {batch_size} cannot be drawn from {len(dataset)} examples")
+    if batch_size % world_size:
+        raise ConfigError(f"batch size {batch_size} is not a multiple of {world_size} parts")
+    loader = DataLoader(
+        _Seeded(dataset, seed),  # pyright: ignore[reportArgumentType]
+        batch_sampler=_Places(len(dataset), batch_size, seed, start_step, rank, world_size),
+        num_workers=num_workers,
+        collate_fn=collate,
+        pin_memory=pin_memory,
+        # The loader would otherwise draw a seed from the global generator.
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return iter(loader)
+
+
+class _Places:
+    """Endless batches of (place in the run, index in the dataset)."""
+
+    def __init__(
+        self, length: int, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
+    ) -> None:
+        self.length, self.batch_size, self.seed = length, batch_size, seed
+        self.start_step, self.rank, self.world_size = start_step, rank, world_size
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        per_epoch = self.length // self.batch_size
+        share = self.batch_size // self.world_size
+        step, epoch, order = self.start_step, -1, np.empty(0, dtype=np.int64)
+        while True:
+            if step // per_epoch != epoch:
+                epoch = step // per_epoch
+                order = np.random.default_rng(mix(self.seed, epoch)).permutation(self.length)
+            first = step % per_epoch * self.batch_size + self.rank * share
+            places = step * self.batch_size + self.rank * share
+            yield [(places + i, int(order[first + i])) for i in range(share)]
+            step += 1
+
+
+class _Seeded:
+    def __init__(self, dataset: Examples, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __getitem__(self, place_and_index: tuple[int, int]) -> Any:
+        place, index = place_and_index
+        seed_everything(self.seed, place)
+        return self.dataset[index]
+
+    def __len__(self) -> int:
+        return len(self.dataset)

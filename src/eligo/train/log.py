@@ -1,0 +1,98 @@
+"""Metrics: averaged on the device between two log lines, then to JSONL and TensorBoard."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from eligo.train.processes import Processes
+
+logger = logging.getLogger("eligo.train")
+
+
+class Meter:
+    """Weighted means of named scalars; the device is read only by `means`."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.sums: dict[tuple[str, ...], Float[Tensor, "2 names"]] = {}
+
+    @torch.no_grad()
+    def add(self, values: Mapping[str, Tensor | float], weight: Tensor | float = 1.0) -> None:
+        """Add one observation of each value; those that are not finite are left out."""
+        device = self.processes.device
+        stacked = torch.stack(
+            [
+                value.detach().float() if isinstance(value, Tensor) else _full(value, device)
+                for value in values.values()
+            ]
+        )
+        finite = stacked.isfinite()
+        weights = finite.float() * weight
+        added = torch.stack([torch.where(finite, stacked, 0.0) * weights, weights])
+        names = tuple(values)
+        self.sums[names] = self.sums[names] + added if names in self.sums else added
+
+    def means(self) -> dict[str, float]:
+        """Means over all processes since the last call; NaN where nothing finite was seen."""
+        found: dict[str, float] = {}
+        for names, sums in self.sums.items():
+            self.processes.sum_(sums)
+            found |= dict(zip(names, (sums[0] / sums[1]).tolist(), strict=True))
+        self.sums.clear()
+        return found
+
+    def state(self) -> list[list]:
+        """What a checkpoint keeps. All processes call it: the first one takes over the sums."""
+        for sums in self.sums.values():
+            self.processes.sum_(sums)
+            if not self.processes.is_main:
+                sums.zero_()
+        return [[list(names), sums.tolist()] for names, sums in self.sums.items()]
+
+    def load(self, state: list[list]) -> None:
+        """Take back what `state` gave."""
+        for names, sums in state:
+            loaded = torch.tensor(sums, device=self.processes.device)
+            share = 1.0 if self.processes.is_main else 0.0
+            self.sums[tuple(names)] = loaded * share
+
+
+class MetricLog:
+    """Writes `metrics.jsonl` and, where tensorboard is installed, `tensorboard/`."""
+
+    def __init__(self, folder: Path, start_step: int) -> None:
+        self.file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            logger.info("tensorboard is not installed (extra: tensorboard); metrics.jsonl only")
+            self.board = None
+        else:
+            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
+
+    def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        """One line for one step of `train` or `validation`."""
+        line = {"step": step, "split": split}
+        line |= {key: value if math.isfinite(value) else None for key, value in values.items()}
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+        if self.board is not None:
+            for key, value in values.items():
+                self.board.add_scalar(f"{split}/{key}", value, step)
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+
+def _full(value: float, device: torch.device) -> Tensor:
+    # Not torch.tensor: that copies from the host, this is a launch.
+    return torch.full((), float(value), device=device)

@@ -1,0 +1,46 @@
+"""The processes of a run, as `accelerate launch` (or nobody) started them.
+
+Only accelerate's `PartialState` is used: it finds devices and process group on any machine. The
+precision is the config's, and modules stay unwrapped (see `update`), so an `Accelerator` would
+have nothing left to do.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
+
+
+class Processes:
+    """This process among its peers; every method is free when there is only one."""
+
+    def __init__(self) -> None:
+        self.state = PartialState()
+        self.count: int = self.state.num_processes
+        self.index: int = self.state.process_index
+        self.is_main: bool = self.state.is_main_process
+        device = self.state.device
+        self.device: torch.device = torch.device("cpu") if device is None else device
+
+    def wait(self) -> None:
+        """Return when all have come here."""
+        self.state.wait_for_everyone()
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sum over the processes, in place."""
+        if self.count > 1:
+            torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def share_(self, tensor: Tensor) -> Tensor:
+        """The first process's tensor, in place."""
+        if self.count > 1:
+            torch.distributed.broadcast(tensor.detach(), 0)
+        return tensor
+
+    def of_first(self, value: Any) -> Any:
+        """The first process's value, so that all decide alike."""
+        return broadcast_object_list([value])[0] if self.count > 1 else value

@@ -1,0 +1,76 @@
+"""A progress bar with an ETA on a terminal, plain lines (at most one in ten seconds) elsewhere."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class ProgressBar:
+    """Shows how far a long piece of work is; writes to standard error."""
+
+    def __init__(self, label: str, total: int, start: int = 0, *, visible: bool = True) -> None:
+        self.label, self.total, self.start, self.visible = label, total, start, visible
+        self.console = Console(stderr=True)
+        self.bar: Progress | None = None
+        if visible and self.console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TaskProgressColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=self.console,
+            )
+            self.row = self.bar.add_task(label, total=total, completed=start, note="")
+        self.began = self.last_line = time.monotonic()
+
+    def __enter__(self) -> "ProgressBar":
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def update(self, done: int, note: str = "") -> None:
+        """`done` of all are done; `note` is shown beside."""
+        if self.bar is not None:
+            self.bar.update(self.row, completed=done, note=note)
+            return
+        now = time.monotonic()
+        if not self.visible or (
+            done < self.total and now - self.last_line < _SECONDS_BETWEEN_LINES
+        ):
+            return
+        self.last_line = now
+        left = (now - self.began) / max(1, done - self.start) * (self.total - done)
+        self.console.out(
+            f"{self.label} {done}/{self.total}, {clock(left)} left  {note}".rstrip(),
+            highlight=False,
+        )
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

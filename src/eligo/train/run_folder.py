@@ -1,0 +1,134 @@
+"""The folder of a run: config, metrics, checkpoints, and the links `best` and `last`.
+
+A checkpoint holds `<module>.safetensors` (what to use: the averaged weights where an average is
+kept) and `config.yaml`; its `state/` holds what only resuming needs. It is written under another
+name and renamed, so that a folder called `step_...` is always whole.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from eligo._yaml import dump_yaml, read_yaml
+from eligo.config import Config
+from eligo.errors import ConfigError, InputError
+from eligo.train.config import TrainConfig
+
+_MAY_CHANGE = {
+    f"train.{key}"
+    for key in ("name", "out", "max_minutes", "keep_checkpoints", "checkpoint_every", "init_from")
+}
+
+
+class RunFolder:
+    """Paths and file operations of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+
+    def check(self, config: dict[str, Any], resume: bool) -> None:
+        """Refuse to write over another run, or to continue a run under another config."""
+        saved = self.path / "config.yaml"
+        if not saved.exists() and not self.steps():
+            return
+        if not resume:
+            raise InputError(
+                f"{self.path} already holds a run; continue it with --resume, "
+                "choose another --train.name, or remove the folder"
+            )
+        refuse_changes(saved, config, _MAY_CHANGE)
+
+    def prepare(self, config: dict[str, Any], step: int, best: int | None) -> None:
+        """Write the config, clear half-written checkpoints, drop metrics after `step`."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        for leftover in self.checkpoints.glob(".*"):
+            shutil.rmtree(leftover)
+        write_text(self.path / "config.yaml", dump_yaml(config))
+        if self.steps():
+            self.link_all(best)
+        if self.metrics.exists():
+            # The last line may be torn: a line counts only with its newline.
+            lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
+            kept = [
+                line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step
+            ]
+            write_text(self.metrics, "".join(kept))
+
+    def steps(self) -> list[int]:
+        """Steps of the whole checkpoints, ascending."""
+        return sorted(int(path.name[5:]) for path in self.checkpoints.glob("step_*"))
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the checkpoint after `step` steps."""
+        return self.checkpoints / f"step_{step:06d}"
+
+    @contextmanager
+    def writing(self, step: int) -> Iterator[Path]:
+        """A folder that becomes the checkpoint of `step` when the block ends well."""
+        temporary = self.checkpoints / f".step_{step:06d}"
+        temporary.mkdir()
+        yield temporary
+        temporary.rename(self.checkpoint(step))
+
+    def link_all(self, best: int | None) -> None:
+        """Point `last` at the newest checkpoint and `best` at the best, atomically."""
+        newest = self.steps()[-1]
+        for name, step in (("last", newest), ("best", best)):
+            if step is not None:
+                temporary = self.path / f".{name}"
+                temporary.unlink(missing_ok=True)
+                temporary.symlink_to(self.checkpoint(step).relative_to(self.path))
+                temporary.replace(self.path / name)
+
+    def drop_old(self, keep: int, best: int | None) -> None:
+        """Remove all checkpoints but the newest `keep` and the best."""
+        for step in self.steps()[:-keep]:
+            if step != best:
+                # Renamed first: a half-removed checkpoint must not look whole.
+                doomed = self.checkpoints / f".old_{step:06d}"
+                self.checkpoint(step).rename(doomed)
+                shutil.rmtree(doomed)
+
+
+def run_record(config: Config | None, train: TrainConfig) -> dict[str, Any]:
+    """What config.yaml holds: the run's whole config, or its training part if that is all."""
+    whole = config.model_dump(mode="json") if config else {}
+    return whole | {"train": train.model_dump(mode="json")}
+
+
+def refuse_changes(saved: Path, config: dict[str, Any], may_change: set[str]) -> None:
+    """Refuse to go on under another config than the saved one; say what differs."""
+    old, new = _flat(read_yaml(saved)[0]), _flat(config)
+    differing = [
+        f"{key}: {old.get(key)} there, {new.get(key)} now"
+        for key in sorted(old.keys() | new.keys())
+        if key not in may_change and old.get(key) != new.get(key)
+    ]
+    if differing:
+        raise ConfigError(
+            f"cannot continue in {saved.parent} with another config; undo this, or choose another "
+            "--train.name:\n  " + "\n  ".join(differing)
+        )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(path)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

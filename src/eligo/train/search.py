@@ -1,0 +1,277 @@
+"""Hyper-parameter search: Optuna proposes, the same loop as ever trains, weak trials end early.
+
+The search folder `<out>/<name>_search` holds the study (SQLite), one run folder per trial and
+`best.yaml`. Any number of processes may work on it, at once or one after the other: starting the
+search again continues it. A worker holds a file lock for each trial it runs, and the kernel lets
+go of it however the worker ends; a trial that is marked as running but not locked was killed, and
+is queued again with the same values, to resume from its checkpoints. That needs no heartbeat and
+no grace period.
+"""
+
+import fcntl
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import Field
+
+from eligo._yaml import dump_yaml
+from eligo.config import Config, save_config
+from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError
+from eligo.train.config import TrainConfig
+from eligo.train.rng import mix
+from eligo.train.run_folder import refuse_changes, write_text
+
+if TYPE_CHECKING:
+    import optuna
+
+logger = logging.getLogger("eligo.train")
+
+_POLL_SECONDS = 0.5
+
+
+class RangeConfig(Config):
+    """A range of numbers; of whole numbers if both ends are."""
+
+    low: int | float
+    """Smallest value."""
+    high: int | float
+    """Largest value."""
+    log: bool = False
+    """Sample the logarithm evenly."""
+
+
+class SearchConfig(Config):
+    """What `search:` in a run's YAML says."""
+
+    trials: int = Field(default=20, ge=1)
+    """Trials in all, over all workers and restarts."""
+    space: dict[str, RangeConfig | list[Any]] = Field(min_length=1)
+    """Dotted config keys, each with a range or a list of choices."""
+    reduction: int = Field(default=3, ge=2)
+    """Successive halving: one in so many trials goes on at evaluation 1, reduction, reduction^2."""
+    seed: int = 0
+    """Seed of the proposals."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Where a search stands."""
+
+    folder: Path
+    num_trials: int
+    """Trials completed or pruned."""
+    best_value: float | None
+    best_values: dict[str, Any]
+    """Dotted config keys and their best values."""
+    best_config: Path | None
+    """The whole config as YAML, ready to train."""
+
+
+def run_search(config: Config, search: SearchConfig) -> SearchResult:
+    """Work on the search until all its trials are done, alone or beside other workers.
+
+    `config` is the run's whole config: it has `train: TrainConfig` and `build() -> Task`.
+    """
+    worker = _Worker(config, search)
+    while (number := worker.take()) is not None:
+        worker.run(number)
+    return worker.result()
+
+
+class _Worker:
+    def __init__(self, config: Config, search: SearchConfig) -> None:
+        self.optuna = _import_optuna()
+        self.config, self.search = config, search
+        self.train = _train_of(config)
+        self.folder = self.train.out / f"{self.train.name}_search"
+        _check_space(config, search)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            self._check_same()
+            self.study = self.optuna.create_study(
+                storage=self.optuna.storages.RDBStorage(
+                    f"sqlite:///{self.folder / 'study.db'}",
+                    engine_kwargs={"connect_args": {"timeout": 60}},
+                ),
+                study_name="search",
+                direction="maximize" if self.train.mode == "max" else "minimize",
+                pruner=self.optuna.pruners.SuccessiveHalvingPruner(
+                    min_resource=1, reduction_factor=search.reduction
+                ),
+                load_if_exists=True,
+            )
+
+    def take(self) -> "optuna.Trial | None":
+        """The next trial, its values chosen and its lock held; None when all are done."""
+        while True:
+            with self._locked():
+                unfinished = self._requeue_killed()
+                trials = self.study.get_trials(deepcopy=False)
+                waiting = [t for t in trials if t.state == self._state.WAITING]
+                done = [t for t in trials if t.state in (self._state.COMPLETE, self._state.PRUNED)]
+                if waiting or len(done) + unfinished < self.search.trials:
+                    # A sampler of its own for each trial: workers must not propose the same.
+                    self.study.sampler = self.optuna.samplers.TPESampler(
+                        seed=mix(self.search.seed, len(trials)) % 2**32
+                    )
+                    trial = self.study.ask()
+                    for key, choices in self.search.space.items():
+                        _suggest(trial, key, choices)
+                    self.lock = _lock(self._lock_path(trial.number), wait=True)
+                    return trial
+            if not unfinished:
+                return None
+            time.sleep(_POLL_SECONDS)  # others are at work; they may yet be killed
+
+    def run(self, trial: "optuna.Trial") -> None:
+        """Train one trial and tell the study."""
+        from eligo.train.loop import fit
+
+        first = trial.user_attrs.get("continues", trial.number)
+        train = {"out": self.folder, "name": f"trial_{first:04d}", "keep_checkpoints": 1}
+        config = self.config.replace(
+            dict(trial.params) | {f"train.{key}": value for key, value in train.items()}
+        )
+
+        def on_evaluate(step: int, metrics: Mapping[str, float]) -> bool:
+            evaluation = math.ceil(step / _train_of(config).evaluate_every)
+            trial.report(metrics[self.train.monitor], evaluation)
+            return trial.should_prune()
+
+        value = None
+        state = self._state.PRUNED
+        try:
+            result = fit(
+                cast(Any, config).build(), _train_of(config), resume=True, on_evaluate=on_evaluate
+            )
+        except InputError:
+            raise
+        except EligoError as error:
+            # It diverged: a bad proposal, not a broken search.
+            logger.warning("trial %d failed: %s", trial.number, error)
+        else:
+            if result.ended != "stopped" and result.best:
+                value, state = result.best[self.train.monitor], self._state.COMPLETE
+        with self._locked():
+            self.study.tell(trial, value, state=state)
+            self.lock.close()
+            self._write_best()
+
+    def result(self) -> SearchResult:
+        """The best so far."""
+        done = (self._state.COMPLETE, self._state.PRUNED)
+        best = self._best()
+        return SearchResult(
+            folder=self.folder,
+            num_trials=len(self.study.get_trials(deepcopy=False, states=done)),
+            best_value=best.value if best else None,
+            best_values=dict(best.params) if best else {},
+            best_config=self.folder / "best.yaml" if best else None,
+        )
+
+    @property
+    def _state(self) -> "type[optuna.trial.TrialState]":
+        return self.optuna.trial.TrialState
+
+    def _best(self) -> "optuna.trial.FrozenTrial | None":
+        complete = self.study.get_trials(deepcopy=False, states=(self._state.COMPLETE,))
+        return self.study.best_trial if complete else None
+
+    def _write_best(self) -> None:
+        best = self._best()
+        if best is not None:
+            save_config(self.config.replace(best.params), self.folder / "best.yaml")
+
+    def _requeue_killed(self) -> int:
+        """Queue trials of killed workers again; returns how many are really running."""
+        alive = 0
+        for trial in self.study.get_trials(deepcopy=False, states=(self._state.RUNNING,)):
+            try:
+                _lock(self._lock_path(trial.number), wait=False).close()
+            except BlockingIOError:
+                alive += 1
+                continue
+            logger.info("trial %d was killed; it is queued again", trial.number)
+            self.study.tell(trial.number, state=self._state.FAIL)
+            first = trial.user_attrs.get("continues", trial.number)
+            self.study.enqueue_trial(trial.params, user_attrs={"continues": first})
+        return alive
+
+    def _check_same(self) -> None:
+        record = {
+            "search": self.search.model_dump(mode="json"),
+            "config": self.config.model_dump(mode="json"),
+        }
+        saved = self.folder / "search.yaml"
+        if saved.exists():
+            refuse_changes(saved, record, {"search.trials"})
+        write_text(saved, dump_yaml(record))
+
+    def _lock_path(self, number: int) -> Path:
+        return self.folder / "locks" / f"trial_{number:04d}"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One worker at a time looks at the study and takes from it."""
+        with _lock(self.folder / "locks" / "study", wait=True):
+            yield
+
+
+def _lock(path: Path, *, wait: bool) -> Any:
+    path.parent.mkdir(exist_ok=True)
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        file.close()
+        raise
+    return file
+
+
+def _suggest(trial: "optuna.Trial", key: str, choices: RangeConfig | list[Any]) -> None:
+    if isinstance(choices, list):
+        trial.suggest_categorical(key, choices)
+    elif isinstance(choices.low, int) and isinstance(choices.high, int):
+        trial.suggest_int(key, choices.low, choices.high, log=choices.log)
+    else:
+        trial.suggest_float(key, choices.low, choices.high, log=choices.log)
+
+
+def _check_space(config: Config, search: SearchConfig) -> None:
+    """Both ends of every range and all choices must make a valid config."""
+    for key, choices in search.space.items():
+        if key.split(".")[0] == "train" and key.split(".")[-1] in (
+            "monitor",
+            "mode",
+            "out",
+            "name",
+        ):
+            raise ConfigError(f"search.space: {key} cannot be searched over")
+        if isinstance(choices, RangeConfig):
+            if not choices.low < choices.high:
+                raise ConfigError(f"search.space: {key}: low {choices.low} is not below high")
+            choices = [choices.low, choices.high]
+        for value in choices:
+            config.replace({key: value})
+
+
+def _train_of(config: Config) -> TrainConfig:
+    train = getattr(config, "train", None)
+    if not (isinstance(train, TrainConfig) and hasattr(config, "build")):
+        raise ConfigError(f"{type(config).__name__} cannot be trained, so it cannot be searched")
+    return train
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise MissingExtraError("optuna", "search") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

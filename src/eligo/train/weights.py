@@ -1,0 +1,84 @@
+"""Weights as safetensors, one file (or a few shards) per module, loaded strictly.
+
+Tied tensors are stored once, under their first name.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from eligo.errors import EligoError, InputError
+
+
+def save_weights(
+    folder: Path,
+    modules: Mapping[str, nn.Module],
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int | None = None,
+) -> None:
+    """Write `<name>.safetensors` per module; floats as `dtype`; in shards if a file grows larger.
+
+    Shards are `<name>-00001-of-00003.safetensors`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, module in modules.items():
+        shards: list[dict[str, Tensor]] = [{}]
+        size = 0
+        for key, tensor in _state(module).items():
+            value = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+            if max_shard_bytes and shards[-1] and size + value.nbytes > max_shard_bytes:
+                shards.append({})
+                size = 0
+            shards[-1][key] = value.detach().cpu().contiguous()
+            size += value.nbytes
+        for number, shard in enumerate(shards, 1):
+            part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+            save_file(shard, folder / f"{name}{part}.safetensors")
+
+
+def load_weights(folder: Path, modules: Mapping[str, nn.Module]) -> None:
+    """Fill the modules from `save_weights` files; anything missing or unexpected is an error."""
+    problems: list[str] = []
+    for name, module in modules.items():
+        files = sorted(folder.glob(f"{name}-[0-9]*-of-[0-9]*.safetensors"))
+        if (single := folder / f"{name}.safetensors").is_file():
+            files = [single]
+        if not files:
+            raise InputError(f"no weights for {name!r} in {folder}: expected {single.name}")
+        if len(files) > 1 and not files[0].stem.endswith(f"-of-{len(files):05d}"):
+            raise InputError(f"weights of {name!r} in {folder} lack a shard: found {len(files)}")
+        stored = {key: value for file in files for key, value in load_file(file).items()}
+        problems += _fill(name, module, stored)
+    if problems:
+        raise EligoError(f"weights in {folder} do not fit the model:\n  " + "\n  ".join(problems))
+
+
+@torch.no_grad()
+def _fill(name: str, module: nn.Module, stored: Mapping[str, Tensor]) -> list[str]:
+    expected = _state(module)
+    problems = [f"missing: {name}.{key}" for key in expected if key not in stored]
+    problems += [f"unexpected: {name}.{key}" for key in stored if key not in expected]
+    problems += [
+        f"shape of {name}.{key}: {tuple(stored[key].shape)} stored, {tuple(value.shape)} expected"
+        for key, value in expected.items()
+        if key in stored and stored[key].shape != value.shape
+    ]
+    if not problems:
+        for key, value in expected.items():
+            value.copy_(stored[key])
+    return problems
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    seen: set[tuple] = set()
+    state: dict[str, Tensor] = {}
+    for key, tensor in module.state_dict().items():
+        identity = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and identity in seen:
+            continue
+        seen.add(identity)
+        state[key] = tensor
+    return state

@@ -1,0 +1,201 @@
+"""`COMMAND [CONFIG] [--a.b value]`: what reaches the command, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import sample_run
+from sample_run import Files, Merger, Plain, Run, Scenes, Stage
+
+
+def test_yaml_then_flags_later_wins(taken):
+    config = taken("lr: 2e-05\nmerger: {ratio: 0.25}\n", "--merger.kind", "question")
+    assert config == Run(name="first", lr=2e-5, merger=Merger(ratio=0.25, kind="question"))
+    assert taken("lr: 2e-05\n", "--lr", "3e-4").lr == 3e-4
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        (["--name", "123"], "name", "123"),
+        (["--no_amp"], "amp", False),
+        (["--limit", "7"], "limit", 7),
+        (["--limit", "auto"], "limit", "auto"),
+        (["--layers", "3", "4", "5"], "layers", (3, 4, 5)),
+        (["--layers"], "layers", ()),
+        (["--weights", "{kl: 2e-1}"], "weights", {"kl": 0.2, "ce": 1.0}),
+        (["--stages", "[{layer: 4}, {layer: 8, budget: 3}]"], "stages", (4, 8)),
+        (["--second.ratio", "0.2"], "second", Merger(ratio=0.2)),
+        (["--out", "here"], "out", Path("here")),
+        (["--data.size", "9"], "data", Scenes(size=9)),
+        (["--data.kind", "files", "--data.path", "x"], "data", Files(path=Path("x"))),
+        ([], "second", None),
+    ],
+)
+def test_every_kind_of_field_is_a_flag(taken, flags, key, value):
+    text = "weights: {kl: 1, ce: 1}\nout: there\n"
+    got = getattr(taken(text, *flags), key)
+    if key == "stages":
+        assert got == (Stage(layer=4), Stage(layer=8, budget=3))
+    else:
+        assert got == value
+
+
+def test_part_of_a_default_config_leaves_its_other_keys(taken):
+    """The default is Merger(ratio=0.9), though the class would say 0.5."""
+    assert taken("", "--merger.kind", "question").merger == Merger(ratio=0.9, kind="question")
+    assert taken("merger: {kind: question}\n").merger == Merger(ratio=0.9, kind="question")
+
+
+def test_another_member_of_a_union_drops_the_keys_of_the_last(taken):
+    config = taken("data: {kind: files, path: x}\n", "--data.kind", "scenes")
+    assert config.data == Scenes()
+
+
+def test_none_can_be_given_as_a_flag(taken):
+    assert taken("out: there\n", "--out", "None").out is None
+
+
+def test_flags_can_repair_what_the_file_lacks(run):
+    Path("run.yaml").write_text("task: sample_run:Run\nmerger: {ratio: 7}\n")
+    outcome = run("sample", "take", "run.yaml", "--name", "x", "--merger.ratio", "0.5")
+    assert outcome.code == 0, outcome.err
+
+
+def test_own_flags_of_the_command(run):
+    Path("run.yaml").write_text("task: plain\n")
+    assert run("sample", "take", "run.yaml", "--resume", "--json").code == 0
+    assert sample_run.calls == [(Plain(), {"resume": True, "json": True})]
+
+
+def test_smoke_shrinks_but_flags_still_win(taken):
+    config = taken("steps: 50\n", "--smoke", "--steps", "7")
+    assert (config.steps, config.merger.ratio) == (7, 0.1)
+
+
+def test_smoke_only_where_the_config_knows_how(run):
+    outcome = run("sample", "take_plain", "--smoke")
+    assert (outcome.code, "--smoke" in outcome.err) == (2, True)
+
+
+def test_shipped_name_default_and_path(run):
+    assert run("sample", "take", "small").code == 0
+    assert run("sample", "take_plain").code == 0
+    assert run("sample", "take_plain", "--size", "8").code == 0
+    Path("mine.yaml").write_text("extends: sample/small\n")
+    assert run("sample", "take_plain", "mine.yaml").code == 0
+    assert [config.size for config, _ in sample_run.calls] == [1, 1, 8, 1]
+
+
+def test_help_shows_docstrings_and_the_values_of_this_file(run):
+    Path("run.yaml").write_text("task: sample_run:Run\nlr: 2e-05\n")
+    outcome = run("sample", "take", "run.yaml", "--help")
+    words = " ".join(outcome.out.replace("│", " ").split())
+    assert outcome.code == 0
+    for expected in (
+        "Take a config and remember it.",
+        "A YAML file, or a shipped one: small.",
+        "--resume Go on where it stopped.",
+        "--merger.ratio FLOAT Share of the tokens that is kept. (default: 0.9)",
+        "--name STR Folder of the run. (required)",
+        "--data.kind {scenes,files} (default: scenes)",
+        "--weights YAML (default: {kl: 1.0, ce: 1.0})",
+        "Folds tokens together.",
+        "(default: 2e-05)",
+    ):
+        assert expected in words
+    assert "--task" not in words
+
+
+def test_help_without_a_config(run):
+    outcome = run("sample", "take", "--help")
+    assert outcome.code == 0
+    assert "[CONFIG]" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("merger:\n  ratoi: 1\n", ["run.yaml:4: merger.ratoi: unknown key", "mean merger.ratio?"]),
+        ("ratio: 0.5\n", ["run.yaml:3: ratio: unknown key", "did you mean merger.ratio?"]),
+        ("zzz: 0.5\n", ["run.yaml:3: zzz: unknown key", "valid keys here: task, name, lr"]),
+        ("lr: fast\n", ["run.yaml:3: lr: got 'fast', expected a valid number"]),
+        ("lr: none\n", ["run.yaml:3: lr: got 'none', expected a valid number", "null"]),
+        ("merger: 3\n", ["run.yaml:3: merger: got 3, expected a mapping with", "ratio, kind"]),
+        ("merger: {ratio: 2}\n", ["run.yaml:3: merger.ratio: got 2, expected less than"]),
+        ("merger: {kind: simpel}\n", ["merger.kind: got 'simpel'", "'simple' or", "mean simple?"]),
+        ("limit: many\n", ["limit: got 'many', expected a valid integer or 'auto'"]),
+        ("layers: [1, two]\n", ["run.yaml:3: layers.1: got 'two', expected a valid integer"]),
+        ("stages:\n- {}\n", ["run.yaml:4: stages.0.layer: missing; expected int"]),
+        ("stages:\n- {layer: 1, budget: 300}\n", ["run.yaml:4: stages.0: budget 300 is above"]),
+        ("data: {kind: scene}\n", ["run.yaml:3: data.kind: got 'scene'", "mean scenes?"]),
+        ("data: {kind: scenes, path: x}\n", ["data.path: unknown key", "keys here: kind, size"]),
+        ("data: {kind: files}\n", ["run.yaml:3: data.path: missing", "Where the files lie."]),
+        ("name: again\n", ["run.yaml:3: name: written twice, first on line 2"]),
+        ("a: b: c\n", ["run.yaml:3:5: not valid YAML: mapping values are not allowed here"]),
+        ("lr: [1\n", ["run.yaml:4:1: not valid YAML"]),
+        ("extends: nowhere.yaml\n", ["run.yaml:3: extends: nowhere.yaml: no such config file"]),
+    ],
+)
+def test_one_readable_error_for_a_file(rejected, text, expected):
+    message = rejected(text)
+    assert message.startswith("error: run.yaml:")
+    assert message.count("\n") == 1
+    for part in expected:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--merger.ratio", "1.5"], ["--merger.ratio: got 1.5, expected less than or equal to 1"]),
+        (["--merger.ratoi", "0.5"], ["--merger.ratoi", "Perhaps you meant", "--merger.ratio"]),
+        (["--merger.ratio", "half"], ["--merger.ratio", "could not convert", "'half'", "FLOAT"]),
+        (["--merger.kind", "simpel"], ["'simpel'", "--merger.kind", "'simple', 'question'"]),
+        (["--weights", "{kl: much}"], ["--weights.kl: got 'much', expected a valid number"]),
+        (["--weights", "{kl"], ["--weights", "not valid YAML"]),
+        (["--data.path", "x"], ["--data.path: unknown key", "valid keys here: kind, size"]),
+        (["stray"], ["CONFIG comes first: eligo sample take CONFIG"]),
+    ],
+)
+def test_one_readable_error_for_flags(rejected, flags, expected):
+    message = rejected("", *flags)
+    for part in expected:
+        assert part in message
+    assert message.count("error: ") + message.count("For full helptext") == 1
+
+
+def test_all_problems_of_a_file_at_once(rejected):
+    message = rejected("lr: fast\nstesp: 3\n")
+    assert "run.yaml:3: lr: " in message
+    assert "run.yaml:4: stesp: unknown key; did you mean steps?" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("smal", "smal: neither a file nor a shipped config; did you mean small?"),
+        ("mni.yaml", "mni.yaml: no such config file; did you mean mini.yaml?"),
+        (".", "neither a file nor a shipped config"),
+        ("list.yaml", "list.yaml: got a list, expected `key: value` lines"),
+        ("binary.yaml", "binary.yaml: expected UTF-8 text"),
+        ("empty.yaml", "empty.yaml: task: missing; expected a task: plain"),
+    ],
+)
+def test_bad_config_files(run, name, expected):
+    Path("mini.yaml").write_text("task: plain\n")
+    Path("list.yaml").write_text("- a\n")
+    Path("binary.yaml").write_bytes(b"a: \xff\xfe")
+    Path("empty.yaml").write_text("")
+    outcome = run("sample", "take", name)
+    assert outcome.code == 2
+    assert expected in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_config_is_asked_for(run):
+    outcome = run("sample", "take")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert (
+        "eligo sample take needs a CONFIG right after it: a YAML file, or one shipped (small)"
+        in (outcome.err)
+    )

@@ -1,0 +1,105 @@
+"""The front door: finding commands, exit codes, and staying light."""
+
+import json
+
+import pytest
+
+from eligo import __version__
+from eligo.cli.commands import COMMANDS
+
+
+def test_every_listed_command_exists_and_has_help(run):
+    for name, command in COMMANDS.items():
+        if not name.startswith("sample"):
+            assert callable(command.load()), name
+            assert run(*name.split(), "--help").code == 0, name
+            assert command.help
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "expected"),
+    [
+        (["sample", "fail"], 1, "error: the disk is full\n"),
+        (["sample", "refuse"], 2, "error: picture.png: got 3 pixels, expected 32\n"),
+        (["sample", "interrupted"], 130, ""),
+        (["sample", "fial"], 2, "unknown command eligo sample fial; did you mean fail?"),
+        (["smaple", "fail"], 2, "unknown command eligo smaple; did you mean sample?"),
+        (["zzz"], 2, "unknown command eligo zzz (there are: info"),
+        (["--jsn"], 2, "got '--jsn', expected a command first"),
+        (["sample", "--jsn"], 2, "got '--jsn', expected a command first"),
+        ([], 2, "usage: eligo COMMAND"),
+        (["sample"], 2, "usage: eligo sample VERB"),
+    ],
+)
+def test_exit_codes_and_messages(run, args, code, expected):
+    outcome = run(*args)
+    assert (outcome.code, outcome.out) == (code, "")
+    assert expected in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_a_bug_keeps_its_traceback(run):
+    with pytest.raises(ZeroDivisionError):
+        run("sample", "broken")
+
+
+def test_help_of_all_and_of_one_family(run):
+    overall = run("--help")
+    assert overall.code == 0
+    assert "info    versions" in overall.out
+    assert "sample  take, take_plain, fail" in overall.out
+    family = run("sample", "--help")
+    assert family.code == 0
+    assert "  take_plain   to take_plain" in family.out
+
+
+def test_version(run):
+    assert run("--version").out == f"eligo {__version__}\n"
+
+
+LIGHT = """
+import resource, sys
+from eligo.cli import main
+code = main({args})
+heavy = sorted({{"torch", "pydantic", "rich", "tyro"}} & set(sys.modules))
+usage = resource.getrusage(resource.RUSAGE_SELF)
+print(code, heavy, usage.ru_utime + usage.ru_stime, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(("args", "code"), [(["--help"], 0), (["--version"], 0), ([], 2)])
+def test_help_is_light(python, args, code):
+    result = python("-c", LIGHT.format(args=args))
+    got, heavy, seconds = result.stderr.splitlines()[-1].split(" ", 2)
+    assert (int(got), heavy) == (code, "[]")
+    assert float(seconds) < 0.5
+
+
+def test_config_commands_parse_without_torch(python, tmp_path):
+    """What a config command imports before its own work: pydantic, tyro; still no torch."""
+    result = python(
+        "-c", "import eligo.cli.call, eligo.cli.train, sys; print('torch' in sys.modules)"
+    )
+    assert result.stdout == "False\n", result.stderr
+
+
+def test_importing_eligo_is_light(python):
+    result = python("-c", "import eligo, sys; print({'torch', 'pydantic'} & set(sys.modules))")
+    assert result.stdout == "set()\n", result.stderr
+
+
+def test_python_dash_m(python):
+    result = python("-m", "eligo", "inof")
+    assert result.returncode == 2
+    assert "unknown command eligo inof; did you mean info?" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_info_as_a_process_and_a_closed_pipe(python):
+    result = python("-m", "eligo", "info", "--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["versions"]["eligo"] == __version__
+    code = "import os, sys; os.close(1); r, w = os.pipe(); os.close(r); os.dup2(w, 1)\n"
+    code += "from eligo.cli import main; sys.exit(main(['--help']))"
+    result = python("-c", code)
+    assert (result.returncode, result.stderr) == (141, "")

@@ -1,0 +1,247 @@
+"""What is said of scenes, against the slow second opinion of `scene_oracle`."""
+
+from collections import Counter, defaultdict
+from functools import cache
+
+import pytest
+import torch
+from scene_oracle import answer, fits, objects, read_dense, read_phrase, readings
+
+from eligo.errors import InputError
+from eligo.scenes import (
+    SceneConfig,
+    SceneGraph,
+    could_mean,
+    draw_captions,
+    draw_dense_captions,
+    draw_lexicons,
+    draw_questions,
+    draw_scenes,
+    is_true,
+    teaches,
+    words,
+)
+from eligo.scenes.captions import DENSE_LENGTH, DENSE_RELATIONS, SPARSE_LENGTH
+from eligo.scenes.graph import Split
+from eligo.scenes.phrases import VOCABULARY
+from eligo.scenes.questions import CHANCE, FAMILIES, FAMILY_OF, KINDS, Questions
+
+CONFIG = SceneConfig(camouflaged=2)
+SCENES = 1000  # of each split: 2,000 in all
+
+
+@cache
+def world(split: Split) -> SceneGraph:
+    return draw_scenes(CONFIG, split, range(SCENES))
+
+
+@cache
+def plain(split: Split) -> list:
+    return [objects(world(split), scene) for scene in range(SCENES)]
+
+
+def slots(mask: torch.Tensor) -> set[int]:
+    return set(mask.nonzero()[:, 0].tolist())
+
+
+def no_pair_is_held_out(text: str) -> bool:
+    """No phrase of a sentence names a colour and a shape that only the test split has."""
+    pairs = {(words.COLOURS[colour], words.SHAPES[shape]) for colour, shape in words.HELD_OUT}
+    for noun in text.replace("?", "").replace(".", "").split(" the "):
+        named = read_phrase(noun)
+        if (named.get("colour"), named.get("shape")) in pairs:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_question_has_its_answer(split: Split) -> None:
+    questions = draw_questions(world(split), 4)
+    asked = Counter()
+    for scene, place in questions.valid.nonzero().tolist():
+        text = questions.text(scene, place)
+        expected, deciding = answer(text, plain(split)[scene])
+        kind = KINDS[int(questions.kind[scene, place])]
+        assert questions.answer_text(scene, place) == expected, text
+        assert expected in kind.answers
+        assert slots(questions.deciding[scene, place]) == deciding, text
+        if split == "train" and "more" not in text:
+            assert no_pair_is_held_out(text), text
+        asked[kind.name] += 1
+    assert set(asked) == {kind.name for kind in KINDS}
+    assert questions.valid.float().mean() > 0.9
+    assert (questions.words[~questions.valid] == -1).all()
+
+
+def family_accuracy(guess, questions: Questions) -> dict[str, tuple[float, float]]:
+    """Accuracy and chance per family."""
+    right, chance = defaultdict(list), defaultdict(list)
+    rows = questions.words.flatten(0, 1).tolist()
+    kinds, truths = questions.kind.flatten().tolist(), questions.answer.flatten().tolist()
+    for row, kind, truth in zip(rows, kinds, truths, strict=True):
+        if truth >= 0:
+            family = FAMILIES[FAMILY_OF[kind]]
+            right[family].append(guess(tuple(row), kind) == truth)
+            chance[family].append(CHANCE[kind])
+    return {
+        family: (sum(right[family]) / len(right[family]), sum(chance[family]) / len(right[family]))
+        for family in right
+    }
+
+
+def test_the_question_alone_tells_nothing() -> None:
+    """The most frequent training answer to the same text, else to the same kind of question."""
+    config = SceneConfig()
+    train = draw_questions(draw_scenes(config, "train", range(2500)), 16)
+    seen: dict[object, Counter] = defaultdict(Counter)
+    for row, kind, truth in zip(
+        train.words.flatten(0, 1).tolist(),
+        train.kind.flatten().tolist(),
+        train.answer.flatten().tolist(),
+        strict=True,
+    ):
+        if truth >= 0:
+            seen[tuple(row)][truth] += 1
+            seen[kind][truth] += 1
+
+    def guess(row: tuple[int, ...], kind: int) -> int:
+        return (seen.get(row) or seen[kind]).most_common(1)[0][0]
+
+    tested = draw_questions(draw_scenes(config, "validation", range(800)), 16)
+    result = family_accuracy(guess, tested)
+    assert set(result) == set(FAMILIES)
+    for family, (blind, chance) in result.items():
+        assert abs(blind - chance) <= 0.05, f"{family}: blind {blind:.3f}, chance {chance:.3f}"
+
+
+def test_families_and_weights_are_kept() -> None:
+    graph = world("train")[:200]
+    families = ("count", "relation")
+    questions = draw_questions(graph, 8, families, weights=(3, 1))
+    family = torch.tensor(FAMILY_OF)[questions.kind]
+    assert set(family.unique().tolist()) == {FAMILIES.index(name) for name in families}
+    share = (family == FAMILIES.index("count")).float().mean()
+    assert abs(share - 0.75) < 0.05
+    with pytest.raises(InputError, match="question families are lookup"):
+        draw_questions(graph, 1, ("riddle",))
+    with pytest.raises(InputError, match="question families are lookup"):
+        draw_questions(graph, 1, ())
+    with pytest.raises(InputError, match="2 families need as many weights"):
+        draw_questions(graph, 1, families, weights=(1,))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_sparse_captions_are_true(split: Split) -> None:
+    captions = draw_captions(world(split), 2)
+    for scene in range(SCENES):
+        for place in range(2):
+            text = captions.text(scene, place)
+            true = readings(text, plain(split)[scene])
+            assert true, text
+            assert slots(captions.deciding[scene, place]) == set().union(*true), text
+            assert len(text.replace(".", " .").split()) <= SPARSE_LENGTH
+    share = torch.bincount(captions.relation.flatten(), minlength=6) / captions.relation.numel()
+    wanted = torch.tensor([1 / 8] * 4 + [1 / 4] * 2)
+    assert (share - wanted).abs().max() < 0.05
+    assert captions.words.shape[-1] == SPARSE_LENGTH
+
+
+def test_captions_are_true_of_exactly_the_scenes_they_fit() -> None:
+    graph = world("test")[:90]
+    captions = draw_captions(world("train")[:60], 2)
+    true = is_true(captions, graph)
+    assert true.shape == (60, 2, 90)
+    for scene in range(60):
+        for place in range(2):
+            text = captions.text(scene, place)
+            expected = [bool(readings(text, plain("test")[image])) for image in range(90)]
+            assert true[scene, place].tolist() == expected, text
+
+
+def test_truth_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = world("test")[:40]
+    captions = draw_captions(graph, 3)
+    whole = is_true(captions, graph)
+    assert whole.diagonal(dim1=0, dim2=2).all()
+    monkeypatch.setattr("eligo.scenes.captions._CHUNK", 7 * 40 * 64)
+    assert torch.equal(is_true(captions, graph), whole)
+    assert is_true(captions, graph[:0]).shape == (40, 3, 0)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_dense_captions_tell_everything(split: Split) -> None:
+    captions = draw_dense_captions(world(split))
+    ordinals = ("first", "second", "third", "fourth")
+    for scene, seen in enumerate(plain(split)):
+        text = captions.text(scene)
+        told, rest = read_dense(text)
+        places = sorted((thing.y // 1024, thing.x // 1024, thing.look) for thing in seen)
+        assert told == [(*look, ordinals[y], ordinals[x]) for y, x, look in places], text
+        assert len(rest) == min(DENSE_RELATIONS, len(seen) * (len(seen) - 1) // 2)
+        assert all(readings(sentence, seen) for sentence in rest), text
+        pairs = [frozenset(pair) for pair in captions.pairs[scene].tolist() if pair[0] >= 0]
+        assert len(set(pairs)) == len(pairs) == len(rest)
+        assert slots(captions.deciding[scene]) == {thing.slot for thing in seen}
+        assert [slot for slot in captions.order[scene].tolist() if slot >= 0] == [
+            thing.slot for thing in sorted(seen, key=lambda t: (t.y // 1024, t.x // 1024))
+        ]
+    assert captions.words.shape[1] == DENSE_LENGTH
+
+
+def test_lexicons_are_fresh_and_disjoint() -> None:
+    lexicons = [draw_lexicons(3, split, range(300)) for split in ("train", "validation", "test")]
+    names = torch.cat([lexicon.names for lexicon in lexicons])
+    assert len(names.unique(dim=0)) == 900
+    sizes = [len(values) for values in words.VALUES]
+    for table in names[::9]:
+        used = [table[i, :size].tolist() for i, size in enumerate(sizes)]
+        flat = [index for row in used for index in row]
+        assert len(set(flat)) == sum(sizes)
+        assert all(VOCABULARY[index] in words.NONCE for index in flat)
+        assert all((table[i, size:] == -1).all() for i, size in enumerate(sizes))
+    alone = draw_lexicons(3, "train", torch.tensor([7]))
+    assert torch.equal(alone.names[0], lexicons[0].names[7])
+    assert lexicons[0].word(7, words.COLOUR, 2) == VOCABULARY[int(alone.names[0, 1, 2])]
+    common = torch.bincount(names.flatten().clamp(min=0))[1:]
+    assert len(common[common > 0]) == len(words.NONCE)
+
+
+def test_questions_in_nonce_words_mean_the_same() -> None:
+    graph = world("train")[:150]
+    lexicon = draw_lexicons(0, "train", graph.indices)
+    plainly = draw_questions(graph, 4)
+    nonce = draw_questions(graph, 4, names=lexicon.names[:, None])
+    assert torch.equal(plainly.answer, nonce.answer)
+    for scene, place in plainly.valid.nonzero().tolist():
+        back = {
+            lexicon.word(scene, attribute, value): name
+            for attribute, names in enumerate(words.VALUES)
+            for value, name in enumerate(names)
+        }
+        text = nonce.text(scene, place)
+        said = text.removesuffix("?").split()
+        assert not {"red", "ball", "balls", "large", "plain"} & set(said), text
+        plural = dict(zip(words.SHAPES, words.PLURALS, strict=True))
+        meant = [back.get(word, word) for word in said]
+        if said[:2] in (["how", "many"], ["are", "there"]):
+            meant = [plural.get(word, word) for word in meant]
+        assert " ".join(meant) + "?" == plainly.text(scene, place)
+
+
+def test_which_examples_teach_a_word() -> None:
+    graph = world("train")[:200]
+    taught = teaches(graph)
+    share = taught.sum((0, 1)) / graph.askable.sum()
+    assert ((share > 0.2) & (share < 0.95)).all()  # some do, some do not
+    for scene, seen in enumerate(plain("train")[:200]):
+        for thing in seen:
+            for index, attribute in enumerate(words.ATTRIBUTES):
+                pointer = thing.colour if attribute == "shape" else thing.shape
+                meanings = {getattr(other, attribute) for other in seen if fits(other, pointer)}
+                assert bool(taught[scene, thing.slot, index]) == (len(meanings) == 1)
+    assert not taught[~graph.askable].any()
+    phrase = torch.tensor([-1, 0, -1, -1]).expand(200, 1, -1)  # what shape is the red thing?
+    meant = could_mean(graph, phrase, torch.full((200, 1), words.SHAPE))[:, 0]
+    for scene, seen in enumerate(plain("train")[:200]):
+        shapes = {words.SHAPES.index(thing.shape) for thing in seen if thing.colour == "red"}
+        assert slots(meant[scene]) == shapes

@@ -1,0 +1,106 @@
+"""Trains the toy task while being killed again and again: `kill_run.py OUT`.
+
+One process imports torch, then forks for every attempt: a fork costs milliseconds. Attempts die by
+SIGKILL at named places (inside a step, at every stage of writing a checkpoint) and at random
+moments; the last one is left alone.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # as torch.optim does: once, not in every fork
+import torch.utils.tensorboard
+from toy_task import ToyTask, toy
+
+import eligo.train.checkpoint
+import eligo.train.loop
+import eligo.train.run_folder
+import eligo.train.weights
+from eligo.train import fit
+
+OPTIONS = {
+    "train__total_steps": 90,
+    "train__log_every": 3,
+    "train__evaluate_every": 4,
+    "train__checkpoint_every": 5,
+    "train__ema_decay": 0.9,
+    "train__gradient_accumulation": 2,
+    "nonfinite_steps": [7],
+}
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at_call(owner: Any, name: str, number: int, *, after: bool = False) -> Callable[[], None]:
+    """Arrange to die at the given call of a function, before or after it."""
+
+    def arrange() -> None:
+        original, calls = getattr(owner, name), iter(range(1, 10**6))
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            last = next(calls) == number
+            if last and not after:
+                die()
+            result = original(*args, **kwargs)
+            if last:
+                die()
+            return result
+
+        setattr(owner, name, wrapped)
+
+    return arrange
+
+
+FOLDER = eligo.train.run_folder.RunFolder
+PLACES = [
+    at_call(ToyTask, "step", 1),
+    at_call(eligo.train.loop.MetricLog, "write", 1, after=True),
+    at_call(eligo.train.weights, "save_file", 2),
+    at_call(eligo.train.checkpoint, "save_file", 1, after=True),
+    at_call(Path, "rename", 1),
+    at_call(Path, "rename", 1, after=True),
+    at_call(Path, "symlink_to", 1, after=True),
+    at_call(FOLDER, "drop_old", 1),
+    at_call(eligo.train.run_folder.shutil, "rmtree", 2),
+    at_call(FOLDER, "prepare", 1, after=True),
+    at_call(ToyTask, "evaluate", 1, after=True),
+    at_call(eligo.train.loop.MetricLog, "write", 2),
+]
+
+
+def attempt(out: Path, arrange: Callable[[], None]) -> int:
+    """Fork, train; returns the child's process id."""
+    child = os.fork()
+    if child == 0:
+        arrange()
+        task = toy(out, **OPTIONS)
+        fit(task, task.config.train, resume=True)
+        os._exit(0)
+    return child
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    out, killed = Path(sys.argv[1]), 0
+    for place in PLACES:
+        killed += os.waitpid(attempt(out, place), 0)[1] == signal.SIGKILL
+        child = attempt(out, lambda: None)
+        time.sleep(random.uniform(0, 0.1))
+        os.kill(child, signal.SIGKILL)
+        killed += os.waitpid(child, 0)[1] == signal.SIGKILL
+    status = os.waitpid(attempt(out, lambda: None), 0)[1]
+    print(f"killed {killed}")
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

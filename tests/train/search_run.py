@@ -1,0 +1,55 @@
+"""Two workers on one search, killed in the middle and started again: `search_run.py OUT`."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch.utils.tensorboard
+from toy_task import ToyTask, toy
+
+from eligo.train import Progress, StepOutput
+from eligo.train.search import RangeConfig, SearchConfig, run_search
+
+SEARCH = SearchConfig(
+    trials=7,
+    space={"head.lr": RangeConfig(low=1e-4, high=1e-1, log=True), "width": [4, 8, 16]},
+)
+
+
+def worker(out: Path, hang: bool = False) -> int:
+    """Fork a worker; it may hang in the middle of its first trial, to be killed there."""
+    child = os.fork()
+    if child == 0:
+        original = ToyTask.step
+
+        def step(self: ToyTask, batch: Any, progress: Progress) -> StepOutput:
+            if hang and progress.step == 6:
+                time.sleep(1000)
+            return original(self, batch, progress)
+
+        ToyTask.step = step
+        run_search(toy(out, train__evaluate_every=12, train__checkpoint_every=5).config, SEARCH)
+        os._exit(0)
+    return child
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    out = Path(sys.argv[1])
+    first = [worker(out, hang=True), worker(out, hang=True)]
+    while len(list((out / "run_search").glob("trial_*/last"))) < 2:  # both have a checkpoint
+        time.sleep(0.02)
+    for child in first:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    second = [worker(out), worker(out)]
+    sys.exit(max(os.waitpid(child, 0)[1] for child in second))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_task import toy
+
+from eligo.cli.registry import load_run_config
+from eligo.cli.search import run as search_command
+from eligo.config import dump_yaml
+from eligo.errors import ConfigError, MissingExtraError
+from eligo.train import fit
+from eligo.train.search import RangeConfig, SearchConfig, run_search
+
+optuna: Any = pytest.importorskip("optuna", reason="optuna is not installed (extra: search)")
+
+LR = RangeConfig(low=1e-4, high=1e-1, log=True)
+
+
+def study(folder: Path) -> Any:
+    return optuna.load_study(study_name="search", storage=f"sqlite:///{folder / 'study.db'}")
+
+
+def test_search_prunes_and_its_best_trains(tmp_path: Path) -> None:
+    config = toy(tmp_path, train__evaluate_every=1).config
+    space: dict[str, Any] = {"head.lr": LR, "width": RangeConfig(low=4, high=8)}
+    result = run_search(config, SearchConfig(trials=8, space=space, reduction=2))
+    trials = study(result.folder).trials
+    assert result.num_trials == len(trials) == 8
+    states = {trial.state.name for trial in trials}
+    assert states == {"COMPLETE", "PRUNED"}
+    complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
+    assert result.best_value == min(trial.value for trial in complete)
+
+    assert result.best_config is not None
+    best = load_run_config(result.best_config)
+    assert isinstance(best.width, int)  # pyright: ignore
+    retrained = fit(best.build(), best.train)  # pyright: ignore
+    assert retrained.folder == tmp_path / "run"
+    assert retrained.best["loss"] == result.best_value
+
+
+def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MissingExtraError, match=r"eligo\[search\]"):
+        run_search(toy(tmp_path).config, SearchConfig(space={"head.lr": LR}))
+
+
+def test_a_trial_that_diverges_is_pruned(tmp_path: Path) -> None:
+    config = toy(tmp_path, nonfinite_steps=[1, 2], train__max_nonfinite=2).config
+    result = run_search(config, SearchConfig(trials=2, space={"head.lr": LR}))
+    assert (result.num_trials, result.best_value, result.best_config) == (2, None, None)
+
+
+def test_the_space_is_checked_first(tmp_path: Path) -> None:
+    config = toy(tmp_path).config
+    bad: dict[str, Any] = {
+        "wdth": [1],
+        "width": ["wide", 3],
+        "head.lr": RangeConfig(low=1, high=0),
+        "train.name": ["a", "b"],
+    }
+    for key, choices in bad.items():
+        with pytest.raises(ConfigError, match=key):
+            run_search(config, SearchConfig(space={key: choices}))
+    assert not (tmp_path / "run_search").exists()
+
+
+def test_another_config_is_refused_more_trials_are_not(tmp_path: Path) -> None:
+    search = SearchConfig(trials=1, space={"head.lr": LR})
+    run_search(toy(tmp_path).config, search)
+    with pytest.raises(ConfigError, match=r"config\.body\.lr"):
+        run_search(toy(tmp_path, body__lr=0.5).config, search)
+    more = run_search(toy(tmp_path).config, search.replace({"trials": 2}))
+    assert more.num_trials == 2
+
+
+def test_killed_workers_are_replaced(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("search_run.py")
+    subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], check=True, timeout=120, capture_output=True
+    )
+    trials = study(tmp_path / "run_search").trials
+    names = [trial.state.name for trial in trials]
+    assert names.count("FAIL") == 2
+    assert set(names) <= {"FAIL", "COMPLETE", "PRUNED"}
+    assert len(names) - names.count("FAIL") == 7
+    for trial in trials:
+        if "continues" in trial.user_attrs:
+            killed = trials[trial.user_attrs["continues"]]
+            assert (killed.state.name, killed.params) == ("FAIL", trial.params)
+            # It went on where it was: every step of the run is there once.
+            folder = tmp_path / "run_search" / f"trial_{killed.number:04d}"
+            lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+            steps = [line["step"] for line in lines if line["split"] == "train"]
+            assert steps == list(range(1, 13))
+    assert (tmp_path / "run_search" / "best.yaml").exists()
+
+
+def test_command_with_two_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)  # where `toy_task` is found
+    tree = toy(tmp_path).config.model_dump(mode="json")
+    tree["search"] = {"trials": 4, "space": {"head.lr": {"low": 1e-4, "high": 1e-1, "log": True}}}
+    source = tmp_path / "search.yaml"
+    source.write_text(dump_yaml(tree))
+    search_command(str(source), workers=2, json=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["num_trials"] == 4
+    assert set(printed["best_values"]) == {"head.lr"}
+
+    tree["search"]["space"]["head.lr"]["hgh"] = 1
+    source.write_text(dump_yaml(tree))
+    with pytest.raises(ConfigError, match="hgh"):
+        search_command(str(source))
+    del tree["search"]
+    source.write_text(dump_yaml(tree))
+    with pytest.raises(ConfigError, match="no `search:`"):
+        search_command(str(source))

@@ -1,0 +1,93 @@
+"""Optimiser groups, weights on disk, averages."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from toy_task import Head, toy
+
+from eligo.errors import ConfigError, EligoError, InputError
+from eligo.train import OptimizerConfig, OptimizerSpec, fit, load_weights, save_weights
+from eligo.train.ema import WeightAverage
+from eligo.train.groups import parameter_groups
+
+
+def test_groups_follow_what_modules_declare() -> None:
+    body = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    body.lr_multiplier = {"2": 0.1}  # pyright: ignore[reportAttributeAccessIssue]
+    head = Head(4)
+    groups = parameter_groups(
+        {"body": body, "head": head}, OptimizerConfig(lr=1.0, weight_decay=0.5)
+    )
+    found = {
+        id(parameter): (round(group["peak_lr"], 6), group["weight_decay"])
+        for group in groups
+        for parameter in group["params"]
+    }
+    assert found[id(body[0].weight)] == (1.0, 0.5)
+    assert found[id(body[0].bias)] == found[id(body[1].weight)] == (1.0, 0.0)
+    assert found[id(body[2].weight)] == (0.1, 0.5)
+    assert found[id(head.scale)] == (10.0, 0.0)
+    assert len(found) == sum(1 for module in (body, head) for _ in module.parameters())
+
+
+def test_a_misspelt_declaration_fails() -> None:
+    head = Head(4)
+    head.no_weight_decay = ("scal",)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match="scal"):
+        parameter_groups({"head": head}, OptimizerConfig())
+
+
+def test_every_trained_module_has_one_optimizer(tmp_path: Path) -> None:
+    task = toy(tmp_path)
+    task.optimizers = {"head": task.optimizers["head"]}
+    with pytest.raises(ConfigError, match="module 'body' has parameters"):
+        fit(task, task.config.train)
+    spec = OptimizerSpec(OptimizerConfig(), ("body", "head"))
+    task.optimizers = {"head": task.optimizers["head"], "all": spec}
+    with pytest.raises(ConfigError, match="trained by 'head' too"):
+        fit(task, task.config.train)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.out = nn.Linear(4, 10, bias=False)
+        self.out.weight = self.embedding.weight
+        self.norm = nn.BatchNorm1d(4)
+
+
+@pytest.mark.parametrize("max_shard_bytes", [None, 60])
+def test_weights_round_trip(tmp_path: Path, max_shard_bytes: int | None) -> None:
+    first, second = Tied(), Tied()
+    save_weights(tmp_path, {"tied": first}, max_shard_bytes=max_shard_bytes)
+    assert (len(list(tmp_path.iterdir())) > 1) == (max_shard_bytes is not None)
+    load_weights(tmp_path, {"tied": second})
+    for key, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[key])
+    assert second.out.weight is second.embedding.weight
+
+
+def test_loading_is_strict(tmp_path: Path) -> None:
+    save_weights(tmp_path, {"a": nn.Linear(2, 3)}, dtype=torch.float16)
+    load_weights(tmp_path, {"a": nn.Linear(2, 3)})
+    with pytest.raises(EligoError, match=r"(?s)missing: a.0.weight.*unexpected: a.weight"):
+        load_weights(tmp_path, {"a": nn.Sequential(nn.Linear(2, 3))})
+    with pytest.raises(EligoError, match=r"shape of a.weight: \(3, 2\) stored, \(4, 2\) expected"):
+        load_weights(tmp_path, {"a": nn.Linear(2, 4)})
+    with pytest.raises(InputError, match=r"no weights for 'b'.*b\.safetensors"):
+        load_weights(tmp_path, {"b": nn.Linear(2, 3)})
+
+
+def test_average_swaps_in_and_out() -> None:
+    module = nn.Linear(2, 2)
+    average = WeightAverage({"m": module}, decay=0.5)
+    before = module.weight.detach().clone()
+    with torch.no_grad():
+        module.weight += 1
+    average.update(step=100)
+    with average.swapped():
+        torch.testing.assert_close(module.weight, before + 0.5)
+    torch.testing.assert_close(module.weight, before + 1)

@@ -42,10 +42,14 @@ def things(graph: Any, scene: int) -> list[Thing]:
     for slot in range(graph.exists.shape[1]):
         if graph.exists[scene, slot]:
             values = graph.attributes[scene, slot].tolist()
-            names = [words.VALUES[i][v] for i, v in enumerate(values)]
-            place = [int(t[scene, slot]) for t in (graph.x, graph.y, graph.radius, graph.depth)]
+            look: dict[str, Any] = {
+                words.ATTRIBUTES[i]: words.VALUES[i][v] for i, v in enumerate(values)
+            }
+            place: dict[str, Any] = {
+                n: int(getattr(graph, n)[scene, slot]) for n in ("x", "y", "radius", "depth")
+            }
             solid = bool(graph.solid[scene, slot])
-            found.append(Thing(slot, int(graph.kind[slot]), *names, *place, solid))
+            found.append(Thing(slot, int(graph.kind[slot]), **look, **place, solid=solid))
     return found
 
 
@@ -64,7 +68,7 @@ _ADJECTIVES = (
 _ONE = rf"({_ADJECTIVES}(?:thing|{_any(words.SHAPES)}))"
 _MANY = rf"({_ADJECTIVES}(?:things|{_any(words.PLURALS)}))"
 _RELATION = f"({_any(words.RELATIONS)})"
-_SINGULAR = dict(zip(words.PLURALS, words.SHAPES, strict=True))
+_SINGULAR: dict[str, str] = dict(zip(words.PLURALS, words.SHAPES, strict=True))
 
 
 def read_phrase(phrase: str) -> dict[str, str]:

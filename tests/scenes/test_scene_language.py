@@ -114,6 +114,27 @@ def test_the_question_alone_tells_nothing() -> None:
         assert abs(blind - chance) <= 0.05, f"{family}: blind {blind:.3f}, chance {chance:.3f}"
 
 
+def test_the_form_of_a_comparison_tells_nothing() -> None:
+    """The most frequent answer given which attributes the phrases name, and which they share."""
+    asked = draw_questions(draw_scenes(SceneConfig(), "train", range(1500)), 16, ("comparison",))
+    phrases = torch.stack([asked.first, asked.second], -1)[asked.valid]  # (questions, 4, 2)
+    shared = (phrases[..., 0] == phrases[..., 1]) & (phrases >= 0).all(-1)
+    form = torch.cat([asked.kind[asked.valid][:, None], (phrases >= 0).flatten(1), shared], 1)
+    rows = [tuple(row) for row in form.tolist()]
+    truths = asked.answer[asked.valid].tolist()
+    half = len(rows) // 2
+    seen: dict[tuple, Counter] = defaultdict(Counter)
+    for row, truth in zip(rows[:half], truths[:half], strict=True):
+        seen[row][truth] += 1
+    right: dict[int, list] = defaultdict(list)
+    for row, truth in zip(rows[half:], truths[half:], strict=True):
+        right[row[0]].append(seen[row].most_common(1)[0][0] == truth if row in seen else 0.5)
+    assert len(right) == 6
+    for kind, hits in right.items():
+        blind = sum(hits) / len(hits)
+        assert blind <= 0.56, f"{KINDS[kind].name}: blind {blind:.3f} of {len(hits)}"
+
+
 def test_families_and_weights_are_kept() -> None:
     graph = world("train")[:200]
     families = ("count", "relation")

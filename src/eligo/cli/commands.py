@@ -26,11 +26,15 @@ class Command:
 COMMANDS = {
     "info": Command("eligo.cli.info:run", "versions, devices, extras and shipped models"),
     "demo": Command("eligo.cli.demo:run", "see the embedded world: a page of scenes, in seconds"),
+    "scenes evaluate-vlm": Command(
+        "eligo.cli.scenes_evaluate_vlm:run", "how often the tiny LLaVA answers right"
+    ),
     "scenes export": Command(
         "eligo.cli.scenes_export:run", "scenes as files, in the formats of VQAv2, NYU and others"
     ),
     "scenes stats": Command(
         "eligo.cli.scenes_stats:run", "what a world is made of, and what blind answers reach"
     ),
+    "scenes train-vlm": Command("eligo.cli.scenes_train_vlm:run", "train a tiny LLaVA"),
     "search": Command("eligo.cli.search:run", "search the hyper-parameters of a run"),
 }

@@ -18,6 +18,8 @@ from eligo.errors import ConfigError
 TASKS: dict[str, str] = {
     "scenes.export": "eligo.scenes.export:ExportConfig",
     "scenes.stats": "eligo.scenes.stats:StatsConfig",
+    "scenes.evaluate-vlm": "eligo.scenes.vlm.evaluate:VlmEvaluationConfig",
+    "scenes.train-vlm": "eligo.scenes.vlm.train:VlmTrainConfig",
 }
 
 

@@ -1,14 +1,13 @@
 """`eligo scenes export`: scenes as files, in the formats that people have."""
 
 from pathlib import Path
-from typing import Annotated
 
 from eligo.cli.console import print_result
 from eligo.scenes.export import ExportConfig, export_scenes
 from eligo.train.progress import ProgressBar
 
 
-def run(config: Annotated[ExportConfig, "jsonl"], *, out: Path, json: bool = False) -> None:
+def run(config: ExportConfig, *, out: Path, json: bool = False) -> None:
     """Write scenes as VQAv2, Karpathy-split captions, NYUDepthv2, SUN RGB-D or plain JSON lines.
 
     The same command again continues a stopped export, or adds scenes where more are asked for.

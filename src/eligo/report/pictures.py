@@ -32,6 +32,7 @@ _DEPTH_ANCHORS = (
 )
 _NO_DEPTH: Colour = (0, 0, 0)
 _GOLDEN_ANGLE = 180 * (3 - 5**0.5)
+_LIGHTNESS = (0.64, 0.8, 0.52, 0.72, 0.58)  # five: hues nearly repeat after 8, 13, 21 and 34
 _IGNORED: Colour = (0, 0, 0)
 
 
@@ -70,11 +71,11 @@ def depth_picture(
 def label_palette(count: int, first: Sequence[Colour] = ()) -> tuple[Colour, ...]:
     """`count` colours that are easy to tell apart; the `first` ones are taken as given.
 
-    Hues are steps of the golden angle in OKLCH, lightness alternates, so that neighbours in the
-    list are never neighbours in colour.
+    Hues are steps of the golden angle in OKLCH and lightness goes around, so that neighbours in
+    the list are never neighbours in colour.
     """
     made = (
-        _oklch(0.76 if index % 2 else 0.62, 0.145, 30 + _GOLDEN_ANGLE * index)
+        _oklch(_LIGHTNESS[index % len(_LIGHTNESS)], 0.145, 30 + _GOLDEN_ANGLE * index)
         for index in range(max(0, count - len(first)))
     )
     return (*first, *made)[:count]

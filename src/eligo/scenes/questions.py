@@ -79,6 +79,9 @@ _ASKING = ((COLOUR, SHAPE), (TEXTURE, SHAPE), (SIZE, SHAPE), (COLOUR, TEXTURE))
 # A wanted count is often not to be had in a scene; these weights make the counts that remain even
 # (found by iterating `eligo scenes stats` on the training split).
 _COUNT_WEIGHTS = (46, 56, 92, 160, 340)
+# Likewise, how often "yes" is wanted when size, colour, texture are compared: pairs that share one
+# are rarer (from 10,000 training scenes).
+_SAME_PERCENT = (50, 58, 54)
 _TRIES = 3
 
 
@@ -295,12 +298,15 @@ class _Drawer:
         return self.draft(found, KIND_ID["more"], first, answer, deciding, second)
 
     def same(self, key: Tensor) -> _Draft:
-        yes = draws.integer(key, "wanted", 2) == 0
         attribute = draws.integer(key, "attribute", 3)
+        percent = torch.tensor(_SAME_PERCENT, device=self.device)[attribute]
+        yes = draws.integer(key, "wanted", 100) < percent
         equal = self.equal.movedim(-1, 1)[:, :3]  # (scenes, attributes, i, j)
         index = attribute[..., None, None].expand(-1, -1, *equal.shape[-2:])
-        equal = equal.gather(1, index)
-        first, second, found, deciding = self.two(key, attribute, equal == yes[..., None, None])
+        allowed = equal.gather(1, index) == yes[..., None, None]
+        # Repeats share colour and shape: two of a shape would mostly have the same colour, too.
+        allowed &= (attribute != COLOUR)[..., None, None] | ~self.equal[:, None, ..., SHAPE]
+        first, second, found, deciding = self.two(key, attribute, allowed)
         kind = KIND_ID["same size"] + attribute
         answer = torch.where(yes, YES, NO)
         return self.draft(found, kind, first, answer, deciding, second)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from pydantic import Field
 from torch import Tensor
 
@@ -56,6 +56,8 @@ class Row:
     """Accuracy of guessing evenly among the answers the kind can have."""
     blind: float
     """Accuracy of the blind baseline."""
+    seen: float
+    """Share of the questions whose very text the baseline met in training."""
     interval: tuple[float, float]
     """Its 95 % Wilson interval."""
     fair: bool
@@ -94,13 +96,13 @@ def scene_stats(config: StatsConfig, on_progress: Callable[[int], None] | None =
     """Draw scenes and questions, and count; `on_progress` hears how many scenes are done."""
     train = _sample(config, "train", on_progress)
     test = _sample(config, "validation", on_progress, done=config.train)
-    guess = _blind_answers(train, test)
+    guess, seen = _blind_answers(train, test)
     rows = []
     for number, family in enumerate(FAMILIES):
         kinds = [index for index, owner in enumerate(FAMILY_OF) if owner == number]
-        rows.append(_row(test, guess, kinds, family, "all"))
+        rows.append(_row(test, guess, seen, kinds, family, "all"))
         if len(kinds) > 1:
-            rows += [_row(test, guess, [kind], family, KINDS[kind].name) for kind in kinds]
+            rows += [_row(test, guess, seen, [kind], family, KINDS[kind].name) for kind in kinds]
     return Stats(
         rows,
         _objects(draw_scenes(config.scenes, "validation", range(config.validation))),
@@ -130,8 +132,11 @@ def _chunks(scenes: int) -> Iterator[range]:
     return (range(start, min(start + _CHUNK, scenes)) for start in range(0, scenes, _CHUNK))
 
 
-def _blind_answers(train: _Sample, test: _Sample) -> Int64[Tensor, " questions"]:
-    """The most frequent training answer to each test question's text; to its kind, if unseen."""
+def _blind_answers(
+    train: _Sample, test: _Sample
+) -> tuple[Int64[Tensor, " questions"], Bool[Tensor, " questions"]]:
+    """The most frequent training answer to each test question's text, or to its kind where the
+    text was not seen; and whether it was."""
     valid = train.answer >= 0
     by_kind = torch.zeros(len(KINDS), len(ANSWERS), dtype=torch.int64)
     by_kind.index_put_((train.kind[valid], train.answer[valid]), torch.tensor(1), accumulate=True)
@@ -140,10 +145,12 @@ def _blind_answers(train: _Sample, test: _Sample) -> Int64[Tensor, " questions"]
     by_text.index_put_((place, train.answer[valid]), torch.tensor(1), accumulate=True)
     at = torch.searchsorted(texts, test.text).clamp(max=len(texts) - 1)
     seen = texts[at] == test.text
-    return torch.where(seen, by_text.argmax(-1)[at], by_kind.argmax(-1)[test.kind])
+    return torch.where(seen, by_text.argmax(-1)[at], by_kind.argmax(-1)[test.kind]), seen
 
 
-def _row(test: _Sample, guess: Tensor, kinds: list[int], family: str, name: str) -> Row:
+def _row(
+    test: _Sample, guess: Tensor, seen: Tensor, kinds: list[int], family: str, name: str
+) -> Row:
     mine = torch.isin(test.kind, torch.tensor(kinds))
     valid = mine & (test.answer >= 0)
     count = int(valid.sum())
@@ -161,6 +168,7 @@ def _row(test: _Sample, guess: Tensor, kinds: list[int], family: str, name: str)
         valid=count / max(1, int(mine.sum())),
         chance=chance,
         blind=blind,
+        seen=int(seen[valid].sum()) / max(1, count),
         interval=interval,
         fair=blind <= chance + MARGIN or interval[0] <= chance,
         answers=share,

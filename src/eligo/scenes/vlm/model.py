@@ -5,6 +5,7 @@ projector pair, a Llama decoder: whatever is done to it is done through the code
 LLaVA. Departs from LLaVA-1.5 in size, and in a word-level tokenizer of the scenes' vocabulary.
 """
 
+from copy import deepcopy
 from importlib.resources import files
 from pathlib import Path
 
@@ -167,10 +168,6 @@ def load_vlm(
 def save_vlm(
     model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: str | Path
 ) -> None:
-    """Write a folder that `load_vlm` and stock `from_pretrained` read: half precision, 10 MB shards."""
-    weights = {
-        name: tensor.half() if tensor.is_floating_point() else tensor
-        for name, tensor in model.state_dict().items()
-    }
-    model.save_pretrained(folder, state_dict=weights, max_shard_size="10MB")
+    """Write a folder for `load_vlm` and stock `from_pretrained`: half precision, 10 MB shards."""
+    deepcopy(model).half().save_pretrained(folder, max_shard_size="10MB")
     processor.save_pretrained(folder)

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from accelerate import PartialState
 from jaxtyping import Bool, Float, Int64
 from pydantic import Field
 from torch import Tensor
@@ -25,8 +26,30 @@ from eligo.scenes.phrases import word_ids
 from eligo.scenes.questions import ANSWERS, FAMILIES, FAMILY_OF, Questions, draw_questions
 from eligo.scenes.render import Rendered, render
 from eligo.scenes.vlm.heads import PatchTargets, PhraseHeads, VisionHeads, patch_targets
-from eligo.scenes.vlm.model import ASSISTANT, BOS, EOS, FIRST_WORD, PAD, USER, VlmConfig, build_vlm
-from eligo.train import OptimizerConfig, OptimizerSpec, Progress, StepOutput, Task, TrainConfig
+from eligo.scenes.vlm.model import (
+    ASSISTANT,
+    BOS,
+    EOS,
+    FIRST_WORD,
+    PAD,
+    USER,
+    VlmConfig,
+    build_processor,
+    build_vlm,
+    save_vlm,
+)
+from eligo.train import (
+    FitResult,
+    OptimizerConfig,
+    OptimizerSpec,
+    Progress,
+    StepOutput,
+    Task,
+    TrainConfig,
+    fit,
+    load_weights,
+    seed_everything,
+)
 
 _LENGTH = 20  # question (at most 15 words), ASSISTANT:, answer (at most 2), </s>
 _ANSWER = 3  # tokens to learn: answer and </s>
@@ -36,7 +59,7 @@ _AHEAD = 16  # steps whose scenes are drawn together
 class VlmTrainConfig(Config):
     """One training run of the tiny LLaVA."""
 
-    task: Literal["vlm"] = "vlm"
+    task: Literal["scenes.train-vlm"] = "scenes.train-vlm"
     """What this file trains."""
     train: TrainConfig
     """The loop."""
@@ -309,3 +332,15 @@ def _compile_layers(model: LlavaForConditionalGeneration) -> None:
     blocks = [m for m in llava.vision_tower.modules() if type(m).__name__ == "CLIPEncoderLayer"]
     for block in [*blocks, *llava.language_model.layers]:
         block.forward = torch.compile(block.forward, dynamic=False)
+
+
+def train_vlm(config: VlmTrainConfig, *, resume: bool = False) -> FitResult:
+    """Train, then write the best weights as a model folder: `<run>/model`."""
+    seed_everything(config.train.seed)
+    task = config.build()
+    result = fit(task, config.train, resume=resume)
+    if PartialState().is_main_process:
+        model = build_vlm(config.model)
+        load_weights(result.folder / "best", {"vlm": model})
+        save_vlm(model, build_processor(config.model), result.folder / "model")
+    return result

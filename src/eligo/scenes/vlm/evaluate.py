@@ -1,0 +1,220 @@
+"""How often the tiny LLaVA is right: held-out questions through stock `generate`.
+
+Every question is a prompt of its own with an image of its own, on the test split. Beside it stand
+chance, the blind baseline (the most frequent training answer to the same words), and the same model
+shown an empty grey image. Objects with a colour-shape pair that training never showed are reported
+apart as well.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from eligo.config import Config
+from eligo.report.intervals import wilson_interval
+from eligo.scenes.config import SceneConfig
+from eligo.scenes.graph import Split, draw_scenes
+from eligo.scenes.questions import ANSWERS, CHANCE, FAMILIES, draw_questions
+from eligo.scenes.render import render
+from eligo.scenes.vlm.model import PROMPT, load_vlm
+
+BAR = 0.95
+"""What the model must reach in every family."""
+_CHUNK = 64
+
+
+class VlmEvaluationConfig(Config):
+    """What to ask, and whom."""
+
+    task: Literal["scenes.evaluate-vlm"] = "scenes.evaluate-vlm"
+    """Which kind of config this is."""
+    model: Path | None = None
+    """Folder of the model; none: the shipped one."""
+    questions: int = Field(default=600, ge=len(FAMILIES))
+    """Questions in all, the same number from each family."""
+    batch_size: int = Field(default=1, ge=1)
+    """Prompts in one call of `generate`; each holds one image and one question."""
+    device: str = "auto"
+    """Where to run: auto, cpu or cuda."""
+    scenes: SceneConfig = SceneConfig()
+    """The world."""
+    split: Split = "test"
+    """Which scenes."""
+    blind_scenes: int = Field(default=4000, ge=1)
+    """Training scenes on which the blind baseline is fitted."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question, what was answered, and what would have been right."""
+
+    family: str
+    question: str
+    answer: str
+    chance: float
+    held_out: bool
+    """Whether an object that decides it has a colour-shape pair unknown from training."""
+    said: str = ""
+    said_grey: str = ""
+    """What the model says to an empty grey image."""
+    blind: str = ""
+    """What the blind baseline says."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of right answers, with its 95 % interval and what it is a share of."""
+
+    right: int
+    asked: int
+
+    @property
+    def value(self) -> float:
+        """The share itself."""
+        return self.right / self.asked if self.asked else float("nan")
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's."""
+        return wilson_interval(self.right, self.asked)
+
+
+@dataclass(frozen=True)
+class FamilyRow:
+    """One family of questions (or all of them)."""
+
+    family: str
+    accuracy: Share
+    held_out: Share
+    grey: Share
+    blind: Share
+    chance: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the bar is reached."""
+        return self.accuracy.value >= BAR
+
+
+def draw_exam(config: VlmEvaluationConfig) -> Iterator[tuple[Asked, Tensor]]:
+    """Questions with their images (3, height, width), family by family, a scene each."""
+    each = config.questions // len(FAMILIES)
+    for number, family in enumerate(FAMILIES):
+        found, start = 0, number * 1_000_000  # no scene serves two families
+        while found < each:
+            graph = draw_scenes(config.scenes, config.split, range(start, start + _CHUNK))
+            start += _CHUNK
+            questions = draw_questions(graph, 1, (family,))
+            rows = questions.valid[:, 0].nonzero()[:, 0][: each - found]
+            images = render(graph).rgb
+            unknown = (questions.deciding[:, 0] & graph.held_out).any(-1)
+            for row in rows.tolist():
+                yield (
+                    Asked(
+                        family=family,
+                        question=questions.text(row, 0),
+                        answer=questions.answer_text(row, 0),
+                        chance=CHANCE[int(questions.kind[row, 0])],
+                        held_out=bool(unknown[row]),
+                    ),
+                    images[row],
+                )
+            found += len(rows)
+
+
+def fit_blind(config: VlmEvaluationConfig) -> Callable[[str], str]:
+    """The most frequent training answer to the same words (else to the same first two words)."""
+    tallies: dict[str, list[int]] = {}
+    for start in range(0, config.blind_scenes, _CHUNK * 8):
+        stop = min(start + _CHUNK * 8, config.blind_scenes)
+        graph = draw_scenes(config.scenes, "train", range(start, stop))
+        questions = draw_questions(graph, 12)
+        for scene, place in questions.valid.nonzero().tolist():
+            text = questions.text(scene, place)
+            answer = int(questions.answer[scene, place])
+            for known in (text, _opening(text)):
+                tallies.setdefault(known, [0] * len(ANSWERS))[answer] += 1
+
+    def answer(text: str) -> str:
+        tally = tallies.get(text) or tallies.get(_opening(text)) or [1]
+        return ANSWERS[tally.index(max(tally))]
+
+    return answer
+
+
+def _opening(text: str) -> str:
+    return " ".join(text.split()[:3])
+
+
+def evaluate_vlm(
+    config: VlmEvaluationConfig, on_progress: Callable[[int], None] | None = None
+) -> list[Asked]:
+    """Ask all questions; `on_progress` hears how many are done."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, processor = load_vlm(config.model, device=device)
+    blind = fit_blind(config)
+    results: list[Asked] = []
+
+    def generate(asked: list[Asked], images: list[Tensor]) -> list[str]:
+        inputs = processor(
+            images=images,
+            text=[PROMPT.format(question=item.question) for item in asked],
+            padding=True,
+            return_tensors="pt",
+        ).to(device)
+        output = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+        texts = processor.batch_decode(
+            output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+        )
+        return [text.strip() for text in texts]
+
+    def ask(batch: list[tuple[Asked, Tensor]]) -> None:
+        asked, images = [item for item, _ in batch], [image for _, image in batch]
+        said = generate(asked, images)
+        grey = generate(asked, [torch.full_like(image, 128) for image in images])
+        results.extend(
+            replace(item, said=one, said_grey=other, blind=blind(item.question))
+            for item, one, other in zip(asked, said, grey, strict=True)
+        )
+        if on_progress is not None:
+            on_progress(len(results))
+
+    batch: list[tuple[Asked, Tensor]] = []
+    for pair in draw_exam(config):
+        batch.append(pair)
+        if len(batch) == config.batch_size:
+            ask(batch)
+            batch = []
+    if batch:
+        ask(batch)
+    return results
+
+
+def summarise(results: list[Asked]) -> list[FamilyRow]:
+    """One row per family, and one for all of them."""
+    rows = []
+    for family in (*FAMILIES, "all"):
+        mine = [item for item in results if family in (item.family, "all")]
+        apart = [item for item in mine if item.held_out]
+        rows.append(
+            FamilyRow(
+                family=family,
+                accuracy=_share(mine, "said"),
+                held_out=_share(apart, "said"),
+                grey=_share(mine, "said_grey"),
+                blind=_share(mine, "blind"),
+                chance=sum(item.chance for item in mine) / max(1, len(mine)),
+            )
+        )
+    return rows
+
+
+def _share(results: list[Asked], field: str) -> Share:
+    return Share(sum(getattr(item, field) == item.answer for item in results), len(results))

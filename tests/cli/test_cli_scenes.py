@@ -1,0 +1,65 @@
+"""`eligo scenes export` and `eligo scenes stats` from the command line."""
+
+import json
+
+import pytest
+
+from eligo.cli import main
+
+SMALL = ("--train", "3", "--validation", "1", "--test", "1")
+TINY = ("--scenes.height", "48", "--scenes.width", "48")
+
+
+def test_export_and_again(tmp_path, capsys):
+    command = ["scenes", "export", "nyu", "--out", str(tmp_path), *SMALL, "--json"]
+    assert main(command) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert (first["scenes"], first["pictures_written"]) == (5, 15)
+    assert (tmp_path / "Label" / "test_000000.png").exists()
+    assert main(command) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["pictures_written"], again["pictures_found"]) == (0, 15)
+    assert main([*command, "--depth", "png8"]) == 2
+    assert "holds another export (depth 'metric' there, 'png8' now)" in capsys.readouterr().err
+
+
+def test_export_without_a_config_is_plain_json_lines(tmp_path, capsys):
+    assert main(["scenes", "export", "--out", str(tmp_path), *SMALL, *TINY]) == 0
+    assert "train.jsonl" in capsys.readouterr().out
+    assert len((tmp_path / "train.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["scenes", "export", "nuy", "--out", "x"], "did you mean nyu?"),
+        (["scenes", "export", "vqa"], "--out"),
+        (["scenes", "export", "vqa", "--out", "x", "--scenes.painted", "1"], "painted"),
+        (["scenes", "stats", "--questions", "0"], "--questions"),
+        (["scenes", "stats", "nyu"], "this command runs StatsConfig tasks"),
+    ],
+)
+def test_mistakes(args, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 2
+    told = capsys.readouterr()
+    assert message in told.err
+    assert "Traceback" not in told.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_stats(capsys):
+    flags = ("--train", "60", "--validation", "40")
+    assert main(["scenes", "stats", *flags]) == 0
+    table = capsys.readouterr().out
+    for word in ("lookup", "same colour", "blind", "held-out pairs", "OK"):
+        assert word in table
+    assert main(["scenes", "stats", *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["family"] for row in found["questions"]} >= {"count", "relation"}
+    assert found["held_out"]["train"] == 0
+
+
+def test_stats_of_a_world_without_questions(capsys):
+    assert main(["scenes", "stats", "--scenes.painted", "1"]) == 2
+    assert "painted=0" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Which vision tokens survive inside the language model?"""

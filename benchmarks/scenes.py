@@ -10,25 +10,21 @@ loader with two workers would run.
 
 import json
 import multiprocessing
-import os
-import platform
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 import tyro
 
-import eligo
+from eligo.files import write_text
+from eligo.report.provenance import provenance
 from eligo.scenes.config import ROOMS, SceneConfig
 from eligo.scenes.graph import draw_scenes
+from eligo.scenes.painter import render
 from eligo.scenes.questions import draw_questions
-from eligo.scenes.render import render
 
 RESULTS = Path(__file__).parent / "results" / "scenes.json"
 CORES = 2
@@ -153,34 +149,12 @@ def _worker(job: tuple[str, int, float]) -> float:
 
 def _record(device: str, rates: dict[str, Rate]) -> None:
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    found[device] = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": _hardware(device),
-        "command": shlex.join(["python", "benchmarks/scenes.py", *sys.argv[1:]]),
-        "versions": {
-            "eligo": eligo.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
-        "rates": {name: asdict(rate) for name, rate in rates.items()},
+    found[device] = provenance("python benchmarks/scenes.py", device) | {
+        "rates": {name: asdict(rate) for name, rate in rates.items()}
     }
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    temporary = RESULTS.with_name(f".{RESULTS.name}.tmp")
-    temporary.write_text(json.dumps(found, indent=2) + "\n")
-    temporary.replace(RESULTS)
+    write_text(RESULTS, json.dumps(found, indent=2) + "\n")
     for name, rate in rates.items():
         print(f"{device}: {name}: {rate.median:,.0f} ({rate.low:,.0f}-{rate.high:,.0f})")
-
-
-def _hardware(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
-    return f"{model}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} at the end"
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
 import eligo.config
-from eligo._yaml import dump_yaml, parse_yaml
 from eligo.config import Config, find_config, load_config, save_config, shipped_configs
+from eligo.config.yaml import dump_yaml, parse_yaml
 from eligo.errors import ConfigError
 
 

@@ -17,6 +17,10 @@ class ConfigError(InputError):
     """A config file or flag is wrong: names the file, the key and the nearest valid key."""
 
 
+class OutputError(InputError, OSError):
+    """A file cannot be written: a folder that is none or may not be written to, a full disk."""
+
+
 class MissingExtraError(EligoError, ImportError):
     """An optional dependency is not installed; names the extra that brings it."""
 

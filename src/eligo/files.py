@@ -1,30 +1,34 @@
 """Files that are either whole or not there: written under a temporary name, then renamed."""
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
-from eligo.errors import InputError
+from eligo.errors import OutputError
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[Path]:
+def writing(path: str | Path, *, make_folder: bool = True) -> Iterator[Path]:
     """A temporary path to write to; it becomes `path` if nothing went wrong, else it goes.
 
     >>> with writing("runs/note.txt") as temporary:  # doctest: +SKIP
     ...     temporary.write_text("whole")
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error}); choose another place") from error
+        raise OutputError(
+            f"{path}: cannot be written ({error}); give a file in an existing, writable folder"
+        ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # mostly renamed by now, and its folder may be no folder
+            temporary.unlink()
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -32,3 +36,9 @@ def write_text(path: str | Path, text: str) -> Path:
     with writing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return Path(path)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what a killed process left of files that it was `writing`, here and in subfolders."""
+    for leftover in folder.rglob(".*.tmp"):
+        leftover.unlink(missing_ok=True)

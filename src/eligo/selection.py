@@ -10,7 +10,6 @@ checked on construction where looking at them is free (eager tensors on the CPU)
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.errors import InputError
+from eligo.files import writing
 from eligo.ops._checks import values_are_free
 
 _FORMAT = "eligo.selection.v1"
@@ -118,19 +118,13 @@ class Selection:
         return Selection(**{name: tensor.to(device) for name, tensor in self._tensors().items()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as safetensors; a reader never sees half a file (temporary name, then rename)."""
-        path = Path(path)
+        """Write as safetensors; a reader never sees half a file."""
         tensors = {name: t.detach().cpu().contiguous() for name, t in self._tensors().items()}
-        temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-        try:
-            save_file(tensors, temporary, metadata={"format": _FORMAT})
-            temporary.replace(path)
-        except (OSError, SafetensorError) as error:
-            raise InputError(
-                f"{path}: cannot be written ({error}); give a file in an existing, writable folder"
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        with writing(Path(path), make_folder=False) as temporary:
+            try:
+                save_file(tensors, temporary, metadata={"format": _FORMAT})
+            except SafetensorError as error:  # how it reports a full disk or a missing folder
+                raise OSError(error) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Selection":

@@ -7,7 +7,7 @@ from PIL import Image
 
 from eligo.cli import main
 from eligo.scenes import SceneConfig, SceneDataset
-from eligo.scenes.questions import FAMILIES
+from eligo.scenes.question_kinds import FAMILIES
 
 
 def test_demo(tmp_path, monkeypatch, capsys):

@@ -60,6 +60,21 @@ def test_equals_loop(case: Ragged, share: float):
         assert rows(new_sizes)[i][len(kept) :].eq(0).all()
 
 
+@quick
+@given(ragged(batch=(3,)))
+def test_number_per_row(case: Ragged):
+    num_tokens = case.scores.shape[-1]
+    numbers = torch.randint(0, num_tokens // 2 + 1, (3,), generator=case.generator)
+    features = case.randn(3)
+    together = bipartite_match(features, numbers, case.mask)
+    assert together.kept.shape == case.mask.shape
+    for i, number in enumerate(numbers.tolist()):
+        alone = bipartite_match(features[i], number, case.mask[i])
+        assert together.kept[i, : num_tokens - number].equal(alone.kept)
+        assert together.kept[i, num_tokens - number :].eq(-1).all()
+        assert together.destination[i].equal(alone.destination)
+
+
 def test_sizes_add_up_over_rounds():
     tokens, sizes = torch.randn(2, 16, 4), None
     origin = tokens
@@ -111,6 +126,8 @@ def test_bfloat16_values_and_gradient():
 def test_cannot_merge_more_than_half(num_merged: int):
     with pytest.raises(InputError, match="expected 0 to 3"):
         bipartite_match(torch.randn(1, 7, 2), num_merged)
+    with pytest.raises(InputError, match="expected 0 to 3"):
+        bipartite_match(torch.randn(1, 7, 2), torch.tensor([num_merged]))
 
 
 def test_matching_is_a_plain_pair():

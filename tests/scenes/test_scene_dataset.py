@@ -14,10 +14,10 @@ from eligo.scenes import (
     draw_questions,
     draw_scenes,
     label_names,
-    render_scenes,
+    render,
 )
 from eligo.scenes.dataset import collate_scenes
-from eligo.scenes.questions import FAMILIES, KINDS
+from eligo.scenes.question_kinds import FAMILIES, KINDS
 
 SMALL = SceneConfig(height=48, width=64)
 PIXELS = ("rgb", "depth", "depth_mask", "labels", "instances")
@@ -33,7 +33,7 @@ def same(left, right):
 def test_an_item_is_what_the_batched_functions_draw():
     dataset = SceneDataset(SMALL, "validation", 20, num_questions=5, num_captions=3)
     graph = draw_scenes(SMALL, "validation", range(20))
-    rendered, asked = render_scenes(graph), draw_questions(graph, 5)
+    rendered, asked = render(graph), draw_questions(graph, 5)
     captions, dense = draw_captions(graph, 3), draw_dense_captions(graph)
     for index in (0, 7, 19):
         item = dataset[index]

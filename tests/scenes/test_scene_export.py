@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from eligo.config import load_config, shipped_configs
+from eligo.config import load_config, read_layer, shipped_configs
 from eligo.errors import ConfigError, EligoError, InputError
 from eligo.scenes import (
     ROOMS,
@@ -19,9 +19,10 @@ from eligo.scenes import (
     draw_questions,
     draw_scenes,
     label_names,
-    render_scenes,
+    render,
 )
 from eligo.scenes.export import ExportConfig, export_scenes
+from eligo.scenes.formats import FORMATS
 
 SMALL = SceneConfig(height=48, width=64)
 SPLITS = {"train": 5, "validation": 2, "test": 3}
@@ -59,7 +60,7 @@ def test_vqa_files(tmp_path):
         assert asked["task_type"] == "Open-Ended"
         assert asked["data_subtype"] == told["data_subtype"] == folder
         graph = draw_scenes(SMALL, split, range(size))
-        drawn, rgb = draw_questions(graph, 4), render_scenes(graph).rgb
+        drawn, rgb = draw_questions(graph, 4), render(graph).rgb
         expected = [
             (first + scene, drawn.text(scene, place), drawn.answer_text(scene, place))
             for scene in range(size)
@@ -107,7 +108,7 @@ def test_caption_files(tmp_path):
     for split, size in SPLITS.items():
         graph = draw_scenes(SMALL, split, range(size))
         captions, full = draw_captions(graph, 5), draw_dense_captions(graph)
-        rgb = render_scenes(graph).rgb.permute(0, 2, 3, 1).numpy()
+        rgb = render(graph).rgb.permute(0, 2, 3, 1).numpy()
         for scene in range(size):
             image = next(images)
             assert (read(tmp_path / "images" / image["filename"]) == rgb[scene]).all()
@@ -138,7 +139,7 @@ def test_room_folders(tmp_path, kind, labels, options):
     assert tuple(names) == label_names(ROOM)
     tags = {row["id"]: row["tags"] for row in lines(tmp_path / "tags.jsonl")}
     for split, short in (("train", "train"), ("validation", "val"), ("test", "test")):
-        rendered = render_scenes(draw_scenes(ROOM, split, range(SPLITS[split])))
+        rendered = render(draw_scenes(ROOM, split, range(SPLITS[split])))
         depth, seen = rendered.depth, torch.ones_like(rendered.depth, dtype=torch.bool)
         if config.sensor:
             depth, seen = rendered.sensor_depth()
@@ -172,7 +173,7 @@ def test_room_folders(tmp_path, kind, labels, options):
 def test_json_lines(tmp_path):
     export(tmp_path, "jsonl", image="png", questions=3, captions=2)
     graph = draw_scenes(SMALL, "test", range(3))
-    rendered, asked = render_scenes(graph), draw_questions(graph, 3)
+    rendered, asked = render(graph), draw_questions(graph, 3)
     captions, dense = draw_captions(graph, 2), draw_dense_captions(graph)
     rows = lines(tmp_path / "test.jsonl")
     questions = lines(tmp_path / "test_questions.jsonl")
@@ -268,7 +269,18 @@ def test_contradictions_are_refused():
     load_config(ExportConfig, {"format": "nyu", "scenes": {"painted": 1}})
 
 
-@pytest.mark.parametrize("name", shipped_configs("scenes"))
+EXPORTS = [
+    name
+    for name in shipped_configs("scenes")
+    if read_layer(f"scenes/{name}").tree["task"] == "scenes.export"
+]
+
+
+def test_every_format_ships_a_config():
+    assert sorted(EXPORTS) == sorted(FORMATS)
+
+
+@pytest.mark.parametrize("name", EXPORTS)
 def test_every_shipped_config_exports(tmp_path, name):
     config = load_config(ExportConfig, f"scenes/{name}")
     assert config.format == name

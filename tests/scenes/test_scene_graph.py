@@ -19,7 +19,7 @@ from eligo.scenes import (
     draw_dense_captions,
     draw_questions,
     draw_scenes,
-    render_scenes,
+    render,
     words,
 )
 from eligo.scenes.graph import GRID, SPLITS, UNIT
@@ -51,7 +51,7 @@ def everything(config: SceneConfig, split: str, indices: torch.Tensor, device: s
         for source in ("own", "shuffled")
     ]
     said = [draw_questions(graph, 5), draw_captions(graph, 3), draw_dense_captions(graph)]
-    return [graph, *said, *tags, render_scenes(graph)]
+    return [graph, *said, *tags, render(graph)]
 
 
 @settings(parent=quick, max_examples=12)
@@ -79,7 +79,7 @@ def test_a_scene_does_not_depend_on_its_batch(indices, config, split, data) -> N
 def test_slices_are_the_same_scenes() -> None:
     graph = draw_scenes(SMALL, "train", range(10))
     assert not differences(graph[3:7], draw_scenes(SMALL, "train", range(3, 7)))
-    assert not differences(render_scenes(graph)[3:7], render_scenes(graph[3:7]))
+    assert not differences(render(graph)[3:7], render(graph[3:7]))
 
 
 def test_fewer_questions_and_captions_are_the_first_of_many() -> None:

@@ -24,7 +24,7 @@ from eligo.scenes import (
 from eligo.scenes.captions import DENSE_LENGTH, DENSE_RELATIONS, SPARSE_LENGTH
 from eligo.scenes.graph import Split
 from eligo.scenes.phrases import VOCABULARY
-from eligo.scenes.questions import CHANCE, FAMILIES, FAMILY_OF, KINDS, Questions
+from eligo.scenes.question_kinds import CHANCE, FAMILIES, FAMILY_OF, KINDS, Questions
 
 CONFIG = SceneConfig(camouflaged=2)
 SCENES = 1000  # of each split: 2,000 in all

@@ -19,7 +19,7 @@ from eligo.scenes import (
     draw_questions,
     draw_scenes,
     label_names,
-    render_scenes,
+    render,
     swap_twins,
     words,
 )
@@ -34,7 +34,7 @@ SCENES = 100
 
 @cache
 def painted(world: str) -> Rendered:
-    return render_scenes(draw_scenes(WORLDS[world], "test", range(SCENES)))
+    return render(draw_scenes(WORLDS[world], "test", range(SCENES)))
 
 
 @pytest.mark.parametrize("world", ["rooms", "default"])
@@ -117,7 +117,7 @@ def test_labels_follow_instances(world: str) -> None:
 def test_camouflage_is_only_in_depth_and_pictures_only_in_rgb() -> None:
     shown = painted("rooms")
     graph = shown.graph
-    without = render_scenes(replace(graph, exists=graph.exists & (graph.kind != CAMOUFLAGED)))
+    without = render(replace(graph, exists=graph.exists & (graph.kind != CAMOUFLAGED)))
     assert torch.equal(shown.rgb, without.rgb)
     assert not torch.equal(shown.depth, without.depth)
     hidden = shown.visible_pixels()[graph.exists & (graph.kind == CAMOUFLAGED)]
@@ -126,7 +126,7 @@ def test_camouflage_is_only_in_depth_and_pictures_only_in_rgb() -> None:
     visible = graph.kind != CAMOUFLAGED
     assert torch.equal(shown.visible_pixels()[:, visible], without.visible_pixels()[:, visible])
 
-    without = render_scenes(replace(graph, exists=graph.exists & (graph.kind != PAINTED)))
+    without = render(replace(graph, exists=graph.exists & (graph.kind != PAINTED)))
     assert not torch.equal(shown.rgb, without.rgb)
     assert torch.equal(shown.depth, without.depth)
     assert torch.equal(shown.labels, without.labels)
@@ -149,7 +149,7 @@ def test_sensor_depth_is_noisy_and_has_holes() -> None:
 def test_any_resolution(size: tuple[int, int]) -> None:
     config = SceneConfig(height=size[0], width=size[1])
     graph = draw_scenes(config, "train", range(3))
-    shown = render_scenes(graph)
+    shown = render(graph)
     assert shown.rgb.shape == (3, 3, *size)
     assert shown.labels.shape == shown.depth.shape == (3, *size)
     assert (shown.visible_pixels()[graph.askable] > 0).all()
@@ -175,7 +175,7 @@ def test_class_tags_name_what_the_label_map_shows() -> None:
 
 def test_swapped_twins_look_the_same() -> None:
     shown = painted("rooms")
-    swapped = render_scenes(swap_twins(shown.graph))
+    swapped = render(swap_twins(shown.graph))
     assert torch.equal(shown.rgb, swapped.rgb)
     changed = shown.labels != swapped.labels
     assert changed.any()

@@ -7,7 +7,7 @@ import torch
 
 from eligo.scenes import SceneConfig, draw_questions, draw_scenes
 from eligo.scenes import stats as stats_module
-from eligo.scenes.questions import ANSWERS, FAMILIES, KINDS, Questions
+from eligo.scenes.question_kinds import ANSWERS, FAMILIES, KINDS, Questions
 from eligo.scenes.stats import StatsConfig, as_plain, scene_stats
 
 CONFIG = StatsConfig(train=300, validation=100, questions=8)

@@ -20,8 +20,12 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     script = Path(__file__).with_name("two_processes.py")
-    # What `accelerate launch` does for several processes; for CPUs alone it would want MPI.
-    launch = f"-m torch.distributed.run --nproc_per_node 2 --master_port {port}"
+    # Told of CPUs by a flag, `accelerate launch` would want MPI; told by the environment, it starts
+    # the processes as it does for GPUs.
+    launch = (
+        "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 "
+        f"--mixed_precision no --dynamo_backend no --main_process_port {port}"
+    )
     launched = subprocess.Popen(
         [sys.executable, *launch.split(), str(script), str(tmp_path / "two")],
         stdout=subprocess.PIPE,

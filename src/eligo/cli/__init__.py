@@ -99,7 +99,7 @@ def _verbs(family: str) -> dict[str, Command]:
 
 
 def _unknown_command(word: str, family: str | None) -> str:
-    from eligo._words import did_you_mean
+    from eligo.config.nearest import did_you_mean
 
     heads = _verbs(family) if family else dict.fromkeys(name.split()[0] for name in COMMANDS)
     place = f"eligo {family}" if family else "eligo"

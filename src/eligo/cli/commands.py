@@ -37,4 +37,13 @@ COMMANDS = {
     ),
     "scenes train-vlm": Command("eligo.cli.scenes_train_vlm:run", "train a tiny LLaVA"),
     "search": Command("eligo.cli.search:run", "search the hyper-parameters of a run"),
+    "tokens plan": Command(
+        "eligo.cli.tokens_plan:run", "how many vision tokens to keep, and where, to save so much"
+    ),
+    "tokens predict": Command(
+        "eligo.cli.tokens_predict:run", "answer a question from fewer tokens, and show which"
+    ),
+    "tokens export": Command(
+        "eligo.cli.tokens_export:run", "stage 1 as a module of its own, for serving engines"
+    ),
 }

@@ -3,6 +3,7 @@
 import json as json_module
 import logging
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
@@ -37,6 +38,9 @@ def configure_logging() -> None:
     logger = logging.getLogger("eligo")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
+    # Transformers draws bars of its own while it reads and writes weights. It looks here when it is
+    # imported, and importing it to tell it so would cost seconds.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def print_result(result: Any, json: bool) -> None:

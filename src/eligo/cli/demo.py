@@ -8,12 +8,13 @@ from PIL import Image
 from eligo import __version__
 from eligo.cli.console import print_result
 from eligo.errors import InputError
+from eligo.files import writing
 from eligo.report import page, pictures
 from eligo.report.page import Html, tag
 from eligo.scenes.config import ROOMS, SceneConfig
 from eligo.scenes.dataset import Asked, SceneDataset, SceneItem
-from eligo.scenes.questions import FAMILIES
-from eligo.scenes.render import label_names
+from eligo.scenes.painter import label_names
+from eligo.scenes.question_kinds import FAMILIES
 
 _DEPTH_RANGE = (1.0, 6.0)  # metres; one scale for all pictures
 _ASKED = 24  # questions drawn, to have one of each family
@@ -60,7 +61,8 @@ def run(out: Path = Path("runs/demo"), scenes: int = 6, json: bool = False) -> N
         ),
     )
     sheet = out / "contact_sheet.png"
-    _contact_sheet(items).save(sheet)
+    with writing(sheet) as temporary:
+        _contact_sheet(items).save(temporary, "PNG")
     if json:
         print_result({"page": index, "contact_sheet": sheet, "scenes": scenes}, json)
     else:

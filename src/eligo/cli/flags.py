@@ -16,10 +16,10 @@ import tyro
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from eligo._layers import default_of
-from eligo._problems import configs_in
-from eligo._yaml import dump_yaml, parse_value
 from eligo.config import Config
+from eligo.config.layers import default_of
+from eligo.config.problems import configs_in
+from eligo.config.yaml import dump_yaml, parse_value
 
 _SCALARS = (bool, int, float, str, Path, type(None))
 _FLAT = (list, tuple, set, frozenset)

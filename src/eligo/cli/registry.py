@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from eligo._words import did_you_mean
 from eligo.config import Config, Layer, Source, override, read_layer, validate
+from eligo.config.nearest import did_you_mean
 from eligo.errors import ConfigError
 
 TASKS: dict[str, str] = {

@@ -2,7 +2,9 @@
 
 from json import dumps
 from pathlib import Path
+from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from eligo.cli.console import print_result, results
@@ -11,7 +13,7 @@ from eligo.files import write_text
 from eligo.report.provenance import provenance
 from eligo.scenes.vlm.evaluate import (
     BAR,
-    FamilyRow,
+    Row,
     Share,
     VlmEvaluationConfig,
     evaluate_vlm,
@@ -34,60 +36,60 @@ def run(config: VlmEvaluationConfig, *, out: Path | None = None, json: bool = Fa
     rows = summarise(asked)
     document = {"bar": BAR, "rows": [_plain(row) for row in rows]}
     if out is not None:
-        device = "cuda" if config.device != "cpu" and _has_cuda() else "cpu"
-        head = provenance("eligo", device)
-        wrong = [
-            {"family": a.family, "question": a.question, "answer": a.answer, "said": a.said}
-            for a in asked
-            if a.said != a.answer
-        ]
-        write_text(out, dumps(head | document | {"wrong": wrong}, indent=1) + "\n")
+        head = provenance("eligo", config.resolved_device)
+        wrong = [[a.kind, a.question, a.answer, a.said] for a in asked if a.said != a.answer]
+        write_text(out, dumps(head | document | {"wrong": wrong}) + "\n")
     if json:
         print_result(document, json=True)
     else:
         results().print(_table(rows, config))
 
 
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _plain(row: FamilyRow) -> dict[str, object]:
+def _plain(row: Row) -> dict[str, Any]:
     shares = {
         name: {"right": share.right, "asked": share.asked, "share": round(share.value, 4)}
         | {"interval": [round(end, 4) for end in share.interval]}
-        for name in ("accuracy", "held_out", "grey", "blind")
+        for name in ("accuracy", "held_out", "blind")
         if (share := getattr(row, name)).asked
     }
-    return {"family": row.family, "met": row.met, "chance": round(row.chance, 4)} | shares
+    head = {"family": row.family, "kind": row.kind}
+    verdict = {"met": row.met} if row.kind == "all" else {}
+    return head | verdict | {"chance": round(row.chance, 4)} | shares
 
 
-def _table(rows: list[FamilyRow], config: VlmEvaluationConfig) -> Table:
+def _table(rows: list[Row], config: VlmEvaluationConfig) -> Table:
     table = Table(
-        title=f"right answers on the {config.split} split (%), 95 % intervals",
-        caption="held out: a colour-shape pair that training never showed · grey: the same model "
-        "shown an empty image · blind: the most frequent training answer to the same words",
+        title=f"right answers on the {config.split} split (%)",
+        caption="interval: 95 % · unknown: about a colour-shape pair that training never showed "
+        "· blind: no image, the most frequent training answer to the same words",
         title_justify="left",
         caption_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,  # 80 columns hold it whole
+        pad_edge=False,
     )
-    table.add_column("family", no_wrap=True)
-    for name in ("asked", "right", "held out", "grey", "blind", "chance"):
+    table.add_column("questions", no_wrap=True)
+    for name in ("asked", "right", "interval", "unknown", "blind", "chance"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("met")
+    table.add_column(f">={100 * BAR:.0f}", no_wrap=True)
     for row in rows:
-        cells = [_cell(share) for share in (row.accuracy, row.held_out, row.grey, row.blind)]
-        verdict = "[green]yes[/]" if row.met else "[bold red]no[/]"
+        if not row.accuracy.asked:
+            continue
+        whole = row.kind == "all"
+        low, high = row.accuracy.interval
         table.add_row(
-            row.family, str(row.accuracy.asked), *cells, f"{100 * row.chance:.1f}", verdict,
-            style="bold" if row.family == "all" else "",
-        )  # fmt: skip
+            row.family if whole else f"  {row.kind}",
+            str(row.accuracy.asked),
+            _percent(row.accuracy),
+            f"{100 * low:.1f}-{100 * high:.1f}",
+            _percent(row.held_out),
+            _percent(row.blind),
+            f"{100 * row.chance:.1f}",
+            ("[green]met[/]" if row.met else "[bold red]no[/]") if whole else "",
+            style="bold" if whole else "",
+        )
     return table
 
 
-def _cell(share: Share) -> str:
-    if not share.asked:
-        return "-"
-    low, high = share.interval
-    return f"{100 * share.value:.1f} ({100 * low:.1f}-{100 * high:.1f})"
+def _percent(share: Share) -> str:
+    return f"{100 * share.value:.1f}" if share.asked else "-"

@@ -56,6 +56,7 @@ def _helpers(source: str, count: int) -> Iterator[None]:
 
 def _read(source: str) -> tuple[Config, SearchConfig]:
     layer = read_layer(source)
+    layer = config_class(layer).translated(layer)
     if "search" not in layer.tree:
         raise ConfigError(f"{source}: no `search:` with `trials` and `space` in it")
     # The rest is the run's config; what lies under `search:` is ours.

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from eligo.errors import InputError
+from eligo.ops._checks import values_are_free
 from eligo.ops.ragged import align_left, gather, kept_mask
 from eligo.ops.topk import top_k
 
@@ -28,22 +29,21 @@ class Matching(NamedTuple):
 
 def bipartite_match(
     features: Float[Tensor, "*batch tokens dim"],
-    num_merged: int,
+    num_merged: int | Int[Tensor, "*batch"],
     mask: Bool[Tensor, "*batch tokens"] | None = None,
 ) -> Matching:
     """Match the `num_merged` most cosine-similar pairs of A x B and merge their A into their B.
 
     Every row keeps `tokens - num_merged`; a short row merges at most its A half, and keeps fewer.
+    With one number per row, `kept` stays as wide as the tokens (padded), so that nothing syncs.
 
     >>> bipartite_match(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [-1.0, 0.0]]), 1)
     Matching(kept=tensor([1, 2, 3]), destination=tensor([0, 0, 1, 2]))
     """
     num_tokens = features.shape[-2]
-    if not 0 <= num_merged <= num_tokens // 2:
-        raise InputError(
-            f"bipartite_match: got num_merged={num_merged} for {num_tokens} tokens; expected 0 to "
-            f"{num_tokens // 2}, half of them: match and merge again to remove more"
-        )
+    most = num_tokens // 2
+    _check_num_merged(num_merged, num_tokens)
+    num_kept = num_tokens - num_merged if isinstance(num_merged, int) else num_tokens
     if mask is None:
         mask = torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
     own = torch.arange(num_tokens, device=features.device).expand(mask.shape)
@@ -52,14 +52,15 @@ def bipartite_match(
     # Real tokens in order, so that the split into A and B does not see the padding.
     order = align_left(mask)
     a_ids, b_ids = order[..., ::2], order[..., 1::2]
-    if num_merged == 0 or b_ids.shape[-1] == 0:
-        return Matching(order[..., : num_tokens - num_merged], rank.masked_fill(~mask, -1))
+    if b_ids.shape[-1] == 0 or (isinstance(num_merged, int) and num_merged == 0):
+        return Matching(order[..., :num_kept], rank.masked_fill(~mask, -1))
     units = torch.nn.functional.normalize(gather(features, order).float(), dim=-1)
     similarity = units[..., ::2, :] @ units[..., 1::2, :].transpose(-1, -2)  # (*batch, a, b)
     similarity = similarity.masked_fill((b_ids < 0).unsqueeze(-2), -torch.inf)
     best, partner = similarity.detach().max(-1)
     can_merge = (a_ids >= 0) & (b_ids[..., :1] >= 0)
-    chosen = top_k(best, num_merged, can_merge)  # (*batch, num_merged), columns of A
+    width = None if isinstance(num_merged, int) else most
+    chosen = top_k(best, num_merged, can_merge, width=width)  # (*batch, merged), columns of A
 
     goes_from = torch.where(chosen < 0, -1, gather(a_ids, chosen))
     goes_to = gather(b_ids, gather(partner, chosen))
@@ -69,7 +70,7 @@ def bipartite_match(
     target = target.scatter(-1, torch.where(goes_from < 0, num_tokens, goes_from), goes_to)
     rank = keeps.long().cumsum(-1) - 1
     destination = rank.gather(-1, target[..., :num_tokens]).masked_fill(~mask, -1)
-    return Matching(align_left(keeps, num_tokens - num_merged), destination)
+    return Matching(align_left(keeps, num_kept), destination)
 
 
 def merge(
@@ -113,3 +114,16 @@ def unmerge(
             [5.]])
     """
     return gather(values, matching.destination)
+
+
+def _check_num_merged(num_merged: int | Tensor, num_tokens: int) -> None:
+    if isinstance(num_merged, int):
+        wrong = not 0 <= num_merged <= num_tokens // 2
+    else:
+        looked_at = values_are_free(num_merged)
+        wrong = looked_at and bool(((num_merged < 0) | (num_merged > num_tokens // 2)).any())
+    if wrong:
+        raise InputError(
+            f"bipartite_match: got num_merged={num_merged} for {num_tokens} tokens; expected 0 to "
+            f"{num_tokens // 2}, half of them: match and merge again to remove more"
+        )

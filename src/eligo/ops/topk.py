@@ -32,7 +32,7 @@ def top_k(
     tensor([1, 2])
     """
     num_candidates = scores.shape[-1]
-    width = _width(k, width, num_candidates)
+    width = budget_width("top_k", k, width, num_candidates)
     keys = _ordered_integers(scores)
     if mask is not None:
         keys = keys.masked_fill(~mask, torch.iinfo(torch.int64).min)
@@ -88,11 +88,12 @@ def gumbel_top_k(
     return top_k(noisy, k, mask, width=width)
 
 
-def _width(k: int | Tensor, width: int | None, num_candidates: int) -> int:
+def budget_width(caller: str, k: int | Tensor, width: int | None, num_candidates: int) -> int:
+    """How wide a result with these budgets is; names the caller where they cannot be."""
     if isinstance(k, int):
         if k < 0 or width not in (None, k):
             raise InputError(
-                f"top_k: got k={k}, width={width}; expected k >= 0, and width only where k is a "
+                f"{caller}: got k={k}, width={width}; expected k >= 0, and width only where k is a "
                 "tensor with one budget per row"
             )
         return k
@@ -100,7 +101,7 @@ def _width(k: int | Tensor, width: int | None, num_candidates: int) -> int:
         low, high = int(k.min()), int(k.max())
         if low < 0 or (width is not None and width < min(high, num_candidates)):
             raise InputError(
-                f"top_k: got budgets from {low} to {high} and width={width}; expected budgets "
+                f"{caller}: got budgets from {low} to {high} and width={width}; expected budgets "
                 ">= 0 and a width that covers them"
             )
     if width is None:

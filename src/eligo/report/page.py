@@ -4,7 +4,6 @@ The parts are functions that return `Html`; text that is not `Html` is escaped w
 so that a caption with a `<` in it stays a caption.
 """
 
-import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from eligo.errors import InputError
+from eligo.files import write_text
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1d26; --soft: #5d6070; --paper: #f6f6f9;
@@ -147,15 +146,7 @@ def data_uri(image: Image.Image) -> str:
 
 def write_page(path: str | Path, content: Html) -> Path:
     """Write a page (and the folder it is in); a reader never sees half of it."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(content, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error}); choose another folder") from error
-    return path
+    return write_text(path, content)
 
 
 def _is_number(value: object) -> bool:

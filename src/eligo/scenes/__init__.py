@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from eligo.scenes.dataset import SceneDataset
     from eligo.scenes.graph import SceneGraph, draw_scenes
     from eligo.scenes.lexicon import Lexicon, could_mean, draw_lexicons, teaches
-    from eligo.scenes.questions import Questions, draw_questions
-    from eligo.scenes.render import Rendered, label_names
-    from eligo.scenes.render import render as render_scenes
+    from eligo.scenes.painter import Rendered, label_names, render
+    from eligo.scenes.question_kinds import Questions
+    from eligo.scenes.questions import draw_questions
     from eligo.scenes.tags import Tags, binding_tags, class_tags, swap_twins
     from eligo.scenes.vlm.model import load_vlm
 
@@ -28,9 +28,9 @@ _HOME = {
     "Captions": "captions",
     "DenseCaptions": "captions",
     "Lexicon": "lexicon",
-    "Questions": "questions",
+    "Questions": "question_kinds",
     "ROOMS": "config",
-    "Rendered": "render",
+    "Rendered": "painter",
     "SceneConfig": "config",
     "SceneDataset": "dataset",
     "SceneGraph": "graph",
@@ -44,9 +44,9 @@ _HOME = {
     "draw_questions": "questions",
     "draw_scenes": "graph",
     "is_true": "captions",
-    "label_names": "render",
+    "label_names": "painter",
     "load_vlm": "vlm.model",
-    "render_scenes": "render",
+    "render": "painter",
     "swap_twins": "tags",
     "teaches": "lexicon",
 }
@@ -72,15 +72,13 @@ __all__ = [
     "is_true",
     "label_names",
     "load_vlm",
-    "render_scenes",
+    "render",
     "swap_twins",
     "teaches",
 ]
-_RENAMED = {"render_scenes": "render"}  # `eligo.scenes.render` is the module
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        module = import_module(f"eligo.scenes.{_HOME[name]}")
-        return getattr(module, _RENAMED.get(name, name))
+        return getattr(import_module(f"eligo.scenes.{_HOME[name]}"), name)
     raise AttributeError(f"module 'eligo.scenes' has no attribute {name!r}")

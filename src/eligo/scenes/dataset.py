@@ -1,7 +1,7 @@
 """Scenes one by one: a map-style dataset for loaders, examples and exports.
 
 Every item is a pure function of (config, split, index): no state, no file, the same in any worker.
-Training code that lives on a GPU draws whole batches there instead (`draw_scenes`, `render_scenes`,
+Training code that lives on a GPU draws whole batches there instead (`draw_scenes`, `render`,
 `draw_questions`); this is the plain way, and reads like any other dataset.
 """
 
@@ -18,9 +18,10 @@ from eligo.errors import InputError
 from eligo.scenes.captions import draw_captions, draw_dense_captions
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.graph import SceneGraph, Split, draw_scenes
+from eligo.scenes.painter import Rendered, render
 from eligo.scenes.phrases import check_askable
-from eligo.scenes.questions import KINDS, draw_questions
-from eligo.scenes.render import Rendered, render
+from eligo.scenes.question_kinds import KINDS
+from eligo.scenes.questions import draw_questions
 from eligo.scenes.tags import Tags, binding_tags, class_tags
 
 NUM_BINDING_TAGS = 16

@@ -1,7 +1,7 @@
 """Scenes as files, in the formats that people have: to try readers, other tools, other libraries.
 
-Every file is written under another name and renamed, so that what is there is whole. A run that was
-stopped is continued by running it again; `export.json` remembers what the folder is.
+What is there is whole. A run that was stopped is continued by running it again; `export.json`
+remembers what the folder is.
 """
 
 import json
@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 import eligo
 from eligo.config import Config
 from eligo.errors import EligoError, InputError
+from eligo.files import clear_unfinished, writing
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.dataset import SceneDataset, SceneItem, SceneText, scene_texts
 from eligo.scenes.formats import FORMATS, Choices, Encode
@@ -114,8 +115,9 @@ def export_scenes(
         _begin(config, out)
         return _export(config, out, on_progress)
     except OSError as error:
+        why = error.__cause__ or error
         raise EligoError(
-            f"{out}: the export stopped ({error}); make room or choose another folder, "
+            f"{out}: the export stopped ({why}); make room or choose another folder, "
             "then run it again: it continues"
         ) from error
 
@@ -127,9 +129,9 @@ def _begin(config: ExportConfig, out: Path) -> None:
         raise InputError(f"{out} is a file; --out names a folder")
     if manifest.exists():
         _refuse_another(manifest, config)
+        clear_unfinished(out)
     elif out.exists() and any(out.iterdir()):
         raise InputError(f"{out} holds other files and no export; choose a new or empty folder")
-    out.mkdir(parents=True, exist_ok=True)
     about = {"eligo": eligo.__version__, "config": config.model_dump(mode="json")}
     _write(manifest, json.dumps(about, indent=2).encode())
 
@@ -220,10 +222,8 @@ def _finish(pending: list[Future[None]]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")  # a run that was stopped leaves it; the next
-    temporary.write_bytes(content)  # one writes over it
-    temporary.replace(path)
+    with writing(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

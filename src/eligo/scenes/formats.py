@@ -18,8 +18,8 @@ import eligo
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.dataset import Asked, SceneItem, SceneText
 from eligo.scenes.graph import SPLITS, Split
-from eligo.scenes.questions import KIND_ID, KINDS
-from eligo.scenes.render import label_names
+from eligo.scenes.painter import label_names
+from eligo.scenes.question_kinds import KIND_ID, KINDS
 
 Encode = Callable[[SceneItem], bytes]
 Texts = Mapping[Split, list[SceneText]]

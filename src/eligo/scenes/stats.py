@@ -20,7 +20,8 @@ from eligo.report.intervals import wilson_interval
 from eligo.scenes import draws, words
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.graph import SPLITS, SceneGraph, Split, draw_scenes
-from eligo.scenes.questions import ANSWERS, CHANCE, FAMILIES, FAMILY_OF, KINDS, draw_questions
+from eligo.scenes.question_kinds import ANSWERS, CHANCE, FAMILIES, FAMILY_OF, KINDS
+from eligo.scenes.questions import draw_questions
 
 MARGIN = 0.05
 """How far above chance the blind baseline may be."""

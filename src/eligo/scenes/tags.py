@@ -14,8 +14,8 @@ from torch import Tensor
 from eligo.errors import InputError
 from eligo.scenes import draws, words
 from eligo.scenes.graph import DECOY, SceneGraph, draw_scenes
+from eligo.scenes.painter import label_names, slot_labels
 from eligo.scenes.phrases import WORD_ID, compact, to_text
-from eligo.scenes.render import label_names, slot_labels
 from eligo.scenes.words import COLOUR, TEXTURE
 
 Source = Literal["own", "shuffled", "missing"]

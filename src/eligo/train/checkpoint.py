@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from eligo._yaml import dump_yaml
+from eligo.config.yaml import dump_yaml
 from eligo.train.ema import WeightAverage
 from eligo.train.log import Meter
 from eligo.train.processes import Processes

@@ -6,16 +6,16 @@ name and renamed, so that a folder called `step_...` is always whole.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eligo._yaml import dump_yaml, read_yaml
 from eligo.config import Config
+from eligo.config.yaml import dump_yaml, read_yaml
 from eligo.errors import ConfigError, InputError
+from eligo.files import clear_unfinished, write_text, writing
 from eligo.train.config import TrainConfig
 
 _MAY_CHANGE = {
@@ -45,8 +45,9 @@ class RunFolder:
         refuse_changes(saved, config, _MAY_CHANGE)
 
     def prepare(self, config: dict[str, Any], step: int, best: int | None) -> None:
-        """Write the config, clear half-written checkpoints, drop metrics after `step`."""
+        """Write the config, clear what is half-written, drop metrics after `step`."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        clear_unfinished(self.path)
         for leftover in self.checkpoints.glob(".*"):
             shutil.rmtree(leftover)
         write_text(self.path / "config.yaml", dump_yaml(config))
@@ -81,10 +82,8 @@ class RunFolder:
         newest = self.steps()[-1]
         for name, step in (("last", newest), ("best", best)):
             if step is not None:
-                temporary = self.path / f".{name}"
-                temporary.unlink(missing_ok=True)
-                temporary.symlink_to(self.checkpoint(step).relative_to(self.path))
-                temporary.replace(self.path / name)
+                with writing(self.path / name) as temporary:
+                    temporary.symlink_to(self.checkpoint(step).relative_to(self.path))
 
     def drop_old(self, keep: int, best: int | None) -> None:
         """Remove all checkpoints but the newest `keep` and the best."""
@@ -115,13 +114,6 @@ def refuse_changes(saved: Path, config: dict[str, Any], may_change: set[str]) ->
             f"cannot continue in {saved.parent} with another config; undo this, or choose another "
             "--train.name:\n  " + "\n  ".join(differing)
         )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, "utf-8")
-    temporary.replace(path)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
-from eligo._yaml import dump_yaml
 from eligo.config import Config, save_config
+from eligo.config.yaml import dump_yaml
 from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError
+from eligo.files import write_text
 from eligo.train.config import TrainConfig
 from eligo.train.rng import mix
-from eligo.train.run_folder import refuse_changes, write_text
+from eligo.train.run_folder import refuse_changes
 
 if TYPE_CHECKING:
     import optuna

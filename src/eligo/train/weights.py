@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from eligo.errors import EligoError, InputError
 
+_SHOWN = 8  # weights of each kind that an error names; another model's would fill the screen
+
 
 def save_weights(
     folder: Path,
@@ -59,17 +61,23 @@ def load_weights(folder: Path, modules: Mapping[str, nn.Module]) -> None:
 @torch.no_grad()
 def _fill(name: str, module: nn.Module, stored: Mapping[str, Tensor]) -> list[str]:
     expected = _state(module)
-    problems = [f"missing: {name}.{key}" for key in expected if key not in stored]
-    problems += [f"unexpected: {name}.{key}" for key in stored if key not in expected]
-    problems += [
+    missing = [f"missing: {name}.{key}" for key in expected if key not in stored]
+    unexpected = [f"unexpected: {name}.{key}" for key in stored if key not in expected]
+    other_shape = [
         f"shape of {name}.{key}: {tuple(stored[key].shape)} stored, {tuple(value.shape)} expected"
         for key, value in expected.items()
         if key in stored and stored[key].shape != value.shape
     ]
+    problems = [line for kind in (missing, unexpected, other_shape) for line in _first(kind)]
     if not problems:
         for key, value in expected.items():
             value.copy_(stored[key])
     return problems
+
+
+def _first(lines: list[str]) -> list[str]:
+    left = len(lines) - _SHOWN
+    return [*lines[:_SHOWN], f"... and {left} more like it"] if left > 0 else lines
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:

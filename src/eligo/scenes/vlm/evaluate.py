@@ -1,9 +1,8 @@
 """How often the tiny LLaVA is right: held-out questions through stock `generate`.
 
 Every question is a prompt of its own with an image of its own, on the test split. Beside it stand
-chance, the blind baseline (the most frequent training answer to the same words), and the same model
-shown an empty grey image. Objects with a colour-shape pair that training never showed are reported
-apart as well.
+chance and the blind baseline, which sees no image: the most frequent training answer to the same
+words. Questions about a colour-shape pair that training never showed are reported apart as well.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,8 +18,9 @@ from eligo.config import Config
 from eligo.report.intervals import wilson_interval
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.graph import Split, draw_scenes
-from eligo.scenes.questions import ANSWERS, CHANCE, FAMILIES, draw_questions
-from eligo.scenes.render import render
+from eligo.scenes.painter import render
+from eligo.scenes.question_kinds import ANSWERS, FAMILIES, KINDS, Kind
+from eligo.scenes.questions import draw_questions
 from eligo.scenes.vlm.model import PROMPT, load_vlm
 
 BAR = 0.95
@@ -48,20 +48,25 @@ class VlmEvaluationConfig(Config):
     blind_scenes: int = Field(default=4000, ge=1)
     """Training scenes on which the blind baseline is fitted."""
 
+    @property
+    def resolved_device(self) -> str:
+        """Where it runs: `auto` takes a GPU if there is one."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
 
 @dataclass(frozen=True)
 class Asked:
     """One question, what was answered, and what would have been right."""
 
-    family: str
+    kind: str
     question: str
     answer: str
-    chance: float
     held_out: bool
     """Whether an object that decides it has a colour-shape pair unknown from training."""
     said: str = ""
-    said_grey: str = ""
-    """What the model says to an empty grey image."""
+    """What the model says."""
     blind: str = ""
     """What the blind baseline says."""
 
@@ -85,13 +90,14 @@ class Share:
 
 
 @dataclass(frozen=True)
-class FamilyRow:
-    """One family of questions (or all of them)."""
+class Row:
+    """One family of questions, one kind in a family, or all there are."""
 
     family: str
+    kind: str
+    """Name of the kind, or "all" for the family as a whole."""
     accuracy: Share
     held_out: Share
-    grey: Share
     blind: Share
     chance: float
 
@@ -116,10 +122,9 @@ def draw_exam(config: VlmEvaluationConfig) -> Iterator[tuple[Asked, Tensor]]:
             for row in rows.tolist():
                 yield (
                     Asked(
-                        family=family,
+                        kind=KINDS[int(questions.kind[row, 0])].name,
                         question=questions.text(row, 0),
                         answer=questions.answer_text(row, 0),
-                        chance=CHANCE[int(questions.kind[row, 0])],
                         held_out=bool(unknown[row]),
                     ),
                     images[row],
@@ -128,7 +133,7 @@ def draw_exam(config: VlmEvaluationConfig) -> Iterator[tuple[Asked, Tensor]]:
 
 
 def fit_blind(config: VlmEvaluationConfig) -> Callable[[str], str]:
-    """The most frequent training answer to the same words (else to the same first two words)."""
+    """The most frequent training answer to the same words (else to the first three)."""
     tallies: dict[str, list[int]] = {}
     for start in range(0, config.blind_scenes, _CHUNK * 8):
         stop = min(start + _CHUNK * 8, config.blind_scenes)
@@ -136,9 +141,9 @@ def fit_blind(config: VlmEvaluationConfig) -> Callable[[str], str]:
         questions = draw_questions(graph, 12)
         for scene, place in questions.valid.nonzero().tolist():
             text = questions.text(scene, place)
-            answer = int(questions.answer[scene, place])
+            right = int(questions.answer[scene, place])
             for known in (text, _opening(text)):
-                tallies.setdefault(known, [0] * len(ANSWERS))[answer] += 1
+                tallies.setdefault(known, [0] * len(ANSWERS))[right] += 1
 
     def answer(text: str) -> str:
         tally = tallies.get(text) or tallies.get(_opening(text)) or [1]
@@ -155,21 +160,20 @@ def evaluate_vlm(
     config: VlmEvaluationConfig, on_progress: Callable[[int], None] | None = None
 ) -> list[Asked]:
     """Ask all questions; `on_progress` hears how many are done."""
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = config.resolved_device
     model, processor = load_vlm(config.model, device=device)
     blind = fit_blind(config)
     results: list[Asked] = []
 
-    def generate(asked: list[Asked], images: list[Tensor]) -> list[str]:
+    def answers(asked: list[Asked], images: list[Tensor]) -> list[str]:
         inputs = processor(
             images=images,
             text=[PROMPT.format(question=item.question) for item in asked],
-            padding=True,
-            return_tensors="pt",
+            padding=True,  # pyright: ignore[reportCallIssue]
+            return_tensors="pt",  # pyright: ignore[reportCallIssue]
         ).to(device)
-        output = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+        generate = model.generate  # pyright: ignore[reportAttributeAccessIssue]
+        output = generate(**inputs, max_new_tokens=4, do_sample=False)
         texts = processor.batch_decode(
             output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
         )
@@ -177,11 +181,9 @@ def evaluate_vlm(
 
     def ask(batch: list[tuple[Asked, Tensor]]) -> None:
         asked, images = [item for item, _ in batch], [image for _, image in batch]
-        said = generate(asked, images)
-        grey = generate(asked, [torch.full_like(image, 128) for image in images])
         results.extend(
-            replace(item, said=one, said_grey=other, blind=blind(item.question))
-            for item, one, other in zip(asked, said, grey, strict=True)
+            replace(item, said=said, blind=blind(item.question))
+            for item, said in zip(asked, answers(asked, images), strict=True)
         )
         if on_progress is not None:
             on_progress(len(results))
@@ -197,23 +199,28 @@ def evaluate_vlm(
     return results
 
 
-def summarise(results: list[Asked]) -> list[FamilyRow]:
-    """One row per family, and one for all of them."""
+def summarise(results: list[Asked]) -> list[Row]:
+    """A row per family, one per kind where a family has several, and one for all together."""
     rows = []
-    for family in (*FAMILIES, "all"):
-        mine = [item for item in results if family in (item.family, "all")]
-        apart = [item for item in mine if item.held_out]
-        rows.append(
-            FamilyRow(
-                family=family,
-                accuracy=_share(mine, "said"),
-                held_out=_share(apart, "said"),
-                grey=_share(mine, "said_grey"),
-                blind=_share(mine, "blind"),
-                chance=sum(item.chance for item in mine) / max(1, len(mine)),
-            )
-        )
-    return rows
+    for family in FAMILIES:
+        kinds = [kind for kind in KINDS if kind.family == family]
+        rows.append(_row(results, kinds, family, "all"))
+        if len(kinds) > 1:
+            rows += [_row(results, [kind], family, kind.name) for kind in kinds]
+    return [*rows, _row(results, list(KINDS), "all", "all")]
+
+
+def _row(results: list[Asked], kinds: list[Kind], family: str, name: str) -> Row:
+    chance = {kind.name: 1 / len(kind.answers) for kind in kinds}
+    mine = [item for item in results if item.kind in chance]
+    return Row(
+        family=family,
+        kind=name,
+        accuracy=_share(mine, "said"),
+        held_out=_share([item for item in mine if item.held_out], "said"),
+        blind=_share(mine, "blind"),
+        chance=sum(chance[item.kind] for item in mine) / max(1, len(mine)),
+    )
 
 
 def _share(results: list[Asked], field: str) -> Share:

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from eligo.scenes import words
 from eligo.scenes.config import GRID
 from eligo.scenes.graph import UNIT, SceneGraph
+from eligo.scenes.painter import Rendered
 from eligo.scenes.phrases import VOCABULARY, matches
-from eligo.scenes.questions import Questions
-from eligo.scenes.render import Rendered
+from eligo.scenes.question_kinds import Questions
 from eligo.scenes.words import COLOUR, SHAPE
 
-_SIZES = tuple(len(values) for values in words.VALUES) + (GRID, GRID)  # + column, row
+_SIZES = (*(len(values) for values in words.VALUES), GRID, GRID)  # attributes, column, row
 _MIN_SHARE = 0.1  # a patch belongs to the object that covers most of it, and at least this much
 _PAIRS = len(words.COLOURS) * len(words.SHAPES)
 _MOST_MATCHES = 4

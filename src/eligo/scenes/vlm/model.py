@@ -48,11 +48,11 @@ class VlmConfig(Config):
     """Pixels a side; must be a multiple of 14."""
     patch_size: int = 14
     """Pixels a side of a patch."""
-    vision_layers: int = Field(6, ge=2)
+    vision_layers: int = Field(default=6, ge=2)
     """Layers of the vision tower; its last but one feeds the language model."""
     vision_width: int = 192
     """Width of the vision tower."""
-    layers: int = Field(12, ge=1)
+    layers: int = Field(default=12, ge=1)
     """Layers of the language model."""
     width: int = 192
     """Width of the language model."""
@@ -129,7 +129,6 @@ def build_vlm(config: VlmConfig) -> LlavaForConditionalGeneration:
             vision_config=vision,
             text_config=text,
             image_token_index=IMAGE,
-            image_token_id=IMAGE,
             image_seq_length=config.grid**2,
             vision_feature_layer=-2,
             vision_feature_select_strategy="default",
@@ -162,7 +161,7 @@ def load_vlm(
         path, dtype=torch.float32, local_files_only=True
     )
     processor = LlavaProcessor.from_pretrained(path, local_files_only=True)
-    return model.to(device).eval(), processor
+    return model.to(device).eval(), processor  # pyright: ignore[reportArgumentType]
 
 
 def save_vlm(

@@ -1,6 +1,6 @@
 """Training the tiny LLaVA: first to see, then to answer.
 
-For `vision_steps` the tower alone learns patch attributes (`vision`); then the whole model learns
+For `vision_steps` the tower alone learns patch attributes (`heads`); then the whole model learns
 from many questions packed behind one image, under a block mask: a question sees the image and
 itself, never another question. Scenes are made on the device, no scene is seen twice.
 """
@@ -17,14 +17,15 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import LlavaForConditionalGeneration
-from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from eligo.config import Config
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.graph import Split, draw_scenes, take
+from eligo.scenes.painter import Rendered, render
 from eligo.scenes.phrases import word_ids
-from eligo.scenes.questions import ANSWERS, FAMILIES, FAMILY_OF, Questions, draw_questions
-from eligo.scenes.render import Rendered, render
+from eligo.scenes.question_kinds import ANSWERS, FAMILIES, FAMILY_OF, Questions
+from eligo.scenes.questions import draw_questions
 from eligo.scenes.vlm.heads import PatchTargets, PhraseHeads, VisionHeads, patch_targets
 from eligo.scenes.vlm.model import (
     ASSISTANT,
@@ -69,17 +70,17 @@ class VlmTrainConfig(Config):
     """The world it learns."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """One optimiser for all."""
-    questions: int = Field(22, ge=1)
+    questions: int = Field(default=22, ge=1)
     """Questions packed behind one image."""
     weights: tuple[int, int, int, int, int, int] = (2, 2, 2, 3, 4, 2)
     """How often each family is asked: lookup, existence, count, comparison, relation, location."""
-    vision_steps: int = Field(0, ge=0)
+    vision_steps: int = Field(default=0, ge=0)
     """First steps that train the tower alone, on patch attributes."""
-    vision_weight: float = Field(0.2, ge=0)
+    vision_weight: float = Field(default=0.2, ge=0)
     """Weight of the patch-attribute loss afterwards."""
-    phrase_weight: float = Field(0.5, ge=0)
+    phrase_weight: float = Field(default=0.5, ge=0)
     """Weight of what the last word of a phrase learns half-way up the language model."""
-    validation_scenes: int = Field(512, ge=1)
+    validation_scenes: int = Field(default=512, ge=1)
     """Scenes of the validation split that choose the checkpoint."""
     compile: bool = False
     """Compile the layers (needs a GPU to be worth it)."""
@@ -96,7 +97,7 @@ class VlmTrainConfig(Config):
             update={
                 "train": self.train.model_copy(
                     update={"total_steps": 4, "batch_size": 4, "evaluate_every": 2,
-                            "checkpoint_every": 2, "precision": "no"}
+                            "checkpoint_every": 2, "precision": "no", "init_from": None}
                 ),
                 "model": small,
                 "scenes": self.scenes.model_copy(update={"height": 56, "width": 56}),
@@ -176,7 +177,7 @@ class VlmTask(Task):
     """Vision targets first, then packed questions."""
 
     def __init__(self, config: VlmTrainConfig) -> None:
-        self.config: VlmTrainConfig = config
+        self.config: VlmTrainConfig = config  # pyright: ignore[reportIncompatibleVariableOverride]
         self.model: LlavaForConditionalGeneration = build_vlm(config.model)
         self.heads = VisionHeads(config.model.vision_width)
         self.phrase_heads = PhraseHeads(config.model.width)
@@ -278,10 +279,12 @@ class VlmTask(Task):
         states = states.gather(2, rows[..., None].expand(-1, -1, -1, states.shape[-1]))
         return self.model.lm_head(states).float(), of_questions(middle[0])
 
-    def step(self, batch: Batch, progress: Progress) -> StepOutput:
+    def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002 (all alike)
         """Vision losses, and after the first steps the answers' cross-entropy."""
         features, vision = self.see(batch)
-        metrics = {name: value for name, value in vision.items() if name.startswith("accuracy")}
+        metrics: dict[str, Tensor | float] = {
+            name: value for name, value in vision.items() if name.startswith("accuracy")
+        }
         weight = 1.0 if batch.questions is None else self.config.vision_weight
         losses = {name: weight * v for name, v in vision.items() if name not in metrics}
         if batch.questions is not None:

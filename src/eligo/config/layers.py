@@ -12,8 +12,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from eligo._problems import configs_in
-from eligo._yaml import KeyPath
+from eligo.config.problems import configs_in
+from eligo.config.yaml import KeyPath
 
 FLAG = "--"
 """The origin of a key that was given on the command line, not in a file."""

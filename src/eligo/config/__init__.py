@@ -5,20 +5,20 @@ result is validated once: what a later layer repairs is no error, and a problem 
 the file and line, or the flag, that its value came from.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from eligo._layers import Layer, completed, override, plain_layer
-from eligo._problems import describe
-from eligo._words import did_you_mean
-from eligo._yaml import dump_yaml, read_yaml
+from eligo.config.layers import Layer, completed, override, plain_layer
+from eligo.config.nearest import did_you_mean
+from eligo.config.problems import describe
+from eligo.config.yaml import dump_yaml, read_yaml
 from eligo.errors import ConfigError
+from eligo.files import write_text
 
-SHIPPED = Path(__file__).parent / "configs"
+SHIPPED = Path(__file__).parents[1] / "configs"
 
 
 # Not `Self`: the run-time checks of the tests look at one method at a time.
@@ -36,6 +36,11 @@ class Config(BaseModel):
         """A validated copy with some (dotted) keys changed, e.g. `{"train.steps": 2}`."""
         return load_config(type(self), self, changes)
 
+    @classmethod
+    def translated(cls, layer: Layer) -> Layer:
+        """The layer in our layout; a config that can be written in another one overrides this."""
+        return layer
+
 
 Source = str | Path | Mapping[str, Any] | Config | None
 
@@ -52,7 +57,7 @@ def load_config(
 
 def validate(cls: type[ConfigT], layer: Layer) -> ConfigT:
     """The config that a layer describes; all its problems in one `ConfigError`."""
-    layer = completed(cls, layer)
+    layer = completed(cls, cls.translated(layer))
     try:
         return cls.model_validate(layer.tree)
     except ValidationError as error:
@@ -61,14 +66,7 @@ def validate(cls: type[ConfigT], layer: Layer) -> ConfigT:
 
 def save_config(config: Config, path: str | Path) -> None:
     """Write every value as YAML that `load_config` reads back; never leaves half a file."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(dump_yaml(config.model_dump(mode="json")), encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, dump_yaml(config.model_dump(mode="json")))
 
 
 def shipped_configs(family: str | None = None) -> list[str]:

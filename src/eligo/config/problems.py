@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from eligo._words import did_you_mean, nearest
+from eligo.config.nearest import did_you_mean, nearest
 
 
 def configs_in(annotation: Any) -> list[type[BaseModel]]:

@@ -1,0 +1,120 @@
+"""Choosing a set instead of the best one by one: greedy max-min distance, greedy DPP.
+
+`farthest_points` is Gonzalez' greedy answer to the max-min diversity problem (1985), started as
+DivPrune does (Alvar et al. 2025): at the candidate farthest from all others, so that nothing is
+left to chance. `greedy_dpp` is the fast greedy MAP inference of a determinantal point process
+(Chen, Zhang and Zhou, NeurIPS 2018), by an incremental Cholesky factor. Departure: a kernel of rank
+r can give volume to r candidates only; the paper stops there, we go on by the diagonal, because
+budgets are exact. Both loop over the picks, batched over rows; neither has a gradient.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from eligo.ops.ragged import gather
+from eligo.ops.topk import budget_width
+
+
+def farthest_points(
+    distances: Float[Tensor, "*batch candidates candidates"],
+    k: int | Int[Tensor, "*batch"],
+    mask: Bool[Tensor, "*batch candidates"] | None = None,
+    *,
+    width: int | None = None,
+) -> Int[Tensor, "*batch kept"]:
+    """`argmax_i min_{j in S} d_ij`, k times; the first pick is `argmax_i min_{j != i} d_ij`.
+
+    `distances` is symmetric; `k`, `mask` and `width` are those of `top_k`. In order of choice.
+
+    >>> places = torch.tensor([0.0, 1.0, 5.0, 6.5])
+    >>> farthest_points((places - places[:, None]).abs(), 3)
+    tensor([2, 0, 3])
+    """
+    num_candidates = distances.shape[-1]
+    width = budget_width("farthest_points", k, width, num_candidates)
+    mask = _real(distances, mask)
+    distances = distances.detach().float()
+    free, nearest = mask, nearest_other(distances, mask)
+    picks = []
+    for step in range(min(width, num_candidates)):
+        pick = torch.where(free, nearest, -torch.inf).argmax(-1, keepdim=True)
+        to_pick = gather(distances, pick).squeeze(-2)
+        nearest = to_pick if step == 0 else torch.minimum(nearest, to_pick)
+        free = free.scatter(-1, pick, False)
+        picks.append(pick)
+    return _joined(picks, mask, k, width)
+
+
+def greedy_dpp(
+    kernel: Float[Tensor, "*batch candidates candidates"],
+    k: int | Int[Tensor, "*batch"],
+    mask: Bool[Tensor, "*batch candidates"] | None = None,
+    *,
+    width: int | None = None,
+    tolerance: float = 1e-5,
+) -> Int[Tensor, "*batch kept"]:
+    """`argmax_i det L_{S + i}`, k times; `L` is symmetric and positive semi-definite.
+
+    A candidate whose gain `det L_{S + i} / det L_S` fell to `tolerance * L_ii` is spanned by those
+    picked; when all are, the largest `L_ii` comes first. `k`, `mask`, `width`: see `top_k`.
+
+    >>> vectors = torch.tensor([[2.0, 0.0], [1.9, 0.0], [0.0, 1.0]])
+    >>> greedy_dpp(vectors @ vectors.T, 3)
+    tensor([0, 2, 1])
+    """
+    num_candidates = kernel.shape[-1]
+    width = budget_width("greedy_dpp", k, width, num_candidates)
+    mask = _real(kernel, mask)
+    kernel = kernel.detach().float()
+    # A NaN in padding would reach real candidates through the products, as 0 * NaN.
+    kernel = kernel.masked_fill(~(mask.unsqueeze(-1) & mask.unsqueeze(-2)), 0.0)
+    diagonal = kernel.diagonal(dim1=-2, dim2=-1)
+    num_steps = min(width, num_candidates)
+    factor = kernel.new_zeros((*mask.shape[:-1], num_steps, num_candidates))  # Cholesky, by rows
+    free, gain, picks = mask, diagonal, []
+    for step in range(num_steps):
+        grows = gain > tolerance * diagonal
+        # Below all that grows, but still in the order of the diagonal.
+        rank = torch.where(grows, gain, -1 / (1 + diagonal))
+        pick = torch.where(free, rank, -torch.inf).argmax(-1, keepdim=True)
+        free = free.scatter(-1, pick, False)
+        picks.append(pick)
+        done = factor[..., :step, :]
+        spanned = gather(done.transpose(-1, -2), pick) @ done  # (*batch, 1, candidates)
+        row = gather(kernel, pick) - spanned
+        scale = gather(gain, pick).clamp_min(torch.finfo(gain.dtype).tiny).rsqrt()
+        row = (row.squeeze(-2) * scale).masked_fill(~gather(grows, pick), 0.0)
+        factor[..., step, :] = row
+        gain = gain - row.square()
+    return _joined(picks, mask, k, width)
+
+
+def nearest_other(
+    distances: Float[Tensor, "*batch candidates candidates"],
+    mask: Bool[Tensor, "*batch candidates"] | None = None,
+) -> Float[Tensor, "*batch candidates"]:
+    """`min_{j != i} d_ij` over real j, in float32; infinite where there is no other.
+
+    >>> nearest_other(torch.tensor([[0.0, 2.0, 3.0], [2.0, 0.0, 4.0], [3.0, 4.0, 0.0]]))
+    tensor([2., 2., 3.])
+    """
+    mask = _real(distances, mask)
+    num_candidates = mask.shape[-1]
+    if num_candidates == 0:
+        return distances.float().sum(-1)
+    own = torch.eye(num_candidates, dtype=torch.bool, device=mask.device)
+    others = mask.unsqueeze(-2) & ~own
+    return torch.where(others, distances.float(), torch.inf).amin(-1)
+
+
+def _real(matrix: Tensor, mask: Tensor | None) -> Tensor:
+    return matrix.new_ones(matrix.shape[:-1], dtype=torch.bool) if mask is None else mask
+
+
+def _joined(picks: list[Tensor], mask: Tensor, k: int | Tensor, width: int) -> Tensor:
+    """The picks of all steps, and -1 behind what a row could or was asked to keep."""
+    missing = mask.new_full((*mask.shape[:-1], width - len(picks)), -1, dtype=torch.int64)
+    limit = mask.sum(-1, keepdim=True).clamp_max(k if isinstance(k, int) else k.unsqueeze(-1))
+    columns = torch.arange(width, device=mask.device)
+    return torch.where(columns < limit, torch.cat([*picks, missing], -1), -1)

@@ -1,0 +1,63 @@
+"""Which tokens of an image survived: one panel per stage, side by side.
+
+What was dropped fades into grey and light, what was kept stays in colour with a line around it;
+the eye sees at once whether the object that a question asks for is still there.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool
+from PIL import Image
+from torch import Tensor
+
+from eligo.errors import InputError
+from eligo.report.pictures import contact_sheet
+
+_PANEL = 336  # pixels a side, at least, so that the line around a token does not hide it
+_LINE = (20, 20, 28)
+
+
+def kept_picture(image: Image.Image, kept: Bool[Tensor, "rows columns"]) -> Image.Image:
+    """The image with dropped tokens greyed and lightened, and a line around the kept ones."""
+    rows, columns = kept.shape
+    scale = max(1, -(-_PANEL // max(image.width, image.height)))
+    # Whole pixels per token: edges of tokens are edges of pixels.
+    width = max(columns * round(image.width * scale / columns), columns)
+    height = max(rows * round(image.height * scale / rows), rows)
+    pixels = np.asarray(image.convert("RGB").resize((width, height)), dtype=np.float32)
+    inside = np.repeat(np.repeat(kept.cpu().numpy(), height // rows, 0), width // columns, 1)
+    grey = pixels.mean(-1, keepdims=True) * 0.3 + 255 * 0.66
+    shown = np.where(inside[..., None], pixels, grey)
+    shown[_rim(inside)] = _LINE
+    return Image.fromarray(shown.round().astype(np.uint8))
+
+
+def _rim(inside: np.ndarray) -> np.ndarray:
+    """Kept pixels with a dropped neighbour: a line of one pixel, inside."""
+    padded = np.pad(inside, 1, mode="edge")
+    around = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+    return inside & ~around
+
+
+def stages_picture(
+    images: Sequence[Image.Image],
+    stages: Sequence[tuple[str, Sequence[Bool[Tensor, "rows columns"]]]],
+    *,
+    title: str = "",
+    caption: str = "",
+) -> Image.Image:
+    """What the model saw, then what each stage left of it; one row per image (or tile).
+
+    A stage is its heading and one mask per image.
+    """
+    wrong = [heading for heading, masks in stages if len(masks) != len(images)]
+    if wrong or not images:
+        raise InputError(f"got {len(images)} images and another number of masks for {wrong}")
+    rows = [
+        [image, *(kept_picture(image, masks[place]) for _, masks in stages)]
+        for place, image in enumerate(images)
+    ]
+    captions = [""] * (len(images) - 1) + [caption] if caption else ()
+    heads = ("what it sees", *(heading for heading, _ in stages))
+    return contact_sheet(rows, columns=heads, captions=captions, title=title, cell=_PANEL)

@@ -1,0 +1,345 @@
+"""What pruning saves, counted: FLOPs of the prefill by part, key-value cache, tokens kept.
+
+Numbers are for one example. Tower and projector are counted apart from the language model, and so
+is the selector, by what it says of itself. Times and memory are never computed: they are shown
+where somebody measured them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+from eligo.errors import InputError
+from eligo.tokens.plan import Plan
+from eligo.tokens.shapes import HostShape
+
+SMALL_CUT = 0.01
+"""A cut that saves less of the language model than this is not worth its selector."""
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_MIB = 2**20
+
+
+@runtime_checkable
+class SelectorCost(Protocol):
+    """What a reducer has if it knows its own cost."""
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """To keep `budget` of `num_tokens` tokens of one image, reading `num_words` words."""
+        ...
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How many vision tokens are left where.
+
+    >>> Schedule(vision=576, merged=288, cuts=((2, 200),), text=100, num_layers=4).lengths
+    (388, 388, 300, 300)
+    """
+
+    vision: int
+    """Vision tokens of an example, before anything."""
+    merged: int
+    """Those that enter the language model."""
+    cuts: tuple[tuple[int, int], ...]
+    """Layer and budget: how many are left from the input of that layer on."""
+    text: int
+    """All other tokens of the prompt."""
+    num_layers: int
+
+    def __post_init__(self) -> None:
+        budgets = (self.vision, self.merged, *(budget for _, budget in self.cuts))
+        layers = (0, *(layer for layer, _ in self.cuts), self.num_layers)
+        if self.text < 0 or min(budgets) < 1:
+            raise InputError(f"got budgets {budgets} and {self.text} of text, expected 1 or more")
+        if any(after > before for before, after in zip(budgets, budgets[1:], strict=False)):
+            raise InputError(f"got budgets {budgets}, expected each to be at most the one before")
+        if any(after <= before for before, after in zip(layers, layers[1:], strict=False)):
+            raise InputError(
+                f"got cuts at layers {layers[1:-1]}, expected rising layers from 1 to "
+                f"{self.num_layers - 1}: layer 0 sees all, its cache is the clock"
+            )
+
+    @property
+    def vision_by_layer(self) -> tuple[int, ...]:
+        """Vision tokens that each layer works on."""
+        left, counts = self.merged, []
+        budgets = dict(self.cuts)
+        for layer in range(self.num_layers):
+            left = budgets.get(layer, left)
+            counts.append(left)
+        return tuple(counts)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """All tokens that each layer works on."""
+        return tuple(count + self.text for count in self.vision_by_layer)
+
+    @classmethod
+    def of_plan(cls, plan: Plan, num_layers: int, grid: Sequence[int], text: int) -> "Schedule":
+        """What a plan makes of one image with this grid of tokens."""
+        plan = plan.resolve(num_layers)
+        counts = plan.counts(grid)
+        merged = plan.count(grid)
+        cuts = zip(plan.layers, counts[1:] if plan.stage1 else counts, strict=True)
+        return cls(math.prod(grid), merged, tuple(cuts), text, num_layers)
+
+    def without_cut(self, number: int) -> "Schedule":
+        """The same with one cut left out."""
+        return replace(self, cuts=self.cuts[:number] + self.cuts[number + 1 :])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a clock and a memory counter said; None was not measured."""
+
+    selector_ms: float | None = None
+    ttft_p50_ms: float | None = None
+    """Time to the first token."""
+    ttft_p90_ms: float | None = None
+    decode_ms: float | None = None
+    """Per token after the first."""
+    peak_mib: float | None = None
+    batch: int | None = None
+    dtype: str | None = None
+    backend: str | None = None
+    """Attention implementation."""
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """FLOPs and bytes of one example, unpruned and pruned."""
+
+    host: str
+    schedule: Schedule
+    tower: float
+    projector_full: float
+    projector: float
+    selector: float | None
+    """None: no selectors were given to count."""
+    llm_full: float
+    llm: float
+    kv_bytes_full: int
+    kv_bytes: int
+    cut_savings: tuple[float, ...]
+    """Share of the language model's FLOPs that each cut saves, all others given."""
+    uncounted: tuple[str, ...] = ()
+    """Selectors that do not say what they cost."""
+    dtype: str = "bfloat16"
+    measured: Measured = field(default_factory=Measured)
+
+    @property
+    def reduction_llm(self) -> float:
+        """`1 - sum_l F(n_l) / (L F(n_full))`."""
+        return 1 - self.llm / self.llm_full
+
+    @property
+    def reduction_with_selector(self) -> float:
+        """Of the language model, the selector counted against it."""
+        return 1 - (self.llm + (self.selector or 0.0)) / self.llm_full
+
+    @property
+    def reduction_total(self) -> float:
+        """Of everything: tower, projector, selector, language model."""
+        full = self.tower + self.projector_full + self.llm_full
+        pruned = self.tower + self.projector + (self.selector or 0.0) + self.llm
+        return 1 - pruned / full
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a layer, mean over layers."""
+        return sum(self.schedule.lengths) / self.schedule.num_layers
+
+    @property
+    def vision_keep_mean(self) -> float:
+        """Share of the vision tokens that a layer works on, mean over layers."""
+        counts = self.schedule.vision_by_layer
+        return sum(counts) / len(counts) / self.schedule.vision
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers by the names that training logs."""
+        schedule = self.schedule
+        kept = {f"vision_keep_layer_{at}": left / schedule.vision for at, left in schedule.cuts}
+        return {
+            "vision_keep_merge": schedule.merged / schedule.vision,
+            **kept,
+            "vision_keep_mean": self.vision_keep_mean,
+            "mean_length": self.mean_length,
+            "flops_reduction_llm": self.reduction_llm,
+            "flops_reduction_with_selector": self.reduction_with_selector,
+            "flops_reduction_total": self.reduction_total,
+            "kv_bytes": float(self.kv_bytes),
+            "avg_original_tokens": float(schedule.vision),
+            "avg_merged_tokens": float(schedule.merged),
+        }
+
+    def warnings(self, target: float | None = None) -> list[str]:
+        """What a user should know before building this."""
+        notes = []
+        if target is not None and self.reduction_llm < target:
+            notes.append(
+                f"saves {self.reduction_llm:.1%} of the language model, not the {target:.1%} asked "
+                f"for: {self.schedule.text} text tokens stay whatever is dropped; keep fewer "
+                "vision tokens, or drop them earlier"
+            )
+        for (layer, budget), saved in zip(self.schedule.cuts, self.cut_savings, strict=True):
+            if saved < SMALL_CUT:
+                notes.append(
+                    f"the cut to {budget} at layer {layer} saves only {saved:.1%}; leave it out, "
+                    "or cut earlier"
+                )
+        if (self.selector or 0.0) > self.llm_full - self.llm:
+            notes.append("the selector costs more than it saves; make it narrower")
+        return notes
+
+    def parts(self) -> list[str]:
+        """The printed block, part by part; see `line` and `block`."""
+        schedule = self.schedule
+        counts = [schedule.vision, schedule.merged, *(budget for _, budget in schedule.cuts)]
+        layers = [0, *(layer for layer, _ in schedule.cuts)]
+        scale, unit = (1e12, "TFLOPs") if self.llm_full >= 1e11 else (1e9, "GFLOPs")
+
+        def shown(flops: float) -> str:
+            return f"{flops / scale:.3g}"
+
+        selector = reduction = ""
+        if self.selector is not None:
+            unknown = f" (without {', '.join(self.uncounted)})" if self.uncounted else ""
+            selector = f"selector {shown(self.selector)}{unknown}, "
+            reduction = f"with selector {self.reduction_with_selector:.1%}, "
+        parts = [
+            f"vision {'>'.join(map(str, counts))} @ {','.join(map(str, layers))}",
+            f"text {schedule.text}",
+            f"mean length {self.mean_length:.0f} of {schedule.vision + schedule.text}",
+            f"{unit} ViT {shown(self.tower)}, projector {shown(self.projector_full)} > "
+            f"{shown(self.projector)}, {selector}LLM {shown(self.llm_full)} > {shown(self.llm)}",
+            f"reduction LLM {self.reduction_llm:.1%}, {reduction}total {self.reduction_total:.1%}",
+            f"KV {self.kv_bytes_full / _MIB:.3g} > {self.kv_bytes / _MIB:.3g} MiB in {self.dtype}",
+        ]
+        return [*parts, *_measured_parts(self.measured)]
+
+    def line(self) -> str:
+        """The block on one line."""
+        return " | ".join(self.parts())
+
+    def block(self) -> str:
+        """The block, a line for each part."""
+        return "\n".join(self.parts())
+
+    def as_plain(self) -> dict[str, Any]:
+        """For JSON: every number, without those that nobody measured."""
+        plain = {name: value for name, value in asdict(self).items() if name != "measured"}
+        known = {name: v for name, v in asdict(self.measured).items() if v is not None}
+        return {**plain, **self.metrics(), **({"measured": known} if known else {})}
+
+
+def _measured_parts(measured: Measured) -> list[str]:
+    times = []
+    if measured.selector_ms is not None:
+        times.append(f"selector {measured.selector_ms:.3g} ms")
+    if measured.ttft_p50_ms is not None:
+        p90 = "" if measured.ttft_p90_ms is None else f"/{measured.ttft_p90_ms:.3g}"
+        times.append(f"TTFT p50{'/p90' if p90 else ''} {measured.ttft_p50_ms:.3g}{p90} ms")
+    if measured.decode_ms is not None:
+        times.append(f"decode {measured.decode_ms:.3g} ms/token")
+    if measured.peak_mib is not None:
+        times.append(f"peak {measured.peak_mib:.0f} MiB")
+    where = [measured.dtype, measured.backend, measured.device]
+    setting = [f"batch {measured.batch}"] if measured.batch is not None else []
+    setting += [name for name in where if name]
+    return [", ".join(words) for words in (times, setting) if words]
+
+
+def count_cost(
+    host: HostShape,
+    schedule: Schedule,
+    *,
+    selectors: Sequence[Any] = (),
+    dtype: str = "bfloat16",
+    measured: Measured | None = None,
+) -> Cost:
+    """The cost of a schedule on a host.
+
+    `selectors` are the reducers of the merge and of every cut in turn (None for a stage without
+    one); those that are no `SelectorCost` are listed as not counted.
+    """
+    if schedule.num_layers != host.num_layers:
+        raise InputError(
+            f"got a schedule for {schedule.num_layers} layers, but {host.name} has "
+            f"{host.num_layers}"
+        )
+    if dtype not in _BYTES:
+        raise InputError(f"got dtype {dtype!r}, expected one of {', '.join(_BYTES)}")
+    selector, uncounted = _selector_flops(host, schedule, selectors)
+    length = schedule.vision + schedule.text
+    full = host.num_layers * host.layer.flops(length, causal=host.causal)
+    pruned = _llm_flops(host, schedule)
+    projector_full = host.projector_flops(schedule.vision)
+    again = schedule.merged if host.projects_again and schedule.merged < schedule.vision else 0
+    spared = [_llm_flops(host, schedule.without_cut(n)) for n in range(len(schedule.cuts))]
+    per_token = host.layer.cached_values * _BYTES[dtype]
+    return Cost(
+        host=host.name,
+        schedule=schedule,
+        tower=host.tower_flops(schedule.vision),
+        projector_full=projector_full,
+        projector=projector_full + host.projector_flops(again),
+        selector=selector if selectors else None,
+        llm_full=full,
+        llm=pruned,
+        kv_bytes_full=per_token * host.num_layers * length,
+        kv_bytes=per_token * sum(schedule.lengths),
+        cut_savings=tuple((more - pruned) / full for more in spared),
+        uncounted=uncounted,
+        dtype=dtype,
+        measured=measured or Measured(),
+    )
+
+
+def plan_cost(
+    host: HostShape,
+    plan: Plan,
+    text: int,
+    *,
+    grid: Sequence[int] | None = None,
+    dtype: str = "bfloat16",
+    measured: Measured | None = None,
+) -> Cost:
+    """The cost of a plan, its reducers included, for a prompt with one image.
+
+    `grid` are rows and columns of its vision tokens; a host of one image size knows their number.
+    """
+    if grid is None:
+        if host.vision is None:
+            raise InputError(f"{host.name}: vision tokens follow the image's size; give its grid")
+        grid = (host.vision,)
+    reducers = [plan.stage1.reducer if plan.stage1 else None, *(cut.reducer for cut in plan.cuts)]
+    schedule = Schedule.of_plan(plan, host.num_layers, grid, text)
+    return count_cost(host, schedule, selectors=reducers, dtype=dtype, measured=measured)
+
+
+def _llm_flops(host: HostShape, schedule: Schedule) -> float:
+    return sum(host.layer.flops(length, causal=host.causal) for length in schedule.lengths)
+
+
+def _selector_flops(
+    host: HostShape, schedule: Schedule, selectors: Sequence[Any]
+) -> tuple[float, tuple[str, ...]]:
+    stages = [(schedule.vision, schedule.merged, host.feature_width)]
+    for _, budget in schedule.cuts:
+        stages.append((stages[-1][1], budget, host.layer.width))
+    if selectors and len(selectors) != len(stages):
+        raise InputError(
+            f"got {len(selectors)} selectors, expected {len(stages)}: one for the merge and one "
+            "for each cut (None where a stage has none)"
+        )
+    total, uncounted = 0.0, []
+    for selector, (tokens, budget, width) in zip(selectors, stages, strict=False):
+        if isinstance(selector, SelectorCost):
+            total += selector.flops(tokens, schedule.text, width, host.layer.width, budget)
+        elif selector is not None:
+            uncounted.append(str(getattr(selector, "name", type(selector).__name__)))
+    return total, tuple(dict.fromkeys(uncounted))

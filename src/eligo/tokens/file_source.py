@@ -1,0 +1,127 @@
+"""Questions from files (VQAv2 folders, JSON lines), or from any dataset of examples."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from PIL import Image
+from torch.utils.data import Dataset
+
+from eligo.errors import InputError
+from eligo.tokens.batch import HostBatch, host_batch, to_device
+from eligo.tokens.data import Collator, FileExamples, TokenExample
+from eligo.tokens.inputs_config import LinesDataConfig, VqaDataConfig
+from eligo.tokens.prompts import text_lengths
+from eligo.train import epoch_batches
+from eligo.vqa import VqaExample, read_vqa, read_vqa_lines
+
+_LOOKED_AT = 256  # questions whose length is measured
+
+
+class FileSource:
+    """Shuffled epochs of the training examples; the first validation examples."""
+
+    def __init__(
+        self,
+        train: Dataset[TokenExample],
+        validation: Dataset[TokenExample],
+        processor: Any,
+        *,
+        instruction: str = "",
+        num_workers: int = 0,
+    ) -> None:
+        self.train, self.held_out = train, validation
+        self.collator = Collator(processor, answers=True, instruction=instruction)
+        self.processor, self.num_workers = processor, num_workers
+
+    def batches(
+        self, size: int, seed: int, start_step: int, rank: int, world_size: int, device: Any
+    ) -> Iterator[HostBatch]:
+        """Part `rank` of the batch of every step: a pure function of (seed, step)."""
+        loader = epoch_batches(
+            self.train,  # pyright: ignore[reportArgumentType]
+            size,
+            seed,
+            start_step,
+            rank,
+            world_size,
+            num_workers=self.num_workers,
+            collate=self._collate,
+        )
+        for batch in loader:
+            yield to_device(batch, device)
+
+    def validation(self, batch_size: int, device: Any) -> Iterator[HostBatch]:
+        """The same examples every time."""
+        count = len(self.held_out)  # pyright: ignore[reportArgumentType]
+        for first in range(0, count, batch_size):
+            rows = range(first, min(first + batch_size, count))
+            yield to_device(self._collate([self.held_out[row] for row in rows]), device)
+
+    @property
+    def num_examples(self) -> int:
+        """What `epochs` counts."""
+        return len(self.train)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def num_text(self) -> int:
+        """Prompt tokens that are not vision tokens: the median."""
+        count = min(_LOOKED_AT, len(self.held_out))  # pyright: ignore[reportArgumentType]
+        questions = [self.held_out[row].question for row in range(count)]
+        return int(median(text_lengths(self.processor, questions)))
+
+    def _collate(self, examples: Sequence[TokenExample]) -> HostBatch:
+        return host_batch(self.collator(examples), self.collator.image_token_id)
+
+
+class Resized(Dataset[TokenExample]):
+    """Examples whose images are made small enough, for hosts that take images of any size."""
+
+    def __init__(self, inner: Dataset[TokenExample], longest: int | None, area: int | None) -> None:
+        self.inner, self.longest, self.area = inner, longest, area
+
+    def __len__(self) -> int:
+        return len(self.inner)  # pyright: ignore[reportArgumentType]
+
+    def __getitem__(self, index: int) -> TokenExample:
+        example = self.inner[index]
+        if not isinstance(example.image, Image.Image):
+            return example
+        width, height = example.image.size
+        factor = min(1.0, (self.longest or max(width, height)) / max(width, height))
+        if self.area is not None:
+            factor = min(factor, (self.area / (width * height)) ** 0.5)
+        if factor == 1.0:
+            return example
+        size = (max(28, int(width * factor)), max(28, int(height * factor)))
+        return replace(example, image=example.image.resize(size, Image.Resampling.BICUBIC))
+
+
+def read_examples(
+    config: VqaDataConfig | LinesDataConfig,
+) -> tuple[Dataset[TokenExample], Dataset[TokenExample]]:
+    """Training and validation examples."""
+    if isinstance(config, LinesDataConfig):
+        rows = [read_vqa_lines(path) for path in (config.train_lines, config.validation_lines)]
+    else:
+        subtypes = (config.train_subtype, config.validation_subtype)
+        rows = [read_folder(config.folder, subtype) for subtype in subtypes]
+    train, validation = rows
+    return FileExamples(train), FileExamples(validation[: config.validation])
+
+
+def read_folder(folder: Path, subtype: str) -> list[VqaExample]:
+    """The questions, annotations and images of one subtype in a VQAv2 folder."""
+    files = []
+    for kind in ("questions", "annotations"):
+        found = sorted(folder.glob(f"*{subtype}*{kind}.json"))
+        if len(found) != 1:
+            names = ", ".join(path.name for path in found) or "none"
+            raise InputError(
+                f"{folder}: expected one file *{subtype}*{kind}.json, found {names}; a folder in "
+                "the format of VQAv2 is what `eligo scenes export vqa --out DIR` writes"
+            )
+        files.append(found[0])
+    return read_vqa(files[0], files[1], folder)

@@ -1,0 +1,99 @@
+"""The file layout of the two-stage pruning guide, as another way to write our configs.
+
+`trainer_settings`, `method_settings`, `manager_settings` and `search_settings` are read key by key
+into ours. Where a layer above (a flag, an extending file) wrote our key, that wins; a file that
+says both, and not the same, is an error. Imports no torch.
+"""
+
+from typing import Any
+
+from eligo.config import Layer
+from eligo.config.layers import KeyPath
+from eligo.config.nearest import did_you_mean
+from eligo.errors import ConfigError
+
+SECTIONS = ("trainer_settings", "method_settings", "manager_settings", "search_settings")
+
+_KEYS: dict[str, str] = {
+    "trainer_settings.dl_settings.epochs": "epochs",
+    "trainer_settings.dl_settings.batch_size": "train.batch_size",
+    "trainer_settings.dl_settings.optimizers.token_merger.lr": "optim.merger.lr",
+    "trainer_settings.dl_settings.optimizers.layer_pruners.lr": "optim.pruners.lr",
+    "trainer_settings.dl_settings.optimizers.discriminator.lr": "optim.discriminator.lr",
+    "method_settings.merger_type": "merger.kind",
+    "method_settings.merge_ratio": "merger.ratio",
+    "method_settings.target_merge_tokens": "merger.budget",
+    "method_settings.pruning_layers": "pruners.layers",
+    "method_settings.pruner_d_internal": "pruners.dim",
+    "method_settings.pruner_num_heads": "pruners.num_heads",
+    "method_settings.pruner_type": "pruners.kind",
+    "method_settings.temperature": "temperature.start",
+    "method_settings.temperature_min": "temperature.end",
+    "method_settings.temperature_anneal_rate": "temperature.anneal_fraction",
+    "method_settings.adv_loss_weight": "losses.adversarial",
+    "method_settings.task_loss_weight": "losses.task",
+    "method_settings.merge_sparsity_weight": "losses.sparsity",
+    "method_settings.disc_reinit_prob": "discriminator.reinit_prob",
+    "method_settings.max_vision_tokens": "data.max_vision_tokens",
+    "method_settings.image_max_size": "data.image_max_size",
+    "manager_settings.available_gpus": "search.gpus",
+    "manager_settings.gpus_per_subtask": "search.gpus_per_worker",
+    "search_settings.n_trials": "search.trials",
+}
+# Which command is run says this: `eligo tokens train`, or `eligo search`.
+_SAID_BY_THE_COMMAND = ("manager_settings.mode", "search_settings.enable")
+_SPACE = {
+    "optim.merger.lr": {"low": 1e-5, "high": 1e-3, "log": True},
+    "optim.pruners.lr": {"low": 1e-5, "high": 1e-3, "log": True},
+    "losses.task": {"low": 1.0, "high": 50.0, "log": True},
+}
+
+
+def from_guide(layer: Layer) -> Layer:
+    """The layer with the guide's sections, if it has any, written as ours."""
+    found = {section: layer.tree[section] for section in SECTIONS if section in layer.tree}
+    if not found:
+        return layer
+    tree = {key: value for key, value in layer.tree.items() if key not in SECTIONS}
+    origins = dict(layer.origins)
+    for path, value in _leaves(found, ()):
+        name = ".".join(path)
+        if name in _SAID_BY_THE_COMMAND:
+            continue
+        if name not in _KEYS:
+            known = [*_KEYS, *_SAID_BY_THE_COMMAND]
+            raise ConfigError(f"{layer.where(path)}unknown key{did_you_mean(name, known)}")
+        target = tuple(_KEYS[name].split("."))
+        if _write(tree, target, value, layer, path):
+            origins[target] = layer.origins.get(path, (0, ""))
+    if "method_settings" in found:
+        tree.setdefault("objective", "adversarial")
+    if isinstance(search := tree.get("search"), dict):
+        search.setdefault("space", _SPACE)
+    return Layer(tree, origins, layer.height)
+
+
+def _write(tree: dict[str, Any], target: KeyPath, value: Any, layer: Layer, path: KeyPath) -> bool:
+    """Put a value under our key, unless our key itself was written above; whether it was put."""
+    for name in target[:-1]:
+        inner = tree.get(name)
+        tree[name] = dict(inner) if isinstance(inner, dict) else {}
+        tree = tree[name]
+    last = target[-1]
+    if last in tree:
+        ours, theirs = (layer.origins.get(key, (0, ""))[0] for key in (target, path))
+        if ours > theirs:
+            return False
+        if ours == theirs and str(tree[last]) != str(value):
+            raise ConfigError(
+                f"{layer.where(path)}says {value!r}, but {'.'.join(target)} says {tree[last]!r}; "
+                "keep one"
+            )
+    tree[last] = value
+    return True
+
+
+def _leaves(tree: Any, path: KeyPath) -> list[tuple[KeyPath, Any]]:
+    if ".".join(path) in _KEYS or not isinstance(tree, dict):
+        return [(path, tree)]
+    return [leaf for key, value in tree.items() for leaf in _leaves(value, (*path, str(key)))]

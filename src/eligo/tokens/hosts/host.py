@@ -1,0 +1,203 @@
+"""What pruning has to know about a vision-language model, and all that differs between them.
+
+Spec: "Hosts". A host is a stock `transformers` model: a *core* (tower, projector, language model;
+no head), called by the model with the head. Projector and tower are watched through hooks, since
+`generate` runs them before the first forward pass and hands over only what comes out of them.
+To support another family, subclass `Host` and pass it: `pruning(model, plan, host=MyHost)`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from eligo.errors import EligoError, InputError
+
+
+@dataclass
+class Capture:
+    """What the tower made of a batch of images: one entry per image (tile, where a host tiles)."""
+
+    features: Sequence[Float[Tensor, "tokens width"]]
+    """What goes into the projector, or comes out of the tower where there is none."""
+    projected: Sequence[Float[Tensor, "tokens text_width"]]
+    """What the language model would see."""
+    grids: Sequence[tuple[int, int]]
+    """Rows and columns of tokens."""
+    cls_row: Sequence[Float[Tensor, " tokens"]] | None = None
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """Per image."""
+        return [len(feature) for feature in self.projected]
+
+
+class Host:
+    """A model of a known family, seen from the outside."""
+
+    family: ClassVar[str]
+    text_name: ClassVar[str] = "language_model"
+    projector_name: ClassVar[str | None] = "multi_modal_projector"
+    tower_name: ClassVar[str] = "vision_tower"
+    has_cls: ClassVar[bool] = False
+    """Whether the tower has a [CLS] token, the first."""
+    first_position: ClassVar[int] = 0
+    """Position of the first token."""
+    mrope: ClassVar[bool] = False
+    """Whether positions have several axes."""
+    image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
+    """Arguments of the core that `get_image_features` takes too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.outer = model
+        """The model with the head, or the core if it was given alone."""
+        self.core: Any = getattr(model, "model", model)
+        self.config: Any = self.core.config
+        self.text: Any = getattr(self.core, self.text_name)
+        self.tower: Any = getattr(self.core, self.tower_name)
+        self.projector: nn.Module | None = (
+            None if self.projector_name is None else self.find_projector()
+        )
+        self.capture: Capture | None = None
+        self._projecting = False
+        self.tower_rows: list[Tensor] = []
+        """Attention rows that the tower's recorder left, in the order of the tower's calls."""
+
+    def find_projector(self) -> nn.Module:
+        """What maps tower features to the language model, token by token."""
+        assert self.projector_name is not None
+        return getattr(self.core, self.projector_name)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """Layers of the language model."""
+        return self.text.layers
+
+    @property
+    def text_width(self) -> int:
+        """Width of the language model."""
+        return self.text.config.hidden_size
+
+    @property
+    def feature_width(self) -> int:
+        """Width of what a reducer before the language model sees."""
+        return self.tower.config.hidden_size
+
+    @property
+    def supply(self) -> int | None:
+        """Tokens of an image, where every image has equally many."""
+        return None
+
+    @property
+    def tower_attention(self) -> nn.Module:
+        """The attention of the tower layer that gives the features."""
+        return self.tower.encoder.layers[-1].self_attn
+
+    @property
+    def attention(self) -> str:
+        """Which attention implementation the language model runs."""
+        return self.text.config._attn_implementation
+
+    def hooks(self) -> list[Any]:
+        """Install what captures; returns the handles."""
+        assert self.projector is not None
+        return [self.projector.register_forward_hook(self._keep)]
+
+    def _keep(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        if self._projecting:
+            return
+        features: Tensor = args[0]
+        side = math.isqrt(output.shape[1])
+        if side * side != output.shape[1] or features.shape[:2] != output.shape[:2]:
+            raise EligoError(
+                f"{self.family}: got {tuple(output.shape)} from the projector, expected a square "
+                "grid of tokens per image; towers of free aspect ratio are supported in Qwen2.5-VL"
+            )
+        rows = self._take_rows()
+        self.capture = Capture(
+            features=list(features),
+            projected=list(output),
+            grids=[(side, side)] * len(output),
+            cls_row=None if rows is None else list(self.rows_to_tokens(rows)),
+        )
+
+    def _take_rows(self) -> Tensor | None:
+        rows, self.tower_rows = self.tower_rows, []
+        return torch.cat(rows) if rows else None
+
+    def rows_to_tokens(
+        self, rows: Float[Tensor, "images patches"]
+    ) -> Float[Tensor, "images tokens"]:
+        """Attention over patches (without [CLS]) as attention over tokens."""
+        return rows
+
+    def encode(self, inputs: Mapping[str, Any]) -> None:
+        """Run tower and projector on a forward's image arguments; the hooks capture."""
+        given = {name: inputs[name] for name in self.image_inputs if inputs.get(name) is not None}
+        self.core.get_image_features(**given)
+
+    def project(
+        self, features: Float[Tensor, "images tokens width"]
+    ) -> Float[Tensor, "images tokens text_width"]:
+        """Reduced tower features -> what the language model reads."""
+        if self.projector is None:
+            return features
+        self._projecting = True  # not an image of the tower: nothing to capture
+        try:
+            return self.projector(features)
+        finally:
+            self._projecting = False
+
+    def embed(
+        self, input_ids: Int[Tensor, "batch length"]
+    ) -> Float[Tensor, "batch length text_width"]:
+        """Input embeddings; placeholders, which may be out of vocabulary, as token 0."""
+        known = input_ids.masked_fill(input_ids == self.image_token_id, 0)
+        return self.core.get_input_embeddings()(known)
+
+    @property
+    def image_token_id(self) -> int:
+        """The placeholder."""
+        return self.config.image_token_id
+
+    def prompt_positions(
+        self, inputs: Mapping[str, Any], input_ids: Int[Tensor, "batch length"]
+    ) -> Int[Tensor, "..."]:
+        """Positions of a whole prompt, where the caller gave none: what the host would take."""
+        del inputs
+        length = input_ids.shape[1]
+        return torch.arange(length, device=input_ids.device)[None] + self.first_position
+
+    def next_positions(self, past: int, new: int, device: torch.device) -> Int[Tensor, "..."]:
+        """Positions of `new` tokens after `past` others, where the caller gave none."""
+        return torch.arange(past, past + new, device=device)[None] + self.first_position
+
+    def logical_length(self, position_ids: Tensor) -> int:
+        """How long a sequence without padding is, by its last position (waits for the device)."""
+        return int(position_ids[..., -1].max()) + 1 - self.first_position
+
+    def state(self) -> dict[str, Any]:
+        """Attributes of the core that a forward pass changes; restored on exit."""
+        return {}
+
+    def check(self) -> None:
+        """Refuse variants of the family that cannot be pruned."""
+        kinds = getattr(self.text.config, "layer_types", None) or []
+        if any(kind != "full_attention" for kind in kinds):
+            raise InputError(
+                f"{self.family}: this language model has layers of kind {sorted(set(kinds))}; "
+                "expected full attention in all of them: a sliding window counts columns that "
+                "pruning removes"
+            )
+
+
+def refuse_video(inputs: Mapping[str, Any]) -> None:
+    """Raise if a forward was given videos."""
+    outputs = inputs.get("mm_encoder_outputs")
+    video = outputs.get("video") if isinstance(outputs, Mapping) else None
+    if video is not None or inputs.get("pixel_values_videos") is not None:
+        raise InputError("pruning: got a video; expected images: frames are not supported")

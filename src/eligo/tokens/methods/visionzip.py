@@ -1,0 +1,64 @@
+"""VisionZip: dominant tokens stay, the rest is merged into a few contextual ones.
+
+Yang et al., CVPR 2025: dominant are those that [CLS] attends to most; of the rest, evenly spaced
+ones become targets, and each other token is averaged into the target most similar to it.
+Departures: similarity is the cosine of features, not of attention keys, which the context does not
+hold; targets are spaced over all of the rest; a target is averaged with what it receives, by size,
+so that norms stay what the projector knows.
+"""
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Int
+from pydantic import Field
+from torch import Tensor
+
+from eligo import ops
+from eligo.selection import Selection
+from eligo.tokens.methods.grid import evenly
+from eligo.tokens.methods.method import Method, Space, fold_into, unit_features
+from eligo.tokens.reducer import Need, ReducerContext, Where
+
+
+class VisionZip(Method):
+    """Most attended by [CLS], and means of the rest."""
+
+    places: ClassVar[frozenset[Where]] = frozenset({"before"})
+    reads: ClassVar[frozenset[Need]] = frozenset({"cls_row"})
+    space: ClassVar[Space] = {"contextual_ratio": [0.0, 0.05, 0.1, 0.15625, 0.25, 0.4, 0.6, 0.8]}
+
+    name: Literal["visionzip"] = "visionzip"
+    contextual_ratio: float = Field(default=0.15625, ge=0, le=1)
+    """Share of the budget for contextual tokens, rounded; the paper's 10 of 64."""
+
+    def keep(
+        self, context: ReducerContext, budget: Int[Tensor, " images"], width: int
+    ) -> Selection:
+        """Dominant tokens, best first, then contextual ones in raster order."""
+        assert context.cls_row is not None  # `select` saw to it
+        scores = context.cls_row.float().masked_fill(~context.mask, 0.0)
+        num_contextual = (budget.double() * self.contextual_ratio + 0.5).long()
+        # With a budget for all there is no rest to merge.
+        num_contextual = num_contextual.masked_fill(budget == context.mask.sum(-1), 0)
+        dominant = ops.top_k(scores, budget - num_contextual, context.mask, width=width)
+        rest = context.mask & ~ops.kept_mask(dominant, scores.shape[-1])
+        targets = ops.align_left(evenly(rest, num_contextual), width)
+
+        both = torch.cat([dominant, targets], -1)
+        order = ops.align_left(both >= 0, width)
+        indices = torch.where(order < 0, -1, ops.gather(both, order))
+        is_target = order >= width  # columns of `both` from there on are targets
+        return fold_into(context, indices, scores, _destination(context, indices, is_target))
+
+
+def _destination(context: ReducerContext, indices: Tensor, is_target: Tensor) -> Tensor:
+    """The own column of what is kept, the most similar target's for the rest; -1 without one."""
+    units = unit_features(context)
+    if indices.shape[-1] == 0:
+        return torch.full_like(context.mask, -1, dtype=torch.int64)
+    similarity = ops.gather(units, indices) @ units.transpose(-1, -2)  # (images, kept, tokens)
+    nearest = similarity.masked_fill(~is_target.unsqueeze(-1), -torch.inf).argmax(-2)
+    nearest = torch.where(context.mask & is_target.any(-1, keepdim=True), nearest, -1)
+    own = indices.unsqueeze(-1) == torch.arange(units.shape[-2], device=units.device)
+    return torch.where(own.any(-2), own.long().argmax(-2), nearest)

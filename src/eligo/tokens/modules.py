@@ -1,0 +1,317 @@
+"""The learned parts that choose: the token merger (stage 1) and the layer pruners (stage 2).
+
+Two-stage pruning guide. Departures, and why:
+- folding divides by the weights, in the tower's own space: the guide's sum inflates norms beyond
+  what the frozen projector knows;
+- assignment logits are scaled cosines: plain dots are near uniform at T = 1. Query and key start
+  from the same weights, so that from the first step a token goes where it looks most alike;
+- budgets are exact (top-k), not a threshold of 0.5: counts, and so costs, are known beforehand.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from eligo import ops
+from eligo.config import Config
+from eligo.errors import InputError
+from eligo.nn import SimilarityScale
+from eligo.selection import Selection
+from eligo.tokens.part import Part, Shapes
+from eligo.tokens.reducer import Need, ReducerContext, Where
+from eligo.tokens.scorers import (
+    Choice,
+    QuestionScorer,
+    Relaxation,
+    SimpleScorer,
+    choose,
+    without_autocast,
+)
+
+MergerKind = Literal["simple", "question_aware"]
+
+_START_SCALE = 10.0  # cosines of neighbouring patches differ by a tenth
+
+
+class MergerShape(Config):
+    """What builds a `TokenMerger`."""
+
+    kind: MergerKind = "simple"
+    """Whether the question has a say in what is kept."""
+    width: int = Field(ge=1)
+    """Width of the vision tower's features."""
+    question_width: int | None = Field(default=None, ge=1)
+    """Width of the language model's embeddings; only where the question has a say."""
+    dim: int = Field(default=512, ge=2)
+    """Width inside."""
+    num_heads: int = Field(default=4, ge=1)
+    """Heads of the attention to the question."""
+
+    @model_validator(mode="after")
+    def _question_has_a_width(self) -> "MergerShape":
+        if (self.kind == "question_aware") != (self.question_width is not None):
+            raise ValueError("kind: question_aware and a question_width go together")
+        return self
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What stage 1 makes of an image in a training step."""
+
+    features: Float[Tensor, "images kept width"]
+    """Tower features after folding, in raster order."""
+    selection: Selection
+    """Centres in raster order, scores without noise, weights of the fold."""
+    key_bias: Float[Tensor, "images kept"]
+    """For the attention of every layer: `log z` (if asked for) + `log(1 + p - stopgrad(p))`."""
+    choice: Choice
+
+
+class TokenMerger(Part):
+    """N tower features -> M: the best M stay, all others are folded into the most alike of them.
+
+    Row i of the assignment is a softmax over the centres j of `scale cos(Q x_i, K x_j) / T`; a
+    centre keeps itself. With `u = 1` for centres and `sigmoid(s_i)` for the others,
+    `z_j = sum_i A_ij u_i` and `y_j = sum_i A_ij u_i x_i / z_j`. At inference, and in training
+    after annealing, A is its one-hot argmax.
+
+    >>> merger = TokenMerger(MergerShape(width=8, dim=16))
+    >>> merger.name, sorted(merger.needs)
+    ('merger', [])
+    """
+
+    file_name = "token_merger"
+    shape_type = MergerShape
+    name = "merger"
+    where: frozenset[Where] = frozenset({"before"})
+
+    def __init__(self, shape: MergerShape) -> None:
+        super().__init__(shape)
+        self.shape: MergerShape = shape
+        if shape.question_width is None:
+            self.scorer = SimpleScorer(shape.width, shape.dim)
+        else:
+            self.scorer = QuestionScorer(
+                shape.width, shape.question_width, shape.dim, shape.num_heads
+            )
+        self.query_proj = nn.Linear(shape.width, shape.dim, bias=False)
+        self.key_proj = nn.Linear(shape.width, shape.dim, bias=False)
+        with torch.no_grad():
+            self.key_proj.weight.copy_(self.query_proj.weight)
+        self.scale = SimilarityScale("cosine", learnable=True, init=_START_SCALE)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The question, if it has a say."""
+        return frozenset() if self.shape.kind == "simple" else frozenset({"question"})
+
+    def scores(self, context: ReducerContext) -> Float[Tensor, "images tokens"]:
+        """How much each token matters, float32; 0 in padding."""
+        features = _real(context)
+        with without_autocast(features.device):
+            if isinstance(self.scorer, SimpleScorer):
+                scores = self.scorer(features)
+            else:
+                scores = self.scorer(features, *_question(context, self.name))
+        return scores.masked_fill(~context.mask, 0.0)
+
+    def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
+        """The best centres, raster order, every other token folded into one of them."""
+        scores = self.scores(context)
+        kept = ops.top_k_mask(scores, budget.to(scores.device), context.mask)
+        centres = ops.align_left(kept, _widest(budget, scores))
+        assignment = self._assign(context, scores, centres, temperature=1.0, hard=True)
+        return Selection(centres, scores, context.mask, assignment)
+
+    def relax(
+        self,
+        context: ReducerContext,
+        budget: Int[Tensor, " images"],
+        relaxation: Relaxation,
+        *,
+        size_bias: bool = True,
+    ) -> Merged:
+        """The training form: the same choice, with noise, temperature and gradients."""
+        scores = self.scores(context)
+        choice = choose(scores, budget, context.mask, relaxation)
+        centres = ops.align_left(choice.kept, _widest(budget, scores))
+        assignment = self._assign(
+            context, scores, centres, temperature=relaxation.temperature, hard=relaxation.hard
+        )
+        selection = Selection(centres, scores, context.mask, assignment)
+        keep = ops.gather(choice.keep, centres)
+        key_bias = torch.log1p(keep - keep.detach())
+        if size_bias:
+            sizes = selection.sizes
+            key_bias = key_bias + torch.where(sizes > 0, sizes, 1.0).log()
+        return Merged(selection.fold(context.features), selection, key_bias, choice)
+
+    def _assign(
+        self,
+        context: ReducerContext,
+        scores: Tensor,
+        centres: Tensor,
+        *,
+        temperature: float,
+        hard: bool,
+    ) -> Float[Tensor, "images kept tokens"]:
+        features = _real(context).float()
+        with without_autocast(features.device):
+            keys = self.key_proj(ops.gather(features, centres))
+            logits = self.scale(keys, self.query_proj(features)) / temperature
+            assignment = ops.soft_assignment(logits, centres, context.mask, hard=hard)
+            is_centre = ops.kept_mask(centres, scores.shape[-1])
+            weights = torch.where(is_centre, 1.0, scores.sigmoid())
+            if context.sizes is not None:  # what stands for many weighs as many
+                weights = weights * context.sizes
+            return assignment * weights.unsqueeze(-2)
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """2 x multiply-adds of one image: scores, assignment, fold."""
+        del question_width  # the scorer knows
+        if isinstance(self.scorer, SimpleScorer):
+            scores = self.scorer.flops(num_tokens)
+        else:
+            scores = self.scorer.flops(num_tokens, num_words)
+        dim = self.shape.dim
+        projections = (num_tokens + budget) * width * dim
+        return scores + 2.0 * (projections + budget * num_tokens * (dim + width))
+
+    @staticmethod
+    def shape_of_run(run: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
+        """Kind and heads from the config, widths from the weights."""
+        merger = run.get("merger") or {}
+        dim, width = shapes["query_proj.weight"]
+        found = {"kind": merger.get("kind", "simple"), "width": width, "dim": dim}
+        if "scorer.question_norm.weight" in shapes:
+            found["question_width"] = shapes["scorer.question_norm.weight"][0]
+            found["num_heads"] = merger.get("num_heads", 4)
+        return found
+
+
+class PrunersShape(Config):
+    """What builds `LayerPruners`."""
+
+    layers: tuple[int, ...] = Field(min_length=1)
+    """Layers of the language model at whose input tokens are dropped."""
+    width: int = Field(ge=1)
+    """Width of the language model."""
+    dim: int = Field(default=512, ge=2)
+    """Width inside."""
+    num_heads: int = Field(default=4, ge=1)
+    """Heads of the attention to the question."""
+
+
+class LayerPruner(nn.Module):
+    """One head: which of the vision tokens at a layer's input the question still needs."""
+
+    name = "pruner"
+    where: frozenset[Where] = frozenset({"inside"})
+    needs: frozenset[Need] = frozenset({"question"})
+
+    def __init__(self, width: int, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.scorer = QuestionScorer(width, width, dim, num_heads)
+
+    def scores(self, context: ReducerContext) -> Float[Tensor, "images tokens"]:
+        """How much each token matters, float32; 0 in padding."""
+        with without_autocast(context.features.device):
+            scores = self.scorer(_real(context), *_question(context, self.name))
+        return scores.masked_fill(~context.mask, 0.0)
+
+    def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
+        """The best `budget` tokens; the rest is dropped."""
+        scores = self.scores(context)
+        return _best(scores, budget, context.mask)
+
+    def relax(
+        self, context: ReducerContext, budget: Int[Tensor, " images"], relaxation: Relaxation
+    ) -> tuple[Selection, Choice]:
+        """The training form: ranked with noise, and the mask to learn by."""
+        scores = self.scores(context)
+        choice = choose(scores, budget, context.mask, relaxation)
+        ranked = _best(choice.ranks, budget, context.mask)
+        return Selection(ranked.indices, scores, context.mask), choice
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """2 x multiply-adds of one image."""
+        del width, question_width, budget  # the scorer knows, and dropping is free
+        return self.scorer.flops(num_tokens, num_words)
+
+
+class LayerPruners(Part):
+    """The heads of all cuts; `pruners[layer]` is the one of a layer."""
+
+    file_name = "layer_pruners"
+    shape_type = PrunersShape
+
+    def __init__(self, shape: PrunersShape) -> None:
+        super().__init__(shape)
+        self.shape: PrunersShape = shape
+        self.heads = nn.ModuleDict(
+            {
+                str(layer): LayerPruner(shape.width, shape.dim, shape.num_heads)
+                for layer in shape.layers
+            }
+        )
+
+    def __getitem__(self, layer: int) -> LayerPruner:
+        head = self.heads[str(layer)]
+        assert isinstance(head, LayerPruner)
+        return head
+
+    @staticmethod
+    def shape_of_run(run: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
+        """Heads from the config, layers and widths from the weights."""
+        found = {
+            name.split(".")[1]: shape
+            for name, shape in shapes.items()
+            if "vision_proj" in name and len(shape) == 2
+        }
+        dim, width = next(iter(found.values()))
+        return {
+            "layers": sorted(map(int, found)),
+            "width": width,
+            "dim": dim,
+            "num_heads": (run.get("pruners") or {}).get("num_heads", 4),
+        }
+
+
+def _real(context: ReducerContext) -> Tensor:
+    """Features with zeros in padding: a NaN there would reach gradients as 0 * NaN."""
+    return context.features.masked_fill(~context.mask.unsqueeze(-1), 0.0)
+
+
+def _question(
+    context: ReducerContext, name: str
+) -> tuple[Float[Tensor, "images words width"], Bool[Tensor, "images words"]]:
+    if context.question is None:
+        raise InputError(
+            f"{name}: got no question, expected the prompt's text: this part was trained to keep "
+            "what a question needs; give a prompt with words, or use a merger of kind: simple"
+        )
+    if context.question_mask is None:
+        return context.question, context.question.new_ones(
+            context.question.shape[:2], dtype=torch.bool
+        )
+    return context.question, context.question_mask
+
+
+def _widest(budget: Tensor, scores: Tensor) -> int:
+    """The largest budget: free, as budgets come on the CPU."""
+    return min(int(budget.max()) if budget.numel() else 0, scores.shape[-1])
+
+
+def _best(scores: Tensor, budget: Tensor, mask: Tensor) -> Selection:
+    width = _widest(budget, scores)
+    indices = ops.top_k(scores, budget.to(scores.device), mask, width=width)
+    return Selection(indices, scores.float(), mask)

@@ -1,0 +1,113 @@
+"""Schedules that reach a target: how much to merge, where to cut, what to keep.
+
+The default plan halves the tokens and cuts at 1/16, 1/4 and 1/2 of the depth, to 200, 150 and 100
+of 288. The others cut at the same layers in like proportions and differ in how much the merge does;
+what their cuts keep is as much as the target allows, and a cut that saves next to nothing is left
+out. Merging alone and cutting alone stand beside them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from eligo.errors import InputError
+from eligo.tokens.cost import SMALL_CUT, Cost, Schedule, count_cost
+from eligo.tokens.shapes import HostShape
+
+DEPTHS = (1 / 16, 1 / 4, 1 / 2)
+"""Where the default plan cuts."""
+PROPORTIONS = (200 / 288, 150 / 288, 100 / 288)
+"""What its cuts keep of what was merged."""
+_MERGES = (0.5, 0.75, 1 / 3, 1.0)  # the first that works is the one that is proposed
+_NEAR = 0.1  # the default is good advice if it saves at most so much more than asked for
+_STEEPEST = 30.0  # proportions to this power are nothing
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A schedule, where it comes from and what it costs."""
+
+    name: str
+    cost: Cost
+
+    @property
+    def schedule(self) -> Schedule:
+        """How many vision tokens are left where."""
+        return self.cost.schedule
+
+
+def cut_layers(num_layers: int) -> tuple[int, ...]:
+    """The layers of the default depths: 2, 8, 16 of 32; 1, 3, 6 of 12."""
+    layers = (max(1, int(depth * num_layers + 0.5)) for depth in DEPTHS)
+    return tuple(dict.fromkeys(layer for layer in layers if layer < num_layers))
+
+
+def default_schedule(host: HostShape, vision: int, text: int) -> Schedule:
+    """Half of the tokens merged away, then the default cuts."""
+    uncut = Schedule(vision, _at_least_one(vision / 2), (), text, host.num_layers)
+    return _with_cuts(uncut, tuple(zip(cut_layers(host.num_layers), PROPORTIONS, strict=False)), 1.0)
+
+
+def propose(host: HostShape, vision: int, text: int, target: float) -> list[Proposal]:
+    """Schedules that save `target` (0 to 1) of the language model's FLOPs, the best advice first.
+
+    One that cannot reach it keeps the least there is and is listed all the same: its cost says so.
+    """
+    if not 0 < target < 1:
+        raise InputError(f"got target {target}, expected a share between 0 and 1, such as 0.6")
+    if host.num_layers < 2:
+        raise InputError(f"got {host.num_layers} layers, expected 2 or more: layer 0 is never cut")
+    made = [
+        Proposal(name, count_cost(host, schedule))
+        for name, schedule in _schedules(host, vision, text, target)
+    ]
+    default = Proposal("default", count_cost(host, default_schedule(host, vision, text)))
+    fits = target <= default.cost.reduction_llm <= target + _NEAR
+    made.insert(0 if fits else len(made), default)
+    return sorted(made, key=lambda proposal: proposal.cost.reduction_llm < target)
+
+
+def _schedules(
+    host: HostShape, vision: int, text: int, target: float
+) -> Iterator[tuple[str, Schedule]]:
+    for share in _MERGES:
+        merged = _at_least_one(share * vision)
+        uncut = Schedule(vision, merged, (), text, host.num_layers)
+        if not _saves(host, uncut, target):
+            yield f"merge {share:.0%}" if share < 1 else "cuts only", _solve(host, uncut, target)
+    kept = range(vision, 0, -1)
+    alone = (Schedule(vision, count, (), text, host.num_layers) for count in kept)
+    fitting = (schedule for schedule in alone if _saves(host, schedule, target))
+    yield "merge only", next(fitting, Schedule(vision, 1, (), text, host.num_layers))
+
+
+def _solve(host: HostShape, uncut: Schedule, target: float) -> Schedule:
+    """The schedule with the largest budgets that reaches the target, without idle cuts."""
+    places = list(zip(cut_layers(host.num_layers), PROPORTIONS, strict=False))
+    while True:
+        gentle, steep = 0.0, _STEEPEST  # powers of the proportions
+        for _ in range(40):
+            middle = (gentle + steep) / 2
+            if _saves(host, _with_cuts(uncut, places, middle), target):
+                steep = middle
+            else:
+                gentle = middle
+        solved = _with_cuts(uncut, places, steep)
+        savings = count_cost(host, solved).cut_savings
+        if len(places) == 1 or min(savings) >= SMALL_CUT:
+            return solved
+        places.pop(savings.index(min(savings)))
+
+
+def _with_cuts(
+    uncut: Schedule, places: Sequence[tuple[int, float]], power: float
+) -> Schedule:
+    cuts = [(layer, _at_least_one(uncut.merged * share**power)) for layer, share in places]
+    return replace(uncut, cuts=tuple(cuts))
+
+
+def _saves(host: HostShape, schedule: Schedule, target: float) -> bool:
+    return count_cost(host, schedule).reduction_llm >= target
+
+
+def _at_least_one(count: float) -> int:
+    return max(1, int(count + 0.5))

@@ -1,0 +1,103 @@
+"""How the learned parts choose in a training step; `masking` asks this.
+
+Made anew for every step: it remembers what each stage was told and what it chose, for the sparsity
+loss and the metrics.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from eligo import ops
+from eligo.errors import InputError
+from eligo.tokens.masked import SoftCut
+from eligo.tokens.modules import LayerPruners, Merged, TokenMerger
+from eligo.tokens.reducer import ReducerContext
+from eligo.tokens.scorers import Choice, Relaxation
+
+_LIMIT = 10.0  # a dropped token's gradient, in RMS of the kept ones'
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a stage was given and what it made of it."""
+
+    scores: Float[Tensor, "images tokens"]
+    mask: Bool[Tensor, "images tokens"]
+    choice: Choice
+
+    def sparsity(self) -> Float[Tensor, ""]:
+        """`(mean sigmoid(s) - kept ratio)^2`, mean over images.
+
+        The guide's (kept - target)^2 is constant under exact budgets; this one keeps scores
+        centred, so that sigmoid(s), the weight of a folded token, means something.
+        """
+        count = self.mask.sum(-1).clamp_min(1)
+        ratio = self.choice.kept.sum(-1) / count
+        return (ops.masked_mean(self.scores.sigmoid(), self.mask) - ratio).square().mean()
+
+
+@dataclass
+class TrainingRelaxer:
+    """Stage 1 and the cuts of one training step."""
+
+    merger: TokenMerger | None
+    pruners: LayerPruners | None
+    relaxation: Relaxation
+    size_bias: bool = True
+    decisions: dict[int, Decision] = field(default_factory=dict)
+    """By layer; 0 is stage 1."""
+
+    def merge(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Merged:
+        """Stage 1."""
+        if self.merger is None:
+            raise InputError("this training has no merger, but its plan has a stage 1")
+        merged = self.merger.relax(context, budget, self.relaxation, size_bias=self.size_bias)
+        self.decisions[0] = Decision(merged.selection.scores, context.mask, merged.choice)
+        return merged
+
+    def cut(self, layer: int, context: ReducerContext, budget: Int[Tensor, " images"]) -> SoftCut:
+        """The cut at the input of a layer."""
+        if self.pruners is None:
+            raise InputError("this training has no pruners, but its plan has cuts")
+        selection, choice = self.pruners[layer].relax(context, budget, self.relaxation)
+        self.decisions[layer] = Decision(selection.scores, context.mask, choice)
+        mask = choice.mask(self.relaxation.mode)
+        return SoftCut(selection, limit_dropped_gradient(mask, choice.kept))
+
+    def sparsity(self) -> Float[Tensor, ""]:
+        """Mean over the stages."""
+        return torch.stack([one.sparsity() for one in self.decisions.values()]).mean()
+
+
+def limit_dropped_gradient(
+    mask: Float[Tensor, "images tokens"], kept: Bool[Tensor, "images tokens"]
+) -> Float[Tensor, "images tokens"]:
+    """The mask itself; on the way back, dropped entries are clamped to 10 RMS of the kept ones'.
+
+    A dropped token enters attention as log(m + 1e-9): its gradient, e^a / Z, is that of a token
+    which would win the softmax if it were there, a thousand times a kept one's. Per image, so that
+    no row depends on its batch mates.
+    """
+    return _LimitDropped.apply(mask, kept)  # pyright: ignore[reportReturnType]
+
+
+class _LimitDropped(torch.autograd.Function):
+    @staticmethod
+    def forward(mask: Tensor, kept: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        del kept
+        return mask.view_as(mask)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        del output
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (kept,) = ctx.saved_tensors
+        square = torch.where(kept, gradient, 0.0).square().sum(-1, keepdim=True)
+        limit = _LIMIT * (square / kept.sum(-1, keepdim=True).clamp_min(1)).sqrt()
+        return torch.where(kept, gradient, gradient.clamp(-limit, limit)), None

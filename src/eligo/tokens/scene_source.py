@@ -1,0 +1,132 @@
+"""Questions on fresh scenes, made on the device by indexing: no look at it, no file, no end."""
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from eligo.scenes.graph import Split, draw_scenes, take
+from eligo.scenes.painter import render
+from eligo.scenes.phrases import VOCABULARY, word_ids
+from eligo.scenes.question_kinds import ANSWERS, Questions
+from eligo.scenes.questions import draw_questions
+from eligo.scenes.vlm.model import ASSISTANT, BOS, EOS, FIRST_WORD, IMAGE, PAD, SPECIAL, USER
+from eligo.scenes.vlm.train import pixel_values
+from eligo.tokens.batch import HostBatch
+from eligo.tokens.data import IGNORED
+from eligo.tokens.inputs_config import ScenesDataConfig
+
+_WORDS = 16  # no question is longer
+_ANSWER = 3  # two words and the end of text
+_AHEAD = 16  # steps whose scenes are drawn together: on a GPU the number of operations counts
+_SPARE = 2  # questions drawn beyond those needed, as some scenes lack some
+
+
+def reads_scenes(processor: Any) -> bool:
+    """Whether a processor has the scenes' own vocabulary, so that rows can be made by indexing."""
+    words = [*SPECIAL, *VOCABULARY]
+    ids = processor.tokenizer.convert_tokens_to_ids(words)
+    return ids == list(range(len(words)))
+
+
+class SceneSource:
+    """Questions on fresh scenes, made on the device."""
+
+    def __init__(self, config: ScenesDataConfig, num_tokens: int) -> None:
+        self.config, self.num_tokens = config, num_tokens
+
+    def batches(
+        self, size: int, seed: int, start_step: int, rank: int, world_size: int, device: Any
+    ) -> Iterator[HostBatch]:
+        """Part `rank` of the batch of every step: a pure function of (seed, step)."""
+        part = size // world_size
+        repeats = math.gcd(part, self.config.questions_per_image)
+        images = part // repeats
+        origin = seed << 32
+        per_step = size // repeats
+        ahead = torch.arange(_AHEAD)[:, None] * per_step + rank * images + torch.arange(images)
+        step = start_step
+        while True:
+            chunk = step - step % _AHEAD
+            indices = origin + chunk * per_step + ahead[step - chunk :]
+            drawn = self.draw("train", indices.flatten(), repeats, device)
+            for place in range(len(indices)):
+                yield drawn.rows(slice(place * part, (place + 1) * part))
+                step += 1
+
+    def validation(self, batch_size: int, device: Any) -> Iterator[HostBatch]:
+        """The first questions of the validation split, each with a scene of its own."""
+        for first in range(0, self.config.validation, batch_size):
+            last = min(first + batch_size, self.config.validation)
+            yield self.draw("validation", torch.arange(first, last), 1, device)
+
+    @property
+    def num_examples(self) -> int:
+        """What `epochs` counts."""
+        return self.config.examples
+
+    @property
+    def num_text(self) -> int:
+        """Prompt tokens that are not vision tokens: the median."""
+        graph = draw_scenes(self.config.scenes, "validation", range(64))
+        asked = draw_questions(graph, 4, weights=self.config.weights)
+        words = (asked.words >= 0).sum(-1)[asked.valid]
+        return int(words.median()) + 3  # <s> USER: ASSISTANT:
+
+    def draw(self, split: Split, indices: Tensor, repeats: int, device: Any) -> HostBatch:
+        """`repeats` rows for each of these scenes; one without a question has no labels."""
+        graph = draw_scenes(self.config.scenes, split, indices, device)
+        asked = draw_questions(graph, repeats + _SPARE, weights=self.config.weights)
+        order = (~asked.valid).byte().argsort(dim=1, stable=True)[:, :repeats]
+        scenes = torch.arange(len(order), device=order.device)[:, None]
+        asked = take(asked, (scenes, order))  # pyright: ignore[reportArgumentType]
+        pixels = pixel_values(render(graph).rgb)
+        return self._rows(asked, pixels.repeat_interleave(repeats, 0), repeats)
+
+    def _rows(self, asked: Questions, pixels: Tensor, repeats: int) -> HostBatch:
+        """`<s> USER: <image>... question ASSISTANT: answer </s>`, against the right end."""
+        words = asked.words.flatten(0, 1)[:, :_WORDS]  # (rows, words)
+        device, count = words.device, len(words)
+        num_words = (words >= 0).sum(-1, keepdim=True)
+        said = _answers(device)[asked.answer.flatten().clamp(min=0)]
+        said = torch.where((asked.answer >= 0).flatten()[:, None], said, EOS)
+        num_said = (said != PAD).sum(-1, keepdim=True).clamp(max=_ANSWER)
+        head = torch.tensor([BOS, USER] + [IMAGE] * self.num_tokens, device=device)
+        text = torch.cat([words + FIRST_WORD, words.new_full((count, 1 + _ANSWER), PAD)], -1)
+        end = torch.cat([words.new_full((count, 1), ASSISTANT), said], -1)
+        text = text.scatter(-1, num_words + torch.arange(1 + _ANSWER, device=device), end)
+        row = torch.cat([head.expand(count, -1), text], -1)
+        length, tail = row.shape[1], text.shape[1]
+
+        pad = tail - (num_words + 1 + num_said)
+        place = torch.arange(length, device=device) - pad  # in the row as written above
+        ids = torch.where(place >= 0, row.gather(-1, place.clamp(min=0)), PAD)
+        first_answer = len(head) + num_words + 1
+        is_answer = place >= first_answer
+        known = (asked.answer >= 0).flatten()[:, None]
+        return HostBatch(
+            inputs={
+                "input_ids": ids,
+                "attention_mask": (place >= 0).long(),
+                "pixel_values": pixels,
+            },
+            question_mask=(place >= 0) & ~is_answer & (ids != IMAGE),
+            labels=torch.where(is_answer & known, ids, IGNORED),
+            after_image=place >= len(head),
+            tail=tail,
+            num_answer=_ANSWER,
+            rows_per_image=repeats,
+        )
+
+
+@cache
+def _answers(device: torch.device) -> Int64[Tensor, "answers 3"]:
+    rows = torch.full((len(ANSWERS), _ANSWER), PAD)
+    for row, answer in enumerate(ANSWERS):
+        ids = [index + FIRST_WORD for index in word_ids(answer)] + [EOS]
+        rows[row, : len(ids)] = torch.tensor(ids)
+    return rows.to(device)

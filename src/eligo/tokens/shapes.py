@@ -1,0 +1,265 @@
+"""The sizes of a host that decide what it costs, read from its config; no weights are needed.
+
+A multiply-add is two FLOPs. Counted are the matrix products: projections, feed-forward, attention.
+Norms, activations, embeddings and the head of the language model (which a prefill needs for one
+token) are left out, as torch's own counter leaves out all that is no product.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eligo.errors import InputError
+
+_PLAIN_FEED_FORWARD = {"opt", "gpt2", "gpt_neox", "phi", "bloom"}  # two matrices; others are gated
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """One transformer layer."""
+
+    width: int
+    hidden: int
+    """Width of the feed-forward part."""
+    heads: int
+    kv_heads: int
+    head_size: int
+    matrices: int = 3
+    """Matrices of the feed-forward part: 3 if it is gated, else 2."""
+
+    def flops(self, tokens: int | float, *, causal: bool = True, window: int | None = None) -> float:
+        """`2 [n d (2 h e + 2 h_kv e) + 3 n d f + h e n (n + 1)]`, the last term 2 h e n^2 where
+        every token sees all, or 2 h e n w where it sees a window of w."""
+        inner = self.heads * self.head_size
+        projections = 2 * inner + 2 * self.kv_heads * self.head_size + self.matrices * self.hidden
+        seen = (tokens + 1) / 2 if causal else min(tokens, window or tokens)
+        return 2.0 * (tokens * self.width * projections + 2 * inner * tokens * seen)
+
+    @property
+    def cached_values(self) -> int:
+        """Numbers that a key-value cache holds for one token."""
+        return 2 * self.kv_heads * self.head_size
+
+
+@dataclass(frozen=True)
+class TowerShape:
+    """The vision tower: every run takes one image (or tile) of so many patches."""
+
+    layer: LayerShape
+    num_layers: int
+    patch_values: int
+    """Numbers in a patch, such as 3 x 14 x 14."""
+    tokens_per_run: int | None = None
+    """Vision tokens that the language model gets from one run; None: one run takes them all."""
+    patches_per_token: int = 1
+    """Patches that become one vision token (pixel shuffle, patch merger)."""
+    extra_tokens: int = 0
+    """[CLS]."""
+    window: int | None = None
+    """Patches that a patch sees in most layers; None: all."""
+    num_full_layers: int = 0
+    """Layers where it sees all, in a tower with windows."""
+
+    @property
+    def feature_width(self) -> int:
+        """Width of a vision token before the projector."""
+        return self.layer.width * self.patches_per_token
+
+    def flops(self, vision: int) -> float:
+        """To see what becomes `vision` tokens."""
+        runs = 1 if self.tokens_per_run is None else vision / self.tokens_per_run
+        patches = vision / runs * self.patches_per_token
+        tokens = patches + self.extra_tokens
+        whole = self.num_layers if self.window is None else self.num_full_layers
+        layers = whole * self.layer.flops(tokens, causal=False)
+        if self.window is not None:
+            windowed = self.layer.flops(tokens, causal=False, window=self.window)
+            layers += (self.num_layers - whole) * windowed
+        return runs * (layers + 2 * patches * self.patch_values * self.layer.width)
+
+
+@dataclass(frozen=True)
+class HostShape:
+    """A vision-language model: tower, projector, language model."""
+
+    name: str
+    layer: LayerShape
+    """Of the language model."""
+    num_layers: int
+    vision: int | None = None
+    """Vision tokens of one image; None where they follow its size."""
+    tower: TowerShape | None = None
+    projector: tuple[tuple[int, int], ...] = ()
+    """Inputs and outputs of its linear maps."""
+    projects_again: bool = True
+    """Whether stage 1 folds tower features, which are then projected: the host has by then
+    projected all of them, before anybody could choose. False: it folds what is projected."""
+    causal: bool = True
+    """False where the prompt sees all of itself (PaliGemma)."""
+
+    @property
+    def feature_width(self) -> int:
+        """Width of what stage 1 sees."""
+        return self.projector[0][0] if self.projects_again and self.projector else self.layer.width
+
+    def tower_flops(self, vision: int) -> float:
+        """Of the vision tower."""
+        return self.tower.flops(vision) if self.tower else 0.0
+
+    def projector_flops(self, vision: int) -> float:
+        """Of the projector, on so many tokens."""
+        return 2.0 * vision * sum(before * after for before, after in self.projector)
+
+    @classmethod
+    def of(cls, host: Any) -> "HostShape":
+        """From a model, or from its config."""
+        return shape_of(getattr(host, "config", host))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "HostShape":
+        """From the `config.json` in a folder."""
+        from transformers import AutoConfig
+
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{folder}: expected a model folder with config.json; {reason}") from None
+        return shape_of(config)
+
+
+def shape_of(config: Any) -> HostShape:
+    """The shape that a config of `transformers` describes."""
+    reader = _READERS.get(getattr(config, "model_type", ""))
+    if reader is None:
+        raise InputError(
+            f"cannot count the cost of a {getattr(config, 'model_type', type(config).__name__)}; "
+            f"known hosts: {', '.join(_READERS)} (docs/adding_a_host.md tells how to add one)"
+        )
+    return reader(config)
+
+
+def text_layer(config: Any) -> LayerShape:
+    """A layer of the language model: Llama, Mistral, Qwen2, Gemma and their like."""
+    for name in ("num_experts", "num_local_experts"):
+        if getattr(config, name, None):
+            raise InputError(f"got a language model with {name}; only dense ones can be counted")
+    heads, width = config.num_attention_heads, config.hidden_size
+    return LayerShape(
+        width,
+        config.intermediate_size,
+        heads,
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or width // heads,
+        2 if config.model_type in _PLAIN_FEED_FORWARD else 3,
+    )
+
+
+def _vision_layer(config: Any) -> LayerShape:
+    """A layer of a plain vision transformer: CLIP, SigLIP, InternViT."""
+    heads, width = config.num_attention_heads, config.hidden_size
+    return LayerShape(width, config.intermediate_size, heads, heads, width // heads, matrices=2)
+
+
+def _side(value: Any) -> int:
+    return int(value[0] if isinstance(value, list | tuple) else value)
+
+
+def _square_tower(config: Any, merge: int = 1, extra_tokens: int = 0) -> TowerShape:
+    """A tower of one image size, `merge` patches a side becoming one token."""
+    patch = _side(config.patch_size)
+    patches = (_side(config.image_size) // patch) ** 2
+    return TowerShape(
+        _vision_layer(config),
+        config.num_hidden_layers,
+        config.num_channels * patch**2,
+        patches // merge**2,
+        merge**2,
+        extra_tokens,
+    )
+
+
+def _llava(config: Any) -> HostShape:
+    vision = config.vision_config
+    has_cls = int(vision.model_type == "clip_vision_model")
+    tower, layer = _square_tower(vision, extra_tokens=has_cls), text_layer(config.text_config)
+    layers = config.vision_feature_layer
+    features = vision.hidden_size * (len(layers) if isinstance(layers, list | tuple) else 1)
+    projector = ((features, layer.width), (layer.width, layer.width))
+    return _with_square(config, layer, tower, projector)
+
+
+def _internvl(config: Any) -> HostShape:
+    merge = round(1 / config.downsample_ratio)
+    tower, layer = _square_tower(config.vision_config, merge, 1), text_layer(config.text_config)
+    projector = ((tower.feature_width, layer.width), (layer.width, layer.width))
+    return _with_square(config, layer, tower, projector)
+
+
+def _paligemma(config: Any) -> HostShape:
+    tower, layer = _square_tower(config.vision_config), text_layer(config.text_config)
+    projector = ((tower.feature_width, config.vision_config.projection_dim),)
+    return _with_square(config, layer, tower, projector, causal=False)
+
+
+def _smolvlm(config: Any) -> HostShape:
+    tower = _square_tower(config.vision_config, config.scale_factor)
+    layer = text_layer(config.text_config)
+    return _with_square(config, layer, tower, ((tower.feature_width, layer.width),))
+
+
+def _with_square(
+    config: Any,
+    layer: LayerShape,
+    tower: TowerShape,
+    projector: tuple[tuple[int, int], ...],
+    **others: bool,
+) -> HostShape:
+    count = config.text_config.num_hidden_layers
+    vision = tower.tokens_per_run
+    return HostShape(config.model_type, layer, count, vision, tower, projector, **others)
+
+
+def _qwen2_5_vl(config: Any) -> HostShape:
+    vision, layer = config.vision_config, text_layer(config.text_config)
+    merged = vision.spatial_merge_size**2
+    width = vision.hidden_size
+    tower = TowerShape(
+        LayerShape(width, vision.intermediate_size, vision.num_heads, vision.num_heads,
+                   width // vision.num_heads),
+        vision.depth,
+        vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
+        patches_per_token=merged,
+        window=(vision.window_size // vision.patch_size) ** 2,
+        num_full_layers=len(vision.fullatt_block_indexes),
+    )  # fmt: skip
+    projector = ((width * merged, width * merged), (width * merged, vision.out_hidden_size))
+    return HostShape(
+        config.model_type,
+        layer,
+        config.text_config.num_hidden_layers,
+        None,
+        tower,
+        projector,
+        projects_again=False,
+    )
+
+
+_READERS = {
+    "llava": _llava,
+    "internvl": _internvl,
+    "paligemma": _paligemma,
+    "smolvlm": _smolvlm,
+    "qwen2_5_vl": _qwen2_5_vl,
+}
+
+LLAVA_7B = HostShape(
+    "LLaVA-1.5-7B",
+    LayerShape(4096, 11008, 32, 32, 128),
+    32,
+    576,
+    TowerShape(LayerShape(1024, 4096, 16, 16, 64, matrices=2), 24, 3 * 14 * 14, 576,
+               extra_tokens=1),
+    ((1024, 4096), (4096, 4096)),
+)  # fmt: skip
+"""The shape that plans are made for when no host is given."""

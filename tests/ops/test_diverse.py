@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eligo.errors import InputError
+from eligo.ops import farthest_points, greedy_dpp, nearest_other
+from strategies import Ragged, production, quick, ragged, rows
+
+
+def brute_farthest(distances: list, mask: list[bool], k: int) -> list[int]:
+    real = [i for i, valid in enumerate(mask) if valid]
+    picked: list[int] = []
+    while len(picked) < min(k, len(real)):
+        best, best_value = -1, -float("inf")
+        for i in real:
+            others = picked or [j for j in real if j != i]
+            value = min((distances[i][j] for j in others), default=float("inf"))
+            if i not in picked and value > best_value:
+                best, best_value = i, value
+        picked.append(best)
+    return picked
+
+
+def brute_dpp(kernel: np.ndarray, mask: list[bool], k: int) -> list[int]:
+    """The determinant of every extension, from scratch, in float64."""
+    real = [i for i, valid in enumerate(mask) if valid]
+    picked: list[int] = []
+    while len(picked) < min(k, len(real)):
+        left = [i for i in real if i not in picked]
+        volumes = [np.linalg.det(kernel[np.ix_([*picked, i], [*picked, i])]) for i in left]
+        picked.append(left[int(np.argmax(volumes))])
+    return picked
+
+
+def padded(picked: list[int], width: int) -> list[int]:
+    return picked + [-1] * (width - len(picked))
+
+
+@quick
+@given(ragged(), st.integers(0, 9))
+def test_farthest_points_equals_loops(case: Ragged, k: int):
+    places = case.randn(2)
+    distances = (places.unsqueeze(-2) - places.unsqueeze(-3)).norm(dim=-1)
+    result = farthest_points(distances, k, case.mask)
+    assert result.shape == (*case.mask.shape[:-1], k)
+    for out, row, mask in zip(rows(result), rows(distances, 2), rows(case.mask), strict=True):
+        assert out.tolist() == padded(brute_farthest(row.tolist(), mask.tolist(), k), k)
+
+
+@quick
+@given(ragged(), st.integers(0, 9))
+def test_ties_of_distances_go_to_the_lowest_index(case: Ragged, k: int):
+    places = case.scores.round()
+    distances = (places.unsqueeze(-1) - places.unsqueeze(-2)).abs()
+    result = farthest_points(distances, k, case.mask)
+    for out, row, mask in zip(rows(result), rows(distances, 2), rows(case.mask), strict=True):
+        assert out.tolist() == padded(brute_farthest(row.tolist(), mask.tolist(), k), k)
+
+
+@quick
+@given(ragged(), st.integers(0, 9))
+def test_greedy_dpp_equals_determinants(case: Ragged, k: int):
+    vectors = case.randn(12)  # more than candidates: full rank
+    kernel = vectors @ vectors.transpose(-1, -2)
+    result = greedy_dpp(kernel, k, case.mask)
+    assert result.shape == (*case.mask.shape[:-1], k)
+    for out, row, mask in zip(rows(result), rows(vectors, 2), rows(case.mask), strict=True):
+        exact = row.double().numpy()
+        assert out.tolist() == padded(brute_dpp(exact @ exact.T, mask.tolist(), k), k)
+
+
+def test_greedy_dpp_beyond_the_rank_goes_on_by_the_diagonal():
+    scale = torch.tensor([1.0, 2.0, 1.0, 4.0, 2.0, 0.0])
+    axis = torch.tensor([0, 1, 1, 0, 0, 1])
+    vectors = torch.nn.functional.one_hot(axis, 2) * scale[:, None]
+    # 3 and 1 span all; then the longest (4), then the lowest of the equals, the empty one last.
+    assert greedy_dpp(vectors @ vectors.T, 6).tolist() == [3, 1, 4, 0, 2, 5]
+
+
+def test_greedy_dpp_stays_exact_for_many_picks():
+    vectors = torch.randn(96, 64)
+    picks = greedy_dpp(vectors @ vectors.T, 96)
+    assert picks.sort().values.equal(torch.arange(96))
+    exact = vectors.double().numpy()
+    assert picks[:40].tolist() == brute_dpp(exact @ exact.T, [True] * 96, 40)
+
+
+@pytest.mark.parametrize("choose", [farthest_points, greedy_dpp])
+def test_budget_per_row_mates_and_padding(choose):
+    vectors = torch.nn.functional.normalize(torch.randn(4, 9, 16), dim=-1)
+    matrix = vectors @ vectors.transpose(-1, -2)
+    if choose is farthest_points:
+        matrix = 1 - matrix
+    mask = torch.rand(4, 9) < 0.7
+    mask[2] = False
+    hidden = ~(mask[:, :, None] & mask[:, None, :])
+    matrix = matrix.masked_fill(hidden, torch.nan)  # nobody may look
+    budgets = torch.tensor([3, 9, 2, 0])
+    together = choose(matrix, budgets, mask)
+    assert together.shape == (4, 9)
+    assert choose(matrix, budgets, mask, width=9).equal(together)
+    assert (together >= 0).sum(-1).equal(torch.minimum(budgets, mask.sum(-1)))
+    for i, k in enumerate(budgets.tolist()):
+        assert choose(matrix[i], k, mask[i]).equal(together[i, :k])
+    wider = torch.nn.functional.pad(matrix, (0, 2, 0, 2), value=torch.nan)
+    assert choose(wider, budgets, torch.nn.functional.pad(mask, (0, 2))).equal(together)
+
+
+@pytest.mark.parametrize("choose", [farthest_points, greedy_dpp])
+def test_small_and_strange(choose):
+    assert choose(torch.zeros(2, 0, 0), 3).tolist() == [[-1] * 3] * 2
+    assert choose(torch.ones(1, 1), 2).tolist() == [0, -1]
+    assert choose(torch.ones(3, 3, dtype=torch.bfloat16), 3).tolist() == [0, 1, 2]
+    assert choose(torch.ones(3, 3, requires_grad=True), 1).tolist() == [0]
+    with pytest.raises(InputError, match=f"{choose.__name__}: got k=-1"), production():
+        choose(torch.ones(2, 2), -1)
+
+
+def test_nearest_other():
+    distances = torch.tensor([[0.0, 2.0, 9.0], [2.0, 0.0, 1.0], [9.0, 1.0, 0.0]])
+    assert nearest_other(distances).tolist() == [2.0, 1.0, 1.0]
+    mask = torch.tensor([True, True, False])
+    assert nearest_other(distances, mask)[:2].tolist() == [2.0, 2.0]
+    assert nearest_other(torch.zeros(1, 1)).tolist() == [torch.inf]
+    assert nearest_other(torch.zeros(2, 0, 0)).shape == (2, 0)

@@ -1,0 +1,461 @@
+"""The tiny LLaVA: built from stock parts, packed without leaks, trained, saved, shipped."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from eligo.cli import main
+from eligo.cli.registry import load_run_config
+from eligo.cli.scenes_evaluate_vlm import _table
+from eligo.config import shipped_configs
+from eligo.errors import InputError
+from eligo.scenes import SceneConfig, draw_questions, draw_scenes, load_vlm, render, words
+from eligo.scenes.config import GRID
+from eligo.scenes.graph import UNIT
+from eligo.scenes.question_kinds import FAMILIES, KINDS
+from eligo.scenes.vlm import train as vlm_train
+from eligo.scenes.vlm.evaluate import (
+    Asked,
+    VlmEvaluationConfig,
+    draw_exam,
+    evaluate_vlm,
+    fit_blind,
+    summarise,
+)
+from eligo.scenes.vlm.heads import PhraseHeads, VisionHeads, patch_targets
+from eligo.scenes.vlm.model import (
+    ASSISTANT,
+    EOS,
+    PAD,
+    PROMPT,
+    VlmConfig,
+    build_processor,
+    build_vlm,
+    save_vlm,
+)
+from eligo.scenes.vlm.train import Batch, VlmTask, VlmTrainConfig, block_mask, pack, pixel_values
+from eligo.train import Progress, TrainConfig
+
+CPU = torch.device("cpu")
+LENGTH = vlm_train._LENGTH
+SHIPPED = Path(vlm_train.__file__).parents[1] / "models" / "vlm"
+
+
+def small(**changes) -> VlmTrainConfig:
+    return VlmTrainConfig(train=TrainConfig()).smoke().replace(changes)
+
+
+@pytest.fixture(scope="module")
+def task() -> VlmTask:
+    """Random weights, large enough that every token has a say in the answer."""
+    torch.manual_seed(0)
+    task = small().build()
+    with torch.no_grad():
+        for parameter in task.model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(6)
+    return task
+
+
+def batch_of(task: VlmTask, scenes: int) -> Batch:
+    return task.make("train", torch.arange(scenes), CPU, ask=True)
+
+
+# Packing
+
+
+@torch.no_grad()
+def test_packed_questions_equal_one_question_through_stock_code(task):
+    processor = build_processor(task.config.model)
+    batch = batch_of(task, 3)
+    asked = batch.questions
+    packed = pack(asked, task._constants[0])
+    logits, _ = task.answer(task.see(batch)[0], packed)
+    compared = 0
+    for scene, place in asked.valid.nonzero().tolist():
+        said = packed.targets[scene, place]
+        said = said[said >= 0]
+        inputs = processor(
+            images=batch.rendered.rgb[scene],
+            text=PROMPT.format(question=asked.text(scene, place)),
+            return_tensors="pt",
+        )
+        ids = torch.cat([inputs["input_ids"], said[None, :-1]], 1)
+        stock = task.model(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            pixel_values=inputs["pixel_values"],
+        ).logits[0, -len(said) :]
+        torch.testing.assert_close(logits[scene, place, : len(said)], stock, rtol=1e-5, atol=1e-5)
+        compared += 1
+    assert compared >= 6
+    # The comparison means something: another image, another question, another answer.
+    other = task.answer(task.see(batch)[0].roll(1, 0), packed)[0]
+    assert (other - logits).abs().amax((2, 3)).min() > 1e-2
+    assert (logits[:, :1] - logits[:, 1:]).abs().amax((2, 3)).min() > 1e-2
+
+
+def test_block_mask_by_the_rule():
+    prefix, questions = 5, 3
+    mask = block_mask(prefix, questions, CPU)
+    assert mask.shape == (prefix + questions * LENGTH,) * 2
+
+    def block(place: int) -> int:
+        return -1 if place < prefix else (place - prefix) // LENGTH
+
+    for query, row in enumerate(mask.tolist()):
+        for key, may_look in enumerate(row):
+            is_seen = key < prefix or block(key) == block(query)
+            assert may_look == (key <= query and is_seen), (query, key)
+
+
+def test_packed_tokens_say_question_and_answer():
+    tokenizer = build_processor(VlmConfig()).tokenizer
+    graph = draw_scenes(SceneConfig(), "test", range(64))
+    asked = draw_questions(graph, 12)
+    packed = pack(asked, vlm_train._answer_tokens(CPU))
+    assert (~asked.valid).any()
+    assert packed.targets[~asked.valid].eq(-100).all()
+    kinds = Counter()
+    for scene, place in asked.valid.nonzero().tolist():
+        row, ask = packed.tokens[scene, place].tolist(), int(packed.ask[scene, place])
+        answer = tokenizer(asked.answer_text(scene, place), add_special_tokens=False).input_ids
+        question = tokenizer(asked.text(scene, place), add_special_tokens=False).input_ids
+        end = ask + 2 + len(answer)
+        assert row[:end] == [*question, ASSISTANT, *answer, EOS]
+        assert row[end:] == [PAD] * (LENGTH - end)
+        assert packed.targets[scene, place].tolist() == ([*answer, EOS, -100])[:3]
+        assert "<unk>" not in tokenizer.decode(row)
+        kinds[int(asked.kind[scene, place])] += 1
+    assert len(kinds) == len(KINDS)
+
+
+def test_pixels_are_what_the_processor_makes_of_them(task):
+    rgb = batch_of(task, 2).rendered.rgb
+    processor = build_processor(task.config.model)
+    made = processor.image_processor(images=list(rgb), return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(pixel_values(rgb), made, rtol=0, atol=1e-5)
+
+
+# What the tower and the phrases learn
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_patch_targets_by_looking_at_every_pixel(seed):
+    side, patch = 84, 14
+    config = SceneConfig(height=side, width=side, seed=seed)
+    rendered = render(draw_scenes(config, "train", range(4)))
+    targets, graph = patch_targets(rendered, patch), rendered.graph
+    grid = side // patch
+    objects = [
+        [slot for slot in range(config.max_objects) if graph.askable[scene, slot]]
+        for scene in range(4)
+    ]
+    owned = 0
+    for scene in range(4):
+        x, y = graph.x[scene].tolist(), graph.y[scene].tolist()
+        attributes = graph.attributes[scene].tolist()
+        centres = {(y[slot] * grid // UNIT, x[slot] * grid // UNIT) for slot in objects[scene]}
+        for place in range(grid * grid):
+            row, column = divmod(place, grid)
+            pixels = Counter(
+                int(rendered.instances[scene, row * patch + i, column * patch + j])
+                for i in range(patch)
+                for j in range(patch)
+            )
+            shares = {slot: pixels[slot + 1] / patch**2 for slot in objects[scene]}
+            slot = max(shares, key=lambda slot: shares[slot])
+            assert bool(targets.owned[scene, place]) == (shares[slot] >= 0.1)
+            assert bool(targets.centre[scene, place]) == ((row, column) in centres)
+            if shares[slot] >= 0.1:
+                owned += 1
+                cell = [x[slot] * GRID // UNIT, y[slot] * GRID // UNIT]
+                assert targets.values[scene, place].tolist() == attributes[slot] + cell
+                middle = [2 * x[slot] / UNIT - 1, 2 * y[slot] / UNIT - 1]
+                assert targets.place[scene, place].tolist() == pytest.approx(middle)
+        pairs = {(attributes[slot][1], attributes[slot][3]) for slot in objects[scene]}
+        for pair, shown in enumerate(targets.pairs[scene].tolist()):
+            assert shown == (divmod(pair, len(words.SHAPES)) in pairs)
+    assert owned > 20
+
+
+def gradients(module: torch.nn.Module, losses: dict[str, Tensor]) -> dict[str, float]:
+    trained = [value for name, value in losses.items() if not name.startswith("accuracy")]
+    torch.stack(trained).sum().backward()
+    return {
+        name: 0.0 if p.grad is None else p.grad.abs().max().item()
+        for name, p in module.named_parameters()
+    }
+
+
+def test_every_parameter_of_the_read_outs_gets_a_gradient(task):
+    batch = batch_of(task, 8)
+    vision, phrase = VisionHeads(16), PhraseHeads(16)
+    patches = torch.randn(*batch.targets.owned.shape, 16)
+    found = gradients(vision, vision.losses(patches, torch.randn(8, 16), batch.targets))
+    assert min(found.values()) > 1e-5 * max(found.values())
+    assert vision.patch.weight.grad.abs().amax(1).min() > 0  # every read-out of it
+    assert vision.image.weight.grad.abs().amax(1).min() > 0
+    states = torch.randn(*batch.questions.kind.shape, LENGTH, 16)
+    losses = phrase.losses(states, batch.questions, batch.rendered.graph)
+    found = gradients(phrase, losses)
+    assert min(found.values()) > 1e-5 * max(found.values())
+    assert phrase.read.weight.grad.abs().amax(1).min() > 0
+
+
+def test_every_loss_is_reported_and_every_parameter_of_the_model_is_trained():
+    torch.manual_seed(0)
+    task = small().build()
+    output = task.step(batch_of(task, 4), Progress(0, 4))
+    assert {"answer", "attributes", "place", "flags", "pairs"} <= set(output.losses)
+    assert {"attributes_of_phrase", "place_of_phrase", "number_of_phrase"} <= set(output.losses)
+    assert {"accuracy", "accuracy_shape", "accuracy_shape_of_phrase"} <= set(output.metrics)
+    torch.stack(list(output.losses.values())).sum().backward()
+    for name, module in task.modules.items():
+        sizes = {
+            key: 0.0 if p.grad is None else p.grad.abs().max().item()
+            for key, p in module.named_parameters()
+        }
+        # Softmax cancels what a key's bias adds to all of a query's scores.
+        unmoved = [key for key, size in sizes.items() if size <= 1e-5 * max(sizes.values())]
+        assert all(key.endswith("k_proj.bias") for key in unmoved), (name, unmoved)
+
+
+def test_the_tower_learns_alone_at_first():
+    torch.manual_seed(0)
+    task = small(vision_steps=2).build()
+    first = next(task.batches(0, 0, 1, CPU))
+    output = task.step(first, Progress(0, 4))
+    assert set(output.losses) == {"attributes", "place", "flags", "pairs"}
+
+
+# Batches
+
+
+def fingerprint(batch: Batch) -> list[Tensor]:
+    asked = batch.questions
+    said = [] if asked is None else [asked.words, asked.answer, asked.deciding]
+    return [batch.rendered.rgb, batch.targets.values, batch.targets.place, *said]
+
+
+def assert_same(one: Batch, other: Batch) -> None:
+    for left, right in zip(fingerprint(one), fingerprint(other), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_a_batch_is_a_function_of_its_step(monkeypatch):
+    monkeypatch.setattr(vlm_train, "_AHEAD", 4)
+    task = small(vision_steps=2).build()
+    stream = task.batches(0, 0, 1, CPU)
+    batches = [next(stream) for _ in range(7)]
+    assert [batch.questions is None for batch in batches] == [True] * 2 + [False] * 5
+    for step in (0, 1, 3, 4, 6):
+        assert_same(next(task.batches(step, 0, 1, CPU)), batches[step])
+    for rank in range(2):  # two processes have half of it each
+        part = slice(2 * rank, 2 * rank + 2)
+        assert_same(next(task.batches(5, rank, 2, CPU)), batches[5].part(part, True))
+    scenes = torch.cat([batch.rendered.graph.indices for batch in batches])
+    assert scenes.unique().numel() == scenes.numel()  # none is seen twice
+    other = small(**{"train.seed": 1}).build()
+    new = next(other.batches(4, 0, 1, CPU)).rendered.graph.indices
+    assert not torch.isin(new, scenes).any()
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def smoke_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
+    folder = tmp_path_factory.mktemp("smoke")
+    command = ["scenes", "train-vlm", "vlm_polish", "--smoke", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "eligo", *command],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return folder, done
+
+
+def test_a_smoke_run_writes_a_model_that_loads(smoke_run):
+    folder, done = smoke_run
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["last_step"], result["folder"]) == (4, "runs/vlm_polish")
+    assert set(result["best"]) == {"accuracy", "accuracy_least"} | {
+        f"accuracy_{family}" for family in FAMILIES
+    }
+    for bar in ("Loading weights", "Writing model shards"):
+        assert bar not in done.stderr
+    model, processor = load_vlm(folder / "runs" / "vlm_polish" / "model")
+    assert model.dtype == torch.float32
+    assert not model.training
+    inputs = processor(
+        images=torch.zeros(3, 56, 56, dtype=torch.uint8),
+        text=PROMPT.format(question="is there any red ball?"),
+        return_tensors="pt",
+    )
+    assert model.generate(**inputs, max_new_tokens=2, do_sample=False).shape[0] == 1
+
+
+def test_evaluation_from_the_command_line(smoke_run, tmp_path, capsys):
+    model = str(smoke_run[0] / "runs" / "vlm_polish" / "model")
+    out = tmp_path / "vlm.json"
+    small = ["--scenes.height", "56", "--scenes.width", "56", "--blind_scenes", "64"]
+    command = ["scenes", "evaluate-vlm", "--model", model, "--questions", "12", *small]
+    assert main([*command, "--batch_size", "5", "--device", "cpu", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    for family in (*FAMILIES, "all"):
+        assert family in shown
+    saved = json.loads(out.read_text())
+    assert {"date", "hardware", "command", "versions", "bar", "rows", "wrong"} <= set(saved)
+    assert main([*command, "--out", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", shipped_configs("scenes"))
+def test_every_shipped_config_builds(name):
+    config = load_run_config(name, family="scenes")
+    if not isinstance(config, VlmTrainConfig):
+        return
+    with torch.device("meta"):
+        whole = config.replace({"compile": False}).build()
+    assert sum(p.numel() for p in whole.model.parameters()) < 10e6
+    tiny = config.smoke().build()
+    for batch in (next(tiny.batches(step, 0, 1, CPU)) for step in (0, 3)):
+        losses = tiny.step(batch, Progress(0, 4)).losses
+        assert all(torch.isfinite(value) for value in losses.values())
+
+
+def test_the_exam_asks_every_family_and_no_scene_twice():
+    config = VlmEvaluationConfig(
+        questions=60, scenes=SceneConfig(height=56, width=56), blind_scenes=200
+    )
+    exam = list(draw_exam(config))
+    family = {kind.name: kind.family for kind in KINDS}
+    assert Counter(family[asked.kind] for asked, _ in exam) == dict.fromkeys(FAMILIES, 10)
+    assert len({image.numpy().tobytes() for _, image in exam}) == len(exam)
+    blind = fit_blind(config)
+    assert blind("how many red unheard of things?") in ("0", "1", "2", "3", "4")
+
+
+def test_shares_are_counted_by_kind_family_and_all():
+    def asked(kind: str, said: str, held_out: bool) -> Asked:
+        return Asked(kind, "a question", "right", held_out, said=said, blind="wrong")
+
+    rows = summarise(
+        [asked("size", "right", True), asked("size", "wrong", False), asked("row", "right", False)]
+    )
+    found = {(row.family, row.kind): row for row in rows}
+    lookup, size = found["lookup", "all"], found["lookup", "size"]
+    assert (size.accuracy.right, size.accuracy.asked) == (1, 2)
+    assert (size.held_out.right, size.held_out.asked) == (1, 1)
+    assert lookup.accuracy == size.accuracy
+    assert not lookup.met
+    assert found["location", "all"].met
+    everything = found["all", "all"]
+    assert (everything.accuracy.right, everything.blind.right, everything.accuracy.asked) == (
+        2, 0, 3,
+    )  # fmt: skip
+    assert everything.chance == pytest.approx((1 / 3 + 1 / 3 + 1 / 4) / 3)
+
+
+def test_the_table_fits_80_columns():
+    rows = summarise(
+        [Asked(kind.name, "", "yes", True, "yes", "yes") for kind in KINDS for _ in range(1000)]
+    )
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(_table(rows, VlmEvaluationConfig()))
+    assert "99.9-100.0" in captured.get()
+    assert "…" not in captured.get()  # no cell is cut
+
+
+# Files
+
+
+def test_saved_in_half_precision_and_small_shards(tmp_path):
+    config = VlmConfig()
+    model = build_vlm(config)
+    save_vlm(model, build_processor(config), tmp_path)
+    assert model.dtype == torch.float32  # the one in memory stays as it is
+    shards = list(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1
+    assert max(path.stat().st_size for path in shards) <= 10_000_000
+    loaded, processor = load_vlm(tmp_path)
+    assert loaded.dtype == torch.float32
+    expected = {key: value.half().float() for key, value in model.state_dict().items()}
+    torch.testing.assert_close(dict(loaded.state_dict()), expected, rtol=0, atol=0)
+    assert processor.tokenizer.get_vocab() == build_processor(config).tokenizer.get_vocab()
+    assert processor.image_processor.crop_size["height"] == config.image_size
+    with pytest.raises(InputError, match="train-vlm"):
+        load_vlm(tmp_path / "nothing here")
+
+
+def test_the_chat_template_writes_the_prompt():
+    question = "is there any red ball?"
+    content = [{"type": "image"}, {"type": "text", "text": question}]
+    written = build_processor(VlmConfig()).apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True
+    )
+    assert written == PROMPT.format(question=question)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """The shipped model, loaded without a network; and how long that took."""
+
+    def refuse(*_args, **_options):
+        raise AssertionError("the network was used")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", refuse)
+        patch.setattr(socket, "getaddrinfo", refuse)
+        began = time.perf_counter()
+        model, processor = load_vlm()
+    return model, processor, time.perf_counter() - began
+
+
+def test_the_shipped_model_is_small_and_described():
+    files = [path for path in SHIPPED.iterdir() if path.is_file()]
+    assert max(path.stat().st_size for path in files) <= 10_000_000
+    assert sum(path.stat().st_size for path in files) <= 20_000_000
+    assert "Apache-2.0" in (SHIPPED / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_shipped_model_loads_and_answers_at_once(shipped):
+    model, processor, seconds = shipped
+    assert seconds < 10
+    assert model.config.image_seq_length == 576
+    asked, image = next(draw_exam(VlmEvaluationConfig(questions=6, split="validation")))
+    times = []
+    for _ in range(3):
+        began = time.process_time()
+        text = PROMPT.format(question=asked.question)
+        inputs = processor(images=image, text=text, return_tensors="pt")
+        output = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+        times.append(time.process_time() - began)
+    said = processor.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert said.strip() == asked.answer
+    assert min(times) < 1
+
+
+def test_the_shipped_model_sees():
+    config = VlmEvaluationConfig(
+        questions=60, batch_size=6, split="validation", device="cpu", blind_scenes=64
+    )
+    everything = summarise(evaluate_vlm(config))[-1]
+    assert everything.accuracy.asked == 60
+    assert everything.accuracy.value >= 0.9

@@ -1,0 +1,103 @@
+"""A file is whole or not there, whatever happens while it is written."""
+
+from pathlib import Path
+
+import pytest
+
+from eligo.cli import main
+from eligo.cli.commands import COMMANDS, Command
+from eligo.errors import InputError
+from eligo.files import clear_unfinished, write_text, writing
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_text_is_written_with_its_folder(tmp_path):
+    path = write_text(tmp_path / "new" / "deep" / "ä note.txt", "wähle\n")
+    assert path.read_text(encoding="utf-8") == "wähle\n"
+    assert names(path.parent) == ["ä note.txt"]
+    write_text(path, "again")
+    assert path.read_text() == "again"
+    assert names(path.parent) == ["ä note.txt"]
+
+
+def test_nobody_sees_half_a_file(tmp_path):
+    path = write_text(tmp_path / "note.txt", "old")
+    with writing(path) as temporary:
+        temporary.write_text("ne")
+        assert path.read_text() == "old"
+        with writing(path) as other:  # a second writer at the same time is in nobody's way
+            other.write_text("other")
+        assert path.read_text() == "other"
+        temporary.write_text("new")
+    assert path.read_text() == "new"
+    assert names(tmp_path) == ["note.txt"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("before", [None, "old"])
+def test_an_exception_leaves_nothing(tmp_path, error, before):
+    path = tmp_path / "note.txt"
+    if before is not None:
+        write_text(path, before)
+
+    def fail() -> None:
+        with writing(path) as temporary:
+            temporary.write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert names(tmp_path) == ([] if before is None else ["note.txt"])
+    assert before is None or path.read_text() == before
+
+
+def test_nothing_written_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="cannot be written"), writing(tmp_path / "note.txt"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_unwritable_places_are_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "note.txt", tmp_path / "file" / "deep" / "note.txt"):
+        with pytest.raises(InputError, match=r"note.txt: cannot be written .*writable folder"):
+            write_text(path, "text")
+    with (
+        pytest.raises(InputError, match="cannot be written"),
+        writing(tmp_path / "no" / "note.txt", make_folder=False) as temporary,
+    ):
+        temporary.write_text("text")
+    assert names(tmp_path) == ["file"]
+
+    def read_only(self, *_args, **_options):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "write_text", read_only)  # root may write anywhere
+    with pytest.raises(InputError, match="Permission denied"):
+        write_text(tmp_path / "note.txt", "text")
+
+
+def test_the_command_line_shows_no_traceback(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setitem(COMMANDS, "note", Command("test_files:note", "writes a note"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["note"]) == 2
+    assert "file/note.txt: cannot be written" in capsys.readouterr().err
+
+
+def note() -> None:
+    write_text("file/note.txt", "text")
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path):
+    kept = write_text(tmp_path / "deep" / "note.txt", "whole")
+    hidden = write_text(tmp_path / ".hidden", "kept")
+    writer = writing(kept)
+    writer.__enter__().write_text("half")  # and never leaves
+    assert len(names(kept.parent)) == 2
+    clear_unfinished(tmp_path)
+    assert names(kept.parent) == ["note.txt"]
+    assert hidden.exists()

@@ -1,0 +1,262 @@
+"""What every method promises: exact budgets, real tokens only, no look at padding or mates."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from eligo import Selection
+from eligo.config import load_config, save_config
+from eligo.errors import ConfigError, InputError
+from eligo.tokens.methods import METHODS, AnyMethod, Method, build, proposals
+from eligo.tokens.reducer import Reducer, ReducerContext
+from strategies import quick
+from token_cases import contexts, full_context, make_context, one_row
+
+VARIANTS = [
+    *(build(name) for name in METHODS if name != "none"),
+    build("random", seed=-5),
+    build("tome", rounds=1),
+    build("tome", rounds=9),
+    build("visionzip", contextual_ratio=0.5),
+    build("visionzip", contextual_ratio=1),
+    build("cdpruner", relevance="attention_row", relevance_weight=0.5),
+    build("cdpruner", relevance="cls_row", relevance_weight=0),
+    build("oracle", fill="uniform"),
+]
+FOLDING = {"pool", "tome", "visionzip"}
+every_method = pytest.mark.parametrize(
+    "method", VARIANTS, ids=lambda m: "-".join(str(v) for v in m.describe().values())
+)
+few = settings(quick, max_examples=30)
+
+
+def picks(selection: Selection) -> list[list[int]]:
+    return [[i for i in row if i >= 0] for row in selection.indices.tolist()]
+
+
+@every_method
+@few
+@given(contexts, st.data())
+def test_exact_budgets_of_real_tokens(method: Method, context: ReducerContext, data: st.DataObject):
+    budget = torch.tensor(data.draw(st.lists(st.integers(0, 14), min_size=3, max_size=3)))
+    selection = method.select(context, budget)
+    selection.check()
+    wanted = torch.minimum(budget, context.mask.sum(-1))
+    assert selection.num_kept.equal(wanted)
+    assert not (selection.kept_mask & ~context.mask).any()
+    assert selection.scores.isfinite().all()
+    assert selection.mask is context.mask
+    own = torch.ones_like(selection.scores) if context.sizes is None else context.sizes
+    if method.name in FOLDING:
+        assert selection.assignment is not None
+        # Hard: a token goes into one place, with its size, and what is kept into itself.
+        assert (selection.assignment > 0).sum(-2).le(1).all()
+        for row, kept in enumerate(picks(selection)):
+            for column, token in enumerate(kept):
+                assert selection.assignment[row, column, token] == own[row, token]
+            if method.name in ("pool", "tome") and kept:
+                torch.testing.assert_close(
+                    selection.sizes[row].sum(), own[row, context.mask[row]].sum()
+                )
+    else:
+        assert selection.assignment is None
+
+
+@every_method
+@few
+@given(contexts, st.data())
+def test_mates_and_padding_do_not_matter(
+    method: Method, context: ReducerContext, data: st.DataObject
+):
+    budget = torch.tensor(data.draw(st.lists(st.integers(0, 14), min_size=3, max_size=3)))
+    together = method.select(context, budget)
+    for row in range(3):
+        alone = method.select(one_row(context, row), budget[row : row + 1])
+        assert picks(alone)[0] == picks(together)[row]
+        dense = method.select(one_row(context, row, only_real=True), budget[row : row + 1])
+        places = context.mask[row].nonzero().squeeze(-1).tolist()
+        assert [places[i] for i in picks(dense)[0]] == picks(together)[row]
+        torch.testing.assert_close(
+            dense.scores[0], together.scores[row, context.mask[row]], rtol=1e-4, atol=1e-5
+        )
+        if together.assignment is not None and dense.assignment is not None:
+            kept = len(picks(dense)[0])
+            real = together.assignment[row][:kept, context.mask[row]]
+            torch.testing.assert_close(dense.assignment[0, :kept], real)
+
+
+@every_method
+def test_budget_for_all_keeps_all(method: Method):
+    context = make_context(1, num_images=4, share=0.6)
+    context.mask[2] = False
+    selection = method.select(context, torch.full((4,), 50))
+    assert selection.kept_mask.equal(context.mask)
+    assert selection.num_kept[2] == 0
+    if selection.assignment is not None:
+        assert selection.sizes.sum(-1).equal(context.mask.sum(-1).float())
+
+
+@every_method
+def test_one_token_no_token_no_image(method: Method):
+    context = full_context(1, 1)
+    assert method.select(context, torch.tensor([1])).indices.tolist() == [[0]]
+    nothing = make_context(0, share=0.0)
+    assert method.select(nothing, torch.tensor([3, 0, 1])).num_kept.tolist() == [0, 0, 0]
+    empty = make_context(0, num_images=0)
+    assert method.select(empty, torch.zeros(0, dtype=torch.int64)).indices.shape[0] == 0
+
+
+@every_method
+def test_half_precision_and_repetition(method: Method):
+    context = make_context(3, num_tokens=12)
+    features, question = context.features.bfloat16(), context.question
+    assert question is not None
+    assert context.attention_row is not None
+    assert context.cls_row is not None
+    half = ReducerContext(
+        features,
+        context.mask,
+        context.positions.int(),
+        context.grid.int(),
+        question=question.bfloat16(),
+        question_mask=context.question_mask,
+        attention_row=context.attention_row.bfloat16(),
+        cls_row=context.cls_row.bfloat16(),
+        scene=context.scene,
+    )
+    budget = torch.tensor([4, 2, 5], dtype=torch.int32)
+    selection = method.select(half, budget)
+    assert selection.scores.dtype == torch.float32
+    assert selection.num_kept.tolist() == [4, 2, 5]
+    assert method.select(half, budget).indices.equal(selection.indices)
+    widened = {
+        name: value.float() if value is not None and value.is_floating_point() else value
+        for name, value in vars(half).items()
+    }
+    same = method.select(ReducerContext(**widened), budget)
+    assert same.indices.equal(selection.indices)
+
+
+ORDERLESS = ("random", "fastv", "pyramiddrop", "divprune", "cdpruner", "sparsevlm")
+
+
+@pytest.mark.parametrize("name", ORDERLESS)
+def test_the_order_of_tokens_does_not_matter(name: str):
+    context = full_context(3, 4)
+    method = build(name)
+    kept = method.select(context, torch.tensor([5])).indices
+    order = torch.randperm(12)
+    per_token = ("features", "mask", "positions", "attention_row", "cls_row", "scene")
+    moved = {
+        key: value[:, order] if key in per_token else value for key, value in vars(context).items()
+    }
+    again = method.select(ReducerContext(**moved), torch.tensor([5])).indices
+    assert order[again].equal(kept)
+
+
+@pytest.mark.parametrize("name", ["fastv", "pyramiddrop", "divprune", "cdpruner", "sparsevlm"])
+def test_ties_go_to_the_lowest_index(name: str):
+    context = full_context(2, 3)
+    equal = ReducerContext(
+        features=torch.eye(8)[:1].expand(1, 6, 8),
+        mask=torch.tensor([[False, True, True, True, True, True]]),
+        positions=context.positions,
+        grid=context.grid,
+        question=torch.eye(8)[None, 1:3],
+        attention_row=torch.full((1, 6), 0.25),
+    )
+    assert build(name).select(equal, torch.tensor([3])).indices.tolist() == [[1, 2, 3]]
+
+
+def test_random_rows_differ_and_repeat_in_any_batch():
+    context = make_context(5, num_images=8, num_tokens=40, share=1.0)
+    budget = torch.full((8,), 10)
+    together = build("random").select(context, budget)
+    assert len({tuple(row) for row in picks(together)}) == 8
+    backwards = [one_row(context, row) for row in reversed(range(8))]
+    for row, alone in zip(reversed(range(8)), backwards, strict=True):
+        assert picks(build("random").select(alone, budget[:1]))[0] == picks(together)[row]
+    assert picks(build("random", seed=1).select(context, budget)) != picks(together)
+
+
+def test_random_is_uniform_over_places():
+    context = full_context(5, 5, num_images=4000)
+    kept = build("random").select(context, torch.full((4000,), 5)).kept_mask.float()
+    # Binomial with p = 0.2: a standard deviation of 0.0063; pairs are independent up to 5/25.
+    torch.testing.assert_close(kept.mean(0), torch.full((25,), 0.2), atol=0.03, rtol=0)
+    together = (kept.T @ kept / 4000)[~torch.eye(25, dtype=torch.bool)]
+    torch.testing.assert_close(together, torch.full((600,), 0.2 * 4 / 24), atol=0.02, rtol=0)
+
+
+def test_none_keeps_all_and_says_so_when_asked_for_less():
+    context = make_context(2, share=0.7)
+    selection = build("none").select(context, context.mask.sum(-1))
+    assert selection.kept_mask.equal(context.mask)
+    with pytest.raises(InputError, match="drops nothing"):
+        build("none").select(context, context.mask.sum(-1) - 1)
+
+
+@every_method
+def test_missing_needs_and_bad_budgets_are_named(method: Method):
+    context = full_context(2, 2)
+    with pytest.raises(InputError, match=rf"{method.name}: got budgets \[-1\]"):
+        method.select(context, torch.tensor([-1]))
+    for need in method.needs:
+        without = ReducerContext(**{**vars(context), need: None})
+        with pytest.raises(InputError, match=f"{method.name}: the context has no {need}"):
+            method.select(without, torch.tensor([2]))
+
+
+@pytest.mark.parametrize("name", ["cdpruner", "sparsevlm"])
+def test_the_question_must_fit(name: str):
+    context = vars(full_context(2, 2))
+    other_width = ReducerContext(**{**context, "question": torch.randn(1, 3, 7)})
+    with pytest.raises(InputError, match="width 7 .* inside the language model"):
+        build(name).select(other_width, torch.tensor([2]))
+    no_words = ReducerContext(**{**context, "question_mask": torch.zeros(1, 3, dtype=torch.bool)})
+    with pytest.raises(InputError, match="no word"):
+        build(name).select(no_words, torch.tensor([2]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_registry_describes_and_rebuilds(name: str, tmp_path):
+    method = build(name)
+    assert isinstance(method, Reducer)
+    assert isinstance(method, METHODS[name])
+    assert method.name == name
+    assert method.where
+    assert build(**method.describe()) == method
+    save_config(method, tmp_path / "method.yaml")
+    assert load_config(type(method), tmp_path / "method.yaml") == method
+    assert TypeAdapter(AnyMethod).validate_python(method.describe()) == method
+    assert hash(method) == hash(build(name))
+    for setting in itertools.product(*method.space.values()):
+        build(name, **dict(zip(method.space, setting, strict=True)))
+
+
+def test_bad_names_and_options():
+    with pytest.raises(InputError, match="did you mean divprune"):
+        build("divprun")
+    with pytest.raises(ConfigError, match="rounds"):
+        build("tome", round=2)
+    with pytest.raises(ConfigError, match="got 0"):
+        build("tome", rounds=0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_proposals(name: str):
+    most = 1
+    for values in METHODS[name].space.values():
+        most *= len(values)
+    trials = proposals(name, 4)
+    assert len(trials) == min(4, most)
+    assert trials[0] == build(name)
+    assert len(set(trials)) == len(trials)
+    assert trials == proposals(METHODS[name], 4)
+    assert len(proposals(name, 1000)) == most
+    if most > 4:
+        assert any(proposals(name, 4, seed=s) != trials for s in range(1, 5))

@@ -1,0 +1,327 @@
+"""Each method against plain loops, written from the papers and not from our code.
+
+A slow method sees one image as lists of its real tokens, in float64, and returns the picks and,
+where it folds, the members of each: `{kept: [tokens]}`.
+"""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eligo.tokens.methods import build
+from eligo.tokens.reducer import ReducerContext
+from strategies import quick
+from token_cases import full_context, make_context
+
+Groups = dict[int, list[int]]
+Answer = tuple[list[int], Groups | None]
+
+
+class Row(NamedTuple):
+    x: np.ndarray
+    places: list[tuple[int, int]]
+    positions: list[int]
+    grid: tuple[int, int]
+    sizes: list[float]
+    words: np.ndarray
+    attention: list[float]
+    cls: list[float]
+    scene: list[bool]
+
+
+def row_of(context: ReducerContext, row: int) -> Row:
+    real = context.mask[row]
+    rows, columns = context.grid[row].tolist()
+    positions = context.positions[row][real].tolist()
+    sizes = torch.ones(len(real)) if context.sizes is None else context.sizes[row]
+    question, words = context.question, context.question_mask
+    assert question is not None
+    assert words is not None
+    assert context.attention_row is not None
+    assert context.cls_row is not None
+    assert context.scene is not None
+    return Row(
+        context.features[row][real].double().numpy(),
+        [(p // columns, p % columns) for p in positions],
+        positions,
+        (rows, columns),
+        sizes[real].tolist(),
+        question[row][words[row]].double().numpy(),
+        context.attention_row[row][real].tolist(),
+        context.cls_row[row][real].tolist(),
+        context.scene[row][real].tolist(),
+    )
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / math.sqrt((a @ a) * (b @ b)))
+
+
+def best(scores: list[float], k: int, among: list[int] | None = None) -> list[int]:
+    among = list(range(len(scores))) if among is None else among
+    return sorted(among, key=lambda i: (-scores[i], i))[:k]
+
+
+def spaced(items: list[int], k: int) -> list[int]:
+    """The first item at or behind each of k evenly spaced points."""
+    return [items[math.ceil(Fraction(j * len(items), k))] for j in range(k)]
+
+
+def slow_random(row: Row, k: int, seed: int = 0) -> Answer:
+    low = (1 << 64) - 1
+
+    def scramble(z: int) -> int:
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & low
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & low
+        return z ^ (z >> 31)
+
+    priority = []
+    for x, position in zip(row.x, row.positions, strict=True):
+        signs = sum(1 << d for d, value in enumerate(x[:62]) if value > 0)
+        key = scramble((signs + scramble(position + 1)) & low)
+        priority.append(float((scramble((key + seed) & low) >> 8) % 2**24))
+    return best(priority, k), None
+
+
+def window_of(place: int, pieces: int, length: int) -> tuple[int, Fraction]:
+    """The piece a place falls in, and its distance to the piece's middle."""
+    members: dict[int, list[int]] = {}
+    for other in range(length):
+        members.setdefault(int(Fraction(other * pieces, length)), []).append(other)
+    piece = int(Fraction(place * pieces, length))
+    return piece, abs(place - Fraction(members[piece][0] + members[piece][-1], 2))
+
+
+def slow_windows(row: Row, k: int, tokens: list[int]) -> dict[tuple[int, int], list[int]]:
+    """Tokens of each window, the middle one first."""
+    height, width = row.grid
+    bands = round(math.sqrt(k * height / width))
+    bands = min(max(bands, math.ceil(k / width)), height, k)
+    found: dict[tuple[int, int], list[tuple[Fraction, int]]] = {}
+    for i in tokens:
+        band, dy = window_of(row.places[i][0], bands, height)
+        share = (band + 1) * k // bands - band * k // bands
+        column, dx = window_of(row.places[i][1], share, width)
+        found.setdefault((band, column), []).append((dy * dy + dx * dx, i))
+    return {key: [i for _, i in sorted(members)] for key, members in found.items()}
+
+
+def slow_spread(row: Row, k: int, tokens: list[int]) -> list[int]:
+    if k == 0:
+        return []
+    middles = [members[0] for members in slow_windows(row, k, tokens).values()]
+    rest = [i for i in tokens if i not in middles]
+    return sorted(middles + spaced(rest, k - len(middles)))
+
+
+def slow_uniform(row: Row, k: int) -> Answer:
+    return slow_spread(row, k, list(range(len(row.x)))), None
+
+
+def slow_pool(row: Row, k: int) -> Answer:
+    kept = slow_spread(row, k, list(range(len(row.x))))
+    groups: Groups = {i: [i] for i in kept}
+    if k:
+        for members in slow_windows(row, k, list(range(len(row.x)))).values():
+            groups[members[0]] += [i for i in members if i not in kept]
+    return kept, groups
+
+
+def slow_tome(row: Row, k: int, rounds: int) -> Answer:
+    if k == 0:
+        return [], {}
+    start = len(row.x)
+    groups: Groups = {i: [i] for i in range(start)}
+    total = max(rounds, math.ceil(math.log2(start / k)))
+    for step in range(1, total + 1):
+        left = total - step
+        target = min(k + (start - k) * left // total, k * 2**left)
+        num_merged = len(groups) - max(target, math.ceil(len(groups) / 2))
+        tokens = list(groups)
+        means = {
+            i: np.average(row.x[members], axis=0, weights=[row.sizes[m] for m in members])
+            for i, members in groups.items()
+        }
+        side_a, side_b = tokens[::2], tokens[1::2]
+        pairs = []
+        for a in side_a if num_merged else []:
+            partner = max(side_b, key=lambda b: (cosine(means[a], means[b]), -b))
+            pairs.append((-cosine(means[a], means[partner]), a, partner))
+        for _, a, partner in sorted(pairs)[:num_merged]:
+            groups[partner] += groups.pop(a)
+    return list(groups), groups
+
+
+def slow_fastv(row: Row, k: int) -> Answer:
+    return best(row.attention, k), None
+
+
+def slow_visionzip(row: Row, k: int, contextual_ratio: float) -> Answer:
+    tokens = list(range(len(row.x)))
+    contextual = 0 if k == len(tokens) else math.floor(k * contextual_ratio + 0.5)
+    dominant = best(row.cls, k - contextual)
+    rest = [i for i in tokens if i not in dominant]
+    targets = spaced(rest, contextual)
+    groups: Groups = {i: [i] for i in [*dominant, *targets]}
+    for i in rest:
+        if i not in targets and targets:
+            groups[max(targets, key=lambda t: (cosine(row.x[i], row.x[t]), -t))].append(i)
+    return dominant + targets, groups
+
+
+def slow_divprune(row: Row, k: int) -> Answer:
+    picked: list[int] = []
+    tokens = list(range(len(row.x)))
+    while len(picked) < k:
+        scores = []
+        for i in tokens:
+            others = picked or [j for j in tokens if j != i]
+            gaps = [1 - cosine(row.x[i], row.x[j]) for j in others]
+            scores.append(min(gaps, default=0.0))
+        picked += best(scores, 1, [i for i in tokens if i not in picked])
+    return picked, None
+
+
+def slow_cdpruner(row: Row, k: int, relevance: str, relevance_weight: float) -> Answer:
+    values = {
+        "question": [float(np.mean([cosine(x, w) for w in row.words])) for x in row.x],
+        "attention_row": row.attention,
+        "cls_row": row.cls,
+    }[relevance]
+    tokens = list(range(len(row.x)))
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    quality = [
+        ((v - low) / (high - low) if high > low else 1.0) ** relevance_weight for v in values
+    ]
+    kernel = np.array(
+        [[quality[i] * cosine(row.x[i], row.x[j]) * quality[j] for j in tokens] for i in tokens]
+    ).reshape(len(tokens), len(tokens))
+    picked: list[int] = []
+    while len(picked) < k:
+        left = [i for i in tokens if i not in picked]
+        volumes = {
+            i: float(np.linalg.det(kernel[np.ix_([*picked, i], [*picked, i])])) for i in left
+        }
+        picked.append(max(left, key=lambda i: (volumes[i], -i)))
+    return picked, None
+
+
+def slow_sparsevlm(row: Row, k: int, scale: float) -> Answer:
+    cosines = np.array([[cosine(w, x) for x in row.x] for w in row.words])
+    weights = np.exp(scale * cosines)
+    affinity = (weights / weights.sum(0)).mean(1)
+    raters = [m for m in range(len(row.words)) if affinity[m] >= affinity.mean() - 1e-12]
+    attention = weights / weights.sum(1, keepdims=True)
+    return best(attention[raters].mean(0).tolist(), k), None
+
+
+def slow_oracle(row: Row, k: int, fill: str) -> Answer:
+    tokens = list(range(len(row.x)))
+    deciding = [i for i in tokens if row.scene[i]]
+    if len(deciding) >= k:
+        return spaced(deciding, k), None
+    rest = [i for i in tokens if i not in deciding]
+    if fill == "near" and deciding:
+        nearness = [-min(math.dist(row.places[i], row.places[j]) for j in deciding) for i in tokens]
+        return deciding + best(nearness, k - len(deciding), rest), None
+    return deciding + slow_spread(row, k - len(deciding), rest), None
+
+
+CASES: list[tuple[str, Callable[..., Answer], dict]] = [
+    ("random", slow_random, {"seed": 0}),
+    ("random", slow_random, {"seed": 12345678901}),
+    ("uniform", slow_uniform, {}),
+    ("pool", slow_pool, {}),
+    ("tome", slow_tome, {"rounds": 1}),
+    ("tome", slow_tome, {"rounds": 4}),
+    ("fastv", slow_fastv, {}),
+    ("pyramiddrop", slow_fastv, {}),
+    ("visionzip", slow_visionzip, {"contextual_ratio": 0.15625}),
+    ("visionzip", slow_visionzip, {"contextual_ratio": 0.5}),
+    ("divprune", slow_divprune, {}),
+    ("cdpruner", slow_cdpruner, {"relevance": "question", "relevance_weight": 1.0}),
+    ("cdpruner", slow_cdpruner, {"relevance": "attention_row", "relevance_weight": 0.5}),
+    ("cdpruner", slow_cdpruner, {"relevance": "cls_row", "relevance_weight": 2.0}),
+    ("sparsevlm", slow_sparsevlm, {"scale": 10.0}),
+    ("sparsevlm", slow_sparsevlm, {"scale": 1.0}),
+    ("oracle", slow_oracle, {"fill": "near"}),
+    ("oracle", slow_oracle, {"fill": "uniform"}),
+]
+
+
+@pytest.mark.parametrize(("name", "slow", "options"), CASES)
+@settings(quick, max_examples=25)
+@given(
+    seed=st.integers(0, 2**20),
+    num_tokens=st.integers(1, 14),
+    share=st.sampled_from([0.3, 0.8, 1.0]),
+    sizes=st.booleans(),
+    budgets=st.lists(st.integers(0, 15), min_size=2, max_size=2),
+)
+def test_equals_loops(
+    name: str,
+    slow: Callable[..., Answer],
+    options: dict,
+    seed: int,
+    num_tokens: int,
+    share: float,
+    sizes: bool,
+    budgets: list[int],
+):
+    context = make_context(seed, 2, num_tokens, share=share, sizes=sizes)
+    selection = build(name, **options).select(context, torch.tensor(budgets))
+    for i, budget in enumerate(budgets):
+        row, slots = row_of(context, i), context.mask[i].nonzero().squeeze(-1).tolist()
+        picked, groups = slow(row, min(budget, len(slots)), **options) if slots else ([], {})
+        found = [j for j in selection.indices[i].tolist() if j >= 0]
+        assert found == [slots[j] for j in picked]
+        assert (groups is None or not slots) == (selection.assignment is None or not slots)
+        for column, token in enumerate(picked):
+            if groups is None or selection.assignment is None:
+                break
+            weights = selection.assignment[i, column]
+            members = sorted(slots[j] for j in groups[token])
+            assert weights.nonzero().squeeze(-1).tolist() == members
+            expected = sum(row.sizes[j] for j in groups[token])
+            assert float(selection.sizes[i, column]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("side", "budget"), [(2, 144), (3, 64), (4, 36), (1, 576)])
+def test_pooling_of_equal_windows_is_average_pooling(side: int, budget: int):
+    context = full_context(24, 24, num_images=2)
+    selection = build("pool").select(context, torch.tensor([budget, budget]))
+    image = context.features.view(2, 24, 24, 16).permute(0, 3, 1, 2)
+    expected = torch.nn.functional.avg_pool2d(image, side).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(selection.fold(context.features), expected)
+    assert selection.sizes.eq(side * side).all()
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5, 63, 100, 192, 288, 575])
+def test_every_budget_of_a_grid_is_reached_and_spread(budget: int):
+    context = full_context(24, 24)
+    kept = build("uniform").select(context, torch.tensor([budget]))
+    assert kept.num_kept.tolist() == [budget]
+    pooled = build("pool").select(context, torch.tensor([budget]))
+    assert pooled.indices.equal(kept.indices)
+    # No window is more than about twice as large as the smallest in each direction.
+    largest = math.ceil(math.sqrt(576 / budget) + 1) ** 2
+    assert pooled.sizes.max() <= largest
+    assert pooled.sizes.sum() == 576
+
+
+def test_oracle_thins_over_all_deciding_objects():
+    context = full_context(4, 6)
+    scene = torch.zeros(1, 24, dtype=torch.bool)
+    scene[0, :4] = scene[0, 16:20] = True  # two objects
+    known = ReducerContext(**{**vars(context), "scene": scene})
+    assert build("oracle").select(known, torch.tensor([4])).indices.tolist() == [[0, 2, 16, 18]]
+    near = build("oracle").select(known, torch.tensor([9])).indices[0].tolist()
+    assert near[:8] == [0, 1, 2, 3, 16, 17, 18, 19]
+    assert near[8] == 4  # the first of those one step away

@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .PHONY: demo test lint types check clean
 .DEFAULT_GOAL := help

@@ -235,7 +235,10 @@ GOOD = {"image": "a.png", "question": "Is it red?", "answers": ["yes"]}
         (json.dumps({**GOOD, "answers": []}), r"own\.jsonl:3: answers: got \[\]"),
         (json.dumps({**GOOD, "answers": [1]}), r"own\.jsonl:3: answers: got \[1\]"),
         (json.dumps({**GOOD, "answers": "yes"}), r"own\.jsonl:3: answers: got 'yes', expected a l"),
-        (json.dumps({"image": "a.png", "answers": ["x"]}), r":3: question: missing.*image, answers"),
+        (
+            json.dumps({"image": "a.png", "answers": ["x"]}),
+            r":3: question: missing.*answers",
+        ),
         (json.dumps({**GOOD, "id": 1}), r"own\.jsonl:3: id: 1 occurs twice"),
     ],
 )

@@ -225,6 +225,10 @@ def test_selector_is_counted_against_the_saving():
     assert cost.reduction_with_selector < cost.reduction_llm
     assert "(without silent)" in cost.line()
     assert "with selector" in cost.line()
+    untold = count_cost(LLAVA_7B, DEFAULT, selectors=[_Silent(), None, None, None])
+    assert untold.selector is None
+    assert "selector not counted (silent), LLM" in untold.line()
+    assert "with selector" not in untold.line()
     greedy = count_cost(LLAVA_7B, GUIDE, selectors=[_Greedy(), None, None, None])
     assert "the selector costs more than it saves" in greedy.warnings()[-1]
     with pytest.raises(InputError, match="got 2 selectors, expected 4"):

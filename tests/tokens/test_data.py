@@ -142,6 +142,32 @@ def test_instruction_and_move(processor, examples):
     assert (batch.num_text > plain.num_text).all()
 
 
+def test_another_family_of_processors(examples):
+    """PaliGemma's: no chat template, types of tokens, images of any size."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PaliGemmaProcessor, PreTrainedTokenizerFast, SiglipImageProcessorPil
+
+    known = ["<pad>", "<unk>", "<bos>", "<eos>", "<image>", "answer", "en", "is", "it", "?", "yes"]
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(known)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", unk_token="<unk>", bos_token="<bos>",
+        eos_token="<eos>", additional_special_tokens=["<image>"],
+    )  # fmt: skip
+    images = SiglipImageProcessorPil(size={"height": 28, "width": 28})
+    images.image_seq_length = 4
+    collate = Collator(PaliGemmaProcessor(images, tokenizer), answers=True)
+    picture = Image.new("RGB", (90, 60))
+    batch = collate([TokenExample(q, picture, q, ("yes",)) for q in ("is it ?", "is it it it ?")])
+    assert sorted(batch.inputs) == [
+        "attention_mask", "input_ids", "pixel_values", "token_type_ids",
+    ]  # fmt: skip
+    assert torch.equal(batch.inputs["token_type_ids"].bool(), batch.answer_mask)
+    assert batch.labels[:, -2:].tolist() == [[known.index("yes"), known.index("<eos>")]] * 2
+    assert ((batch.inputs["input_ids"] == 4).sum(-1) == 4).all()
+    assert batch.num_text.diff().tolist() == [2]
+
+
 def test_examples_of_files(processor, tmp_path):
     Image.new("RGB", (80, 60), (9, 99, 200)).save(tmp_path / "a.png")
     row = {"image": "a.png", "question": "is there any red ball?", "answers": ["no", "No.", "yes"]}

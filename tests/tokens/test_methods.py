@@ -13,7 +13,7 @@ from eligo.config import load_config, save_config
 from eligo.errors import ConfigError, InputError
 from eligo.tokens.methods import METHODS, AnyMethod, Method, build, proposals
 from eligo.tokens.reducer import Reducer, ReducerContext
-from strategies import quick
+from strategies import production, quick
 from token_cases import contexts, full_context, make_context, one_row
 
 VARIANTS = [
@@ -31,7 +31,7 @@ FOLDING = {"pool", "tome", "visionzip"}
 every_method = pytest.mark.parametrize(
     "method", VARIANTS, ids=lambda m: "-".join(str(v) for v in m.describe().values())
 )
-few = settings(quick, max_examples=30)
+few = settings(quick, max_examples=12)
 
 
 def picks(selection: Selection) -> list[list[int]]:
@@ -192,6 +192,59 @@ def test_random_is_uniform_over_places():
     torch.testing.assert_close(together, torch.full((600,), 0.2 * 4 / 24), atol=0.02, rtol=0)
 
 
+def test_scores_say_what_the_first_choice_was_made_by():
+    context = full_context(2, 4)
+    units = torch.nn.functional.normalize(context.features, dim=-1)[0]
+    gaps = (1 - units @ units.T).fill_diagonal_(torch.inf).amin(-1)
+    torch.testing.assert_close(build("divprune").select(context, torch.tensor([2])).scores[0], gaps)
+    alone = build("divprune").select(full_context(1, 1), torch.tensor([1]))
+    assert alone.scores.tolist() == [[2.0]]  # the largest distance there is
+    assert context.cls_row is not None
+    row = context.cls_row - context.cls_row.amin(-1, keepdim=True)
+    method = build("cdpruner", relevance="cls_row")
+    scores = method.select(context, torch.tensor([2])).scores
+    torch.testing.assert_close(scores, (row / row.amax(-1, keepdim=True)) ** 2)
+    sizes = build("tome").select(context, torch.tensor([2]))
+    assert sizes.gather(sizes.scores).equal(sizes.sizes)
+
+
+class Exported(torch.nn.Module):
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        context = ReducerContext(
+            features,
+            torch.ones((1, 6), dtype=torch.bool),
+            torch.arange(6)[None],
+            torch.tensor([[2, 3]]),
+            cls_row=features.abs().mean(-1),
+        )
+        selection = self.method.select(context, torch.tensor([2]))
+        return selection.fold(features), selection.indices
+
+
+@pytest.mark.parametrize("name", ["random", "pool", "tome", "visionzip", "divprune"])
+def test_methods_before_the_language_model_can_be_exported(name: str):
+    options = {"rounds": 1} if name == "tome" else {}  # shorter to trace
+    module, features = Exported(build(name, **options)), torch.randn(1, 6, 8)
+    with production(), torch.no_grad():
+        program = torch.export.export(module, (torch.randn(1, 6, 8),), strict=False)
+        for found, wanted in zip(program.module()(features), module(features), strict=True):
+            torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.gpu
+@every_method
+def test_a_gpu_chooses_the_same(method: Method):
+    context = make_context(7, num_images=4, num_tokens=12, share=0.8)
+    moved = {k: v if v is None else v.cuda() for k, v in vars(context).items()}
+    budget = torch.tensor([3, 5, 12, 1])  # stays on the CPU: no sync
+    selection = method.select(ReducerContext(**moved), budget).to("cpu")
+    assert selection.indices.equal(method.select(context, budget).indices)
+
+
 def test_none_keeps_all_and_says_so_when_asked_for_less():
     context = make_context(2, share=0.7)
     selection = build("none").select(context, context.mask.sum(-1))
@@ -215,7 +268,7 @@ def test_missing_needs_and_bad_budgets_are_named(method: Method):
 def test_the_question_must_fit(name: str):
     context = vars(full_context(2, 2))
     other_width = ReducerContext(**{**context, "question": torch.randn(1, 3, 7)})
-    with pytest.raises(InputError, match="width 7 .* inside the language model"):
+    with pytest.raises(InputError, match=r"width 7 .* inside the language model"):
         build(name).select(other_width, torch.tensor([2]))
     no_words = ReducerContext(**{**context, "question_mask": torch.zeros(1, 3, dtype=torch.bool)})
     with pytest.raises(InputError, match="no word"):
@@ -236,6 +289,14 @@ def test_registry_describes_and_rebuilds(name: str, tmp_path):
     assert hash(method) == hash(build(name))
     for setting in itertools.product(*method.space.values()):
         build(name, **dict(zip(method.space, setting, strict=True)))
+
+
+def test_where_relevance_is_known():
+    places = {"question": {"inside"}, "attention_row": {"inside"}, "cls_row": {"before"}}
+    for relevance, where in places.items():
+        method = build("cdpruner", relevance=relevance)
+        assert method.where == where
+        assert method.needs == {relevance}
 
 
 def test_bad_names_and_options():

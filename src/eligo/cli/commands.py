@@ -46,4 +46,10 @@ COMMANDS = {
     "tokens export": Command(
         "eligo.cli.tokens_export:run", "stage 1 as a module of its own, for serving engines"
     ),
+    "tokens train": Command(
+        "eligo.cli.tokens_train:run", "teach merger and pruners inside a frozen model"
+    ),
+    "tokens evaluate": Command(
+        "eligo.cli.tokens_evaluate:run", "what a trained pruner keeps of the accuracy, by family"
+    ),
 }

@@ -20,6 +20,7 @@ TASKS: dict[str, str] = {
     "scenes.stats": "eligo.scenes.stats:StatsConfig",
     "scenes.evaluate-vlm": "eligo.scenes.vlm.evaluate:VlmEvaluationConfig",
     "scenes.train-vlm": "eligo.scenes.vlm.train:VlmTrainConfig",
+    "tokens.train": "eligo.tokens.config:TokensTrainConfig",
 }
 
 

@@ -1,5 +1,6 @@
 """`eligo search CONFIG`: hyper-parameters of any task, by Optuna."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,33 +16,46 @@ from eligo.config import Config, Layer, read_layer, validate
 from eligo.errors import ConfigError, EligoError
 from eligo.train.search import SearchConfig, run_search
 
+_SHARED = "ELIGO_SEARCH_GPUS_SHARED"  # tells a helper that its GPUs are chosen
+
 Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONFIG")]
 
 
-def run(source: Source, workers: int = 1, json: bool = False) -> None:
+def run(source: Source, workers: int | None = None, json: bool = False) -> None:
     """Search for the hyper-parameters that a run's YAML names under `search:`.
 
     Starting it again continues the search; starting it beside itself adds a worker.
 
     Args:
         source: A YAML file, or the name of a shipped config.
-        workers: Processes to work with, on this machine.
+        workers: Processes to work with, on this machine; none: one, or as many as search.gpus
+            have room for.
         json: Print one JSON document instead of tables.
     """
     config, search = _read(source)
-    with _helpers(source, workers - 1):
+    shares = _shares(search)
+    if workers is None:
+        workers = max(1, len(shares))
+    if shares:
+        os.environ.update(_sees(shares, 0))  # before anything looks for a device
+    with _helpers(source, workers - 1, shares):
         result = run_search(config, search)
     print_result(result, json)
 
 
 @contextmanager
-def _helpers(source: str, count: int) -> Iterator[None]:
+def _helpers(source: str, count: int, shares: list[tuple[int, ...]]) -> Iterator[None]:
     """The same command `count` times more, their messages kept for when one fails."""
-    command = [sys.executable, "-m", "eligo", "search", source]
+    command = [sys.executable, "-m", "eligo", "search", source, "--workers", "1"]
     with TemporaryFile("w+") as messages:
         helpers = [
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=messages)
-            for _ in range(count)
+            subprocess.Popen(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=messages,
+                env={**os.environ, **_sees(shares, number)},
+            )
+            for number in range(1, count + 1)
         ]
         try:
             yield
@@ -52,6 +66,27 @@ def _helpers(source: str, count: int) -> Iterator[None]:
         finally:
             for helper in helpers:
                 helper.terminate()
+
+
+def _shares(search: SearchConfig) -> list[tuple[int, ...]]:
+    """The GPUs of each worker; none if all see all, or if this is a worker with its own."""
+    if _SHARED in os.environ:
+        return []
+    each = search.gpus_per_worker
+    if search.gpus and len(search.gpus) < each:
+        raise ConfigError(
+            f"search.gpus_per_worker: got {each}, expected at most {len(search.gpus)}, the number "
+            "of search.gpus"
+        )
+    starts = range(0, len(search.gpus) - each + 1, each)
+    return [search.gpus[start : start + each] for start in starts] if search.gpus else []
+
+
+def _sees(shares: list[tuple[int, ...]], worker: int) -> dict[str, str]:
+    if not shares:
+        return {}
+    mine = shares[worker % len(shares)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine)), _SHARED: "1"}
 
 
 def _read(source: str) -> tuple[Config, SearchConfig]:

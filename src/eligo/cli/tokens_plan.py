@@ -96,7 +96,8 @@ def _table(proposals: list[Proposal], target: float, host: HostShape) -> Table:
     table = Table(
         title=f"to save {target:.0%} of a language model of {host.num_layers} layers ({host.name})",
         caption="length, kept: tokens and share of the vision tokens, mean over layers · saved: "
-        "FLOPs of the language model · total: with tower and projector, without selectors · MiB: key-value cache",
+        "FLOPs of the language model · total: with tower and projector, without selectors · MiB: "
+        "key-value cache",
         title_justify="left",
         caption_justify="left",
         box=SIMPLE_HEAD,

@@ -34,6 +34,14 @@ class HostBatch:
     rows_per_image: int = 1
     """Neighbouring rows that show the same image."""
 
+    def as_floats_of(self, model: nn.Module) -> dict[str, Tensor]:
+        """The inputs, with pixels in the model's own dtype."""
+        dtype = next(model.parameters()).dtype
+        return {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in self.inputs.items()
+        }
+
     def rows(self, rows: slice) -> "HostBatch":
         """Some of the rows."""
         return replace(

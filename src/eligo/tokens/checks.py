@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from eligo.errors import EligoError, InputError
@@ -105,7 +106,10 @@ def _width_of(reducer: Reducer) -> int | None:
 
 
 def check_selection(
-    reducer: Reducer, selection: Selection, context: ReducerContext, budget: Sequence[int]
+    reducer: Reducer,
+    selection: Selection,
+    context: ReducerContext,
+    budget: Int[Tensor, " images"],
 ) -> None:
     """What a reducer promised; values only where looking at them is free."""
     if selection.scores.shape != context.mask.shape:
@@ -120,9 +124,8 @@ def check_selection(
             f"{reducer.name}: got scores that are not finite; expected numbers: look for NaN in "
             "its weights or in the model's states (half precision overflows)"
         )
-    kept = selection.num_kept.tolist()
-    if kept != list(budget):
+    if not torch.equal(selection.num_kept, budget):
         raise EligoError(
-            f"{reducer.name}: kept {kept} tokens, expected exactly {list(budget)}; budgets are "
-            "exact, because all lengths follow from them"
+            f"{reducer.name}: kept {selection.num_kept.tolist()} tokens, expected exactly "
+            f"{budget.tolist()}: all lengths follow from the budgets"
         )

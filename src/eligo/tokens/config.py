@@ -239,7 +239,7 @@ class TokensTrainConfig(Config):
 
     def smoke(self) -> "TokensTrainConfig":
         """The same run on a random narrow host of the depth that the cuts need."""
-        layers = max(5, *((self.pruners and self.pruners.layers) or ())) + 1
+        layers = max((5, *((self.pruners and self.pruners.layers) or ()))) + 1
         counted = (self.merger and self.merger.budget) or (self.pruners and self.pruners.budgets)
         size = 336 if counted else 56
         changes: dict[str, Any] = {

@@ -8,6 +8,7 @@ where somebody measured them.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
 from eligo.errors import InputError
@@ -54,9 +55,9 @@ class Schedule:
         layers = (0, *(layer for layer, _ in self.cuts), self.num_layers)
         if self.text < 0 or min(budgets) < 1:
             raise InputError(f"got budgets {budgets} and {self.text} of text, expected 1 or more")
-        if any(after > before for before, after in zip(budgets, budgets[1:], strict=False)):
+        if any(after > before for before, after in pairwise(budgets)):
             raise InputError(f"got budgets {budgets}, expected each to be at most the one before")
-        if any(after <= before for before, after in zip(layers, layers[1:], strict=False)):
+        if any(after <= before for before, after in pairwise(layers)):
             raise InputError(
                 f"got cuts at layers {layers[1:-1]}, expected rising layers from 1 to "
                 f"{self.num_layers - 1}: layer 0 sees all, its cache is the clock"
@@ -119,7 +120,7 @@ class Cost:
     projector_full: float
     projector: float
     selector: float | None
-    """None: no selectors were given to count."""
+    """None: no selector told."""
     llm_full: float
     llm: float
     kv_bytes_full: int
@@ -207,9 +208,12 @@ class Cost:
 
         selector = reduction = ""
         if self.selector is not None:
-            unknown = f" (without {', '.join(self.uncounted)})" if self.uncounted else ""
-            selector = f"selector {shown(self.selector)}{unknown}, "
+            selector = f"selector {shown(self.selector)}, "
             reduction = f"with selector {self.reduction_with_selector:.1%}, "
+        if self.uncounted:
+            counted = selector.removesuffix(", ") or "selector not counted"
+            without = "" if self.selector is None else "without "
+            selector = f"{counted} ({without}{', '.join(self.uncounted)}), "
         parts = [
             f"vision {'>'.join(map(str, counts))} @ {','.join(map(str, layers))}",
             f"text {schedule.text}",
@@ -239,18 +243,22 @@ class Cost:
 def _measured_parts(measured: Measured) -> list[str]:
     times = []
     if measured.selector_ms is not None:
-        times.append(f"selector {measured.selector_ms:.3g} ms")
+        times.append(f"selector {_short(measured.selector_ms)} ms")
     if measured.ttft_p50_ms is not None:
-        p90 = "" if measured.ttft_p90_ms is None else f"/{measured.ttft_p90_ms:.3g}"
-        times.append(f"TTFT p50{'/p90' if p90 else ''} {measured.ttft_p50_ms:.3g}{p90} ms")
+        p90 = "" if measured.ttft_p90_ms is None else f"/{_short(measured.ttft_p90_ms)}"
+        times.append(f"TTFT p50{'/p90' if p90 else ''} {_short(measured.ttft_p50_ms)}{p90} ms")
     if measured.decode_ms is not None:
-        times.append(f"decode {measured.decode_ms:.3g} ms/token")
+        times.append(f"decode {_short(measured.decode_ms)} ms/token")
     if measured.peak_mib is not None:
         times.append(f"peak {measured.peak_mib:.0f} MiB")
     where = [measured.dtype, measured.backend, measured.device]
     setting = [f"batch {measured.batch}"] if measured.batch is not None else []
     setting += [name for name in where if name]
     return [", ".join(words) for words in (times, setting) if words]
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def count_cost(
@@ -287,7 +295,7 @@ def count_cost(
         tower=host.tower_flops(schedule.vision),
         projector_full=projector_full,
         projector=projector_full + host.projector_flops(again),
-        selector=selector if selectors else None,
+        selector=selector,
         llm_full=full,
         llm=pruned,
         kv_bytes_full=per_token * host.num_layers * length,
@@ -327,7 +335,7 @@ def _llm_flops(host: HostShape, schedule: Schedule) -> float:
 
 def _selector_flops(
     host: HostShape, schedule: Schedule, selectors: Sequence[Any]
-) -> tuple[float, tuple[str, ...]]:
+) -> tuple[float | None, tuple[str, ...]]:
     stages = [(schedule.vision, schedule.merged, host.feature_width)]
     for _, budget in schedule.cuts:
         stages.append((stages[-1][1], budget, host.layer.width))
@@ -336,10 +344,10 @@ def _selector_flops(
             f"got {len(selectors)} selectors, expected {len(stages)}: one for the merge and one "
             "for each cut (None where a stage has none)"
         )
-    total, uncounted = 0.0, []
+    told, uncounted = [], []
     for selector, (tokens, budget, width) in zip(selectors, stages, strict=False):
         if isinstance(selector, SelectorCost):
-            total += selector.flops(tokens, schedule.text, width, host.layer.width, budget)
+            told.append(selector.flops(tokens, schedule.text, width, host.layer.width, budget))
         elif selector is not None:
             uncounted.append(str(getattr(selector, "name", type(selector).__name__)))
-    return total, tuple(dict.fromkeys(uncounted))
+    return sum(told) if told else None, tuple(dict.fromkeys(uncounted))

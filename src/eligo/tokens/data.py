@@ -225,6 +225,7 @@ class Collator:
         self.image_token_id = image_token_id(processor)
 
     def __call__(self, examples: Sequence[TokenExample]) -> TokenBatch:
+        """One row for each example."""
         prompts = [self._prompt(example) for example in examples]
         encoded = encode(self.processor, [example.image for example in examples], prompts)
         ends = [

@@ -45,7 +45,8 @@ REMEDIES: dict[TroubleName, str] = {
         "discriminator.spectral_norm, or raise losses.adversarial"
     ),
     "temperature_stuck": (
-        "raise train.total_steps, or check temperature.start, .end and .anneal_fraction"
+        "raise train.total_steps, or check temperature.start, temperature.end and "
+        "temperature.anneal_fraction"
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Which columns a layer sees, and masks and rotary tables that follow: only gathered, never rebuilt.
+"""Which columns a layer sees, and masks and rotary tables that follow, gathered, never rebuilt.
 
 Spec: "Stage 2". All indices count columns of layer 0 (what enters the language model). A row that
 kept fewer columns than its batch mates is aligned to the right and padded with -1 on the left:
@@ -97,9 +97,9 @@ def take(
 
 
 def take_last(
-    values: Shaped[Tensor, "*axes batch length"], index: Int[Tensor, "batch kept"]
-) -> Shaped[Tensor, "*axes batch kept"]:
-    """Along the last axis, for position ids of any number of axes; the first column at -1."""
+    values: Shaped[Tensor, "..."], index: Int[Tensor, "batch kept"]
+) -> Shaped[Tensor, "... kept"]:
+    """Position ids, `(axes) batch length` or one row for all, at `index`; column 0 at -1."""
     index = index.to(values.device).clamp_min(0)
     index = index.expand(*values.shape[:-2], *index.shape)
     return values.expand(*values.shape[:-2], index.shape[-2], -1).gather(-1, index)
@@ -217,8 +217,8 @@ def later_mask(
 
 
 def add_bias(
-    mask: Tensor, bias: Float[Tensor, "batch heads queries keys"], like: Tensor
-) -> Float[Tensor, "batch heads queries keys"]:
+    mask: Shaped[Tensor, "..."], bias: Float[Tensor, "..."], like: Tensor
+) -> Float[Tensor, "..."]:
     """A float mask with `bias` where the mask shows a key, and the lowest number elsewhere.
 
     Filled, not added: twice the lowest number is -inf, and a row of it NaN.

@@ -14,7 +14,7 @@ bfloat16 or float32.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,8 +27,8 @@ from eligo.tokens.checks import check_selection
 from eligo.tokens.hosts import Host
 from eligo.tokens.layout import Layout, add_bias, prompt_mask, spread
 from eligo.tokens.plan import Plan
-from eligo.tokens.pruning import Removal
 from eligo.tokens.reducer import Reducer, ReducerContext
+from eligo.tokens.removal import Removal
 from eligo.tokens.session import Frame, Step, ask, fewer, marks
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
@@ -37,6 +37,7 @@ FLOOR = 1e-9
 _CLAMP = 10.0  # times the RMS of the kept
 
 
+@runtime_checkable
 class SoftMerge(Protocol):
     """What stage 1 makes of the images, with gradients (`modules.Merged` is one)."""
 
@@ -66,6 +67,7 @@ class SoftCut:
     """m: straight-through (values 0 and 1) or soft (values p)."""
 
 
+@runtime_checkable
 class Relaxer(Protocol):
     """How the stages of a plan choose in a training step."""
 
@@ -110,6 +112,8 @@ class _Survivors:
     """m_bar."""
     alive: Bool[Tensor, "images tokens"]
     """What the hard form would still have."""
+    counts: list[int]
+    """How many of them, per image."""
     lengths: list[int]
     """Columns per row that it would have."""
 
@@ -126,6 +130,7 @@ class Masks(Removal):
         if self.relaxer is None:
             return super().merge(reducer, context, budget)
         soft = self.relaxer.merge(context, budget)
+        check_selection(reducer, soft.selection, context, budget)
         sizes = soft.selection.sizes.detach()
         return soft.selection, soft.features, sizes, soft.key_bias
 
@@ -195,8 +200,8 @@ class Masks(Removal):
             soft = SoftCut(selection, selection.kept_mask.float())
         else:
             soft = self.relaxer.cut(layer, context, budget)
+            check_selection(reducer, soft.selection, context, budget)
         watch.stop()
-        check_selection(reducer, soft.selection, context, wanted)
         if soft.selection.assignment is not None:
             raise EligoError(
                 f"masking: {reducer.name} folds at layer {layer}; expected a method that drops: "
@@ -209,9 +214,9 @@ class Masks(Removal):
         lengths, counts = base.lengths, base.counts
         if before is not None:
             mask = before.mask.to(mask.device) * mask
-            lengths, counts = before.lengths, before.alive.sum(-1).tolist()
+            lengths, counts = before.lengths, before.counts
         lengths = fewer(lengths, frame.prompt.image_rows, counts, wanted)
-        survivors = _Survivors(mask, alive, lengths)
+        survivors = _Survivors(mask, alive, wanted, lengths)
         if layer not in frame.moves:
             frame.moves[layer] = survivors
             kept = soft.selection.in_order()

@@ -13,10 +13,14 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eligo import losses, ops
 from eligo.tokens.batch import HostBatch
 from eligo.tokens.discriminator import Discriminator
+
+# Not cuDNN's attention, which gives a mask no gradient.
+_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,9 @@ def observe(
 
     hooks = [layer.register_forward_hook(keep) for layer in layers]
     try:
-        with context:
-            outputs = model(**batch.inputs, use_cache=False, logits_to_keep=batch.num_answer + 1)
+        with context, sdpa_kernel(_BACKENDS):
+            inputs = batch.as_floats_of(model)
+            outputs = model(**inputs, use_cache=False, logits_to_keep=batch.num_answer + 1)
     finally:
         for hook in hooks:
             hook.remove()

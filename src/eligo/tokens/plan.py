@@ -9,6 +9,7 @@ known before a model runs; engines that size placeholders beforehand ask `count`
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -90,7 +91,7 @@ class Plan:
         for name in ("budget", "ratio"):
             given = [getattr(stage, name) for stage in self.stages]
             known = [amount for amount in given if amount is not None]
-            if any(later > earlier for earlier, later in zip(known, known[1:], strict=False)):
+            if any(later > earlier for earlier, later in pairwise(known)):
                 raise InputError(
                     f"Plan: got {name}s {known}; expected none above the one before it: what was "
                     "dropped stays dropped"
@@ -233,7 +234,7 @@ def _check_order(layers: Sequence[int | float], note: str = "") -> None:
             f"Plan: got layers {list(layers)}; expected all indices or all depths, as they can "
             "be ordered only among themselves"
         )
-    if any(later <= earlier for earlier, later in zip(layers, layers[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(layers)):
         raise InputError(
             f"Plan: got cuts at layers {list(layers)}{note}; expected each one above the one "
             "before it"

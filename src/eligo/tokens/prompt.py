@@ -23,6 +23,8 @@ class Prompt:
     """One batch of prompts with images, before anything is dropped. Indices count its columns."""
 
     input_ids: Int[Tensor, "batch length"]
+    vision: Bool[Tensor, "batch length"]
+    """Placeholders."""
     source: Sequence[int]
     """Per image, in the order of the batch: which of the captured images it is."""
     image_rows: Sequence[int]
@@ -66,16 +68,18 @@ def read_prompt(
     prompt_length: int,
 ) -> Prompt:
     """Find images and words; `prompt_length`: columns after it were generated."""
-    vision = input_ids == image_token_id
+    length = input_ids.shape[1]
+    order = torch.arange(length, device=input_ids.device)
+    # Only of the prompt: a model may well generate the placeholder.
+    vision = (input_ids == image_token_id) & (order < prompt_length)
     placeholders = vision.sum(-1).tolist()
     source, image_rows = _assign(placeholders, capture.num_tokens)
     counts = [capture.num_tokens[index] for index in source]
-    length = input_ids.shape[1]
     words = ops.align_left(~vision, length - min(placeholders))
     asked = _question(vision, attention_mask, question_mask, prompt_length)
-    order = torch.arange(length, device=input_ids.device)
     return Prompt(
         input_ids=input_ids,
+        vision=vision,
         source=source,
         image_rows=image_rows,
         counts=counts,

@@ -42,14 +42,14 @@ def encode(
         text = [_expanded(processor, prompt) for prompt in prompts]
         encoded = processor.tokenizer(text, padding=True, return_tensors="pt")
         return {**{n: v.to(quick.device) for n, v in encoded.items()}, "pixel_values": quick}
-    return dict(
-        processor(
-            images=[[image] for image in images],
-            text=list(prompts),
-            padding=True,
-            return_tensors="pt",
-        )
+    encoded = processor(
+        images=[[image] for image in images],
+        text=list(prompts),
+        padding=True,
+        return_tensors="pt",
     )
+    # PaliGemma's makes labels of prompts too; a batch has its own, of answers only.
+    return {name: value for name, value in encoded.items() if name != "labels"}
 
 
 def _prepared(processor: Any, images: Sequence[Image.Image | Tensor]) -> Tensor | None:

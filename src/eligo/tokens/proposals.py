@@ -6,6 +6,7 @@ what their cuts keep is as much as the target allows, and a cut that saves next 
 out. Merging alone and cutting alone stand beside them.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,7 +45,9 @@ def cut_layers(num_layers: int) -> tuple[int, ...]:
 def default_schedule(host: HostShape, vision: int, text: int) -> Schedule:
     """Half of the tokens merged away, then the default cuts."""
     uncut = Schedule(vision, _at_least_one(vision / 2), (), text, host.num_layers)
-    return _with_cuts(uncut, tuple(zip(cut_layers(host.num_layers), PROPORTIONS, strict=False)), 1.0)
+    return _with_cuts(
+        uncut, tuple(zip(cut_layers(host.num_layers), PROPORTIONS, strict=False)), 1.0
+    )
 
 
 def propose(host: HostShape, vision: int, text: int, target: float) -> list[Proposal]:
@@ -69,15 +72,18 @@ def propose(host: HostShape, vision: int, text: int, target: float) -> list[Prop
 def _schedules(
     host: HostShape, vision: int, text: int, target: float
 ) -> Iterator[tuple[str, Schedule]]:
+    def uncut_to(merged: int) -> Schedule:
+        return Schedule(vision, merged, (), text, host.num_layers)
+
     for share in _MERGES:
-        merged = _at_least_one(share * vision)
-        uncut = Schedule(vision, merged, (), text, host.num_layers)
+        uncut = uncut_to(_at_least_one(share * vision))
         if not _saves(host, uncut, target):
             yield f"merge {share:.0%}" if share < 1 else "cuts only", _solve(host, uncut, target)
-    kept = range(vision, 0, -1)
-    alone = (Schedule(vision, count, (), text, host.num_layers) for count in kept)
-    fitting = (schedule for schedule in alone if _saves(host, schedule, target))
-    yield "merge only", next(fitting, Schedule(vision, 1, (), text, host.num_layers))
+    # Reductions fall as more is kept: the most that still saves enough.
+    kept = bisect_left(
+        range(1, vision + 1), True, key=lambda kept: not _saves(host, uncut_to(kept), target)
+    )
+    yield "merge only", uncut_to(max(1, kept))
 
 
 def _solve(host: HostShape, uncut: Schedule, target: float) -> Schedule:
@@ -98,9 +104,7 @@ def _solve(host: HostShape, uncut: Schedule, target: float) -> Schedule:
         places.pop(savings.index(min(savings)))
 
 
-def _with_cuts(
-    uncut: Schedule, places: Sequence[tuple[int, float]], power: float
-) -> Schedule:
+def _with_cuts(uncut: Schedule, places: Sequence[tuple[int, float]], power: float) -> Schedule:
     cuts = [(layer, _at_least_one(uncut.merged * share**power)) for layer, share in places]
     return replace(uncut, cuts=tuple(cuts))
 

@@ -17,8 +17,6 @@ from eligo.tokens.modules import LayerPruners, Merged, TokenMerger
 from eligo.tokens.reducer import ReducerContext
 from eligo.tokens.scorers import Choice, Relaxation
 
-_LIMIT = 10.0  # a dropped token's gradient, in RMS of the kept ones'
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -65,39 +63,8 @@ class TrainingRelaxer:
         selection, choice = self.pruners[layer].relax(context, budget, self.relaxation)
         self.decisions[layer] = Decision(selection.scores, context.mask, choice)
         mask = choice.mask(self.relaxation.mode)
-        return SoftCut(selection, limit_dropped_gradient(mask, choice.kept))
+        return SoftCut(selection, mask)
 
     def sparsity(self) -> Float[Tensor, ""]:
         """Mean over the stages."""
         return torch.stack([one.sparsity() for one in self.decisions.values()]).mean()
-
-
-def limit_dropped_gradient(
-    mask: Float[Tensor, "images tokens"], kept: Bool[Tensor, "images tokens"]
-) -> Float[Tensor, "images tokens"]:
-    """The mask itself; on the way back, dropped entries are clamped to 10 RMS of the kept ones'.
-
-    A dropped token enters attention as log(m + 1e-9): its gradient, e^a / Z, is that of a token
-    which would win the softmax if it were there, a thousand times a kept one's. Per image, so that
-    no row depends on its batch mates.
-    """
-    return _LimitDropped.apply(mask, kept)  # pyright: ignore[reportReturnType]
-
-
-class _LimitDropped(torch.autograd.Function):
-    @staticmethod
-    def forward(mask: Tensor, kept: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        del kept
-        return mask.view_as(mask)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        del output
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        (kept,) = ctx.saved_tensors
-        square = torch.where(kept, gradient, 0.0).square().sum(-1, keepdim=True)
-        limit = _LIMIT * (square / kept.sum(-1, keepdim=True).clamp_min(1)).sqrt()
-        return torch.where(kept, gradient, gradient.clamp(-limit, limit)), None

@@ -3,16 +3,17 @@
 import math
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from eligo.scenes.graph import Split, draw_scenes, take
+from eligo import ops
+from eligo.scenes.graph import Split, draw_scenes
 from eligo.scenes.painter import render
 from eligo.scenes.phrases import VOCABULARY, word_ids
-from eligo.scenes.question_kinds import ANSWERS, Questions
+from eligo.scenes.question_kinds import ANSWERS
 from eligo.scenes.questions import draw_questions
 from eligo.scenes.vlm.model import ASSISTANT, BOS, EOS, FIRST_WORD, IMAGE, PAD, SPECIAL, USER
 from eligo.scenes.vlm.train import pixel_values
@@ -31,6 +32,14 @@ def reads_scenes(processor: Any) -> bool:
     words = [*SPECIAL, *VOCABULARY]
     ids = processor.tokenizer.convert_tokens_to_ids(words)
     return ids == list(range(len(words)))
+
+
+class _Drawn(NamedTuple):
+    """Scenes and what is asked about them."""
+
+    words: Int64[Tensor, "scenes questions words"]
+    answer: Int64[Tensor, "scenes questions"]
+    rgb: UInt8[Tensor, "scenes 3 height width"]
 
 
 class SceneSource:
@@ -53,16 +62,18 @@ class SceneSource:
         while True:
             chunk = step - step % _AHEAD
             indices = origin + chunk * per_step + ahead[step - chunk :]
-            drawn = self.draw("train", indices.flatten(), repeats, device)
+            drawn = self._draw("train", indices.flatten(), repeats, device)
             for place in range(len(indices)):
-                yield drawn.rows(slice(place * part, (place + 1) * part))
+                # Pixels as floats, once per row, only now: all steps ahead would be gigabytes.
+                yield self._rows(drawn, slice(place * images, (place + 1) * images))
                 step += 1
 
     def validation(self, batch_size: int, device: Any) -> Iterator[HostBatch]:
         """The first questions of the validation split, each with a scene of its own."""
         for first in range(0, self.config.validation, batch_size):
             last = min(first + batch_size, self.config.validation)
-            yield self.draw("validation", torch.arange(first, last), 1, device)
+            drawn = self._draw("validation", torch.arange(first, last), 1, device)
+            yield self._rows(drawn, slice(None))
 
     @property
     def num_examples(self) -> int:
@@ -77,23 +88,23 @@ class SceneSource:
         words = (asked.words >= 0).sum(-1)[asked.valid]
         return int(words.median()) + 3  # <s> USER: ASSISTANT:
 
-    def draw(self, split: Split, indices: Tensor, repeats: int, device: Any) -> HostBatch:
-        """`repeats` rows for each of these scenes; one without a question has no labels."""
+    def _draw(self, split: Split, indices: Tensor, repeats: int, device: Any) -> "_Drawn":
+        """`repeats` questions on each of these scenes; where one is lacking the answer is -1."""
         graph = draw_scenes(self.config.scenes, split, indices, device)
         asked = draw_questions(graph, repeats + _SPARE, weights=self.config.weights)
         order = (~asked.valid).byte().argsort(dim=1, stable=True)[:, :repeats]
-        scenes = torch.arange(len(order), device=order.device)[:, None]
-        asked = take(asked, (scenes, order))  # pyright: ignore[reportArgumentType]
-        pixels = pixel_values(render(graph).rgb)
-        return self._rows(asked, pixels.repeat_interleave(repeats, 0), repeats)
+        words = ops.gather(asked.words, order)[..., :_WORDS]
+        return _Drawn(words, ops.gather(asked.answer, order), render(graph).rgb)
 
-    def _rows(self, asked: Questions, pixels: Tensor, repeats: int) -> HostBatch:
+    def _rows(self, drawn: "_Drawn", scenes: slice) -> HostBatch:
         """`<s> USER: <image>... question ASSISTANT: answer </s>`, against the right end."""
-        words = asked.words.flatten(0, 1)[:, :_WORDS]  # (rows, words)
+        words, answer = (values[scenes].flatten(0, 1) for values in (drawn.words, drawn.answer))
+        repeats = drawn.words.shape[1]
+        pixels = pixel_values(drawn.rgb[scenes]).repeat_interleave(repeats, 0)
         device, count = words.device, len(words)
         num_words = (words >= 0).sum(-1, keepdim=True)
-        said = _answers(device)[asked.answer.flatten().clamp(min=0)]
-        said = torch.where((asked.answer >= 0).flatten()[:, None], said, EOS)
+        known = (answer >= 0)[:, None]
+        said = torch.where(known, _answers(device)[answer.clamp(min=0)], EOS)
         num_said = (said != PAD).sum(-1, keepdim=True).clamp(max=_ANSWER)
         head = torch.tensor([BOS, USER] + [IMAGE] * self.num_tokens, device=device)
         text = torch.cat([words + FIRST_WORD, words.new_full((count, 1 + _ANSWER), PAD)], -1)
@@ -107,7 +118,6 @@ class SceneSource:
         ids = torch.where(place >= 0, row.gather(-1, place.clamp(min=0)), PAD)
         first_answer = len(head) + num_words + 1
         is_answer = place >= first_answer
-        known = (asked.answer >= 0).flatten()[:, None]
         return HostBatch(
             inputs={
                 "input_ids": ids,

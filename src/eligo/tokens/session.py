@@ -329,8 +329,8 @@ class Session:
             self.host.encode(kwargs)
         elif not given:
             raise InputError(
-                "pruning: got a prompt without an image; expected pixel_values: run text alone "
-                "outside of pruning"
+                "pruning: got a prompt without an image; expected pixel_values, and the prompt in "
+                "one piece: run text alone outside of pruning; chunked prefill is not supported"
             )
         if self.host.capture is None:
             raise InputError(
@@ -394,14 +394,11 @@ class Session:
             stage.reducer, context, torch.tensor(wanted)
         )
         watch.stop()
-        check_selection(stage.reducer, selection, context, wanted)
         vision = host.project(merged.to(features.dtype)).to(embeds.device, embeds.dtype)
         columns = ops.gather(prompt.columns, selection.indices).masked_fill(
             selection.indices < 0, -1
         )
-        keep = (prompt.input_ids != host.image_token_id) | marks(
-            columns, prompt.rows, batch, length
-        )
+        keep = ~prompt.vision | marks(columns, prompt.rows, batch, length)
         lengths = fewer([length] * batch, prompt.image_rows, prompt.counts, wanted)
         kept = ops.align_right(keep, max(lengths))
         embeds = take(put(embeds, vision, columns, prompt.rows), kept)
@@ -417,6 +414,8 @@ class Session:
             rows=prompt.rows,
             key_bias=key_bias,
         )
+        # Made here, once: in a layer, checkpointing would expect it to be made again.
+        _ = base.column_bias
         self.trace.stages.append(StageTrace(0, stage.reducer.name, selection, positions, watch))
         return Frame(prompt, kept, base, counts), embeds
 
@@ -604,6 +603,7 @@ def ask(reducer: Reducer, context: ReducerContext, budget: Int[Tensor, " images"
             context = replace(context, **moved)
     with torch.no_grad():
         selection = reducer.select(context, budget)
+    check_selection(reducer, selection, context, budget)
     return (
         selection.to(home).in_order() if selection.scores.device != home else selection.in_order()
     )
@@ -614,7 +614,7 @@ def put(embeds: Tensor, vision: Tensor, columns: Tensor, rows: Tensor) -> Tensor
     length = embeds.shape[1]
     slots = torch.where(columns < 0, length, columns)
     spare = torch.nn.functional.pad(embeds, (0, 0, 0, 1))  # a column that takes the padding
-    return spare.indexput((rows[:, None].expand(slots.shape), slots), vision)[:, :length]
+    return spare.index_put((rows[:, None].expand(slots.shape), slots), vision)[:, :length]
 
 
 def marks(columns: Tensor, rows: Tensor, batch: int, width: int) -> Tensor:

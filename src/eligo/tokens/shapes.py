@@ -27,7 +27,9 @@ class LayerShape:
     matrices: int = 3
     """Matrices of the feed-forward part: 3 if it is gated, else 2."""
 
-    def flops(self, tokens: int | float, *, causal: bool = True, window: int | None = None) -> float:
+    def flops(
+        self, tokens: int | float, *, causal: bool = True, window: int | None = None
+    ) -> float:
         """`2 [n d (2 h e + 2 h_kv e) + 3 n d f + h e n (n + 1)]`, the last term 2 h e n^2 where
         every token sees all, or 2 h e n w where it sees a window of w."""
         inner = self.heads * self.head_size
@@ -124,7 +126,9 @@ class HostShape:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            raise InputError(f"{folder}: expected a model folder with config.json; {reason}") from None
+            raise InputError(
+                f"{folder}: expected a model folder with config.json; {reason}"
+            ) from None
         return shape_of(config)
 
 

@@ -9,12 +9,15 @@ what the discriminator learns. Departures from the guide: see `modules`, `object
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import nn
 
 from eligo.errors import ConfigError
+from eligo.files import write_text
 from eligo.tokens.batch import HostBatch, shared_images
 from eligo.tokens.config import TokensTrainConfig
 from eligo.tokens.data import SceneExamples
@@ -62,7 +65,7 @@ class TokensTask(Task):
         seed_everything(config.train.seed)
         self.config, self.settings = config, config
         self.model, self.processor = load_host(config.host)
-        self.host = host_of(self.model)
+        self.host: Any = host_of(self.model)
         self.weights = config.weights
         self.source = open_source(config, self.processor, self.host.supply)
         _check_epochs(config, self.source.num_examples)
@@ -259,8 +262,17 @@ class TokensTask(Task):
 
     def evaluate(self) -> Mapping[str, float]:
         """Accuracy with all tokens, merged, masked and removed; what that costs; what is wrong."""
+        self._write_plan()
         with memory_guard("an evaluation"):
             return self.validation.run(self.fraction)
+
+    def _write_plan(self) -> None:
+        """Makes the run folder a plan: `plan.json` there, the parts in its best checkpoint."""
+        folder = self.settings.train.folder
+        if folder.is_dir() and not (folder / "plan.json").exists():
+            with TemporaryDirectory() as scratch:
+                self.plan.save(scratch)
+                write_text(folder / "plan.json", (Path(scratch) / "plan.json").read_text("utf-8"))
 
 
 def open_source(
@@ -299,6 +311,14 @@ def _takes_any_size(processor: Any, key: str) -> bool:
     if key == "max_vision_tokens":
         return hasattr(images, "merge_size")
     return hasattr(images, "merge_size") or bool(getattr(images, "do_image_splitting", False))
+
+
+def with_counted_steps(config: TokensTrainConfig) -> TokensTrainConfig:
+    """The config with the steps that `epochs` means, where only the files say how many."""
+    if config.epochs is None or isinstance(config.data, ScenesDataConfig):
+        return config
+    steps = config.steps_of(len(read_examples(config.data)[0]))  # pyright: ignore[reportArgumentType]
+    return config.replace({"train.total_steps": steps})
 
 
 def _check_epochs(config: TokensTrainConfig, num_examples: int) -> None:

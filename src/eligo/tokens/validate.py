@@ -19,8 +19,8 @@ from eligo.tokens.cost import Cost, count_cost
 from eligo.tokens.health import Trouble, find_troubles
 from eligo.tokens.masked import masking
 from eligo.tokens.objective import Observed, answer_mask, answers, observe, right_answers
-from eligo.tokens.pruning import pruning
 from eligo.tokens.relaxer import TrainingRelaxer
+from eligo.tokens.removal import pruning
 from eligo.tokens.shapes import HostShape
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eligo.train")
 
 _POLL_SECONDS = 0.5
+_MAY_CHANGE = {"search.trials", "search.gpus", "search.gpus_per_worker"}
 
 
 class RangeConfig(Config):
@@ -58,6 +59,10 @@ class SearchConfig(Config):
     """Successive halving: one in so many trials goes on at evaluation 1, reduction, reduction^2."""
     seed: int = 0
     """Seed of the proposals."""
+    gpus: tuple[int, ...] = ()
+    """GPUs to share out among workers of `eligo search`; none: every worker sees all."""
+    gpus_per_worker: int = Field(default=1, ge=1)
+    """GPUs that each worker sees; a trial trains on the first of them."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +216,7 @@ class _Worker:
         }
         saved = self.folder / "search.yaml"
         if saved.exists():
-            refuse_changes(saved, record, {"search.trials"})
+            refuse_changes(saved, record, _MAY_CHANGE)
         write_text(saved, dump_yaml(record))
 
     def _lock_path(self, number: int) -> Path:

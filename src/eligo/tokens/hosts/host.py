@@ -22,13 +22,13 @@ from eligo.errors import EligoError, InputError
 class Capture:
     """What the tower made of a batch of images: one entry per image (tile, where a host tiles)."""
 
-    features: Sequence[Float[Tensor, "tokens width"]]
+    features: Sequence[Float[Tensor, "_ width"]]
     """What goes into the projector, or comes out of the tower where there is none."""
-    projected: Sequence[Float[Tensor, "tokens text_width"]]
+    projected: Sequence[Float[Tensor, "_ text_width"]]
     """What the language model would see."""
     grids: Sequence[tuple[int, int]]
     """Rows and columns of tokens."""
-    cls_row: Sequence[Float[Tensor, " tokens"]] | None = None
+    cls_row: Sequence[Float[Tensor, " _"]] | None = None
 
     @property
     def num_tokens(self) -> list[int]:
@@ -155,9 +155,11 @@ class Host:
     def embed(
         self, input_ids: Int[Tensor, "batch length"]
     ) -> Float[Tensor, "batch length text_width"]:
-        """Input embeddings; placeholders, which may be out of vocabulary, as token 0."""
-        known = input_ids.masked_fill(input_ids == self.image_token_id, 0)
-        return self.core.get_input_embeddings()(known)
+        """Input embeddings; whatever, for placeholders that are out of vocabulary."""
+        table = self.core.get_input_embeddings()
+        if self.image_token_id >= table.num_embeddings:
+            input_ids = input_ids.masked_fill(input_ids == self.image_token_id, 0)
+        return table(input_ids)
 
     @property
     def image_token_id(self) -> int:

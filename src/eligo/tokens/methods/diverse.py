@@ -48,19 +48,15 @@ class CDPruner(Method):
 
     name: Literal["cdpruner"] = "cdpruner"
     relevance: Literal["question", "attention_row", "cls_row"] = "question"
-    """What makes a token relevant. `question` compares states, so it wants one space for both:
-    inside the language model, or before it on hosts whose features are projected already."""
+    """What makes a token relevant. Words and tokens share a space only inside the language model,
+    and so does the attention row; before it there is `cls_row`."""
     relevance_weight: float = Field(default=1.0, ge=0, le=16)
     """Exponent of the relevance: 0 is diversity alone, 1 the paper's."""
 
     @property
     def where(self) -> Set[Where]:
         """Where its relevance is known."""
-        rows: dict[str, frozenset[Where]] = {
-            "attention_row": frozenset({"inside"}),
-            "cls_row": frozenset({"before"}),
-        }
-        return rows.get(self.relevance, self.places)
+        return frozenset({"before" if self.relevance == "cls_row" else "inside"})
 
     @property
     def needs(self) -> Set[Need]:

@@ -139,7 +139,7 @@ def question_similarities(
     """Cosines of words and tokens, and which words are real.
 
     Both must live in one space: states inside the language model do, tower features and input
-    embeddings only where a host returns features that are projected already.
+    embeddings do not, even where they happen to be equally wide.
     """
     question, mask = context.question, context.question_mask
     assert question is not None  # `select` saw to it
@@ -148,8 +148,8 @@ def question_similarities(
     if question.shape[-1] != context.features.shape[-1]:
         raise InputError(
             f"{method}: got question states of width {question.shape[-1]} and features of width "
-            f"{context.features.shape[-1]}; expected one space for both: let it stand inside the "
-            "language model, at the input of an early layer"
+            f"{context.features.shape[-1]}; expected one space for both: it can only stand "
+            "inside the language model"
         )
     if values_are_free(mask, context.mask) and bool((context.mask.any(-1) & ~mask.any(-1)).any()):
         raise InputError(f"{method}: got an image whose question has no word; expected one or more")

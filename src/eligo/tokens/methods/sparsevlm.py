@@ -22,7 +22,7 @@ from eligo.tokens.reducer import Need, ReducerContext, Where
 class SparseVLM(Method):
     """The tokens that visual words of the question rate best."""
 
-    places: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
+    places: ClassVar[frozenset[Where]] = frozenset({"inside"})
     reads: ClassVar[frozenset[Need]] = frozenset({"question"})
     space: ClassVar[Space] = {"scale": [1.0, 3.0, 10.0, 30.0, 100.0]}
 

@@ -72,9 +72,11 @@ def _schedule(mask: Tensor, budget: Tensor, rounds: int) -> list[tuple[Tensor, i
         count = even.minimum(budget * 2 ** left.clamp_max(32)).maximum((count + 1) // 2)
         count = count.maximum(budget)
         counts.append(count)
+    if torch.compiler.is_compiling():  # a graph cannot look: all rounds, all columns
+        return [(count, num_tokens) for count in counts]
     # One device sync, to spare the rounds in which nobody merges, and dead columns in the others.
-    all_counts = torch.stack([supply, *counts])
-    changes = (all_counts[1:] < all_counts[:-1]).any(-1)
-    most = all_counts[1:].amax(-1) if len(budget) else changes.long()
-    facts = torch.stack([changes.long(), most]).tolist()
-    return [(c, m) for c, changed, m in zip(counts, *facts, strict=True) if changed]
+    after = torch.stack(counts)
+    merges = (after < torch.stack([supply, *counts[:-1]])).any(-1)
+    most = after.amax(-1) if len(supply) else merges
+    looked = torch.stack([merges.long(), most.long()]).tolist()
+    return [(count, m) for count, merging, m in zip(counts, *looked, strict=True) if merging]

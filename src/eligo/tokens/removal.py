@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.checks import check_selection
 from eligo.tokens.hosts import Host
 from eligo.tokens.layout import Layout, inverse, later_mask, prompt_mask, take, take_rotary
 from eligo.tokens.plan import Plan
@@ -44,7 +43,7 @@ def pruning(
     scene: Bool[Tensor, "images tokens"] | None = None,
     host: Callable[[nn.Module], Host] | None = None,
 ) -> Iterator[Trace]:
-    """Inside, `model(...)` and `model.generate(...)` follow the plan; the trace tells what was kept.
+    """Inside, `model(...)` and `model.generate(...)` follow the plan; the trace says what was kept.
 
     `question_mask`: True on the words of the prompt that reducers may read; default: all that is
     neither vision token nor padding. Give it where answers follow the prompt. `scene`: for the
@@ -147,7 +146,6 @@ class Removal(Session):
         context = self.context_at(layer, frame, before, hidden.detach())
         selection = ask(reducer, context, torch.tensor(wanted))
         watch.stop()
-        check_selection(reducer, selection, context, wanted)
         images, rows = before.images.to(hidden.device), before.rows.to(hidden.device)
         kept = _columns_of(images, selection)
         keep = ~marks(images, rows, before.batch, before.width)

@@ -1,0 +1,134 @@
+"""`eligo tokens evaluate RUN_OR_PLAN`: what a pruner keeps of the accuracy, family by family."""
+
+from dataclasses import asdict
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from eligo.cli.console import print_result, results
+from eligo.errors import InputError
+from eligo.files import write_text
+
+Source = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_PLAN")]
+
+
+def run(
+    source: Source,
+    *,
+    host: str | None = None,
+    split: Literal["validation", "test"] = "test",
+    questions: int = 600,
+    batch_size: int = 8,
+    device: str = "auto",
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Ask held-out questions with all tokens and with the plan's, through stock `generate`.
+
+    A run brings its host and its questions; a plan alone is tried on the embedded world.
+
+    Args:
+        source: Folder of a run of `eligo tokens train`, or of a saved plan.
+        host: Folder or hub name of the model, if it is not the run's (or the shipped one).
+        split: Which scenes; files have a validation split only.
+        questions: How many, at most.
+        batch_size: Prompts in one call of `generate`.
+        device: Where to run: auto, cpu or cuda.
+        out: Also write the result, with date, hardware and command, to this JSON file.
+        json: Print one JSON document instead of a table.
+    """
+    if out is not None and out.is_dir():
+        raise InputError(f"--out names a file to write, {out} is a folder")
+    import torch
+
+    from eligo.report.provenance import provenance
+    from eligo.tokens.evaluate import evaluate_plan, summarise
+    from eligo.tokens.load import load_host
+    from eligo.tokens.plan import Plan
+    from eligo.train.progress import ProgressBar
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = _config_of(source)
+    plan = Plan.load(source)
+    settings = config.host if host is None else config.host.replace({"model": host, "random": None})
+    model, processor = load_host(settings, device=device)
+    _move(plan, device)
+    examples, instruction = _examples(config, split, questions)
+    with ProgressBar("questions", len(examples)) as bar:
+        answered = evaluate_plan(
+            model,
+            processor,
+            plan,
+            examples,
+            batch_size=batch_size,
+            instruction=instruction,
+            on_progress=bar.update,
+        )
+    rows = [asdict(row) for row in summarise(answered)]
+    document: dict[str, Any] = {"plan": str(source), "split": split, "rows": rows}
+    if out is not None:
+        wrong = [asdict(one) for one in answered if one.pruned < one.whole]
+        head = provenance("eligo", device)
+        write_text(out, dumps(head | document | {"lost": wrong}, indent=1) + "\n")
+    if json:
+        print_result(document, json=True)
+    else:
+        results().print(_table(rows))
+
+
+def _config_of(source: Path) -> Any:
+    """The run's config, or the default one for a plan by itself."""
+    from eligo.config import load_config
+    from eligo.tokens.config import TokensTrainConfig
+
+    found = source / "config.yaml"
+    return load_config(TokensTrainConfig, found if found.is_file() else None)
+
+
+def _move(plan: Any, device: str) -> None:
+    for stage in plan.stages:
+        if hasattr(stage.reducer, "to"):
+            stage.reducer.to(device)
+
+
+def _examples(config: Any, split: Any, questions: int) -> tuple[Any, str]:
+    from eligo.tokens.data import SceneExamples
+    from eligo.tokens.file_source import read_examples
+    from eligo.tokens.inputs_config import ScenesDataConfig
+
+    if isinstance(config.data, ScenesDataConfig):
+        return SceneExamples(config.data.scenes, split, questions), ""
+    if split != "validation":
+        raise InputError(
+            "the run's questions come from files, which have no test split here; "
+            "say --split validation"
+        )
+    data = config.data.replace({"validation": questions})
+    return read_examples(data)[1], data.instruction
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(
+        title="right answers (%), with all vision tokens and with the plan's",
+        caption="drop: in points, with its 95 % interval over questions",
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+    )
+    table.add_column("questions", no_wrap=True)
+    for name in ("asked", "whole", "pruned", "drop", "interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        percent = {name: f"{100 * row[name]:.1f}" for name in ("whole", "pruned", "drop")}
+        interval = f"{100 * row['drop_low']:.1f} to {100 * row['drop_high']:.1f}"
+        table.add_row(
+            row["family"], str(row["asked"]), percent["whole"], percent["pruned"],
+            percent["drop"], interval, style="bold" if row["family"] == "all" else "",
+        )  # fmt: skip
+    return table

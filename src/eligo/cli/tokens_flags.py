@@ -1,0 +1,70 @@
+"""What several `tokens` commands understand alike: which plan, which device."""
+
+from pathlib import Path
+
+from eligo.config.nearest import did_you_mean
+from eligo.errors import InputError
+from eligo.tokens.methods import METHODS, build
+from eligo.tokens.plan import Cut, Plan, Stage1
+
+MODELS = Path(__file__).parents[1] / "scenes" / "models"
+_FIRST_CUT = 2  # FastV's K: what attention says in the first two layers decides
+
+
+def shipped_plans() -> list[str]:
+    """The names of the plans in the package."""
+    return sorted(path.parent.name for path in MODELS.glob("*/plan.json"))
+
+
+def find_plan(
+    plan: str | None, method: str | None, budgets: tuple[int, ...], layers: tuple[int, ...]
+) -> Plan:
+    """The plan of a folder, a shipped one by name, or a training-free method with its budgets."""
+    if (plan is None) == (method is None):
+        raise InputError(
+            "expected one of --plan NAME_OR_FOLDER and --method NAME --budget N"
+            f" (plans: {', '.join(shipped_plans()) or 'none are shipped'}; "
+            f"methods: {', '.join(METHODS)})"
+        )
+    if method is not None:
+        return _of_method(method, budgets, layers)
+    assert plan is not None
+    if budgets or layers:
+        raise InputError("--budget and --layer go with --method; a plan has its own")
+    if Path(plan).is_dir():
+        return Plan.load(plan)
+    if plan in shipped_plans():
+        return Plan.load(MODELS / plan)
+    names = shipped_plans()
+    raise InputError(
+        f"--plan: got {plan!r}, neither a folder nor a shipped plan{did_you_mean(plan, names)} "
+        f"({', '.join(names) or 'none are shipped'})"
+    )
+
+
+def _of_method(name: str, budgets: tuple[int, ...], layers: tuple[int, ...]) -> Plan:
+    method = build(name)
+    if name == "none":
+        return Plan()
+    if not budgets:
+        raise InputError(f"--method {name}: needs --budget, how many vision tokens to keep")
+    if not layers and "before" in method.where:
+        if len(budgets) != 1:
+            raise InputError(
+                f"--method {name}: got budgets {budgets}, expected one before the language model, "
+                "or a --layer for each"
+            )
+        return Plan(Stage1(method, budgets[0]))
+    layers = layers or (_FIRST_CUT,)
+    if len(layers) != len(budgets):
+        raise InputError(f"got {len(layers)} layers and {len(budgets)} budgets, expected pairs")
+    return Plan(cuts=[Cut(at, method, kept) for at, kept in zip(layers, budgets, strict=True)])
+
+
+def pick_device(device: str) -> str:
+    """`auto` takes a GPU if there is one."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device

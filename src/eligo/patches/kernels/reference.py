@@ -1,0 +1,143 @@
+"""The definition, as a plain loop over texts: what every other kernel must agree with.
+
+With `compat` it is the documented forward, module by module. Without, the same steps over all N
+patches, where D weighs them (`d e^l / sum d e^l`), so that what was dropped can still teach.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from eligo.patches.aggregation import DualTokenAggregation
+from eligo.patches.arithmetic import unit, weighted_softmax, wide
+from eligo.patches.parts import Parts
+from eligo.patches.scores import Choice, Matches
+from eligo.patches.sides import Images, Texts
+from eligo.patches.token_sparse import TokenSparse, combine, cosine_to_mean
+
+
+def match(parts: Parts, images: Images, texts: Texts, *, choices: bool) -> Matches:
+    """Score every text against all images, one text after the other."""
+    patches = wide(images.patches)  # (V, N, C)
+    with torch.no_grad():
+        units = unit(patches)
+        s_im = cosine_to_mean(patches, images.mask)  # (V, N)
+        s_dt = None if images.dense is None else torch.einsum("vnc,vc->vn", units, images.dense)
+    selects_dense = parts.selects_dense(images, texts)
+    num_texts = len(texts.words.mask)
+    # The documented Gumbel noise is drawn inside TokenSparse, in this very order.
+    noise = (None, None) if parts.compat else parts.draw(s_im, num_texts, selects_dense)
+    scores, shares, sparse, dense = [], [], [], []
+    for text in range(num_texts):
+        with torch.no_grad():
+            s_st = units @ unit(wide(texts.words.of(text)).mean(0))
+            if texts.dense is not None:
+                s_dt = units @ unit(wide(texts.dense.of(text)).mean(0))
+        branch = _Branch(parts, patches, images, [None if n is None else n[:, text] for n in noise])
+        folded, extra, first = branch.select(parts.sparse, s_im, s_st, s_dt, 0)
+        chosen = [first]
+        words = unit(texts.words.of(text))  # (M, C)
+        if not parts.paper:
+            score = branch.align(folded, extra, words, chosen)
+            if selects_dense:
+                assert s_dt is not None
+                folded, extra, second = branch.select(parts.dense, s_im, s_dt, s_st, 1)
+                chosen.append(second)
+                other = words if texts.dense is None else unit(texts.dense.of(text))
+                score = score + branch.align(folded, extra, other, [second])
+        else:
+            if selects_dense:
+                assert s_dt is not None
+                more, other_extra, second = branch.select(parts.dense, s_im, s_dt, s_st, 1)
+                chosen.append(second)
+                folded, extra = folded + more, (extra + other_extra) / 2
+            score = branch.align(folded, extra, words, chosen)
+        scores.append(score)
+        shares.append(torch.stack([branch.share(choice) for choice in chosen]).mean(0))
+        sparse.append(chosen[0])
+        dense.extend(chosen[1:])
+    return Matches(
+        torch.stack(scores, 1),
+        torch.stack(shares, 1),
+        _stack(sparse) if choices else None,
+        _stack(dense) if choices and selects_dense else None,
+    )
+
+
+def match_pairs(
+    parts: Parts,
+    images: Images,
+    texts: Texts,
+    image_ids: Int[Tensor, "pairs"],
+    text_ids: Int[Tensor, "pairs"],
+) -> Float[Tensor, "pairs"]:
+    """One pair after the other."""
+    pairs = zip(image_ids.tolist(), text_ids.tolist(), strict=True)
+    scores = [
+        match(parts, images.one(image), texts.one(text), choices=False).scores[0, 0]
+        for image, text in pairs
+    ]
+    return torch.stack(scores)
+
+
+class _Branch:
+    """One text against all images."""
+
+    def __init__(
+        self, parts: Parts, patches: Tensor, images: Images, noise: list[Tensor | None]
+    ) -> None:
+        self.parts, self.patches, self.images, self.noise = parts, patches, images, noise
+
+    def select(
+        self, net: TokenSparse, x: Tensor, y: Tensor, y_dense: Tensor | None, index: int
+    ) -> tuple[Tensor, Tensor, Choice]:
+        """Select with `net` and fold: (V, S, C), (V, 1, C), and score and D (V, N)."""
+        parts, patches = self.parts, self.patches
+        score = combine(net.predict(patches), x, y, y_dense, parts.beta, self.images.mask)
+        if parts.compat:
+            kept, extra, live = net(
+                patches, x, y, y_dense, parts.beta, parts.gumbel, parts.temperature
+            )
+            return self._fold(kept, None, index), extra, Choice(score, live)
+        live = parts.decide(
+            score,
+            parts.num_kept(patches.shape[1], self.images.mask),
+            self.images.mask,
+            self.noise[index],
+            guides=1 if y_dense is None else 2,
+        )
+        dropped = 1 - live if self.images.mask is None else (1 - live) * self.images.mask
+        extra = weighted_softmax(score, dropped).unsqueeze(1) @ patches
+        return self._fold(patches, live, index), extra, Choice(score, live)
+
+    def align(self, folded: Tensor, extra: Tensor, words: Tensor, chosen: list[Choice]) -> Tensor:
+        """HRPA of [CLS], slots and extra token with the words: (V,)."""
+        cls = self.images.cls
+        tokens = [folded, extra] if cls is None else [wide(cls).unsqueeze(1), folded, extra]
+        patches = unit(torch.cat(tokens, 1))  # (V, P, C)
+        mask = None
+        if self.parts.may_drop_nothing(self.patches.shape[1], self.images.mask):
+            mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
+            mask[:, -1] = torch.stack([self._drops(choice) for choice in chosen]).any(0)
+        return self.parts.hrpa(patches, words.expand(len(patches), -1, -1), mask).squeeze(1)
+
+    def share(self, choice: Choice) -> Tensor:
+        """The mean of D over the real patches: (V,)."""
+        if self.images.mask is None:
+            return choice.live.mean(-1)
+        return choice.live.sum(-1) / self.images.mask.sum(-1).clamp_min(1)
+
+    def _fold(self, tokens: Tensor, policy: Tensor | None, index: int) -> Tensor:
+        net = self.parts.aggregation
+        if isinstance(net, DualTokenAggregation):
+            weights = (net.weight_sparse, net.weight_dense)[index]
+            return net.fold(weights, tokens, policy)
+        return net(tokens, policy)
+
+    def _drops(self, choice: Choice) -> Tensor:
+        dropped = choice.live < 0.5
+        return (dropped if self.images.mask is None else dropped & self.images.mask).any(-1)
+
+
+def _stack(choices: list[Choice]) -> Choice:
+    return Choice(*(torch.stack(list(parts), 1) for parts in zip(*choices, strict=True)))

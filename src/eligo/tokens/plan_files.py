@@ -1,0 +1,122 @@
+"""Plans on disk: `plan.json`, and the weights of its learned parts beside it.
+
+Training-free methods are their settings; the merger and the pruner heads are files of their own,
+each loadable alone. Nothing in the folder is run: a name that is not known is an error.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from eligo.errors import InputError
+from eligo.files import write_text
+from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.reducer import Reducer
+
+_FORMAT = "eligo.plan.v1"
+_FILE = "plan.json"
+
+
+def save(plan: Plan, folder: Path) -> None:
+    """Write a plan and its parts."""
+    from eligo.tokens.modules import LayerPruner, LayerPruners, PrunersShape, TokenMerger
+
+    heads = {
+        layer: cut.reducer
+        for layer, cut in zip(_layers(plan), plan.cuts, strict=True)
+        if isinstance(cut.reducer, LayerPruner)
+    }
+    if plan.stage1 is not None and isinstance(plan.stage1.reducer, TokenMerger):
+        plan.stage1.reducer.save_pretrained(folder)
+    if heads:
+        scorer = next(iter(heads.values())).scorer
+        shape = PrunersShape(
+            layers=tuple(heads),
+            width=scorer.vision_proj.in_features,
+            dim=scorer.vision_proj.out_features,
+            num_heads=scorer.attention.num_heads,
+        )
+        pruners = LayerPruners(shape)
+        pruners.heads = nn.ModuleDict({str(layer): head for layer, head in heads.items()})
+        pruners.save_pretrained(folder)
+    described = {
+        "format": _FORMAT,
+        "stage1": None if plan.stage1 is None else _describe(plan.stage1),
+        "cuts": [{"layer": cut.layer, **_describe(cut)} for cut in plan.cuts],
+        "positions": plan.positions,
+        "size_bias": plan.size_bias,
+    }
+    write_text(folder / _FILE, json.dumps(described, indent=1) + "\n")
+
+
+def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
+    """Read a plan and its parts."""
+    path = next((p for p in (folder / _FILE, folder / "best" / _FILE) if p.is_file()), None)
+    if path is None:
+        raise InputError(
+            f"{folder}: no {_FILE} in it; expected the folder of a saved plan (Plan.save, or "
+            "`eligo tokens train`)"
+        )
+    try:
+        described = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise InputError(
+            f"{path}: not valid JSON ({error}); write it again with Plan.save"
+        ) from None
+    found = described.get("format") if isinstance(described, dict) else None
+    if found != _FORMAT:
+        raise InputError(f"{path}: got format {found!r}, expected {_FORMAT!r}")
+    build = _Builder(path.parent, reducers)
+    try:
+        first = described["stage1"]
+        stage1 = None if first is None else Stage1(build(first["reducer"]), *_amount(first))
+        cuts = [
+            Cut(cut["layer"], build(cut["reducer"], cut["layer"]), *_amount(cut))
+            for cut in described["cuts"]
+        ]
+        return Plan(stage1, cuts, described["positions"], described["size_bias"])
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"{path}: field {error} is missing or malformed; write it again with Plan.save"
+        ) from error
+
+
+class _Builder:
+    """Reducers by name; learned parts from their files, the heads' file only once."""
+
+    def __init__(self, folder: Path, own: Mapping[str, Callable[..., Reducer]]) -> None:
+        self.folder, self.own = folder, own
+        self.heads: Any = None
+
+    def __call__(self, described: dict[str, Any], layer: int | float = 0) -> Reducer:
+        from eligo.tokens import methods
+        from eligo.tokens.modules import LayerPruners, TokenMerger
+
+        settings = dict(described)
+        name = settings.pop("name")
+        if name in self.own:
+            return self.own[name](**settings)
+        if name == TokenMerger.name:
+            return TokenMerger.from_pretrained(self.folder)
+        if name == "pruner":
+            self.heads = self.heads or LayerPruners.from_pretrained(self.folder)
+            return self.heads[int(layer)]
+        return methods.build(name, **settings)
+
+
+def _describe(stage: Stage1 | Cut) -> dict[str, Any]:
+    reducer: Any = stage.reducer
+    settings = reducer.describe() if hasattr(reducer, "describe") else {"name": reducer.name}
+    return {"reducer": settings, "budget": stage.budget, "ratio": stage.ratio}
+
+
+def _amount(described: Mapping[str, Any]) -> tuple[int | None, float | None]:
+    return described["budget"], described["ratio"]
+
+
+def _layers(plan: Plan) -> list[int]:
+    """Heads belong to layers; a plan of depths alone has no learned cuts."""
+    return [cut.layer if isinstance(cut.layer, int) else -1 for cut in plan.cuts]

@@ -1,0 +1,215 @@
+"""The slow, plain truth: the whole sequence at once, no cache, nothing removed, keys masked.
+
+One row at a time, without padding: each layer of the stock model is called with a mask of its own,
+in which a dropped token is invisible to all but itself. It shares no code with eligo.tokens apart
+from plans and reducers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hosts import IMAGE_ID, TinyHost
+from torch import Tensor
+
+from eligo.selection import Selection
+from eligo.tokens.plan import Plan
+from eligo.tokens.reducer import ReducerContext
+
+
+class ByContent:
+    """Ranks by a fixed random direction, and by the question's mean; may fold what it drops."""
+
+    def __init__(self, *, folds: bool = False, seed: int = 0, needs: tuple[str, ...] = ()) -> None:
+        self.folds, self.seed = folds, seed
+        self.needs = frozenset({"question", *needs})
+        self.seen: list[ReducerContext] = []
+
+    name = "content"
+    where = frozenset({"before", "inside"})
+
+    def select(self, context: ReducerContext, budget: Tensor) -> Selection:
+        self.seen.append(context)
+        generator = torch.Generator().manual_seed(self.seed)
+        features = context.features.float()
+        direction = torch.randn(features.shape[-1], generator=generator)
+        scores = features @ direction
+        assert context.question is not None
+        assert context.question_mask is not None
+        words = context.question.float() * context.question_mask[..., None]
+        asked = words.sum(1) / context.question_mask.sum(1, keepdim=True)
+        other = torch.randn(asked.shape[-1], features.shape[-1], generator=generator)
+        scores = scores + torch.einsum("itd,id->it", features, torch.tanh(asked @ other))
+        if "attention_row" in self.needs:
+            assert context.attention_row is not None
+            scores = context.attention_row
+        if "cls_row" in self.needs:
+            assert context.cls_row is not None
+            scores = context.cls_row
+        scores = scores.masked_fill(~context.mask, 0.0)
+        selection = Selection.top_k(scores, budget, context.mask)
+        if not self.folds:
+            return selection
+        assignment = torch.zeros(*selection.indices.shape, scores.shape[-1])
+        for image, kept in enumerate(selection.indices.tolist()):
+            kept = [token for token in kept if token >= 0]
+            for token in range(scores.shape[-1]):
+                if context.mask[image, token]:
+                    nearest = kept.index(token) if token in kept else token % len(kept)
+                    assignment[image, nearest, token] = 1.0
+        return Selection(selection.indices, selection.scores, selection.mask, assignment)
+
+
+@dataclass
+class Truth:
+    logits: Tensor
+    """(length, vocabulary)"""
+    kept: list[list[int]]
+    """Per layer: columns of the prompt that it sees."""
+    hidden: list[Tensor]
+
+
+@torch.no_grad()
+def truth(
+    host: TinyHost,
+    plan: Plan,
+    prompt: dict[str, Any],
+    answer: Tensor,
+    *,
+    asked: Tensor | None = None,
+) -> Truth:
+    """One row without padding: `prompt` as `TinyHost.batch` makes it, then `answer` tokens."""
+    core, text = host.model.model, host.text
+    ids = torch.cat([prompt["input_ids"], answer[None]], dim=1)
+    length, prompt_length = ids.shape[1], prompt["input_ids"].shape[1]
+    vision = ids[0] == IMAGE_ID
+    vision[prompt_length:] = False  # a model may well say the placeholder
+    features, projected, grids = _encode(host, prompt)
+    embeds = core.get_input_embeddings()(ids)[0].clone()
+    columns = list(vision.nonzero()[:, 0].split([len(image) for image in projected]))
+    for place, image in zip(columns, projected, strict=True):
+        embeds[place] = image
+    words = (~vision).clone()
+    words[prompt_length:] = False
+    if asked is not None:
+        words &= asked
+    visible = torch.ones(length, dtype=torch.bool)
+    bias = torch.zeros(length)
+    tokens = [list(range(len(place))) for place in columns]  # raster indices of survivors
+    stages = list(plan.stages)
+
+    def reduce(stage_index: int, states: list[Tensor], question: Tensor) -> list[Selection]:
+        chosen = []
+        for image in range(len(columns)):
+            budget = plan.counts(grids[image])[stage_index]
+            context = ReducerContext(
+                features=states[image][None],
+                mask=torch.ones(1, len(states[image]), dtype=torch.bool),
+                positions=torch.tensor([tokens[image]]),
+                grid=torch.tensor([grids[image]]),
+                question=question[None],
+                question_mask=torch.ones(1, len(question), dtype=torch.bool),
+            )
+            choice = stages[stage_index].reducer.select(context, torch.tensor([budget]))
+            chosen.append(choice.in_order())
+        return chosen
+
+    if plan.stage1 is not None:
+        for image, choice in enumerate(reduce(0, list(features), embeds[words])):
+            kept = choice.indices[0]
+            merged = host_project(host, choice.fold(features[image][None])[0])
+            visible[columns[image]] = False
+            columns[image] = columns[image][kept]
+            tokens[image] = [tokens[image][place] for place in kept.tolist()]
+            visible[columns[image]] = True
+            embeds[columns[image]] = merged
+            if plan.size_bias:
+                bias[columns[image]] = choice.sizes[0].log()
+    positions = _positions(host, ids, prompt)
+    if plan.positions == "reindex":
+        positions = _closed(positions, visible)
+    hidden = embeds[None]
+    kept_per_layer, states = [], []
+    first = 1 if plan.stage1 is not None else 0
+    for index, layer in enumerate(text.layers):
+        for stage_index, cut in enumerate(plan.cuts):
+            if cut.layer != index:
+                continue
+            inputs = [hidden[0, place] for place in columns]
+            for image, choice in enumerate(reduce(first + stage_index, inputs, hidden[0, words])):
+                kept = choice.indices[0]
+                before = columns[image]
+                columns[image] = before[kept]
+                tokens[image] = [tokens[image][place] for place in kept.tolist()]
+                if choice.assignment is not None:
+                    hidden[0, columns[image]] = choice.fold(inputs[image][None])[0]
+                    if plan.size_bias:
+                        bias[columns[image]] = choice.sizes[0].log()
+                visible[before] = False
+                visible[columns[image]] = True
+            if plan.positions == "reindex":
+                positions = _closed(_positions(host, ids, prompt), visible)
+        shown = torch.ones(length, length, dtype=torch.bool).tril()
+        if host.family == "paligemma":
+            shown[:prompt_length, :prompt_length] = True
+        shown = shown & visible[None, :] | torch.eye(length, dtype=torch.bool)
+        mask = torch.where(shown, bias[None, :], torch.finfo(torch.float32).min)[None, None]
+        states.append(hidden[0])
+        kept_per_layer.append(visible[:prompt_length].nonzero()[:, 0].tolist())
+        output = layer(
+            hidden,
+            attention_mask=mask,
+            position_embeddings=text.rotary_emb(hidden, positions),
+            position_ids=None,
+            past_key_values=None,
+        )
+        hidden = output[0] if isinstance(output, tuple) else output
+    logits = host.model.lm_head(text.norm(hidden))[0]
+    return Truth(logits, kept_per_layer, states)
+
+
+def host_project(host: TinyHost, features: Tensor) -> Tensor:
+    core = host.model.model
+    if host.family == "qwen":
+        return features
+    if host.family == "smolvlm":
+        return core.connector.modality_projection(features)
+    return core.multi_modal_projector(features)
+
+
+def _encode(
+    host: TinyHost, prompt: dict[str, Any]
+) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]]]:
+    """Raw and projected features per image, and their grids."""
+    core, pixels = host.model.model, prompt["pixel_values"]
+    if host.family == "qwen":
+        output = core.get_image_features(pixels, prompt["image_grid_thw"])
+        grids = [(h // 2, w // 2) for _, h, w in prompt["image_grid_thw"].tolist()]
+        return list(output.pooler_output), list(output.pooler_output), grids
+    projector = (
+        core.connector.modality_projection
+        if host.family == "smolvlm"
+        else core.multi_modal_projector
+    )
+    caught = []
+    handle = projector.register_forward_hook(lambda _m, a, out: caught.append((a[0], out)))
+    core.get_image_features(pixel_values=pixels)
+    handle.remove()
+    raw, projected = caught[0]
+    return list(raw), list(projected), [(host.side, host.side)] * len(raw)
+
+
+def _positions(host: TinyHost, ids: Tensor, prompt: dict[str, Any]) -> Tensor:
+    length = ids.shape[1]
+    if host.family == "qwen":
+        kinds = (ids == IMAGE_ID).long()
+        kinds[:, prompt["input_ids"].shape[1] :] = 0
+        return host.model.model.get_rope_index(
+            ids, image_grid_thw=prompt["image_grid_thw"], mm_token_type_ids=kinds
+        )[0]
+    return torch.arange(length)[None] + (1 if host.family == "paligemma" else 0)
+
+
+def _closed(positions: Tensor, visible: Tensor) -> Tensor:
+    """Positions without gaps; those of dropped tokens do not matter."""
+    return positions - (~visible).long().cumsum(0)[None]

@@ -1,0 +1,239 @@
+"""`eligo tokens plan`, `predict` and `export` from the command line."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from eligo.cli import main
+from eligo.cli.tokens_flags import find_plan
+from eligo.errors import InputError
+from eligo.report.pictures import rgb_picture
+from eligo.scenes.config import SceneConfig
+from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
+from eligo.tokens.data import SceneExamples
+from eligo.tokens.methods import build
+from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.predict import predict
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """A narrow LLaVA with random weights, and an image to ask about."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("host")
+    sizes = VlmConfig(
+        image_size=84, vision_layers=2, vision_width=16, layers=4, width=16, hidden=32, heads=2
+    )
+    save_vlm(build_vlm(sizes), build_processor(sizes), folder)
+    example = SceneExamples(SceneConfig(height=84, width=84), "test", 6, grid=(6, 6))[0]
+    rgb_picture(example.image).save(folder / "scene.png")
+    return folder, example.question
+
+
+# ------------------------------------------------------------------ plan
+
+
+def test_plan_proposes(capsys):
+    assert main(["tokens", "plan", "--layers", "32", "--text", "100", "--target", "0.6"]) == 0
+    told = capsys.readouterr()
+    assert "576>288>200>150>100  2,8,16" in told.out
+    assert "reduction LLM 64.4%" in told.out
+    assert "KV 338 > 122 MiB" in told.out
+    for name in ("merge 50%", "merge 75%", "cuts only", "merge only"):
+        assert name in told.out
+    assert told.err == ""
+
+
+def test_plan_as_json(capsys):
+    assert main(["tokens", "plan", "--target", "0.7", "--text", "30", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["warnings"] == []
+    for made in found["proposals"]:
+        assert made["flops_reduction_llm"] >= 0.7
+        if made["name"] != "default":
+            assert made["flops_reduction_llm"] < 0.71
+            assert all(saved >= 0.01 for saved in made["cut_savings"])
+
+
+def test_the_guides_own_plan_is_warned_about(capsys):
+    guide = ["--merge", "288", "--cuts", "10", "20", "31", "--budgets", "200", "150", "100"]
+    assert main(["tokens", "plan", *guide]) == 0
+    told = capsys.readouterr()
+    assert "reduction LLM 54.9%" in told.out
+    assert "warning: saves 54.9%" in told.err
+    assert "layer 31 saves only 0.2%" in told.err
+
+
+def test_a_target_out_of_reach(capsys):
+    assert main(["tokens", "plan", "--target", "0.9", "--text", "500"]) == 0
+    told = capsys.readouterr()
+    assert "not the 90.0% asked for: 500 text tokens stay" in told.err
+
+
+def test_plan_for_a_model_and_its_questions(host, tmp_path, capsys):
+    folder, question = host
+    row = {"image": str(folder / "scene.png"), "question": question, "answers": ["yes"]}
+    (tmp_path / "own.jsonl").write_text(json.dumps(row))
+    command = ["tokens", "plan", "--model", str(folder), "--json"]
+    assert main([*command, "--questions", str(tmp_path / "own.jsonl")]) == 0
+    found = json.loads(capsys.readouterr().out)["proposals"][0]
+    assert found["schedule"]["vision"] == 36
+    assert found["schedule"]["num_layers"] == 4
+    assert found["schedule"]["text"] == len(question.replace("?", " ?").split()) + 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--target", "60"], "a share between 0 and 1"),
+        (["--cuts", "2", "8", "--budgets", "100"], "got 2 --cuts and 1 --budgets"),
+        (["--merge", "600"], "at most the one before"),
+        (["--cuts", "0", "--budgets", "100"], "layer 0 sees all"),
+        (["--model", "nowhere"], "config.json"),
+        (["--questions", "x.jsonl"], "expected with --model"),
+        (["--dtype", "int4"], "dtype 'int4'"),
+        (["--layers", "1"], "2 or more"),
+    ],
+)
+def test_bad_plans(flags, message, capsys):
+    assert main(["tokens", "plan", *flags]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert "Traceback" not in told
+
+
+# ------------------------------------------------------------------ which plan
+
+
+def test_methods_stand_where_they_can():
+    before = find_plan(None, "uniform", (9,), ())
+    assert before.stage1 is not None
+    assert not before.cuts
+    inside = find_plan(None, "fastv", (9,), ())
+    assert inside.stage1 is None
+    assert inside.layers == (2,)
+    several = find_plan(None, "uniform", (9, 4), (1, 3))
+    assert several.layers == (1, 3)
+    assert find_plan(None, "none", (), ()) == Plan()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((None, None, (), ()), "expected one of --plan"),
+        (("here", "fastv", (), ()), "expected one of --plan"),
+        ((None, "fastvv", (9,), ()), "did you mean fastv"),
+        ((None, "fastv", (), ()), "needs --budget"),
+        ((None, "uniform", (9, 4), ()), "expected one before the language model"),
+        ((None, "fastv", (9, 4), (1,)), "expected pairs"),
+        (("nowhere", None, (), ()), "neither a folder nor a shipped plan"),
+        (("nowhere", None, (4,), ()), "a plan has its own"),
+    ],
+)
+def test_bad_choices(given, message):
+    with pytest.raises(InputError, match=message):
+        find_plan(*given)
+
+
+# ------------------------------------------------------------------ predict
+
+
+def ask(host, out, *flags):
+    folder, question = host
+    return main(
+        ["tokens", "predict", "--image", str(folder / "scene.png"), "--question", question,
+         "--model", str(folder), "--out", str(out), "--device", "cpu", *flags]
+    )  # fmt: skip
+
+
+def test_predict(host, tmp_path, capsys):
+    assert ask(host, tmp_path, "--method", "fastv", "--budget", "9", "--layer", "1") == 0
+    told = capsys.readouterr().out
+    assert told.startswith("answer: ")
+    assert "vision 36>36>9 @ 0,1" in told
+    assert "TTFT" not in told
+    picture = Image.open(tmp_path / "tokens.png")
+    assert picture.width > 2 * 336
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens.png"]
+
+
+def test_predict_as_json_with_times(host, tmp_path, capsys):
+    assert ask(host, tmp_path, "--method", "uniform", "--budget", "12", "--time", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cost"]["schedule"] | {"text": 0} == {
+        "vision": 36, "merged": 12, "cuts": [], "text": 0, "num_layers": 4,
+    }  # fmt: skip
+    measured = found["cost"]["measured"]
+    assert 0 < measured["ttft_p50_ms"] <= measured["ttft_p90_ms"]
+    assert measured["device"] == "cpu"
+    assert "peak_mib" not in measured
+
+
+def test_predict_with_a_saved_plan(host, tmp_path, capsys):
+    plan = Plan(Stage1(build("uniform"), 18), [Cut(2, build("uniform"), 6)])
+    plan.save(tmp_path / "plan")
+    assert ask(host, tmp_path / "out", "--plan", str(tmp_path / "plan")) == 0
+    assert "vision 36>18>6 @ 0,2" in capsys.readouterr().out
+
+
+def test_prediction_tells_what_happened(host):
+    from eligo.tokens.inputs_config import HostConfig
+    from eligo.tokens.load import load_host
+
+    folder, question = host
+    model, processor = load_host(HostConfig(model=str(folder)))
+    image = Image.open(folder / "scene.png")
+    plan = Plan(Stage1(build("uniform"), 16), [Cut(1, build("uniform"), 8)])
+    made = predict(model, processor, plan, image, question, max_new_tokens=3)
+    assert [stage.layer for stage in made.trace.stages] == [0, 1]
+    assert made.cost.schedule.vision_by_layer == (16, 8, 8, 8)
+    whole = predict(model, processor, Plan(), image, question, max_new_tokens=3)
+    assert whole.cost.reduction_llm == 0
+    assert whole.cost.measured.selector_ms is None
+
+
+def test_bad_questions(host, tmp_path, capsys):
+    method = ("--method", "uniform", "--budget", "9")
+    folder, question = host
+    here = ["tokens", "predict", "--out", str(tmp_path / "out"), "--model", str(folder), *method]
+    cases = [
+        (["--image", str(folder / "scene.png"), "--question", " "], "--question: is empty"),
+        (["--image", "none.png", "--question", question], "none.png: there is no such image"),
+        (["--image", str(folder / "config.json"), "--question", question], "cannot be read as an"),
+    ]
+    for flags, message in cases:
+        assert main([*here, *flags]) == 2
+        assert message in capsys.readouterr().err
+    assert ask(host, tmp_path / "out", "--method", "uniform", "--budget", "99") == 2
+    assert "99" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------ export
+
+
+def test_export(host, tmp_path, capsys):
+    folder, _ = host
+    command = ["tokens", "export", "--model", str(folder), "--out", str(tmp_path)]
+    assert main([*command, "--method", "pool", "--budget", "9", "--plain", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tokens"], found["kept"], found["reducer"]) == (36, 9, "pool")
+    loaded = torch.export.load(found["module"]).module()
+    assert loaded(torch.randn(1, 36, 16))[0].shape == (1, 9, 16)
+
+
+def test_export_refuses(host, tmp_path, capsys):
+    folder, _ = host
+    command = ["tokens", "export", "--model", str(folder), "--out", str(tmp_path)]
+    assert main([*command, "--method", "pool", "--budget", "9"]) == 2
+    assert "size_bias" in capsys.readouterr().err
+    assert main([*command, "--method", "fastv", "--budget", "9"]) == 2
+    assert "without stage 1" in capsys.readouterr().err
+    plan = Plan(Stage1(build("uniform"), 18), [Cut(2, build("uniform"), 6)])
+    plan.save(tmp_path / "plan")
+    assert main([*command, "--plan", str(tmp_path / "plan"), "--plain"]) == 2
+    assert "--plain: goes with --method" in capsys.readouterr().err
+    assert main([*command, "--plan", str(tmp_path / "plan")]) == 0
+    assert "left out: cut at layer 2" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""Pruned `generate` is the full cacheless recompute with masked keys, on every host."""
+
+from typing import Any
+
+import pytest
+import torch
+from hosts import FAMILIES, IMAGE, TinyHost, shared
+from oracle import ByContent, truth
+from torch import Tensor
+
+from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.removal import pruning
+
+NEW = 3
+STAGES = ("1", "2", "both")
+BATCHES = ("one", "padded", "ragged")
+
+
+def make_plan(stages: str, *, folds: bool = False, **options: Any) -> Plan:
+    stage1 = Stage1(ByContent(folds=folds, seed=1), ratio=0.625)
+    cuts = [Cut(1, ByContent(seed=2), ratio=0.375), Cut(3, ByContent(seed=3), ratio=0.125)]
+    return Plan(
+        stage1 if stages in ("1", "both") else None,
+        cuts if stages in ("2", "both") else [],
+        **options,
+    )
+
+
+def rows_of(kind: str, family: str) -> list[list[Any]]:
+    small, large = ((2, 4), (4, 6)) if family == "qwen" else (IMAGE, IMAGE)
+    return {
+        "one": [[3, IMAGE, 5]],
+        "padded": [[3, IMAGE, 8], [2, IMAGE, 3]],
+        "ragged": [[3, small, 2, large, 3], [2, small, 9], [4, large, 2]],
+    }[kind]
+
+
+def generate(host: TinyHost, inputs: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor]:
+    """New tokens, and the logits of each: (batch, new, vocabulary)."""
+    output = host.model.generate(
+        **inputs,
+        max_new_tokens=NEW,
+        min_new_tokens=NEW,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **options,
+    )
+    return output.sequences[:, -NEW:], torch.stack(output.logits, dim=1)
+
+
+def row(host: TinyHost, rows: list[list[Any]], number: int) -> dict[str, Any]:
+    """One row of a batch alone, without padding."""
+    inputs = host.batch(rows)
+    before = [segment for row in rows[:number] for segment in row if not isinstance(segment, int)]
+    own = [segment for segment in rows[number] if not isinstance(segment, int)]
+    real = inputs["attention_mask"][number].bool()
+    alone = {name: inputs[name][number : number + 1, real] for name in ("input_ids",)}
+    pixels = inputs["pixel_values"]
+    if host.family == "smolvlm":
+        alone["pixel_values"] = pixels[number : number + 1, : len(own)]
+    elif host.family == "qwen":
+        start = 4 * sum(map(host.tokens, before))
+        alone["pixel_values"] = pixels[start : start + 4 * sum(map(host.tokens, own))]
+        alone["image_grid_thw"] = inputs["image_grid_thw"][len(before) : len(before) + len(own)]
+    else:
+        alone["pixel_values"] = pixels[len(before) : len(before) + len(own)]
+    return alone
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    assert (found - expected).abs().max() < 5e-4
+    assert torch.equal(found.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_equals_recompute(family: str, attention: str, kind: str, stages: str) -> None:
+    host, rows = shared(family, attention), rows_of(kind, family)
+    plan, inputs = make_plan(stages), host.batch(rows)
+    with pruning(host.model, plan) as trace:
+        tokens, logits = generate(host, inputs)
+    _, unpruned = generate(host, inputs)
+    assert (logits[:, 0] - unpruned[:, 0]).abs().max() > 1e-2
+    for number in range(len(rows)):
+        alone = row(host, rows, number)
+        expected = truth(host, plan, alone, tokens[number, :-1])
+        assert_same(logits[number], expected.logits[-NEW:])
+        left = trace.num_columns - alone["input_ids"].shape[1]
+        for layer, kept in enumerate(expected.kept):
+            found = [column for column in trace.columns[layer][number].tolist() if column >= left]
+            assert [column - left for column in found] == kept

@@ -1,0 +1,253 @@
+"""Other ways through a host: folding, reindexed positions, beams, turns, no cache, forward."""
+
+from typing import Any
+
+import pytest
+import torch
+from hosts import FAMILIES, IMAGE, NUM_LAYERS, shared
+from oracle import ByContent, truth
+from test_integration import NEW, assert_same, generate, make_plan, row, rows_of
+
+from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.removal import pruning
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_folded_tokens_weigh_by_their_size(family: str, attention: str) -> None:
+    host, rows = shared(family, attention), rows_of("ragged", family)
+    inputs = host.batch(rows)
+    plan = make_plan("both", folds=True)
+    with pruning(host.model, plan):
+        tokens, logits = generate(host, inputs)
+    with pruning(host.model, make_plan("both", folds=True, size_bias=False)):
+        _, unweighted = generate(host, inputs)
+    assert (logits - unweighted).abs().max() > 1e-3
+    for number in range(len(rows)):
+        expected = truth(host, plan, row(host, rows, number), tokens[number, :-1])
+        assert_same(logits[number], expected.logits[-NEW:])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_folding_inside(attention: str) -> None:
+    host, rows = shared("llava", attention), rows_of("ragged", "llava")
+    plan = Plan(None, [Cut(1, ByContent(folds=True), ratio=0.5), Cut(2, ByContent(), ratio=0.25)])
+    with pruning(host.model, plan):
+        tokens, logits = generate(host, host.batch(rows))
+    for number in range(len(rows)):
+        expected = truth(host, plan, row(host, rows, number), tokens[number, :-1])
+        assert_same(logits[number], expected.logits[-NEW:])
+
+
+@pytest.mark.parametrize("stages", ["1", "both"])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "qwen"])
+def test_positions_closed_up(family: str, stages: str) -> None:
+    host, rows = shared(family), rows_of("ragged", family)
+    plan, inputs = make_plan(stages, positions="reindex"), host.batch(rows)
+    with pruning(host.model, plan):
+        tokens, logits = generate(host, inputs)
+    with pruning(host.model, make_plan(stages)):
+        _, original = generate(host, inputs)
+    assert (logits - original).abs().max() > 1e-2
+    for number in range(len(rows)):
+        expected = truth(host, plan, row(host, rows, number), tokens[number, :-1])
+        assert_same(logits[number], expected.logits[-NEW:])
+
+
+@pytest.mark.parametrize("kind", ["padded", "ragged"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_beams(family: str, kind: str) -> None:
+    host, rows = shared(family), rows_of(kind, family)
+    plan, inputs = make_plan("both", folds=True), host.batch(rows)
+    with pruning(host.model, plan):
+        output = host.model.generate(
+            **inputs,
+            max_new_tokens=NEW,
+            min_new_tokens=NEW,
+            num_beams=3,
+            length_penalty=0.0,
+            do_sample=False,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+    for number in range(len(rows)):
+        tokens = output.sequences[number, -NEW:]
+        logits = truth(host, plan, row(host, rows, number), tokens[:-1]).logits[-NEW:]
+        likelihood = logits.log_softmax(-1).gather(-1, tokens[:, None]).sum()
+        assert abs(likelihood - output.sequences_scores[number]) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["one", "padded", "ragged"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_second_turn(family: str, kind: str) -> None:
+    host, rows = shared(family), rows_of(kind, family)
+    plan, inputs = make_plan("both", folds=True), host.batch(rows)
+    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    with pruning(host.model, plan) as trace:
+        first = host.model.generate(**inputs, **options)
+        lengths = trace.lengths
+        said = first.sequences
+        more = torch.randint(5, 55, (len(rows), 4))
+        ids = torch.cat([said, more], dim=1)
+        extra = torch.ones(len(rows), ids.shape[1] - inputs["input_ids"].shape[1])
+        mask = torch.cat([inputs["attention_mask"], extra.long()], dim=1)
+        second = host.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            past_key_values=first.past_key_values,
+            **options,
+        )
+        assert trace.lengths == lengths, "dropped tokens stay dropped"
+    tokens, logits = second.sequences[:, -NEW:], torch.stack(second.logits, dim=1)
+    for number in range(len(rows)):
+        answer = torch.cat([said[number, -NEW:], more[number], tokens[number, :-1]])
+        expected = truth(host, plan, row(host, rows, number), answer)
+        assert_same(logits[number], expected.logits[-NEW:])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_cache(family: str) -> None:
+    host, inputs = shared(family), shared(family).batch(rows_of("ragged", family))
+    plan = make_plan("both")
+    with pruning(host.model, plan):
+        tokens, logits = generate(host, inputs)
+        same, recomputed = generate(host, inputs, use_cache=False)
+    assert torch.equal(tokens, same)
+    assert_same(recomputed, logits)
+
+
+@pytest.mark.parametrize("stages", ["1", "2", "both"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_forward_and_a_loop_by_hand(family: str, stages: str) -> None:
+    """Without mask, positions or `generate`: what the host would assume must still hold."""
+    host = shared(family)
+    inputs = host.batch([[3, IMAGE, 5]])
+    del inputs["attention_mask"]
+    plan = make_plan(stages)
+    with pruning(host.model, plan) as trace, torch.no_grad():
+        uncached = host.model(**inputs, use_cache=False)
+        output = host.model(**inputs, use_cache=True)
+        assert output.logits.shape[1] == trace.lengths[-1]
+        logits, tokens = [output.logits[:, -1]], [output.logits[:, -1].argmax(-1)]
+        for _ in range(2):
+            output = host.model(
+                input_ids=tokens[-1][:, None], past_key_values=output.past_key_values
+            )
+            logits.append(output.logits[:, -1])
+            tokens.append(output.logits[:, -1].argmax(-1))
+        two = host.model(  # several tokens onto a filled cache
+            input_ids=torch.tensor([[7, 9]]), past_key_values=output.past_key_values
+        ).logits
+    alone = row(host, [[3, IMAGE, 5]], 0)
+    answer = torch.cat([*tokens[:2], torch.tensor([7, 9])])
+    expected = truth(host, plan, alone, answer).logits
+    assert_same(torch.cat(logits), expected[-5:-2])
+    assert_same(two[0], expected[-2:])
+    assert_same(uncached.logits[0, -1], expected[-5])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cache_lengths_and_counts(family: str) -> None:
+    host = shared(family)
+    inputs = host.batch([[3, IMAGE, 5], [2, IMAGE, 6]])
+    plan = make_plan("both")
+    counts = plan.counts((host.side, host.side))
+    text = inputs["input_ids"].shape[1] - host.side**2
+    expected = [text + counts[0], text + counts[1], text + counts[1], text + counts[2]]
+    with pruning(host.model, plan) as trace:
+        output = host.model.generate(
+            **inputs, max_new_tokens=3, min_new_tokens=3, return_dict_in_generate=True
+        )
+    assert trace.lengths == expected
+    cached = [output.past_key_values.get_seq_length(layer) for layer in range(NUM_LAYERS)]
+    assert cached == [length + 2 for length in expected]
+    assert [stage.layer for stage in trace.stages] == [0, 1, 3]
+    assert [selection.num_kept.tolist() for selection in trace.selections] == [
+        [count, count] for count in counts
+    ]
+    assert trace.selector_ms > 0
+    # Nested: what a stage keeps was kept by the one before it.
+    for before, after in zip(trace.stages, trace.stages[1:], strict=False):
+        for early, late in zip(before.positions, after.positions, strict=True):
+            assert set(late.tolist()) <= set(early.tolist())
+
+
+def test_batch_mates_do_not_matter() -> None:
+    host, rows = shared("qwen"), rows_of("ragged", "qwen")
+    plan = make_plan("both", folds=True)
+    with pruning(host.model, plan):
+        together = generate(host, host.batch(rows))[1]
+        alone = [generate(host, _with_kinds(row(host, rows, n)))[1][0] for n in range(len(rows))]
+    assert_same(together, torch.stack(alone))
+
+
+def _with_kinds(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {**inputs, "mm_token_type_ids": (inputs["input_ids"] == 60).long()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_do_not_reach_the_question(family: str) -> None:
+    """Teacher forcing: earlier logits and all choices stay when later tokens change."""
+    host = shared(family)
+    inputs = host.batch([[3, IMAGE, 9], [2, IMAGE, 7]])
+    asked = inputs["attention_mask"].bool().clone()
+    asked[:, -4:] = False
+    if family == "paligemma":
+        inputs["token_type_ids"][:, -4:] = 1  # the suffix is causal
+    plan = make_plan("both")
+    with pruning(host.model, plan, asked) as trace, torch.no_grad():
+        logits = host.model(**inputs, use_cache=False).logits
+        chosen = [stage.positions for stage in trace.stages]
+        changed = {**inputs, "input_ids": inputs["input_ids"].clone()}
+        changed["input_ids"][:, -2:] = 11
+        after = host.model(**changed, use_cache=False).logits
+        assert all(
+            torch.equal(old, new.positions) for old, new in zip(chosen, trace.stages, strict=True)
+        )
+    assert torch.equal(logits[:, :-2], after[:, :-2])
+    assert not torch.equal(logits[:, -1], after[:, -1])
+
+
+def test_rows_with_different_numbers_of_images_or_none() -> None:
+    host, rows = shared("smolvlm"), [[3, IMAGE, 2, IMAGE, IMAGE, 2], [6], [4, IMAGE, 3]]
+    inputs, plan = host.batch(rows), make_plan("both")
+    with pruning(host.model, plan) as trace:
+        tokens, logits = generate(host, inputs)
+    assert trace.rows is not None
+    assert trace.rows.tolist() == [0, 0, 0, 2]
+    for number in (0, 2):
+        expected = truth(host, plan, row(host, rows, number), tokens[number, :-1])
+        assert_same(logits[number], expected.logits[-NEW:])
+
+
+def test_nothing_dropped_is_the_host_itself() -> None:
+    for family in FAMILIES:
+        host = shared(family)
+        inputs = host.batch(rows_of("ragged", family))
+        with pruning(host.model, Plan(Stage1(ByContent(), ratio=1.0))):
+            tokens, logits = generate(host, inputs)
+        expected_tokens, expected = generate(host, inputs)
+        assert torch.equal(tokens, expected_tokens)
+        assert (logits - expected).abs().max() < 1e-4
+
+
+def test_repeated_rows_after_the_prompt() -> None:
+    """A cache whose rows were repeated by hand goes on with each row's own columns."""
+    host, rows = shared("llava"), rows_of("ragged", "llava")
+    inputs, plan = host.batch(rows), make_plan("both", folds=True)
+    with pruning(host.model, plan), torch.no_grad():
+        cache = host.model(**inputs, use_cache=True).past_key_values
+        mask = torch.cat([inputs["attention_mask"], torch.ones(3, 1, dtype=torch.long)], 1)
+        cache.batch_repeat_interleave(2)
+        words = torch.tensor([[5], [6], [7], [8], [9], [10]])
+        logits = host.model(
+            input_ids=words,
+            attention_mask=mask.repeat_interleave(2, 0),
+            past_key_values=cache,
+            # The prompt ran without positions, which then count padding too.
+            position_ids=torch.full((6, 1), mask.shape[1] - 1),
+        ).logits
+    for number in range(6):
+        expected = truth(host, plan, row(host, rows, number // 2), words[number])
+        assert_same(logits[number, -1], expected.logits[-1])

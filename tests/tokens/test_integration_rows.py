@@ -1,0 +1,219 @@
+"""Attention rows for those who rank by them, the oracle's view, and plans on disk."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hosts import FAMILIES, IMAGE, TinyHost, shared
+from oracle import ByContent
+from test_integration import generate, rows_of
+from torch import Tensor
+
+from eligo import tokens
+from eligo.errors import InputError
+from eligo.tokens.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.removal import pruning
+
+
+def weights_of(host: TinyHost, module: Any, inputs: dict[str, Any]) -> list[Tensor]:
+    """What eager attention computed anyway."""
+    caught: list[Tensor] = []
+    handle = module.register_forward_hook(lambda _m, _a, out: caught.append(out[1]))
+    with torch.no_grad():
+        host.model(**inputs, use_cache=False)
+    handle.remove()
+    return caught
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_words_row(family: str) -> None:
+    """Layer 1's attention from the last question word, mean over heads, at the vision tokens."""
+    rows = [[3, IMAGE, 5], [2, IMAGE, 6]]
+    inputs = shared(family).batch(rows)
+    weights = weights_of(
+        shared(family, "eager"), shared(family, "eager").text.layers[1].self_attn, inputs
+    )[0]
+    asked = inputs["attention_mask"].bool()
+    asked[1, -2:] = False
+    for attention in ("sdpa", "eager"):
+        host, reducer = shared(family, attention), ByContent(needs=("attention_row",))
+        plan = Plan(None, [Cut(2, reducer, 4)])
+        with pruning(host.model, plan, asked), torch.no_grad():
+            host.model(**inputs, use_cache=False)
+        found = reducer.seen[0].attention_row
+        assert found is not None
+        for number, last in ((0, -1), (1, -3)):
+            start = 3 if number == 0 else 2
+            expected = weights[number, :, last].mean(0)[start : start + 16]
+            assert torch.allclose(found[number], expected, atol=1e-5)
+        reducer.seen.clear()
+        with pruning(host.model, Plan(Stage1(ByContent(folds=True), 8), plan.cuts)):
+            _, logits = generate(host, host.batch(rows_of("ragged", family)))
+            _, again = generate(host, host.batch(rows_of("ragged", family)), use_cache=False)
+        assert torch.allclose(logits, again, atol=5e-4)
+
+
+@pytest.mark.parametrize("family", ["llava", "internvl", "paligemma", "smolvlm"])
+def test_the_towers_row(family: str) -> None:
+    """[CLS] looks at patches, or patches are looked at; a token is the mean of its patches."""
+    eager = shared(family, "eager")
+    inputs = eager.batch([[3, IMAGE, 5], [2, IMAGE, 6]])
+    core = eager.model.model
+    attention = {
+        "llava": lambda: core.vision_tower.encoder.layers[0].self_attn,
+        "paligemma": lambda: core.vision_tower.encoder.layers[-1].self_attn,
+        "smolvlm": lambda: core.vision_model.encoder.layers[-1].self_attn,
+        "internvl": lambda: core.vision_tower.encoder.layer[-1].attention,
+    }
+    try:
+        module = attention[family]()
+    except AttributeError:  # older transformers
+        module = core.vision_tower.vision_model.encoder.layers[0 if family == "llava" else -1]
+        module = module.self_attn
+    weights = weights_of(eager, module, inputs)[0].mean(1)  # (images, queries, keys)
+    if family in ("llava", "internvl"):
+        rows = weights[:, 0, 1:]
+    else:
+        rows = weights.mean(1)
+    if family in ("internvl", "smolvlm"):
+        squares = rows.reshape(2, 4, 2, 4, 2)
+        rows = squares.mean((2, 4)).flatten(1)
+    for attention_name in ("sdpa", "eager"):
+        host, reducer = shared(family, attention_name), ByContent(needs=("cls_row",))
+        with pruning(host.model, Plan(Stage1(reducer, 4))), torch.no_grad():
+            host.model(**inputs, use_cache=False)
+        found = reducer.seen[0].cls_row
+        assert found is not None
+        assert torch.allclose(found, rows, atol=1e-5)
+
+
+def test_the_towers_row_where_windows_shuffle_patches() -> None:
+    """Qwen2.5-VL: against attention recomputed from the last block's input, patch by patch."""
+    host, reducer = shared("qwen"), ByContent(needs=("cls_row",))
+    inputs = host.batch([[3, (4, 6), 5], [2, (2, 4), 6]])
+    tower = host.model.model.visual
+    block, seen = tower.blocks[-1].attn, {}
+
+    def look(_module: Any, args: Any, kwargs: Any) -> None:
+        seen.update(hidden=args[0], **kwargs)
+
+    handle = block.register_forward_pre_hook(look, with_kwargs=True)
+    with pruning(host.model, Plan(Stage1(reducer, 4))), torch.no_grad():
+        host.model(**inputs, use_cache=False)
+    handle.remove()
+    # The window order of tokens: where a marked token of the tower's input ends up.
+    order: list[int] = []
+    handle = tower.blocks[0].register_forward_pre_hook(
+        lambda _m, a: order.extend(a[0][::4, 0].tolist())
+    )
+    marks = torch.arange(32.0).repeat_interleave(4)[:, None].expand(-1, 16)
+    embed = tower.patch_embed.register_forward_hook(lambda _m, _a, _out: marks)
+    with torch.no_grad():
+        tower(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
+    handle.remove()
+    embed.remove()
+    with torch.no_grad():
+        qkv = block.qkv(seen["hidden"]).reshape(128, 3, 2, 8).permute(1, 2, 0, 3)
+    cos, sin = (table[None] for table in seen["position_embeddings"])
+
+    def rotate(x: Tensor) -> Tensor:
+        return x * cos + torch.cat([-x[..., 4:], x[..., :4]], -1) * sin
+
+    expected = torch.zeros(32)
+    for start, stop in ((0, 96), (96, 128)):
+        q, k = rotate(qkv[0])[:, start:stop], rotate(qkv[1])[:, start:stop]
+        received = (q @ k.transpose(1, 2) * 8**-0.5).softmax(-1).mean((0, 1))
+        for token, value in enumerate(received.reshape(-1, 4).mean(1)):
+            expected[int(order[start // 4 + token])] = value
+    found = reducer.seen[0].cls_row
+    assert found is not None
+    assert torch.allclose(torch.cat([found[0, :24], found[1, :8]]), expected, atol=1e-5)
+
+
+def test_the_scene_follows_its_tokens() -> None:
+    class Shown(ByContent):
+        def select(self, context: Any, budget: Tensor) -> Any:
+            assert context.scene is not None
+            self.seen.append(context)
+            return super().select(context, budget)
+
+    host, inside = shared("llava"), Shown()
+    scene = torch.zeros(3, 16, dtype=torch.bool)
+    scene[0, 5], scene[1, 9], scene[2, 2] = True, True, True
+    plan = Plan(Stage1(Shown(), 8), [Cut(1, inside, 4)])
+    inputs = host.batch([[2, IMAGE, 1, IMAGE, 3], [4, IMAGE, 2]])
+    with pruning(host.model, plan, scene=scene), torch.no_grad():
+        host.model(**inputs)
+    context = inside.seen[0]
+    for image in range(3):
+        for place, position in enumerate(context.positions[image].tolist()):
+            assert context.scene[image, place] == scene[image, position]
+
+
+def test_plans_are_saved_with_their_parts(tmp_path: Path) -> None:
+    host = shared("llava")
+    heads = LayerPruners(PrunersShape(layers=(1, 3), width=32, dim=16))
+    merger = TokenMerger(MergerShape(width=16, dim=16))
+    plan = Plan(
+        Stage1(merger, ratio=0.5), [Cut(1, heads[1], 6), Cut(3, heads[3], 2)], size_bias=False
+    )
+    plan.save(tmp_path / "plan")
+    loaded = Plan.load(tmp_path / "plan")
+    inputs = host.batch(rows_of("ragged", "llava"))
+    found = []
+    for one in (plan, loaded):
+        with pruning(host.model, one):
+            found.append(generate(host, inputs)[1])
+    assert torch.equal(*found)
+    assert loaded.counts((4, 4)) == (8, 6, 2)
+    assert loaded.size_bias is False
+    simple = Plan(Stage1(tokens.METHODS["tome"](rounds=2), 8), positions="reindex")  # pyright: ignore
+    simple.save(tmp_path / "simple")
+    assert Plan.load(tmp_path / "simple") == simple
+    own = Plan(None, [Cut(0.5, ByContent(), 3)])
+    own.save(tmp_path / "own")
+    with pytest.raises(InputError, match="content"):
+        Plan.load(tmp_path / "own")
+    assert Plan.load(tmp_path / "own", {"content": ByContent}).cuts[0].layer == 0.5
+
+
+def test_bad_plan_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no plan\.json"):
+        Plan.load(tmp_path)
+    path = tmp_path / "plan.json"
+    path.write_text("{")
+    with pytest.raises(InputError, match="not valid JSON"):
+        Plan.load(tmp_path)
+    path.write_text(json.dumps({"format": "other"}))
+    with pytest.raises(InputError, match="got format 'other'"):
+        Plan.load(tmp_path)
+    path.write_text(json.dumps({"format": "eligo.plan.v1"}))
+    with pytest.raises(InputError, match="'stage1'"):
+        Plan.load(tmp_path)
+
+
+def test_public_names() -> None:
+    for name in tokens.__all__:
+        assert getattr(tokens, name) is not None
+    assert tokens.pruning is pruning
+    with pytest.raises(AttributeError, match="no attribute 'prune'"):
+        tokens.prune  # noqa: B018
+
+
+def test_the_shipped_model() -> None:
+    """576 tokens through the weights that come with the package."""
+    from eligo.scenes import load_vlm
+
+    model, processor = load_vlm()
+    del processor
+    ids = torch.randint(10, 60, (1, 600))
+    ids[:, 3:579] = 4
+    inputs = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 336, 336)}
+    plan = Plan(Stage1(ByContent(), 288), [Cut(1 / 4, ByContent(), 150)])
+    with pruning(model, plan) as trace, torch.no_grad():
+        output = model(**inputs)
+    assert trace.lengths == [24 + 288] * 3 + [24 + 150] * 9
+    assert output.logits.shape[1] == 24 + 150

@@ -1,0 +1,376 @@
+"""Training in a random narrow LLaVA: 16 vision tokens, 6 layers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from eligo.cli import main
+from eligo.config import load_config
+from eligo.scenes.config import SceneConfig
+from eligo.scenes.export import ExportConfig, export_scenes
+from eligo.tokens.batch import shared_images
+from eligo.tokens.config import TokensTrainConfig
+from eligo.tokens.cost import count_cost
+from eligo.tokens.modules import LayerPruners, TokenMerger
+from eligo.tokens.objective import (
+    adversarial_losses,
+    answer_mask,
+    hidden_loss,
+    kl_loss,
+    observe,
+    right_answers,
+    task_loss,
+    text_mask,
+)
+from eligo.tokens.plan import Plan
+from eligo.tokens.removal import pruning
+from eligo.tokens.shapes import LLAVA_7B
+from eligo.tokens.train import TokensTask
+from eligo.train import Progress, fit, run_search
+from eligo.train.search import SearchConfig
+
+CPU = torch.device("cpu")
+TINY = {
+    "host.random": {"image_size": 56, "layers": 6, "width": 32, "vision_width": 24},
+    "data.scenes.height": 56,
+    "data.scenes.width": 56,
+    "data.validation": 4,
+    "data.questions_per_image": 2,
+    "train.total_steps": 4,
+    "train.batch_size": 4,
+    "train.evaluate_every": 2,
+    "train.checkpoint_every": 2,
+    "train.log_every": 1,
+    "merger": {"kind": "question_aware", "budget": 9, "dim": 8, "num_heads": 2},
+    "pruners": {"layers": [1, 3], "budgets": [6, 3], "dim": 8, "num_heads": 2},
+    "discriminator.dim": 8,
+}
+
+
+def tiny(out: Path | None = None, **changes: Any) -> TokensTrainConfig:
+    named = {key.replace("__", "."): value for key, value in changes.items()}
+    place = {} if out is None else {"train.out": out}
+    return load_config(TokensTrainConfig, None, TINY | place | named)
+
+
+def make(**changes: Any) -> TokensTask:
+    """A task whose host and heads say something: random weights of a narrow model hardly do."""
+    task = TokensTask(tiny(**changes))
+    with torch.no_grad():
+        for parameter in task.model.parameters():
+            parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
+    return task
+
+
+def first_batch(task: TokensTask):
+    return next(task.batches(0, 0, 1, CPU))
+
+
+def flat_gradient(module: torch.nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("kind", ["simple", "question_aware"])
+@pytest.mark.parametrize("positions", ["original", "reindex"])
+def test_after_annealing_the_training_form_is_the_hard_gather(kind, positions):
+    task = make(merger__kind=kind, positions=positions)
+    batch = first_batch(task)
+    with torch.no_grad():
+        soft, _ = task.observe_pruned(batch, task.relaxation(1.0, training=False))
+        hard = observe(
+            task.model, task.watched, batch, pruning(task.model, task.plan, batch.question_mask)
+        )
+        whole = task.observe_whole(batch)
+    mask = text_mask(batch)
+    scale = whole.logits.abs().max()
+    assert (soft.logits - hard.logits).abs().max() < 1e-3 * max(1.0, scale)
+    assert (soft.states - hard.states)[:, mask].abs().max() < 1e-3 * hard.states.abs().max()
+    assert (whole.logits - hard.logits).abs().max() > 1e-2
+
+
+def test_every_parameter_learns_from_the_objective():
+    for objective in ("distill", "adversarial"):
+        task = make(objective=objective)
+        batch = first_batch(task)
+        output = task.step(batch, Progress(0, 4))
+        torch.stack(list(output.losses.values())).sum().backward()
+        for name, module in task.modules.items():
+            for path, parameter in module.named_parameters():
+                assert parameter.grad is not None, (name, path)
+                assert parameter.grad.isfinite().all(), (name, path)
+            sizes = {n: p.grad.abs().max().item() for n, p in module.named_parameters()}
+            largest = max(sizes.values())
+            # Shifting all scores is cancelled by top-k; sparsity alone moves these.
+            weak = [n for n, size in sizes.items() if size <= 1e-5 * largest]
+            cancelled = [n for n in sizes if n.startswith("heads.") and n.endswith("mlp.2.bias")]
+            assert set(weak) <= set(cancelled), (objective, name, weak)
+        assert all(p.grad is None for p in task.model.parameters())
+
+
+def test_every_loss_teaches_both_stages():
+    task = make(objective="adversarial")
+    batch = first_batch(task)
+    for name in ("task", "kl", "hidden", "adversarial", "sparsity"):
+        for module in task.modules.values():
+            module.zero_grad()
+        student, relaxer = task.observe_pruned(batch, task.relaxation(0.2, training=True))
+        teacher = task.observe_whole(batch)
+        loss = {
+            "task": lambda s=student: task_loss(s, batch),
+            "kl": lambda s=student, t=teacher: kl_loss(s, t, batch),
+            "hidden": lambda s=student, t=teacher: hidden_loss(s, t, batch),
+            "adversarial": lambda s=student, t=teacher: adversarial_losses(
+                task.discriminator, s, t, batch
+            )[0]["adversarial"],
+            "sparsity": lambda r=relaxer: r.sparsity(),
+        }[name]()
+        loss.backward()
+        for part in (task.merger, task.pruners):
+            gradient = flat_gradient(part)
+            assert gradient.isfinite().all(), name
+            assert gradient.abs().max() > 0, name
+        assert all(p.grad is None for p in task.discriminator.parameters()), name
+
+
+def test_the_discriminators_losses_teach_it_alone():
+    task = make(objective="adversarial")
+    batch = first_batch(task)
+    student, _ = task.observe_pruned(batch, task.relaxation(0.2, training=True))
+    found, seen = adversarial_losses(task.discriminator, student, task.observe_whole(batch), batch)
+    (found["real"] + found["fake"]).backward()
+    assert flat_gradient(task.discriminator).abs().max() > 0
+    assert all(p.grad is None for p in task.merger.parameters())
+    assert 0 < seen["disc_prob_real"] < 1
+
+
+def test_the_adversarial_pair_differs_only_by_the_pruning():
+    keep_all = {"merger": None, "pruners__budgets": [16, 16]}
+    task = make(objective="adversarial", **keep_all)
+    batch = first_batch(task)
+    student, _ = task.observe_pruned(batch, task.relaxation(1.0, training=False))
+    teacher = task.observe_whole(batch)
+    assert student.states.dtype == teacher.states.dtype
+    assert student.states.shape == teacher.states.shape
+    mask = answer_mask(batch)
+    assert mask.sum() == (batch.labels != -100).sum()
+    torch.testing.assert_close(
+        task.discriminator(student.states, mask), task.discriminator(teacher.states, mask),
+        atol=1e-4, rtol=1e-4,
+    )  # fmt: skip
+
+
+def test_what_is_kept_does_not_know_the_answer():
+    task = make()
+    batch = first_batch(task)
+    other = dict(batch.inputs)
+    said = batch.labels != -100
+    other["input_ids"] = torch.where(said, (other["input_ids"] + 1) % 100, other["input_ids"])
+    changed = type(batch)(**{**vars(batch), "inputs": other})
+    relaxation = task.relaxation(0.3, training=False)
+    with torch.no_grad():
+        _, before = task.observe_pruned(batch, relaxation)
+        _, after = task.observe_pruned(changed, relaxation)
+    assert sorted(before.decisions) == [0, 1, 3]
+    for layer, decision in before.decisions.items():
+        assert torch.equal(decision.scores, after.decisions[layer].scores)
+        assert torch.equal(decision.choice.kept, after.decisions[layer].choice.kept)
+
+
+def test_cuts_are_nested_and_exact():
+    task = make()
+    _, relaxer = task.observe_pruned(first_batch(task), task.relaxation(0.3, training=True))
+    merged, first, last = (relaxer.decisions[layer] for layer in (0, 1, 3))
+    assert merged.choice.kept.sum(-1).tolist() == [9] * 4
+    assert first.choice.kept.sum(-1).tolist() == [6] * 4
+    assert last.choice.kept.sum(-1).tolist() == [3] * 4
+    assert not (last.choice.kept & ~first.choice.kept).any()
+    assert torch.equal(last.mask, first.choice.kept)
+
+
+def test_a_row_does_not_depend_on_its_batch_mates():
+    task = make(data__questions_per_image=1)
+    batch = first_batch(task)
+    relaxation = task.relaxation(0.3, training=False)
+    with torch.no_grad():
+        together, _ = task.observe_pruned(batch, relaxation)
+        alone, _ = task.observe_pruned(batch.rows(slice(2, 3)), relaxation)
+    torch.testing.assert_close(alone.logits[0], together.logits[2], atol=1e-4, rtol=1e-4)
+
+
+def test_rows_of_one_image_share_the_towers_work():
+    task = make()
+    batch = first_batch(task)
+    assert batch.rows_per_image == 2
+    sizes: list[int] = []
+    hook = task.host.tower.register_forward_pre_hook(
+        lambda _m, args: sizes.append(len(args[0])), prepend=False
+    )
+    with torch.no_grad():
+        apart = task.model(**batch.inputs).logits
+        with shared_images(task.host.tower, 2):
+            shared = task.model(**batch.inputs).logits
+    hook.remove()
+    torch.testing.assert_close(apart, shared, atol=1e-4, rtol=1e-4)
+    assert len(task.host.tower._forward_hooks) == 0
+
+
+def test_temperature_falls_and_noise_fades():
+    task = make()
+    steps = [task.relaxation(step / 10, training=True) for step in range(11)]
+    values = [one.temperature for one in steps]
+    assert values == sorted(values, reverse=True)
+    assert (values[0], values[5], values[10]) == (1.0, 0.1, 0.1)
+    assert [one.noise for one in steps] == pytest.approx(values)
+    assert [one.hard for one in steps] == [False] * 5 + [True] * 6
+    assert task.relaxation(0.2, training=False).noise == 0
+
+
+def test_reinitialising_resets_the_optimiser_too():
+    task = make(objective="adversarial", discriminator__reinit_prob=1.0)
+    optimizer = torch.optim.AdamW(task.discriminator.parameters())
+    batch = first_batch(task)
+    output = task.step(batch, Progress(0, 4))
+    torch.stack(list(output.losses.values())).sum().backward()
+    optimizer.step()
+    before = task.discriminator.judge[0].weight.clone()
+    task.after_step(Progress(0, 4), {"discriminator": optimizer})
+    assert not torch.equal(before, task.discriminator.judge[0].weight)
+    state = [value for entry in optimizer.state.values() for value in entry.values()]
+    assert state
+    assert all(value.abs().max() == 0 for value in state)
+    never = make(objective="adversarial", discriminator__reinit_prob=0.0)
+    never.after_step(Progress(0, 4), {})
+
+
+METRICS = {
+    "accuracy_baseline", "accuracy_merge_only", "accuracy_soft", "accuracy_hard",
+    "vision_keep_merge", "vision_keep_layer_1", "vision_keep_layer_3", "vision_keep_mean",
+    "mean_length", "flops_reduction_llm", "flops_reduction_total", "kv_bytes", "temperature",
+    "disc_prob_real", "disc_prob_fake", "avg_original_tokens", "avg_merged_tokens",
+}  # fmt: skip
+
+
+def test_a_run_resumes_to_the_same_weights_and_is_a_plan(tmp_path: Path):
+    changes = {"objective": "adversarial", "discriminator__reinit_prob": 0.5}
+    whole = tiny(tmp_path / "whole", **changes)
+    result = fit(TokensTask(whole), whole.train)
+    assert set(result.best) >= METRICS
+    assert result.best["avg_merged_tokens"] == 9
+
+    parts = tiny(tmp_path / "parts", **changes)
+    half = fit(TokensTask(parts), parts.train, on_evaluate=lambda step, _: step == 2)
+    assert half.ended == "stopped"
+    fit(TokensTask(parts), parts.train, resume=True)
+    for name in ("token_merger", "layer_pruners", "discriminator"):
+        one, other = (
+            (tmp_path / run / "tokens" / "last" / f"{name}.safetensors").read_bytes()
+            for run in ("whole", "parts")
+        )
+        assert one == other, name
+
+    folder = result.folder
+    plan = Plan.load(folder)
+    assert isinstance(plan.stage1.reducer, TokenMerger)
+    assert plan.counts((4, 4)) == (9, 6, 3)
+    again = LayerPruners.from_pretrained(folder)
+    assert again.shape.layers == (1, 3)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    logged = {key for line in lines for key in line}
+    assert {"loss/task", "loss/adversarial", "loss/real", "loss/fake", "temperature"} <= logged
+
+
+def test_guide_yaml_prints_its_saving_and_trains(tmp_path: Path):
+    config = load_config(TokensTrainConfig, "tokens/guide")
+    cost = count_cost(LLAVA_7B, config.schedule(576, 32, 100))
+    assert f"{cost.reduction_llm:.1%}" == "54.9%"
+    assert cost.schedule.lengths[::10] == (388, 300, 250, 250)
+    assert any("layer 31" in note for note in cost.warnings())
+    small = config.smoke().replace({"train.out": tmp_path, "train.total_steps": 1})
+    assert small.host.random.layers == 32
+    task = TokensTask(small)
+    assert task.discriminator is not None
+    lines = "\n".join(task.describe())
+    assert "576 > 288" in lines
+    assert "200 at layer 10, 150 at layer 20, 100 at layer 31" in lines
+    batch = first_batch(task)
+    output = task.step(batch.rows(slice(0, 1)), Progress(0, 1))
+    assert {"task", "adversarial", "sparsity", "real", "fake"} == set(output.losses)
+    torch.stack(list(output.losses.values())).sum().backward()
+    assert flat_gradient(task.pruners).isfinite().all()
+
+
+@pytest.fixture(scope="module")
+def vqa_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("vqa") / "scenes"
+    world = SceneConfig(height=56, width=56)
+    export_scenes(
+        ExportConfig(format="vqa", scenes=world, train=4, validation=2, test=0, questions=2), folder
+    )
+    return folder
+
+
+def test_trains_on_a_vqa_folder(vqa_folder: Path, tmp_path: Path, capsys):
+    data = {"kind": "vqa", "folder": str(vqa_folder), "validation": 3}
+    tree = {key: value for key, value in TINY.items() if not key.startswith("data")}
+    config = load_config(TokensTrainConfig, {"data": data}, tree | {"train.out": tmp_path})
+    task = TokensTask(config)
+    batch = first_batch(task)
+    assert batch.inputs["input_ids"].shape[0] == 4
+    assert (batch.labels[:, -1] == 2).all()
+    assert not (batch.question_mask & (batch.labels != -100)).any()
+    result = fit(task, config.train)
+    assert "accuracy_hard" in result.best
+    code = main(
+        ["tokens", "evaluate", str(result.folder), "--split", "validation", "--questions", "2",
+         "--device", "cpu", "--json"]
+    )  # fmt: skip
+    assert code == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[-1]["family"] == "all"
+    assert rows[-1]["asked"] == 2
+
+
+def test_epochs_count_steps(vqa_folder: Path):
+    assert tiny(epochs=1, data__examples=10).train.total_steps == 3
+    lines = {"kind": "vqa", "folder": str(vqa_folder)}
+    tree = {key: value for key, value in TINY.items() if not key.startswith("data")}
+    config = load_config(TokensTrainConfig, {"data": lines, "epochs": 2}, tree)
+    from eligo.tokens.train import with_counted_steps
+
+    counted = with_counted_steps(config)
+    assert counted.train.total_steps >= 3
+    TokensTask(counted)
+
+
+def test_search_runs_on_the_same_loop(tmp_path: Path):
+    config = tiny(tmp_path, train__total_steps=1, train__monitor="accuracy_hard")
+    space = {"optim.merger.lr": {"low": 1e-4, "high": 1e-3, "log": True}, "losses.hidden": [0, 1]}
+    result = run_search(config, SearchConfig(trials=2, space=space))
+    assert result.num_trials == 2
+    assert load_config(TokensTrainConfig, result.best_config).merger.budget == 9
+
+
+def test_only_one_stage_can_be_trained():
+    for changes in ({"merger": None}, {"pruners": None}):
+        task = make(**changes)
+        output = task.step(first_batch(task), Progress(0, 4))
+        torch.stack(list(output.losses.values())).sum().backward()
+        assert len(task.modules) == 1
+        assert flat_gradient(next(iter(task.modules.values()))).abs().max() > 0
+
+
+def test_right_answers_are_what_greedy_decoding_says():
+    task = make()
+    batch = first_batch(task)
+    observed = task.observe_whole(batch)
+    wanted = observed.logits.argmax(-1)
+    labels = batch.labels.clone()
+    labels[:, -batch.num_answer :] = wanted
+    assert right_answers(observed, type(batch)(**{**vars(batch), "labels": labels})).all()
+    labels[0, -1] += 1
+    wrong = right_answers(observed, type(batch)(**{**vars(batch), "labels": labels}))
+    assert wrong.tolist() == [False, True, True, True]

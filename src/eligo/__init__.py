@@ -12,7 +12,18 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {"Selection": "eligo.selection"}
-_PACKAGES = ("config", "errors", "losses", "nn", "ops", "report", "scenes", "selection", "train")
+_PACKAGES = (
+    "config",
+    "errors",
+    "losses",
+    "nn",
+    "ops",
+    "patches",
+    "report",
+    "scenes",
+    "selection",
+    "train",
+)
 __all__ = [*_HOME, *_PACKAGES]
 
 

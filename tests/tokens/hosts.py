@@ -4,6 +4,7 @@ Weights are larger than a fresh model's, so that attention is not uniform and ev
 logits are scaled to a largest value of about 10.
 """
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,11 @@ from transformers import (
 IMAGE = "image"
 """A segment of a row of `batch`: an image. A number is so many words."""
 FAMILIES = ("llava", "qwen", "smolvlm", "internvl", "paligemma")
+ENCODES_FIRST = (
+    "mm_encoder_outputs" in inspect.signature(LlavaForConditionalGeneration.forward).parameters
+)
+"""Newer transformers. Older ones repeat pixels for beams, several images of a row in the wrong
+order, and in PaliGemma without a cache count generated tokens to the prefix; pruned or not."""
 NUM_LAYERS = 4
 WIDTH = 32
 VOCABULARY = 64

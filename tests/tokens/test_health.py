@@ -64,9 +64,9 @@ def test_a_temperature_that_is_stuck():
 
 
 def test_running_out_of_memory_says_what_helps():
-    with pytest.raises(EligoError, match=r"out of memory: a step .* lower train\.batch_size"):
-        with memory_guard("a step"):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+    helps = r"out of memory: a step .* lower train\.batch_size"
+    with pytest.raises(EligoError, match=helps), memory_guard("a step"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(ZeroDivisionError), memory_guard("a step"):
         _ = 1 / 0
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from hosts import FAMILIES, IMAGE, TinyHost, shared
-from oracle import ByContent, truth
+from token_truth import ByContent, truth
 from torch import Tensor
 
 from eligo.tokens.plan import Cut, Plan, Stage1

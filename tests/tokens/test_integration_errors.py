@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from hosts import IMAGE, build, shared
-from oracle import ByContent
 from test_integration import make_plan
+from token_truth import ByContent
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 

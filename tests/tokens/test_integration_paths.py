@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from hosts import FAMILIES, IMAGE, NUM_LAYERS, shared
-from oracle import ByContent, truth
+from hosts import ENCODES_FIRST, FAMILIES, IMAGE, NUM_LAYERS, shared
 from test_integration import NEW, assert_same, generate, make_plan, row, rows_of
+from token_truth import ByContent, truth
 
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.removal import pruning
@@ -57,6 +57,8 @@ def test_positions_closed_up(family: str, stages: str) -> None:
 @pytest.mark.parametrize("kind", ["padded", "ragged"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_beams(family: str, kind: str) -> None:
+    if not ENCODES_FIRST and (kind == "ragged" or family == "qwen"):
+        pytest.skip("these transformers get the host itself wrong")
     host, rows = shared(family), rows_of(kind, family)
     plan, inputs = make_plan("both", folds=True), host.batch(rows)
     with pruning(host.model, plan):
@@ -108,6 +110,8 @@ def test_second_turn(family: str, kind: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_cache(family: str) -> None:
+    if not ENCODES_FIRST and family == "paligemma":
+        pytest.skip("these transformers get the host itself wrong")
     host, inputs = shared(family), shared(family).batch(rows_of("ragged", family))
     plan = make_plan("both")
     with pruning(host.model, plan):

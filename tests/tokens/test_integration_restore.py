@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from hosts import FAMILIES, IMAGE, build
-from oracle import ByContent, truth
 from test_integration import NEW, assert_same, generate, make_plan, row, rows_of
+from token_truth import ByContent, truth
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -177,3 +177,18 @@ def test_a_host_of_ones_own() -> None:
         host.model(**inputs)
     assert made
     assert len(trace.stages) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_a_gpu(family: str) -> None:
+    host = build(family)
+    inputs, plan = host.batch(rows_of("ragged", family)), all_needs()
+    with pruning(host.model, plan):
+        _, expected = generate(host, inputs)
+    host.model.cuda()
+    moved = {name: value.cuda() for name, value in inputs.items()}
+    with pruning(host.model, plan) as trace:
+        _, logits = generate(host, moved)
+    assert trace.selector_ms > 0
+    assert torch.allclose(logits.cpu(), expected, atol=5e-3)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from hosts import FAMILIES, IMAGE, TinyHost, shared
-from oracle import ByContent
+from hosts import ENCODES_FIRST, FAMILIES, IMAGE, TinyHost, shared
 from test_integration import generate, rows_of
+from token_truth import ByContent
 from torch import Tensor
 
 from eligo import tokens
@@ -53,7 +53,8 @@ def test_the_last_words_row(family: str) -> None:
         with pruning(host.model, Plan(Stage1(ByContent(folds=True), 8), plan.cuts)):
             _, logits = generate(host, host.batch(rows_of("ragged", family)))
             _, again = generate(host, host.batch(rows_of("ragged", family)), use_cache=False)
-        assert torch.allclose(logits, again, atol=5e-4)
+        if ENCODES_FIRST or family != "paligemma":
+            assert torch.allclose(logits, again, atol=5e-4)
 
 
 @pytest.mark.parametrize("family", ["llava", "internvl", "paligemma", "smolvlm"])
@@ -193,6 +194,24 @@ def test_bad_plan_files(tmp_path: Path) -> None:
     path.write_text(json.dumps({"format": "eligo.plan.v1"}))
     with pytest.raises(InputError, match="'stage1'"):
         Plan.load(tmp_path)
+
+
+def test_features_from_outside_are_refused() -> None:
+    if not ENCODES_FIRST:
+        pytest.skip("these transformers take no features")
+    host = shared("llava")
+    inputs = host.batch([[3, IMAGE, 5]])
+    features = host.model.get_image_features(inputs.pop("pixel_values"), return_dict=True)
+    plan = Plan(Stage1(ByContent(), 8))
+    with pruning(host.model, plan), torch.no_grad():
+        with pytest.raises(InputError, match="outside of this context"):
+            host.model(**inputs, mm_encoder_outputs={"image": features})
+        host.model(**host.batch([[3, IMAGE, 5]]))
+        with pytest.raises(InputError, match="outside of this context"):
+            host.model(**inputs, mm_encoder_outputs={"image": features})
+        generate(host, host.batch([[3, IMAGE, 5]]))
+        with pytest.raises(InputError, match="outside of this context"):
+            host.model(**inputs, mm_encoder_outputs={"image": features})
 
 
 def test_public_names() -> None:

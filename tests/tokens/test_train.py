@@ -1,6 +1,7 @@
 """Training in a random narrow LLaVA: 16 vision tokens, 6 layers."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,49 @@ def test_rows_of_one_image_share_the_towers_work():
     assert len(task.host.tower._forward_hooks) == 0
 
 
+def test_the_whole_model_says_the_same_to_packed_rows():
+    task = make(data__questions_per_image=4, train__batch_size=8)
+    batch = first_batch(task)
+    assert batch.packed.num_rows == 4
+    assert len(batch.packed.inputs["pixel_values"]) == 2
+    with torch.no_grad():
+        apart = observe(task.model, task.watched, batch, nullcontext())
+    packed, mask = task.observe_whole(batch), text_mask(batch)
+    torch.testing.assert_close(packed.states[:, mask], apart.states[:, mask], atol=1e-3, rtol=1e-3)
+    said = batch.labels[:, -3:] != -100
+    torch.testing.assert_close(packed.logits[said], apart.logits[said], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        hidden_loss(packed, apart, batch), torch.zeros(()), atol=1e-6, rtol=0
+    )
+
+
+def test_training_brings_the_hard_form_closer_to_the_whole_model():
+    task = make(merger__budget=8, pruners__budgets=[4, 2], train__batch_size=16, train__seed=1)
+    batches = task.batches(0, 0, 1, CPU)
+    unseen = [next(task.batches(1000 + step, 0, 1, CPU)) for step in range(3)]
+
+    def distance() -> float:
+        total = 0.0
+        for batch in unseen:
+            context = pruning(task.model, task.plan, batch.question_mask)
+            with torch.no_grad():
+                hard = observe(task.model, task.watched, batch, context)
+                total += hidden_loss(hard, task.observe_whole(batch), batch).item()
+        return total
+
+    parts = list(task.modules.values())
+    optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters()], lr=5e-3)
+    before, steps = distance(), 50
+    for step in range(steps):
+        losses = task.step(next(batches), Progress(step, steps)).losses
+        optimizer.zero_grad()
+        (losses["hidden"] + losses["kl"]).backward()
+        for part in parts:
+            torch.nn.utils.clip_grad_norm_(part.parameters(), 1.0)
+        optimizer.step()
+    assert distance() < 0.8 * before
+
+
 def test_temperature_falls_and_noise_fades():
     task = make()
     steps = [task.relaxation(step / 10, training=True) for step in range(11)]
@@ -283,15 +327,16 @@ def test_a_run_resumes_to_the_same_weights_and_is_a_plan(tmp_path: Path):
     assert {"loss/task", "loss/adversarial", "loss/real", "loss/fake", "temperature"} <= logged
 
 
-def test_guide_yaml_prints_its_saving_and_trains(tmp_path: Path):
+def test_guide_yaml_prints_its_saving_and_trains():
     config = load_config(TokensTrainConfig, "tokens/guide")
     cost = count_cost(LLAVA_7B, config.schedule(576, 32, 100))
     assert f"{cost.reduction_llm:.1%}" == "54.9%"
     assert cost.schedule.lengths[::10] == (388, 300, 250, 250)
     assert any("layer 31" in note for note in cost.warnings())
-    small = config.smoke().replace({"train.out": tmp_path, "train.total_steps": 1})
-    assert small.host.random.layers == 32
-    task = TokensTask(small)
+    narrow = {"image_size": 336, "layers": 32, "width": 16, "vision_width": 16, "heads": 1}
+    task = TokensTask(
+        config.replace({"host.model": None, "host.dtype": "float32", "host.random": narrow})
+    )
     assert task.discriminator is not None
     lines = "\n".join(task.describe())
     assert "576 > 288" in lines

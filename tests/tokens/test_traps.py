@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 from hosts import FAMILIES, IMAGE, build, shared
-from oracle import ByContent, truth
 from test_integration import NEW, assert_same, generate, make_plan, row, rows_of
+from token_truth import ByContent, truth
 
 from eligo.errors import EligoError, InputError
 from eligo.tokens.layout import (

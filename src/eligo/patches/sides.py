@@ -39,7 +39,8 @@ class Words:
     def directions(self) -> Float[Tensor, "texts dim"]:
         """`unit(mean of raw valid words)` of each text, without gradient."""
         with torch.no_grad():
-            return unit(ops.masked_mean(wide(self.vectors), self.mask))
+            total = torch.where(self.mask.unsqueeze(-1), wide(self.vectors), 0.0).sum(1)
+            return unit(total / self.lengths.unsqueeze(-1))
 
     def packed(self) -> "Words":
         """Real words moved to the front, padding replaced by each text's first word.

@@ -17,6 +17,20 @@ from eligo.tokens.data import IGNORED, TokenBatch
 
 
 @dataclass(frozen=True)
+class Packed:
+    """Rows of one image behind that image, once: each sees it and itself, never another row.
+
+    For the whole model, which chooses nothing, this is the same as the rows apart, and cheaper.
+    """
+
+    inputs: dict[str, Tensor]
+    num_rows: int
+    """Rows behind each image."""
+    columns: Int64[Tensor, " columns"]
+    """Where their answers are predicted, row after row."""
+
+
+@dataclass(frozen=True)
 class HostBatch:
     """What a host takes, and what is needed to judge what it says."""
 
@@ -33,24 +47,29 @@ class HostBatch:
     """Tokens of the longest answer, with the end of text."""
     rows_per_image: int = 1
     """Neighbouring rows that show the same image."""
-
-    def as_floats_of(self, model: nn.Module) -> dict[str, Tensor]:
-        """The inputs, with pixels in the model's own dtype."""
-        dtype = next(model.parameters()).dtype
-        return {
-            name: value.to(dtype) if value.is_floating_point() else value
-            for name, value in self.inputs.items()
-        }
+    packed: Packed | None = None
+    """The same rows for the whole model."""
 
     def rows(self, rows: slice) -> "HostBatch":
-        """Some of the rows."""
+        """Some of the rows, each with its own image."""
         return replace(
             self,
+            rows_per_image=1,
+            packed=None,
             inputs={name: value[rows] for name, value in self.inputs.items()},
             question_mask=self.question_mask[rows],
             labels=self.labels[rows],
             after_image=self.after_image[rows],
         )
+
+
+def floats_of(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Inputs with pixels in the model's own dtype."""
+    dtype = next(model.parameters()).dtype
+    return {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
 
 
 def host_batch(batch: TokenBatch, image_token_id: int) -> HostBatch:

@@ -238,20 +238,19 @@ class TokensTrainConfig(Config):
         return TokensTask(self)
 
     def smoke(self) -> "TokensTrainConfig":
-        """The same run on a random narrow host of the depth that the cuts need."""
+        """The same run on 16 vision tokens, in a random narrow host as deep as the cuts need."""
         layers = max((5, *((self.pruners and self.pruners.layers) or ()))) + 1
-        counted = (self.merger and self.merger.budget) or (self.pruners and self.pruners.budgets)
-        size = 336 if counted else 56
+        world = {"kind": "scenes", "scenes": {"height": 56, "width": 56}, "questions_per_image": 1}
         changes: dict[str, Any] = {
             "train.total_steps": 2, "train.batch_size": 2, "train.evaluate_every": 2,
             "train.checkpoint_every": 2, "train.precision": "no", "epochs": None,
             "train.gradient_accumulation": 1, "host.model": None, "host.dtype": "float32",
-            "host.random": RandomHostConfig(image_size=size, layers=layers).model_dump(),
-            "data.validation": 2, "discriminator.dim": 8,
+            "host.random": RandomHostConfig(image_size=56, layers=layers).model_dump(),
+            "data": world | {"validation": 2}, "discriminator.dim": 8,
         }  # fmt: skip
-        if isinstance(self.data, ScenesDataConfig):
-            changes |= {"data.scenes.height": size, "data.scenes.width": size}
-            changes |= {"data.questions_per_image": 1}
-        changes |= {"merger.dim": 8} if self.merger else {}
-        changes |= {"pruners.dim": 8} if self.pruners else {}
+        if self.merger is not None:
+            ratio = self.merger.ratio or 0.5
+            changes |= {"merger.dim": 8, "merger.ratio": ratio, "merger.budget": None}
+        if self.pruners is not None:
+            changes |= {"pruners.dim": 8, "pruners.budgets": None}
         return self.replace(changes)

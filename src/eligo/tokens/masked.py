@@ -24,12 +24,12 @@ from eligo import ops
 from eligo.errors import EligoError
 from eligo.selection import Selection
 from eligo.tokens.checks import check_selection
+from eligo.tokens.frame import Frame, Step, ask, fewer, marks
 from eligo.tokens.hosts import Host
 from eligo.tokens.layout import Layout, add_bias, prompt_mask, spread
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import Reducer, ReducerContext
 from eligo.tokens.removal import Removal
-from eligo.tokens.session import Frame, Step, ask, fewer, marks
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
 FLOOR = 1e-9
@@ -99,8 +99,9 @@ def masking(
     tensors. There is no cache, hence no `generate`. With gradient checkpointing (not the reentrant
     kind), backward must run inside.
     """
-    with Masks(model, plan, question_mask, scene, host) as session:
-        session.relaxer = relaxer
+    session = Masks(model, plan, question_mask, scene, host)
+    session.relaxer = relaxer
+    with session:
         yield session.trace
 
 
@@ -142,11 +143,8 @@ class Masks(Removal):
                 "is nothing to generate with; use pruning"
             )
         step, kwargs = super().begin(kwargs)
+        self.trace.merged_columns = step.frame.kept
         return step, {**kwargs, "use_cache": False}
-
-    def output_columns(self, frame: Frame) -> Int[Tensor, "batch width"]:
-        """All that entered the language model."""
-        return frame.kept
 
     def dress(
         self, layer: int, step: Step, hidden: Tensor, kwargs: Mapping[str, Any]
@@ -162,7 +160,7 @@ class Masks(Removal):
         if survivors is None and frame.base.key_bias is None:
             return hidden, {}
         mask = kwargs.get("attention_mask")
-        if self._is_checkpointed() and step.has_grad:
+        if self.is_checkpointed() and step.has_grad:
             # A checkpointed layer must do again in backward exactly what it did before.
             changed: dict[str, Any] = {"attention_mask": self._fit(mask, frame, survivors, hidden)}
         else:
@@ -172,7 +170,8 @@ class Masks(Removal):
                 )
             }
         if survivors is not None and self.plan.positions == "reindex":
-            positions = kwargs["position_ids"] - self._gone(frame, survivors).cumsum(-1)
+            positions: Tensor = kwargs["position_ids"]
+            positions = positions - self._gone(frame, survivors).cumsum(-1).to(positions.device)
             changed["position_embeddings"] = self.host.text.rotary_emb(hidden, positions)
         return hidden, changed
 
@@ -191,7 +190,7 @@ class Masks(Removal):
         before, base = self._latest(layer - 1, frame), frame.base
         wanted = self.budgets(layer, frame)
         watch = Stopwatch(hidden.device)
-        context = self.context_at(layer, frame, base, hidden)
+        context = self.views.inside(reducer, layer, frame, base, hidden)
         if before is not None:
             context = replace(context, mask=before.alive.to(hidden.device))
         budget = torch.tensor(wanted)
@@ -245,7 +244,8 @@ class Masks(Removal):
 
     def _gone(self, frame: Frame, survivors: _Survivors) -> Tensor:
         """Columns that the hard form would not have."""
-        return self._spread((~survivors.alive & (frame.base.images >= 0)).long(), frame.base)
+        real = frame.base.images.to(survivors.alive.device) >= 0
+        return self._spread((~survivors.alive & real).long(), frame.base)
 
     def _would_see(self, frame: Frame, survivors: _Survivors | None) -> Tensor:
         if survivors is None:

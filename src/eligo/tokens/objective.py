@@ -5,8 +5,8 @@ are two that imitate the whole model, whose answer and states are known (`kl`, `
 the whole and the pruned model through one function, `observe`: same positions, dtype and mode.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eligo import losses, ops
-from eligo.tokens.batch import HostBatch
+from eligo.tokens.batch import HostBatch, Packed, floats_of
 from eligo.tokens.discriminator import Discriminator
 
 # Not cuDNN's attention, which gives a mask no gradient.
@@ -40,21 +40,46 @@ def observe(
     context: AbstractContextManager,
 ) -> Observed:
     """One pass over prompt and answer inside a context (`masking`, `pruning`, or none)."""
+    with context, _watching(layers, batch.tail) as found:
+        outputs = model(
+            **floats_of(model, batch.inputs),
+            use_cache=False,
+            logits_to_keep=batch.num_answer + 1,
+        )
+    return Observed(outputs.logits[:, -batch.num_answer - 1 : -1], torch.stack(found))
+
+
+def observe_packed(
+    model: nn.Module, layers: Sequence[nn.Module], batch: HostBatch, packed: Packed
+) -> Observed:
+    """What `observe` sees of the whole model, from rows that share their image."""
+
+    def apart(values: Tensor) -> Tensor:
+        return values.unflatten(1, (packed.num_rows, -1)).flatten(0, 1)
+
+    with _watching(layers, packed.num_rows * batch.tail) as found:
+        outputs = model(
+            **floats_of(model, packed.inputs), use_cache=False, logits_to_keep=packed.columns
+        )
+    return Observed(apart(outputs.logits), torch.stack([apart(states) for states in found]))
+
+
+@contextmanager
+def _watching(layers: Sequence[nn.Module], num_columns: int) -> Iterator[list[Tensor]]:
+    """Collects what layers put out in the last columns."""
     found: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: object, output: Tensor | tuple) -> None:
         states = output[0] if isinstance(output, tuple) else output
-        found.append(states[:, -batch.tail :])
+        found.append(states[:, -num_columns:])
 
     hooks = [layer.register_forward_hook(keep) for layer in layers]
     try:
-        with context, sdpa_kernel(_BACKENDS):
-            inputs = batch.as_floats_of(model)
-            outputs = model(**inputs, use_cache=False, logits_to_keep=batch.num_answer + 1)
+        with sdpa_kernel(_BACKENDS):
+            yield found
     finally:
         for hook in hooks:
             hook.remove()
-    return Observed(outputs.logits[:, -batch.num_answer - 1 : -1], torch.stack(found))
 
 
 def answers(batch: HostBatch) -> Int64[Tensor, "batch answer"]:

@@ -7,6 +7,7 @@ has encoded the images.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -41,12 +42,12 @@ class Prompt:
     last_word: Int[Tensor, " batch"]
     """Column of the last word of the question."""
 
-    @property
+    @cached_property
     def rows(self) -> Int[Tensor, " images"]:
         """`image_rows` on the device."""
         return torch.tensor(self.image_rows, device=self.columns.device)
 
-    @property
+    @cached_property
     def grid(self) -> Int[Tensor, "images 2"]:
         """`grids` on the device."""
         return torch.tensor(self.grids, device=self.columns.device).reshape(-1, 2)
@@ -108,7 +109,7 @@ def _assign(placeholders: list[int], supplies: list[int]) -> tuple[list[int], li
         raise mismatch
     source: list[int] = []
     rows: list[int] = []
-    first = 0
+    first = image = 0
     for sample in range(0, len(placeholders), beams):
         for row in range(sample, sample + beams):
             image, room = first, placeholders[row]

@@ -16,21 +16,12 @@ from torch import Tensor, nn
 
 from eligo import ops
 from eligo.selection import Selection
+from eligo.tokens.frame import Frame, Step, ask, fewer, follow, marks, put, raster
 from eligo.tokens.hosts import Host
 from eligo.tokens.layout import Layout, inverse, later_mask, prompt_mask, take, take_rotary
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import Reducer, ReducerContext
-from eligo.tokens.session import (
-    Frame,
-    Session,
-    Step,
-    ask,
-    fewer,
-    follow,
-    marks,
-    put,
-    raster,
-)
+from eligo.tokens.session import Session
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
 
@@ -117,7 +108,7 @@ class Removal(Session):
         return hidden, changed
 
     def _later(self, layer: int, step: Step) -> Layout:
-        return self.seen_by(layer, step.frame).repeated(step.times)
+        return step.frame.seen_by(layer).repeated(step.times)
 
     def _enter(self, layer: int, frame: Frame, hidden: Tensor) -> tuple[Layout, Tensor]:
         """What this layer sees of the prompt, and its input; run again, it does the same."""
@@ -143,7 +134,7 @@ class Removal(Session):
         before, reducer = frame.layouts[layer - 1], self.cuts[layer].reducer
         wanted = self.budgets(layer, frame)
         watch = Stopwatch(hidden.device)
-        context = self.context_at(layer, frame, before, hidden.detach())
+        context = self.views.inside(reducer, layer, frame, before, hidden.detach())
         selection = ask(reducer, context, torch.tensor(wanted))
         watch.stop()
         images, rows = before.images.to(hidden.device), before.rows.to(hidden.device)

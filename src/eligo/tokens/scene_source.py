@@ -17,7 +17,7 @@ from eligo.scenes.question_kinds import ANSWERS
 from eligo.scenes.questions import draw_questions
 from eligo.scenes.vlm.model import ASSISTANT, BOS, EOS, FIRST_WORD, IMAGE, PAD, SPECIAL, USER
 from eligo.scenes.vlm.train import pixel_values
-from eligo.tokens.batch import HostBatch
+from eligo.tokens.batch import HostBatch, Packed
 from eligo.tokens.data import IGNORED
 from eligo.tokens.inputs_config import ScenesDataConfig
 
@@ -100,7 +100,6 @@ class SceneSource:
         """`<s> USER: <image>... question ASSISTANT: answer </s>`, against the right end."""
         words, answer = (values[scenes].flatten(0, 1) for values in (drawn.words, drawn.answer))
         repeats = drawn.words.shape[1]
-        pixels = pixel_values(drawn.rgb[scenes]).repeat_interleave(repeats, 0)
         device, count = words.device, len(words)
         num_words = (words >= 0).sum(-1, keepdim=True)
         known = (answer >= 0)[:, None]
@@ -117,12 +116,13 @@ class SceneSource:
         place = torch.arange(length, device=device) - pad  # in the row as written above
         ids = torch.where(place >= 0, row.gather(-1, place.clamp(min=0)), PAD)
         first_answer = len(head) + num_words + 1
+        small = pixel_values(drawn.rgb[scenes])
         is_answer = place >= first_answer
         return HostBatch(
             inputs={
                 "input_ids": ids,
                 "attention_mask": (place >= 0).long(),
-                "pixel_values": pixels,
+                "pixel_values": small.repeat_interleave(repeats, 0),
             },
             question_mask=(place >= 0) & ~is_answer & (ids != IMAGE),
             labels=torch.where(is_answer & known, ids, IGNORED),
@@ -130,7 +130,39 @@ class SceneSource:
             tail=tail,
             num_answer=_ANSWER,
             rows_per_image=repeats,
+            packed=_packed(ids[:, -tail:], place[:, -tail:], head, repeats, small)
+            if repeats > 1
+            else None,
         )
+
+
+def _packed(ids: Tensor, place: Tensor, head: Tensor, num_rows: int, pixels: Tensor) -> Packed:
+    """Behind one `<s> USER: <image>...` the last columns of each of its rows."""
+    tail, device = ids.shape[1], ids.device
+    prefix = len(head)
+    real = (place >= prefix).unflatten(0, (-1, num_rows)).flatten(1)  # (images, rows x tail)
+    text = ids.unflatten(0, (-1, num_rows)).flatten(1).masked_fill(~real, PAD)
+    places = place.unflatten(0, (-1, num_rows)).flatten(1).clamp(min=0)
+    images = len(text)
+    row = torch.arange(1, num_rows + 1, device=device).repeat_interleave(tail)
+    row = torch.cat([row.new_zeros(prefix), row])
+    order = torch.arange(len(row), device=device)
+    sees = (order[:, None] >= order) & ((row[:, None] == row) | (row == 0))
+    real = torch.cat([real.new_ones(images, prefix), real], 1)
+    # Padding sees itself: a softmax over nothing is NaN.
+    mask = (sees & real[:, None]) | torch.eye(len(row), dtype=torch.bool, device=device)
+    answer = torch.arange(tail - _ANSWER - 1, tail - 1, device=device)
+    starts = prefix + tail * torch.arange(num_rows, device=device)
+    return Packed(
+        inputs={
+            "input_ids": torch.cat([head.expand(images, -1), text], 1),
+            "attention_mask": mask[:, None],
+            "position_ids": torch.cat([order[:prefix].expand(images, -1), places], 1),
+            "pixel_values": pixels,
+        },
+        num_rows=num_rows,
+        columns=(starts[:, None] + answer).flatten(),
+    )
 
 
 @cache

@@ -36,6 +36,7 @@ from eligo.tokens.objective import (
     hidden_loss,
     kl_loss,
     observe,
+    observe_packed,
     right_answers,
     task_loss,
 )
@@ -197,6 +198,10 @@ class TokensTask(Task):
 
     def observe_whole(self, batch: HostBatch) -> Observed:
         """What the host says and thinks by itself."""
+        # A critic must not tell the two by how they were computed; others may have it cheaper.
+        if batch.packed is not None and self.discriminator is None:
+            with torch.no_grad():
+                return observe_packed(self.model, self.watched, batch, batch.packed)
         with torch.no_grad(), shared_images(self.host.tower, batch.rows_per_image):
             return observe(self.model, self.watched, batch, nullcontext())
 

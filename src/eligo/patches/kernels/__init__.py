@@ -46,3 +46,21 @@ def match_pairs(
     """The scores of some pairs, with gradient."""
     scorer = reference if kernel == "reference" else blocks
     return scorer.match_pairs(parts, images, texts, image_ids, text_ids)
+
+
+def _pick(
+    kernel: KernelName, parts: Parts, images: Images, texts: Texts, choices: bool
+) -> Callable[..., Matches]:
+    if kernel == "reference":
+        return reference.match
+    if kernel == "torch":
+        return blocks.match
+    obstacle = _obstacle_to_triton(parts, images, texts, choices)
+    if kernel == "triton" and obstacle:
+        raise InputError(f"kernel='triton': {obstacle}; use kernel='torch' or 'auto'")
+    _log.debug("kernel %s: %s", kernel, "torch, since " + obstacle if obstacle else "triton")
+    return blocks.match
+
+
+def _obstacle_to_triton(parts: Parts, images: Images, texts: Texts, choices: bool) -> str:
+    return "not yet"

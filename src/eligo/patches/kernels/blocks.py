@@ -11,94 +11,269 @@ Exact algebra, nothing is approximated:
 - The leaky ReLU is monotone and comes after the maximum; texts are padded by repeating their first
   word, which no maximum notices; the [CLS] row is one product over all words.
 
-Work is cut into blocks of one or more images and several texts of like length, by a byte budget. In
-training each block is a checkpoint: its intermediates are made again in the backward pass.
+Work is cut into blocks of images and texts of like length, by a byte budget. In training each block
+is a checkpoint: its intermediates are made again in the backward pass, never kept.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from eligo import ops
-from eligo.patches.arithmetic import unit, weighted_softmax, wide
+from eligo.patches.arithmetic import weighted_softmax, wide
+from eligo.patches.kernels.hoist import ImageRows, TextRows, hoist, text_blocks, text_rows
 from eligo.patches.parts import Parts
 from eligo.patches.scores import Choice, Matches
-from eligo.patches.sides import Images, Texts, Words
-from eligo.patches.token_sparse import combine, cosine_to_mean
+from eligo.patches.sides import Images, Texts
+from eligo.patches.token_sparse import combine
 
 BYTE_BUDGET = 256 * 2**20
-_CPU_BUDGET = 16 * 2**20  # about a cache: larger blocks are slower there
-_SMALLEST_SUM = 1e-20  # under it a softmax sum in float32 is no longer exact
+CPU_BYTE_BUDGET = 16 * 2**20  # about a cache: there larger blocks are slower
+_SMALLEST_SUM = 1e-20  # a softmax sum below is made again from its own maximum
 
-
-@dataclass(frozen=True)
-class _ImageRows:
-    """What depends on images alone, hoisted out of the pairs: axis 0 is images."""
-
-    patches: Tensor  # (R, N, C)
-    lengths: Tensor  # (R, N), |x|
-    cls: Tensor | None  # (R, C), unit
-    mask: Tensor | None  # (R, N)
-    num_kept: Tensor | None  # (R,), where images differ
-    s_im: Tensor  # (R, N)
-    s_dt: Tensor | None  # (R, N)
-    predictions: tuple[Tensor | None, ...]  # equation 1: (R, N) for each selection
-    logits: tuple[Tensor, ...]  # equation 4: (R, S, N) for each weight net
-
-
-@dataclass(frozen=True)
-class _TextRows:
-    """Texts of like length: axis 0 is 1 (the same for all images) or images, axis 1 texts."""
-
-    words: Tensor  # (1 or R, J, L, C), unit
-    mask: Tensor  # (1 or R, J, L)
-    directions: Tensor  # (1 or R, J, C)
-
-
-@dataclass(frozen=True)
-class _Pairs:
-    """All of one block: images, texts, their dense texts (documented wiring), noise."""
-
-    images: _ImageRows
-    texts: _TextRows
-    dense: _TextRows | None
-    noise: tuple[Tensor | None, Tensor | None]  # (R, J, N)
+Noise = tuple[Tensor | None, Tensor | None]
 
 
 def match(
     parts: Parts, images: Images, texts: Texts, *, choices: bool, byte_budget: int | None = None
 ) -> Matches:
     """All pairs, block by block."""
-    num_images, num_patches = images.patches.shape[:2]
-    words = texts.words.packed()
-    dense = None if texts.dense is None else texts.dense.packed()
+    rows = hoist(parts, images)
+    lengths = texts.words.lengths
     selects_dense = parts.selects_dense(images, texts)
-    hoisted = _hoist(parts, images)
-    noise = parts.draw(hoisted.s_im, len(words.mask), selects_dense)
-    per_pair = _bytes_per_pair(parts, hoisted, words)
-    budget = byte_budget or (BYTE_BUDGET if images.patches.is_cuda else _CPU_BUDGET)
-    pieces, order = [], []
-    for ids, length in _text_blocks(words, max(1, budget // per_pair)):
-        # On a GPU several images at once, at the price of a copy of the words for each.
-        rows = max(1, budget // (per_pair * len(ids))) if images.patches.is_cuda else 1
-        text_rows = _text_rows(words, ids, length)
-        dense_rows = None if dense is None else _text_rows(dense, ids, dense.mask.shape[1])
-        block_noise = [None if part is None else part[:, ids].split(rows) for part in noise]
+    noise = parts.draw(rows.s_im, len(lengths), selects_dense)
+    on_gpu = images.patches.is_cuda
+    budget = byte_budget or (BYTE_BUDGET if on_gpu else CPU_BYTE_BUDGET)
+    fixed, per_word = pair_bytes(rows)
+    columns, order = [], []
+    for ids in text_blocks(lengths, (fixed, per_word), budget):
+        block = text_rows(texts.words, ids)
+        dense = _dense_rows(parts, texts, ids)
+        # On a GPU several images at once, which saves launches and copies the words for each.
+        cost = (fixed + per_word * block.mask.shape[-1]) * len(ids)
+        num_images = max(1, budget // cost) if on_gpu else 1
         column = []
-        for index, image_rows in enumerate(_split(hoisted, rows)):
-            local = tuple(None if part is None else part[index] for part in block_noise)
-            pairs = _Pairs(image_rows, text_rows, dense_rows, local)  # pyright: ignore[reportArgumentType]
-            column.append(_run(parts, pairs, selects_dense, choices))
-        pieces.append([_cat(part, 0) for part in zip(*column, strict=True)])
+        start = 0
+        for image in rows.split(num_images):
+            cut = slice(start, start + num_images)
+            start += num_images
+            draws = tuple(None if part is None else part[cut, ids] for part in noise)
+            column.append(_run(parts, image, block, dense, draws, selects_dense, choices))
+        columns.append([torch.cat(part) for part in zip(*column, strict=True)])
         order.append(ids)
     back = torch.cat(order).argsort()
-    merged = [_cat(part, 1) for part in zip(*pieces, strict=True)]
-    scores, share, *chosen = [None if part is None else part[:, back] for part in merged]
-    assert scores is not None and share is not None
-    assert scores.shape[0] == num_images and num_patches
-    made = [Choice(*pair) for pair in zip(chosen[::2], chosen[1::2], strict=True) if choices]
-    return Matches(scores, share, made[0] if made else None, made[1] if len(made) > 1 else None)
+    merged = [torch.cat(part, 1)[:, back] for part in zip(*columns, strict=True)]
+    chosen = [Choice(*merged[start : start + 2]) for start in range(2, len(merged), 2)]
+    return Matches(merged[0], merged[1], *chosen, *[None] * (2 - len(chosen)))
+
+
+def match_pairs(
+    parts: Parts,
+    images: Images,
+    texts: Texts,
+    image_ids: Int[Tensor, "pairs"],
+    text_ids: Int[Tensor, "pairs"],
+) -> Float[Tensor, "pairs"]:
+    """Some pairs: each is a block row of one image and one text."""
+    rows = hoist(parts, images)
+    selects_dense = parts.selects_dense(images, texts)
+    fixed, per_word = pair_bytes(rows)
+    own = rows.patches[0].numel() * rows.patches.element_size()
+    budget = BYTE_BUDGET if images.patches.is_cuda else CPU_BYTE_BUDGET
+    scores, order = [], []
+    lengths = texts.words.lengths[text_ids]
+    for picked in text_blocks(lengths, (fixed + own, per_word), budget):
+        block = _per_row(text_rows(texts.words, text_ids[picked]))
+        dense = _dense_rows(parts, texts, text_ids[picked])
+        dense = None if dense is None else _per_row(dense)
+        image = rows.pick(image_ids[picked])
+        score, *_ = _run(parts, image, block, dense, (None, None), selects_dense, False)
+        scores.append(score.squeeze(1))
+        order.append(picked)
+    return torch.cat(scores)[torch.cat(order).argsort()]
+
+
+def pair_bytes(rows: ImageRows) -> tuple[int, int]:
+    """Bytes of a pair's intermediates: a constant part, and a part for each word.
+
+    The larger of the two associations: M and M X, or M, M G and X w^T (float32).
+    """
+    slots, patches = rows.logits.shape[1:]
+    tokens, width = slots + 1, rows.patches.shape[-1]
+    return 4 * tokens * (patches + max(width, patches)), 4 * (tokens + patches)
+
+
+def prefers_gram(num_patches: int, width: int, num_words: int, num_tokens: int) -> bool:
+    """Whether `M (X w^T)` and norms from `G = X X^T` cost less than `(M X) w^T`."""
+    gram = num_patches * (width * num_words + num_tokens * num_words + num_tokens * num_patches)
+    return gram < num_tokens * width * (num_patches + num_words)
+
+
+def _run(parts: Parts, *arguments: Any) -> tuple[Tensor, ...]:
+    if not torch.is_grad_enabled():
+        return _score(parts, *arguments)
+    # Noise is drawn outside, so there is no random state to keep.
+    return checkpoint(_score, parts, *arguments, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore[reportReturnType]
+
+
+def _score(
+    parts: Parts,
+    image: ImageRows,
+    text: TextRows,
+    dense: TextRows | None,
+    noise: Noise,
+    selects_dense: bool,
+    choices: bool,
+) -> tuple[Tensor, ...]:
+    """One block: scores and shares (R, J), and, if asked for, score and D of each selection."""
+    num_patches = image.patches.shape[1]
+    mask = None if image.mask is None else image.mask.unsqueeze(1)  # (R, 1, N)
+    with torch.no_grad():
+        s_im = image.s_im.unsqueeze(1)  # (R, 1, N)
+        s_st = _cosines_to(image, text.directions)  # (R, J, N)
+        s_dt = None if image.s_dt is None else image.s_dt.unsqueeze(1)
+        if dense is not None:
+            s_dt = _cosines_to(image, dense.directions)
+    num_kept = parts.num_kept(num_patches, None)
+    if image.num_kept is not None:
+        num_kept = image.num_kept.unsqueeze(1)
+
+    def choose(prediction: Tensor | None, y: Tensor, other: Tensor | None, draw: Tensor | None):
+        prediction = None if prediction is None else prediction.unsqueeze(1)
+        score = combine(prediction, s_im, y, other, parts.beta, mask)
+        live = parts.decide(score, num_kept, mask, draw, guides=1 if other is None else 2)
+        return Choice(score, live)
+
+    chosen = [choose(image.prediction, s_st, s_dt, noise[0])]
+    mixing = [mixing_matrix(parts, image, image.logits, chosen[0])]
+    if selects_dense:
+        assert s_dt is not None
+        chosen.append(choose(image.prediction_dense, s_dt, s_st, noise[1]))
+        logits = image.logits if image.logits_dense is None else image.logits_dense
+        mixing.append(mixing_matrix(parts, image, logits, chosen[1]))
+    if parts.paper and selects_dense:
+        # Slots are the sum of both; of extras the mean, whose scale no cosine notices.
+        both = _drops(parts, image, chosen)
+        score = _align(parts, mixing[0] + mixing[1], image, text, both)
+    else:
+        score = _align(parts, mixing[0], image, text, _drops(parts, image, chosen[:1]))
+        if selects_dense:
+            words = text if dense is None else dense
+            score = score + _align(parts, mixing[1], image, words, _drops(parts, image, chosen[1:]))
+    shares = [_share(choice.live, image.mask).expand(score.shape) for choice in chosen]
+    results = [score, torch.stack(shares).mean(0)]
+    if choices:
+        results += [part.expand(*score.shape, -1) for choice in chosen for part in choice]
+    return tuple(results)
+
+
+def _cosines_to(image: ImageRows, directions: Tensor) -> Tensor:
+    """(R, N, C) and (1 or R, J, C) -> (R, J, N), one float32 product."""
+    return directions @ wide(image.patches).transpose(1, 2) / image.norms.unsqueeze(1)
+
+
+def mixing_matrix(parts: Parts, image: ImageRows, logits: Tensor, choice: Choice) -> Tensor:
+    """M: how slots and extra token are made of patches: (R, J, tokens, N)."""
+    score, live = choice
+    rows = [_slot_weights(logits, live)]
+    if parts.compat or not _keeps_all(parts, image):
+        dropped = 1 - live if image.mask is None else (1 - live) * image.mask.unsqueeze(1)
+        powers = dropped * score.exp()  # scores are small sums of cosines: nothing overflows
+        total = powers.sum(-1, keepdim=True)
+        rows.append((powers / torch.where(total > 0, total, 1.0)).unsqueeze(2))
+    return torch.cat(rows, 2)
+
+
+def _slot_weights(logits: Tensor, live: Tensor) -> Tensor:
+    """`D e^l / sum D e^l`: (R, S, N), (R, J, N) -> (R, J, S, N)."""
+    powers = (logits - logits.amax(-1, keepdim=True).detach()).exp()  # (R, S, N)
+    total = live @ powers.transpose(1, 2)  # (R, J, S)
+    thin = total < _SMALLEST_SUM
+    weights = live.unsqueeze(2) * powers.unsqueeze(1)
+    weights = weights * torch.where(thin, 1.0, total).reciprocal().unsqueeze(-1)
+    if bool(thin.any()):  # all kept patches weigh nothing beside a dropped one
+        row, text, slot = thin.nonzero(as_tuple=True)
+        again = weighted_softmax(logits[row, slot], live[row, text])
+        weights = weights.index_put((row, text, slot), again)
+    return weights
+
+
+def _align(
+    parts: Parts, mixing: Tensor, image: ImageRows, text: TextRows, drops: Tensor | None
+) -> Tensor:
+    """HRPA of the mixed tokens (and [CLS]) with the words: (R, J)."""
+    cosines = _token_cosines(mixing, image.patches, text.words)  # (R, J, tokens, L)
+    token_mask: Bool[Tensor, "..."] | None = None
+    if drops is not None:  # the extra token of a pair that dropped nothing is absent
+        token_mask = drops.new_ones((*drops.shape, cosines.shape[2]))
+        token_mask[..., -1] = drops
+        cosines = torch.where(token_mask.unsqueeze(-1), cosines, -torch.inf)
+    if image.cls is not None:
+        flat = text.words.flatten(1, 2)  # (1 or R, J * L, C)
+        row = (flat @ image.cls.unsqueeze(-1)).view(len(image.cls), 1, *text.words.shape[1:3])
+        cosines = torch.cat([row.transpose(1, 2), cosines], 2)
+        if token_mask is not None:
+            token_mask = torch.cat([torch.ones_like(token_mask[..., :1]), token_mask], -1)
+    per_word, per_token = cosines.amax(2), cosines.amax(3)  # (R, J, L), (R, J, tokens)
+    hrpa = parts.hrpa
+    return hrpa.pool(hrpa.squash(per_word), hrpa.squash(per_token), text.mask, token_mask)
+
+
+def _token_cosines(mixing: Tensor, patches: Tensor, words: Tensor) -> Tensor:
+    """Cosines of `M X` with unit words: (R, J or 1, tokens, N) -> (R, J, tokens, L)."""
+    num_rows, num_mixed, num_tokens, num_patches = mixing.shape
+    num_texts, num_words, width = words.shape[1:]
+    mixing, words = mixing.to(patches.dtype), words.to(patches.dtype)
+    if num_mixed == num_texts and prefers_gram(num_patches, width, num_words, num_tokens):
+        products = patches @ words.flatten(1, 2).transpose(1, 2)  # (R, N, J * L)
+        products = products.unflatten(2, (num_texts, num_words)).transpose(1, 2)
+        cosines = mixing @ products  # (R, J, tokens, L)
+        gram = patches @ patches.transpose(1, 2)  # (R, N, N)
+        spread = (mixing.flatten(1, 2) @ gram).view_as(mixing)
+        squared = (wide(spread) * mixing).sum(-1)
+        norms = squared.clamp_min(1e-24).sqrt()  # (R, J, tokens)
+    else:
+        tokens = (mixing.flatten(1, 2) @ patches).unflatten(1, (num_mixed, num_tokens))
+        if num_mixed == num_texts:
+            cosines = tokens @ words.transpose(2, 3)
+        else:  # one selection per image (image-side dense text) meets all texts
+            flat = words.flatten(1, 2).transpose(1, 2)  # (1 or R, C, J * L)
+            cosines = (tokens.squeeze(1) @ flat).unflatten(2, (num_texts, num_words))
+            cosines = cosines.transpose(1, 2)
+        norms = torch.linalg.vector_norm(wide(tokens), dim=-1).clamp_min(1e-12)
+    assert num_rows == len(cosines)
+    return wide(cosines) / norms.unsqueeze(-1)
+
+
+def _drops(parts: Parts, image: ImageRows, chosen: list[Choice]) -> Tensor | None:
+    """Whether each pair has an extra token: (R, J); None where that is not in doubt."""
+    if not parts.may_drop_nothing(image.patches.shape[1], image.mask) or _keeps_all(parts, image):
+        return None
+    dropped = torch.stack([(choice.live < 0.5).expand(chosen[0].live.shape) for choice in chosen])
+    return (dropped if image.mask is None else dropped & image.mask.unsqueeze(1)).any(-1).any(0)
+
+
+def _keeps_all(parts: Parts, image: ImageRows) -> bool:
+    num_patches = image.patches.shape[1]
+    certain = image.mask is None and not parts.bernoulli
+    return certain and parts.num_kept(num_patches, None) == num_patches
+
+
+def _share(live: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return live.mean(-1)
+    return live.sum(-1) / mask.sum(-1).clamp_min(1).unsqueeze(-1)
+
+
+def _dense_rows(parts: Parts, texts: Texts, ids: Tensor) -> TextRows | None:
+    """Dense words of the documented wiring; the paper's version only needs their direction."""
+    return None if texts.dense is None else text_rows(texts.dense, ids, match=not parts.paper)
+
+
+def _per_row(text: TextRows) -> TextRows:
+    """(1, pairs, ...) -> (pairs, 1, ...): every image row has its own text."""
+    return TextRows(
+        text.words.transpose(0, 1), text.mask.transpose(0, 1), text.directions.transpose(0, 1)
+    )

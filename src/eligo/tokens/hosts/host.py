@@ -29,6 +29,8 @@ class Capture:
     grids: Sequence[tuple[int, int]]
     """Rows and columns of tokens."""
     cls_row: Sequence[Float[Tensor, " _"]] | None = None
+    outputs: Any = None
+    """The encoder outputs that it was used for, once it was."""
 
     @property
     def num_tokens(self) -> list[int]:

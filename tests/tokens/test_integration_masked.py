@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from hosts import FAMILIES, IMAGE, build, shared
-from oracle import ByContent
 from test_integration import make_plan, rows_of
+from token_truth import ByContent
 from torch import Tensor
 
 from eligo import ops

@@ -1,0 +1,248 @@
+"""How fast all pairs of images and texts are scored, against a plain loop over the texts.
+
+    python benchmarks/patches.py                     CPU, one thread
+    python benchmarks/patches.py --device cuda       one GPU
+    python benchmarks/patches.py --images 16 --texts 16 --rounds 1
+
+The baseline is the documented network as one writes it from its definition: for every text, select
+in all images, gather, fold, match. It shares no code with eligo but the weights. Both sides are
+measured in turn (loop, eligo, loop, eligo, ...), so that a busy machine slows both; a ratio is of
+medians. Memory is the peak of one training step in a process of its own: on a CPU the growth of the
+resident set over what stood before the step, on a GPU what torch allocated.
+
+Writes one entry per device to benchmarks/results/patches.json; the others stay.
+"""
+
+import json
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from torch import Tensor
+from torch.nn import functional as F
+
+from eligo.files import write_text
+from eligo.patches import CrossSparseAggrNet
+from eligo.report.provenance import provenance
+
+RESULTS = Path(__file__).parent / "results" / "patches.json"
+NUM_PATCHES, WIDTH, DENSE_WORDS = 196, 512, 115
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is scored."""
+
+    variant: Literal["open", "paper"]
+    images: int
+    texts: int
+    words: int
+    dtype: Literal["float32", "float16"] = "float32"
+    device: str = "cpu"
+
+    def build(self) -> tuple[CrossSparseAggrNet, tuple[Tensor, ...]]:
+        """The network and its inputs, the same in every process."""
+        torch.manual_seed(0)
+        paper = self.variant == "paper"
+        dtype = getattr(torch, self.dtype)
+        net = CrossSparseAggrNet(WIDTH, NUM_PATCHES, use_paper_version=paper, compat=True)
+        inputs = [
+            torch.randn(self.images, NUM_PATCHES + 1, WIDTH),
+            torch.randn(self.texts, self.words, WIDTH),
+        ]
+        if paper:
+            inputs.append(torch.randn(self.texts, DENSE_WORDS, WIDTH))
+        return net.to(self.device, dtype), tuple(part.to(self.device, dtype) for part in inputs)
+
+
+def eligo_scores(net: CrossSparseAggrNet, images: Tensor, words: Tensor, *dense: Tensor) -> Tensor:
+    """All pairs by eligo."""
+    lengths = [
+        torch.full((len(part),), part.shape[1], device=images.device) for part in (words, *dense)
+    ]
+    long = (dense[0], lengths[1]) if dense else ()
+    output = net(images, words, lengths[0], *long)
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def loop_scores(net: CrossSparseAggrNet, images: Tensor, words: Tensor, *dense: Tensor) -> Tensor:
+    """All pairs by the plain loop."""
+    weights = net.state_dict(keep_vars=True)
+    cls, patches = images[:, :1], images[:, 1:]
+    with torch.no_grad():
+        units = F.normalize(patches, dim=-1)
+        s_im = (F.normalize(patches.mean(1, keepdim=True), dim=-1) * units).sum(-1)
+    scores = []
+    for index, text in enumerate(words):
+        with torch.no_grad():
+            s_st = (F.normalize(text.mean(0), dim=-1) * units).sum(-1)
+        if not dense:
+            kept, extra = _select(patches, s_im + s_st)
+            folded = _fold(weights, "weight", kept)
+        else:
+            with torch.no_grad():
+                s_dt = (F.normalize(dense[0][index].mean(0), dim=-1) * units).sum(-1)
+            first = _paper_score(weights, "sparse_net_cap", patches, s_im, s_st, s_dt)
+            second = _paper_score(weights, "sparse_net_long", patches, s_im, s_dt, s_st)
+            kept, extra = _select(patches, first)
+            other, other_extra = _select(patches, second)
+            folded = _fold(weights, "weight_sparse", kept) + _fold(weights, "weight_dense", other)
+            extra = (extra + other_extra) / 2
+        tokens = F.normalize(torch.cat([cls, folded, extra], 1), dim=-1)
+        queries = F.normalize(text, dim=-1).expand(len(images), -1, -1)
+        scores.append(_match(weights, queries, tokens, paper=bool(dense)))
+    return torch.stack(scores, 1)
+
+
+def _select(patches: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
+    num_kept = -(-patches.shape[1] // 2)
+    values, order = score.sort(dim=1, descending=True, stable=True)
+    index = order.unsqueeze(-1).expand(-1, -1, patches.shape[-1])
+    kept = patches.gather(1, index[:, :num_kept])
+    dropped = patches.gather(1, index[:, num_kept:])
+    shares = values[:, num_kept:].softmax(1).unsqueeze(-1).to(patches.dtype)
+    return kept, (dropped * shares).sum(1, keepdim=True)
+
+
+def _paper_score(weights, name: str, patches, x: Tensor, y: Tensor, other: Tensor) -> Tensor:
+    first, second = (f"{name}.score_predictor.{layer}." for layer in (0, 2))
+    hidden = F.gelu(F.linear(patches, weights[first + "weight"], weights[first + "bias"]))
+    prediction = F.linear(hidden, weights[second + "weight"], weights[second + "bias"])
+
+    def min_max(a: Tensor) -> Tensor:
+        low, high = a.amin(1, keepdim=True), a.amax(1, keepdim=True)
+        return (a - low) / (high - low + 1e-8)
+
+    guidance = min_max(y) + min_max(other) + 2 * min_max(x)
+    return 0.5 * prediction.squeeze(-1).sigmoid() + 0.25 * guidance
+
+
+def _fold(weights, name: str, kept: Tensor) -> Tensor:
+    part = {key: weights[f"aggr_net.{name}.{key}"] for key in ("0.weight", "0.bias")}
+    hidden = F.layer_norm(kept, kept.shape[-1:], part["0.weight"], part["0.bias"])
+    for layer in (1, 3):
+        prefix = f"aggr_net.{name}.{layer}."
+        hidden = F.linear(hidden, weights[prefix + "weight"], weights[prefix + "bias"])
+        hidden = F.gelu(hidden) if layer == 1 else hidden
+    logits = hidden.transpose(1, 2) * weights["aggr_net.scale"]
+    return logits.softmax(-1) @ kept
+
+
+def _match(weights, words: Tensor, tokens: Tensor, *, paper: bool) -> Tensor:
+    similarity = words @ tokens.transpose(1, 2)
+    if not paper:
+        similarity = F.leaky_relu(similarity, 0.1)
+    score = torch.zeros(len(words), device=words.device, dtype=words.dtype)
+    for maxima in (similarity.amax(2), similarity.amax(1)):
+        score = score + maxima.mean(1)
+        if paper:
+            hidden = maxima.topk(5, dim=1).values
+            for layer in (0, 2):
+                prefix = f"hrpa.relevance_mlp.{layer}."
+                hidden = F.linear(hidden, weights[prefix + "weight"], weights[prefix + "bias"])
+                hidden = F.gelu(hidden) if layer == 0 else hidden
+            score = score + hidden.squeeze(-1)
+    return score
+
+
+SIDES: dict[str, Callable[..., Tensor]] = {"loop": loop_scores, "eligo": eligo_scores}
+
+
+def main(
+    device: Annotated[Literal["cpu", "cuda"], tyro.conf.arg(help="What to measure on.")] = "cpu",
+    images: int = 64,
+    texts: int = 64,
+    words: int = 30,
+    rounds: Annotated[int, tyro.conf.arg(help="Interleaved measurements of each side.")] = 5,
+    memory: Annotated[bool, tyro.conf.arg(help="Also measure training memory.")] = True,
+) -> None:
+    """Measure and record."""
+    torch.set_num_threads(1)
+    results = {}
+    for variant in ("open", "paper"):
+        case = Case(variant, images, texts, words, device=device)
+        results[variant] = {"case": asdict(case), **_speed(case, rounds)}
+        if memory:
+            results[variant]["training"] = _memory(case)
+        print(variant, json.dumps(results[variant], indent=2))
+    everything = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    everything[device] = {**provenance("python benchmarks/patches.py", device), "results": results}
+    write_text(RESULTS, json.dumps(everything, indent=2) + "\n")
+
+
+def _speed(case: Case, rounds: int) -> dict[str, float]:
+    net, inputs = case.build()
+    net.eval()
+    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+    with torch.no_grad():
+        outputs = {name: side(net, *inputs) for name, side in SIDES.items()}  # warm
+        for _ in range(rounds):
+            for name, side in SIDES.items():
+                seconds[name].append(_timed(case.device, side, net, *inputs))
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    ratios = [loop / fast for loop, fast in zip(seconds["loop"], seconds["eligo"], strict=True)]
+    return {
+        "loop_seconds": median["loop"],
+        "eligo_seconds": median["eligo"],
+        "speedup": median["loop"] / median["eligo"],
+        "lowest_speedup": min(ratios),
+        "highest_speedup": max(ratios),
+        "largest_difference": float((outputs["loop"] - outputs["eligo"]).abs().max()),
+    }
+
+
+def _timed(device: str, side: Callable[..., Tensor], *arguments) -> float:
+    start = time.perf_counter()
+    side(*arguments)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _memory(case: Case) -> dict[str, float]:
+    """Peak of one training step, each side in a fresh process."""
+    context = multiprocessing.get_context("spawn")
+    peaks = {}
+    for name in SIDES:
+        with context.Pool(1) as pool:
+            seconds, peaks[name] = pool.apply(_step, (case, name))
+            peaks[f"{name}_seconds"] = seconds
+    return {
+        "loop_peak_mib": peaks["loop"] / 2**20,
+        "eligo_peak_mib": peaks["eligo"] / 2**20,
+        "share": peaks["eligo"] / peaks["loop"],
+        "loop_seconds": peaks["loop_seconds"],
+        "eligo_seconds": peaks["eligo_seconds"],
+    }
+
+
+def _step(case: Case, name: str) -> tuple[float, float]:
+    """Forward and backward once; seconds and peak bytes above the weights and inputs."""
+    torch.set_num_threads(1)
+    net, inputs = case.build()
+    net.train()
+    inputs[0].requires_grad_()
+    before = _used(case.device)
+    start = time.perf_counter()
+    SIDES[name](net, *inputs).sum().backward()
+    if case.device == "cuda":
+        torch.cuda.synchronize()
+        return time.perf_counter() - start, torch.cuda.max_memory_allocated() - before
+    return time.perf_counter() - start, _used(case.device) - before
+
+
+def _used(device: str) -> float:
+    if device == "cuda":
+        return torch.cuda.memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

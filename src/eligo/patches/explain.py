@@ -1,0 +1,63 @@
+"""One pair, opened up: which patches stayed, what the tokens are made of, what each word found."""
+
+from math import isqrt
+
+import torch
+from torch import Tensor
+
+from eligo.patches.aggregation import DualTokenAggregation
+from eligo.patches.arithmetic import unit, wide
+from eligo.patches.kernels import blocks, reference
+from eligo.patches.kernels.hoist import hoist
+from eligo.patches.parts import Parts
+from eligo.patches.scores import Choice, PatchExplanation
+from eligo.patches.sides import Images, Texts
+from eligo.selection import Selection
+
+
+def explain(
+    parts: Parts, images: Images, texts: Texts, grid_hw: tuple[int, int] | None
+) -> PatchExplanation:
+    """Explain the only image and the only text of two sides."""
+    matches = reference.match(parts, images, texts, choices=True)
+    assert matches.sparse is not None
+    rows = hoist(parts, images)
+    mixing = blocks.mixing_matrix(parts, rows, rows.logits, matches.sparse)[0, 0]  # (tokens, N)
+    if matches.dense is not None and isinstance(parts.aggregation, DualTokenAggregation):
+        assert rows.logits_dense is not None
+        more = blocks.mixing_matrix(parts, rows, rows.logits_dense, matches.dense)[0, 0]
+        num_slots = rows.logits.shape[1]
+        mixing = mixing + more
+        mixing[num_slots:] /= 2  # the extra token is the mean of both
+    names = [f"slot {slot}" for slot in range(rows.logits.shape[1])]
+    names += ["extra"] * (len(mixing) - len(names))
+    tokens = mixing @ wide(images.patches[0])
+    if images.cls is not None:
+        names.insert(0, "[CLS]")
+        tokens = torch.cat([wide(images.cls), tokens])
+        mixing = torch.cat([mixing.new_zeros(1, mixing.shape[1]), mixing])
+    cosines = unit(texts.words.of(0)) @ unit(tokens).T  # (words, tokens)
+    best = cosines.max(1)
+    return PatchExplanation(
+        score=float(matches.scores[0, 0]),
+        sparse=_alone(matches.sparse),
+        dense=None if matches.dense is None else _alone(matches.dense),
+        mixing=mixing,
+        token_names=tuple(names),
+        word_tokens=best.indices,
+        word_scores=best.values,
+        heat_map=_heat_map(matches.sparse.score[0, 0], grid_hw),
+    )
+
+
+def _alone(choice: Choice) -> Selection:
+    selection = choice.selection(None)
+    return Selection(selection.indices[0, 0], selection.scores[0, 0], selection.mask[0, 0])
+
+
+def _heat_map(score: Tensor, grid_hw: tuple[int, int] | None) -> Tensor | None:
+    side = isqrt(len(score))
+    if grid_hw is None:
+        grid_hw = (side, side)
+    rows, columns = grid_hw
+    return score.view(rows, columns) if rows * columns == len(score) else None

@@ -1,0 +1,135 @@
+"""What the fast kernels compute once: per image, per block of texts, and how blocks are cut."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from eligo.patches.arithmetic import unit, wide
+from eligo.patches.parts import Parts
+from eligo.patches.sides import Images, Words
+from eligo.patches.token_sparse import cosine_to_mean
+
+_HALF_NORM = 16.0  # longest patch in half precision: far from overflow when multiplied or squared
+_HOIST_IMAGES = 64  # images at a time without gradient: bounds the inner width of the nets
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """What depends on images alone."""
+
+    patches: Float[Tensor, "images patches dim"]
+    norms: Float[Tensor, "images patches"]
+    s_im: Float[Tensor, "images patches"]
+    logits: Float[Tensor, "images slots patches"]
+    """Equation 4, before the softmax."""
+    logits_dense: Float[Tensor, "images slots patches"] | None = None
+    prediction: Float[Tensor, "images patches"] | None = None
+    """Equation 1."""
+    prediction_dense: Float[Tensor, "images patches"] | None = None
+    s_dt: Float[Tensor, "images patches"] | None = None
+    cls: Float[Tensor, "images dim"] | None = None
+    """Unit [CLS] vectors."""
+    mask: Bool[Tensor, "images patches"] | None = None
+    num_kept: Int[Tensor, "images"] | None = None
+    """K, where images have different numbers of patches."""
+
+    def split(self, num_images: int) -> Iterator["ImageRows"]:
+        """Blocks of some images; one node in the graph, not one for each block."""
+        present = {name: part.split(num_images) for name, part in self._present()}
+        for block in range(len(present["patches"])):
+            yield ImageRows(**{name: parts[block] for name, parts in present.items()})
+
+    def pick(self, ids: Int[Tensor, "picked"]) -> "ImageRows":
+        """Some images, in any order and number."""
+        return ImageRows(**{name: part[ids] for name, part in self._present()})
+
+    def _present(self) -> list[tuple[str, Tensor]]:
+        parts = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return [(name, part) for name, part in parts if part is not None]
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """Texts of one block. Axis 0 is 1 where all images of the block meet the same texts."""
+
+    words: Float[Tensor, "rows texts words dim"]
+    """Unit words, padded by repeating the first."""
+    mask: Bool[Tensor, "rows texts words"]
+    directions: Float[Tensor, "rows texts dim"]
+    """Unit mean words, without gradient."""
+
+
+def hoist(parts: Parts, images: Images) -> ImageRows:
+    """Everything that no text changes, once."""
+    patches = wide(images.patches)
+    with torch.no_grad():
+        norms = torch.linalg.vector_norm(patches, dim=-1).clamp_min(1e-12)
+        s_im = cosine_to_mean(patches, images.mask)
+        s_dt = None
+        if images.dense is not None:
+            s_dt = (patches @ images.dense.unsqueeze(-1)).squeeze(-1) / norms
+    num_kept = parts.num_kept(patches.shape[1], images.mask)
+    if torch.is_grad_enabled():
+        chunks = (images.patches,)
+    else:
+        chunks = images.patches.split(_HOIST_IMAGES)
+    logits = [torch.cat(each) for each in zip(*map(parts.aggregation.logits, chunks), strict=True)]
+    predictions = [
+        torch.cat([net.predict(chunk) for chunk in chunks]) if parts.paper else None  # pyright: ignore[reportArgumentType,reportCallIssue]
+        for net in (parts.sparse, parts.dense)
+    ]
+    if images.patches.is_cuda and images.patches.dtype != patches.dtype:
+        patches, norms = _halved(images.patches, norms)
+    return ImageRows(
+        patches=patches,
+        norms=norms,
+        s_im=s_im,
+        logits=logits[0],
+        logits_dense=logits[1] if len(logits) > 1 else None,
+        prediction=predictions[0],
+        prediction_dense=predictions[1],
+        s_dt=s_dt,
+        cls=None if images.cls is None else unit(images.cls),
+        mask=images.mask,
+        num_kept=None if isinstance(num_kept, int) else num_kept,
+    )
+
+
+def _halved(patches: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
+    """Half-precision patches scaled by a power of two per image: exact, and no cosine notices."""
+    longest = norms.amax(1, keepdim=True)
+    scale = torch.exp2(torch.floor(torch.log2(_HALF_NORM / longest)))  # (V, 1)
+    return patches * scale.unsqueeze(-1).to(patches.dtype), norms * scale
+
+
+def text_rows(words: Words, ids: Int[Tensor, "texts"], *, match: bool = True) -> TextRows:
+    """Some texts, cut to the longest of them; `match=False`: only their directions are needed."""
+    some = Words(words.vectors[ids], words.mask[ids])
+    packed = some.packed() if match else some
+    longest = int(packed.lengths.max()) if match else 0
+    vectors, mask = packed.vectors[:, :longest], packed.mask[:, :longest]
+    return TextRows(unit(vectors).unsqueeze(0), mask.unsqueeze(0), some.directions().unsqueeze(0))
+
+
+def text_blocks(
+    lengths: Int[Tensor, "texts"], bytes_per_pair: tuple[int, int], budget: int
+) -> Iterator[Int[Tensor, "block"]]:
+    """Ids of texts by rising length, cut by the budget and where padding would exceed a third.
+
+    `bytes_per_pair` is what one pair costs: a constant, and so much for each word.
+    """
+    order = lengths.argsort(stable=True)
+    ids, sizes = order.tolist(), lengths[order].tolist()
+    fixed, per_word = bytes_per_pair
+    start = 0
+    for end, size in enumerate(sizes):
+        too_many = (end - start + 1) * (fixed + per_word * size) > budget
+        too_ragged = end - start >= 32 and size > 1.5 * sizes[start]
+        if end > start and (too_many or too_ragged):
+            yield torch.tensor(ids[start:end], device=lengths.device)
+            start = end
+    if ids:
+        yield torch.tensor(ids[start:], device=lengths.device)

@@ -1,0 +1,311 @@
+"""The entrance to the language model: a prompt with images, or tokens after it.
+
+Spec: "Stage 1", "Multi-turn", "Beams". `generate` computes image features before the first forward
+pass and hands over only what the projector made of them; a plain call hands over pixels. Both end
+here: features are reduced, projected and put among the embeddings, and whatever counts columns
+(mask, positions, token types) is gathered with them.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from eligo import ops
+from eligo.errors import InputError
+from eligo.selection import Selection
+from eligo.tokens.frame import (
+    Frame,
+    Step,
+    dropped_before,
+    fewer,
+    follow,
+    marks,
+    num_dropped,
+    put,
+    raster,
+)
+from eligo.tokens.hosts import Host
+from eligo.tokens.layout import Layout, inverse, take, take_last
+from eligo.tokens.plan import Plan
+from eligo.tokens.prompt import Prompt, read_prompt
+from eligo.tokens.reducer import Reducer, ReducerContext
+from eligo.tokens.trace import StageTrace, Stopwatch, Trace
+from eligo.tokens.views import Views
+
+Merge = Callable[
+    [Reducer, ReducerContext, Tensor], tuple[Selection, Tensor, Tensor | None, Tensor | None]
+]
+"""Stage 1: choice in raster order, reduced features, sizes, key bias."""
+
+_IMAGES = (
+    "pixel_values",
+    "pixel_attention_mask",
+    "image_sizes",
+    "image_grid_thw",
+    "image_hidden_states",
+    "mm_encoder_outputs",
+    "mm_token_type_ids",
+)
+
+
+class Entrance:
+    """What happens to the arguments of the core."""
+
+    def __init__(
+        self,
+        host: Host,
+        plan: Plan,
+        question_mask: Bool[Tensor, "batch length"] | None,
+        views: Views,
+        trace: Trace,
+        merge: Merge,
+    ) -> None:
+        self.host, self.plan, self.question_mask = host, plan, question_mask
+        self.views, self.trace, self.merge = views, trace, merge
+        self._prompt_ids: Tensor | None = None
+
+    def begin(self, kwargs: dict[str, Any]) -> tuple[Step, dict[str, Any]]:
+        """A prompt: read and reduce it; returns what the core is to be called with instead."""
+        host, input_ids = self.host, kwargs.get("input_ids")
+        if input_ids is None:
+            raise InputError(
+                "pruning: got inputs_embeds without input_ids; expected input_ids, which say "
+                "where the image tokens are"
+            )
+        mask = kwargs.get("attention_mask")
+        _check_mask(mask, input_ids, kwargs)
+        self._encode(kwargs)
+        assert host.capture is not None
+        prompt = read_prompt(
+            input_ids,
+            host.image_token_id,
+            host.capture,
+            mask,
+            self.question_mask,
+            self._prompt_length(input_ids, kwargs),
+        )
+        positions = kwargs.get("position_ids")
+        if positions is None:
+            positions = host.prompt_positions(kwargs, input_ids)
+        self.trace.clear()
+        self.trace.grid, self.trace.rows = prompt.grid, prompt.rows
+        self.trace.num_columns = input_ids.shape[1]
+        frame, embeds = self._reduce(prompt)
+        changed: dict[str, Any] = {name: None for name in _IMAGES if name in kwargs}
+        changed |= {"input_ids": None, "inputs_embeds": embeds}
+        changed["position_ids"] = self._kept_positions(positions, frame)
+        if mask is not None:
+            mask = take(mask, frame.kept)
+        elif frame.base.ragged:
+            mask = (frame.kept >= 0).long()
+        elif kwargs.get("past_key_values") is None:
+            # Without a mask and a cache, a gap in the positions reads as the start of another
+            # sequence that was packed behind this one.
+            mask = torch.ones_like(frame.kept)
+        changed["attention_mask"] = mask
+        if kwargs.get("token_type_ids") is not None:
+            changed["token_type_ids"] = take(kwargs["token_type_ids"], frame.kept)
+        return Step(frame, prompt=True), {**kwargs, **changed}
+
+    def _encode(self, kwargs: Mapping[str, Any]) -> None:
+        outputs = _encoded_image(kwargs)
+        if kwargs.get("pixel_values") is not None:
+            self.host.encode(kwargs)
+            if self.host.capture is not None:
+                self.host.capture.outputs = kwargs["pixel_values"]
+            return
+        if outputs is None:
+            raise InputError(
+                "pruning: got a prompt without an image; expected pixel_values, and the prompt in "
+                "one piece: run text alone outside of pruning; chunked prefill is not supported"
+            )
+        capture = self.host.capture
+        # Without a cache, `generate` hands over the same outputs at every step.
+        if capture is None or not (capture.outputs is None or capture.outputs is outputs):
+            raise InputError(
+                "pruning: got image features that were computed outside of this context; expected "
+                "pixel_values, or features computed inside: stage 1 reads what the projector got"
+            )
+        capture.outputs = outputs
+
+    def _prompt_length(self, input_ids: Tensor, kwargs: Mapping[str, Any]) -> int:
+        """Without a cache every step repeats the prompt: what was generated is no question."""
+        known = self._prompt_ids
+        if (
+            known is not None
+            and kwargs.get("use_cache") is False
+            and len(known) == len(input_ids)
+            and known.shape[1] < input_ids.shape[1]
+            and torch.equal(known, input_ids[:, : known.shape[1]])
+        ):
+            return known.shape[1]
+        self._prompt_ids = input_ids
+        return input_ids.shape[1]
+
+    def _reduce(self, prompt: Prompt) -> tuple[Frame, Tensor]:
+        """Stage 1, if there is one, and the embeddings of what is left."""
+        host, stage = self.host, self.plan.stage1
+        assert host.capture is not None
+        counts = [self.plan.counts(grid) for grid in prompt.grids]
+        embeds = host.embed(prompt.input_ids)
+        batch, length = prompt.input_ids.shape
+        place = torch.arange(prompt.columns.shape[-1], device=embeds.device)
+        positions = place.expand(prompt.columns.shape).masked_fill(prompt.columns < 0, -1)
+        if stage is None:
+            vision = prompt.of_images(host.capture.projected).to(embeds.device, embeds.dtype)
+            embeds = put(embeds, vision, prompt.columns, prompt.rows)
+            kept = torch.arange(length, device=embeds.device).expand(batch, length)
+            base = Layout(
+                index=None,
+                images=prompt.columns,
+                positions=positions,
+                sizes=None,
+                counts=prompt.counts,
+                lengths=[length] * batch,
+                rows=prompt.rows,
+            )
+            return Frame(prompt, kept, base, counts), embeds
+        context = self.views.before(stage.reducer, prompt, positions, embeds)
+        wanted = [count[0] for count in counts]
+        watch = Stopwatch(embeds.device)
+        selection, merged, sizes, key_bias = self.merge(
+            stage.reducer, context, torch.tensor(wanted)
+        )
+        watch.stop()
+        vision = host.project(merged.to(context.features.dtype)).to(embeds.device, embeds.dtype)
+        columns = ops.gather(prompt.columns, selection.indices).masked_fill(
+            selection.indices < 0, -1
+        )
+        keep = ~prompt.vision | marks(columns, prompt.rows, batch, length)
+        lengths = fewer([length] * batch, prompt.image_rows, prompt.counts, wanted)
+        kept = ops.align_right(keep, max(lengths))
+        embeds = take(put(embeds, vision, columns, prompt.rows), kept)
+        where = inverse(kept, length)
+        positions = raster(positions, selection)
+        base = Layout(
+            index=None,
+            images=follow(columns, where, prompt.rows),
+            positions=positions,
+            sizes=sizes,
+            counts=wanted,
+            lengths=lengths,
+            rows=prompt.rows,
+            key_bias=key_bias,
+        )
+        # Made here, once: in a layer, checkpointing would expect it to be made again.
+        _ = base.column_bias
+        self.trace.stages.append(StageTrace(0, stage.reducer.name, selection, positions, watch))
+        return Frame(prompt, kept, base, counts), embeds
+
+    def _kept_positions(self, positions: Tensor, frame: Frame) -> Tensor:
+        if self.plan.positions == "reindex" and frame.dropped:
+            positions = positions - dropped_before(frame.kept, frame.length)
+        return take_last(positions, frame.kept)
+
+    def proceed(
+        self, frame: Frame | None, cache: Any, kwargs: dict[str, Any]
+    ) -> tuple[Step, dict[str, Any]]:
+        """Tokens after a prompt whose frame and cache are given."""
+        if frame is None:
+            raise InputError(
+                "pruning: got a cache that was not filled inside this context; expected all turns "
+                "of a conversation, and the cache itself (not a copy), in one `with pruning(...)`"
+            )
+        if kwargs.get("pixel_values") is not None or _encoded_image(kwargs) is not None:
+            raise InputError(
+                "pruning: got an image together with a filled cache; expected all images in the "
+                "first turn, in one piece: images of later turns and chunked prefill are not "
+                "supported"
+            )
+        given = kwargs["inputs_embeds" if kwargs.get("input_ids") is None else "input_ids"]
+        batch, num_given = given.shape[:2]
+        if batch % frame.base.batch:
+            raise InputError(
+                f"pruning: got {batch} rows after a prompt of {frame.base.batch}; expected a "
+                "multiple, each row repeated"
+            )
+        cached = cache.get_seq_length() - frame.base.width
+        new = self._num_new(frame, cached, num_given, kwargs)
+        _check_cache(cache, frame, cached)
+        changed: dict[str, Any] = {name: None for name in _IMAGES if name in kwargs}
+        for name in ("input_ids", "token_type_ids"):
+            if kwargs.get(name) is not None:
+                changed[name] = kwargs[name][:, -new:]
+        if kwargs.get("inputs_embeds") is not None:
+            changed["inputs_embeds"] = kwargs["inputs_embeds"][:, -new:]
+        times = batch // frame.base.batch
+        kept = frame.kept.repeat_interleave(times, 0)
+        positions = kwargs.get("position_ids")
+        if positions is None:
+            positions = self.host.next_positions(frame.length + cached, new, given.device)
+        if self.plan.positions == "reindex":
+            positions = positions - num_dropped(kept, frame.length)
+        changed["position_ids"] = positions[..., -new:]
+        mask = kwargs.get("attention_mask")
+        if mask is not None:
+            mask = torch.cat([take(mask, kept), mask[:, frame.length :]], dim=-1)
+        elif frame.base.ragged:
+            mask = torch.nn.functional.pad((kept >= 0).long(), (0, cached + new), value=1)
+        changed["attention_mask"] = mask
+        step = Step(frame, prompt=False, later=cached + new, times=times)
+        return step, {**kwargs, **changed}
+
+    def _num_new(self, frame: Frame, cached: int, num_given: int, kwargs: Mapping[str, Any]) -> int:
+        """How many of the given tokens are new.
+
+        A new turn of `generate` cuts the conversation by the length of layer 0's cache, and so
+        repeats as many tokens as stage 1 dropped.
+        """
+        mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+        if mask is not None:
+            total = mask.shape[-1]
+        elif num_given > 1 and positions is not None:
+            total = self.host.logical_length(positions)
+        else:
+            return num_given
+        new = total - frame.length - cached
+        if num_given not in (new, new + frame.dropped) or new < 1:
+            raise InputError(
+                f"pruning: got {num_given} tokens for a conversation of {total}, of which "
+                f"{frame.length + cached} are cached; expected {new}: a cropped cache (assisted "
+                "decoding) is not supported"
+            )
+        return new
+
+
+def _encoded_image(kwargs: Mapping[str, Any]) -> Any:
+    """What `generate` encoded beforehand, if it did."""
+    outputs = kwargs.get("mm_encoder_outputs")
+    return outputs.get("image") if isinstance(outputs, Mapping) else None
+
+
+def _check_mask(mask: Any, input_ids: Tensor, kwargs: Mapping[str, Any]) -> None:
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise InputError(
+            f"pruning: got an attention_mask {shape}; expected one of shape (batch, length): "
+            "masks of queries and keys (packed samples, static caches) cannot be followed; "
+            "questions packed behind one image cannot share a selection either"
+        )
+    cached = kwargs.get("past_key_values") is not None or kwargs.get("use_cache") is True
+    if cached and len(input_ids) > 1 and bool((mask[:, -1] == 0).any()):
+        raise InputError(
+            "pruning: got a batch padded on the right; expected padding on the left for "
+            "generation: processor.tokenizer.padding_side = 'left'"
+        )
+
+
+def _check_cache(cache: Any, frame: Frame, cached: int) -> None:
+    for layer, layout in frame.layouts.items():
+        found = cache.get_seq_length(layer)
+        if found != layout.width + cached:
+            raise InputError(
+                f"pruning: the cache of layer {layer} has {found} columns, expected "
+                f"{layout.width + cached}; it was changed outside (assisted decoding and "
+                "cropped caches are not supported)"
+            )

@@ -1,0 +1,136 @@
+"""One prompt on its way through the layers, and the index arithmetic of reductions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from eligo import ops
+from eligo.selection import Selection
+from eligo.tokens.checks import check_selection
+from eligo.tokens.layout import Layout, inverse, spread
+from eligo.tokens.prompt import Prompt
+from eligo.tokens.reducer import Reducer, ReducerContext
+
+
+@dataclass(eq=False)
+class Frame:
+    """One prompt on its way through the layers, and what later tokens must know of it."""
+
+    prompt: Prompt
+    kept: Int[Tensor, "batch width"]
+    """Columns of the prompt that entered the language model; -1 pads."""
+    base: Layout
+    """What layer 0 sees."""
+    counts: Sequence[Sequence[int]]
+    """Per image: tokens after each stage of the plan."""
+    layouts: dict[int, Layout] = field(default_factory=dict)
+    """Per layer, as far as the prompt has come."""
+    moves: dict[int, Any] = field(default_factory=dict)
+    """Per cut: what it did."""
+    rows: dict[int, Tensor] = field(default_factory=dict)
+    """Attention rows, per layer."""
+    words: dict[Layout, Tensor] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Columns of the prompt."""
+        return self.prompt.input_ids.shape[1]
+
+    def seen_by(self, layer: int) -> Layout:
+        """How the columns of a layer are laid out."""
+        return self.layouts.get(layer, self.base)
+
+    @property
+    def dropped(self) -> int:
+        """Columns that stage 1 took away."""
+        return self.length - self.base.width
+
+
+@dataclass(eq=False)
+class Step:
+    """One forward pass: the prompt itself, or tokens after it."""
+
+    frame: Frame
+    prompt: bool
+    later: int = 0
+    """Columns after the prompt, those of this pass included."""
+    times: int = 1
+    """How many rows each row of the prompt has become."""
+    has_grad: bool = False
+    made: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    """Masks and rotary tables of this pass, with what they were made from."""
+
+    def once(self, key: Any, source: Any, make: Callable[[], Any]) -> Any:
+        """Layers between two cuts share masks and tables."""
+        known = self.made.get(key)
+        if known is None or known[0] is not source:
+            known = self.made[key] = (source, make())
+        return known[1]
+
+
+def ask(reducer: Reducer, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
+    """A reducer's choice, in raster order; a learned one may live on another device."""
+    home = context.features.device
+    if isinstance(reducer, nn.Module):
+        parameter = next(reducer.parameters(), None)
+        if parameter is not None and parameter.device != home:
+            moved = {
+                name: value.to(parameter.device)
+                for name, value in vars(context).items()
+                if isinstance(value, Tensor)
+            }
+            context = replace(context, **moved)
+    with torch.no_grad():
+        selection = reducer.select(context, budget)
+    check_selection(reducer, selection, context, budget)
+    return (
+        selection.to(home).in_order() if selection.scores.device != home else selection.in_order()
+    )
+
+
+def put(embeds: Tensor, vision: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
+    """Vision features at their columns."""
+    length = embeds.shape[1]
+    slots = torch.where(columns < 0, length, columns)
+    spare = torch.nn.functional.pad(embeds, (0, 0, 0, 1))  # a column that takes the padding
+    return spare.index_put((rows[:, None].expand(slots.shape), slots), vision)[:, :length]
+
+
+def marks(columns: Tensor, rows: Tensor, batch: int, width: int) -> Tensor:
+    """True at the given columns."""
+    return spread(torch.ones_like(columns, dtype=torch.bool), columns, rows, batch, width)
+
+
+def raster(positions: Tensor, selection: Selection) -> Tensor:
+    """Positions of what was kept."""
+    return ops.gather(positions, selection.indices).masked_fill(selection.indices < 0, -1)
+
+
+def follow(columns: Tensor, where: Tensor, rows: Tensor | None) -> Tensor:
+    """Columns after a move; -1 stays."""
+    where = where if rows is None else where[rows]
+    return ops.gather(where, columns).masked_fill(columns < 0, -1)
+
+
+def fewer(
+    lengths: Sequence[int], rows: Sequence[int], before: Sequence[int], after: Sequence[int]
+) -> list[int]:
+    """Lengths of the batch's rows when their images have fewer tokens."""
+    lengths = list(lengths)
+    for row, had, has in zip(rows, before, after, strict=True):
+        lengths[row] -= had - has
+    return lengths
+
+
+def dropped_before(kept: Tensor, length: int) -> Tensor:
+    """Per column: how many before it are gone."""
+    return (inverse(kept, length) < 0).long().cumsum(-1)
+
+
+def num_dropped(kept: Tensor, length: int) -> Tensor:
+    """Per row: how many columns are gone."""
+    return length - (kept >= 0).sum(-1, keepdim=True)

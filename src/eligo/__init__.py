@@ -22,6 +22,7 @@ _PACKAGES = (
     "report",
     "scenes",
     "selection",
+    "tokens",
     "train",
 )
 __all__ = [*_HOME, *_PACKAGES]

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from eligo import ops
+from eligo.ops._checks import values_are_free
 
 TEMPERATURE = 0.1
 _SMALL = 1e-6  # keeps logits of probabilities finite
@@ -82,4 +83,10 @@ def best(
     mask: Bool[Tensor, "*batch patches"] | None = None,
 ) -> Bool[Tensor, "*batch patches"]:
     """The exact top-K of the real patches, ties to the lowest index."""
+    if isinstance(num_kept, int) and mask is None and values_are_free(score):
+        # Selecting the K-th is several times faster than sorting K; ties are rare and sorted out.
+        last = score.detach().kthvalue(score.shape[-1] - num_kept + 1, dim=-1, keepdim=True).values
+        keep = score >= last
+        if bool((keep.sum(-1) == num_kept).all()):
+            return keep
     return ops.top_k_mask(score, num_kept, mask)

@@ -5,7 +5,6 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from eligo.patches.aggregation import DualTokenAggregation
 from eligo.patches.arithmetic import unit, wide
 from eligo.patches.kernels import blocks, reference
 from eligo.patches.kernels.hoist import hoist
@@ -22,15 +21,16 @@ def explain(
     matches = reference.match(parts, images, texts, choices=True)
     assert matches.sparse is not None
     rows = hoist(parts, images)
-    mixing = blocks.mixing_matrix(parts, rows, rows.logits, matches.sparse)[0, 0]  # (tokens, N)
-    if matches.dense is not None and isinstance(parts.aggregation, DualTokenAggregation):
-        assert rows.logits_dense is not None
-        more = blocks.mixing_matrix(parts, rows, rows.logits_dense, matches.dense)[0, 0]
-        num_slots = rows.logits.shape[1]
-        mixing = mixing + more
-        mixing[num_slots:] /= 2  # the extra token is the mean of both
-    names = [f"slot {slot}" for slot in range(rows.logits.shape[1])]
-    names += ["extra"] * (len(mixing) - len(names))
+    slots = blocks.slot_weights(rows.logits, matches.sparse.live)[0, 0]  # (S, N)
+    extra = blocks.extra_weights(matches.sparse, images.mask)[0, 0]  # (1, N)
+    if matches.dense is not None and rows.logits_dense is not None:
+        slots = slots + blocks.slot_weights(rows.logits_dense, matches.dense.live)[0, 0]
+        extra = (extra + blocks.extra_weights(matches.dense, images.mask)[0, 0]) / 2
+    names = [f"slot {slot}" for slot in range(len(slots))]
+    mixing = slots
+    if not parts.keeps_all(slots.shape[1], images.mask):
+        names.append("extra")
+        mixing = torch.cat([slots, extra])
     tokens = mixing @ wide(images.patches[0])
     if images.cls is not None:
         names.insert(0, "[CLS]")

@@ -48,12 +48,15 @@ class Parts:
         table = [self.sparse.num_kept(count) for count in range(num_patches + 1)]
         return torch.tensor(table, device=mask.device)[mask.sum(1)]
 
+    def keeps_all(self, num_patches: int, mask: Tensor | None) -> bool:
+        """Whether nothing is ever dropped, so that there is no extra token (`compat`: zeros)."""
+        certain = mask is None and not self.bernoulli and not self.compat
+        return certain and self.sparse.num_kept(num_patches) == num_patches
+
     def may_drop_nothing(self, num_patches: int, mask: Tensor | None) -> bool:
-        """Whether a pair can be without dropped patches, hence without an extra token."""
-        if self.compat:  # there the extra token is always present, if only as zeros
-            return False
-        certain = mask is None and not self.bernoulli
-        return not certain or self.sparse.num_kept(num_patches) == num_patches
+        """Whether some pair may be without an extra token."""
+        varies = not self.compat and (mask is not None or self.bernoulli)
+        return varies or self.keeps_all(num_patches, mask)
 
     def decide(
         self,

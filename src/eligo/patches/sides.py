@@ -158,6 +158,9 @@ def read_words(
 
 def check_finite(name: str, values: Tensor) -> None:
     """NaN or infinity in what is real, found where looking is free."""
-    if values_are_free(values) and not bool(values.isfinite().all()):
+    # A sum is finite only if its terms are, and takes one pass; it may overflow, so look again.
+    if not values_are_free(values) or bool(wide(values.detach()).sum().isfinite()):
+        return
+    if not bool(values.isfinite().all()):
         where = (~values.isfinite()).nonzero()[0].tolist()
         raise InputError(f"{name}: got {values[tuple(where)]} at {where}, expected finite numbers")

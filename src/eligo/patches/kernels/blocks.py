@@ -106,9 +106,13 @@ def pair_bytes(rows: ImageRows) -> tuple[int, int]:
 
 
 def prefers_gram(num_patches: int, width: int, num_words: int, num_tokens: int) -> bool:
-    """Whether `M (X w^T)` and norms from `G = X X^T` cost less than `(M X) w^T`."""
-    gram = num_patches * (width * num_words + num_tokens * num_words + num_tokens * num_patches)
-    return gram < num_tokens * width * (num_patches + num_words)
+    """Whether `M (X w^T)` and norms from `G = X X^T` cost less than `(M X) w^T`.
+
+    Multiplications per pair; those in small products, one for each pair, count twice: they run at
+    about half the speed of the large ones.
+    """
+    gram = num_patches * (width * num_words + num_tokens * (num_patches + 2 * num_words))
+    return gram < num_tokens * width * (num_patches + 2 * num_words)
 
 
 def _run(parts: Parts, *arguments: Any) -> tuple[Tensor, ...]:
@@ -147,21 +151,21 @@ def _score(
         return Choice(score, live)
 
     chosen = [choose(image.prediction, s_st, s_dt, noise[0])]
-    mixing = [mixing_matrix(parts, image, image.logits, chosen[0])]
+    mixing = [slot_weights(image.logits, chosen[0].live)]
+    extras = [extra_weights(chosen[0], image.mask)]
     if selects_dense:
         assert s_dt is not None
         chosen.append(choose(image.prediction_dense, s_dt, s_st, noise[1]))
         logits = image.logits if image.logits_dense is None else image.logits_dense
-        mixing.append(mixing_matrix(parts, image, logits, chosen[1]))
-    if parts.paper and selects_dense:
-        # Slots are the sum of both; of extras the mean, whose scale no cosine notices.
-        both = _drops(parts, image, chosen)
-        score = _align(parts, mixing[0] + mixing[1], image, text, both)
+        mixing.append(slot_weights(logits, chosen[1].live))
+        extras.append(extra_weights(chosen[1], image.mask))
+    if parts.paper:  # slots are the sum of both; of the extras the mean, up to a scale
+        score = _align(parts, sum(mixing[1:], mixing[0]), sum(extras[1:], extras[0]), image, text)
     else:
-        score = _align(parts, mixing[0], image, text, _drops(parts, image, chosen[:1]))
+        score = _align(parts, mixing[0], extras[0], image, text)
         if selects_dense:
             words = text if dense is None else dense
-            score = score + _align(parts, mixing[1], image, words, _drops(parts, image, chosen[1:]))
+            score = score + _align(parts, mixing[1], extras[1], image, words)
     shares = [_share(choice.live, image.mask).expand(score.shape) for choice in chosen]
     results = [score, torch.stack(shares).mean(0)]
     if choices:
@@ -174,25 +178,15 @@ def _cosines_to(image: ImageRows, directions: Tensor) -> Tensor:
     return directions @ wide(image.patches).transpose(1, 2) / image.norms.unsqueeze(1)
 
 
-def mixing_matrix(parts: Parts, image: ImageRows, logits: Tensor, choice: Choice) -> Tensor:
-    """M: how slots and extra token are made of patches: (R, J, tokens, N)."""
-    score, live = choice
-    rows = [_slot_weights(logits, live)]
-    if parts.compat or not _keeps_all(parts, image):
-        dropped = 1 - live if image.mask is None else (1 - live) * image.mask.unsqueeze(1)
-        powers = dropped * score.exp()  # scores are small sums of cosines: nothing overflows
-        total = powers.sum(-1, keepdim=True)
-        rows.append((powers / torch.where(total > 0, total, 1.0)).unsqueeze(2))
-    return torch.cat(rows, 2)
-
-
-def _slot_weights(logits: Tensor, live: Tensor) -> Tensor:
-    """`D e^l / sum D e^l`: (R, S, N), (R, J, N) -> (R, J, S, N)."""
+def slot_weights(
+    logits: Float[Tensor, "images slots patches"], live: Float[Tensor, "images texts patches"]
+) -> Float[Tensor, "images texts slots patches"]:
+    """The rows of M for the slots: `D e^l / sum D e^l`."""
     powers = (logits - logits.amax(-1, keepdim=True).detach()).exp()  # (R, S, N)
     total = live @ powers.transpose(1, 2)  # (R, J, S)
     thin = total < _SMALLEST_SUM
-    weights = live.unsqueeze(2) * powers.unsqueeze(1)
-    weights = weights * torch.where(thin, 1.0, total).reciprocal().unsqueeze(-1)
+    scale = torch.where(thin, 1.0, total).reciprocal()
+    weights = live.unsqueeze(2) * powers.unsqueeze(1) * scale.unsqueeze(-1)
     if bool(thin.any()):  # all kept patches weigh nothing beside a dropped one
         row, text, slot = thin.nonzero(as_tuple=True)
         again = weighted_softmax(logits[row, slot], live[row, text])
@@ -200,23 +194,35 @@ def _slot_weights(logits: Tensor, live: Tensor) -> Tensor:
     return weights
 
 
-def _align(
-    parts: Parts, mixing: Tensor, image: ImageRows, text: TextRows, drops: Tensor | None
-) -> Tensor:
-    """HRPA of the mixed tokens (and [CLS]) with the words: (R, J)."""
-    cosines = _token_cosines(mixing, image.patches, text.words)  # (R, J, tokens, L)
-    token_mask: Bool[Tensor, "..."] | None = None
-    if drops is not None:  # the extra token of a pair that dropped nothing is absent
-        token_mask = drops.new_ones((*drops.shape, cosines.shape[2]))
-        token_mask[..., -1] = drops
-        cosines = torch.where(token_mask.unsqueeze(-1), cosines, -torch.inf)
+def extra_weights(
+    choice: Choice, mask: Bool[Tensor, "images patches"] | None
+) -> Float[Tensor, "images texts 1 patches"]:
+    """The row of M for the extra token: `(1 - D) e^s / sum (1 - D) e^s`; zeros if none dropped."""
+    dropped = 1 - choice.live
+    if mask is not None:
+        dropped = dropped * mask.unsqueeze(1)
+    powers = dropped * choice.score.exp()  # scores are small sums of cosines: nothing overflows
+    total = powers.sum(-1, keepdim=True)
+    return (powers / torch.where(total > 0, total, 1.0)).unsqueeze(2)
+
+
+def _align(parts: Parts, slots: Tensor, extra: Tensor, image: ImageRows, text: TextRows) -> Tensor:
+    """HRPA of [CLS], slots and extra token with the words: (R, J)."""
+    rows = [_token_cosines(slots, image.patches, text.words)]  # (R, J, S, L)
     if image.cls is not None:
-        flat = text.words.flatten(1, 2)  # (1 or R, J * L, C)
-        row = (flat @ image.cls.unsqueeze(-1)).view(len(image.cls), 1, *text.words.shape[1:3])
-        cosines = torch.cat([row.transpose(1, 2), cosines], 2)
-        if token_mask is not None:
-            token_mask = torch.cat([torch.ones_like(token_mask[..., :1]), token_mask], -1)
-    per_word, per_token = cosines.amax(2), cosines.amax(3)  # (R, J, L), (R, J, tokens)
+        flat = text.words.flatten(1, 2) @ image.cls.unsqueeze(-1)  # (R, J * L, 1)
+        rows.append(flat.view(len(image.cls), *text.words.shape[1:3]).unsqueeze(2))
+    token_mask = None
+    if not parts.keeps_all(image.patches.shape[1], image.mask):
+        cosines = _token_cosines(extra, image.patches, text.words)  # (R, J, 1, L)
+        if parts.may_drop_nothing(image.patches.shape[1], image.mask):
+            drops = (extra > 0).any(-1)  # (R, J, 1): else there is no such token
+            cosines = torch.where(drops.unsqueeze(-1), cosines, -torch.inf)
+            present = [drops.new_ones(*drops.shape[:2], row.shape[2]) for row in rows]
+            token_mask = torch.cat([*present, drops], 2)
+        rows.append(cosines)
+    cosines = torch.cat(rows, 2)  # (R, J, tokens, L)
+    per_word, per_token = cosines.amax(2), cosines.amax(3)
     hrpa = parts.hrpa
     return hrpa.pool(hrpa.squash(per_word), hrpa.squash(per_token), text.mask, token_mask)
 
@@ -245,20 +251,6 @@ def _token_cosines(mixing: Tensor, patches: Tensor, words: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(wide(tokens), dim=-1).clamp_min(1e-12)
     assert num_rows == len(cosines)
     return wide(cosines) / norms.unsqueeze(-1)
-
-
-def _drops(parts: Parts, image: ImageRows, chosen: list[Choice]) -> Tensor | None:
-    """Whether each pair has an extra token: (R, J); None where that is not in doubt."""
-    if not parts.may_drop_nothing(image.patches.shape[1], image.mask) or _keeps_all(parts, image):
-        return None
-    dropped = torch.stack([(choice.live < 0.5).expand(chosen[0].live.shape) for choice in chosen])
-    return (dropped if image.mask is None else dropped & image.mask.unsqueeze(1)).any(-1).any(0)
-
-
-def _keeps_all(parts: Parts, image: ImageRows) -> bool:
-    num_patches = image.patches.shape[1]
-    certain = image.mask is None and not parts.bernoulli
-    return certain and parts.num_kept(num_patches, None) == num_patches
 
 
 def _share(live: Tensor, mask: Tensor | None) -> Tensor:

@@ -45,4 +45,4 @@ types: $(VENV)/.dev
 check: lint types test
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -6,8 +6,8 @@ import pytest
 
 from eligo.cli import main
 from eligo.cli.commands import COMMANDS, Command
-from eligo.errors import InputError
-from eligo.files import clear_unfinished, write_text, writing
+from eligo.errors import InputError, OutputError
+from eligo.files import clear_unfinished, make_folder, write_text, writing
 
 
 def names(folder: Path) -> list[str]:
@@ -101,3 +101,12 @@ def test_what_a_killed_process_left_is_cleared(tmp_path):
     clear_unfinished(tmp_path)
     assert names(kept.parent) == ["note.txt"]
     assert hidden.exists()
+
+
+def test_a_folder_is_made_and_tried(tmp_path):
+    made = make_folder(tmp_path / "a" / "b")
+    assert made.is_dir()
+    assert not list(made.iterdir())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="no folder that can be written to"):
+        make_folder(tmp_path / "file" / "b")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from uuid import uuid4
 
 from eligo.errors import OutputError
@@ -35,6 +36,19 @@ def write_text(path: str | Path, text: str) -> Path:
     """Write a text file (and the folder it is in)."""
     with writing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def make_folder(path: str | Path) -> Path:
+    """Make a folder (and those it is in), and make sure that files can be written there."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"{path}: no folder that can be written to ({error}); choose another one"
+        ) from error
     return Path(path)
 
 

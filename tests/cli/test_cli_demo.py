@@ -46,3 +46,8 @@ def test_a_folder_that_cannot_be(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["demo", "--scenes", "1", "--out", str(tmp_path / "file")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_one_scene_is_one_scene(tmp_path, capsys):
+    assert main(["demo", "--scenes", "1", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("1 scene with depth")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from eligo import __version__
-from eligo.cli import main as run_main
+from eligo.cli import main
 from eligo.cli.commands import COMMANDS
 
 
@@ -14,7 +14,7 @@ def test_every_listed_command_exists_and_has_help(name, capsys):
     command = COMMANDS[name]
     assert callable(command.load())
     assert command.help
-    assert run_main([*name.split(), "--help"]) == 0
+    assert main([*name.split(), "--help"]) == 0
     assert capsys.readouterr().out
 
 

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from eligo.cli import main
+from eligo.cli.scenes_stats import _verdict
+from eligo.scenes.stats import Row, Stats
 
 SMALL = ("--train", "3", "--validation", "1", "--test", "1")
 TINY = ("--scenes.height", "48", "--scenes.width", "48")
@@ -21,6 +23,22 @@ def test_export_and_again(tmp_path, capsys):
     assert (again["pictures_written"], again["pictures_found"]) == (0, 15)
     assert main([*command, "--depth", "png8"]) == 2
     assert "holds another export (depth 'metric' there, 'png8' now)" in capsys.readouterr().err
+
+
+def test_export_on_an_engine(tmp_path, monkeypatch, capsys):
+    heard = {}
+
+    def export_scenes(config, out, on_progress, **options):
+        heard.update(options)
+
+    monkeypatch.setattr("eligo.cli.scenes_export.export_scenes", export_scenes)
+    command = ["scenes", "export", "vqa", "--out", str(tmp_path)]
+    assert main([*command, "--engine", "ray", "--num_workers", "3"]) == 0
+    assert heard == {"engine": "ray", "num_workers": 3}
+    assert main(command) == 0
+    assert heard["engine"] == "local"
+    assert main([*command, "--engine", "spark"]) == 2
+    assert "spark" in capsys.readouterr().err
 
 
 def test_export_without_a_config_is_plain_json_lines(tmp_path, capsys):
@@ -63,3 +81,27 @@ def test_stats(capsys):
 def test_stats_of_a_world_without_questions(capsys):
     assert main(["scenes", "stats", "--scenes.painted", "1"]) == 2
     assert "painted=0" in capsys.readouterr().err
+
+
+def test_export_to_a_folder_that_cannot_be(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    out = str(tmp_path / "file" / "deeper")
+    assert main(["scenes", "export", "--out", out, *SMALL, *TINY]) == 2
+    assert "the export stopped" in capsys.readouterr().err
+
+
+def test_a_wrong_config_name_is_answered_with_those_of_the_command(capsys):
+    assert main(["scenes", "export", "nonsense", "--out", "x"]) == 2
+    told = capsys.readouterr().err
+    assert "(shipped with eligo: captions, jsonl, nyu, sun, vqa)" in told
+
+
+def test_the_verdict_says_what_was_measured():
+    def verdict(blind: float, fair: bool) -> str:
+        row = Row("count", "all", 9, 1.0, 0.2, blind, 1.0, (0.1, 0.4), fair, {})
+        return _verdict(Stats([row], {}, {})).plain
+
+    above = "more than 5 points above chance without looking"
+    assert verdict(0.22, True) == f"OK: none is {above}"
+    assert verdict(0.30, True) == f"OK, but too few questions to be sure; {above}: count/all"
+    assert verdict(0.30, False) == f"!! {above}, and surely above it: count/all"

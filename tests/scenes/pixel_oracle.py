@@ -56,7 +56,8 @@ def cover(thing: Thing, height: int, width: int) -> tuple[np.ndarray, np.ndarray
     columns = np.arange(left, min(width, int(x + radius) + 3))
     v, u = np.meshgrid((rows + 0.5 - y) / radius, (columns + 0.5 - x) / radius, indexing="ij")
     steps = np.linspace(-1.5, 1.5, 7) * TEXEL  # fine enough to meet the tip of a star
-    votes = np.stack([_inside(thing, u + du, v + dv) for du in steps for dv in steps])
+    du, dv = (d.reshape(-1, 1, 1) for d in np.meshgrid(steps, steps))
+    votes = _inside(thing, u + du, v + dv)  # (votes, rows, columns)
     surely, maybe = (np.zeros((height, width), dtype=bool) for _ in range(2))
     here = np.ix_(rows, columns)
     surely[here], maybe[here] = votes.all(0), votes.any(0)
@@ -66,13 +67,14 @@ def cover(thing: Thing, height: int, width: int) -> tuple[np.ndarray, np.ndarray
 def owners(scene: list[Thing], height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Whose pixel it is in RGB and in the instance map: 0 the room, slot + 1, or UNSURE."""
     maps = []
+    covers = {t.slot: cover(t, height, width) for t in scene}
     for picture in (True, False):
         shown = [t for t in scene if (t.kind != CAMOUFLAGED if picture else t.solid)]
         # Far to near: flat things, then camouflaged ones, then visible ones by depth.
         shown.sort(key=lambda t: (t.solid, t.kind != CAMOUFLAGED, -t.depth * t.solid, -t.slot))
         owner = np.zeros((height, width), dtype=int)
         for thing in shown:
-            surely, maybe = cover(thing, height, width)
+            surely, maybe = covers[thing.slot]
             owner[maybe] = UNSURE
             owner[surely] = thing.slot + 1
         maps.append(owner)

@@ -21,6 +21,7 @@ from eligo.scenes import (
     label_names,
     render,
 )
+from eligo.scenes import export as scene_export
 from eligo.scenes.export import ExportConfig, export_scenes
 from eligo.scenes.formats import FORMATS
 
@@ -218,6 +219,22 @@ def test_a_stopped_export_continues_to_the_same_files(tmp_path):
     assert export_scenes(config, broken).pictures_written == 0
 
 
+def test_ray_writes_the_same_bytes_and_continues(tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="ray is not installed (extra: ray)")
+    local, spread = tmp_path / "local", tmp_path / "ray"
+    monkeypatch.setattr(scene_export, "_CHUNK_PIXELS", 2 * 48 * 64)  # two scenes a shard
+    config = export(local, "jsonl")
+    done = []
+    result = export_scenes(config, spread, done.append, engine="ray", num_workers=2)
+    assert (result.pictures_written, result.pictures_found) == (30, 0)
+    assert done == [2, 4, 5, 7, 9, 10]
+    assert contents(spread) == contents(local)
+    (spread / "images" / "test_000002.jpg").unlink()
+    again = export_scenes(config, spread, engine="local")
+    assert (again.pictures_written, again.pictures_found) == (1, 29)
+    assert contents(spread) == contents(local)
+
+
 def test_an_export_can_grow(tmp_path):
     config = export(tmp_path / "grown", "nyu")
     more = config.replace({"train": 7})
@@ -291,3 +308,14 @@ def test_every_shipped_config_exports(tmp_path, name):
 def test_the_room_configs_are_the_rooms():
     for name in ("nyu", "sun"):
         assert load_config(ExportConfig, f"scenes/{name}").scenes == ROOMS
+
+
+def test_a_damaged_manifest_is_told(tmp_path):
+    config = ExportConfig(format="captions", scenes=SMALL, train=1, validation=0, test=0)
+    export_scenes(config, tmp_path)
+    manifest = tmp_path / "export.json"
+    about = json.loads(manifest.read_text())
+    about["config"]["train"] = "x"
+    manifest.write_text(json.dumps(about))
+    with pytest.raises(InputError, match=r"not the manifest of an export .*'x'"):
+        export_scenes(config, tmp_path)

@@ -1,22 +1,18 @@
-"""The tiny LLaVA: built from stock parts, packed without leaks, trained, saved, shipped."""
+"""The tiny LLaVA: built from stock parts, packed without leaks, trained, saved."""
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from eligo.cli import main
 from eligo.cli.registry import load_run_config
-from eligo.cli.scenes_evaluate_vlm import _table
 from eligo.config import shipped_configs
 from eligo.errors import InputError
 from eligo.scenes import SceneConfig, draw_questions, draw_scenes, load_vlm, render, words
@@ -24,14 +20,6 @@ from eligo.scenes.config import GRID
 from eligo.scenes.graph import UNIT
 from eligo.scenes.question_kinds import FAMILIES, KINDS
 from eligo.scenes.vlm import train as vlm_train
-from eligo.scenes.vlm.evaluate import (
-    Asked,
-    VlmEvaluationConfig,
-    draw_exam,
-    evaluate_vlm,
-    fit_blind,
-    summarise,
-)
 from eligo.scenes.vlm.heads import PhraseHeads, VisionHeads, patch_targets
 from eligo.scenes.vlm.model import (
     ASSISTANT,
@@ -44,11 +32,10 @@ from eligo.scenes.vlm.model import (
     save_vlm,
 )
 from eligo.scenes.vlm.train import Batch, VlmTask, VlmTrainConfig, block_mask, pack, pixel_values
-from eligo.train import Progress, TrainConfig
+from eligo.train import Progress, TrainConfig, load_weights
 
 CPU = torch.device("cpu")
 LENGTH = vlm_train._LENGTH
-SHIPPED = Path(vlm_train.__file__).parents[1] / "models" / "vlm"
 
 
 def small(**changes) -> VlmTrainConfig:
@@ -65,6 +52,18 @@ def task() -> VlmTask:
             if parameter.ndim > 1:
                 parameter.mul_(6)
     return task
+
+
+def record_splits(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[str]:
+    """The splits that a module draws scenes of, from now on."""
+    splits = []
+
+    def draw(config, split, *args, **options):
+        splits.append(split)
+        return draw_scenes(config, split, *args, **options)
+
+    monkeypatch.setattr(module, "draw_scenes", draw)
+    return splits
 
 
 def batch_of(task: VlmTask, scenes: int) -> Batch:
@@ -271,6 +270,19 @@ def test_a_batch_is_a_function_of_its_step(monkeypatch):
     assert not torch.isin(new, scenes).any()
 
 
+def test_training_draws_train_scenes_and_validation_draws_validation(monkeypatch):
+    splits = record_splits(monkeypatch, vlm_train)
+    task = small().build()
+    stream = task.batches(0, 0, 1, CPU)
+    for _ in range(3):
+        next(stream)
+    assert set(splits) == {"train"}
+    splits.clear()
+    with torch.no_grad():
+        task.evaluate()
+    assert set(splits) == {"validation"}
+
+
 # Training
 
 
@@ -310,19 +322,24 @@ def test_a_smoke_run_writes_a_model_that_loads(smoke_run):
     assert model.generate(**inputs, max_new_tokens=2, do_sample=False).shape[0] == 1
 
 
-def test_evaluation_from_the_command_line(smoke_run, tmp_path, capsys):
-    model = str(smoke_run[0] / "runs" / "vlm_polish" / "model")
-    out = tmp_path / "vlm.json"
-    small = ["--scenes.height", "56", "--scenes.width", "56", "--blind_scenes", "64"]
-    command = ["scenes", "evaluate-vlm", "--model", model, "--questions", "12", *small]
-    assert main([*command, "--batch_size", "5", "--device", "cpu", "--out", str(out)]) == 0
-    shown = capsys.readouterr().out
-    for family in (*FAMILIES, "all"):
-        assert family in shown
-    saved = json.loads(out.read_text())
-    assert {"date", "hardware", "command", "versions", "bar", "rows", "wrong"} <= set(saved)
-    assert main([*command, "--out", str(tmp_path)]) == 2
-    assert "is a folder" in capsys.readouterr().err
+def test_the_written_model_has_the_last_weights(tmp_path, monkeypatch):
+    """The first evaluation is made the best one, so that best and last differ."""
+    scores = iter([1.0, 0.0])
+    monkeypatch.setattr(VlmTask, "evaluate", lambda _: {"accuracy_least": next(scores)})
+    config = small(
+        **{"train.out": tmp_path, "train.monitor": "accuracy_least", "train.mode": "max"}
+    )
+    result = vlm_train.train_vlm(config)
+    assert (result.best_step, result.last_step) == (2, 4)
+    last, best = (build_vlm(config.model) for _ in range(2))
+    load_weights(result.folder / "last", {"vlm": last})
+    load_weights(result.folder / "best", {"vlm": best})
+    written = load_vlm(result.folder / "model")[0].state_dict()
+    expected = {key: value.half().float() for key, value in last.state_dict().items()}
+    torch.testing.assert_close(dict(written), expected, rtol=0, atol=0)
+    old, new = best.state_dict(), last.state_dict()
+    moved = [key for key, value in old.items() if not value.equal(new[key])]
+    assert len(moved) > len(expected) / 2
 
 
 @pytest.mark.parametrize("name", shipped_configs("scenes"))
@@ -337,50 +354,6 @@ def test_every_shipped_config_builds(name):
     for batch in (next(tiny.batches(step, 0, 1, CPU)) for step in (0, 3)):
         losses = tiny.step(batch, Progress(0, 4)).losses
         assert all(torch.isfinite(value) for value in losses.values())
-
-
-def test_the_exam_asks_every_family_and_no_scene_twice():
-    config = VlmEvaluationConfig(
-        questions=60, scenes=SceneConfig(height=56, width=56), blind_scenes=200
-    )
-    exam = list(draw_exam(config))
-    family = {kind.name: kind.family for kind in KINDS}
-    assert Counter(family[asked.kind] for asked, _ in exam) == dict.fromkeys(FAMILIES, 10)
-    assert len({image.numpy().tobytes() for _, image in exam}) == len(exam)
-    blind = fit_blind(config)
-    assert blind("how many red unheard of things?") in ("0", "1", "2", "3", "4")
-
-
-def test_shares_are_counted_by_kind_family_and_all():
-    def asked(kind: str, said: str, held_out: bool) -> Asked:
-        return Asked(kind, "a question", "right", held_out, said=said, blind="wrong")
-
-    rows = summarise(
-        [asked("size", "right", True), asked("size", "wrong", False), asked("row", "right", False)]
-    )
-    found = {(row.family, row.kind): row for row in rows}
-    lookup, size = found["lookup", "all"], found["lookup", "size"]
-    assert (size.accuracy.right, size.accuracy.asked) == (1, 2)
-    assert (size.held_out.right, size.held_out.asked) == (1, 1)
-    assert lookup.accuracy == size.accuracy
-    assert not lookup.met
-    assert found["location", "all"].met
-    everything = found["all", "all"]
-    assert (everything.accuracy.right, everything.blind.right, everything.accuracy.asked) == (
-        2, 0, 3,
-    )  # fmt: skip
-    assert everything.chance == pytest.approx((1 / 3 + 1 / 3 + 1 / 4) / 3)
-
-
-def test_the_table_fits_80_columns():
-    rows = summarise(
-        [Asked(kind.name, "", "yes", True, "yes", "yes") for kind in KINDS for _ in range(1000)]
-    )
-    console = Console(width=80)
-    with console.capture() as captured:
-        console.print(_table(rows, VlmEvaluationConfig()))
-    assert "99.9-100.0" in captured.get()
-    assert "…" not in captured.get()  # no cell is cut
 
 
 # Files
@@ -411,51 +384,3 @@ def test_the_chat_template_writes_the_prompt():
         [{"role": "user", "content": content}], add_generation_prompt=True
     )
     assert written == PROMPT.format(question=question)
-
-
-@pytest.fixture(scope="module")
-def shipped():
-    """The shipped model, loaded without a network; and how long that took."""
-
-    def refuse(*_args, **_options):
-        raise AssertionError("the network was used")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(socket.socket, "connect", refuse)
-        patch.setattr(socket, "getaddrinfo", refuse)
-        began = time.perf_counter()
-        model, processor = load_vlm()
-    return model, processor, time.perf_counter() - began
-
-
-def test_the_shipped_model_is_small_and_described():
-    files = [path for path in SHIPPED.iterdir() if path.is_file()]
-    assert max(path.stat().st_size for path in files) <= 10_000_000
-    assert sum(path.stat().st_size for path in files) <= 20_000_000
-    assert "Apache-2.0" in (SHIPPED / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_shipped_model_loads_and_answers_at_once(shipped):
-    model, processor, seconds = shipped
-    assert seconds < 10
-    assert model.config.image_seq_length == 576
-    asked, image = next(draw_exam(VlmEvaluationConfig(questions=6, split="validation")))
-    times = []
-    for _ in range(3):
-        began = time.process_time()
-        text = PROMPT.format(question=asked.question)
-        inputs = processor(images=image, text=text, return_tensors="pt")
-        output = model.generate(**inputs, max_new_tokens=4, do_sample=False)
-        times.append(time.process_time() - began)
-    said = processor.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert said.strip() == asked.answer
-    assert min(times) < 1
-
-
-def test_the_shipped_model_sees():
-    config = VlmEvaluationConfig(
-        questions=60, batch_size=6, split="validation", device="cpu", blind_scenes=64
-    )
-    everything = summarise(evaluate_vlm(config))[-1]
-    assert everything.accuracy.asked == 60
-    assert everything.accuracy.value >= 0.9

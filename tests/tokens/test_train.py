@@ -322,6 +322,12 @@ def test_a_run_resumes_to_the_same_weights_and_is_a_plan(tmp_path: Path):
     assert plan.counts((4, 4)) == (9, 6, 3)
     again = LayerPruners.from_pretrained(folder)
     assert again.shape.layers == (1, 3)
+    for checkpoint in (folder / "last", (folder / "last").resolve()):
+        loaded = Plan.load(checkpoint)
+        assert loaded.counts((4, 4)) == (9, 6, 3)
+        weights = TokenMerger.from_pretrained(checkpoint).state_dict()
+        for name, value in loaded.stage1.reducer.state_dict().items():
+            assert value.equal(weights[name])
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     logged = {key for line in lines for key in line}
     assert {"loss/task", "loss/adversarial", "loss/real", "loss/fake", "temperature"} <= logged

@@ -68,6 +68,30 @@ def test_ray_gives_the_same_and_survives_a_killed_worker(tmp_path: Path, ray: An
     assert not ray.is_initialized()
 
 
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_the_first_failure_can_end_the_map(engine: Any, request: pytest.FixtureRequest) -> None:
+    if engine == "ray":
+        request.getfixturevalue("ray")
+
+    def full(shard: int) -> int:
+        if shard == 1:
+            raise OSError(28, "No space left on device")
+        return shard
+
+    done: list[int] = []
+    with pytest.raises(OSError, match="No space left"):
+        map_shards(lambda: full, [1] * 4, engine=engine, keep_going=False, on_done=done.append)
+    assert done == []
+
+
+def test_what_on_done_raises_is_not_a_failed_shard() -> None:
+    def stop(count: int) -> None:
+        raise RuntimeError(f"enough after {count}")
+
+    with pytest.raises(RuntimeError, match="enough after 1"):
+        map_shards(lambda: str, [1, 2], on_done=stop)
+
+
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"eligo\[ray\]"):

@@ -268,6 +268,36 @@ def test_out_of_time_stops_with_a_checkpoint_and_goes_on(tmp_path: Path) -> None
     torch.testing.assert_close(weights(whole), weights(parts), rtol=0, atol=0)
 
 
+def test_the_end_is_evaluated_when_time_runs_out_before_the_first_evaluation(
+    tmp_path: Path,
+) -> None:
+    result = run(toy(tmp_path, train__max_minutes=1e-9, train__evaluate_every=100))
+    assert (result.ended, result.last_step, result.best_step) == ("max_minutes", 1, 1)
+    assert [line["step"] for line in lines(result, "validation")] == [1]
+    for link in ("best", "last"):
+        assert (result.folder / link).resolve().name == "step_000001"
+    assert result.best["loss"] == lines(result, "validation")[0]["loss"]
+
+
+def test_an_end_by_the_clock_is_evaluated_once_and_costs_no_patience(tmp_path: Path) -> None:
+    """Scores 3, 1, then worse; the clock ends every step, evaluations of even steps count."""
+    options = {"train__max_minutes": 1e-9, "train__patience": 2}
+    task = scripted(tmp_path, **options)
+    assert (run(task).ended, task.calls) == ("max_minutes", 1)
+    for step, score in enumerate((1.0, 2.0, 2.0, 2.0), 2):
+        task = scripted(tmp_path, **options)
+        task.script = (score,)
+        result = run(task, resume=True)
+        assert (result.last_step, task.calls) == (step, 1)
+        assert result.ended == "max_minutes"
+    task = scripted(tmp_path, **options)
+    task.script = (2.0,)
+    result = run(task, resume=True)
+    assert (result.ended, result.last_step, result.best_step) == ("patience", 6, 2)
+    validation = lines(result, "validation")
+    assert [line["step"] for line in validation] == [1, 2, 3, 4, 5, 6]
+
+
 def test_sums_between_two_lines_survive_a_stop(tmp_path: Path) -> None:
     """The mean of a line covers steps before and after the checkpoint."""
     whole = run(toy(tmp_path, "whole", train__log_every=3, train__evaluate_every=2))

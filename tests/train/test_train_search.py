@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,10 +8,11 @@ from typing import Any
 import pytest
 from toy_task import toy
 
+from eligo.cli import search as command_module
 from eligo.cli.registry import load_run_config
 from eligo.cli.search import run as search_command
 from eligo.config import dump_yaml
-from eligo.errors import ConfigError, MissingExtraError
+from eligo.errors import ConfigError, InputError, MissingExtraError, OutputError
 from eligo.train import fit
 from eligo.train.search import RangeConfig, SearchConfig, run_search
 
@@ -114,9 +116,74 @@ def test_command_with_two_workers(
 
     tree["search"]["space"]["head.lr"]["hgh"] = 1
     source.write_text(dump_yaml(tree))
-    with pytest.raises(ConfigError, match="hgh"):
+    with pytest.raises(ConfigError, match=r"search\.space\.head\.lr\.hgh"):
         search_command(str(source))
     del tree["search"]
     source.write_text(dump_yaml(tree))
     with pytest.raises(ConfigError, match="no `search:`"):
         search_command(str(source))
+
+
+@pytest.mark.parametrize(
+    ("key", "choices", "message"),
+    [
+        ("head.lr", {"low": 0, "high": 1.0, "log": True}, "got low 0 with log: true"),
+        ("head.lr", {"low": 1, "high": 1}, "expected low below high"),
+        ("head.lr", {"low": 0, "high": float("inf")}, "expected low below high"),
+        ("width", [], "got no choices"),
+        ("wdth", [1], "unknown key; did you mean width"),
+        ("width", ["wide"], "got 'wide', expected a valid integer"),
+    ],
+)
+def test_what_is_wrong_with_a_space(tmp_path: Path, key: str, choices: Any, message: str) -> None:
+    search = SearchConfig(space={key: choices})
+    with pytest.raises(ConfigError, match=rf"^search\.space\.{key}: .*{message}"):
+        run_search(toy(tmp_path).config, search)
+
+
+def test_names_that_mean_something_in_a_url(tmp_path: Path) -> None:
+    config = toy(tmp_path, train__name="a?b#c%20{d}").config
+    result = run_search(config, SearchConfig(trials=1, space={"head.lr": LR}))
+    assert result.num_trials == 1
+    assert (tmp_path / "a?b#c%20{d}_search" / "study.db").is_file()
+
+
+def test_a_search_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="no folder that can be written to"):
+        run_search(toy(tmp_path / "file").config, SearchConfig(space={"head.lr": LR}))
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1000])
+def test_the_number_of_workers_is_bounded(workers: int) -> None:
+    with pytest.raises(InputError, match=f"--workers: got {workers}, expected 1 to"):
+        search_command("tokens/search", workers=workers)
+
+
+def test_only_helpers_are_told_that_their_gpus_are_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, str]] = []
+
+    class Helper:
+        def __init__(self, command: list[str], *, env: dict[str, str], **options: Any) -> None:
+            told.append(env)
+
+        def wait(self) -> int:
+            return 0
+
+        def terminate(self) -> None: ...
+
+    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # and put back afterwards
+    monkeypatch.setattr(command_module.subprocess, "Popen", Helper)
+    monkeypatch.setattr(command_module, "run_search", lambda *_: {})
+    tree = toy(tmp_path).config.model_dump(mode="json")
+    tree["search"] = {"space": {"head.lr": [0.1]}, "gpus": [3, 5]}
+    source = tmp_path / "search.yaml"
+    source.write_text(dump_yaml(tree))
+    search_command(str(source))
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in told] == ["5"]
+    assert command_module._SHARED in told[0]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+    assert command_module._SHARED not in os.environ

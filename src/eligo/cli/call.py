@@ -15,8 +15,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import tyro
 
 from eligo.cli.flags import flags_of
-from eligo.cli.registry import config_class
-from eligo.config import Config, Layer, override, read_layer, shipped_configs, validate
+from eligo.cli.registry import config_class, configs_of
+from eligo.config import Config, Layer, override, read_layer, validate
 from eligo.errors import InputError
 
 _SMOKE = "Shrink everything to see it run through in seconds; the results mean nothing."
@@ -32,22 +32,30 @@ def call(
         switches = (tyro.conf.FlagCreatePairsOff,)
         return tyro.cli(function, args=args, prog=prog, use_underscores=True, config=switches)
     source = args[0] if args and not args[0].startswith("-") else None
-    layer = read_layer(source or next(iter(default), None), family)
+    names = configs_of(expected, family)
+    layer = read_layer(source or next(iter(default), None), family, names)
+    needs_config = (
+        f"{prog} needs a CONFIG right after it: a YAML file, or one shipped "
+        f"({', '.join(names) or 'none'})"
+    )
     if not (source or default) and "task" not in expected.model_fields:
         if not {"-h", "--help"} & set(args):
-            names = ", ".join(shipped_configs(family)) or "none"
-            raise InputError(
-                f"{prog} needs a CONFIG right after it: a YAML file, or one shipped ({names})"
-            )
+            raise InputError(needs_config)
         cls = expected
     else:
         cls = config_class(layer, expected)
-    wanted = _arguments_type(function, cls, layer, family)
+    wanted = _arguments_type(function, cls, layer, names)
     given = vars(tyro.cli(wanted, args=args[bool(source) :], prog=prog, use_underscores=True))
     if given.pop("CONFIG"):
         raise InputError(f"CONFIG comes first: {prog} CONFIG [--key value ...]")
     flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
+    if names and not (source or default or _required(cls) <= flags.keys()):
+        raise InputError(needs_config)
     return function(config=_build(cls, layer, flags, smoke), **given)
+
+
+def _required(cls: type[Config]) -> set[str]:
+    return {name for name, field in cls.model_fields.items() if field.is_required()}
 
 
 def _written(flags: dict[str, Any]) -> dict[str, Any]:
@@ -63,11 +71,10 @@ def _build(cls: type[Config], layer: Layer, flags: dict[str, Any], smoke: bool) 
 
 
 def _arguments_type(
-    function: Callable[..., Any], cls: type[Config], layer: Layer, family: str | None
+    function: Callable[..., Any], cls: type[Config], layer: Layer, names: list[str]
 ) -> type:
     """The command's parameters as a dataclass, with the config replaced by its flags."""
-    names = ", ".join(shipped_configs(family))
-    about = "A YAML file" + (f", or a shipped one: {names}." if names else ".")
+    about = "A YAML file" + (f", or a shipped one: {', '.join(names)}." if names else ".")
     positional = tyro.conf.arg(metavar="[CONFIG]", help=about, help_behavior_hint="")
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, tuple[Any, Any]] = {}

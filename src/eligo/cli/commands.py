@@ -52,4 +52,7 @@ COMMANDS = {
     "tokens evaluate": Command(
         "eligo.cli.tokens_evaluate:run", "what a trained pruner keeps of the accuracy, by family"
     ),
+    "tokens sweep": Command(
+        "eligo.cli.tokens_sweep:run", "accuracy over cost: methods and plans, budget by budget"
+    ),
 }

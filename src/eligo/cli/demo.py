@@ -66,7 +66,8 @@ def run(out: Path = Path("runs/demo"), scenes: int = 6, json: bool = False) -> N
     if json:
         print_result({"page": index, "contact_sheet": sheet, "scenes": scenes}, json)
     else:
-        print(f"{scenes} scenes with depth, labels, captions, tags and questions:")
+        head = "1 scene" if scenes == 1 else f"{scenes} scenes"
+        print(f"{head} with depth, labels, captions, tags and questions:")
         print(f"  {index}  (open it in a browser)")
         print(f"  {sheet}")
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from eligo.config import Config, Layer, Source, override, read_layer, validate
+from eligo.config import Config, Layer, Source, override, read_layer, shipped_configs, validate
 from eligo.config.nearest import did_you_mean
 from eligo.errors import ConfigError
 
@@ -20,6 +20,7 @@ TASKS: dict[str, str] = {
     "scenes.stats": "eligo.scenes.stats:StatsConfig",
     "scenes.evaluate-vlm": "eligo.scenes.vlm.evaluate:VlmEvaluationConfig",
     "scenes.train-vlm": "eligo.scenes.vlm.train:VlmTrainConfig",
+    "tokens.sweep": "eligo.tokens.sweep_config:SweepConfig",
     "tokens.train": "eligo.tokens.config:TokensTrainConfig",
 }
 
@@ -64,6 +65,15 @@ def config_class(layer: Layer, expected: type[Config] = Config) -> type[Config]:
     if not issubclass(found, expected):
         raise ConfigError(f"{where}got {task!r}, but this command runs {expected.__name__} tasks")
     return found
+
+
+def configs_of(expected: type[Config], family: str | None) -> list[str]:
+    """The family's shipped configs that a command takes: all, if it takes more than one task."""
+    task = expected.model_fields.get("task")
+    names = shipped_configs(family)
+    if task is None or task.default not in TASKS:
+        return names
+    return [name for name in names if read_layer(name, family).tree.get("task") == task.default]
 
 
 def load_run_config(

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from eligo.cli.console import print_result, results
 from eligo.errors import InputError
-from eligo.files import write_text
+from eligo.files import make_folder, write_text
 from eligo.report.provenance import provenance
 from eligo.scenes.vlm.evaluate import (
     BAR,
@@ -29,20 +29,23 @@ def run(config: VlmEvaluationConfig, *, out: Path | None = None, json: bool = Fa
         out: Also write the result, with date, hardware and command, to this JSON file.
         json: Print one JSON document instead of a table.
     """
-    if out is not None and out.is_dir():
-        raise InputError(f"--out names a file to write, {out} is a folder")
+    device = config.resolved_device  # before any work: it may not be there, nor `out` writable
+    if out is not None:
+        if out.is_dir():
+            raise InputError(f"--out names a file to write, {out} is a folder")
+        make_folder(out.parent)
     with ProgressBar("questions", config.questions) as bar:
         asked = evaluate_vlm(config, bar.update)
     rows = summarise(asked)
     document = {"bar": BAR, "rows": [_plain(row) for row in rows]}
-    if out is not None:
-        head = provenance("eligo", config.resolved_device)
-        wrong = [[a.kind, a.question, a.answer, a.said] for a in asked if a.said != a.answer]
-        write_text(out, dumps(head | document | {"wrong": wrong}) + "\n")
     if json:
         print_result(document, json=True)
     else:
         results().print(_table(rows, config))
+    if out is not None:  # last: a disk that is full by now costs the file only
+        head = provenance("eligo", device)
+        wrong = [[a.kind, a.question, a.answer, a.said] for a in asked if a.said != a.answer]
+        write_text(out, dumps(head | document | {"wrong": wrong}) + "\n")
 
 
 def _plain(row: Row) -> dict[str, Any]:

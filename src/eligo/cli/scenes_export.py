@@ -4,18 +4,28 @@ from pathlib import Path
 
 from eligo.cli.console import print_result
 from eligo.scenes.export import ExportConfig, export_scenes
+from eligo.train.engine import Engine
 from eligo.train.progress import ProgressBar
 
 
-def run(config: ExportConfig, *, out: Path, json: bool = False) -> None:
+def run(
+    config: ExportConfig,
+    *,
+    out: Path,
+    engine: Engine = "local",
+    num_workers: int = 1,
+    json: bool = False,
+) -> None:
     """Write scenes as VQAv2, Karpathy-split captions, NYUDepthv2, SUN RGB-D or plain JSON lines.
 
     The same command again continues a stopped export, or adds scenes where more are asked for.
 
     Args:
         out: The folder to write to: a new one, or one with an export to continue.
+        engine: local: in this process; ray: on Ray (extra: ray). The files are the same.
+        num_workers: Ray processes; the local engine is one process and ignores it.
         json: Print the outcome as one JSON document.
     """
     with ProgressBar("scenes", sum(config.num_scenes.values())) as bar:
-        result = export_scenes(config, out, bar.update)
+        result = export_scenes(config, out, bar.update, engine=engine, num_workers=num_workers)
     print_result(result, json)

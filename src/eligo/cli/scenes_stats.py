@@ -73,10 +73,14 @@ def _shares(title: str, rows: dict[str, dict[str, float]]) -> Table:
 
 
 def _verdict(stats: Stats) -> Text:
-    unfair = [f"{row.family}/{row.kind}" for row in stats.rows if not row.fair]
-    if not unfair:
-        return Text(f"OK: blind answers stay within {100 * MARGIN:.0f} points of chance", "green")
-    return Text(
-        f"!! more than {100 * MARGIN:.0f} points above chance without looking: {', '.join(unfair)}",
-        "bold red",
+    above = [row for row in stats.rows if row.blind > row.chance + MARGIN]
+    unfair, unsure = (
+        ", ".join(f"{row.family}/{row.kind}" for row in above if row.fair is fair)
+        for fair in (False, True)
     )
+    far = f"more than {100 * MARGIN:.0f} points above chance without looking"
+    if unfair:
+        return Text(f"!! {far}, and surely above it: {unfair}", "bold red")
+    if unsure:
+        return Text(f"OK, but too few questions to be sure; {far}: {unsure}", "green")
+    return Text(f"OK: none is {far}", "green")

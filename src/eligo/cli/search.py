@@ -13,10 +13,12 @@ import tyro
 from eligo.cli.console import print_result
 from eligo.cli.registry import config_class
 from eligo.config import Config, Layer, read_layer, validate
-from eligo.errors import ConfigError, EligoError
+from eligo.errors import ConfigError, EligoError, InputError
 from eligo.train.search import SearchConfig, run_search
 
 _SHARED = "ELIGO_SEARCH_GPUS_SHARED"  # tells a helper that its GPUs are chosen
+
+_MOST_WORKERS = 256
 
 Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONFIG")]
 
@@ -32,12 +34,13 @@ def run(source: Source, workers: int | None = None, json: bool = False) -> None:
             have room for.
         json: Print one JSON document instead of tables.
     """
+    if workers is not None and not 1 <= workers <= _MOST_WORKERS:
+        raise InputError(f"--workers: got {workers}, expected 1 to {_MOST_WORKERS}")
     config, search = _read(source)
     shares = _shares(search)
     if workers is None:
         workers = max(1, len(shares))
-    if shares:
-        os.environ.update(_sees(shares, 0))  # before anything looks for a device
+    os.environ.update(_sees(shares, 0))  # before anything looks for a device
     with _helpers(source, workers - 1, shares):
         result = run_search(config, search)
     print_result(result, json)
@@ -47,13 +50,14 @@ def run(source: Source, workers: int | None = None, json: bool = False) -> None:
 def _helpers(source: str, count: int, shares: list[tuple[int, ...]]) -> Iterator[None]:
     """The same command `count` times more, their messages kept for when one fails."""
     command = [sys.executable, "-m", "eligo", "search", source, "--workers", "1"]
+    told = {_SHARED: "1"} if shares else {}
     with TemporaryFile("w+") as messages:
         helpers = [
             subprocess.Popen(
                 command,
                 stdout=subprocess.DEVNULL,
                 stderr=messages,
-                env={**os.environ, **_sees(shares, number)},
+                env={**os.environ, **_sees(shares, number), **told},
             )
             for number in range(1, count + 1)
         ]
@@ -86,7 +90,7 @@ def _sees(shares: list[tuple[int, ...]], worker: int) -> dict[str, str]:
     if not shares:
         return {}
     mine = shares[worker % len(shares)]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine)), _SHARED: "1"}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}
 
 
 def _read(source: str) -> tuple[Config, SearchConfig]:
@@ -96,10 +100,12 @@ def _read(source: str) -> tuple[Config, SearchConfig]:
         raise ConfigError(f"{source}: no `search:` with `trials` and `space` in it")
     # The rest is the run's config; what lies under `search:` is ours.
     tree = dict(layer.tree)
-    inner = Layer(
-        tree.pop("search"),
-        {path[1:]: origin for path, origin in layer.origins.items() if path[:1] == ("search",)},
-        layer.height,
-    )
+    inner = Layer({"search": tree.pop("search")}, layer.origins, layer.height)
     outer = Layer(tree, layer.origins, layer.height)
-    return validate(config_class(outer), outer), validate(SearchConfig, inner)
+    return validate(config_class(outer), outer), validate(_Section, inner).search
+
+
+class _Section(Config):
+    """Our part of a run's YAML."""
+
+    search: SearchConfig

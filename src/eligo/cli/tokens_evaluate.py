@@ -41,16 +41,14 @@ def run(
     """
     if out is not None and out.is_dir():
         raise InputError(f"--out names a file to write, {out} is a folder")
-    import torch
-
+    from eligo.devices import resolve_device
     from eligo.report.provenance import provenance
     from eligo.tokens.evaluate import evaluate_plan, summarise
     from eligo.tokens.load import load_host
     from eligo.tokens.plan import Plan
     from eligo.train.progress import ProgressBar
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = str(resolve_device(device))
     config = _config_of(source)
     plan = Plan.load(source)
     settings = config.host if host is None else config.host.replace({"model": host, "random": None})

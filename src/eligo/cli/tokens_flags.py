@@ -62,9 +62,7 @@ def _of_method(name: str, budgets: tuple[int, ...], layers: tuple[int, ...]) -> 
 
 
 def pick_device(device: str) -> str:
-    """`auto` takes a GPU if there is one."""
-    import torch
+    """The name of a device that is there; `auto` takes a GPU if there is one."""
+    from eligo.devices import resolve_device
 
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
+    return str(resolve_device(device))

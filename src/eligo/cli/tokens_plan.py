@@ -84,7 +84,7 @@ def _text_length(text: int | None, questions: Path | None, model: Path | None) -
         raise InputError("--questions: expected with --model, and instead of --text")
     from transformers import AutoProcessor
 
-    from eligo.tokens.prompts import text_lengths
+    from eligo.tokens.chat import text_lengths
     from eligo.vqa import read_vqa_lines
 
     processor = AutoProcessor.from_pretrained(model, local_files_only=True)

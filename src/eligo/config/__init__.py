@@ -5,7 +5,7 @@ result is validated once: what a later layer repairs is no error, and a problem 
 the file and line, or the flag, that its value came from.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,8 +77,11 @@ def shipped_configs(family: str | None = None) -> list[str]:
     )
 
 
-def find_config(family: str | None, name: str | Path) -> Path:
-    """The file meant by a path, or by the name of a shipped config."""
+def find_config(family: str | None, name: str | Path, names: Sequence[str] | None = None) -> Path:
+    """The file meant by a path, or by the name of a shipped config.
+
+    `names` are those to offer where there is none such; the family's, if they are not given.
+    """
     path = Path(name)
     if path.is_file():
         return path
@@ -88,15 +91,17 @@ def find_config(family: str | None, name: str | Path) -> Path:
     for shipped in (SHIPPED / (family or "") / f"{name}.yaml", SHIPPED / f"{name}.yaml"):
         if shipped.is_file():
             return shipped
-    names = shipped_configs(family)
+    names = shipped_configs(family) if names is None else names
     listed = f"shipped with eligo: {', '.join(names)}" if names else "none are shipped"
     raise ConfigError(
         f"{name}: neither a file nor a shipped config{did_you_mean(str(name), names)} ({listed})"
     )
 
 
-def read_layer(source: Source, family: str | None = None) -> Layer:
-    """The tree of a source, with everything that its `extends:` brings in."""
+def read_layer(
+    source: Source, family: str | None = None, names: Sequence[str] | None = None
+) -> Layer:
+    """The tree of a source, with everything that its `extends:` brings in; see `find_config`."""
     if source is None:
         return Layer()
     if isinstance(source, Config):
@@ -104,7 +109,7 @@ def read_layer(source: Source, family: str | None = None) -> Layer:
         return plain_layer(source.model_dump(round_trip=True, serialize_as_any=True))
     if isinstance(source, Mapping):
         return plain_layer(source)
-    return _read_file(find_config(family, source), ())
+    return _read_file(find_config(family, source, names), ())
 
 
 def _read_file(path: Path, readers: tuple[Path, ...]) -> Layer:

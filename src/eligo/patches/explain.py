@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from eligo.patches.arithmetic import unit, wide
-from eligo.patches.kernels import blocks, reference
+from eligo.patches.kernels import algebra, reference
 from eligo.patches.kernels.hoist import hoist
 from eligo.patches.parts import Parts
 from eligo.patches.scores import Choice, PatchExplanation
@@ -21,11 +21,11 @@ def explain(
     matches = reference.match(parts, images, texts, choices=True)
     assert matches.sparse is not None
     rows = hoist(parts, images)
-    slots = blocks.slot_weights(rows.logits, matches.sparse.live)[0, 0]  # (S, N)
-    extra = blocks.extra_weights(matches.sparse, images.mask)[0, 0]  # (1, N)
+    slots = algebra.slot_weights(rows.logits, matches.sparse.live)[0, 0]  # (S, N)
+    extra = algebra.extra_weights(matches.sparse, images.mask)[0, 0]  # (1, N)
     if matches.dense is not None and rows.logits_dense is not None:
-        slots = slots + blocks.slot_weights(rows.logits_dense, matches.dense.live)[0, 0]
-        extra = (extra + blocks.extra_weights(matches.dense, images.mask)[0, 0]) / 2
+        slots = slots + algebra.slot_weights(rows.logits_dense, matches.dense.live)[0, 0]
+        extra = (extra + algebra.extra_weights(matches.dense, images.mask)[0, 0]) / 2
     names = [f"slot {slot}" for slot in range(len(slots))]
     mixing = slots
     if not parts.keeps_all(slots.shape[1], images.mask):

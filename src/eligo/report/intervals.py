@@ -22,4 +22,6 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     centre = share + squared / (2 * trials)
     spread = _Z * sqrt(share * (1 - share) / trials + squared / (4 * trials * trials))
     scale = 1 + squared / trials
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    low, high = (centre - spread) / scale, (centre + spread) / scale
+    # The share lies inside; at 0 and 1 it is an end, which rounding would miss.
+    return max(0.0, min(share, low)), min(1.0, max(share, high))

@@ -7,21 +7,23 @@ remembers what the folder is.
 import json
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 import eligo
 from eligo.config import Config
-from eligo.errors import EligoError, InputError
+from eligo.errors import InputError, OutputError
 from eligo.files import clear_unfinished, writing
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.dataset import SceneDataset, SceneItem, SceneText, scene_texts
 from eligo.scenes.formats import FORMATS, Choices, Encode
 from eligo.scenes.graph import SPLITS, Split, draw_scenes
+from eligo.train.engine import Engine, map_shards
 
 MANIFEST = "export.json"
 _MAY_GROW = SPLITS
@@ -104,19 +106,26 @@ class ExportResult:
 
 
 def export_scenes(
-    config: ExportConfig, out: str | Path, on_progress: Callable[[int], None] | None = None
+    config: ExportConfig,
+    out: str | Path,
+    on_progress: Callable[[int], None] | None = None,
+    *,
+    engine: Engine = "local",
+    num_workers: int = 1,
 ) -> ExportResult:
     """Write scenes to a new folder, or finish what an earlier call began there.
 
-    `on_progress` hears how many scenes are done.
+    `on_progress` hears how many scenes are done. Engine and workers change who writes, never what:
+    with "ray", `num_workers` processes do, which all must see the folder; the "local" engine is
+    this process, whatever `num_workers` says.
     """
     out = Path(out)
     try:
         _begin(config, out)
-        return _export(config, out, on_progress)
+        return _export(config, out, engine, num_workers, on_progress)
     except OSError as error:
         why = error.__cause__ or error
-        raise EligoError(
+        raise OutputError(
             f"{out}: the export stopped ({why}); make room or choose another folder, "
             "then run it again: it continues"
         ) from error
@@ -140,6 +149,9 @@ def _refuse_another(manifest: Path, config: ExportConfig) -> None:
     try:
         saved = json.loads(manifest.read_text(encoding="utf-8"))
         there = {"eligo": saved["eligo"], **_flat(saved["config"])}
+        for split in _MAY_GROW:
+            if not isinstance(there[split], int):
+                raise TypeError(f"{split} is {there[split]!r}, no number of scenes")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{manifest}: not the manifest of an export ({error!r})") from None
     here = {"eligo": eligo.__version__, **_flat(config.model_dump(mode="json"))}
@@ -156,56 +168,95 @@ def _refuse_another(manifest: Path, config: ExportConfig) -> None:
 
 
 def _export(
-    config: ExportConfig, out: Path, on_progress: Callable[[int], None] | None
+    config: ExportConfig,
+    out: Path,
+    engine: Engine,
+    num_workers: int,
+    on_progress: Callable[[int], None] | None,
 ) -> ExportResult:
-    layout = FORMATS[config.format]
-    choices = Choices(config.scenes, config.image, config.depth)
+    chunks = list(_chunks(config))
+    num_done = list(accumulate(len(chunk.scenes) for chunk in chunks))
+    folder = out.resolve()  # a worker may stand elsewhere
+    results = map_shards(
+        lambda: lambda chunk: _export_chunk(config, folder, chunk),
+        chunks,
+        engine=engine,
+        num_workers=num_workers,
+        keep_going=False,
+        on_done=lambda count: on_progress(num_done[count - 1]) if on_progress else None,
+    )
+    layout, choices = FORMATS[config.format], _choices(config)
     texts: dict[Split, list[SceneText]] = {split: [] for split in config.num_scenes}
-    written = found = done = 0
-    with ThreadPoolExecutor(_THREADS) as pool:
-        pending: list[Future[None]] = []
-        for split, chunk in _chunks(config):
-            graph = draw_scenes(config.scenes, split, chunk)
-            said = scene_texts(graph, config.num_questions, config.num_captions)
-            texts[split] += said
-            files = [layout.pictures(choices, text) for text in said]
-            missing = [
-                {path: make for path, make in wanted.items() if not (out / path).exists()}
-                for wanted in files
-            ]
-            written += sum(map(len, missing))
-            found += sum(map(len, files)) - sum(map(len, missing))
-            items = _render(config, split, chunk, missing)
-            # The chunk before this one was encoded while this one was rendered.
-            _finish(pending)
-            pending = [pool.submit(_write_pictures, out, *task) for task in items]
-            done += len(chunk)
-            if on_progress is not None:
-                on_progress(done)
-        _finish(pending)
+    written = found = 0
+    for chunk, result in zip(chunks, results, strict=True):
+        assert isinstance(result, _Written)  # a failure would have been raised
+        texts[chunk.split] += result.texts
+        written, found = written + result.num_written, found + result.num_found
     index = dict(layout.index(choices, texts))
     for path, content in index.items():
         _write(out / path, content.encode())
-    return ExportResult(str(out), done, written, found, list(index))
+    return ExportResult(str(out), num_done[-1], written, found, list(index))
 
 
-def _chunks(config: ExportConfig) -> Iterator[tuple[Split, range]]:
+class _Chunk(NamedTuple):
+    """Scenes that are made together: the shard of an export."""
+
+    split: Split
+    scenes: range
+
+
+class _Written(NamedTuple):
+    """What came of a chunk."""
+
+    texts: list[SceneText]
+    num_written: int
+    num_found: int
+
+
+def _export_chunk(config: ExportConfig, out: Path, chunk: _Chunk) -> _Written:
+    """Write the pictures of a chunk that are not there yet."""
+    graph = draw_scenes(config.scenes, chunk.split, chunk.scenes)
+    texts = scene_texts(graph, config.num_questions, config.num_captions)
+    layout, choices = FORMATS[config.format], _choices(config)
+    files = [layout.pictures(choices, text) for text in texts]
+    missing = [
+        {path: make for path, make in wanted.items() if not (out / path).exists()}
+        for wanted in files
+    ]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        items = _render(config, chunk, missing)
+        for future in [pool.submit(_write_pictures, out, *task) for task in items]:
+            future.result()
+    num_written = sum(map(len, missing))
+    return _Written(texts, num_written, sum(map(len, files)) - num_written)
+
+
+def _choices(config: ExportConfig) -> Choices:
+    return Choices(config.scenes, config.image, config.depth)
+
+
+def _chunks(config: ExportConfig) -> Iterator[_Chunk]:
     pixels = config.scenes.height * config.scenes.width
     step = max(1, min(256, _CHUNK_PIXELS // pixels))
     for split, size in config.num_scenes.items():
         for start in range(0, size, step):
-            yield split, range(start, min(start + step, size))
+            yield _Chunk(split, range(start, min(start + step, size)))
 
 
 def _render(
-    config: ExportConfig, split: Split, chunk: range, missing: list[dict[str, Encode]]
+    config: ExportConfig, chunk: _Chunk, missing: list[dict[str, Encode]]
 ) -> list[tuple[SceneItem, dict[str, Encode]]]:
     """The scenes of a chunk that lack pictures, with what they lack."""
-    lacking = [(index, files) for index, files in zip(chunk, missing, strict=True) if files]
+    lacking = [(index, files) for index, files in zip(chunk.scenes, missing, strict=True) if files]
     if not lacking:
         return []
     world = SceneDataset(
-        config.scenes, split, chunk.stop, num_questions=0, num_captions=0, sensor=config.sensor
+        config.scenes,
+        chunk.split,
+        chunk.scenes.stop,
+        num_questions=0,
+        num_captions=0,
+        sensor=config.sensor,
     )
     items = world.__getitems__([index for index, _ in lacking])
     return [(item, files) for item, (_, files) in zip(items, lacking, strict=True)]
@@ -214,11 +265,6 @@ def _render(
 def _write_pictures(out: Path, item: SceneItem, files: dict[str, Encode]) -> None:
     for path, make in files.items():
         _write(out / path, make(item))
-
-
-def _finish(pending: list[Future[None]]) -> None:
-    for future in pending:
-        future.result()
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from eligo.tokens.data import Collator
+from eligo.tokens.data import Collator, TokenBatch
 from eligo.tokens.plan import Plan
 from eligo.tokens.removal import pruning
 from eligo.train.data import Examples
@@ -64,27 +64,16 @@ def evaluate_plan(
 ) -> list[Answered]:
     """Answer every question twice: with all tokens, and under the plan."""
     collator = Collator(processor, instruction=instruction)
-    weight = next(model.parameters())
+    device = next(model.parameters()).device
     answered: list[Answered] = []
-
-    def said(inputs: dict[str, torch.Tensor]) -> list[str]:
-        generate: Any = getattr(model, "generate")  # noqa: B009 (a Module has none, a host has)
-        output = generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
-        new = output[:, inputs["input_ids"].shape[1] :]
-        return [text.strip() for text in processor.batch_decode(new, skip_special_tokens=True)]
-
     for first in range(0, len(examples), batch_size):
         last = min(first + batch_size, len(examples))
         rows = [examples[row] for row in range(first, last)]
-        batch = collator(rows).to(weight.device)
-        inputs = {
-            name: value.to(weight.dtype) if value.is_floating_point() else value
-            for name, value in batch.inputs.items()
-        }
+        batch = collator(rows).to(device)
         with torch.no_grad():
-            whole = said(inputs)
+            whole = say(model, processor, batch, max_new_tokens)
             with pruning(model, plan, batch.question_mask, scene=batch.scene):
-                pruned = said(inputs)
+                pruned = say(model, processor, batch, max_new_tokens)
         answered += [
             Answered(
                 id=row.id,
@@ -101,6 +90,19 @@ def evaluate_plan(
         if on_progress is not None:
             on_progress(last)
     return answered
+
+
+def say(model: nn.Module, processor: Any, batch: TokenBatch, max_new_tokens: int) -> list[str]:
+    """What the host answers, greedily; the batch must be where the host is."""
+    dtype = next(model.parameters()).dtype
+    inputs = {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in batch.inputs.items()
+    }
+    generate: Any = getattr(model, "generate")  # noqa: B009 (a Module has none, a host has)
+    output = generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
+    new = output[:, inputs["input_ids"].shape[1] :]
+    return [text.strip() for text in processor.batch_decode(new, skip_special_tokens=True)]
 
 
 def summarise(answered: Sequence[Answered]) -> list[FamilyRow]:

@@ -69,9 +69,9 @@ class Cut:
 class Plan:
     """Stage 1 (or none), cuts in the order of their layers, and how survivors are treated.
 
-    >>> from eligo.tokens.methods import Uniform  # doctest: +SKIP
-    >>> plan = Plan(Stage1(Uniform(), 288), [Cut(1 / 4, Uniform(), 150)])  # doctest: +SKIP
-    >>> plan.counts((24, 24))  # doctest: +SKIP
+    >>> from eligo.tokens.methods import build
+    >>> plan = Plan(Stage1(build("uniform"), 288), [Cut(1 / 4, build("uniform"), 150)])
+    >>> plan.counts((24, 24))
     (288, 150)
     """
 
@@ -167,7 +167,10 @@ class Plan:
         folder: str | Path,
         reducers: "Mapping[str, Callable[..., Reducer]] | None" = None,
     ) -> "Plan":
-        """Read what `save` wrote, from its folder, a checkpoint, or a run (its best checkpoint).
+        """Read what `save` wrote, from its folder, or what a training did: a run, a checkpoint.
+
+        A run gives the parts of its best checkpoint; one of `RUN/checkpoints`, `RUN/best` and
+        `RUN/last` gives its own, with the plan of the run it lies in.
 
         `reducers` adds methods of one's own: name -> what builds it from its settings.
         """

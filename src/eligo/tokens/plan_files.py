@@ -54,11 +54,11 @@ def save(plan: Plan, folder: Path) -> None:
 
 def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
     """Read a plan and its parts."""
-    path = next((p for p in (folder / _FILE, folder / "best" / _FILE) if p.is_file()), None)
+    path = next((p for p in _places(folder) if p.is_file()), None)
     if path is None:
         raise InputError(
-            f"{folder}: no {_FILE} in it; expected the folder of a saved plan (Plan.save, or "
-            "`eligo tokens train`)"
+            f"{folder}: no {_FILE} in it; expected the folder of a saved plan (Plan.save), or of "
+            "a run of `eligo tokens train` or one of its checkpoints"
         )
     try:
         described = json.loads(path.read_text("utf-8"))
@@ -69,7 +69,7 @@ def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
     found = described.get("format") if isinstance(described, dict) else None
     if found != _FORMAT:
         raise InputError(f"{path}: got format {found!r}, expected {_FORMAT!r}")
-    build = _Builder(path.parent, reducers)
+    build = _Builder(folder, reducers)
     try:
         first = described["stage1"]
         stage1 = None if first is None else Stage1(build(first["reducer"]), *_amount(first))
@@ -82,6 +82,13 @@ def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
         raise InputError(
             f"{path}: field {error} is missing or malformed; write it again with Plan.save"
         ) from error
+
+
+def _places(folder: Path) -> tuple[Path, ...]:
+    """Its own; for a checkpoint, its run's, which is written once: only the parts change."""
+    inside = folder.resolve()  # `best` and `last` are links
+    run = [inside.parents[1] / _FILE] if inside.parent.name == "checkpoints" else []
+    return (folder / _FILE, *run)
 
 
 class _Builder:

@@ -103,7 +103,8 @@ class TrainConfig(Config):
     patience: int | None = Field(default=None, ge=1)
     """Stop after so many evaluations without a new best; none: never."""
     max_minutes: float | None = Field(default=None, gt=0)
-    """Stop cleanly, with a checkpoint, after so many minutes (looked at every log_every steps)."""
+    """Stop cleanly, with an evaluation and a checkpoint, after so many minutes (looked at every
+    log_every steps)."""
     init_from: Path | None = None
     """Folder of weights (any float type) to start from, with fresh optimisers and warm-up."""
 

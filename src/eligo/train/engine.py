@@ -2,7 +2,7 @@
 
 Both engines give the same results. Work that fails, by an exception or because its worker died,
 is tried again; what fails for good is returned as a `ShardFailure` in its place, so that one bad
-shard does not cost the others.
+shard does not cost the others, or ends the map where all are needed (`keep_going=False`).
 """
 
 import os
@@ -34,17 +34,20 @@ def map_shards(
     num_workers: int = 1,
     gpus_per_worker: float = 0.0,
     max_tries: int = 3,
+    keep_going: bool = True,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Result | ShardFailure]:
     """Results of `factory()(shard)` for every shard, in order.
 
     `factory` is called once in every worker: that is where a model is loaded. `on_done(count)` is
     told how many shards are finished. Ray joins the cluster that RAY_ADDRESS names, or starts one
-    on this machine and stops it in the end.
+    on this machine and stops it in the end. The local engine is this process alone, whatever
+    `num_workers` and `gpus_per_worker` say. Without `keep_going`, the first shard that fails for
+    good raises its error.
     """
     if num_workers < 1 or max_tries < 1:
         raise InputError(f"num_workers {num_workers} and max_tries {max_tries} must be at least 1")
-    queue = _Queue(shards, max_tries, on_done)
+    queue = _Queue(shards, max_tries, keep_going, on_done)
     if engine == "local":
         _run_local(factory, queue)
     else:
@@ -56,9 +59,14 @@ class _Queue:
     """What is to do, what was tried, what came out."""
 
     def __init__(
-        self, shards: Sequence[Any], max_tries: int, on_done: Callable[[int], None] | None
+        self,
+        shards: Sequence[Any],
+        max_tries: int,
+        keep_going: bool,
+        on_done: Callable[[int], None] | None,
     ) -> None:
-        self.shards, self.max_tries, self.on_done = shards, max_tries, on_done
+        self.shards, self.max_tries = shards, max_tries
+        self.keep_going, self.on_done = keep_going, on_done
         self.waiting = deque(range(len(shards)))
         self.tries = [0] * len(shards)
         self.results: list[Any] = [None] * len(shards)
@@ -78,6 +86,8 @@ class _Queue:
     def fail(self, index: int, error: Exception) -> None:
         if self.tries[index] < self.max_tries:
             self.waiting.append(index)
+        elif not self.keep_going:
+            raise error
         else:
             self.succeed(index, ShardFailure(index, f"{type(error).__name__}: {error}"))
 
@@ -88,9 +98,11 @@ def _run_local(factory: Callable[[], Callable[[Any], Any]], queue: _Queue) -> No
         index, shard = queue.take()
         try:
             function = function or factory()
-            queue.succeed(index, function(shard))
+            result = function(shard)
         except Exception as error:
             queue.fail(index, error)
+        else:
+            queue.succeed(index, result)
 
 
 class _Worker:

@@ -63,7 +63,8 @@ def fit(
     """Train until the steps, the patience or the minutes are used up.
 
     With `resume`, continue from the newest checkpoint in the run folder, or start anew if there
-    is none. `on_evaluate(step, metrics)` sees every evaluation and may return True to stop.
+    is none. `on_evaluate(step, metrics)` sees every evaluation and may return True to stop. The
+    last step is evaluated however the run ends, so that it can be the best.
     """
     return _Loop(task, config, resume, on_evaluate).run()
 
@@ -123,9 +124,12 @@ class _Loop:
                     improved = stopped = False
                     if logs:
                         self._write_metrics()
-                    if last or standing.step % config.evaluate_every == 0:
+                    evaluates = last or standing.step % config.evaluate_every == 0
+                    if evaluates:
                         improved, stopped = self._evaluate()
                     ended = "stopped" if stopped else self._ended(look_at_clock=logs)
+                    if ended and not evaluates:  # the end may be the best, or all there is
+                        improved, _ = self._evaluate(counts=False)
                     if ended or improved or standing.step % config.checkpoint_every == 0:
                         self._save()
         finally:
@@ -190,8 +194,11 @@ class _Loop:
             self.log.write(step, "train", values)
         self.bar.update(step, f"loss {values.get('loss', math.nan):.4g}")
 
-    def _evaluate(self) -> tuple[bool, bool]:
-        """Evaluate, remember a new best; returns (improved, told to stop)."""
+    def _evaluate(self, counts: bool = True) -> tuple[bool, bool]:
+        """Evaluate, remember a new best; returns (improved, told to stop).
+
+        One that only the clock brought about does not count against `patience`.
+        """
         standing, config = self.standing, self.config
         self.state.share_weights(buffers_only=True)
         self._set_training(False)
@@ -211,8 +218,9 @@ class _Loop:
         sign = 1 if config.mode == "max" else -1
         best = sign * standing.best[config.monitor] if standing.best else -math.inf
         improved = sign * metrics[config.monitor] > best
-        standing.evaluations_since_best = 0 if improved else standing.evaluations_since_best + 1
+        standing.evaluations_since_best += counts
         if improved:
+            standing.evaluations_since_best = 0
             standing.best_step, standing.best = standing.step, metrics
         stop = self.on_evaluate is not None and self.on_evaluate(standing.step, metrics)
         return improved, self.processes.of_first(stop)

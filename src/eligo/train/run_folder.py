@@ -14,8 +14,8 @@ from typing import Any
 
 from eligo.config import Config
 from eligo.config.yaml import dump_yaml, read_yaml
-from eligo.errors import ConfigError, InputError
-from eligo.files import clear_unfinished, write_text, writing
+from eligo.errors import ConfigError, InputError, OutputError
+from eligo.files import clear_unfinished, make_folder, write_text, writing
 from eligo.train.config import TrainConfig
 
 _MAY_CHANGE = {
@@ -46,7 +46,7 @@ class RunFolder:
 
     def prepare(self, config: dict[str, Any], step: int, best: int | None) -> None:
         """Write the config, clear what is half-written, drop metrics after `step`."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        make_folder(self.checkpoints)
         clear_unfinished(self.path)
         for leftover in self.checkpoints.glob(".*"):
             shutil.rmtree(leftover)
@@ -73,9 +73,17 @@ class RunFolder:
     def writing(self, step: int) -> Iterator[Path]:
         """A folder that becomes the checkpoint of `step` when the block ends well."""
         temporary = self.checkpoints / f".step_{step:06d}"
-        temporary.mkdir()
-        yield temporary
-        temporary.rename(self.checkpoint(step))
+        try:
+            temporary.mkdir()
+            yield temporary
+            temporary.rename(self.checkpoint(step))
+        except OutputError:
+            raise
+        except OSError as error:
+            raise OutputError(
+                f"{self.checkpoint(step)}: cannot be written ({error}); make room, then go on with "
+                "--resume"
+            ) from error
 
     def link_all(self, best: int | None) -> None:
         """Point `last` at the newest checkpoint and `best` at the best, atomically."""

@@ -23,7 +23,7 @@ from pydantic import Field
 from eligo.config import Config, save_config
 from eligo.config.yaml import dump_yaml
 from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError
-from eligo.files import write_text
+from eligo.files import make_folder, write_text
 from eligo.train.config import TrainConfig
 from eligo.train.rng import mix
 from eligo.train.run_folder import refuse_changes
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eligo.train")
 
 _POLL_SECONDS = 0.5
+_NOT_SEARCHED = {f"train.{key}" for key in ("monitor", "mode", "out", "name")}
 _MAY_CHANGE = {"search.trials", "search.gpus", "search.gpus_per_worker"}
 
 
@@ -97,12 +98,12 @@ class _Worker:
         self.train = _train_of(config)
         self.folder = self.train.out / f"{self.train.name}_search"
         _check_space(config, search)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         with self._locked():
             self._check_same()
             self.study = self.optuna.create_study(
                 storage=self.optuna.storages.RDBStorage(
-                    f"sqlite:///{self.folder / 'study.db'}",
+                    _sqlite_url(self.folder / "study.db"),
                     engine_kwargs={"connect_args": {"timeout": 60}},
                 ),
                 study_name="search",
@@ -252,19 +253,34 @@ def _suggest(trial: "optuna.Trial", key: str, choices: RangeConfig | list[Any]) 
 def _check_space(config: Config, search: SearchConfig) -> None:
     """Both ends of every range and all choices must make a valid config."""
     for key, choices in search.space.items():
-        if key.split(".")[0] == "train" and key.split(".")[-1] in (
-            "monitor",
-            "mode",
-            "out",
-            "name",
-        ):
-            raise ConfigError(f"search.space: {key} cannot be searched over")
+        where = f"search.space.{key}: "
+        if key in _NOT_SEARCHED:
+            raise ConfigError(f"{where}cannot be searched over")
         if isinstance(choices, RangeConfig):
-            if not choices.low < choices.high:
-                raise ConfigError(f"search.space: {key}: low {choices.low} is not below high")
+            _check_range(where, choices)
             choices = [choices.low, choices.high]
+        if not choices:
+            raise ConfigError(f"{where}got no choices, expected at least one")
         for value in choices:
-            config.replace({key: value})
+            try:
+                config.replace({key: value})
+            except ConfigError as error:
+                raise ConfigError(where + str(error).removeprefix(f"--{key}: ")) from None
+
+
+def _check_range(where: str, choices: RangeConfig) -> None:
+    low, high = choices.low, choices.high
+    if not (low < high and math.isfinite(low) and math.isfinite(high)):
+        raise ConfigError(f"{where}got low {low} and high {high}, expected low below high")
+    if choices.log and low <= 0:
+        raise ConfigError(f"{where}got low {low} with log: true, expected low above 0")
+
+
+def _sqlite_url(path: Path) -> str:
+    """A file as SQLAlchemy names it, whatever characters the user's folders are called by."""
+    from sqlalchemy import URL
+
+    return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
 
 
 def _train_of(config: Config) -> TrainConfig:

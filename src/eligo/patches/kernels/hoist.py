@@ -1,7 +1,7 @@
 """What the fast kernels compute once: per image, per block of texts, and how blocks are cut."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -60,6 +60,27 @@ class TextRows:
     mask: Bool[Tensor, "rows texts words"]
     directions: Float[Tensor, "rows texts dim"]
     """Unit mean words, without gradient."""
+    cls: Float[Tensor, "images texts words"] | None = None
+    """Cosines of the words with the [CLS] of each image."""
+
+    def meet(self, cls: Float[Tensor, "images dim"] | None) -> "TextRows":
+        """With the cosines of all words and all [CLS] vectors, from one product."""
+        if cls is None:
+            return self
+        flat = self.words.flatten(1, 2)  # (1 or images, texts * words, dim)
+        if len(flat) == 1:
+            cosines = cls @ flat[0].T
+        else:
+            cosines = (flat @ cls.unsqueeze(-1)).squeeze(-1)
+        return replace(self, cls=cosines.unflatten(1, self.words.shape[1:3]))
+
+    def beside(self, images: slice) -> "TextRows":
+        """The same texts for some of the images that they met."""
+        return self if self.cls is None else replace(self, cls=self.cls[images])
+
+    def paired(self) -> "TextRows":
+        """(1, pairs, ...) -> (pairs, 1, ...): every image row has its own text."""
+        return TextRows(*(part.transpose(0, 1) for part in (self.words, self.mask, self.directions)))
 
 
 def hoist(parts: Parts, images: Images) -> ImageRows:

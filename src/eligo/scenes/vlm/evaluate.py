@@ -2,7 +2,8 @@
 
 Every question is a prompt of its own with an image of its own, on the test split. Beside it stand
 chance and the blind baseline, which sees no image: the most frequent training answer to the same
-words. Questions about a colour-shape pair that training never showed are reported apart as well.
+words or, for words it has not met, to the same kind of question (as in `eligo.scenes.stats`).
+Questions about a colour-shape pair that training never showed are reported apart as well.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from eligo.config import Config
+from eligo.devices import resolve_device
 from eligo.report.intervals import wilson_interval
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.graph import Split, draw_scenes
@@ -51,9 +52,7 @@ class VlmEvaluationConfig(Config):
     @property
     def resolved_device(self) -> str:
         """Where it runs: `auto` takes a GPU if there is one."""
-        if self.device != "auto":
-            return self.device
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return str(resolve_device(self.device))
 
 
 @dataclass(frozen=True)
@@ -132,8 +131,11 @@ def draw_exam(config: VlmEvaluationConfig) -> Iterator[tuple[Asked, Tensor]]:
             found += len(rows)
 
 
-def fit_blind(config: VlmEvaluationConfig) -> Callable[[str], str]:
-    """The most frequent training answer to the same words (else to the first three)."""
+def fit_blind(config: VlmEvaluationConfig) -> Callable[..., str]:
+    """What to answer, from text and kind: most frequent in training for the text, else the kind.
+
+    A question of unknown kind goes by its first three words.
+    """
     tallies: dict[str, list[int]] = {}
     for start in range(0, config.blind_scenes, _CHUNK * 8):
         stop = min(start + _CHUNK * 8, config.blind_scenes)
@@ -142,11 +144,12 @@ def fit_blind(config: VlmEvaluationConfig) -> Callable[[str], str]:
         for scene, place in questions.valid.nonzero().tolist():
             text = questions.text(scene, place)
             right = int(questions.answer[scene, place])
-            for known in (text, _opening(text)):
+            kind = KINDS[int(questions.kind[scene, place])].name
+            for known in (text, kind, _opening(text)):
                 tallies.setdefault(known, [0] * len(ANSWERS))[right] += 1
 
-    def answer(text: str) -> str:
-        tally = tallies.get(text) or tallies.get(_opening(text)) or [1]
+    def answer(text: str, kind: str | None = None) -> str:
+        tally = tallies.get(text) or tallies.get(kind or _opening(text)) or [1]
         return ANSWERS[tally.index(max(tally))]
 
     return answer
@@ -182,7 +185,7 @@ def evaluate_vlm(
     def ask(batch: list[tuple[Asked, Tensor]]) -> None:
         asked, images = [item for item, _ in batch], [image for _, image in batch]
         results.extend(
-            replace(item, said=said, blind=blind(item.question))
+            replace(item, said=said, blind=blind(item.question, item.kind))
             for item, said in zip(asked, answers(asked, images), strict=True)
         )
         if on_progress is not None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from accelerate import PartialState
 from jaxtyping import Bool, Float, Int64
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import LlavaForConditionalGeneration
@@ -81,9 +81,21 @@ class VlmTrainConfig(Config):
     phrase_weight: float = Field(default=0.5, ge=0)
     """Weight of what the last word of a phrase learns half-way up the language model."""
     validation_scenes: int = Field(default=512, ge=1)
-    """Scenes of the validation split that choose the checkpoint."""
+    """Scenes of the validation split that choose `best`."""
     compile: bool = False
     """Compile the layers (needs a GPU to be worth it)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "VlmTrainConfig":
+        size = self.model.image_size
+        if (self.scenes.height, self.scenes.width) != (size, size):
+            raise ValueError(
+                f"scenes.height {self.scenes.height} and scenes.width {self.scenes.width}: "
+                f"expected both to be {size}, model.image_size"
+            )
+        if min(self.weights) < 0 or not any(self.weights):
+            raise ValueError(f"weights: got {self.weights}, expected none below 0 and one above")
+        return self
 
     def build(self) -> "VlmTask":
         """The task for the training loop."""
@@ -338,12 +350,15 @@ def _compile_layers(model: LlavaForConditionalGeneration) -> None:
 
 
 def train_vlm(config: VlmTrainConfig, *, resume: bool = False) -> FitResult:
-    """Train, then write the best weights as a model folder: `<run>/model`."""
+    """Train, then write the last weights as a model folder: `<run>/model`.
+
+    The last, which are the end of an annealed schedule; `best` stays in the run folder.
+    """
     seed_everything(config.train.seed)
     task = config.build()
     result = fit(task, config.train, resume=resume)
     if PartialState().is_main_process:
         model = build_vlm(config.model)
-        load_weights(result.folder / "best", {"vlm": model})
+        load_weights(result.folder / "last", {"vlm": model})
         save_vlm(model, build_processor(config.model), result.folder / "model")
     return result

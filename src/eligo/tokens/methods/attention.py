@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from eligo.selection import Selection
-from eligo.tokens.methods.method import Method, keep_best
+from eligo.tokens.methods.method import Method, keep_best, row_flops
 from eligo.tokens.reducer import Need, ReducerContext, Where
 
 
@@ -31,6 +31,13 @@ class FastV(Method):
         """The most attended, first."""
         return _most_attended(context, budget, width)
 
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """The row of the layer before, over vision tokens and words."""
+        del question_width, budget
+        return row_flops(num_tokens + num_words, width)
+
 
 class PyramidDrop(Method):
     """The tokens that the last prompt token attends to most, for each of several cuts."""
@@ -45,6 +52,13 @@ class PyramidDrop(Method):
     ) -> Selection:
         """The most attended, first."""
         return _most_attended(context, budget, width)
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """The row of the layer before, over vision tokens and words."""
+        del question_width, budget
+        return row_flops(num_tokens + num_words, width)
 
 
 def _most_attended(context: ReducerContext, budget: Tensor, width: int) -> Selection:

@@ -18,7 +18,13 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.methods.method import Method, Space, question_similarities, similarities
+from eligo.tokens.methods.method import (
+    Method,
+    Space,
+    question_similarities,
+    row_flops,
+    similarities,
+)
 from eligo.tokens.reducer import Need, ReducerContext, Where
 
 
@@ -38,6 +44,13 @@ class DivPrune(Method):
         # A lone token is infinitely far from all others; tables and plots want a number.
         scores = ops.nearest_other(distances, context.mask).clamp_max(2.0)
         return Selection(indices, scores.masked_fill(~context.mask, 0.0), context.mask)
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """Cosines of all pairs."""
+        del num_words, question_width, budget
+        return 2.0 * num_tokens**2 * width
 
 
 class CDPruner(Method):
@@ -72,6 +85,19 @@ class CDPruner(Method):
         kernel = quality.unsqueeze(-1) * similarities(context) * quality.unsqueeze(-2)
         indices = ops.greedy_dpp(kernel, budget, context.mask, width=width)
         return Selection(indices, kernel.diagonal(dim1=-2, dim2=-1).clone(), context.mask)
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """Cosines of all pairs, the relevance, and the Cholesky factor's rows 0 to budget - 1."""
+        del question_width
+        relevance = {
+            "question": 2.0 * num_tokens * num_words * width,
+            "attention_row": row_flops(num_tokens + num_words, width),
+            "cls_row": row_flops(num_tokens + 1, width),
+        }
+        factor = num_tokens * budget * (budget - 1)
+        return 2.0 * num_tokens**2 * width + relevance[self.relevance] + factor
 
     def _relevance(self, context: ReducerContext) -> Float[Tensor, "images tokens"]:
         if self.relevance == "question":

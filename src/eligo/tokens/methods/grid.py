@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.methods.method import Method, fold_into, keep_marked
+from eligo.tokens.methods.method import Method, fold_flops, fold_into, keep_marked
 from eligo.tokens.reducer import ReducerContext, Where
 
 
@@ -32,6 +32,13 @@ class UniformGrid(Method):
     ) -> Selection:
         """Middle tokens in raster order. Windows whose tokens are gone leave theirs to others."""
         return keep_marked(context, uniform_tokens(context, budget, width), width)
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """Places are integers; no product."""
+        del num_tokens, num_words, width, question_width, budget
+        return 0.0
 
 
 class GridPooling(Method):
@@ -55,6 +62,13 @@ class GridPooling(Method):
         destination = torch.where(selection.kept_mask, column, shared)
         destination = destination.masked_fill(~context.mask, -1)
         return fold_into(context, selection.indices, selection.scores, destination)
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """The fold into means."""
+        del num_words, question_width
+        return fold_flops(num_tokens, width, budget)
 
 
 def uniform_tokens(

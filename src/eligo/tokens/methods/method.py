@@ -156,3 +156,13 @@ def question_similarities(
     words = question.float().masked_fill(~mask.unsqueeze(-1), 0.0)
     words = torch.nn.functional.normalize(words, dim=-1)
     return words @ unit_features(context).transpose(-1, -2), mask
+
+
+def fold_flops(num_tokens: int, width: int, budget: int) -> float:
+    """Of `Selection.fold`: kept x tokens x width."""
+    return 2.0 * budget * num_tokens * width
+
+
+def row_flops(num_keys: int, width: int) -> float:
+    """Of one more row of attention over so many keys, in heads that are `width` wide together."""
+    return 2.0 * num_keys * width

@@ -45,6 +45,13 @@ class Oracle(Method):
         thinned = evenly(deciding, budget.minimum(deciding.sum(-1)))
         return keep_best(context, torch.where(deciding, 1 + thinned.float(), fill), budget, width)
 
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """It is told; what finding out would cost, nobody knows."""
+        del num_tokens, num_words, width, question_width, budget
+        return 0.0
+
 
 def _distance(context: ReducerContext, deciding: Tensor) -> Float[Tensor, "images tokens"]:
     """To the nearest deciding token, as a share of the grid's diagonal."""

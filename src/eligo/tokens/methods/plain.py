@@ -43,6 +43,13 @@ class KeepAll(Method):
         kept = context.mask & (context.mask.long().cumsum(-1) <= budget.unsqueeze(-1))
         return keep_marked(context, kept, width)
 
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """Nothing is computed."""
+        del num_tokens, num_words, width, question_width, budget
+        return 0.0
+
 
 class RandomTokens(Method):
     """Tokens drawn without replacement, by a hash of seed, place and content; see the header."""
@@ -64,3 +71,10 @@ class RandomTokens(Method):
         # 24 bits: all that float32 holds exactly.
         priority = ((key >> 8) & 0xFFFFFF).float() / 2**24
         return keep_best(context, priority, budget, width)
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """Hashing integers is no product."""
+        del num_tokens, num_words, width, question_width, budget
+        return 0.0

@@ -42,3 +42,10 @@ class SparseVLM(Method):
         raters = words & (affinity * words.sum(-1, keepdim=True) >= 1 - 1e-5)
         attention = ops.masked_softmax(logits, context.mask.unsqueeze(-2))
         return keep_best(context, ops.masked_mean(attention, raters), budget, width)
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """Cosines of words and tokens."""
+        del question_width, budget
+        return 2.0 * num_words * num_tokens * width

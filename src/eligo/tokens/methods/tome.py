@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.methods.method import Method, Space, fold_into, sizes_of
+from eligo.tokens.methods.method import Method, Space, fold_flops, fold_into, sizes_of
 from eligo.tokens.reducer import ReducerContext, Where
 
 
@@ -52,6 +52,17 @@ class ToMe(Method):
         slots = torch.where(indices < 0, num_tokens, indices)  # padding falls into a spare slot
         scores = sizes.new_zeros((len(sizes), num_tokens + 1)).scatter(-1, slots, sizes[:, :width])
         return fold_into(context, indices, scores[:, :num_tokens], destination)
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """Every round compares one half with the other; then the fold."""
+        del num_words, question_width
+        everyone = torch.ones((1, num_tokens), dtype=torch.bool)
+        rounds = _schedule(everyone, torch.tensor([budget]), self.rounds)
+        lengths = [num_tokens, *(most for _, most in rounds)][: len(rounds)]
+        matching = sum(2.0 * (n - n // 2) * (n // 2) * width for n in lengths)
+        return matching + fold_flops(num_tokens, width, budget)
 
 
 def _schedule(mask: Tensor, budget: Tensor, rounds: int) -> list[tuple[Tensor, int]]:

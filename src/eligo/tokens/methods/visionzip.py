@@ -17,7 +17,14 @@ from torch import Tensor
 from eligo import ops
 from eligo.selection import Selection
 from eligo.tokens.methods.grid import evenly
-from eligo.tokens.methods.method import Method, Space, fold_into, unit_features
+from eligo.tokens.methods.method import (
+    Method,
+    Space,
+    fold_flops,
+    fold_into,
+    row_flops,
+    unit_features,
+)
 from eligo.tokens.reducer import Need, ReducerContext, Where
 
 
@@ -50,6 +57,18 @@ class VisionZip(Method):
         indices = torch.where(order < 0, -1, ops.gather(both, order))
         is_target = order >= width  # columns of `both` from there on are targets
         return fold_into(context, indices, scores, _destination(context, indices, is_target))
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """The row of [CLS], cosines of kept and all tokens, the fold.
+
+        In a tower without [CLS] the row is a mean of all, at `num_tokens` times the cost of one.
+        """
+        del num_words, question_width
+        cosines = 2.0 * budget * num_tokens * width
+        row = row_flops(num_tokens + 1, width)
+        return row + cosines + fold_flops(num_tokens, width, budget)
 
 
 def _destination(context: ReducerContext, indices: Tensor, is_target: Tensor) -> Tensor:

@@ -1,0 +1,111 @@
+"""The exact algebra of the fast kernels: mixing matrices, and cosines of what they mix.
+
+- One mixing matrix M (tokens x patches) per pair does all folding: its rows are the slots'
+  `D e^l / sum D e^l` (both selections of the paper's version added) and, last, the extra token's
+  `(1 - D) e^s / sum (1 - D) e^s`. So tokens are `M X`.
+- Words and tokens meet as `w (M X)^T` or as `(w X^T) M^T` with squared token norms
+  `rowsum((M G) * M)`, `G = X X^T`: whichever costs less. Of a single hard selection the zeros of M
+  can be skipped: there the kept patches are gathered.
+
+Axes: R images, J texts for each of them, N patches, S slots, P tokens, L words, C width.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from eligo.patches.arithmetic import weighted_softmax, wide
+from eligo.patches.scores import Choice
+
+_SMALLEST_SUM = 1e-20  # a softmax sum below is made again from its own maximum
+
+
+def slot_weights(
+    logits: Float[Tensor, "images slots patches"], live: Float[Tensor, "images texts patches"]
+) -> Float[Tensor, "images texts slots patches"]:
+    """The rows of M for the slots: `D e^l / sum D e^l`."""
+    powers = (logits - logits.amax(-1, keepdim=True).detach()).exp()  # (R, S, N)
+    total = live @ powers.transpose(1, 2)  # (R, J, S)
+    thin = total < _SMALLEST_SUM
+    scale = torch.where(thin, 1.0, total).reciprocal()
+    weights = live.unsqueeze(2) * powers.unsqueeze(1) * scale.unsqueeze(-1)
+    if bool(thin.any()):  # all kept patches weigh nothing beside a dropped one
+        row, text, slot = thin.nonzero(as_tuple=True)
+        again = weighted_softmax(logits[row, slot], live[row, text])
+        weights = weights.index_put((row, text, slot), again)
+    return weights
+
+
+def extra_weights(
+    choice: Choice, mask: Bool[Tensor, "images patches"] | None
+) -> Float[Tensor, "images texts 1 patches"]:
+    """The row of M for the extra token: `(1 - D) e^s / sum (1 - D) e^s`; zeros if none dropped."""
+    dropped = 1 - choice.live
+    if mask is not None:
+        dropped = dropped * mask.unsqueeze(1)
+    powers = dropped * choice.score.exp()  # scores are small sums of cosines: nothing overflows
+    total = powers.sum(-1, keepdim=True)
+    return (powers / torch.where(total > 0, total, 1.0)).unsqueeze(2)
+
+
+def mixed_cosines(
+    mixing: Float[Tensor, "images mixed tokens patches"],
+    patches: Float[Tensor, "images patches dim"],
+    words: Float[Tensor, "rows texts words dim"],
+) -> Float[Tensor, "images texts words tokens"]:
+    """Cosines of unit words with the tokens `M X`.
+
+    `mixed` is texts, or 1 where an image has the same tokens for all of them; `rows` is images, or
+    1 where all images meet the same texts.
+    """
+    mixing = mixing.to(patches.dtype)
+    num_mixed, num_tokens, num_patches = mixing.shape[1:]
+    num_texts, num_words, width = words.shape[1:]
+    if num_mixed < num_texts or not prefers_gram(num_patches, width, num_words, num_tokens):
+        tokens = mixing.flatten(1, 2) @ patches  # (R, J * P, C)
+        return token_cosines(tokens.unflatten(1, (num_mixed, num_tokens)), words)
+    words = words.to(patches.dtype).flatten(1, 2)  # (1 or R, J * L, C)
+    products = (patches @ words.transpose(1, 2)).unflatten(2, (num_texts, num_words))
+    cosines = mixing @ products.transpose(1, 2)  # (R, J, P, N) @ (R, J, N, L)
+    gram = patches @ patches.transpose(1, 2)  # (R, N, N)
+    spread = (mixing.flatten(1, 2) @ gram).view_as(mixing)
+    norms = (wide(spread) * mixing).sum(-1).clamp_min(1e-24).sqrt()  # (R, J, P)
+    return (wide(cosines) / norms.unsqueeze(-1)).transpose(2, 3)
+
+
+def token_cosines(
+    tokens: Float[Tensor, "images mixed tokens dim"],
+    words: Float[Tensor, "rows texts words dim"],
+) -> Float[Tensor, "images texts words tokens"]:
+    """Cosines of unit words with tokens of any length."""
+    words = words.to(tokens.dtype)
+    norms = torch.linalg.vector_norm(wide(tokens), dim=-1).clamp_min(1e-12)
+    if tokens.shape[1] == words.shape[1]:
+        cosines = words @ tokens.transpose(2, 3)
+    else:  # the same tokens for all texts: one product over all words
+        cosines = words.flatten(1, 2) @ tokens.squeeze(1).transpose(1, 2)  # (R, J * L, P)
+        cosines = cosines.unflatten(1, words.shape[1:3])
+    return wide(cosines) / norms.unsqueeze(2)
+
+
+def kept_tokens(
+    logits: Float[Tensor, "1 slots patches"],
+    live: Float[Tensor, "1 texts patches"],
+    patches: Float[Tensor, "1 patches dim"],
+) -> Float[Tensor, "1 texts slots dim"]:
+    """The slots of one image for a hard selection, from its kept patches alone."""
+    num_texts = live.shape[1]
+    indices = live[0].nonzero()[:, 1]  # K for each text, in order
+    weights = logits[0].T.index_select(0, indices).unflatten(0, (num_texts, -1))  # (J, K, S)
+    kept = patches[0].index_select(0, indices).unflatten(0, (num_texts, -1))  # (J, K, C)
+    return (weights.transpose(1, 2).softmax(-1).to(kept.dtype) @ kept).unsqueeze(0)
+
+
+def prefers_gram(num_patches: int, width: int, num_words: int, num_tokens: int) -> bool:
+    """Whether `(w X^T) M^T` and norms from `G = X X^T` cost less than `w (M X)^T`.
+
+    >>> prefers_gram(196, 512, 28, 40), prefers_gram(196, 512, 29, 40)
+    (True, False)
+    """
+    gram = num_patches * (width * num_words + num_tokens * (num_words + num_patches))
+    return gram < num_tokens * width * (num_patches + num_words)

@@ -1,0 +1,111 @@
+"""What a user of the tiny LLaVA can get wrong is told in a line, before any work."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.utils import logging as transformers_logging
+
+from eligo.cli import main, scenes_evaluate_vlm
+from eligo.errors import InputError, OutputError
+from eligo.scenes import SceneConfig, load_vlm
+from eligo.scenes.question_kinds import KINDS
+from eligo.scenes.vlm import model as vlm_model
+from eligo.scenes.vlm.evaluate import Asked, VlmEvaluationConfig, fit_blind
+from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
+
+SHIPPED = Path(vlm_model.__file__).parents[1] / "models" / "vlm"
+TINY = VlmConfig(
+    image_size=28, vision_width=16, vision_layers=2, layers=1, width=16, hidden=16, heads=2
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model.image_size", "340"], "image_size: got 340, expected a multiple of 14"),
+        (["--model.vision_width", "100"], "vision_width: got 100, expected a multiple of 6"),
+        (["--model.width", "18"], "width: got 18, expected a multiple of 12"),
+        (["--model.heads", "0"], "--model.heads: got 0"),
+        (["--scenes.width", "56"], "expected both to be 336, model.image_size"),
+        (["--weights", *"000000"], "weights: got (0, 0, 0, 0, 0, 0)"),
+        (["--weights", *"00000", "-1"], "weights: got (0, 0, 0, 0, 0, -1)"),
+    ],
+)
+def test_training_configs(flags, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["scenes", "train-vlm", "vlm_see", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_config_those_of_the_task_are_named(capsys):
+    assert main(["scenes", "train-vlm"]) == 2
+    told = capsys.readouterr().err
+    assert "eligo scenes train-vlm needs a CONFIG" in told
+    assert "(vlm_answer, vlm_polish, vlm_see)" in told.replace("\n", " ")
+
+
+def test_devices(capsys):
+    names = ["foo"] if torch.cuda.is_available() else ["foo", "cuda"]
+    for name in names:
+        assert main(["scenes", "evaluate-vlm", "--device", name]) == 2
+        told = capsys.readouterr().err
+        assert f"device: got '{name}'" in told
+        assert len(told.splitlines()) == 1
+
+
+def test_a_model_without_its_weights(tmp_path):
+    for name in ("all", "one"):
+        there = tmp_path / name
+        shutil.copytree(SHIPPED, there)
+        for shard in sorted(there.glob("*.safetensors"))[0 if name == "all" else 1 :]:
+            shard.unlink()
+        with pytest.raises(InputError, match="cannot be read") as told:
+            load_vlm(there)
+        assert "\n" not in str(told.value)
+    (there / "model-00002-of-00002.safetensors").write_bytes(b"torn")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_vlm(there)
+
+
+def test_no_bars_of_others(tmp_path, capsys):
+    assert transformers_logging.is_progress_bar_enabled()
+    save_vlm(build_vlm(TINY), build_processor(TINY), tmp_path)
+    load_vlm(tmp_path)
+    assert capsys.readouterr().err == ""
+    assert transformers_logging.is_progress_bar_enabled()
+
+
+def answered(config, on_progress):
+    return [Asked("size", "a question", "right", False, "right", "wrong")] * 6
+
+
+def test_out_is_tried_before_the_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(scenes_evaluate_vlm, "evaluate_vlm", None)
+    (tmp_path / "file").write_text("")
+    out = str(tmp_path / "file" / "vlm.json")
+    assert main(["scenes", "evaluate-vlm", "--device", "cpu", "--out", out]) == 2
+    assert "no folder that can be written to" in capsys.readouterr().err
+
+
+def test_the_result_is_shown_if_it_cannot_be_written(tmp_path, monkeypatch, capsys):
+    def full(path, text):
+        raise OutputError(f"{path}: cannot be written")
+
+    monkeypatch.setattr(scenes_evaluate_vlm, "evaluate_vlm", answered)
+    monkeypatch.setattr(scenes_evaluate_vlm, "write_text", full)
+    out = str(tmp_path / "new" / "vlm.json")
+    command = ["scenes", "evaluate-vlm", "--device", "cpu", "--json", "--out", out]
+    assert main(command) == 2
+    told = capsys.readouterr()
+    assert json.loads(told.out)["rows"][-1]["accuracy"]["right"] == 6
+    assert "cannot be written" in told.err
+
+
+def test_the_blind_falls_back_to_the_kind():
+    config = VlmEvaluationConfig(scenes=SceneConfig(height=56, width=56), blind_scenes=100)
+    blind = fit_blind(config)
+    for kind in KINDS:
+        assert blind("words that nobody said", kind.name) in kind.answers

@@ -1,0 +1,20 @@
+import pytest
+import torch
+
+from eligo.devices import resolve_device
+from eligo.errors import InputError
+
+
+def test_what_there_is():
+    assert resolve_device("cpu") == torch.device("cpu")
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("foo", "expected auto, cpu or cuda"), ("cuda:99", "cannot be used here"), ("meta", "meta")],
+)
+def test_what_there_is_not(name, message):
+    with pytest.raises(InputError, match=message) as told:
+        resolve_device(name)
+    assert "\n" not in str(told.value)

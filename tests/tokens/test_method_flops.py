@@ -1,0 +1,75 @@
+"""What methods say they cost, against torch's counter on what they really compute."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from eligo.tokens.attention import attention_of_row
+from eligo.tokens.cost import SelectorCost, plan_cost
+from eligo.tokens.methods import METHODS, build
+from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.reducer import ReducerContext
+from eligo.tokens.shapes import LLAVA_7B
+
+TOKENS, WORDS, WIDTH = 36, 5, 16
+ROW = {"attention_row": TOKENS + WORDS, "cls_row": TOKENS + 1}  # keys of the row that is read
+VARIANTS = [
+    *(build(name) for name in METHODS),
+    build("tome", rounds=1),
+    build("tome", rounds=9),
+    build("cdpruner", relevance="attention_row"),
+    build("cdpruner", relevance="cls_row"),
+]
+
+
+def whole_image() -> ReducerContext:
+    generator = torch.Generator().manual_seed(0)
+    return ReducerContext(
+        features=torch.randn(1, TOKENS, WIDTH, generator=generator),
+        mask=torch.ones(1, TOKENS, dtype=torch.bool),
+        positions=torch.arange(TOKENS)[None],
+        grid=torch.tensor([[6, 6]]),
+        question=torch.randn(1, WORDS, WIDTH, generator=generator),
+        question_mask=torch.ones(1, WORDS, dtype=torch.bool),
+        attention_row=torch.rand(1, TOKENS, generator=generator),
+        cls_row=torch.rand(1, TOKENS, generator=generator),
+        scene=torch.rand(1, TOKENS, generator=generator) < 0.3,
+    )
+
+
+def counted_row(keys: int) -> int:
+    """Of the row that the context brings: one query, four heads that are `WIDTH` wide together."""
+    query, key = torch.randn(1, 4, 1, WIDTH // 4), torch.randn(1, 4, keys, WIDTH // 4)
+    with FlopCounterMode(display=False) as counter:
+        attention_of_row(query, key, None, 1.0, torch.zeros(1, dtype=torch.long))
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("budget", [1, 7, 18, TOKENS])
+@pytest.mark.parametrize(
+    "method", VARIANTS, ids=lambda m: "-".join(str(v) for v in m.describe().values())
+)
+def test_methods_cost_what_torch_counts(method, budget):
+    if method.name == "none" and budget < TOKENS:
+        return
+    assert isinstance(method, SelectorCost)
+    context = whole_image()
+    with FlopCounterMode(display=False) as counter:
+        selection = method.select(context, torch.tensor([budget]))
+        selection.fold(context.features)
+    rows = sum(counted_row(ROW[need]) for need in method.needs if need in ROW)
+    told = method.flops(TOKENS, WORDS, WIDTH, WIDTH, budget)
+    assert told == counter.get_total_flops() + rows
+
+
+def test_every_method_is_counted_in_a_plan():
+    for name, cls in METHODS.items():
+        method = build(name)
+        budget = 576 if name == "none" else 64
+        before = "before" in method.where
+        plan = Plan(Stage1(method, budget)) if before else Plan(cuts=[Cut(2, method, budget)])
+        cost = plan_cost(LLAVA_7B, plan, 100)
+        assert cost.uncounted == (), cls
+        assert cost.selector is not None
+        # A selector that is no bargain would not be called one.
+        assert cost.selector < 0.02 * cost.llm_full

@@ -1,0 +1,147 @@
+"""`eligo tokens sweep`: what it writes, what it skips, what it refuses."""
+
+import csv
+import json
+import sys
+
+import pytest
+
+from eligo.cli import main
+from eligo.cli.registry import load_run_config
+from eligo.errors import MissingExtraError
+from eligo.report.plots import Panel, Point, save_panels
+from eligo.tokens.methods import build
+from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.sweep import Arm, arms_of, paired_drop, read_method, rows_of
+from eligo.tokens.sweep_config import SweepConfig
+
+SMALL = ["--smoke", "--questions", "12", "--batch_size", "12", "--budgets", "9"]
+
+
+def sweep(out, *flags):
+    return main(["tokens", "sweep", *SMALL, "--out", str(out), *flags])
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    out = tmp_path_factory.mktemp("sweep")
+    assert sweep(out, "--methods", "pool", "fastv") == 0
+    return out
+
+
+def read(out):
+    return json.loads((out / "sweep.json").read_text())
+
+
+def test_files(swept):
+    names = {"sweep.json", "sweep.csv", "accuracy.png", "families.png"}
+    assert {path.name for path in swept.iterdir()} == names
+    arms = read(swept)["arms"]
+    assert [arm["name"] for arm in arms] == ["none", "pool", "fastv", "blind"]
+    whole, pool, fastv, blind = arms
+    assert {"date", "hardware", "command", "versions"} <= set(pool["provenance"])
+    assert all(len(arm["right"]) == arm["rows"][0]["asked"] == 12 for arm in arms)
+    assert sum(row["asked"] for row in pool["rows"][1:]) == 12
+    assert (whole["kept"], pool["kept"], fastv["kept"]) == ([16], [9], [16, 9])
+    assert fastv["layers"] == [0, 2]
+    assert whole["flops_reduction_total"] == 0
+    assert 0 < pool["flops_reduction_with_selector"] < pool["flops_reduction_llm"]
+    assert fastv["flops_reduction_llm"] < pool["flops_reduction_llm"]  # two layers see all
+    assert whole["mean_length"] - pool["mean_length"] == pytest.approx(16 - 9)
+    assert "flops_llm" not in blind
+
+
+def test_csv_parses(swept):
+    with (swept / "sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(len(arm["rows"]) for arm in read(swept)["arms"])
+    for row in rows:
+        assert float(row["low"]) <= float(row["accuracy"]) <= float(row["high"])
+        assert int(row["right"]) <= int(row["asked"])
+    assert {row["kept"] for row in rows if row["name"] == "fastv"} == {"16>9"}
+
+
+def test_arms_that_are_there_are_skipped(swept, capsys, monkeypatch):
+    before = read(swept)
+    monkeypatch.setattr("eligo.tokens.load.load_host", None)  # nobody may need it
+    assert sweep(swept, "--methods", "pool", "fastv") == 0
+    told = capsys.readouterr()
+    assert "4 of 4 arms are in" in told.err
+    assert "by family" in told.out
+    assert read(swept) == before
+    monkeypatch.undo()
+    assert sweep(swept, "--methods", "pool", "--budgets", "9", "4", "--json") == 0
+    told = capsys.readouterr()
+    assert "3 of 4 arms are in" in told.err
+    shown = [(arm["name"], arm["budget"]) for arm in json.loads(told.out)["arms"]]
+    assert shown == [("none", None), ("pool", 9), ("pool", 4), ("fastv", 9), ("blind", None)]
+    assert {arm["key"] for arm in before["arms"]} < {arm["key"] for arm in read(swept)["arms"]}
+
+
+def test_plans_and_no_matplotlib(swept, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    plan = Plan(Stage1(build("uniform"), 9), [Cut(1, build("uniform"), 4)])
+    plan.save(tmp_path / "mine")
+    out = tmp_path / "out"
+    mine = ("--plans", str(tmp_path / "mine"), "--methods", "none")
+    assert sweep(out, *mine) == 0
+    assert "pip install 'eligo[plots]'" in capsys.readouterr().err
+    assert {path.name for path in out.iterdir()} == {"sweep.json", "sweep.csv"}
+    assert [arm["kept"] for arm in read(out)["arms"]] == [[16], [9, 4], [0]]
+    # The same folder with another plan in it is another arm.
+    Plan(Stage1(build("uniform"), 4)).save(tmp_path / "mine")
+    assert sweep(out, *mine) == 0
+    assert sorted(arm["kept"] for arm in read(out)["arms"]) == [[0], [4], [16]]
+
+
+def test_mistakes(swept, tmp_path, capsys):
+    cases = [
+        (["--methods", "fastvv"], "did you mean fastv?"),
+        (["--methods", "tome:round=2"], "rounds"),
+        (["--methods", "tome:8"], "NAME:OPTION=VALUE"),
+        (["--plans", "nowhere"], "neither a folder nor a shipped plan"),
+        (["--methods", "pool", "--budgets", "99"], "pool: Plan: got a budget of 99"),
+        (["--methods", "fastv", "--layer", "7", "--host.random.layers", "3"], "below 3"),
+    ]
+    for flags, message in cases:
+        assert sweep(tmp_path / "out", *flags) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert sweep(swept, "--methods", "pool", "--questions", "6") == 2
+    assert "questions differ" in capsys.readouterr().err
+    (tmp_path / "sweep.json").write_text("[]")
+    assert sweep(tmp_path, "--methods", "pool") == 2
+    assert "no result of a sweep" in capsys.readouterr().err
+
+
+def test_arms():
+    config = load_run_config("sweep", family="tokens")
+    assert isinstance(config, SweepConfig)
+    arms = arms_of(config)
+    assert len(arms) == 2 + len(config.methods) * len(config.budgets)
+    assert len({arm.key for arm in arms}) == len(arms)
+    deeper = arms_of(config.replace({"layer": 3, "methods": ["fastv"]}))[1]
+    assert deeper.key not in {arm.key for arm in arms}
+    assert read_method("visionzip:contextual_ratio=0.5") == build("visionzip", contextual_ratio=0.5)
+    assert Arm("none", Plan()).key == "none"
+
+
+def test_numbers():
+    rows = rows_of(["a", "b", "a"], [True, True, False])
+    assert [(row["family"], row["right"], row["asked"]) for row in rows] == [
+        ("all", 2, 3), ("a", 1, 2), ("b", 1, 1),
+    ]  # fmt: skip
+    mean, low, high = paired_drop("1110", "1001")
+    assert mean == 0.25
+    assert low < 0 < high
+
+
+def test_plots_name_their_extra(tmp_path, monkeypatch):
+    panel = Panel(
+        "all", {"one": [Point(2.0, 3.0, 2.0, 4.0), Point(1.0, 1.0, 0.0, 2.0)]}, {"level": 1.0}
+    )
+    path = save_panels([panel] * 4, tmp_path / "a.png", x_label="x", y_label="y")
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"eligo\[plots\]"):
+        save_panels([panel], tmp_path / "b.png", x_label="x", y_label="y")

@@ -157,8 +157,8 @@ def _panel(entries: list[dict[str, Any]], family: str) -> Any:
             curves.setdefault(arm["name"], []).append(Point(spent, right, low, high))
         else:
             levels[arm["name"]] = right
-    return Panel(f"{family} ({entries[0]['rows'][0]['asked']} questions)"
-                 if family == "all" else family, curves, levels)  # fmt: skip
+    asked = next(row["asked"] for row in entries[0]["rows"] if row["family"] == family)
+    return Panel(f"{family} ({asked} questions)", curves, levels)
 
 
 # ------------------------------------------------------------------ tables

@@ -21,16 +21,12 @@ def explain(
     matches = reference.match(parts, images, texts, choices=True)
     assert matches.sparse is not None
     rows = hoist(parts, images)
-    slots = algebra.slot_weights(rows.logits, matches.sparse.live)[0, 0]  # (S, N)
-    extra = algebra.extra_weights(matches.sparse, images.mask)[0, 0]  # (1, N)
+    nets, chosen = (rows.logits,), (matches.sparse,)
     if matches.dense is not None and rows.logits_dense is not None:
-        slots = slots + algebra.slot_weights(rows.logits_dense, matches.dense.live)[0, 0]
-        extra = (extra + algebra.extra_weights(matches.dense, images.mask)[0, 0]) / 2
-    names = [f"slot {slot}" for slot in range(len(slots))]
-    mixing = slots
-    if not parts.keeps_all(slots.shape[1], images.mask):
-        names.append("extra")
-        mixing = torch.cat([slots, extra])
+        nets, chosen = (rows.logits, rows.logits_dense), (matches.sparse, matches.dense)
+    has_extra = not parts.keeps_all(images.patches.shape[1], images.mask)
+    mixing = algebra.mixing_matrix(nets, chosen, images.mask, has_extra)[0, 0]  # (tokens, N)
+    names = [f"slot {slot}" for slot in range(rows.logits.shape[1])] + ["extra"] * has_extra
     tokens = mixing @ wide(images.patches[0])
     if images.cls is not None:
         names.insert(0, "[CLS]")

@@ -4,8 +4,7 @@
   `D e^l / sum D e^l` (both selections of the paper's version added) and, last, the extra token's
   `(1 - D) e^s / sum (1 - D) e^s`. So tokens are `M X`.
 - Words and tokens meet as `w (M X)^T` or as `(w X^T) M^T` with squared token norms
-  `rowsum((M G) * M)`, `G = X X^T`: whichever costs less. Of a single hard selection the zeros of M
-  can be skipped: there the kept patches are gathered.
+  `rowsum((M G) * M)`, `G = X X^T`: whichever costs less.
 
 Axes: R images, J texts for each of them, N patches, S slots, P tokens, L words, C width.
 """
@@ -13,6 +12,7 @@ Axes: R images, J texts for each of them, N patches, S slots, P tokens, L words,
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from eligo.patches.arithmetic import weighted_softmax, wide
 from eligo.patches.scores import Choice
@@ -20,15 +20,36 @@ from eligo.patches.scores import Choice
 _SMALLEST_SUM = 1e-20  # a softmax sum below is made again from its own maximum
 
 
-def slot_weights(
-    logits: Float[Tensor, "images slots patches"], live: Float[Tensor, "images texts patches"]
-) -> Float[Tensor, "images texts slots patches"]:
-    """The rows of M for the slots: `D e^l / sum D e^l`."""
+def mixing_matrix(
+    logits: tuple[Float[Tensor, "images slots patches"], ...],
+    chosen: tuple[Choice, ...],
+    mask: Bool[Tensor, "images patches"] | None,
+    has_extra: bool,
+) -> Float[Tensor, "images texts tokens patches"]:
+    """M: slots and, if there is one, the extra token, of one selection or two.
+
+    Of two selections the slots add; of the extras it is the mean.
+    """
+    slots = [
+        _slot_weights(part, choice.live, has_extra)
+        for part, choice in zip(logits, chosen, strict=True)
+    ]
+    mixing = sum(slots[1:], slots[0])
+    if has_extra:
+        extras = torch.stack([_extra_weights(choice, mask) for choice in chosen])
+        mixing[:, :, -1] = extras.mean(0)
+    return mixing
+
+
+def _slot_weights(logits: Tensor, live: Tensor, has_extra: bool) -> Tensor:
+    """`D e^l / sum D e^l`, with a row of zeros behind for the extra token: (R, J, P, N)."""
     powers = (logits - logits.amax(-1, keepdim=True).detach()).exp()  # (R, S, N)
-    total = live @ powers.transpose(1, 2)  # (R, J, S)
+    powers = F.pad(powers, (0, 0, 0, int(has_extra)))
+    total = live @ powers.transpose(1, 2)  # (R, J, P)
     thin = total < _SMALLEST_SUM
     scale = torch.where(thin, 1.0, total).reciprocal()
     weights = live.unsqueeze(2) * powers.unsqueeze(1) * scale.unsqueeze(-1)
+    thin = thin[..., : logits.shape[1]]
     if bool(thin.any()):  # all kept patches weigh nothing beside a dropped one
         row, text, slot = thin.nonzero(as_tuple=True)
         again = weighted_softmax(logits[row, slot], live[row, text])
@@ -36,16 +57,14 @@ def slot_weights(
     return weights
 
 
-def extra_weights(
-    choice: Choice, mask: Bool[Tensor, "images patches"] | None
-) -> Float[Tensor, "images texts 1 patches"]:
-    """The row of M for the extra token: `(1 - D) e^s / sum (1 - D) e^s`; zeros if none dropped."""
+def _extra_weights(choice: Choice, mask: Tensor | None) -> Tensor:
+    """`(1 - D) e^s / sum (1 - D) e^s`, zeros if nothing was dropped: (R, J, N)."""
     dropped = 1 - choice.live
     if mask is not None:
         dropped = dropped * mask.unsqueeze(1)
     powers = dropped * choice.score.exp()  # scores are small sums of cosines: nothing overflows
     total = powers.sum(-1, keepdim=True)
-    return (powers / torch.where(total > 0, total, 1.0)).unsqueeze(2)
+    return powers / torch.where(total > 0, total, 1.0)
 
 
 def mixed_cosines(
@@ -86,19 +105,6 @@ def token_cosines(
         cosines = words.flatten(1, 2) @ tokens.squeeze(1).transpose(1, 2)  # (R, J * L, P)
         cosines = cosines.unflatten(1, words.shape[1:3])
     return wide(cosines) / norms.unsqueeze(2)
-
-
-def kept_tokens(
-    logits: Float[Tensor, "1 slots patches"],
-    live: Float[Tensor, "1 texts patches"],
-    patches: Float[Tensor, "1 patches dim"],
-) -> Float[Tensor, "1 texts slots dim"]:
-    """The slots of one image for a hard selection, from its kept patches alone."""
-    num_texts = live.shape[1]
-    indices = live[0].nonzero()[:, 1]  # K for each text, in order
-    weights = logits[0].T.index_select(0, indices).unflatten(0, (num_texts, -1))  # (J, K, S)
-    kept = patches[0].index_select(0, indices).unflatten(0, (num_texts, -1))  # (J, K, C)
-    return (weights.transpose(1, 2).softmax(-1).to(kept.dtype) @ kept).unsqueeze(0)
 
 
 def prefers_gram(num_patches: int, width: int, num_words: int, num_tokens: int) -> bool:

@@ -138,10 +138,10 @@ def _score(
         live = parts.decide(score, num_kept, mask, draw, guides=1 if other is None else 2)
         return Choice(score, live)
 
-    chosen = [choose(image.prediction, s_st, s_dt, noise[0])]
+    chosen = (choose(image.prediction, s_st, s_dt, noise[0]),)
     if selects_dense:
         assert s_dt is not None
-        chosen.append(choose(image.prediction_dense, s_dt, s_st, noise[1]))
+        chosen = (*chosen, choose(image.prediction_dense, s_dt, s_st, noise[1]))
     if parts.paper:
         score = _align(parts, image, text, chosen)
     else:
@@ -160,48 +160,23 @@ def _cosines_to(image: ImageRows, directions: Tensor) -> Tensor:
     return directions @ wide(image.patches).transpose(1, 2) / image.norms.unsqueeze(1)
 
 
-def _align(parts: Parts, image: ImageRows, text: TextRows, chosen: list[Choice]) -> Tensor:
+def _align(parts: Parts, image: ImageRows, text: TextRows, chosen: tuple[Choice, ...]) -> Tensor:
     """HRPA of [CLS], slots and extra token with the words: (R, J)."""
-    patches, words = image.patches, text.words
-    num_patches = patches.shape[1]
-    # Of two selections the slots add; the extras too, as no cosine notices that it is the mean.
-    extras = [algebra.extra_weights(choice, image.mask) for choice in chosen]
-    extra = sum(extras[1:], extras[0])  # (R, J, 1, N)
-    columns = [] if text.cls is None else [text.cls.unsqueeze(-1)]  # each (R, J, L, tokens)
+    num_patches = image.patches.shape[1]
     has_extra = not parts.keeps_all(num_patches, image.mask)
-    if _can_gather(image, text, chosen):
-        tokens = algebra.kept_tokens(image.logits, chosen[0].live, patches)
-        if has_extra:
-            last = extra.squeeze(2).to(patches.dtype) @ patches  # (1, J, C)
-            tokens = torch.cat([tokens, last.unsqueeze(2)], 2)
-        columns.append(algebra.token_cosines(tokens, words))
-    else:
-        mixing = algebra.slot_weights(image.logits, chosen[0].live)  # (R, J, S, N)
-        if len(chosen) > 1:
-            assert image.logits_dense is not None
-            mixing = mixing + algebra.slot_weights(image.logits_dense, chosen[1].live)
-        mixing = torch.cat([mixing, extra], 2) if has_extra else mixing
-        columns.append(algebra.mixed_cosines(mixing, patches, words))
-    cosines = torch.cat(columns, 3)  # (R, J, L, tokens)
+    nets = (image.logits, image.logits if image.logits_dense is None else image.logits_dense)
+    mixing = algebra.mixing_matrix(nets[: len(chosen)], chosen, image.mask, has_extra)
+    cosines = algebra.mixed_cosines(mixing, image.patches, text.words)  # (R, J, L, tokens)
+    if text.cls is not None:
+        cosines = torch.cat([text.cls.unsqueeze(-1), cosines], 3)
     token_mask = None
     if has_extra and parts.may_drop_nothing(num_patches, image.mask):
         token_mask = torch.ones_like(cosines[:, :, 0], dtype=torch.bool)
-        token_mask[..., -1] = (extra.squeeze(2) > 0).any(-1)  # else there is no such token
+        token_mask[..., -1] = (mixing[:, :, -1] > 0).any(-1)  # else there is no such token
         cosines = torch.where(token_mask.unsqueeze(2), cosines, -torch.inf)
     per_word, per_token = cosines.amax(3), cosines.amax(2)
     hrpa = parts.hrpa
     return hrpa.pool(hrpa.squash(per_word), hrpa.squash(per_token), text.mask, token_mask)
-
-
-def _can_gather(image: ImageRows, text: TextRows, chosen: list[Choice]) -> bool:
-    """Whether the kept patches of this block can be gathered, and that costs less than M."""
-    live = chosen[0].live
-    num_texts, num_words, width = text.words.shape[1:]
-    single = len(image.patches) == 1 and len(chosen) == 1 and live.shape[1] == num_texts
-    if not single or live.requires_grad or image.mask is not None or image.patches.is_cuda:
-        return False
-    slots, patches = image.logits.shape[1:]
-    return not algebra.prefers_gram(patches, width, num_words, slots + 1)
 
 
 def _share(live: Tensor, mask: Tensor | None) -> Tensor:

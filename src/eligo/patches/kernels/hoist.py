@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from eligo import ops
 from eligo.patches.arithmetic import unit, wide
 from eligo.patches.parts import Parts
 from eligo.patches.sides import Images, Words
-from eligo.patches.token_sparse import cosine_to_mean
 
 _HALF_NORM = 16.0  # longest patch in half precision: far from overflow when multiplied or squared
-_HOIST_IMAGES = 64  # images at a time without gradient: bounds the inner width of the nets
+_HOIST_IMAGES = 8  # at a time without gradient: what the nets make of them stays in the cache
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,18 @@ def hoist(parts: Parts, images: Images) -> ImageRows:
     patches = wide(images.patches)
     with torch.no_grad():
         norms = torch.linalg.vector_norm(patches, dim=-1).clamp_min(1e-12)
-        s_im = cosine_to_mean(patches, images.mask)
-        s_dt = None
-        if images.dense is not None:
-            s_dt = (patches @ images.dense.unsqueeze(-1)).squeeze(-1) / norms
+        mean = patches.mean(1) if images.mask is None else ops.masked_mean(patches, images.mask)
+        s_im, s_dt = (
+            None if part is None else (patches @ part.unsqueeze(-1)).squeeze(-1) / norms
+            for part in (unit(mean), images.dense)
+        )
+        assert s_im is not None
     num_kept = parts.num_kept(patches.shape[1], images.mask)
     if torch.is_grad_enabled():
         chunks = (images.patches,)
     else:
-        chunks = images.patches.split(_HOIST_IMAGES)
+        # A GPU has no use for small pieces, beyond a bound on memory.
+        chunks = images.patches.split(64 if patches.is_cuda else _HOIST_IMAGES)
     logits = [torch.cat(each) for each in zip(*map(parts.aggregation.logits, chunks), strict=True)]
     predictions = [
         torch.cat([net.predict(chunk) for chunk in chunks]) if parts.paper else None  # pyright: ignore[reportArgumentType,reportCallIssue]

@@ -131,11 +131,8 @@ def draw_exam(config: VlmEvaluationConfig) -> Iterator[tuple[Asked, Tensor]]:
             found += len(rows)
 
 
-def fit_blind(config: VlmEvaluationConfig) -> Callable[..., str]:
-    """What to answer, from text and kind: most frequent in training for the text, else the kind.
-
-    A question of unknown kind goes by its first three words.
-    """
+def fit_blind(config: VlmEvaluationConfig) -> Callable[[str, str], str]:
+    """What to answer, from text and kind: most frequent in training for the text, else the kind."""
     tallies: dict[str, list[int]] = {}
     for start in range(0, config.blind_scenes, _CHUNK * 8):
         stop = min(start + _CHUNK * 8, config.blind_scenes)
@@ -145,18 +142,14 @@ def fit_blind(config: VlmEvaluationConfig) -> Callable[..., str]:
             text = questions.text(scene, place)
             right = int(questions.answer[scene, place])
             kind = KINDS[int(questions.kind[scene, place])].name
-            for known in (text, kind, _opening(text)):
+            for known in (text, kind):
                 tallies.setdefault(known, [0] * len(ANSWERS))[right] += 1
 
-    def answer(text: str, kind: str | None = None) -> str:
-        tally = tallies.get(text) or tallies.get(kind or _opening(text)) or [1]
+    def answer(text: str, kind: str) -> str:
+        tally = tallies.get(text) or tallies.get(kind) or [1]
         return ANSWERS[tally.index(max(tally))]
 
     return answer
-
-
-def _opening(text: str) -> str:
-    return " ".join(text.split()[:3])
 
 
 def evaluate_vlm(

@@ -179,7 +179,9 @@ class Sweep:
             last = min(first + config.batch_size, len(self.examples))
             rows = self.examples.__getitems__(range(first, last))
             families += [row.family for row in rows]
-            right += [vqa_accuracy(blind(row.question), row.answers) > 0.5 for row in rows]
+            right += [
+                vqa_accuracy(blind(row.question, row.kind), row.answers) > 0.5 for row in rows
+            ]
             tell(last)
         return families, right
 

@@ -1,0 +1,140 @@
+"""Inputs for the tests of `eligo.patches`: golden files, and random cases of any shape."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from eligo.patches import CrossSparseAggrNet
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "patches"
+MODELS = sorted(path.name for path in GOLDEN.glob("*tiny*.safetensors"))
+KERNELS = ("reference", "torch", "auto")
+_ARGUMENTS = (
+    "embed_size num_patches sparse_ratio aggr_ratio use_paper_version top_k use_gumbel_softmax "
+    "gumbel_tau use_dual_aggr beta"
+).split()
+
+
+def golden(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    with safe_open(GOLDEN / name, "pt") as file:
+        config = json.loads((file.metadata() or {}).get("config", "{}"))
+        return config, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+
+def golden_net(config: dict[str, Any], tensors: dict[str, Tensor], **more) -> CrossSparseAggrNet:
+    net = CrossSparseAggrNet(**{name: config[name] for name in _ARGUMENTS}, compat=True, **more)
+    net.load_state_dict(
+        {key[3:]: value for key, value in tensors.items() if key.startswith("sd.")}
+    )
+    return net
+
+
+@dataclass
+class Batch:
+    """Random inputs; dense text belongs to images, or with `compat` to texts."""
+
+    images: Tensor
+    words: Tensor
+    lengths: Tensor
+    dense: Tensor | None = None
+    dense_lengths: Tensor | None = None
+    patch_mask: Tensor | None = None
+
+    def arguments(self) -> tuple:
+        return self.images, self.words, self.lengths, self.dense, self.dense_lengths
+
+    def __call__(self, net: CrossSparseAggrNet, **more):
+        return net(*self.arguments(), patch_mask=self.patch_mask, **more)
+
+    def scores(self, net: CrossSparseAggrNet) -> Tensor:
+        """Through `match`, so that float64 stays float64."""
+        return net.match(*net.sides(*self.arguments(), patch_mask=self.patch_mask)).scores
+
+    def to(self, dtype: torch.dtype) -> "Batch":
+        def move(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part.to(dtype)
+
+        return Batch(
+            self.images.to(dtype),
+            self.words.to(dtype),
+            self.lengths,
+            move(self.dense),
+            self.dense_lengths,
+            self.patch_mask,
+        )
+
+
+def batch(
+    images: int = 3,
+    texts: int = 4,
+    tokens: int = 17,
+    width: int = 32,
+    words: int = 6,
+    dense: int = 0,
+    seed: int = 0,
+    *,
+    compat: bool = False,
+    masked: int = 0,
+) -> Batch:
+    """`dense`: number of dense words (0: none); `masked`: patches missing from the first image."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    def lengths(count: int, longest: int) -> Tensor:
+        lengths = torch.randint(1, longest + 1, (count,), generator=draw)
+        lengths[0] = longest
+        return lengths
+
+    made = Batch(randn(images, tokens, width), randn(texts, words, width), lengths(texts, words))
+    if dense:
+        owners = texts if compat else images
+        made.dense, made.dense_lengths = randn(owners, dense, width), lengths(owners, dense)
+    if masked:
+        made.patch_mask = torch.ones(images, tokens - 1, dtype=torch.bool)
+        made.patch_mask[0, -masked:] = False
+    return made
+
+
+def perturbed(net: CrossSparseAggrNet, seed: int = 1) -> CrossSparseAggrNet:
+    """Weights far from their start, so that aggregation is far from uniform."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=draw)
+    return net
+
+
+def tiny(seed: int = 0, **more) -> CrossSparseAggrNet:
+    torch.manual_seed(seed)
+    settings = {"embed_size": 32, "num_patches": 16, "aggr_ratio": 0.5, **more}
+    return perturbed(CrossSparseAggrNet(**settings))
+
+
+def gradients(net: CrossSparseAggrNet, inputs: Batch, probe: Tensor) -> dict[str, Tensor]:
+    """Of `sum(scores * probe)`, for inputs and parameters."""
+    net.zero_grad()
+    images = inputs.images.clone().requires_grad_()
+    words = inputs.words.clone().requires_grad_()
+    some = Batch(images, words, *inputs.arguments()[2:], inputs.patch_mask)
+    (some.scores(net) * probe.to(images.dtype)).sum().backward()
+    found = {"images": images.grad, "words": words.grad}
+    found |= {name: part.grad for name, part in net.named_parameters()}
+    return {name: part for name, part in found.items() if part is not None}
+
+
+def assert_close_gradients(
+    got: dict[str, Tensor], wanted: dict[str, Tensor], share: float = 1e-4
+) -> None:
+    """Each within `share` of its tensor's largest value."""
+    assert got.keys() == wanted.keys()
+    for name, value in wanted.items():
+        largest = value.abs().max()
+        worst = (got[name].double() - value.double()).abs().max()
+        assert worst <= share * largest + 1e-9, f"{name}: {worst} of {largest}"

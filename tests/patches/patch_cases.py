@@ -15,9 +15,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "patches"
 MODELS = sorted(path.name for path in GOLDEN.glob("*tiny*.safetensors"))
 KERNELS = ("reference", "torch", "auto")
 _ARGUMENTS = (
-    "embed_size num_patches sparse_ratio aggr_ratio use_paper_version top_k use_gumbel_softmax "
-    "gumbel_tau use_dual_aggr beta"
-).split()
+    *("embed_size", "num_patches", "sparse_ratio", "aggr_ratio", "use_paper_version", "top_k"),
+    *("use_gumbel_softmax", "gumbel_tau", "use_dual_aggr", "beta"),
+)
 
 
 def golden(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -28,9 +28,7 @@ def golden(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def golden_net(config: dict[str, Any], tensors: dict[str, Tensor], **more) -> CrossSparseAggrNet:
     net = CrossSparseAggrNet(**{name: config[name] for name in _ARGUMENTS}, compat=True, **more)
-    net.load_state_dict(
-        {key[3:]: value for key, value in tensors.items() if key.startswith("sd.")}
-    )
+    net.load_state_dict({key[3:]: value for key, value in tensors.items() if key.startswith("sd.")})
     return net
 
 

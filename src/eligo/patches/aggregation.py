@@ -31,14 +31,8 @@ class SlotWeights(nn.Sequential):
             nn.GELU(),
             nn.Linear(hidden, num_slots, bias=slot_bias),
         )
-        self.slot_bias = slot_bias
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
-    ) -> None:
-        if not self.slot_bias:
-            state_dict.pop(f"{prefix}3.bias", None)
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        if not slot_bias:
+            self.register_load_state_dict_pre_hook(_drop_slot_bias)
 
     def logits(
         self, tokens: Float[Tensor, "batch patches dim"], scale: Float[Tensor, "1 1 1"]
@@ -47,6 +41,10 @@ class SlotWeights(nn.Sequential):
         norm = self[0]
         assert isinstance(norm, nn.LayerNorm)
         return wide(self(tokens.to(norm.weight.dtype)).transpose(1, 2)) * wide(scale)
+
+
+def _drop_slot_bias(_: nn.Module, weights: dict[str, Any], prefix: str, *__: Any) -> None:
+    weights.pop(f"{prefix}3.bias", None)
 
 
 class TokenAggregation(nn.Module):
@@ -69,8 +67,8 @@ class TokenAggregation(nn.Module):
           | @ x
         (B, S, C)
 
-    `keep_policy` (B, n): 1 keeps, 0 excludes, `W_ij = d_i e^l_ij / sum_k d_k e^l_kj`; it may carry a
-    straight-through gradient. `slot_bias=False` leaves out the bias that the softmax cancels.
+    `keep_policy` (B, n): 1 keeps, 0 excludes, `W_ij = d_i e^l_ij / sum_k d_k e^l_kj`; it may carry
+    a straight-through gradient. `slot_bias=False` leaves out the bias that the softmax cancels.
 
     >>> TokenAggregation(dim=8, keeped_patches=2)(torch.randn(3, 6, 8)).shape
     torch.Size([3, 2, 8])

@@ -66,7 +66,7 @@ def weighted_softmax(
 @contextmanager
 def full_precision() -> Iterator[None]:
     """No autocast and no TF32: selections must not depend on who switched them on."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # pyright: ignore[reportAttributeAccessIssue]
     before = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:

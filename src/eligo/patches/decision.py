@@ -7,7 +7,7 @@ D is 1 for a kept patch and 0 for a dropped one, always exactly; the ways differ
   predictor learns from the extra token alone.
 - `bernoulli`: each patch is drawn with its own probability, so the *number* kept can be learned and
   a loss on it has a gradient. With an exact top-K that loss is a constant: we refuse it there.
-- `gumbel`, the documented one (`compat`): noise in the gradient only, it never changes what is kept.
+- `gumbel`, the documented one (`compat`): noise in the gradient only; what is kept never changes.
 """
 
 import torch

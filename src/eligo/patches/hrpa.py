@@ -128,6 +128,7 @@ class HRPA(nn.Module):
             largest = torch.where(largest > -torch.inf, largest, 0.0)
         largest = F.pad(largest, (0, self.top_k - largest.shape[-1]))  # (*batch, k)
         first, _, second = self.relevance_mlp
-        assert isinstance(first, nn.Linear) and isinstance(second, nn.Linear)
+        assert isinstance(first, nn.Linear)
+        assert isinstance(second, nn.Linear)
         hidden = F.gelu(F.linear(largest, wide(first.weight), wide(first.bias)))
         return F.linear(hidden, wide(second.weight), wide(second.bias)).squeeze(-1)

@@ -21,7 +21,7 @@ from eligo.patches.sides import Images, Texts
 
 def alignment_loss(
     scores: Float[Tensor, "images texts"],
-    image_ids: Int[Tensor, "images"] | None = None,
+    image_ids: Int[Tensor, " images"] | None = None,
     positive_mask: Bool[Tensor, "images texts"] | None = None,
     *,
     margin: float = 0.2,
@@ -93,7 +93,7 @@ class PatchLoss:
         self,
         net: CrossSparseAggrNet,
         output: PatchScores | tuple[Tensor, Tensor | tuple[Tensor, ...]],
-        image_ids: Int[Tensor, "images"] | None = None,
+        image_ids: Int[Tensor, " images"] | None = None,
         positive_mask: Bool[Tensor, "images texts"] | None = None,
     ) -> dict[str, Tensor]:
         """Named losses: `total`, `align` and `ratio`."""
@@ -112,7 +112,7 @@ def two_pass_loss(
     net: CrossSparseAggrNet,
     images: Images,
     texts: Texts,
-    image_ids: Int[Tensor, "images"] | None = None,
+    image_ids: Int[Tensor, " images"] | None = None,
     positive_mask: Bool[Tensor, "images texts"] | None = None,
     *,
     margin: float = 0.2,

@@ -30,9 +30,9 @@ class DirectionMetrics:
     median_rank: float
     """Floor of the median of the best positive's rank, as in the literature."""
     mean_rank: float
-    ranks: Int[Tensor, "queries"]
+    ranks: Int[Tensor, " queries"]
     """0-based rank of each query's best positive."""
-    best: Int[Tensor, "queries"]
+    best: Int[Tensor, " queries"]
     """What each query ranks first."""
 
 

@@ -33,8 +33,8 @@ from eligo.patches.sides import Images, Texts
 from eligo.patches.token_sparse import TokenSparse, check_beta, check_ratio
 
 Decision = Literal["topk", "bernoulli"]
-Lengths = Int[Tensor, "texts"] | Bool[Tensor, "texts words"] | Sequence[int]
-DenseLengths = Int[Tensor, "dense"] | Bool[Tensor, "dense dense_words"] | Sequence[int]
+Lengths = Int[Tensor, " texts"] | Bool[Tensor, "texts words"] | Sequence[int]
+DenseLengths = Int[Tensor, " dense"] | Bool[Tensor, "dense dense_words"] | Sequence[int]
 Masks = Tensor | tuple[Tensor, ...]
 
 
@@ -66,7 +66,7 @@ class CrossSparseAggrNet(nn.Module):
     None of the (V, T, ., C) tensors is ever built in full: see `kernels`.
 
     Variants: open (two selections make two scores, which add) or `use_paper_version` (predictors,
-    one set of slots, relevance of the top k); `use_dual_aggr=False` folds the sparse selection only.
+    one set of slots, relevance of the top k); `use_dual_aggr=False` folds the sparse selection.
     `compat=True`: the documented network, where dense text belongs to the text and the outputs are
     `(scores, mask)` in training and `scores` in evaluation.
 
@@ -187,9 +187,7 @@ class CrossSparseAggrNet(nn.Module):
         if long_cap_embs is None:
             return Images(patches, cls, patch_mask), Texts(words)
         # As documented, dense words get no gradient: they only guide.
-        dense = sides.read_words(
-            "long_cap", long_cap_embs.detach(), long_cap_lens, self.embed_size
-        )
+        dense = sides.read_words("long_cap", long_cap_embs.detach(), long_cap_lens, self.embed_size)
         owners, what = (words.mask, "text") if self.compat else (patches, "image")
         if len(dense.mask) != len(owners):
             raise InputError(
@@ -210,9 +208,9 @@ class CrossSparseAggrNet(nn.Module):
         self,
         images: Images,
         texts: Texts,
-        image_ids: Int[Tensor, "pairs"],
-        text_ids: Int[Tensor, "pairs"],
-    ) -> Float[Tensor, "pairs"]:
+        image_ids: Int[Tensor, " pairs"],
+        text_ids: Int[Tensor, " pairs"],
+    ) -> Float[Tensor, " pairs"]:
         """Only the pairs (image_ids[i], text_ids[i])."""
         with full_precision():
             return kernels.match_pairs(
@@ -282,8 +280,8 @@ def _check_settings(
         )
     if gumbel and not compat:
         raise InputError(
-            "use_gumbel_softmax: its noise never changes what is kept; expected compat=True for the "
-            "documented behaviour, or decision='bernoulli' for patches drawn at random"
+            "use_gumbel_softmax: its noise never changes what is kept; expected compat=True for "
+            "the documented behaviour, or decision='bernoulli' for patches drawn at random"
         )
     if not tau > 0:
         raise InputError(f"gumbel_tau: got {tau}, expected a temperature > 0, e.g. 1.0")

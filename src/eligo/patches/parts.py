@@ -41,7 +41,7 @@ class Parts:
 
     def num_kept(
         self, num_patches: int, mask: Bool[Tensor, "images patches"] | None
-    ) -> int | Int[Tensor, "images"]:
+    ) -> int | Int[Tensor, " images"]:
         """K, per image where images have different numbers of patches."""
         if mask is None:
             return self.sparse.num_kept(num_patches)

@@ -60,9 +60,9 @@ class PatchExplanation:
     mixing: Float[Tensor, "tokens patches"]
     """How each token is made of patches; rows [CLS] (zeros: made of none), slots, extra."""
     token_names: tuple[str, ...]
-    word_tokens: Int[Tensor, "words"]
+    word_tokens: Int[Tensor, " words"]
     """Each word's best token: a row of `mixing`."""
-    word_scores: Float[Tensor, "words"]
+    word_scores: Float[Tensor, " words"]
     """The cosine of each word with its best token."""
     heat_map: Float[Tensor, "height width"] | None
     """Selection scores on the patch grid; None where the grid is unknown."""

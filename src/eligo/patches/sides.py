@@ -17,7 +17,7 @@ from eligo.errors import InputError
 from eligo.ops._checks import values_are_free
 from eligo.patches.arithmetic import unit, wide
 
-Lengths = Int[Tensor, "texts"] | Bool[Tensor, "texts words"] | Sequence[int]
+Lengths = Int[Tensor, " texts"] | Bool[Tensor, "texts words"] | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Words:
         return self.vectors[text][self.mask[text]]
 
     @property
-    def lengths(self) -> Int[Tensor, "texts"]:
+    def lengths(self) -> Int[Tensor, " texts"]:
         """How many words each text has."""
         return self.mask.sum(1)
 

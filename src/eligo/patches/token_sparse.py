@@ -102,8 +102,8 @@ class TokenSparse(nn.Module):
     ]:
         """Kept tokens (best first), the extra token, and the 0/1 mask of the decision.
 
-        `attention_x` is s_im, `attention_y` s_st, `attention_y_dense` s_dt (of the dense branch: the
-        other way round). `use_gumbel` gives the mask the gradient of a noisy softmax.
+        `attention_x` is s_im, `attention_y` s_st, `attention_y_dense` s_dt (of the dense branch:
+        the other way round). `use_gumbel` gives the mask the gradient of a noisy softmax.
         """
         check_beta(beta)
         score = combine(self.predict(tokens), attention_x, attention_y, attention_y_dense, beta)

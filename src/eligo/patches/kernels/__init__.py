@@ -40,9 +40,9 @@ def match_pairs(
     parts: Parts,
     images: Images,
     texts: Texts,
-    image_ids: Int[Tensor, "pairs"],
-    text_ids: Int[Tensor, "pairs"],
-) -> Float[Tensor, "pairs"]:
+    image_ids: Int[Tensor, " pairs"],
+    text_ids: Int[Tensor, " pairs"],
+) -> Float[Tensor, " pairs"]:
     """The scores of some pairs, with gradient."""
     scorer = reference if kernel == "reference" else blocks
     return scorer.match_pairs(parts, images, texts, image_ids, text_ids)

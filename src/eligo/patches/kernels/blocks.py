@@ -67,9 +67,9 @@ def match_pairs(
     parts: Parts,
     images: Images,
     texts: Texts,
-    image_ids: Int[Tensor, "pairs"],
-    text_ids: Int[Tensor, "pairs"],
-) -> Float[Tensor, "pairs"]:
+    image_ids: Int[Tensor, " pairs"],
+    text_ids: Int[Tensor, " pairs"],
+) -> Float[Tensor, " pairs"]:
     """Some pairs: each is a row of one image and one text."""
     rows = hoist(parts, images)
     selects_dense = parts.selects_dense(images, texts)

@@ -33,7 +33,7 @@ class ImageRows:
     cls: Float[Tensor, "images dim"] | None = None
     """Unit [CLS] vectors."""
     mask: Bool[Tensor, "images patches"] | None = None
-    num_kept: Int[Tensor, "images"] | None = None
+    num_kept: Int[Tensor, " images"] | None = None
     """K, where images have different numbers of patches."""
 
     def split(self, num_images: int) -> Iterator["ImageRows"]:
@@ -42,7 +42,7 @@ class ImageRows:
         for block in range(len(present["patches"])):
             yield ImageRows(**{name: parts[block] for name, parts in present.items()})
 
-    def pick(self, ids: Int[Tensor, "picked"]) -> "ImageRows":
+    def pick(self, ids: Int[Tensor, " picked"]) -> "ImageRows":
         """Some images, in any order and number."""
         return ImageRows(**{name: part[ids] for name, part in self._present()})
 
@@ -80,7 +80,9 @@ class TextRows:
 
     def paired(self) -> "TextRows":
         """(1, pairs, ...) -> (pairs, 1, ...): every image row has its own text."""
-        return TextRows(*(part.transpose(0, 1) for part in (self.words, self.mask, self.directions)))
+        return TextRows(
+            *(part.transpose(0, 1) for part in (self.words, self.mask, self.directions))
+        )
 
 
 def hoist(parts: Parts, images: Images) -> ImageRows:
@@ -129,7 +131,7 @@ def _halved(patches: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
     return patches * scale.unsqueeze(-1).to(patches.dtype), norms * scale
 
 
-def text_rows(words: Words, ids: Int[Tensor, "texts"], *, match: bool = True) -> TextRows:
+def text_rows(words: Words, ids: Int[Tensor, " texts"], *, match: bool = True) -> TextRows:
     """Some texts, cut to the longest of them; `match=False`: only their directions are needed."""
     some = Words(words.vectors[ids], words.mask[ids])
     packed = some.packed() if match else some
@@ -139,8 +141,8 @@ def text_rows(words: Words, ids: Int[Tensor, "texts"], *, match: bool = True) ->
 
 
 def text_blocks(
-    lengths: Int[Tensor, "texts"], bytes_per_pair: tuple[int, int], budget: int
-) -> Iterator[Int[Tensor, "block"]]:
+    lengths: Int[Tensor, " texts"], bytes_per_pair: tuple[int, int], budget: int
+) -> Iterator[Int[Tensor, " block"]]:
     """Ids of texts by rising length, cut by the budget and where padding would exceed a third.
 
     `bytes_per_pair` is what one pair costs: a constant, and so much for each word.

@@ -68,9 +68,9 @@ def match_pairs(
     parts: Parts,
     images: Images,
     texts: Texts,
-    image_ids: Int[Tensor, "pairs"],
-    text_ids: Int[Tensor, "pairs"],
-) -> Float[Tensor, "pairs"]:
+    image_ids: Int[Tensor, " pairs"],
+    text_ids: Int[Tensor, " pairs"],
+) -> Float[Tensor, " pairs"]:
     """One pair after the other."""
     pairs = zip(image_ids.tolist(), text_ids.tolist(), strict=True)
     scores = [

@@ -1,0 +1,306 @@
+"""All kernels are one function: against an independent oracle, and against each other."""
+
+import pytest
+import torch
+from patch_cases import Batch, assert_close_gradients, batch, gradients, tiny
+from patch_oracle import score_pair
+
+from eligo.errors import InputError
+from eligo.patches import alignment_loss, two_pass_loss
+from eligo.patches.kernels import algebra, blocks
+from eligo.patches.kernels.hoist import text_blocks
+
+FAST = ("torch", "auto")
+
+# name: (network, batch)
+DOCUMENTED = {
+    "rectangular": ({}, {"images": 2, "texts": 5, "dense": 7}),
+    "no_cls": ({}, {"tokens": 16, "dense": 4}),
+    "ratio_one": ({"sparse_ratio": 1.0}, {"dense": 4}),
+    "one_patch": ({"num_patches": 1, "aggr_ratio": 1.0, "sparse_ratio": 1.0}, {"tokens": 1}),
+    "one_word": ({}, {"words": 1, "dense": 1}),
+    "many_words": ({}, {"words": 40, "dense": 9}),
+    "swin": ({"num_patches": 49, "aggr_ratio": 0.4}, {"tokens": 49, "dense": 12}),
+    "other_count": ({}, {"tokens": 26, "dense": 3}),
+    "wide_top_k": ({"top_k": 9}, {"words": 3}),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+@pytest.mark.parametrize("paper", [False, True])
+@pytest.mark.parametrize("dual", [True, False])
+def test_documented_network_against_the_oracle(name, paper, dual):
+    if not paper and not dual:
+        pytest.skip("the open variant has one aggregation")
+    settings, shape = DOCUMENTED[name]
+    rules = {"use_paper_version": paper, "use_dual_aggr": dual}
+    inputs = batch(**shape, compat=True, seed=3)
+    wanted = masks = None
+    for kernel in ("reference", *FAST):
+        net = tiny(**{**settings, **rules}, compat=True, kernel=kernel).train()
+        scores, got = inputs(net)
+        if wanted is None:
+            wanted, masks = _oracle(net, inputs, paper=paper, dual=dual)
+        assert (scores.double() - wanted).abs().max() < 2e-6
+        got = got if isinstance(got, tuple) else (got,)
+        assert len(got) == len(masks)
+        for mine, theirs in zip(got, masks, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def _oracle(net, inputs: Batch, *, paper: bool, dual: bool):
+    weights = {key: value.double() for key, value in net.state_dict().items()}
+    rules = {
+        "paper": paper,
+        "dual": dual,
+        "ratio": net.sparse_net_cap.sparse_ratio,
+        "top_k": net.hrpa.top_k,
+    }
+    images, words = inputs.images.double(), inputs.words.double()
+    num_patches = images.shape[1] - (round(images.shape[1] ** 0.5) ** 2 != images.shape[1])
+    scores = torch.zeros(len(images), len(words), dtype=torch.float64)
+    masks = torch.zeros(2, len(words), len(images), num_patches)
+    has_second = False
+    for j, text in enumerate(words):
+        dense = None
+        if inputs.dense is not None:
+            dense = inputs.dense[j, : inputs.dense_lengths[j]].double()
+        for i, image in enumerate(images):
+            pair = score_pair(weights, image, text[: inputs.lengths[j]], dense, **rules)
+            scores[i, j] = pair[0]
+            masks[0, j, i, pair[1]] = 1
+            if pair[2] is not None:
+                has_second = True
+                masks[1, j, i, pair[2]] = 1
+    if not paper:
+        return scores, (masks.sum(0),)
+    return scores, tuple(masks) if has_second else (masks[0],)
+
+
+DEFAULTS = {
+    "open": ({}, {"dense": 0}),
+    "open_dense": ({}, {"dense": 5}),
+    "paper": ({"use_paper_version": True}, {"dense": 0}),
+    "paper_dense": ({"use_paper_version": True}, {"dense": 5}),
+    "paper_single": ({"use_paper_version": True, "use_dual_aggr": False}, {"dense": 5}),
+    "masked": ({"use_paper_version": True}, {"dense": 5, "masked": 7}),
+    "masked_open": ({}, {"dense": 5, "masked": 15}),
+    "ratio_one": ({"sparse_ratio": 1.0, "use_paper_version": True}, {"dense": 5}),
+    "one_patch": ({"num_patches": 1, "num_prefix_tokens": 0}, {"tokens": 1, "dense": 2}),
+    "grid_6x8": ({"num_patches": 48, "grid_hw": (6, 8)}, {"tokens": 49}),
+    "registers": ({"num_prefix_tokens": 5}, {"tokens": 21, "dense": 3}),
+    "bernoulli": ({"use_paper_version": True, "decision": "bernoulli"}, {"dense": 5}),
+    "bernoulli_masked": (
+        {"use_paper_version": True, "decision": "bernoulli", "sparse_ratio": 0.9},
+        {"dense": 5, "masked": 9},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("gram", [False, True])
+def test_our_defaults_agree_with_the_loop(name, gram, monkeypatch):
+    """Scores and gradients in float64: a difference in the algebra, not in rounding, would show."""
+    monkeypatch.setattr(algebra, "prefers_gram", lambda *_: gram)
+    settings, shape = DEFAULTS[name]
+    inputs = batch(**shape, seed=5).to(torch.float64)
+    probe = torch.randn(len(inputs.images), len(inputs.words))
+    results = {}
+    for kernel in ("reference", "torch"):
+        net = tiny(**settings, kernel=kernel).double()
+        torch.manual_seed(7)
+        scores = inputs.scores(net)
+        torch.manual_seed(7)
+        results[kernel] = scores.detach(), gradients(net, inputs, probe)
+    assert torch.allclose(*(result[0] for result in results.values()), atol=1e-12)
+    assert_close_gradients(results["torch"][1], results["reference"][1], 1e-9)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_selection_and_share_agree(name):
+    settings, shape = DEFAULTS[name]
+    inputs = batch(**shape, seed=5)
+    outputs = []
+    for kernel in ("reference", "torch"):
+        torch.manual_seed(7)
+        outputs.append(inputs(tiny(**settings, kernel=kernel), return_selection=True))
+    first, second = outputs
+    assert torch.allclose(first.scores, second.scores, atol=2e-6)
+    assert torch.allclose(first.kept_ratio, second.kept_ratio)
+    for one, other in ((first.sparse, second.sparse), (first.dense, second.dense)):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert torch.equal(one.kept_mask, other.kept_mask)
+            assert torch.allclose(one.scores, other.scores, atol=1e-5)
+
+
+@pytest.mark.parametrize("paper", [False, True])
+@pytest.mark.parametrize("dense", [0, 4])
+def test_documented_gumbel_noise(paper, dense):
+    """Same seed, same noise, whatever the kernel; it moves gradients, never scores or masks."""
+    inputs = batch(dense=dense, compat=True)
+    grads, plain = {}, None
+    for kernel in ("reference", "torch"):
+        rules = {"use_paper_version": paper, "compat": True, "kernel": kernel}
+        plain = inputs(tiny(**rules))
+        net = tiny(**rules, use_gumbel_softmax=True, gumbel_tau=0.7)
+        torch.manual_seed(11)
+        scores, masks = inputs(net)
+        after = torch.rand(())
+        assert torch.equal(scores, plain[0])
+        pairs = zip(masks, plain[1], strict=True) if paper else [(masks, plain[1])]
+        assert all(torch.equal(one, other) for one, other in pairs)
+        torch.manual_seed(11)
+        inputs(net.eval())
+        assert torch.equal(after, torch.rand(()))  # evaluation draws the same noise
+        if paper:
+            weights = torch.randn(masks[0].shape, generator=torch.Generator().manual_seed(2))
+            (masks[-1] * weights).sum().backward()
+            grads[kernel] = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
+            assert any("score_predictor" in name for name in grads[kernel])
+    if paper:
+        assert_close_gradients(grads["torch"], grads["reference"])
+
+
+def test_recorded_noise(monkeypatch):
+    """The documented draws: per text, sparse then dense, each (images, patches)."""
+    inputs = batch(images=3, texts=2, dense=4, compat=True)
+    for kernel in ("reference", "torch"):
+        drawn = []
+
+        def record(like, drawn=drawn):
+            drawn.append(tuple(like.shape))
+            return torch.full_like(like, 0.5)
+
+        monkeypatch.setattr(torch, "rand_like", record)
+        inputs(tiny(use_paper_version=True, compat=True, kernel=kernel, use_gumbel_softmax=True))
+        assert drawn == [(3, 16)] * 4
+
+
+def test_underflow():
+    """Kept patches that weigh e^-200 beside a dropped one: the softmax is made again."""
+    inputs = batch(images=2, texts=3)
+    probe = torch.randn(2, 3)
+    results = []
+    for kernel in ("reference", "torch"):
+        net = tiny(kernel=kernel)
+        with torch.no_grad():
+            net.aggr_net.scale.fill_(300.0)
+        results.append((inputs.scores(net), gradients(net, inputs, probe)))
+    assert torch.allclose(results[0][0], results[1][0], atol=2e-6)
+    assert_close_gradients(results[1][1], results[0][1], 1e-3)
+
+
+def test_ties_go_to_the_lowest_index():
+    inputs = batch()
+    inputs.images[:, 1:] = inputs.images[:, 1:2]  # all patches alike
+    for kernel in ("reference", "torch"):
+        output = inputs(tiny(kernel=kernel), return_selection=True)
+        assert torch.equal(output.sparse.in_order().indices, torch.arange(8).expand(3, 4, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kernel", ["reference", "torch"])
+@pytest.mark.parametrize("paper", [False, True])
+def test_half_precision_is_finite(dtype, kernel, paper):
+    inputs = batch(dense=5, masked=7)
+    net = tiny(use_paper_version=paper, kernel=kernel)
+    wanted = inputs(net, return_selection=True)
+    got = inputs.to(dtype)(net.to(dtype), return_selection=True)
+    assert got.scores.dtype == torch.float32
+    assert got.scores.isfinite().all()
+    same = (wanted.sparse.kept_mask == got.sparse.kept_mask).all(-1)
+    same &= (wanted.dense.kept_mask == got.dense.kept_mask).all(-1)
+    # Weights are rounded too, and perturbed ones are large: wider than the bound of one product.
+    difference = (wanted.scores - got.scores).abs()[same]
+    assert same.any()
+    assert difference.max() < (1e-2 if dtype == torch.float16 else 6e-2)
+
+
+@pytest.mark.parametrize("paper", [False, True])
+def test_autocast_changes_nothing(paper):
+    inputs, net = batch(dense=5), tiny(use_paper_version=paper)
+    plain = inputs(net).scores
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(inputs(net).scores, plain)
+
+
+@pytest.mark.parametrize("compat", [False, True])
+@pytest.mark.parametrize("paper", [False, True])
+def test_blocks_of_any_size(compat, paper):
+    inputs = batch(images=3, texts=7, dense=5, compat=compat)
+    net = tiny(use_paper_version=paper, compat=compat)
+    images, texts = net.sides(*inputs.arguments())
+    whole = blocks.match(net.parts(), images, texts, choices=True)
+    for budget in (1, 40_000, 100_000_000):
+        cut = blocks.match(net.parts(), images, texts, choices=True, byte_budget=budget)
+        assert torch.allclose(cut.scores, whole.scores, atol=1e-6)
+        assert torch.equal(cut.sparse.live, whole.sparse.live)
+
+
+def test_text_blocks_cover_all_texts_once():
+    lengths = torch.tensor([3, 40, 1, 7] * 30)
+    for budget in (1, 5_000, 10**9):
+        ids = list(text_blocks(lengths, (100, 10), budget))
+        assert sorted(torch.cat(ids).tolist()) == list(range(len(lengths)))
+        for block in ids:
+            assert len(block) * (100 + 10 * int(lengths[block].max())) <= budget or len(block) == 1
+    short = next(iter(text_blocks(lengths, (100, 10), 10**9)))
+    assert int(lengths[short].max()) < 40  # long texts do not pad short ones
+
+
+@pytest.mark.parametrize("kernel", ["reference", "torch"])
+@pytest.mark.parametrize(("compat", "paper"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize("positives", ["diagonal", "ids", "mask"])
+def test_two_passes_equal_one(kernel, compat, paper, positives):
+    inputs = batch(images=5, texts=5, dense=4, compat=compat).to(torch.float64)
+    net = tiny(use_paper_version=paper, compat=compat, kernel=kernel).double()
+    roles = {}
+    if positives == "ids":
+        roles = {"image_ids": torch.tensor([0, 1, 2, 1, 0])}
+    if positives == "mask":
+        roles = {"positive_mask": torch.eye(5).bool() | (torch.arange(5) == 2)}
+    results = []
+    for two in (False, True):
+        net.zero_grad()
+        images = inputs.images.clone().requires_grad_()
+        sides = net.sides(images, *inputs.arguments()[1:])
+        if two:
+            loss, _ = two_pass_loss(net, *sides, **roles)
+        else:
+            loss = alignment_loss(net.match(*sides).scores, **roles)
+        loss.backward()
+        grads = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
+        results.append((loss.detach(), {"images": images.grad, **grads}))
+    assert torch.allclose(results[0][0], results[1][0])
+    # The triplet loss is float32, so its gradient in the scores is too.
+    assert_close_gradients(results[1][1], results[0][1], 1e-5)
+
+
+def test_two_passes_refuse_random_patches():
+    inputs = batch(images=3, texts=3)
+    net = tiny(use_paper_version=True, decision="bernoulli")
+    with pytest.raises(InputError, match="bernoulli"):
+        two_pass_loss(net, *net.sides(*inputs.arguments()))
+
+
+def test_few_pairs_get_a_gradient(monkeypatch):
+    inputs = batch(images=8, texts=8)
+    net = tiny()
+    seen = []
+    once = blocks.match_pairs
+
+    def spy(parts, images, texts, image_ids, text_ids):
+        seen.append(len(image_ids))
+        return once(parts, images, texts, image_ids, text_ids)
+
+    monkeypatch.setattr(blocks, "match_pairs", spy)
+    two_pass_loss(net, *net.sides(*inputs.arguments()))
+    assert seen[0] <= 24
+
+
+def test_triton_says_what_is_missing():
+    inputs = batch()
+    net = tiny(kernel="triton")
+    with pytest.raises(InputError, match="kernel='triton'"):
+        inputs(net)

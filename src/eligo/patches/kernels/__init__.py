@@ -2,17 +2,13 @@
 
 - `reference`: the definition as a loop over texts; slow, plain, the oracle of the others.
 - `torch`: the same algebra, hoisted and blocked; any device, with gradients in little memory.
-- `triton`: one fused CUDA kernel, forward only.
-- `auto`: the fastest that can do the job; logged.
+- `triton`: one fused CUDA kernel, forward only; not written yet.
+- `auto`: the fastest that can do the job: `torch`, for now.
 """
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -25,14 +21,12 @@ from eligo.patches.sides import Images, Texts
 KernelName = Literal["auto", "reference", "torch", "triton"]
 KERNELS: tuple[KernelName, ...] = ("auto", "reference", "torch", "triton")
 
-_log = logging.getLogger(__name__)
-
 
 def match(
     kernel: KernelName, parts: Parts, images: Images, texts: Texts, *, choices: bool
 ) -> Matches:
     """All pairs; `choices` asks for the selections too."""
-    return _pick(kernel, parts, images, texts, choices)(parts, images, texts, choices=choices)
+    return _pick(kernel)(parts, images, texts, choices=choices)
 
 
 def match_pairs(
@@ -48,19 +42,7 @@ def match_pairs(
     return scorer.match_pairs(parts, images, texts, image_ids, text_ids)
 
 
-def _pick(
-    kernel: KernelName, parts: Parts, images: Images, texts: Texts, choices: bool
-) -> Callable[..., Matches]:
-    if kernel == "reference":
-        return reference.match
-    if kernel == "torch":
-        return blocks.match
-    obstacle = _obstacle_to_triton(parts, images, texts, choices)
-    if kernel == "triton" and obstacle:
-        raise InputError(f"kernel='triton': {obstacle}; use kernel='torch' or 'auto'")
-    _log.debug("kernel %s: %s", kernel, "torch, since " + obstacle if obstacle else "triton")
-    return blocks.match
-
-
-def _obstacle_to_triton(parts: Parts, images: Images, texts: Texts, choices: bool) -> str:
-    return "not yet"
+def _pick(kernel: KernelName) -> Callable[..., Matches]:
+    if kernel == "triton":
+        raise InputError("kernel='triton': not written yet; use kernel='torch' or 'auto'")
+    return reference.match if kernel == "reference" else blocks.match

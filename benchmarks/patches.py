@@ -10,7 +10,7 @@ measured in turn (loop, eligo, loop, eligo, ...), so that a busy machine slows b
 medians. Memory is the peak of one training step in a process of its own: on a CPU the growth of the
 resident set over what stood before the step, on a GPU what torch allocated.
 
-Writes one entry per device to benchmarks/results/patches.json; the others stay.
+Writes one entry per device, dtype and size to benchmarks/results/patches.json; the others stay.
 """
 
 import json
@@ -152,7 +152,12 @@ def _match(weights, words: Tensor, tokens: Tensor, *, paper: bool) -> Tensor:
     return score
 
 
-SIDES: dict[str, Callable[..., Tensor]] = {"loop": loop_scores, "eligo": eligo_scores}
+def sharded_loop(net: CrossSparseAggrNet, images: Tensor, *texts: Tensor) -> Tensor:
+    """The loop, 256 images at a time: what it makes of more does not fit."""
+    return torch.cat([loop_scores(net, some, *texts) for some in images.split(256)])
+
+
+SIDES: dict[str, Callable[..., Tensor]] = {"loop": sharded_loop, "eligo": eligo_scores}
 
 
 def main(
@@ -160,6 +165,7 @@ def main(
     images: int = 64,
     texts: int = 64,
     words: int = 30,
+    dtype: Literal["float32", "float16"] = "float32",
     rounds: Annotated[int, tyro.conf.arg(help="Interleaved measurements of each side.")] = 5,
     memory: Annotated[bool, tyro.conf.arg(help="Also measure training memory.")] = True,
 ) -> None:
@@ -167,13 +173,14 @@ def main(
     torch.set_num_threads(1)
     results = {}
     for variant in ("open", "paper"):
-        case = Case(variant, images, texts, words, device=device)
+        case = Case(variant, images, texts, words, dtype, device)
         results[variant] = {"case": asdict(case), **_speed(case, rounds)}
         if memory:
             results[variant]["training"] = _memory(case)
         print(variant, json.dumps(results[variant], indent=2))
     everything = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    everything[device] = {**provenance("python benchmarks/patches.py", device), "results": results}
+    key = f"{device} {dtype} {images}x{texts}"
+    everything[key] = {**provenance("python benchmarks/patches.py", device), "results": results}
     write_text(RESULTS, json.dumps(everything, indent=2) + "\n")
 
 

@@ -20,6 +20,27 @@ _ARGUMENTS = (
 )
 
 
+# Ways to run our defaults, name: (network, batch).
+DEFAULTS = {
+    "open": ({}, {"dense": 0}),
+    "open_dense": ({}, {"dense": 5}),
+    "paper": ({"use_paper_version": True}, {"dense": 0}),
+    "paper_dense": ({"use_paper_version": True}, {"dense": 5}),
+    "paper_single": ({"use_paper_version": True, "use_dual_aggr": False}, {"dense": 5}),
+    "masked": ({"use_paper_version": True}, {"dense": 5, "masked": 7}),
+    "masked_open": ({}, {"dense": 5, "masked": 15}),
+    "ratio_one": ({"sparse_ratio": 1.0, "use_paper_version": True}, {"dense": 5}),
+    "one_patch": ({"num_patches": 1, "num_prefix_tokens": 0}, {"tokens": 1, "dense": 2}),
+    "grid_6x8": ({"num_patches": 48, "grid_hw": (6, 8)}, {"tokens": 49}),
+    "registers": ({"num_prefix_tokens": 5}, {"tokens": 21, "dense": 3}),
+    "bernoulli": ({"use_paper_version": True, "decision": "bernoulli"}, {"dense": 5}),
+    "bernoulli_masked": (
+        {"use_paper_version": True, "decision": "bernoulli", "sparse_ratio": 0.9},
+        {"dense": 5, "masked": 9},
+    ),
+}
+
+
 def golden(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with safe_open(GOLDEN / name, "pt") as file:
         config = json.loads((file.metadata() or {}).get("config", "{}"))
@@ -54,17 +75,15 @@ class Batch:
         return net.match(*net.sides(*self.arguments(), patch_mask=self.patch_mask)).scores
 
     def to(self, dtype: torch.dtype) -> "Batch":
-        def move(part: Tensor | None) -> Tensor | None:
-            return None if part is None else part.to(dtype)
+        """Vectors in another precision."""
+        return self._each(lambda part: part.to(dtype) if part.is_floating_point() else part)
 
-        return Batch(
-            self.images.to(dtype),
-            self.words.to(dtype),
-            self.lengths,
-            move(self.dense),
-            self.dense_lengths,
-            self.patch_mask,
-        )
+    def cuda(self) -> "Batch":
+        return self._each(lambda part: part.cuda())
+
+    def _each(self, change) -> "Batch":
+        parts = (*self.arguments(), self.patch_mask)
+        return Batch(*(None if part is None else change(part) for part in parts))
 
 
 def batch(

@@ -25,7 +25,8 @@ def explain(
     if matches.dense is not None and rows.logits_dense is not None:
         nets, chosen = (rows.logits, rows.logits_dense), (matches.sparse, matches.dense)
     has_extra = not parts.keeps_all(images.patches.shape[1], images.mask)
-    mixing = algebra.mixing_matrix(nets, chosen, images.mask, has_extra)[0, 0]  # (tokens, N)
+    extra = algebra.extra_weights(chosen, images.mask) if has_extra else None
+    mixing = algebra.mixing_matrix(nets, chosen, extra)[0, 0]  # (tokens, N)
     names = [f"slot {slot}" for slot in range(rows.logits.shape[1])] + ["extra"] * has_extra
     tokens = mixing @ wide(images.patches[0])
     if images.cls is not None:

@@ -2,13 +2,18 @@
 
 - `reference`: the definition as a loop over texts; slow, plain, the oracle of the others.
 - `torch`: the same algebra, hoisted and blocked; any device, with gradients in little memory.
-- `triton`: one fused CUDA kernel, forward only; not written yet.
-- `auto`: the fastest that can do the job: `torch`, for now.
+- `triton`: one fused CUDA kernel, forward only.
+- `auto`: the fastest that can do the job; logged.
 """
 
+import logging
+import os
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -21,12 +26,16 @@ from eligo.patches.sides import Images, Texts
 KernelName = Literal["auto", "reference", "torch", "triton"]
 KERNELS: tuple[KernelName, ...] = ("auto", "reference", "torch", "triton")
 
+LARGEST_PATCHES, LARGEST_WORDS = 256, 128  # of the fused kernel
+
+_log = logging.getLogger(__name__)
+
 
 def match(
     kernel: KernelName, parts: Parts, images: Images, texts: Texts, *, choices: bool
 ) -> Matches:
     """All pairs; `choices` asks for the selections too."""
-    return _pick(kernel)(parts, images, texts, choices=choices)
+    return _pick(kernel, parts, images, texts)(parts, images, texts, choices=choices)
 
 
 def match_pairs(
@@ -42,7 +51,39 @@ def match_pairs(
     return scorer.match_pairs(parts, images, texts, image_ids, text_ids)
 
 
-def _pick(kernel: KernelName) -> Callable[..., Matches]:
-    if kernel == "triton":
-        raise InputError("kernel='triton': not written yet; use kernel='torch' or 'auto'")
-    return reference.match if kernel == "reference" else blocks.match
+def _pick(kernel: KernelName, parts: Parts, images: Images, texts: Texts) -> Callable[..., Matches]:
+    if kernel == "reference":
+        return reference.match
+    if kernel == "torch":
+        return blocks.match
+    obstacle = _obstacle_to_triton(parts, images, texts)
+    if kernel == "triton" and obstacle:
+        raise InputError(f"kernel='triton': {obstacle}; use kernel='torch' or 'auto'")
+    _log.debug("kernel %s: %s", kernel, f"torch, as {obstacle}" if obstacle else "triton")
+    return blocks.match if obstacle else partial(blocks.match, fused=True)
+
+
+def _obstacle_to_triton(parts: Parts, images: Images, texts: Texts) -> str:
+    """Why the fused kernel cannot do the job; empty if it can."""
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    if not images.patches.is_cuda and not _interpreted():
+        return "it needs a CUDA device (or TRITON_INTERPRET=1)"
+    tensors = (images.patches, texts.words.vectors, *parts.aggregation.parameters())
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return "it has no backward pass (use torch.no_grad())"
+    if images.patches.dtype == torch.float64:
+        return "it computes in float32 at most"
+    num_patches, num_words = images.patches.shape[1], texts.words.mask.shape[1]
+    if texts.dense is not None and not parts.paper:
+        num_words = max(num_words, texts.dense.mask.shape[1])
+    if num_patches > LARGEST_PATCHES or num_words > LARGEST_WORDS:
+        return (
+            f"{num_patches} patches and {num_words} words do not fit on the chip (at most "
+            f"{LARGEST_PATCHES} and {LARGEST_WORDS})"
+        )
+    return ""
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"

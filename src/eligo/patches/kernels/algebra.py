@@ -4,7 +4,8 @@
   `D e^l / sum D e^l` (both selections of the paper's version added) and, last, the extra token's
   `(1 - D) e^s / sum (1 - D) e^s`. So tokens are `M X`.
 - Words and tokens meet as `w (M X)^T` or as `(w X^T) M^T` with squared token norms
-  `rowsum((M G) * M)`, `G = X X^T`: whichever costs less.
+  `rowsum((M G) * M)`, `G = X X^T`: whichever costs less. (Gathering the kept patches
+  to skip the zeros of M was tried: half the multiplications, no faster.)
 
 Axes: R images, J texts for each of them, N patches, S slots, P tokens, L words, C width.
 """
@@ -17,36 +18,39 @@ from torch.nn import functional as F
 from eligo.patches.arithmetic import weighted_softmax, wide
 from eligo.patches.scores import Choice
 
-_SMALLEST_SUM = 1e-20  # a softmax sum below is made again from its own maximum
+SMALLEST_SUM = 1e-20  # a softmax sum below is made again from its own maximum
 
 
 def mixing_matrix(
     logits: tuple[Float[Tensor, "images slots patches"], ...],
     chosen: tuple[Choice, ...],
-    mask: Bool[Tensor, "images patches"] | None,
-    has_extra: bool,
+    extra: Float[Tensor, "images texts patches"] | None,
 ) -> Float[Tensor, "images texts tokens patches"]:
-    """M: slots and, if there is one, the extra token, of one selection or two.
-
-    Of two selections the slots add; of the extras it is the mean.
-    """
+    """M: the slots of one selection or the sum of two and, if there is one, the extra token."""
+    has_extra = extra is not None
     slots = [
         _slot_weights(part, choice.live, has_extra)
         for part, choice in zip(logits, chosen, strict=True)
     ]
     mixing = sum(slots[1:], slots[0])
     if has_extra:
-        extras = torch.stack([_extra_weights(choice, mask) for choice in chosen])
-        mixing[:, :, -1] = extras.mean(0)
+        mixing[:, :, -1] = extra
     return mixing
+
+
+def slot_powers(
+    logits: Float[Tensor, "images slots patches"], live: Float[Tensor, "images texts patches"]
+) -> tuple[Float[Tensor, "images slots patches"], Float[Tensor, "images texts slots"]]:
+    """`e^(l - max l)` of each image, and its sum over what each text kept."""
+    powers = (logits - logits.amax(-1, keepdim=True).detach()).exp()
+    return powers, live @ powers.transpose(1, 2)
 
 
 def _slot_weights(logits: Tensor, live: Tensor, has_extra: bool) -> Tensor:
     """`D e^l / sum D e^l`, with a row of zeros behind for the extra token: (R, J, P, N)."""
-    powers = (logits - logits.amax(-1, keepdim=True).detach()).exp()  # (R, S, N)
-    powers = F.pad(powers, (0, 0, 0, int(has_extra)))
-    total = live @ powers.transpose(1, 2)  # (R, J, P)
-    thin = total < _SMALLEST_SUM
+    powers, total = slot_powers(logits, live)
+    powers, total = F.pad(powers, (0, 0, 0, int(has_extra))), F.pad(total, (0, int(has_extra)))
+    thin = total < SMALLEST_SUM
     scale = torch.where(thin, 1.0, total).reciprocal()
     weights = live.unsqueeze(2) * powers.unsqueeze(1) * scale.unsqueeze(-1)
     thin = thin[..., : logits.shape[1]]
@@ -57,8 +61,14 @@ def _slot_weights(logits: Tensor, live: Tensor, has_extra: bool) -> Tensor:
     return weights
 
 
+def extra_weights(
+    chosen: tuple[Choice, ...], mask: Bool[Tensor, "images patches"] | None
+) -> Float[Tensor, "images texts patches"]:
+    """The extra token's row of M: the mean of `(1 - D) e^s / sum (1 - D) e^s`; else zeros."""
+    return torch.stack([_extra_weights(choice, mask) for choice in chosen]).mean(0)
+
+
 def _extra_weights(choice: Choice, mask: Tensor | None) -> Tensor:
-    """`(1 - D) e^s / sum (1 - D) e^s`, zeros if nothing was dropped: (R, J, N)."""
     dropped = 1 - choice.live
     if mask is not None:
         dropped = dropped * mask.unsqueeze(1)

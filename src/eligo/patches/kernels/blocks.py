@@ -31,16 +31,22 @@ Noise = tuple[Tensor | None, Tensor | None]
 
 
 def match(
-    parts: Parts, images: Images, texts: Texts, *, choices: bool, byte_budget: int | None = None
+    parts: Parts,
+    images: Images,
+    texts: Texts,
+    *,
+    choices: bool,
+    byte_budget: int | None = None,
+    fused: bool = False,
 ) -> Matches:
-    """All pairs, block by block."""
+    """All pairs, block by block; `fused`: the inner part of each by Triton."""
     rows = hoist(parts, images)
     lengths = texts.words.lengths
     selects_dense = parts.selects_dense(images, texts)
     noise = parts.draw(rows.s_im, len(lengths), selects_dense)
     on_gpu = images.patches.is_cuda
     budget = byte_budget or (BYTE_BUDGET if on_gpu else CPU_BYTE_BUDGET)
-    fixed, per_word = pair_bytes(rows)
+    fixed, per_word = pair_bytes(rows, fused)
     columns, order = [], []
     for ids in text_blocks(lengths, (fixed, per_word), budget):
         block = text_rows(texts.words, ids).meet(rows.cls)
@@ -54,7 +60,7 @@ def match(
             cut = slice(index * num_images, (index + 1) * num_images)
             draws = tuple(None if part is None else part[cut, ids] for part in noise)
             sides = (block.beside(cut), None if dense is None else dense.beside(cut))
-            column.append(_run(parts, image, *sides, draws, selects_dense, choices))
+            column.append(_run(parts, image, *sides, draws, selects_dense, choices, fused))
         columns.append([torch.cat(part) for part in zip(*column, strict=True)])
         order.append(ids)
     back = torch.cat(order).argsort()
@@ -89,12 +95,15 @@ def match_pairs(
     return torch.cat(scores)[torch.cat(order).argsort()]
 
 
-def pair_bytes(rows: ImageRows) -> tuple[int, int]:
+def pair_bytes(rows: ImageRows, fused: bool = False) -> tuple[int, int]:
     """Bytes of a pair's intermediates: a constant part, and a part for each word.
 
-    The larger of the two associations: M and M X, or M, M G and X w^T (float32).
+    The larger of the two associations: M and M X, or M, M G and X w^T (float32). Fused, only
+    selections and maxima.
     """
     slots, patches = rows.logits.shape[1:]
+    if fused:
+        return 4 * (12 * patches + 4 * slots), 4
     tokens, width = slots + 1, rows.patches.shape[-1]
     return 4 * tokens * (patches + max(width, patches)), 4 * (tokens + patches)
 
@@ -119,6 +128,7 @@ def _score(
     noise: Noise,
     selects_dense: bool,
     choices: bool,
+    fused: bool = False,
 ) -> tuple[Tensor, ...]:
     """One block: scores and shares (R, J), and, if asked for, score and D of each selection."""
     mask = None if image.mask is None else image.mask.unsqueeze(1)  # (R, 1, N)
@@ -143,11 +153,12 @@ def _score(
         assert s_dt is not None
         chosen = (*chosen, choose(image.prediction_dense, s_dt, s_st, noise[1]))
     if parts.paper:
-        score = _align(parts, image, text, chosen)
+        score = _align(parts, image, text, chosen, fused)
     else:
-        score = _align(parts, image, text, chosen[:1])
+        score = _align(parts, image, text, chosen[:1], fused)
         if selects_dense:
-            score = score + _align(parts, image, text if dense is None else dense, chosen[1:])
+            words = text if dense is None else dense
+            score = score + _align(parts, image, words, chosen[1:], fused)
     shares = [_share(choice.live, image.mask).expand(score.shape) for choice in chosen]
     results = [score, torch.stack(shares).mean(0)]
     if choices:
@@ -160,21 +171,43 @@ def _cosines_to(image: ImageRows, directions: Tensor) -> Tensor:
     return directions @ wide(image.patches).transpose(1, 2) / image.norms.unsqueeze(1)
 
 
-def _align(parts: Parts, image: ImageRows, text: TextRows, chosen: tuple[Choice, ...]) -> Tensor:
+def _align(
+    parts: Parts, image: ImageRows, text: TextRows, chosen: tuple[Choice, ...], fused: bool
+) -> Tensor:
     """HRPA of [CLS], slots and extra token with the words: (R, J)."""
     num_patches = image.patches.shape[1]
     has_extra = not parts.keeps_all(num_patches, image.mask)
+    may_lack = has_extra and parts.may_drop_nothing(num_patches, image.mask)
     nets = (image.logits, image.logits if image.logits_dense is None else image.logits_dense)
-    mixing = algebra.mixing_matrix(nets[: len(chosen)], chosen, image.mask, has_extra)
-    cosines = algebra.mixed_cosines(mixing, image.patches, text.words)  # (R, J, L, tokens)
+    extra = algebra.extra_weights(chosen, image.mask) if has_extra else None  # (R, J, N)
+    maxima = None
+    if fused and chosen[0].live.shape[1] == text.words.shape[1]:
+        from eligo.patches.kernels.fused import best_cosines  # only where Triton is installed
+
+        maxima = best_cosines(
+            nets[: len(chosen)],
+            chosen,
+            extra,
+            image.patches,
+            text.words[0],
+            extra_may_lack=may_lack,
+        )
+    lacks = (extra == 0).all(-1) if may_lack and extra is not None else None  # (R, J)
+    if maxima is None:
+        mixing = algebra.mixing_matrix(nets[: len(chosen)], chosen, extra)
+        cosines = algebra.mixed_cosines(mixing, image.patches, text.words)  # (R, J, L, tokens)
+        if lacks is not None:  # there is no such token
+            last = cosines[..., -1:].masked_fill(lacks[..., None, None], -torch.inf)
+            cosines = torch.cat([cosines[..., :-1], last], -1)
+        maxima = cosines.amax(3), cosines.amax(2)
+    per_word, per_token = maxima  # (R, J, L), (R, J, tokens)
     if text.cls is not None:
-        cosines = torch.cat([text.cls.unsqueeze(-1), cosines], 3)
+        per_word = torch.maximum(per_word, text.cls)
+        per_token = torch.cat([text.cls.amax(2, keepdim=True), per_token], 2)
     token_mask = None
-    if has_extra and parts.may_drop_nothing(num_patches, image.mask):
-        token_mask = torch.ones_like(cosines[:, :, 0], dtype=torch.bool)
-        token_mask[..., -1] = (mixing[:, :, -1] > 0).any(-1)  # else there is no such token
-        cosines = torch.where(token_mask.unsqueeze(2), cosines, -torch.inf)
-    per_word, per_token = cosines.amax(3), cosines.amax(2)
+    if lacks is not None:
+        token_mask = torch.ones_like(per_token, dtype=torch.bool)
+        token_mask[..., -1] = ~lacks
     hrpa = parts.hrpa
     return hrpa.pool(hrpa.squash(per_word), hrpa.squash(per_token), text.mask, token_mask)
 

@@ -4,8 +4,8 @@
   `D e^l / sum D e^l` (both selections of the paper's version added) and, last, the extra token's
   `(1 - D) e^s / sum (1 - D) e^s`. So tokens are `M X`.
 - Words and tokens meet as `w (M X)^T` or as `(w X^T) M^T` with squared token norms
-  `rowsum((M G) * M)`, `G = X X^T`: whichever costs less. (Gathering the kept patches
-  to skip the zeros of M was tried: half the multiplications, no faster.)
+  `rowsum((M G) * M)`, `G = X X^T`: whichever costs less. (Gathering the kept
+  patches to skip the zeros of M was tried: half the multiplications, hardly faster.)
 
 Axes: R images, J texts for each of them, N patches, S slots, P tokens, L words, C width.
 """

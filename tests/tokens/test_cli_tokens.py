@@ -12,7 +12,7 @@ from eligo.errors import InputError
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
-from eligo.tokens.data import SceneExamples
+from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.predict import predict
@@ -179,8 +179,8 @@ def test_predict_with_a_saved_plan(host, tmp_path, capsys):
 
 
 def test_prediction_tells_what_happened(host):
-    from eligo.tokens.inputs_config import HostConfig
     from eligo.tokens.load import load_host
+    from eligo.tokens.training.inputs_config import HostConfig
 
     folder, question = host
     model, processor = load_host(HostConfig(model=str(folder)))

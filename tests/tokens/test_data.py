@@ -10,8 +10,8 @@ from eligo.errors import InputError
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.question_kinds import FAMILIES
 from eligo.scenes.vlm.model import EOS, VlmConfig, build_processor
-from eligo.tokens.chat import text_lengths
-from eligo.tokens.data import IGNORED, Collator, FileExamples, SceneExamples, TokenExample
+from eligo.tokens.data.chat import text_lengths
+from eligo.tokens.data.examples import IGNORED, Collator, FileExamples, SceneExamples, TokenExample
 from eligo.vqa import read_vqa_lines
 
 SMALL = SceneConfig(height=56, width=56)

@@ -8,8 +8,8 @@ from hosts import FAMILIES, IMAGE, TinyHost, shared
 from token_truth import ByContent, truth
 from torch import Tensor
 
+from eligo.tokens.inside.removal import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.removal import pruning
 
 NEW = 3
 STAGES = ("1", "2", "both")

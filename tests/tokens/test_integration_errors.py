@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 from eligo.errors import EligoError, InputError
 from eligo.selection import Selection
-from eligo.tokens.masked import masking
+from eligo.tokens.inside.masked import masking
+from eligo.tokens.inside.removal import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.removal import pruning
 
 HERE = ByContent()
 

@@ -14,9 +14,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from eligo.tokens.hosts import Host
 from eligo.tokens.hosts.families import Llava
-from eligo.tokens.masked import masking
+from eligo.tokens.inside.masked import masking
+from eligo.tokens.inside.removal import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.removal import pruning
 
 
 def picture(model: nn.Module) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from eligo import tokens
 from eligo.errors import InputError
-from eligo.tokens.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.inside.removal import pruning
+from eligo.tokens.learned.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.removal import pruning
 
 
 def weights_of(host: TinyHost, module: Any, inputs: dict[str, Any]) -> list[Tensor]:

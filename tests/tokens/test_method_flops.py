@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from eligo.tokens.attention import attention_of_row
-from eligo.tokens.cost import SelectorCost, plan_cost
+from eligo.tokens.cost.count import SelectorCost, plan_cost
+from eligo.tokens.cost.shapes import LLAVA_7B
+from eligo.tokens.inside.attention import attention_of_row
 from eligo.tokens.methods import METHODS, build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.reducer import ReducerContext
-from eligo.tokens.shapes import LLAVA_7B
 
 TOKENS, WORDS, WIDTH = 36, 5, 16
 ROW = {"attention_row": TOKENS + WORDS, "cls_row": TOKENS + 1}  # keys of the row that is read

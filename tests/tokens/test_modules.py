@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from eligo import ops
 from eligo.config.yaml import dump_yaml
 from eligo.errors import EligoError, InputError
-from eligo.tokens.discriminator import Discriminator, DiscriminatorShape
-from eligo.tokens.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.learned.discriminator import Discriminator, DiscriminatorShape
+from eligo.tokens.learned.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.learned.relaxer import TrainingRelaxer
+from eligo.tokens.learned.scorers import Relaxation, choose
 from eligo.tokens.reducer import Reducer, ReducerContext
-from eligo.tokens.relaxer import TrainingRelaxer
-from eligo.tokens.scorers import Relaxation, choose
 from eligo.train.weights import save_weights
 
 WIDTH, TEXT, DIM = 12, 10, 16

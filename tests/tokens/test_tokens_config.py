@@ -6,10 +6,10 @@ from eligo.cli.registry import load_run_config
 from eligo.cli.search import _read
 from eligo.config import load_config, shipped_configs
 from eligo.errors import ConfigError
-from eligo.tokens.config import MergerConfig, PrunersConfig, TokensTrainConfig
-from eligo.tokens.cost import count_cost
-from eligo.tokens.shapes import LLAVA_7B
-from eligo.tokens.train import TokensTask
+from eligo.tokens.cost.count import count_cost
+from eligo.tokens.cost.shapes import LLAVA_7B
+from eligo.tokens.training.config import MergerConfig, PrunersConfig, TokensTrainConfig
+from eligo.tokens.training.train import TokensTask
 from eligo.train import fit
 
 GUIDE = {

@@ -13,11 +13,14 @@ from eligo.cli import main
 from eligo.config import load_config
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.export import ExportConfig, export_scenes
-from eligo.tokens.batch import shared_images
-from eligo.tokens.config import TokensTrainConfig
-from eligo.tokens.cost import count_cost
-from eligo.tokens.modules import LayerPruners, TokenMerger
-from eligo.tokens.objective import (
+from eligo.tokens.cost.count import count_cost
+from eligo.tokens.cost.shapes import LLAVA_7B
+from eligo.tokens.inside.removal import pruning
+from eligo.tokens.learned.modules import LayerPruners, TokenMerger
+from eligo.tokens.plan import Plan
+from eligo.tokens.training.batch import shared_images
+from eligo.tokens.training.config import TokensTrainConfig
+from eligo.tokens.training.objective import (
     adversarial_losses,
     answer_mask,
     hidden_loss,
@@ -27,10 +30,7 @@ from eligo.tokens.objective import (
     task_loss,
     text_mask,
 )
-from eligo.tokens.plan import Plan
-from eligo.tokens.removal import pruning
-from eligo.tokens.shapes import LLAVA_7B
-from eligo.tokens.train import TokensTask
+from eligo.tokens.training.train import TokensTask
 from eligo.train import Progress, fit, run_search
 from eligo.train.search import SearchConfig
 
@@ -390,7 +390,7 @@ def test_epochs_count_steps(vqa_folder: Path):
     lines = {"kind": "vqa", "folder": str(vqa_folder)}
     tree = {key: value for key, value in TINY.items() if not key.startswith("data")}
     config = load_config(TokensTrainConfig, {"data": lines, "epochs": 2}, tree)
-    from eligo.tokens.train import with_counted_steps
+    from eligo.tokens.training.train import with_counted_steps
 
     counted = with_counted_steps(config)
     assert counted.train.total_steps >= 3

@@ -9,7 +9,7 @@ from test_integration import NEW, assert_same, generate, make_plan, row, rows_of
 from token_truth import ByContent, truth
 
 from eligo.errors import EligoError, InputError
-from eligo.tokens.layout import (
+from eligo.tokens.inside.layout import (
     Layout,
     add_bias,
     later_mask,
@@ -18,9 +18,9 @@ from eligo.tokens.layout import (
     take_last,
     take_rotary,
 )
-from eligo.tokens.masked import masking
+from eligo.tokens.inside.masked import masking
+from eligo.tokens.inside.removal import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.removal import pruning
 from eligo.tokens.trace import answer_loss
 
 

@@ -20,8 +20,8 @@ TASKS: dict[str, str] = {
     "scenes.stats": "eligo.scenes.stats:StatsConfig",
     "scenes.evaluate-vlm": "eligo.scenes.vlm.evaluate:VlmEvaluationConfig",
     "scenes.train-vlm": "eligo.scenes.vlm.train:VlmTrainConfig",
-    "tokens.sweep": "eligo.tokens.sweep_config:SweepConfig",
-    "tokens.train": "eligo.tokens.config:TokensTrainConfig",
+    "tokens.sweep": "eligo.tokens.measure.sweep_config:SweepConfig",
+    "tokens.train": "eligo.tokens.training.config:TokensTrainConfig",
 }
 
 

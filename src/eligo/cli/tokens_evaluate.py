@@ -43,8 +43,8 @@ def run(
         raise InputError(f"--out names a file to write, {out} is a folder")
     from eligo.devices import resolve_device
     from eligo.report.provenance import provenance
-    from eligo.tokens.evaluate import evaluate_plan, summarise
     from eligo.tokens.load import load_host
+    from eligo.tokens.measure.evaluate import evaluate_plan, summarise
     from eligo.tokens.plan import Plan
     from eligo.train.progress import ProgressBar
 
@@ -80,7 +80,7 @@ def run(
 def _config_of(source: Path) -> Any:
     """The run's config, or the default one for a plan by itself."""
     from eligo.config import load_config
-    from eligo.tokens.config import TokensTrainConfig
+    from eligo.tokens.training.config import TokensTrainConfig
 
     found = source / "config.yaml"
     return load_config(TokensTrainConfig, found if found.is_file() else None)
@@ -93,9 +93,9 @@ def _move(plan: Any, device: str) -> None:
 
 
 def _examples(config: Any, split: Any, questions: int) -> tuple[Any, str]:
-    from eligo.tokens.data import SceneExamples
-    from eligo.tokens.file_source import read_examples
-    from eligo.tokens.inputs_config import ScenesDataConfig
+    from eligo.tokens.data.examples import SceneExamples
+    from eligo.tokens.data.file_source import read_examples
+    from eligo.tokens.training.inputs_config import ScenesDataConfig
 
     if isinstance(config.data, ScenesDataConfig):
         return SceneExamples(config.data.scenes, split, questions), ""

@@ -41,8 +41,8 @@ def run(
     if plain and method is None:
         raise InputError("--plain: goes with --method; a plan was trained with its bias or without")
     chosen = replace(chosen, size_bias=chosen.size_bias and not plain)
+    from eligo.tokens.cost.shapes import HostShape
     from eligo.tokens.export import export_stage1
-    from eligo.tokens.shapes import HostShape
 
     host = HostShape.load(model or MODELS / "vlm")
     if grid is None:

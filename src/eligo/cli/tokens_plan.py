@@ -9,9 +9,9 @@ from rich.table import Table
 
 from eligo.cli.console import messages, print_result, results
 from eligo.errors import InputError
-from eligo.tokens.cost import Cost, Schedule, count_cost
-from eligo.tokens.proposals import Proposal, propose
-from eligo.tokens.shapes import LLAVA_7B, HostShape
+from eligo.tokens.cost.count import Cost, Schedule, count_cost
+from eligo.tokens.cost.proposals import Proposal, propose
+from eligo.tokens.cost.shapes import LLAVA_7B, HostShape
 
 
 def run(
@@ -84,7 +84,7 @@ def _text_length(text: int | None, questions: Path | None, model: Path | None) -
         raise InputError("--questions: expected with --model, and instead of --text")
     from transformers import AutoProcessor
 
-    from eligo.tokens.chat import text_lengths
+    from eligo.tokens.data.chat import text_lengths
     from eligo.vqa import read_vqa_lines
 
     processor = AutoProcessor.from_pretrained(model, local_files_only=True)

@@ -50,10 +50,10 @@ def run(
     if not question.strip():
         raise InputError("--question: is empty")
     chosen = find_plan(plan, method, budgets, layers)
-    from eligo.tokens.data import open_image
-    from eligo.tokens.inputs_config import HostConfig
+    from eligo.tokens.data.examples import open_image
     from eligo.tokens.load import load_host
     from eligo.tokens.predict import predict
+    from eligo.tokens.training.inputs_config import HostConfig
 
     opened = open_image(image)
     host, processor = load_host(HostConfig(model=model, dtype=dtype), device=pick_device(device))

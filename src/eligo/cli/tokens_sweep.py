@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from eligo.cli.console import print_result, results
 from eligo.errors import InputError, MissingExtraError
 from eligo.files import write_text
-from eligo.tokens.sweep_config import SweepConfig
+from eligo.tokens.measure.sweep_config import SweepConfig
 
 logger = logging.getLogger("eligo.tokens")
 _COLUMNS = ("name", "budget", "kept", "layers", "vision_keep_mean", "mean_length", "flops_llm",
@@ -37,7 +37,7 @@ def run(
     from eligo.cli.tokens_flags import find_plan, pick_device
     from eligo.report.provenance import provenance
     from eligo.tokens.load import load_host
-    from eligo.tokens.sweep import Sweep, arms_of
+    from eligo.tokens.measure.sweep import Sweep, arms_of
     from eligo.train.progress import ProgressBar
 
     arms = arms_of(config, [(name, find_plan(name, None, (), ())) for name in config.plans])
@@ -131,7 +131,7 @@ def _csv_cell(value: Any) -> Any:
 
 def _plot(out: Path, entries: list[dict[str, Any]]) -> None:
     from eligo.report.plots import save_panels
-    from eligo.tokens.evaluate import ALL
+    from eligo.tokens.measure.evaluate import ALL
 
     families = [row["family"] for row in entries[0]["rows"] if row["family"] != ALL]
     labels = {"x_label": "GFLOPs of language model and selector", "y_label": "right answers (%)"}
@@ -196,7 +196,7 @@ def _tables(entries: list[dict[str, Any]], config: SweepConfig) -> list[Any]:
 
 
 def _overall(arm: dict[str, Any], whole: dict[str, Any]) -> list[Any]:
-    from eligo.tokens.sweep import paired_drop
+    from eligo.tokens.measure.sweep import paired_drop
 
     row = arm["rows"][0]
     counted = "flops_llm" in arm

@@ -4,7 +4,7 @@ import logging
 from typing import Annotated
 
 from eligo.cli.console import print_result
-from eligo.tokens.config import TokensTrainConfig
+from eligo.tokens.training.config import TokensTrainConfig
 
 logger = logging.getLogger("eligo.tokens")
 
@@ -23,8 +23,8 @@ def run(
     """
     from accelerate import PartialState
 
-    from eligo.tokens.health import memory_guard
-    from eligo.tokens.train import TokensTask, with_counted_steps
+    from eligo.tokens.training.health import memory_guard
+    from eligo.tokens.training.train import TokensTask, with_counted_steps
     from eligo.train import fit
 
     config = with_counted_steps(config)

@@ -10,61 +10,67 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eligo.tokens.config import TokensTrainConfig
-    from eligo.tokens.cost import Cost, Schedule, count_cost, plan_cost
-    from eligo.tokens.data import Collator, FileExamples, SceneExamples, TokenBatch, TokenExample
-    from eligo.tokens.discriminator import Discriminator
+    from eligo.tokens.cost.count import Cost, Schedule, count_cost, plan_cost
+    from eligo.tokens.cost.proposals import Proposal, default_schedule, propose
+    from eligo.tokens.cost.shapes import HostShape
+    from eligo.tokens.data.examples import (
+        Collator,
+        FileExamples,
+        SceneExamples,
+        TokenBatch,
+        TokenExample,
+    )
     from eligo.tokens.export import export_stage1
     from eligo.tokens.hosts import Host, host_of
+    from eligo.tokens.inside.masked import Relaxer, SoftCut, SoftMerge, masking
+    from eligo.tokens.inside.removal import pruning
+    from eligo.tokens.learned.discriminator import Discriminator
+    from eligo.tokens.learned.modules import LayerPruners, TokenMerger
     from eligo.tokens.load import load_host
-    from eligo.tokens.masked import Relaxer, SoftCut, SoftMerge, masking
     from eligo.tokens.methods import METHODS
-    from eligo.tokens.modules import LayerPruners, TokenMerger
     from eligo.tokens.plan import Cut, Plan, Stage1
-    from eligo.tokens.proposals import Proposal, default_schedule, propose
     from eligo.tokens.reducer import Reducer, ReducerContext
-    from eligo.tokens.removal import pruning
-    from eligo.tokens.shapes import HostShape
     from eligo.tokens.trace import StageTrace, Trace, answer_loss
-    from eligo.tokens.train import TokensTask
+    from eligo.tokens.training.config import TokensTrainConfig
+    from eligo.tokens.training.train import TokensTask
 
 _HOME = {
     "METHODS": "methods",
-    "Collator": "data",
-    "Cost": "cost",
+    "Collator": "data.examples",
+    "Cost": "cost.count",
     "Cut": "plan",
-    "Discriminator": "discriminator",
-    "FileExamples": "data",
+    "Discriminator": "learned.discriminator",
+    "FileExamples": "data.examples",
     "Host": "hosts",
-    "HostShape": "shapes",
-    "LayerPruners": "modules",
+    "HostShape": "cost.shapes",
+    "LayerPruners": "learned.modules",
     "Plan": "plan",
-    "Proposal": "proposals",
+    "Proposal": "cost.proposals",
     "Reducer": "reducer",
     "ReducerContext": "reducer",
-    "Relaxer": "masked",
-    "SceneExamples": "data",
-    "Schedule": "cost",
-    "SoftCut": "masked",
-    "SoftMerge": "masked",
+    "Relaxer": "inside.masked",
+    "SceneExamples": "data.examples",
+    "Schedule": "cost.count",
+    "SoftCut": "inside.masked",
+    "SoftMerge": "inside.masked",
     "Stage1": "plan",
     "StageTrace": "trace",
-    "TokenBatch": "data",
-    "TokenExample": "data",
-    "TokenMerger": "modules",
-    "TokensTask": "train",
-    "TokensTrainConfig": "config",
+    "TokenBatch": "data.examples",
+    "TokenExample": "data.examples",
+    "TokenMerger": "learned.modules",
+    "TokensTask": "training.train",
+    "TokensTrainConfig": "training.config",
     "Trace": "trace",
     "answer_loss": "trace",
-    "count_cost": "cost",
-    "default_schedule": "proposals",
+    "count_cost": "cost.count",
+    "default_schedule": "cost.proposals",
     "export_stage1": "export",
     "host_of": "hosts",
     "load_host": "load",
-    "masking": "masked",
-    "plan_cost": "cost",
-    "propose": "proposals",
-    "pruning": "removal",
+    "masking": "inside.masked",
+    "plan_cost": "cost.count",
+    "propose": "cost.proposals",
+    "pruning": "inside.removal",
 }
 __all__ = [
     "METHODS",

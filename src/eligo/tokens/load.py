@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from eligo.errors import InputError
-from eligo.tokens.inputs_config import HostConfig
+from eligo.tokens.training.inputs_config import HostConfig
 
 
 def load_host(config: HostConfig, *, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:

@@ -22,7 +22,7 @@ _FILE = "plan.json"
 
 def save(plan: Plan, folder: Path) -> None:
     """Write a plan and its parts."""
-    from eligo.tokens.modules import LayerPruner, LayerPruners, PrunersShape, TokenMerger
+    from eligo.tokens.learned.modules import LayerPruner, LayerPruners, PrunersShape, TokenMerger
 
     heads = {
         layer: cut.reducer
@@ -100,7 +100,7 @@ class _Builder:
 
     def __call__(self, described: dict[str, Any], layer: int | float = 0) -> Reducer:
         from eligo.tokens import methods
-        from eligo.tokens.modules import LayerPruners, TokenMerger
+        from eligo.tokens.learned.modules import LayerPruners, TokenMerger
 
         settings = dict(described)
         name = settings.pop("name")

@@ -11,11 +11,11 @@ from PIL import Image
 from torch import Tensor
 
 from eligo.report.tokens_picture import stages_picture
-from eligo.tokens.cost import Cost, Measured, Schedule, count_cost
-from eligo.tokens.data import Collator, TokenExample
+from eligo.tokens.cost.count import Cost, Measured, Schedule, count_cost
+from eligo.tokens.cost.shapes import HostShape
+from eligo.tokens.data.examples import Collator, TokenExample
+from eligo.tokens.inside.removal import pruning
 from eligo.tokens.plan import Plan
-from eligo.tokens.removal import pruning
-from eligo.tokens.shapes import HostShape
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
 _REPEATS = 10

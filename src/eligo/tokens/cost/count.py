@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
 from eligo.errors import InputError
+from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.plan import Plan
-from eligo.tokens.shapes import HostShape
 
 SMALL_CUT = 0.01
 """A cut that saves less of the language model than this is not worth its selector."""

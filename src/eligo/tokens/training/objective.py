@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eligo import losses, ops
-from eligo.tokens.batch import HostBatch, Packed, floats_of
-from eligo.tokens.discriminator import Discriminator
+from eligo.tokens.learned.discriminator import Discriminator
+from eligo.tokens.training.batch import HostBatch, Packed, floats_of
 
 # Not cuDNN's attention, which gives a mask no gradient.
 _BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

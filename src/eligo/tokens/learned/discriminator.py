@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from eligo import ops
 from eligo.config import Config
-from eligo.tokens.part import Part, Shapes
+from eligo.tokens.learned.part import Part, Shapes
 
 
 class DiscriminatorShape(Config):

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor, nn
 
-from eligo.tokens.data import IGNORED, TokenBatch
+from eligo.tokens.data.examples import IGNORED, TokenBatch
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,14 @@ from pydantic import Field, model_validator
 
 from eligo.config import Config, Layer
 from eligo.errors import ConfigError
-from eligo.tokens.cost import Schedule
-from eligo.tokens.guide_keys import from_guide
-from eligo.tokens.inputs_config import DataConfig, HostConfig, RandomHostConfig, ScenesDataConfig
+from eligo.tokens.cost.count import Schedule
+from eligo.tokens.training.guide_keys import from_guide
+from eligo.tokens.training.inputs_config import (
+    DataConfig,
+    HostConfig,
+    RandomHostConfig,
+    ScenesDataConfig,
+)
 from eligo.train.config import AnnealConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from eligo.train.search import SearchConfig
 
@@ -233,7 +238,7 @@ class TokensTrainConfig(Config):
 
     def build(self) -> Any:
         """The task for the training loop."""
-        from eligo.tokens.train import TokensTask
+        from eligo.tokens.training.train import TokensTask
 
         return TokensTask(self)
 

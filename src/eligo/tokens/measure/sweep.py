@@ -21,15 +21,15 @@ from eligo.config.yaml import parse_value
 from eligo.errors import InputError
 from eligo.report.intervals import wilson_interval
 from eligo.scenes.vlm.evaluate import VlmEvaluationConfig, fit_blind
-from eligo.tokens.cost import Cost, Schedule, count_cost
-from eligo.tokens.data import GRID, Collator, SceneExamples
-from eligo.tokens.evaluate import ALL, say
+from eligo.tokens.cost.count import Cost, Schedule, count_cost
+from eligo.tokens.cost.shapes import HostShape
+from eligo.tokens.data.examples import GRID, Collator, SceneExamples
+from eligo.tokens.inside.removal import pruning
+from eligo.tokens.measure.evaluate import ALL, say
+from eligo.tokens.measure.sweep_config import SweepConfig
 from eligo.tokens.methods import Method, build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.predict import trace_schedule
-from eligo.tokens.removal import pruning
-from eligo.tokens.shapes import HostShape
-from eligo.tokens.sweep_config import SweepConfig
 from eligo.vqa import vqa_accuracy
 
 WHOLE, BLIND = "none", "blind"

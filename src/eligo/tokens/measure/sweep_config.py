@@ -6,7 +6,7 @@ from pydantic import Field
 
 from eligo.config import Config
 from eligo.scenes.config import SceneConfig
-from eligo.tokens.inputs_config import HostConfig, RandomHostConfig
+from eligo.tokens.training.inputs_config import HostConfig, RandomHostConfig
 
 FREE = {"methods", "plans", "budgets", "layer", "batch_size", "device"}
 """Keys that may change when a sweep goes on: they decide which arms there are, not what they are

@@ -16,7 +16,8 @@ from torch import Tensor
 from eligo import ops
 from eligo.errors import InputError
 from eligo.selection import Selection
-from eligo.tokens.frame import (
+from eligo.tokens.hosts import Host
+from eligo.tokens.inside.frame import (
     Frame,
     Step,
     dropped_before,
@@ -27,13 +28,12 @@ from eligo.tokens.frame import (
     put,
     raster,
 )
-from eligo.tokens.hosts import Host
-from eligo.tokens.layout import Layout, inverse, take, take_last
+from eligo.tokens.inside.layout import Layout, inverse, take, take_last
+from eligo.tokens.inside.prompt import Prompt, read_prompt
+from eligo.tokens.inside.views import Views
 from eligo.tokens.plan import Plan
-from eligo.tokens.prompt import Prompt, read_prompt
 from eligo.tokens.reducer import Reducer, ReducerContext
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
-from eligo.tokens.views import Views
 
 Merge = Callable[
     [Reducer, ReducerContext, Tensor], tuple[Selection, Tensor, Tensor | None, Tensor | None]

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.tokens.attention import RowRecorder, attention_of_row, attention_received
-from eligo.tokens.frame import Frame, follow
 from eligo.tokens.hosts import Host
-from eligo.tokens.layout import Layout, inverse
-from eligo.tokens.prompt import Prompt, question_of
+from eligo.tokens.inside.attention import RowRecorder, attention_of_row, attention_received
+from eligo.tokens.inside.frame import Frame, follow
+from eligo.tokens.inside.layout import Layout, inverse
+from eligo.tokens.inside.prompt import Prompt, question_of
 from eligo.tokens.reducer import Reducer, ReducerContext
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from eligo.tokens.data import Collator, TokenBatch
+from eligo.tokens.data.examples import Collator, TokenBatch
+from eligo.tokens.inside.removal import pruning
 from eligo.tokens.plan import Plan
-from eligo.tokens.removal import pruning
 from eligo.train.data import Examples
 from eligo.vqa import vqa_accuracy
 

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 
 from eligo.errors import EligoError
 from eligo.selection import Selection
-from eligo.tokens.attention import RowRecorder
-from eligo.tokens.checks import check_call, check_reducers
-from eligo.tokens.entrance import Entrance
-from eligo.tokens.frame import Frame, Step
 from eligo.tokens.hosts import Host, host_of, refuse_video
+from eligo.tokens.inside.attention import RowRecorder
+from eligo.tokens.inside.checks import check_call, check_reducers
+from eligo.tokens.inside.entrance import Entrance
+from eligo.tokens.inside.frame import Frame, Step
+from eligo.tokens.inside.views import Views
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import Reducer, ReducerContext
 from eligo.tokens.trace import Trace
-from eligo.tokens.views import Views
 
 _STEP = "eligo_step"
 _BEFORE: Mapping[str, Any] = {"with_kwargs": True, "prepend": True}

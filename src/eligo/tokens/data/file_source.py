@@ -10,10 +10,10 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from eligo.errors import InputError
-from eligo.tokens.batch import HostBatch, host_batch, to_device
-from eligo.tokens.chat import text_lengths
-from eligo.tokens.data import Collator, FileExamples, TokenExample
-from eligo.tokens.inputs_config import LinesDataConfig, VqaDataConfig
+from eligo.tokens.data.chat import text_lengths
+from eligo.tokens.data.examples import Collator, FileExamples, TokenExample
+from eligo.tokens.training.batch import HostBatch, host_batch, to_device
+from eligo.tokens.training.inputs_config import LinesDataConfig, VqaDataConfig
 from eligo.train import epoch_batches
 from eligo.vqa import VqaExample, read_vqa, read_vqa_lines
 

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from eligo import ops
 from eligo.errors import EligoError
 from eligo.selection import Selection
-from eligo.tokens.checks import check_selection
-from eligo.tokens.frame import Frame, Step, ask, fewer, marks
 from eligo.tokens.hosts import Host
-from eligo.tokens.layout import Layout, add_bias, prompt_mask, spread
+from eligo.tokens.inside.checks import check_selection
+from eligo.tokens.inside.frame import Frame, Step, ask, fewer, marks
+from eligo.tokens.inside.layout import Layout, add_bias, prompt_mask, spread
+from eligo.tokens.inside.removal import Removal
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import Reducer, ReducerContext
-from eligo.tokens.removal import Removal
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
 FLOOR = 1e-9

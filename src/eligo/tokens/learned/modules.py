@@ -22,9 +22,8 @@ from eligo.config import Config
 from eligo.errors import InputError
 from eligo.nn import SimilarityScale
 from eligo.selection import Selection
-from eligo.tokens.part import Part, Shapes
-from eligo.tokens.reducer import Need, ReducerContext, Where
-from eligo.tokens.scorers import (
+from eligo.tokens.learned.part import Part, Shapes
+from eligo.tokens.learned.scorers import (
     Choice,
     QuestionScorer,
     Relaxation,
@@ -32,6 +31,7 @@ from eligo.tokens.scorers import (
     choose,
     without_autocast,
 )
+from eligo.tokens.reducer import Need, ReducerContext, Where
 
 MergerKind = Literal["simple", "question_aware"]
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.frame import Frame, Step, ask, fewer, follow, marks, put, raster
 from eligo.tokens.hosts import Host
-from eligo.tokens.layout import Layout, inverse, later_mask, prompt_mask, take, take_rotary
+from eligo.tokens.inside.frame import Frame, Step, ask, fewer, follow, marks, put, raster
+from eligo.tokens.inside.layout import Layout, inverse, later_mask, prompt_mask, take, take_rotary
+from eligo.tokens.inside.session import Session
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import Reducer, ReducerContext
-from eligo.tokens.session import Session
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
 

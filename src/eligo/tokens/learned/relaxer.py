@@ -12,10 +12,10 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.tokens.masked import SoftCut
-from eligo.tokens.modules import LayerPruners, Merged, TokenMerger
+from eligo.tokens.inside.masked import SoftCut
+from eligo.tokens.learned.modules import LayerPruners, Merged, TokenMerger
+from eligo.tokens.learned.scorers import Choice, Relaxation
 from eligo.tokens.reducer import ReducerContext
-from eligo.tokens.scorers import Choice, Relaxation
 
 
 @dataclass(frozen=True)

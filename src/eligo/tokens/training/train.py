@@ -18,18 +18,22 @@ from torch import nn
 
 from eligo.errors import ConfigError
 from eligo.files import write_text
-from eligo.tokens.batch import HostBatch, shared_images
-from eligo.tokens.config import TokensTrainConfig
-from eligo.tokens.data import SceneExamples
-from eligo.tokens.discriminator import Discriminator, DiscriminatorShape
-from eligo.tokens.file_source import FileSource, Resized, read_examples
-from eligo.tokens.health import memory_guard
+from eligo.tokens.data.examples import SceneExamples
+from eligo.tokens.data.file_source import FileSource, Resized, read_examples
+from eligo.tokens.data.scene_source import SceneSource, reads_scenes
 from eligo.tokens.hosts import host_of
-from eligo.tokens.inputs_config import ScenesDataConfig
+from eligo.tokens.inside.masked import masking
+from eligo.tokens.learned.discriminator import Discriminator, DiscriminatorShape
+from eligo.tokens.learned.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.learned.relaxer import TrainingRelaxer
+from eligo.tokens.learned.scorers import Relaxation
 from eligo.tokens.load import load_host
-from eligo.tokens.masked import masking
-from eligo.tokens.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
-from eligo.tokens.objective import (
+from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.training.batch import HostBatch, shared_images
+from eligo.tokens.training.config import TokensTrainConfig
+from eligo.tokens.training.health import memory_guard
+from eligo.tokens.training.inputs_config import ScenesDataConfig
+from eligo.tokens.training.objective import (
     Observed,
     adversarial_losses,
     answers,
@@ -40,11 +44,7 @@ from eligo.tokens.objective import (
     right_answers,
     task_loss,
 )
-from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.relaxer import TrainingRelaxer
-from eligo.tokens.scene_source import SceneSource, reads_scenes
-from eligo.tokens.scorers import Relaxation
-from eligo.tokens.validate import Validation
+from eligo.tokens.training.validate import Validation
 from eligo.train import (
     OptimizerSpec,
     Progress,

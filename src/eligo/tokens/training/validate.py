@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from eligo.tokens.batch import HostBatch
-from eligo.tokens.cost import Cost, count_cost
-from eligo.tokens.health import Trouble, find_troubles
-from eligo.tokens.masked import masking
-from eligo.tokens.objective import Observed, answer_mask, answers, observe, right_answers
-from eligo.tokens.relaxer import TrainingRelaxer
-from eligo.tokens.removal import pruning
-from eligo.tokens.shapes import HostShape
+from eligo.tokens.cost.count import Cost, count_cost
+from eligo.tokens.cost.shapes import HostShape
+from eligo.tokens.inside.masked import masking
+from eligo.tokens.inside.removal import pruning
+from eligo.tokens.learned.relaxer import TrainingRelaxer
+from eligo.tokens.training.batch import HostBatch
+from eligo.tokens.training.health import Trouble, find_troubles
+from eligo.tokens.training.objective import Observed, answer_mask, answers, observe, right_answers
 
 if TYPE_CHECKING:
-    from eligo.tokens.train import TokensTask
+    from eligo.tokens.training.train import TokensTask
 
 logger = logging.getLogger("eligo.tokens")
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.checks import check_selection
-from eligo.tokens.layout import Layout, inverse, spread
-from eligo.tokens.prompt import Prompt
+from eligo.tokens.inside.checks import check_selection
+from eligo.tokens.inside.layout import Layout, inverse, spread
+from eligo.tokens.inside.prompt import Prompt
 from eligo.tokens.reducer import Reducer, ReducerContext
 
 

@@ -1,0 +1,1 @@
+"""What a plan costs: tokens, FLOPs, key-value bytes."""

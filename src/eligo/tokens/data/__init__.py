@@ -1,0 +1,1 @@
+"""Questions about images, from scenes or files, as rows for a host."""

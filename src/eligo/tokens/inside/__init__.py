@@ -1,0 +1,1 @@
+"""How tokens leave a running model: hooks, masks, positions, and what is refused."""

@@ -1,0 +1,1 @@
+"""The parts that are trained: merger, layer pruners, discriminator."""

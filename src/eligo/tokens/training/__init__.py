@@ -1,0 +1,1 @@
+"""How they are trained: objective, task, validation, health."""

@@ -1,0 +1,68 @@
+"""Geometry self-attention (GSA) of DFormerv2: attention that fades with distance and depth.
+
+`out = W_o (O + DW5(v))`. In the first three stages attention is decomposed: within rows, then
+within columns, with the same q and k: `U = softmax(q k' / sqrt(d) + row bias) v`, `O = softmax(q k'
+/ sqrt(d) + column bias) U`. In the last stage it goes once over all tokens.
+
+Every shape given to SDPA is a view: rows are its batch, and columns are merged with the heads.
+"""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from eligo.pixels.geometry import Geometry, rotate
+from eligo.pixels.layers import Depthwise
+
+
+class GeometryAttention(nn.Module):
+    """Self-attention over a grid of tokens, biased by a `Geometry`."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.local = Depthwise(dim, 5)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch height width dim"],
+        geometry: Geometry,
+        prior_weights: Float[Tensor, "2"],
+    ) -> Float[Tensor, "batch height width dim"]:
+        """Attend; `prior_weights` are the block's w0 (grid) and w1 (depth)."""
+        # Three products rather than one: each result is whole in memory, and all below are views.
+        parts = zip(self.qkv.weight.chunk(3), self.qkv.bias.chunk(3), strict=True)
+        query, key, value = (F.linear(x, weight, bias) for weight, bias in parts)
+        heads = (self.num_heads, -1)
+        query = rotate(query.unflatten(-1, heads), geometry.sin, geometry.cos)
+        key = rotate(key.unflatten(-1, heads), geometry.sin, geometry.cos)
+        mixed = value.unflatten(-1, heads)  # (batch, height, width, heads, head_dim)
+        attends = (_full,) if len(geometry.lines) == 1 else (_rows, _columns)
+        for attend, distances in zip(attends, geometry.lines, strict=True):
+            prior = distances.bias(geometry.decay, prior_weights).to(query.dtype)
+            mixed = attend(query, key, mixed, prior)
+        return self.output(mixed.flatten(-2) + self.local(value))
+
+
+def _rows(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """`bias` (batch, height, heads, width, width); batch and height may be 1."""
+    q, k, v = (part.flatten(0, 1).transpose(1, 2) for part in (query, key, value))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.flatten(0, 1))
+    return mixed.transpose(1, 2).reshape(query.shape)
+
+
+def _columns(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """`bias` (batch, width, heads, height, height); batch and width may be 1."""
+    bias = bias.expand(-1, query.shape[2], -1, -1, -1).flatten(1, 2)
+    q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in (query, key, value))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return mixed.transpose(1, 2).reshape(query.shape)
+
+
+def _full(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """`bias` (batch, 1, heads, tokens, tokens); batch may be 1."""
+    q, k, v = (part.flatten(1, 2).transpose(1, 2) for part in (query, key, value))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.flatten(0, 1))
+    return mixed.transpose(1, 2).reshape(query.shape)

@@ -1,0 +1,79 @@
+"""One block of DFormerv2: position, attention, feed-forward, each added to the tokens.
+
+`x += DW3(x)`; `x += DP(g1 GSA(LN1(x)))`; `x += DP(g2 FFN(LN2(x)))`, with LayerScale g or none and
+drop path DP. Words may join the attention branch (`alignment`).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from eligo.pixels.alignment import AnyEncoderAlignment, Words
+from eligo.pixels.attention import GeometryAttention
+from eligo.pixels.geometry import Geometry
+from eligo.pixels.layers import Depthwise, DropPath
+
+
+class FeedForward(nn.Module):
+    """`W2 (u + DW3(u))` with `u = GELU(W1 x)`."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.expand = nn.Linear(dim, hidden)
+        self.depthwise = Depthwise(hidden, 3)
+        self.contract = nn.Linear(hidden, dim)
+
+    def forward(
+        self, x: Float[Tensor, "batch height width dim"]
+    ) -> Float[Tensor, "batch height width dim"]:
+        """Each token with its neighbours."""
+        hidden = F.gelu(self.expand(x))
+        return self.contract(hidden + self.depthwise(hidden))
+
+
+class Block(nn.Module):
+    """Position, attention (with words), feed-forward; all residual."""
+
+    lr_multiplier = {"prior_weights": 10.0}  # noqa: RUF012
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        ffn_dim: int,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.position = Depthwise(dim, 3)
+        self.norm_attention = nn.LayerNorm(dim, eps=1e-6)
+        self.attention = GeometryAttention(dim, num_heads)
+        self.norm_ffn = nn.LayerNorm(dim, eps=1e-6)
+        self.ffn = FeedForward(dim, ffn_dim)
+        self.drop_path = DropPath(drop_path)
+        self.prior_weights = nn.Parameter(torch.ones(2))
+        scales = (None, None)
+        if layer_scale is not None:
+            scales = (nn.Parameter(torch.full((dim,), layer_scale)) for _ in range(2))
+        self.scale_attention, self.scale_ffn = scales
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch height width dim"],
+        geometry: Geometry,
+        align: AnyEncoderAlignment | None = None,
+        words: Words | None = None,
+    ) -> Float[Tensor, "batch height width dim"]:
+        """One block; `align` lets the attention branch hear `words`."""
+        x = x + self.position(x)
+        branch = self.attention(self.norm_attention(x), geometry, self.prior_weights)
+        if align is not None and words is not None:
+            branch = align(branch, words, self.scale_attention)
+        elif self.scale_attention is not None:
+            branch = self.scale_attention * branch
+        x = x + self.drop_path(branch)
+        refined = self.ffn(self.norm_ffn(x))
+        if self.scale_ffn is not None:
+            refined = self.scale_ffn * refined
+        return x + self.drop_path(refined)

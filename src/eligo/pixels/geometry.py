@@ -1,0 +1,175 @@
+"""The geometry prior and the rotary tables of DFormerv2: what attention knows of space and depth.
+
+Token (i, j) of a stage's grid has depth z, resized once from the image. A head h of n decays at the
+fixed rate `b_h = ln(1 - 2^-(2 + r h / n))`, and a block weighs the two distances by its learned
+w0, w1: `bias = b_h (w0 |grid distance| + w1 |z - z'|)`, along rows, columns or between all tokens.
+
+Departures: the paper multiplies the decay after the softmax and average-pools depth; the code that
+trained the weights adds it before and resizes bilinearly, and so do we. Pixels of unknown depth
+(`depth_mask`) have no part in z, and a token without depth is at depth distance 0 of all others.
+Distances are made once per stage, without heads; each block adds one fused multiply-add.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Distances(NamedTuple):
+    """How far apart the tokens of every line are: in the grid, and in depth (None: unknown)."""
+
+    grid: Tensor  # (tokens, tokens)
+    depth: Tensor | None  # (batch, lines, tokens, tokens)
+
+    def bias(
+        self, decay: Float[Tensor, " heads"], weights: Float[Tensor, "2"]
+    ) -> Float[Tensor, "batch lines heads tokens tokens"]:
+        """`b_h (w0 grid + w1 depth)`; batch and lines are 1 if depth is unknown."""
+        along_grid, along_depth = (decay * weights[:, None])[..., None, None]  # (heads, 1, 1)
+        grid = along_grid * self.grid
+        if self.depth is None:
+            return grid[None, None]
+        return torch.addcmul(grid, self.depth.unsqueeze(2), along_depth)
+
+
+class Geometry(NamedTuple):
+    """What all blocks of a stage share."""
+
+    lines: tuple[Distances, ...]  # rows and columns, or all tokens as one line
+    decay: Tensor  # (heads,)
+    sin: Tensor  # (height, width, head_dim)
+    cos: Tensor  # (height, width, head_dim)
+
+
+class Depth(NamedTuple):
+    """Depth on a grid of tokens or pixels, and where it is known (None: everywhere)."""
+
+    z: Tensor  # (batch, 1, height, width)
+    valid: Tensor | None  # (batch, 1, height, width), bool
+
+
+def known_depth(
+    depth: Float[Tensor, "batch depth_channels height width"],
+    depth_mask: Bool[Tensor, "batch 1 height width"] | None,
+) -> Depth:
+    """Channel 0, with 0 where it is unknown (a NaN there would spread)."""
+    z = depth[:, :1]
+    return Depth(z if depth_mask is None else torch.where(depth_mask, z, 0.0), depth_mask)
+
+
+def resize_depth(depth: Depth, size: tuple[int, int]) -> Depth:
+    """Bilinear, without antialiasing; the mean of known depths only, valid where most is known."""
+    z = _resize(depth.z.float(), size)
+    if depth.valid is None:
+        return Depth(z, None)
+    share = _resize(depth.valid.float(), size)
+    return Depth(z / share.clamp_min(1e-6), share >= 0.5)
+
+
+def head_decay(
+    num_heads: int, spread: float, device: torch.device | None = None
+) -> Float[Tensor, " heads"]:
+    """`b_h = ln(1 - 2^-(2 + r h / n))`: negative, nearest to 0 in the last head."""
+    heads = torch.arange(num_heads, dtype=torch.float32, device=device)
+    return torch.log(1 - 2 ** (-2 - spread * heads / num_heads))
+
+
+def rotary_frequencies(
+    head_dim: int, device: torch.device | None = None
+) -> Float[Tensor, " head_dim"]:
+    """`10000^(-m / (d/2 - 1))`, each twice. In float32 step by step: the weights know its error."""
+    frequencies = 1.0 / (10000 ** torch.linspace(0, 1, head_dim // 2, device=device))
+    return frequencies.repeat_interleave(2)
+
+
+def rotary_tables(
+    height: int, width: int, frequencies: Float[Tensor, " head_dim"]
+) -> tuple[Float[Tensor, "height width head_dim"], Float[Tensor, "height width head_dim"]]:
+    """Sine and cosine of (i W + j) times the frequencies: the angle follows the raster."""
+    index = torch.arange(height * width, device=frequencies.device)
+    angles = (index[:, None] * frequencies).unflatten(0, (height, width))
+    return angles.sin(), angles.cos()
+
+
+def rotate(
+    x: Float[Tensor, "batch height width heads head_dim"],
+    sin: Float[Tensor, "height width head_dim"],
+    cos: Float[Tensor, "height width head_dim"],
+) -> Float[Tensor, "batch height width heads head_dim"]:
+    """Turn every pair (a, b) by its angle: (a cos - b sin, b cos + a sin).
+
+    In eager mode as a product of complex numbers, one pass where pairs take many; compilers and
+    exporters, which know no complex numbers, get the pairs and fuse them.
+    """
+    pairs = x.float().unflatten(-1, (-1, 2))
+    sin, cos = (table[..., None, ::2] for table in (sin, cos))  # for each pair, over all heads
+    if torch.compiler.is_compiling():
+        a, b = pairs.unbind(-1)
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1)
+    else:
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin))
+    return turned.flatten(-2).to(x.dtype)
+
+
+def row_distances(width: int, depth: Depth | None, device: torch.device) -> Distances:
+    """Within every row: (width, width) and (batch, height, width, width)."""
+    return Distances(_steps(width, device), _gaps(depth, lambda z: z.squeeze(1)))
+
+
+def column_distances(height: int, depth: Depth | None, device: torch.device) -> Distances:
+    """Within every column: (height, height) and (batch, width, height, height)."""
+    return Distances(_steps(height, device), _gaps(depth, lambda z: z.squeeze(1).mT))
+
+
+def full_distances(height: int, width: int, depth: Depth | None, device: torch.device) -> Distances:
+    """Between all tokens, in raster order, as one line."""
+    rows, columns = _steps(height, device), _steps(width, device)
+    grid = rows[:, None, :, None] + columns[None, :, None, :]
+    return Distances(grid.reshape(height * width, -1), _gaps(depth, lambda z: z.flatten(2)))
+
+
+def stage_geometry(
+    size: tuple[int, int],
+    depth: Depth | None,
+    *,
+    num_heads: int,
+    head_dim: int,
+    spread: float,
+    full: bool,
+    device: torch.device,
+) -> Geometry:
+    """Everything for the blocks of a stage with this grid; `depth` is still the image's."""
+    height, width = size
+    at_tokens = None if depth is None else resize_depth(depth, size)
+    if full:
+        lines = (full_distances(height, width, at_tokens, device),)
+    else:
+        rows = row_distances(width, at_tokens, device)
+        lines = (rows, column_distances(height, at_tokens, device))
+    sin, cos = rotary_tables(height, width, rotary_frequencies(head_dim, device))
+    return Geometry(lines, head_decay(num_heads, spread, device), sin, cos)
+
+
+def _steps(count: int, device: torch.device) -> Tensor:
+    index = torch.arange(count, dtype=torch.float32, device=device)
+    return (index[:, None] - index).abs()
+
+
+def _gaps(depth: Depth | None, lines: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """|z - z'| within the lines that `lines` makes of a map; 0 where an end is unknown."""
+    if depth is None:
+        return None
+    z = lines(depth.z).contiguous()  # else all biases inherit a transposed layout
+    gaps = (z.unsqueeze(-1) - z.unsqueeze(-2)).abs()
+    if depth.valid is None:
+        return gaps
+    valid = lines(depth.valid)
+    return torch.where(valid.unsqueeze(-1) & valid.unsqueeze(-2), gaps, 0.0)
+
+
+def _resize(image: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(image, size=size, mode="bilinear", align_corners=False)

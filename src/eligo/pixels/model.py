@@ -1,0 +1,148 @@
+"""PixelsModel: an RGB image, its depth and some words, to a class for every pixel.
+
+DFormerv2 with the Semantic Alignment Module in encoder and decoder (the SAM attention guide). Depth
+and words are optional throughout, for the batch or for single samples. Departure: the text passes
+one LayerNorm per model (gated form), because unit-norm embeddings give near-zero keys.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from eligo.errors import InputError
+from eligo.nn import SimilarityScale
+from eligo.pixels.alignment import SemanticAlignment
+from eligo.pixels.config import PixelsConfig
+from eligo.pixels.encoder import Encoder
+from eligo.pixels.head import Head
+from eligo.pixels.text_batch import Text, TextBatch, legacy_text_mask
+from eligo.selection import Selection
+
+logger = logging.getLogger("eligo.pixels")
+
+MIN_SIZE = 32  # the last stage's stride
+
+
+@dataclass(frozen=True, eq=False)
+class PixelsOutput:
+    """What a model says about a batch of images."""
+
+    logits: Float[Tensor, "batch classes height width"]
+    """Scores of the classes at every pixel of the image; float32."""
+    selection: Selection | None = None
+    """All words of each image, most looked at first, scored by mean attention; None: no text."""
+    tag_maps: Float[Tensor, "batch words map_height map_width"] | None = None
+    """How much each place looks at each word: the finest decoder level, mean over heads."""
+    entropy: Float[Tensor, " batch"] | None = None
+    """Mean entropy of that attention in nats, ln(number of words) at most; 0 without words."""
+
+
+class PixelsModel(nn.Module):
+    """RGB-D segmentation guided by words.
+
+    >>> from eligo.pixels import SIZES
+    >>> model = PixelsModel(PixelsConfig(num_classes=5).replace(SIZES["small"])).eval()
+    >>> model(torch.randn(1, 3, 64, 96)).logits.shape
+    torch.Size([1, 5, 64, 96])
+    """
+
+    def __init__(self, config: PixelsConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config.encoder, config.sam, config.text_dim)
+        self.head = Head(config)
+        guided = bool(config.sam.encoder.stages or config.sam.decoder.stages)
+        gated = config.sam.form == "gated"
+        self.text_norm = nn.LayerNorm(config.text_dim) if guided and gated else None
+        self.guided = guided
+        _hint(config)
+
+    def forward(
+        self,
+        rgb: Float[Tensor, "batch 3 height width"],
+        depth: Float[Tensor, "batch depth_channels height width"] | None = None,
+        depth_mask: Bool[Tensor, "batch 1 height width"] | None = None,
+        text: TextBatch | None = None,
+        *,
+        maps: bool = True,
+        bases: Float[Tensor, "#batch ham_channels rank"] | None = None,
+    ) -> PixelsOutput:
+        """Segment; of `depth` channel 0 is read, where `depth_mask` (if given) is True.
+
+        `maps=False` leaves out selection, tag_maps and entropy. `bases` are the Hamburger's.
+        """
+        _check_sizes(rgb, depth, depth_mask)
+        words = self._words(text, rgb.shape[0])
+        features = self.encoder(rgb, depth, depth_mask, words)
+        logits, attention = self.head(features, words, bases=bases, return_map=maps)
+        size = rgb.shape[-2:]
+        logits = F.interpolate(logits.float(), size=size, mode="bilinear", align_corners=False)
+        if attention is None or words is None:
+            return PixelsOutput(logits)
+        tag_maps = attention.mean(1).permute(0, 3, 1, 2)  # (batch, words, height, width)
+        selection = Selection.top_k(tag_maps.mean((-1, -2)), tag_maps.shape[1], words.mask)
+        entropy = -torch.xlogy(attention, attention).sum(-1).mean((1, 2, 3))
+        return PixelsOutput(logits, selection, tag_maps, entropy)
+
+    def temperatures(self) -> dict[str, Float[Tensor, ""]]:
+        """Every multiplier (`scale/...`) and gate (`gate/...`) of the alignment, to be logged."""
+        found: dict[str, Tensor] = {}
+        for path, module in self.named_modules():
+            if isinstance(module, SimilarityScale):
+                found[f"scale/{path.removesuffix('.attention.scale')}"] = module.scale.detach()
+            if isinstance(module, SemanticAlignment):
+                for name, gate in module.named_parameters(recurse=False):
+                    found[f"{name}/{path}"] = gate.detach()
+        return found
+
+    def _words(self, text: TextBatch | None, batch: int) -> Text | None:
+        if text is None or not self.guided:
+            return None
+        samples, _, width = text.embeddings.shape
+        if (samples, width) != (batch, self.config.text_dim):
+            raise InputError(
+                f"text: got {samples} samples, {width} wide, expected {batch} samples, "
+                f"{self.config.text_dim} wide: one for every image, from the text encoder that the "
+                "model was trained with (text_dim)"
+            )
+        mask = text.mask
+        if self.config.sam.legacy_text_mask:
+            mask = mask & legacy_text_mask(text.embeddings)
+        # What stands in padding must not reach the norm's gradient either.
+        embeddings = text.embeddings.masked_fill(~mask.unsqueeze(-1), 0.0)
+        return Text(embeddings if self.text_norm is None else self.text_norm(embeddings), mask)
+
+
+def _check_sizes(rgb: Tensor, depth: Tensor | None, depth_mask: Tensor | None) -> None:
+    if min(rgb.shape[-2:]) < MIN_SIZE:
+        raise InputError(
+            f"rgb: got {rgb.shape[-2]} x {rgb.shape[-1]} pixels, expected at least {MIN_SIZE} x "
+            f"{MIN_SIZE}; enlarge the image"
+        )
+    if depth is None and depth_mask is not None:
+        raise InputError("depth_mask: got one without depth; expected both, or neither")
+    for name, given in (("depth", depth), ("depth_mask", depth_mask)):
+        if given is not None and (given.shape[0], *given.shape[-2:]) != (
+            rgb.shape[0],
+            *rgb.shape[-2:],
+        ):
+            raise InputError(
+                f"{name}: got {tuple(given.shape)} for an image {tuple(rgb.shape)}, expected the "
+                "same batch, height and width; resize one to the other first"
+            )
+
+
+def _hint(config: PixelsConfig) -> None:
+    for name in ("encoder", "decoder"):
+        side = getattr(config.sam, name)
+        if side.stages and not side.use_cosine and side.logit_init > 2:
+            logger.info(
+                "sam.%s.logit_init is %g: dot products are not bounded as cosines are, and usually "
+                "start at 1.0",
+                name,
+                side.logit_init,
+            )

@@ -1,0 +1,275 @@
+"""Weights of the released DFormerv2 and of text-guided models trained with the original SAM code.
+
+`from_official` reads them into our model, `to_official` is its exact inverse. Which tensor is which
+follows from our own state dict: every name of ours has an official one (q, k and v: three). What
+the official files store but the config decides (rotary angles, decay rates, 1/sqrt(d)) is computed
+again and compared. Words in official weights are of the `legacy` form.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from eligo.errors import InputError
+from eligo.pixels.alignment import SemanticAlignment
+from eligo.pixels.config import EncoderConfig, PixelsConfig
+from eligo.pixels.encoder import Encoder, Stage
+from eligo.pixels.geometry import head_decay, rotary_frequencies
+from eligo.pixels.model import PixelsModel
+
+_SHOWN = 8  # names of each kind that an error lists
+
+_BLOCK = {
+    "position": "cnn_pos_encode.dwconv",
+    "norm_attention": "layer_norm1",
+    "norm_ffn": "layer_norm2",
+    "attention.output": "Attention.out_proj",
+    "attention.local": "Attention.lepe.dwconv",
+    "prior_weights": "Geo.weight",
+    "scale_attention": "gamma_1",
+    "scale_ffn": "gamma_2",
+    "ffn.expand": "ffn.fc1",
+    "ffn.depthwise": "ffn.dwconv.dwconv",
+    "ffn.contract": "ffn.fc2",
+}
+_ALIGN = {
+    "attention.query_proj": "q_proj",
+    "attention.key_proj": "k_proj",
+    "attention.value_proj": "v_proj",
+    "attention.out_proj": "out_proj",
+    "norm_attention": "norm1",
+    "norm_ffn": "norm2",
+    "ffn.expand": "ffn.0",
+    "ffn.contract": "ffn.3",
+    "gate_scale": "gamma_scale",
+}
+_HEAD = {
+    "squeeze.conv": "squeeze.conv",
+    "squeeze.norm": "squeeze.bn",
+    "hamburger.input": "hamburger.ham_in.conv",
+    "hamburger.output.conv": "hamburger.ham_out.conv",
+    "hamburger.output.norm": "hamburger.ham_out.bn",
+    "refine.conv": "align.conv",
+    "refine.norm": "align.bn",
+    "classifier": "conv_seg",
+}
+_SHAPES = {
+    "prior_weights": (2, 1, 1, 1),
+    "scale_attention": (1, 1, 1, -1),
+    "scale_ffn": (1, 1, 1, -1),
+}
+# Ours alone: their start is the config's business.
+_OURS_ALONE = ("head.hamburger.bases",)
+
+
+@overload
+def from_official(
+    state: Mapping[str, Any],
+    config: PixelsConfig,
+    *,
+    drop: Iterable[str] = (),
+    fresh: Iterable[str] = (),
+) -> PixelsModel: ...
+
+
+@overload
+def from_official(
+    state: Mapping[str, Any],
+    config: EncoderConfig,
+    *,
+    drop: Iterable[str] = (),
+    fresh: Iterable[str] = (),
+) -> Encoder: ...
+
+
+def from_official(
+    state: Mapping[str, Any],
+    config: PixelsConfig | EncoderConfig,
+    *,
+    drop: Iterable[str] = (),
+    fresh: Iterable[str] = (),
+) -> PixelsModel | Encoder:
+    """A whole model (or, for an `EncoderConfig`, an encoder) with official weights, in eval mode.
+
+    Strict: a missing, unexpected or misshapen tensor is an error. `drop` names prefixes of official
+    tensors to leave out (a classifier's `head.`), `fresh` prefixes of ours that keep
+    their start (`head.`, to train on pretrained encoder weights).
+    """
+    whole = isinstance(config, PixelsConfig)
+    given = _unwrapped(state, whole, tuple(drop))
+    model = PixelsModel(config) if whole else Encoder(config)
+    ours = model.state_dict()
+    kept = (*_OURS_ALONE, *fresh)
+    wanted = {name: _official_names(name, whole) for name in ours if not name.startswith(kept)}
+    problems = _misfits(ours, wanted, _derived(model), given)
+    if problems:
+        raise InputError(
+            "official weights do not fit the config (is it the right size, with the right stages "
+            "of words?):\n  " + "\n  ".join(problems)
+        )
+    with torch.no_grad():
+        for name, theirs in wanted.items():
+            if all(key in given for key in theirs):
+                parts = [given[key] for key in theirs]
+                value = torch.cat(parts) if len(parts) > 1 else parts[0]
+                ours[name].copy_(value.reshape(ours[name].shape))
+    return model.eval()
+
+
+def to_official(model: PixelsModel | Encoder) -> dict[str, Tensor]:
+    """The official names and shapes of a model's weights, with the derived tensors."""
+    whole = isinstance(model, PixelsModel)
+    state: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        if name in _OURS_ALONE:
+            continue
+        theirs = _official_names(name, whole)
+        shape = _SHAPES.get(name.rpartition(".")[2])
+        value = value.detach().cpu()
+        for key, part in zip(
+            theirs, value.chunk(len(theirs)) if len(theirs) > 1 else (value,), strict=True
+        ):
+            state[key] = (part if shape is None else part.view(shape)).clone()
+    return state | _derived(model)
+
+
+def _unwrapped(state: Mapping[str, Any], whole: bool, drop: tuple[str, ...]) -> dict[str, Tensor]:
+    """The tensors themselves; for an encoder without the prefix of whole models."""
+    for key in ("model", "state_dict"):
+        if isinstance(state.get(key), Mapping):
+            state = state[key]
+    found = (
+        {key: value for key, value in state.items() if not key.startswith(drop)}
+        if drop
+        else dict(state)
+    )
+    strangers = [key for key, value in found.items() if not isinstance(value, Tensor)]
+    if strangers:
+        raise InputError(
+            f"official weights: got {strangers[0]!r}, which is no tensor; expected a state dict, "
+            "maybe under 'model' or 'state_dict'"
+        )
+    if not whole and any(key.startswith("backbone.") for key in found):
+        found = {key.removeprefix("backbone."): value for key, value in found.items()}
+    if whole and not any(key.startswith("backbone.") for key in found):
+        found = {f"backbone.{key}": value for key, value in found.items()}
+    return found
+
+
+def _official_names(name: str, whole: bool) -> tuple[str, ...]:
+    """The official name, or names, of a tensor of ours."""
+    if not whole:
+        return _encoder_names(name)
+    part, _, rest = name.partition(".")
+    if part == "encoder":
+        return tuple(f"backbone.{theirs}" for theirs in _encoder_names(rest))
+    if part == "head":
+        return (f"decode_head.{_head_name(rest)}",)
+    raise _nameless(name)
+
+
+def _encoder_names(name: str) -> tuple[str, ...]:
+    if found := re.fullmatch(r"stem\.(\d)\.(conv|norm)\.(\w+)", name):
+        layer = 3 * int(found[1]) + (found[2] == "norm")
+        return (f"patch_embed.proj.{layer}.{found[3]}",)
+    if found := re.fullmatch(r"stages\.(\d)\.norm_out\.(\w+)", name):
+        return (f"extra_norms.{int(found[1]) - 1}.{found[2]}",)
+    if found := re.fullmatch(r"stages\.(\d)\.downsample\.(conv|norm)\.(\w+)", name):
+        part = "reduction" if found[2] == "conv" else "norm"
+        return (f"layers.{found[1]}.downsample.{part}.{found[3]}",)
+    if found := re.fullmatch(r"stages\.(\d\.blocks\.\d+)\.(.+)", name):
+        prefix, rest = f"layers.{found[1]}", found[2]
+        if rest.startswith("attention.qkv."):
+            kind = rest.rpartition(".")[2]
+            return tuple(f"{prefix}.Attention.{part}_proj.{kind}" for part in "qkv")
+        return (f"{prefix}.{_renamed(rest, _BLOCK, name)}",)
+    if found := re.fullmatch(r"align\.(\d\.\d+)\.(.+)", name):
+        gates = {"gate": "gamma", "attention.scale.log_scale": "encoder_logit_scale"}
+        return (f"encoder_sam_blocks.{found[1]}.{_renamed(found[2], _ALIGN | gates, name)}",)
+    raise _nameless(name)
+
+
+def _head_name(name: str) -> str:
+    if found := re.fullmatch(r"align\.(\d)\.(.+)", name):
+        gates = {"gate": "alpha", "attention.scale.log_scale": "decoder_logit_scale"}
+        renamed = _renamed(found[2], _ALIGN | gates, name)
+        return f"dec_sam_layers.{int(found[1]) - 1}.{renamed}"
+    return _renamed(name, _HEAD, name)
+
+
+def _renamed(name: str, table: Mapping[str, str], full_name: str) -> str:
+    """The name with its beginning looked up; what follows (weight, bias, ...) stays."""
+    if name in table:
+        return table[name]
+    stem, _, kind = name.rpartition(".")
+    if stem not in table:
+        raise _nameless(full_name)
+    return f"{table[stem]}.{kind}"
+
+
+def _nameless(name: str) -> InputError:
+    return InputError(
+        f"{name}: has no name in official weights, which know only sam.form: legacy (or no words) "
+        "and no encoder.depth_stem"
+    )
+
+
+def _derived(model: PixelsModel | Encoder) -> dict[str, Tensor]:
+    """What official files store though the config decides it."""
+    whole = isinstance(model, PixelsModel)
+    encoder = model.encoder if isinstance(model, PixelsModel) else model
+    prefix = "backbone." if whole else ""
+    found: dict[str, Tensor] = {}
+    stages = [stage for stage in encoder.stages if isinstance(stage, Stage)]
+    for index, stage in enumerate(stages):
+        for number in range(len(stage.blocks)):
+            geo = f"{prefix}layers.{index}.blocks.{number}.Geo"
+            found[f"{geo}.angle"] = rotary_frequencies(stage.head_dim)
+            found[f"{geo}.decay"] = head_decay(stage.num_heads, stage.spread)
+    for path, module in encoder.align.named_modules():
+        if isinstance(module, SemanticAlignment):
+            name = f"{prefix}encoder_sam_blocks.{path}._inv_sqrt_dk"
+            found[name] = torch.tensor(stages[int(path[0])].head_dim ** -0.5)
+    for level in model.head.align if isinstance(model, PixelsModel) else ():
+        name = f"decode_head.dec_sam_layers.{int(level) - 1}._inv_sqrt_dk"
+        found[name] = torch.tensor(stages[int(level)].head_dim ** -0.5)
+    return found
+
+
+def _misfits(
+    ours: Mapping[str, Tensor],
+    wanted: Mapping[str, tuple[str, ...]],
+    derived: Mapping[str, Tensor],
+    given: Mapping[str, Tensor],
+) -> list[str]:
+    missing, misshapen = [], []
+    for name, theirs in wanted.items():
+        absent = [key for key in theirs if key not in given]
+        if absent and not name.endswith("num_batches_tracked"):
+            missing += [f"missing: {key}" for key in absent]
+        elif not absent and sum(given[key].numel() for key in theirs) != ours[name].numel():
+            shapes = ", ".join(f"{key} {tuple(given[key].shape)}" for key in theirs)
+            misshapen.append(f"shape: {shapes} for {name} {tuple(ours[name].shape)}")
+    known = {key for theirs in wanted.values() for key in theirs} | set(derived)
+    unexpected = [f"unexpected: {key}" for key in given if key not in known]
+    other = [
+        f"value: {key} is not what the config says (heads, ranges or widths differ)"
+        for key, value in derived.items()
+        if key in given and not _same(given[key], value)
+    ]
+    kinds = (missing, unexpected, misshapen, other)
+    return [line for kind in kinds for line in _first(kind)]
+
+
+def _same(given: Tensor, value: Tensor) -> bool:
+    if given.numel() != value.numel():
+        return False
+    return torch.allclose(given.float().reshape(value.shape).cpu(), value, rtol=1e-5, atol=0)
+
+
+def _first(lines: list[str]) -> list[str]:
+    left = len(lines) - _SHOWN
+    return [*lines[:_SHOWN], f"... and {left} more like it"] if left > 0 else lines

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eligo.errors import InputError
-from eligo.ops import farthest_points, greedy_dpp, nearest_other
+from eligo.ops import distinctness, farthest_points, greedy_dpp, nearest_other
 from strategies import Ragged, production, quick, ragged, rows
 
 
@@ -125,3 +125,18 @@ def test_nearest_other():
     assert nearest_other(distances, mask)[:2].tolist() == [2.0, 2.0]
     assert nearest_other(torch.zeros(1, 1)).tolist() == [torch.inf]
     assert nearest_other(torch.zeros(2, 0, 0)).shape == (2, 0)
+
+
+@quick
+@given(size=st.integers(1, 7), seed=st.integers(0, 99))
+def test_distinctness_equals_loops(size: int, seed: int):
+    source = torch.Generator().manual_seed(seed)
+    scores = torch.randint(0, 3, (2, size), generator=source).float()  # ties abound
+    cosines = torch.rand(2, size, size, generator=source) * 2 - 1
+    mask = torch.rand(2, size, generator=source) < 0.7
+    found = distinctness(scores, cosines, mask)
+    for row in range(2):
+        order = sorted(range(size), key=lambda i: (-scores[row, i].item(), i))
+        for place, i in enumerate(order):
+            above = [cosines[row, i, j].item() for j in order[:place] if mask[row, j]]
+            assert found[row, i].item() == pytest.approx(1 - max(above, default=-1.0))

@@ -1,4 +1,4 @@
-"""Choosing a set instead of the best one by one: greedy max-min distance, greedy DPP.
+"""Choosing a set instead of the best one by one: greedy max-min distance, greedy DPP, peaks.
 
 `farthest_points` is Gonzalez' greedy answer to the max-min diversity problem (1985), started as
 DivPrune does (Alvar et al. 2025): at the candidate farthest from all others, so that nothing is
@@ -6,6 +6,8 @@ left to chance. `greedy_dpp` is the fast greedy MAP inference of a determinantal
 (Chen, Zhang and Zhou, NeurIPS 2018), by an incremental Cholesky factor. Departure: a kernel of rank
 r can give volume to r candidates only; the paper stops there, we go on by the diagonal, because
 budgets are exact. Both loop over the picks, batched over rows; neither has a gradient.
+`distinctness` is the one-pass alternative with a gradient, from density peaks (Rodriguez and Laio,
+Science 2014): what is unlike everything that ranks above it is a peak.
 """
 
 import torch
@@ -106,6 +108,27 @@ def nearest_other(
     own = torch.eye(num_candidates, dtype=torch.bool, device=mask.device)
     others = mask.unsqueeze(-2) & ~own
     return torch.where(others, distances.float(), torch.inf).amin(-1)
+
+
+def distinctness(
+    scores: Float[Tensor, "*batch candidates"],
+    similarities: Float[Tensor, "*batch candidates candidates"],
+    mask: Bool[Tensor, "*batch candidates"] | None = None,
+) -> Float[Tensor, "*batch candidates"]:
+    """`1 - max c_ij` over real j that score higher; 2 for the best, as cosines go down to -1.
+
+    Among equal scores the lower index ranks higher. Gradients reach `similarities` only.
+
+    >>> cosines = torch.tensor([[1.0, 0.9, 0.2], [0.9, 1.0, 0.0], [0.2, 0.0, 1.0]])
+    >>> distinctness(torch.tensor([3.0, 2.0, 1.0]), cosines)
+    tensor([2.0000, 0.1000, 0.8000])
+    """
+    mask = _real(similarities, mask)
+    index = torch.arange(scores.shape[-1], device=scores.device)
+    mine, other = scores.detach().unsqueeze(-1), scores.detach().unsqueeze(-2)
+    above = (other > mine) | ((other == mine) & (index < index.unsqueeze(-1)))
+    above = above & mask.unsqueeze(-2)
+    return 1 - torch.where(above, similarities.float(), -1.0).amax(-1)
 
 
 def _real(matrix: Tensor, mask: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ MODULES = {
     "eligo.nn.similarity_scale": 1,
     "eligo.ops.assignment": 3,
     "eligo.ops.bipartite": 3,
-    "eligo.ops.diverse": 3,
+    "eligo.ops.diverse": 5,
     "eligo.ops.late_interaction": 2,
     "eligo.ops.masked": 2,
     "eligo.ops.ragged": 4,

@@ -47,6 +47,7 @@ def make_context(
         positions[row, mask[row]] = picked
     words = torch.rand(num_images, 4, generator=generator) < 0.7
     words[:, 1] = True
+    rows = torch.stack([weights() for _ in range(4)], 1)  # (images, words, tokens)
     return ReducerContext(
         features=draw(num_images, num_tokens, width).masked_fill(~mask[..., None], torch.nan),
         mask=mask,
@@ -56,6 +57,7 @@ def make_context(
         question=draw(num_images, 4, width).masked_fill(~words[..., None], torch.nan),
         question_mask=words,
         attention_row=weights().masked_fill(~mask, torch.nan),
+        question_rows=rows.masked_fill(~(words[:, :, None] & mask[:, None]), torch.nan),
         cls_row=weights().masked_fill(~mask, torch.nan),
         scene=torch.rand(num_images, num_tokens, generator=generator) < 0.3,
     )
@@ -71,6 +73,7 @@ def full_context(num_rows: int, num_columns: int, num_images: int = 1) -> Reduce
         grid=torch.tensor([[num_rows, num_columns]] * num_images),
         question=torch.randn(num_images, 3, 16),
         attention_row=torch.rand(num_images, num_tokens),
+        question_rows=torch.rand(num_images, 3, num_tokens),
         cls_row=torch.rand(num_images, num_tokens),
         scene=torch.rand(num_images, num_tokens) < 0.2,
     )
@@ -84,7 +87,9 @@ def one_row(context: ReducerContext, row: int, only_real: bool = False) -> Reduc
         per_token = name not in ("grid", "question", "question_mask")
         fields[name] = value if value is None else value[row : row + 1]
         if per_token and value is not None:
-            fields[name] = fields[name][:, tokens]
+            fields[name] = (
+                fields[name][:, tokens] if name != "question_rows" else (fields[name][:, :, tokens])
+            )
     return ReducerContext(**fields)
 
 

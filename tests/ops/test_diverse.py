@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eligo.errors import InputError
-from eligo.ops import distinctness, farthest_points, greedy_dpp, nearest_other
+from eligo.ops import distinctness, farthest_points, greedy_dpp, nearest_other, ordered_dither
 from strategies import Ragged, production, quick, ragged, rows
 
 
@@ -140,3 +140,15 @@ def test_distinctness_equals_loops(size: int, seed: int):
         for place, i in enumerate(order):
             above = [cosines[row, i, j].item() for j in order[:place] if mask[row, j]]
             assert found[row, i].item() == pytest.approx(1 - max(above, default=-1.0))
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3, 4])
+def test_ordered_dither_covers_evenly(level: int):
+    """The first 4^level of 16 x 16 places are a lattice of 2^level x 2^level."""
+    places = torch.arange(256)
+    order = ordered_dither(places // 16, places % 16)
+    assert order.unique().numel() == 256
+    first = order.argsort(descending=True)[: 4**level]
+    step = 16 // 2**level
+    assert (first // 16 % step == 0).all()
+    assert (first % 16 % step == 0).all()

@@ -38,11 +38,14 @@ ENCODES_FIRST = (
     "mm_encoder_outputs" in inspect.signature(LlavaForConditionalGeneration.forward).parameters
 )
 """Newer transformers. Older ones repeat pixels for beams, several images of a row in the wrong
-order, and in PaliGemma without a cache count generated tokens to the prefix; pruned or not."""
+order (not in Qwen2.5-VL, which counts images by the token that starts each), and in PaliGemma
+without a cache count generated tokens to the prefix; pruned or not."""
 NUM_LAYERS = 4
 WIDTH = 32
 VOCABULARY = 64
 IMAGE_ID, PAD, EOS = 60, 0, 1
+VISION_START = 62
+"""What Qwen2.5-VL's processor writes before every image."""
 Segment = int | str | tuple[int, int]
 
 _TEXT: dict[str, Any] = {
@@ -101,6 +104,8 @@ class TinyHost:
                 if isinstance(segment, int):
                     words = torch.randint(5, 55, (segment,), generator=generator)
                 else:
+                    if self.family == "qwen":
+                        row_ids[-1][-1] = VISION_START  # in place of the word before it
                     words = torch.full((self.tokens(segment),), IMAGE_ID)
                     images.append(self._pixels(segment, generator))
                 row_ids.append(words)
@@ -221,7 +226,7 @@ def _qwen(text: dict[str, Any]) -> tuple[Any, int, int]:
         },
         image_token_id=IMAGE_ID,
         video_token_id=61,
-        vision_start_token_id=62,
+        vision_start_token_id=VISION_START,
         vision_end_token_id=63,
         tie_word_embeddings=False,
     )

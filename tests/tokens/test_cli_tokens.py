@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from PIL import Image
+from transformers import AutoModelForImageTextToText
 
 from eligo.cli import main
 from eligo.cli.tokens_flags import find_plan
@@ -13,9 +14,11 @@ from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
 from eligo.tokens.data.examples import SceneExamples
+from eligo.tokens.load import floats_of, load_host
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.predict import predict
+from eligo.tokens.training.inputs_config import HostConfig
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,8 @@ def test_methods_stand_where_they_can():
     several = find_plan(None, "uniform", (9, 4), (1, 3))
     assert several.layers == (1, 3)
     assert find_plan(None, "none", (), ()) == Plan()
+    phased = find_plan(None, "uniform:phase=last", (9,), ())
+    assert phased == Plan(Stage1(build("uniform", phase="last"), 9))
 
 
 @pytest.mark.parametrize(
@@ -126,6 +131,7 @@ def test_methods_stand_where_they_can():
         (("here", "fastv", (), ()), "expected one of --plan"),
         ((None, "fastvv", (9,), ()), "did you mean fastv"),
         ((None, "fastv", (), ()), "needs --budget"),
+        ((None, "uniform:last", (9,), ()), "NAME:OPTION=VALUE"),
         ((None, "uniform", (9, 4), ()), "expected one before the language model"),
         ((None, "fastv", (9, 4), (1,)), "expected pairs"),
         (("nowhere", None, (), ()), "neither a folder nor a shipped plan"),
@@ -192,6 +198,59 @@ def test_prediction_tells_what_happened(host):
     whole = predict(model, processor, Plan(), image, question, max_new_tokens=3)
     assert whole.cost.reduction_llm == 0
     assert whole.cost.measured.selector_ms is None
+
+
+class Int8Embedding(torch.nn.Embedding):
+    """A quantised part whose weights come first and are no floats."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).float() / 64
+
+
+def quantised(folder):
+    """What a quantising loader returns: integers in places, and no `to`."""
+    model = AutoModelForImageTextToText.from_pretrained(folder).float()
+    tower = model.model.vision_tower
+    old = getattr(tower, "vision_model", tower).embeddings.position_embedding
+    new = Int8Embedding(*old.weight.shape)
+    new.weight = torch.nn.Parameter((64 * old.weight.detach()).char(), requires_grad=False)
+    getattr(tower, "vision_model", tower).embeddings.position_embedding = new
+    model.is_quantized = True
+
+    def refuse(*_args, **_kwargs):
+        raise ValueError("quantised models cannot be cast")
+
+    model.to = refuse
+    return model
+
+
+def test_quantised_hosts_stay_as_they_were_loaded(host, tmp_path, capsys, monkeypatch):
+    folder, _ = host
+    made = quantised(folder)
+    assert any(not p.is_floating_point() for p in made.parameters())
+    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", lambda *_, **__: made)
+    assert ask(host, tmp_path / "out", "--method", "uniform", "--budget", "9") == 0
+    told = capsys.readouterr()
+    assert "vision 36>9 @ 0" in told.out
+    assert "is quantised" in told.err
+    inputs = {"pixel_values": torch.zeros(1), "input_ids": torch.zeros(1, dtype=torch.long)}
+    first = torch.nn.Sequential(made.model.vision_tower.embeddings.position_embedding, made)
+    assert [value.dtype for value in floats_of(first, inputs).values()] == [
+        torch.float32, torch.int64,
+    ]  # fmt: skip
+
+
+def test_predict_with_an_adapter(host, tmp_path):
+    """PEFT wraps a host; its costs are those of the host."""
+    peft = pytest.importorskip("peft")
+    folder, question = host
+    model, processor = load_host(HostConfig(model=str(folder)))
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"])).eval()
+    image = Image.open(folder / "scene.png")
+    plan = Plan(Stage1(build("uniform"), 9), [Cut(2, build("fastv"), 4)])
+    made = predict(wrapped, processor, plan, image, question)
+    assert made.cost.schedule.cuts == ((2, 4),)
+    assert made.answer == predict(model, processor, plan, image, question).answer
 
 
 def test_bad_questions(host, tmp_path, capsys):

@@ -10,12 +10,19 @@ from hosts import IMAGE, build, shared
 from test_integration import make_plan
 from token_truth import ByContent
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    StaticCache,
+)
 
 from eligo.errors import EligoError, InputError
 from eligo.selection import Selection
 from eligo.tokens.inside.masked import masking
 from eligo.tokens.inside.removal import pruning
+from eligo.tokens.methods import build as build_method
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 HERE = ByContent()
@@ -97,6 +104,12 @@ def test_bad_calls() -> None:
     cache = StaticCache(config=host.model.config.text_config, max_cache_len=64)
     with pytest.raises(InputError, match="static cache"):
         run(host, past_key_values=cache)
+    kinds = ["full_attention", "sliding_attention"] * 2
+    sliding = Qwen2Config(
+        num_hidden_layers=4, layer_types=kinds, use_sliding_window=True, sliding_window=4
+    )
+    with pytest.raises(InputError, match="sliding-window layers"):
+        run(host, past_key_values=DynamicCache(config=sliding))
 
 
 def test_bad_masks() -> None:
@@ -111,8 +124,24 @@ def test_bad_masks() -> None:
             host.model(**inputs)
 
     refused(r"shape \(1, 23\)", question_mask=torch.ones(1, 23, dtype=torch.bool))
-    refused("without a word", question_mask=inputs["input_ids"] == 60)
+    refused(r"rows \[0\] without a word", question_mask=inputs["input_ids"] == 60)
     refused("a row per", scene=torch.ones(1, 9, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("place", ["before", "inside"])
+def test_an_empty_question(place: str) -> None:
+    """Nothing but an image: fine for who reads no question, an error for who does."""
+    host = shared("llava")
+    inputs = host.batch([[3, IMAGE, 5], [IMAGE]])
+
+    def run_with(reducer: Any) -> None:
+        plan = Plan(Stage1(reducer, 4)) if place == "before" else Plan(None, [Cut(1, reducer, 4)])
+        with pruning(host.model, plan), torch.no_grad():
+            host.model(**inputs)
+
+    with pytest.raises(InputError, match=r"rows \[1\] of the prompt have no text"):
+        run_with(ByContent())
+    run_with(build_method("divprune"))
 
 
 def test_padding_on_the_right() -> None:

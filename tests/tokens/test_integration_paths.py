@@ -57,8 +57,8 @@ def test_positions_closed_up(family: str, stages: str) -> None:
 @pytest.mark.parametrize("kind", ["padded", "ragged"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_beams(family: str, kind: str) -> None:
-    if not ENCODES_FIRST and (kind == "ragged" or family == "qwen"):
-        pytest.skip("these transformers get the host itself wrong")
+    if not ENCODES_FIRST and kind == "ragged" and family != "qwen":
+        pytest.skip("these transformers mix up the images of a row with several, pruned or not")
     host, rows = shared(family), rows_of(kind, family)
     plan, inputs = make_plan("both", folds=True), host.batch(rows)
     with pruning(host.model, plan):
@@ -111,7 +111,7 @@ def test_second_turn(family: str, kind: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_cache(family: str) -> None:
     if not ENCODES_FIRST and family == "paligemma":
-        pytest.skip("these transformers get the host itself wrong")
+        pytest.skip("these transformers count generated tokens to the prefix, pruned or not")
     host, inputs = shared(family), shared(family).batch(rows_of("ragged", family))
     plan = make_plan("both")
     with pruning(host.model, plan):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hosts import ENCODES_FIRST, FAMILIES, IMAGE, TinyHost, shared
+from hosts import ENCODES_FIRST, FAMILIES, IMAGE, IMAGE_ID, TinyHost, shared
 from test_integration import generate, rows_of
 from token_truth import ByContent
 from torch import Tensor
@@ -55,6 +55,56 @@ def test_the_last_words_row(family: str) -> None:
             _, again = generate(host, host.batch(rows_of("ragged", family)), use_cache=False)
         if ENCODES_FIRST or family != "paligemma":
             assert torch.allclose(logits, again, atol=5e-4)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_rows_of_all_words(family: str, attention: str) -> None:
+    """Behind a merge and a cut, of a padded ragged batch: what eager attention computed there."""
+    rows = rows_of("ragged", family)
+    found = {}
+    for name in ("eager", attention):
+        host, reducer = shared(family, name), ByContent(needs=("question_rows",))
+        cuts = [Cut(1, ByContent(seed=1), ratio=0.4), Cut(3, reducer, ratio=0.2)]
+        inputs = host.batch(rows)
+        caught: list[Tensor] = []
+        handle = host.text.layers[2].self_attn.register_forward_hook(
+            lambda _m, _a, out, caught=caught: caught.append(out[1])
+        )
+        plan = Plan(Stage1(ByContent(folds=True, seed=2), ratio=0.6), cuts)
+        with pruning(host.model, plan) as trace, torch.no_grad():
+            host.model(**inputs, use_cache=False)
+        handle.remove()
+        found[name] = (reducer.seen[0], caught[0], trace)
+    context, _, _ = found[attention]
+    _, weights, trace = found["eager"]
+    ids, mask = host.batch(rows)["input_ids"], host.batch(rows)["attention_mask"]
+    seen = trace.columns[2]
+    assert trace.rows is not None
+    assert context.question_rows is not None
+    assert context.question_mask is not None
+    compared = 0
+    for image, number in enumerate(trace.rows.tolist()):
+        words = (ids[number] != IMAGE_ID).nonzero()[:, 0].tolist()
+        vision = trace.stages[1].positions[image]  # in raster order, like the context's tokens
+        before = [seg for seg in rows[number] if not isinstance(seg, int)]
+        first = trace.rows[:image].tolist().count(number)
+        offset = sum(host.tokens(seg) for seg in before[:first])
+        places = (ids[number] == IMAGE_ID).nonzero()[:, 0][offset:]
+        columns = [_where(seen[number], places[p]) for p in vision[vision >= 0].tolist()]
+        for word, column in enumerate(words):
+            assert context.question_mask[image, word] == bool(mask[number, column])
+            if not mask[number, column]:
+                continue
+            row = weights[number, :, _where(seen[number], column)].mean(0)
+            given = context.question_rows[image, word, : len(columns)]
+            assert torch.allclose(given, row[columns], atol=1e-5)
+            compared += 1
+    assert compared > 20
+
+
+def _where(columns: Tensor, column: int | Tensor) -> int:
+    return int((columns == column).nonzero()[0, 0])
 
 
 @pytest.mark.parametrize("family", ["llava", "internvl", "paligemma", "smolvlm"])

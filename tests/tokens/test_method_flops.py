@@ -6,13 +6,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from eligo.tokens.cost.count import SelectorCost, plan_cost
 from eligo.tokens.cost.shapes import LLAVA_7B
-from eligo.tokens.inside.attention import attention_of_row
+from eligo.tokens.inside.attention import attention_of_rows
 from eligo.tokens.methods import METHODS, build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.reducer import ReducerContext
 
 TOKENS, WORDS, WIDTH = 36, 5, 16
-ROW = {"attention_row": TOKENS + WORDS, "cls_row": TOKENS + 1}  # keys of the row that is read
+ROWS = {  # what is read: keys of a row, and how many rows
+    "attention_row": (TOKENS + WORDS, 1),
+    "question_rows": (TOKENS + WORDS, WORDS),
+    "cls_row": (TOKENS + 1, 1),
+}
 VARIANTS = [
     *(build(name) for name in METHODS),
     build("tome", rounds=1),
@@ -32,16 +36,17 @@ def whole_image() -> ReducerContext:
         question=torch.randn(1, WORDS, WIDTH, generator=generator),
         question_mask=torch.ones(1, WORDS, dtype=torch.bool),
         attention_row=torch.rand(1, TOKENS, generator=generator),
+        question_rows=torch.rand(1, WORDS, TOKENS, generator=generator),
         cls_row=torch.rand(1, TOKENS, generator=generator),
         scene=torch.rand(1, TOKENS, generator=generator) < 0.3,
     )
 
 
-def counted_row(keys: int) -> int:
-    """Of the row that the context brings: one query, four heads that are `WIDTH` wide together."""
-    query, key = torch.randn(1, 4, 1, WIDTH // 4), torch.randn(1, 4, keys, WIDTH // 4)
+def counted_rows(keys: int, rows: int) -> int:
+    """Of the rows that the context brings, in four heads that are `WIDTH` wide together."""
+    query, key = torch.randn(1, 4, rows, WIDTH // 4), torch.randn(1, 4, keys, WIDTH // 4)
     with FlopCounterMode(display=False) as counter:
-        attention_of_row(query, key, None, 1.0, torch.zeros(1, dtype=torch.long))
+        attention_of_rows(query, key, None, 1.0, torch.zeros(1, rows, dtype=torch.long))
     return counter.get_total_flops()
 
 
@@ -57,7 +62,7 @@ def test_methods_cost_what_torch_counts(method, budget):
     with FlopCounterMode(display=False) as counter:
         selection = method.select(context, torch.tensor([budget]))
         selection.fold(context.features)
-    rows = sum(counted_row(ROW[need]) for need in method.needs if need in ROW)
+    rows = sum(counted_rows(*ROWS[need]) for need in method.needs if need in ROWS)
     told = method.flops(TOKENS, WORDS, WIDTH, WIDTH, budget)
     assert told == counter.get_total_flops() + rows
 

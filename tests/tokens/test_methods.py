@@ -12,6 +12,7 @@ from eligo import Selection
 from eligo.config import load_config, save_config
 from eligo.errors import ConfigError, InputError
 from eligo.tokens.methods import METHODS, AnyMethod, Method, build, proposals
+from eligo.tokens.methods.method import similarities
 from eligo.tokens.reducer import Reducer, ReducerContext
 from strategies import production, quick
 from token_cases import contexts, full_context, make_context, one_row
@@ -26,6 +27,9 @@ VARIANTS = [
     build("cdpruner", relevance="attention_row", relevance_weight=0.5),
     build("cdpruner", relevance="cls_row", relevance_weight=0),
     build("oracle", fill="uniform"),
+    build("uniform", phase="first"),
+    build("uniform", phase="last"),
+    build("sparsevlm", scale=0),
 ]
 FOLDING = {"pool", "tome", "visionzip"}
 every_method = pytest.mark.parametrize(
@@ -89,6 +93,16 @@ def test_mates_and_padding_do_not_matter(
             torch.testing.assert_close(dense.assignment[0, :kept], real)
 
 
+def test_rounding_does_not_choose_between_two_nearest_to_each_other():
+    """Their distances are one number; the lowest index must win, with and without padding."""
+    context = make_context(133428, num_tokens=6)
+    for real in (False, True):
+        chosen = build("divprune").select(one_row(context, 1, only_real=real), torch.tensor([1]))
+        assert picks(chosen) == [[0 if real else 3]]
+    distances = similarities(make_context(0, num_images=8, num_tokens=40, share=1.0, width=48))
+    assert distances.equal(distances.transpose(-1, -2))
+
+
 @every_method
 def test_budget_for_all_keeps_all(method: Method):
     context = make_context(1, num_images=4, share=0.6)
@@ -116,6 +130,7 @@ def test_half_precision_and_repetition(method: Method):
     features, question = context.features.bfloat16(), context.question
     assert question is not None
     assert context.attention_row is not None
+    assert context.question_rows is not None
     assert context.cls_row is not None
     half = ReducerContext(
         features,
@@ -125,6 +140,7 @@ def test_half_precision_and_repetition(method: Method):
         question=question.bfloat16(),
         question_mask=context.question_mask,
         attention_row=context.attention_row.bfloat16(),
+        question_rows=context.question_rows.bfloat16(),
         cls_row=context.cls_row.bfloat16(),
         scene=context.scene,
     )
@@ -154,6 +170,7 @@ def test_the_order_of_tokens_does_not_matter(name: str):
     moved = {
         key: value[:, order] if key in per_token else value for key, value in vars(context).items()
     }
+    moved["question_rows"] = moved["question_rows"][:, :, order]
     again = method.select(ReducerContext(**moved), torch.tensor([5])).indices
     assert order[again].equal(kept)
 
@@ -168,6 +185,7 @@ def test_ties_go_to_the_lowest_index(name: str):
         grid=context.grid,
         question=torch.eye(8)[None, 1:3],
         attention_row=torch.full((1, 6), 0.25),
+        question_rows=torch.full((1, 2, 6), 0.25),
     )
     assert build(name).select(equal, torch.tensor([3])).indices.tolist() == [[1, 2, 3]]
 

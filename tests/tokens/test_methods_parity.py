@@ -32,6 +32,7 @@ class Row(NamedTuple):
     sizes: list[float]
     words: np.ndarray
     attention: list[float]
+    rows: np.ndarray
     cls: list[float]
     scene: list[bool]
 
@@ -45,6 +46,7 @@ def row_of(context: ReducerContext, row: int) -> Row:
     assert question is not None
     assert words is not None
     assert context.attention_row is not None
+    assert context.question_rows is not None
     assert context.cls_row is not None
     assert context.scene is not None
     return Row(
@@ -55,6 +57,7 @@ def row_of(context: ReducerContext, row: int) -> Row:
         sizes[real].tolist(),
         question[row][words[row]].double().numpy(),
         context.attention_row[row][real].tolist(),
+        context.question_rows[row][words[row]][:, real].double().numpy(),
         context.cls_row[row][real].tolist(),
         context.scene[row][real].tolist(),
     )
@@ -90,39 +93,43 @@ def slow_random(row: Row, k: int, seed: int = 0) -> Answer:
     return best(priority, k), None
 
 
-def window_of(place: int, pieces: int, length: int) -> tuple[int, Fraction]:
-    """The piece a place falls in, and its distance to the piece's middle."""
+def window_of(place: int, pieces: int, length: int, phase: str) -> tuple[int, Fraction]:
+    """The piece a place falls in, and its distance to the piece's middle, first or last place."""
     members: dict[int, list[int]] = {}
     for other in range(length):
         members.setdefault(int(Fraction(other * pieces, length)), []).append(other)
     piece = int(Fraction(place * pieces, length))
-    return piece, abs(place - Fraction(members[piece][0] + members[piece][-1], 2))
+    first, last = members[piece][0], members[piece][-1]
+    wanted = {"middle": Fraction(first + last, 2), "first": first, "last": last}[phase]
+    return piece, Fraction(abs(place - wanted))
 
 
-def slow_windows(row: Row, k: int, tokens: list[int]) -> dict[tuple[int, int], list[int]]:
-    """Tokens of each window, the middle one first."""
+def slow_windows(
+    row: Row, k: int, tokens: list[int], phase: str = "middle"
+) -> dict[tuple[int, int], list[int]]:
+    """Tokens of each window, the one that stands for it first."""
     height, width = row.grid
     bands = round(math.sqrt(k * height / width))
     bands = min(max(bands, math.ceil(k / width)), height, k)
     found: dict[tuple[int, int], list[tuple[Fraction, int]]] = {}
     for i in tokens:
-        band, dy = window_of(row.places[i][0], bands, height)
+        band, dy = window_of(row.places[i][0], bands, height, phase)
         share = (band + 1) * k // bands - band * k // bands
-        column, dx = window_of(row.places[i][1], share, width)
+        column, dx = window_of(row.places[i][1], share, width, phase)
         found.setdefault((band, column), []).append((dy * dy + dx * dx, i))
     return {key: [i for _, i in sorted(members)] for key, members in found.items()}
 
 
-def slow_spread(row: Row, k: int, tokens: list[int]) -> list[int]:
+def slow_spread(row: Row, k: int, tokens: list[int], phase: str = "middle") -> list[int]:
     if k == 0:
         return []
-    middles = [members[0] for members in slow_windows(row, k, tokens).values()]
+    middles = [members[0] for members in slow_windows(row, k, tokens, phase).values()]
     rest = [i for i in tokens if i not in middles]
     return sorted(middles + spaced(rest, k - len(middles)))
 
 
-def slow_uniform(row: Row, k: int) -> Answer:
-    return slow_spread(row, k, list(range(len(row.x)))), None
+def slow_uniform(row: Row, k: int, phase: str = "middle") -> Answer:
+    return slow_spread(row, k, list(range(len(row.x))), phase), None
 
 
 def slow_pool(row: Row, k: int) -> Answer:
@@ -218,8 +225,7 @@ def slow_sparsevlm(row: Row, k: int, scale: float) -> Answer:
     weights = np.exp(scale * cosines)
     affinity = (weights / weights.sum(0)).mean(1)
     raters = [m for m in range(len(row.words)) if affinity[m] >= affinity.mean() - 1e-12]
-    attention = weights / weights.sum(1, keepdims=True)
-    return best(attention[raters].mean(0).tolist(), k), None
+    return best(row.rows[raters].mean(0).tolist(), k), None
 
 
 def slow_oracle(row: Row, k: int, fill: str) -> Answer:
@@ -238,6 +244,8 @@ CASES: list[tuple[str, Callable[..., Answer], dict]] = [
     ("random", slow_random, {"seed": 0}),
     ("random", slow_random, {"seed": 12345678901}),
     ("uniform", slow_uniform, {}),
+    ("uniform", slow_uniform, {"phase": "first"}),
+    ("uniform", slow_uniform, {"phase": "last"}),
     ("pool", slow_pool, {}),
     ("tome", slow_tome, {"rounds": 1}),
     ("tome", slow_tome, {"rounds": 4}),
@@ -251,6 +259,7 @@ CASES: list[tuple[str, Callable[..., Answer], dict]] = [
     ("cdpruner", slow_cdpruner, {"relevance": "cls_row", "relevance_weight": 2.0}),
     ("sparsevlm", slow_sparsevlm, {"scale": 10.0}),
     ("sparsevlm", slow_sparsevlm, {"scale": 1.0}),
+    ("sparsevlm", slow_sparsevlm, {"scale": 0.0}),
     ("oracle", slow_oracle, {"fill": "near"}),
     ("oracle", slow_oracle, {"fill": "uniform"}),
 ]
@@ -314,6 +323,15 @@ def test_every_budget_of_a_grid_is_reached_and_spread(budget: int):
     largest = math.ceil(math.sqrt(576 / budget) + 1) ** 2
     assert pooled.sizes.max() <= largest
     assert pooled.sizes.sum() == 576
+
+
+def test_the_phase_of_the_grid():
+    """3 x 3 windows of 24 x 24: the corner, the middle, the opposite corner of each."""
+    context = full_context(24, 24)
+    for phase, offset in (("first", 0), ("middle", 1), ("last", 2)):
+        kept = build("uniform", phase=phase).select(context, torch.tensor([64])).indices[0]
+        line = range(offset, 24, 3)
+        assert kept.tolist() == [24 * row + column for row in line for column in line]
 
 
 def test_oracle_thins_over_all_deciding_objects():

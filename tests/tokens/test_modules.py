@@ -1,5 +1,6 @@
 """Merger, pruners and discriminator by themselves, without a host."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from eligo.errors import EligoError, InputError
 from eligo.tokens.learned.discriminator import Discriminator, DiscriminatorShape
 from eligo.tokens.learned.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
 from eligo.tokens.learned.relaxer import TrainingRelaxer
-from eligo.tokens.learned.scorers import Relaxation, choose
+from eligo.tokens.learned.scorers import Relaxation, choose, perturb
 from eligo.tokens.reducer import Reducer, ReducerContext
 from eligo.train.weights import save_weights
 
@@ -93,7 +94,7 @@ def test_merger_keeps_exactly_the_best_and_folds_all_the_rest(kind):
     assert torch.equal(chosen.in_order().indices, chosen.indices)
     # Everything real went somewhere: one centre each, with weight 1 or sigmoid(score).
     weights = chosen.assignment.sum(-2)
-    expected = torch.where(chosen.kept_mask, 1.0, chosen.scores.sigmoid())
+    expected = torch.where(chosen.kept_mask, 1.0, merger.scores(context).sigmoid())
     torch.testing.assert_close(weights, expected.masked_fill(~context.mask, 0.0))
     assert (chosen.assignment > 0).sum(-2).tolist() == context.mask.int().tolist()
 
@@ -106,6 +107,20 @@ def test_training_form_folds_by_weights_that_sum_to_one(kind):
     assert merged.features.isfinite().all()
     torch.testing.assert_close(merged.choice.keep.sum(-1), torch.full((3,), 4.0))
     torch.testing.assert_close(merged.key_bias, merged.selection.sizes.log())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_merger_keeps_one_of_each_look(kind):
+    """Four looks, three tokens of each: the best four by score alone would repeat some."""
+    merger, context = make_merger(kind), make_context(images=1, tokens=12)
+    context = replace(context, features=context.features[:, :4].repeat(1, 3, 1))
+    looks = merger.select(context, budget(4, 1)).indices % 4
+    assert sorted(looks[0].tolist()) == [0, 1, 2, 3]
+    plain = TokenMerger(merger.shape.replace({"diverse": False}))
+    shared = {n: v for n, v in merger.state_dict().items() if n in plain.state_dict()}
+    plain.load_state_dict(shared)
+    looks = plain.select(context, budget(4, 1)).indices % 4
+    assert len(set(looks[0].tolist())) == 2  # equal tokens have equal scores
 
 
 def test_size_bias_can_be_left_out():
@@ -128,7 +143,8 @@ def test_after_annealing_training_and_inference_are_the_same(kind):
 def test_relaxed_choices_sum_to_the_budget(count, temperature, seed):
     context = make_context(seed=seed)
     scores = torch.randn(3, 9)
-    choice = choose(scores, budget(count), context.mask, Relaxation(temperature, 1.0, False))
+    ranks = perturb(scores, Relaxation(temperature, 1.0, False))
+    choice = choose(ranks, budget(count), context.mask, temperature)
     expected = context.mask.sum(-1).clamp_max(count)
     torch.testing.assert_close(choice.keep.sum(-1), expected.float(), atol=1e-3, rtol=0)
     assert torch.equal(choice.kept.sum(-1), expected)

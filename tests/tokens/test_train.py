@@ -1,6 +1,7 @@
 """Training in a random narrow LLaVA: 16 vision tokens, 6 layers."""
 
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,35 @@ def test_training_brings_the_hard_form_closer_to_the_whole_model():
             torch.nn.utils.clip_grad_norm_(part.parameters(), 1.0)
         optimizer.step()
     assert distance() < 0.8 * before
+
+
+def test_a_run_says_how_it_fares(tmp_path: Path, caplog):
+    """Losses by optimiser and before weights, temperature, tokens, discriminator, evaluations."""
+    config = tiny(tmp_path, objective="adversarial", train__log_every=2)
+    with caplog.at_level("INFO", logger="eligo.tokens"):
+        fit(TokensTask(config), config.train)
+    said = [record.message for record in caplog.records]
+    steps = [line for line in said if line.startswith("step ")]
+    assert [line.split(":")[0] for line in steps] == ["step 2", "step 4"]
+    number = r"[0-9.e+-]+"
+    assert re.fullmatch(
+        rf"step 2: token_merger and layer_pruners: task {number}, sparsity {number}, kl {number}, "
+        rf"hidden {number}, adversarial {number} \| discriminator: real {number}, fake {number} \| "
+        rf"temperature {number} \| kept 9 > 6 > 3 \| disc_prob_real {number}, "
+        rf"disc_prob_fake {number}",
+        steps[0],
+    )
+    evaluations = [line for line in said if line.startswith("evaluation: ")]
+    assert len(evaluations) == 2
+    for name in ("baseline", "merge_only", "soft", "hard"):
+        assert f"accuracy_{name} " in evaluations[0]
+    lines = [json.loads(line) for line in (config.train.folder / "metrics.jsonl").open()]
+    logged = next(line for line in lines if line["split"] == "train")
+    weights = config.weights | {"real": 1.0, "fake": 1.0}
+    for name in ("task", "sparsity", "adversarial", "real", "fake"):
+        expected = weights[name] * logged[f"raw/{name}"]
+        assert logged[f"loss/{name}"] == pytest.approx(expected, rel=1e-5)
+    assert [logged[f"kept/{name}"] for name in ("merge", "layer_1", "layer_3")] == [9, 6, 3]
 
 
 def test_temperature_falls_and_noise_fades():

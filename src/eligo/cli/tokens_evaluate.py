@@ -17,7 +17,7 @@ Source = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_PLA
 def run(
     source: Source,
     *,
-    host: str | None = None,
+    model: str | None = None,
     split: Literal["validation", "test"] = "test",
     questions: int = 600,
     batch_size: int = 8,
@@ -31,7 +31,7 @@ def run(
 
     Args:
         source: Folder of a run of `eligo tokens train`, or of a saved plan.
-        host: Folder or hub name of the model, if it is not the run's (or the shipped one).
+        model: Folder or hub name of the host, if it is not the run's (or the shipped one).
         split: Which scenes; files have a validation split only.
         questions: How many, at most.
         batch_size: Prompts in one call of `generate`.
@@ -51,13 +51,15 @@ def run(
     device = str(resolve_device(device))
     config = _config_of(source)
     plan = Plan.load(source)
-    settings = config.host if host is None else config.host.replace({"model": host, "random": None})
-    model, processor = load_host(settings, device=device)
+    settings = config.host
+    if model is not None:
+        settings = settings.replace({"model": model, "random": None})
+    host, processor = load_host(settings, device=device)
     _move(plan, device)
     examples, instruction = _examples(config, split, questions)
     with ProgressBar("questions", len(examples)) as bar:
         answered = evaluate_plan(
-            model,
+            host,
             processor,
             plan,
             examples,

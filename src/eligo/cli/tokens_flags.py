@@ -4,7 +4,7 @@ from pathlib import Path
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
-from eligo.tokens.methods import METHODS, build
+from eligo.tokens.methods import METHODS, read_method
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 MODELS = Path(__file__).parents[1] / "scenes" / "models"
@@ -43,8 +43,8 @@ def find_plan(
 
 
 def _of_method(name: str, budgets: tuple[int, ...], layers: tuple[int, ...]) -> Plan:
-    method = build(name)
-    if name == "none":
+    method = read_method(name)
+    if method.name == "none":
         return Plan()
     if not budgets:
         raise InputError(f"--method {name}: needs --budget, how many vision tokens to keep")

@@ -37,7 +37,8 @@ def run(
         question: What to ask.
         out: The folder to write to.
         plan: A plan: a folder (of a plan, a checkpoint or a run), or the name of a shipped one.
-        method: Instead of a plan, a training-free method, such as fastv or divprune.
+        method: Instead of a plan, a training-free method, such as fastv or divprune, with options
+            behind a colon: uniform:phase=first.
         budgets: Vision tokens that the method keeps; several, with a layer each, for several cuts.
         layers: Where a method inside the language model cuts; by default at layer 2.
         model: Folder or hub name of the host; by default the tiny LLaVA that comes with eligo.

@@ -6,7 +6,13 @@ batch mates or on its padding; what ranks or weighs is float32, what is moved ke
 
 from eligo.ops.assignment import fold, soft_assignment, unfold
 from eligo.ops.bipartite import Matching, bipartite_match, merge, unmerge
-from eligo.ops.diverse import distinctness, farthest_points, greedy_dpp, nearest_other
+from eligo.ops.diverse import (
+    distinctness,
+    farthest_points,
+    greedy_dpp,
+    nearest_other,
+    ordered_dither,
+)
 from eligo.ops.late_interaction import maxsim, maxsim_pieces
 from eligo.ops.masked import masked_log_softmax, masked_mean, masked_softmax
 from eligo.ops.ragged import align_left, align_right, gather, kept_mask
@@ -33,6 +39,7 @@ __all__ = [
     "maxsim_pieces",
     "merge",
     "nearest_other",
+    "ordered_dither",
     "relaxed_top_k",
     "soft_assignment",
     "straight_through",

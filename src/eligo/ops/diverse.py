@@ -7,7 +7,8 @@ left to chance. `greedy_dpp` is the fast greedy MAP inference of a determinantal
 r can give volume to r candidates only; the paper stops there, we go on by the diagonal, because
 budgets are exact. Both loop over the picks, batched over rows; neither has a gradient.
 `distinctness` is the one-pass alternative with a gradient, from density peaks (Rodriguez and Laio,
-Science 2014): what is unlike everything that ranks above it is a peak.
+Science 2014): what is unlike everything that ranks above it is a peak. `ordered_dither` is an order
+for what nothing else tells apart: Bayer's matrix (1973), any prefix of which covers a grid evenly.
 """
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from eligo.ops.ragged import gather
 from eligo.ops.topk import budget_width
+
+_DITHER_BITS = 10
 
 
 def farthest_points(
@@ -129,6 +132,25 @@ def distinctness(
     above = (other > mine) | ((other == mine) & (index < index.unsqueeze(-1)))
     above = above & mask.unsqueeze(-2)
     return 1 - torch.where(above, similarities.float(), -1.0).amax(-1)
+
+
+def ordered_dither(
+    row: Int[Tensor, "*shape"], column: Int[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """In (0, 1], highest at (0, 0), then on ever finer lattices; for grids up to 1024 x 1024.
+
+    >>> place = torch.arange(16)
+    >>> ordered_dither(place // 4, place % 4).mul(16).round().long().view(4, 4)
+    tensor([[16,  8, 14,  6],
+            [ 4, 12,  2, 10],
+            [13,  5, 15,  7],
+            [ 1,  9,  3, 11]])
+    """
+    late = torch.zeros_like(row)
+    for bit in range(_DITHER_BITS):
+        x, y = (column >> bit) & 1, (row >> bit) & 1
+        late = 4 * late + 2 * (x ^ y) + y
+    return 1 - late / 4**_DITHER_BITS
 
 
 def _real(matrix: Tensor, mask: Tensor | None) -> Tensor:

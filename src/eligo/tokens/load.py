@@ -1,13 +1,17 @@
 """The frozen host that a config names, with its processor."""
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from eligo.errors import InputError
 from eligo.tokens.training.inputs_config import HostConfig
+
+logger = logging.getLogger("eligo.tokens")
 
 
 def load_host(config: HostConfig, *, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
@@ -24,8 +28,27 @@ def load_host(config: HostConfig, *, device: str | torch.device = "cpu") -> tupl
     if getattr(processor, "tokenizer", None) is not None:
         processor.tokenizer.padding_side = "left"
     host = cast(nn.Module, model)  # the hub's classes type `to` in a way of their own
-    host.to(device=device, dtype=getattr(torch, config.dtype))
+    if getattr(model, "is_quantized", False):
+        # Quantised weights stay as, and mostly where, their own loader put them.
+        logger.info("host.dtype and device have no effect: %s is quantised", config.model)
+    else:
+        host.to(device=device, dtype=getattr(torch, config.dtype))
     return host.eval().requires_grad_(False), processor
+
+
+def floats_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Inputs with pixels in the dtype in which a model computes; quantised weights have none."""
+    dtype = dtype_of(model)
+    return {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Of the first weights that are floats."""
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return next(floats, torch.get_default_dtype())
 
 
 def _pretrained(name: str) -> tuple[Any, Any]:

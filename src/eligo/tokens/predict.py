@@ -15,6 +15,7 @@ from eligo.tokens.cost.count import Cost, Measured, Schedule, count_cost
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import Collator, TokenExample
 from eligo.tokens.inside.removal import pruning
+from eligo.tokens.load import dtype_of, floats_of
 from eligo.tokens.plan import Plan
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
@@ -43,12 +44,8 @@ def predict(
 ) -> Prediction:
     """Answer greedily under a plan; `timed` repeats the prefill to say how long it takes."""
     batch = Collator(processor)([TokenExample("question", image, question, ())])
-    device = next(model.parameters()).device
-    dtype = next(model.parameters()).dtype
-    inputs = {
-        name: value.to(device, dtype if value.is_floating_point() else None)
-        for name, value in batch.inputs.items()
-    }
+    device, dtype = next(model.parameters()).device, dtype_of(model)
+    inputs = {name: v.to(device) for name, v in floats_of(model, batch.inputs).items()}
     # Asked before, as `pruning` may wrap it.
     backend = getattr(model.config.get_text_config(), "_attn_implementation", None)
     with pruning(model, plan, batch.question_mask.to(device)) as trace, torch.no_grad():
@@ -101,7 +98,7 @@ def _measure(model: Any, inputs: dict[str, Tensor], trace: Trace, backend: str |
         ttft_p50_ms=median(first),
         ttft_p90_ms=quantiles(first, n=10, method="inclusive")[-1],
         batch=1,
-        dtype=str(parameter.dtype).removeprefix("torch."),
+        dtype=str(dtype_of(model)).removeprefix("torch."),
         backend=backend,
         device=_device_name(parameter.device),
     )

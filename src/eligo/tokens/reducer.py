@@ -16,7 +16,7 @@ from eligo.selection import Selection
 
 Where = Literal["before", "inside"]
 """Before the language model (on tower features), or inside it (on the input of a layer)."""
-Need = Literal["question", "attention_row", "cls_row", "scene"]
+Need = Literal["question", "attention_row", "question_rows", "cls_row", "scene"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class ReducerContext:
     question_mask: Bool[Tensor, "images words"] | None = None
     attention_row: Float[Tensor, "images tokens"] | None = None
     """What the last prompt token attends to, in the layer before, mean over heads."""
+    question_rows: Float[Tensor, "images words tokens"] | None = None
+    """The same for every word of the question; what `question_mask` hides may hold anything."""
     cls_row: Float[Tensor, "images tokens"] | None = None
     """What [CLS] attends to in the tower layer that gives the features (mean over heads); for a
     tower without [CLS], the mean attention that each token receives."""

@@ -70,29 +70,29 @@ class RowRecorder:
 
 
 @torch.no_grad()
-def attention_of_row(
+def attention_of_rows(
     query: Float[Tensor, "batch heads queries dim"],
     key: Float[Tensor, "batch key_heads keys dim"],
     mask: Tensor | None,
     scaling: float,
-    row: Int[Tensor, " batch"],
-) -> Float[Tensor, "batch keys"]:
-    """What one query of each row of the batch attends to, mean over heads, in float32."""
+    rows: Int[Tensor, "batch rows"],
+) -> Float[Tensor, "batch rows keys"]:
+    """What some queries of each row of the batch attend to, mean over heads, in float32."""
     batch, heads, num_queries, dim = query.shape
-    key_heads, num_keys = key.shape[1], key.shape[2]
-    row = row.to(query.device)
-    picked = query.gather(2, row[:, None, None, None].expand(batch, heads, 1, dim)).float()
+    key_heads, num_keys, num_rows = key.shape[1], key.shape[2], rows.shape[1]
+    rows = rows.to(query.device)
+    index = rows[:, None, :, None]  # (batch, 1, rows, 1)
+    picked = query.gather(2, index.expand(batch, heads, num_rows, dim)).float()
     # Heads that share a key head stand side by side.
-    picked = picked.reshape(batch, key_heads, heads // key_heads, dim)
-    logits = (picked @ key.float().transpose(-1, -2) * scaling).reshape(batch, heads, num_keys)
+    picked = picked.reshape(batch, key_heads, -1, dim)
+    logits = picked @ key.float().transpose(-1, -2) * scaling
+    logits = logits.reshape(batch, heads, num_rows, num_keys)
     if mask is None:
         columns = torch.arange(num_keys, device=query.device)
-        seen = columns <= (row + num_keys - num_queries)[:, None]
-        logits = logits.masked_fill(~seen[:, None], -torch.inf)
+        logits = logits.masked_fill(columns > index + num_keys - num_queries, -torch.inf)
     else:
         mask = mask.detach().expand(batch, -1, -1, -1)
-        index = row[:, None, None, None].expand(batch, mask.shape[1], 1, num_keys)
-        shown = mask.gather(2, index)[:, :, 0]  # (batch, 1, keys)
+        shown = mask.gather(2, index.expand(batch, mask.shape[1], num_rows, num_keys))
         if mask.dtype == torch.bool:
             logits = logits.masked_fill(~shown, -torch.inf)
         else:

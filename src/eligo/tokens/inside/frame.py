@@ -32,7 +32,9 @@ class Frame:
     moves: dict[int, Any] = field(default_factory=dict)
     """Per cut: what it did."""
     rows: dict[int, Tensor] = field(default_factory=dict)
-    """Attention rows, per layer."""
+    """Attention of the last word, per layer."""
+    word_rows: dict[int, Tensor] = field(default_factory=dict)
+    """Attention of all words, per layer."""
     words: dict[Layout, Tensor] = field(default_factory=dict)
 
     @property

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.ops._checks import values_are_free
 from eligo.tokens.hosts import Capture
 
 
@@ -41,6 +40,8 @@ class Prompt:
     """Which of them are the question."""
     last_word: Int[Tensor, " batch"]
     """Column of the last word of the question."""
+    silent: Sequence[int]
+    """Rows without a word of a question."""
 
     @cached_property
     def rows(self) -> Int[Tensor, " images"]:
@@ -73,11 +74,17 @@ def read_prompt(
     order = torch.arange(length, device=input_ids.device)
     # Only of the prompt: a model may well generate the placeholder.
     vision = (input_ids == image_token_id) & (order < prompt_length)
-    placeholders = vision.sum(-1).tolist()
+    asked = _question(vision, attention_mask, question_mask, prompt_length)
+    placeholders, num_words = torch.stack([vision.sum(-1), asked.sum(-1)]).tolist()
+    silent = [row for row, count in enumerate(num_words) if count == 0]
+    if silent and question_mask is not None:
+        raise InputError(
+            f"pruning: the question_mask leaves rows {silent} without a word; expected at least "
+            "one column that is neither image nor padding"
+        )
     source, image_rows = _assign(placeholders, capture.num_tokens)
     counts = [capture.num_tokens[index] for index in source]
     words = ops.align_left(~vision, length - min(placeholders))
-    asked = _question(vision, attention_mask, question_mask, prompt_length)
     return Prompt(
         input_ids=input_ids,
         vision=vision,
@@ -89,6 +96,7 @@ def read_prompt(
         words=words,
         word_mask=ops.gather(asked, words),
         last_word=torch.where(asked, order, 0).amax(-1),
+        silent=silent,
     )
 
 
@@ -162,13 +170,7 @@ def _question(
         )
     question_mask = question_mask.to(vision.device).repeat_interleave(batch // rows, 0)
     question_mask = torch.nn.functional.pad(question_mask, (0, length - columns))
-    asked = asked & question_mask
-    if values_are_free(asked) and not bool(asked.any(-1).all()):
-        raise InputError(
-            "pruning: the question_mask leaves a row without a word; expected at least one column "
-            "that is neither image nor padding"
-        )
-    return asked
+    return asked & question_mask
 
 
 def question_of(
@@ -177,6 +179,11 @@ def question_of(
     prompt: Prompt,
 ) -> tuple[Float[Tensor, "images words width"], Bool[Tensor, "images words"]]:
     """States of the question's words, one row per image."""
+    if prompt.silent:
+        raise InputError(
+            f"pruning: rows {list(prompt.silent)} of the prompt have no text; expected a question: "
+            "this plan chooses tokens by it"
+        )
     picked = ops.gather(states, words.to(states.device))
     mask = prompt.word_mask.to(states.device)
     if list(prompt.image_rows) == list(range(len(picked))):  # one image per row: no copy

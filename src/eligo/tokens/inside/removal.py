@@ -123,8 +123,11 @@ class Removal(Session):
         elif layout is None:
             layout = frame.layouts.get(layer - 1, frame.base)
         if layer not in frame.layouts:
+            is_same = layer > 0 and layout is frame.layouts[layer - 1]
             frame.layouts[layer] = layout
-            self.trace.columns.append(_columns(frame, layout))
+            # Layers between two cuts share their columns.
+            columns = self.trace.columns[-1] if is_same else _columns(frame, layout)
+            self.trace.columns.append(columns)
         return layout, hidden
 
     def _cut(

@@ -10,7 +10,7 @@ away. So a step stays with its own pass, also when gradient checkpointing runs a
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -29,11 +29,12 @@ from eligo.tokens.inside.entrance import Entrance
 from eligo.tokens.inside.frame import Frame, Step
 from eligo.tokens.inside.views import Views
 from eligo.tokens.plan import Plan
-from eligo.tokens.reducer import Reducer, ReducerContext
+from eligo.tokens.reducer import Need, Reducer, ReducerContext
 from eligo.tokens.trace import Trace
 
 _STEP = "eligo_step"
 _BEFORE: Mapping[str, Any] = {"with_kwargs": True, "prepend": True}
+_ROWS: Set[Need] = frozenset({"attention_row", "question_rows"})
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -93,7 +94,7 @@ class Session:
         for name, value in host.state().items():
             stack.callback(setattr, host.core, name, value)
         needs = {need for cut in self.plan.cuts for need in cut.reducer.needs}
-        if "attention_row" in needs:
+        if needs & _ROWS:
             recorder = RowRecorder(host.text.config, "the language model")
             self._recorder = stack.enter_context(recorder)
         if self.plan.stage1 is not None and "cls_row" in self.plan.stage1.reducer.needs:
@@ -163,7 +164,7 @@ class Session:
 
     def _on_layer(self, index: int) -> Callable[..., Call]:
         after = self.cuts.get(index + 1)
-        listens = after is not None and "attention_row" in after.reducer.needs
+        rows = _ROWS & after.reducer.needs if after is not None else frozenset()
 
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
             step: Step | None = kwargs.pop(_STEP, None)
@@ -173,8 +174,8 @@ class Session:
             cache = kwargs.get("past_key_values")
             if index == 0 and step.prompt and cache is not None:
                 self._frames[cache] = step.frame
-            if listens and step.prompt and self._recorder is not None:
-                self.views.listen(self._recorder, index, step.frame)
+            if rows and step.prompt and self._recorder is not None:
+                self.views.listen(self._recorder, index, step.frame, rows)
             hidden, changed = self.dress(index, step, hidden, kwargs)
             return (hidden, *args[1:]), {**kwargs, **changed}
 

@@ -1,5 +1,7 @@
 """What reducers see: the vision tokens at a layer's input, their question, their attention."""
 
+from collections.abc import Set
+
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
@@ -7,11 +9,11 @@ from torch import Tensor, nn
 from eligo import ops
 from eligo.errors import InputError
 from eligo.tokens.hosts import Host
-from eligo.tokens.inside.attention import RowRecorder, attention_of_row, attention_received
+from eligo.tokens.inside.attention import RowRecorder, attention_of_rows, attention_received
 from eligo.tokens.inside.frame import Frame, follow
 from eligo.tokens.inside.layout import Layout, inverse
 from eligo.tokens.inside.prompt import Prompt, question_of
-from eligo.tokens.reducer import Reducer, ReducerContext
+from eligo.tokens.reducer import Need, Reducer, ReducerContext
 
 
 class Views:
@@ -54,9 +56,12 @@ class Views:
         question: tuple[Tensor | None, Tensor | None] = (None, None)
         if "question" in reducer.needs:
             question = question_of(hidden, self._words(frame, layout), prompt)
-        row = frame.rows.get(layer - 1)
+        row, word_rows = frame.rows.get(layer - 1), frame.word_rows.get(layer - 1)
         if row is not None:
             row = ops.gather(row.to(device)[rows], images)
+        if word_rows is not None:
+            word_rows = word_rows.to(device)[rows].transpose(1, 2)  # (images, keys, words)
+            word_rows = ops.gather(word_rows, images).transpose(1, 2)
         positions = layout.positions.to(device)
         return ReducerContext(
             features=features,
@@ -67,6 +72,7 @@ class Views:
             question=question[0],
             question_mask=question[1],
             attention_row=row,
+            question_rows=word_rows,
             scene=self.scene_of(prompt, positions),
         )
 
@@ -92,18 +98,22 @@ class Views:
         rows = self.scene[torch.tensor(prompt.source, device=self.scene.device)]
         return ops.gather(rows.to(positions.device), positions)
 
-    def listen(self, recorder: RowRecorder, layer: int, frame: Frame) -> None:
-        """Have the attention of `layer` leave the row that the cut behind it ranks by."""
+    def listen(self, recorder: RowRecorder, layer: int, frame: Frame, needs: Set[Need]) -> None:
+        """Have the attention of `layer` leave the rows that the cut behind it ranks by."""
         attention: nn.Module = self.host.layers[layer].self_attn  # pyright: ignore
 
         def hear(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
             recorder.listeners.pop(attention, None)
             layout = frame.seen_by(layer)
-            place = inverse(frame.kept, frame.length).gather(1, frame.prompt.last_word[:, None])
-            if layout.index is not None:
-                index = layout.index.to(place.device)
-                place = inverse(index, frame.base.width).gather(1, place)
-            frame.rows[layer] = attention_of_row(query, key, mask, scaling, place[:, 0])
+            if "attention_row" in needs:
+                place = inverse(frame.kept, frame.length).gather(1, frame.prompt.last_word[:, None])
+                if layout.index is not None:
+                    index = layout.index.to(place.device)
+                    place = inverse(index, frame.base.width).gather(1, place)
+                frame.rows[layer] = attention_of_rows(query, key, mask, scaling, place)[:, 0]
+            if "question_rows" in needs:
+                places = self._words(frame, layout).clamp_min(0)
+                frame.word_rows[layer] = attention_of_rows(query, key, mask, scaling, places)
 
         recorder.listeners[attention] = hear
 
@@ -114,7 +124,7 @@ class Views:
             if mask is None:  # not causal: every query sees all keys
                 shape = (1, 1, query.shape[2], key.shape[2])
                 mask = torch.ones(shape, dtype=torch.bool, device=query.device)
-            rows = attention_of_row(query, key, mask, scaling, first)[:, 1:]
+            rows = attention_of_rows(query, key, mask, scaling, first[:, None])[:, 0, 1:]
         else:
             rows = attention_received(query, key, mask, scaling)
         self.host.tower_rows.append(rows.flatten() if self.host.mrope else rows)

@@ -5,7 +5,10 @@ Two-stage pruning guide. Departures, and why:
   what the frozen projector knows;
 - assignment logits are scaled cosines: plain dots are near uniform at T = 1. Query and key start
   from the same weights, so that from the first step a token goes where it looks most alike;
-- budgets are exact (top-k), not a threshold of 0.5: counts, and so costs, are known beforehand.
+- budgets are exact (top-k), not a threshold of 0.5: counts, and so costs, are known beforehand;
+- centres are peaks: what looks like a better token is marked down, because the best by score alone
+  are look-alikes; and a fixed lattice order decides among equals, so that plain walls are covered
+  evenly. `diverse: false` is the guide's way.
 """
 
 from collections.abc import Mapping
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -29,6 +33,7 @@ from eligo.tokens.learned.scorers import (
     Relaxation,
     SimpleScorer,
     choose,
+    perturb,
     without_autocast,
 )
 from eligo.tokens.reducer import Need, ReducerContext, Where
@@ -36,6 +41,7 @@ from eligo.tokens.reducer import Need, ReducerContext, Where
 MergerKind = Literal["simple", "question_aware"]
 
 _START_SCALE = 10.0  # cosines of neighbouring patches differ by a tenth
+_SAME = 1e-4  # of two tokens this much alike (1 - cosine), one is no news
 
 
 class MergerShape(Config):
@@ -51,6 +57,8 @@ class MergerShape(Config):
     """Width inside."""
     num_heads: int = Field(default=4, ge=1)
     """Heads of the attention to the question."""
+    diverse: bool = True
+    """Whether a token that looks like a better one is marked down."""
 
     @model_validator(mode="after")
     def _question_has_a_width(self) -> "MergerShape":
@@ -66,7 +74,9 @@ class Merged:
     features: Float[Tensor, "images kept width"]
     """Tower features after folding, in raster order."""
     selection: Selection
-    """Centres in raster order, scores without noise, weights of the fold."""
+    """Centres in raster order, ranks without noise, weights of the fold."""
+    scores: Float[Tensor, "images tokens"]
+    """What the scorer said."""
     key_bias: Float[Tensor, "images kept"]
     """For the attention of every layer: `log z` (if asked for) + `log(1 + p - stopgrad(p))`."""
     choice: Choice
@@ -75,10 +85,13 @@ class Merged:
 class TokenMerger(Part):
     """N tower features -> M: the best M stay, all others are folded into the most alike of them.
 
-    Row i of the assignment is a softmax over the centres j of `scale cos(Q x_i, K x_j) / T`; a
-    centre keeps itself. With `u = 1` for centres and `sigmoid(s_i)` for the others,
-    `z_j = sum_i A_ij u_i` and `y_j = sum_i A_ij u_i x_i / z_j`. At inference, and in training
-    after annealing, A is its one-hot argmax.
+    Ranked is `s'_i + w log d_i`, where `s'_i = s_i + v b_i` with Bayer's order b of the grid, and
+    `d_i = 1 - max cos(Q x_i, Q x_j)` over the j with higher s': the peaks of `e^s' d^w`, as in
+    density-peak clustering; v and w are learned (without `diverse`: `s_i`). Row i of the
+    assignment is a softmax over the centres j of `scale cos(Q x_i, K x_j) / T`; a centre keeps
+    itself. With `u = 1` for centres and `sigmoid(s_i)` for the others, `z_j = sum_i A_ij u_i` and
+    `y_j = sum_i A_ij u_i x_i / z_j`. At inference, and in training after annealing, A is its
+    one-hot argmax.
 
     >>> merger = TokenMerger(MergerShape(width=8, dim=16))
     >>> merger.name, sorted(merger.needs)
@@ -104,6 +117,9 @@ class TokenMerger(Part):
         with torch.no_grad():
             self.key_proj.weight.copy_(self.query_proj.weight)
         self.scale = SimilarityScale("cosine", learnable=True, init=_START_SCALE)
+        if shape.diverse:
+            self.spread = nn.Parameter(torch.ones(()))
+            self.diversity = nn.Parameter(torch.ones(()))
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -120,13 +136,38 @@ class TokenMerger(Part):
                 scores = self.scorer(features, *_question(context, self.name))
         return scores.masked_fill(~context.mask, 0.0)
 
+    def _looks(self, context: ReducerContext) -> Float[Tensor, "images tokens dim"]:
+        """`Q x`, float32: what tokens are compared by."""
+        features = _real(context).float()
+        with without_autocast(features.device):
+            return self.query_proj(features)
+
+    def _ranks(
+        self,
+        context: ReducerContext,
+        scores: Float[Tensor, "images tokens"],
+        looks: Float[Tensor, "images tokens dim"],
+    ) -> Float[Tensor, "images tokens"]:
+        """The scores, less for a token that looks like one that scores higher."""
+        if not self.shape.diverse:
+            return scores
+        columns = context.grid[:, 1:].clamp_min(1)
+        order = ops.ordered_dither(context.positions // columns, context.positions % columns)
+        with without_autocast(scores.device):
+            units = F.normalize(looks, dim=-1)
+            scores = scores + self.spread * order
+            distinct = ops.distinctness(scores, units @ units.mT, context.mask)
+            ranks = scores + self.diversity * distinct.clamp_min(_SAME).log()
+        return ranks.masked_fill(~context.mask, 0.0)
+
     def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
         """The best centres, raster order, every other token folded into one of them."""
-        scores = self.scores(context)
-        kept = ops.top_k_mask(scores, budget.to(scores.device), context.mask)
+        scores, looks = self.scores(context), self._looks(context)
+        ranks = self._ranks(context, scores, looks)
+        kept = ops.top_k_mask(ranks, budget.to(scores.device), context.mask)
         centres = ops.align_left(kept, _widest(budget, scores))
-        assignment = self._assign(context, scores, centres, temperature=1.0, hard=True)
-        return Selection(centres, scores, context.mask, assignment)
+        assignment = self._assign(context, scores, looks, centres, temperature=1.0, hard=True)
+        return Selection(centres, ranks, context.mask, assignment)
 
     def relax(
         self,
@@ -137,24 +178,28 @@ class TokenMerger(Part):
         size_bias: bool = True,
     ) -> Merged:
         """The training form: the same choice, with noise, temperature and gradients."""
-        scores = self.scores(context)
-        choice = choose(scores, budget, context.mask, relaxation)
+        scores, looks = self.scores(context), self._looks(context)
+        ranks = self._ranks(context, perturb(scores, relaxation), looks)
+        choice = choose(ranks, budget, context.mask, relaxation.temperature)
         centres = ops.align_left(choice.kept, _widest(budget, scores))
+        temperature, hard = relaxation.temperature, relaxation.hard
         assignment = self._assign(
-            context, scores, centres, temperature=relaxation.temperature, hard=relaxation.hard
+            context, scores, looks, centres, temperature=temperature, hard=hard
         )
-        selection = Selection(centres, scores, context.mask, assignment)
+        selection = Selection(centres, ranks, context.mask, assignment)
         keep = ops.gather(choice.keep, centres)
         key_bias = torch.log1p(keep - keep.detach())
         if size_bias:
             sizes = selection.sizes
             key_bias = key_bias + torch.where(sizes > 0, sizes, 1.0).log()
-        return Merged(selection.fold(context.features), selection, key_bias, choice)
+        features = selection.fold(context.features)
+        return Merged(features, selection, scores, key_bias, choice)
 
     def _assign(
         self,
         context: ReducerContext,
         scores: Tensor,
+        looks: Tensor,
         centres: Tensor,
         *,
         temperature: float,
@@ -163,7 +208,7 @@ class TokenMerger(Part):
         features = _real(context).float()
         with without_autocast(features.device):
             keys = self.key_proj(ops.gather(features, centres))
-            logits = self.scale(keys, self.query_proj(features)) / temperature
+            logits = self.scale(keys, looks) / temperature
             assignment = ops.soft_assignment(logits, centres, context.mask, hard=hard)
             is_centre = ops.kept_mask(centres, scores.shape[-1])
             weights = torch.where(is_centre, 1.0, scores.sigmoid())
@@ -174,7 +219,7 @@ class TokenMerger(Part):
     def flops(
         self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
     ) -> float:
-        """2 x multiply-adds of one image: scores, assignment, fold."""
+        """2 x multiply-adds of one image: scores, look-alikes, assignment, fold."""
         del question_width  # the scorer knows
         if isinstance(self.scorer, SimpleScorer):
             scores = self.scorer.flops(num_tokens)
@@ -182,7 +227,8 @@ class TokenMerger(Part):
             scores = self.scorer.flops(num_tokens, num_words)
         dim = self.shape.dim
         projections = (num_tokens + budget) * width * dim
-        return scores + 2.0 * (projections + budget * num_tokens * (dim + width))
+        alike = num_tokens * num_tokens * dim if self.shape.diverse else 0
+        return scores + 2.0 * (projections + alike + budget * num_tokens * (dim + width))
 
     @staticmethod
     def shape_of_run(run: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
@@ -190,6 +236,7 @@ class TokenMerger(Part):
         merger = run.get("merger") or {}
         dim, width = shapes["query_proj.weight"]
         found = {"kind": merger.get("kind", "simple"), "width": width, "dim": dim}
+        found["diverse"] = "diversity" in shapes
         if "scorer.question_norm.weight" in shapes:
             found["question_width"] = shapes["scorer.question_norm.weight"][0]
             found["num_heads"] = merger.get("num_heads", 4)
@@ -236,7 +283,8 @@ class LayerPruner(nn.Module):
     ) -> tuple[Selection, Choice]:
         """The training form: ranked with noise, and the mask to learn by."""
         scores = self.scores(context)
-        choice = choose(scores, budget, context.mask, relaxation)
+        ranks = perturb(scores, relaxation)
+        choice = choose(ranks, budget, context.mask, relaxation.temperature)
         ranked = _best(choice.ranks, budget, context.mask)
         return Selection(ranked.indices, scores, context.mask), choice
 

@@ -53,7 +53,7 @@ class TrainingRelaxer:
         if self.merger is None:
             raise InputError("this training has no merger, but its plan has a stage 1")
         merged = self.merger.relax(context, budget, self.relaxation, size_bias=self.size_bias)
-        self.decisions[0] = Decision(merged.selection.scores, context.mask, merged.choice)
+        self.decisions[0] = Decision(merged.scores, context.mask, merged.choice)
         return merged
 
     def cut(self, layer: int, context: ReducerContext, budget: Int[Tensor, " images"]) -> SoftCut:

@@ -109,20 +109,26 @@ class Choice:
         )
 
 
+def perturb(
+    scores: Float[Tensor, "images tokens"], relaxation: Relaxation
+) -> Float[Tensor, "images tokens"]:
+    """`s' = s + g T / T_start`, with Gumbel noise g; in evaluation the scores themselves."""
+    if not relaxation.noise:
+        return scores
+    return scores + relaxation.noise * ops.gumbel_noise(scores)
+
+
 def choose(
-    scores: Float[Tensor, "images tokens"],
+    ranks: Float[Tensor, "images tokens"],
     budget: Int[Tensor, " images"],
     mask: Bool[Tensor, "images tokens"],
-    relaxation: Relaxation,
+    temperature: float,
 ) -> Choice:
-    """`s' = s + g T / T_start`; `p = relaxed top-k of s'`; kept: the exact top-k of s'."""
-    ranks = scores
-    if relaxation.noise:
-        ranks = scores + relaxation.noise * ops.gumbel_noise(scores)
-    budget = budget.to(scores.device)
+    """`p = relaxed top-k` of the ranks; kept: their exact top-k."""
+    budget = budget.to(ranks.device)
     return Choice(
         ranks=ranks,
-        keep=ops.relaxed_top_k(ranks, budget, relaxation.temperature, mask),
+        keep=ops.relaxed_top_k(ranks, budget, temperature, mask),
         kept=ops.top_k_mask(ranks, budget, mask),
     )
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from eligo.tokens.data.examples import Collator, TokenBatch
 from eligo.tokens.inside.removal import pruning
+from eligo.tokens.load import floats_of
 from eligo.tokens.plan import Plan
 from eligo.train.data import Examples
 from eligo.vqa import vqa_accuracy
@@ -94,11 +95,7 @@ def evaluate_plan(
 
 def say(model: nn.Module, processor: Any, batch: TokenBatch, max_new_tokens: int) -> list[str]:
     """What the host answers, greedily; the batch must be where the host is."""
-    dtype = next(model.parameters()).dtype
-    inputs = {
-        name: value.to(dtype) if value.is_floating_point() else value
-        for name, value in batch.inputs.items()
-    }
+    inputs = floats_of(model, batch.inputs)
     generate: Any = getattr(model, "generate")  # noqa: B009 (a Module has none, a host has)
     output = generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
     new = output[:, inputs["input_ids"].shape[1] :]

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from eligo.config.yaml import parse_value
 from eligo.errors import InputError
 from eligo.report.intervals import wilson_interval
 from eligo.scenes.vlm.evaluate import VlmEvaluationConfig, fit_blind
@@ -27,7 +26,7 @@ from eligo.tokens.data.examples import GRID, Collator, SceneExamples
 from eligo.tokens.inside.removal import pruning
 from eligo.tokens.measure.evaluate import ALL, say
 from eligo.tokens.measure.sweep_config import SweepConfig
-from eligo.tokens.methods import Method, build
+from eligo.tokens.methods import Method, read_method
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.predict import trace_schedule
 from eligo.vqa import vqa_accuracy
@@ -66,22 +65,6 @@ def arms_of(config: SweepConfig, plans: Iterable[tuple[str, Plan]] = ()) -> list
     arms += [Arm(name, plan) for name, plan in plans]
     different = {arm.key: arm for arm in arms}.values()
     return [Arm(WHOLE, Plan()), *different, Arm(BLIND, None)]
-
-
-def read_method(text: str) -> Method:
-    """A method from its name and options.
-
-    >>> read_method("tome:rounds=8")
-    ToMe(name='tome', rounds=8)
-    """
-    name, _, listed = text.partition(":")
-    options = {}
-    for option in filter(None, listed.split(",")):
-        key, equals, value = option.partition("=")
-        if not equals:
-            raise InputError(f"methods: got {text!r}, expected NAME or NAME:OPTION=VALUE,...")
-        options[key.strip()] = parse_value(value)
-    return build(name.strip(), **options)
 
 
 def place(method: Method, budget: int, layer: int) -> Plan:

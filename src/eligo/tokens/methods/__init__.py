@@ -14,6 +14,7 @@ from pydantic import Field
 
 from eligo.config import load_config
 from eligo.config.nearest import did_you_mean
+from eligo.config.yaml import parse_value
 from eligo.errors import InputError
 from eligo.tokens.methods.attention import FastV, PyramidDrop
 from eligo.tokens.methods.diverse import CDPruner, DivPrune
@@ -79,6 +80,7 @@ __all__ = [
     "VisionZip",
     "build",
     "proposals",
+    "read_method",
 ]
 
 
@@ -89,6 +91,22 @@ def build(name: str, **options: Any) -> Method:
     ToMe(name='tome', rounds=2)
     """
     return load_config(find(name), {"name": name, **options})
+
+
+def read_method(text: str) -> Method:
+    """A method from its name and options, as the command line writes them.
+
+    >>> read_method("tome:rounds=8")
+    ToMe(name='tome', rounds=8)
+    """
+    name, _, listed = text.partition(":")
+    options = {}
+    for option in filter(None, listed.split(",")):
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise InputError(f"method: got {text!r}, expected NAME or NAME:OPTION=VALUE,...")
+        options[key.strip()] = parse_value(value)
+    return build(name.strip(), **options)
 
 
 def find(name: str) -> type[Method]:

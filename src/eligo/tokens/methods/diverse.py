@@ -57,7 +57,11 @@ class CDPruner(Method):
     """Greedy MAP of a DPP whose kernel is relevance x similarity x relevance."""
 
     places: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
-    space: ClassVar[Space] = {"relevance_weight": [0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0]}
+    # Not `cls_row`, which stands elsewhere: a trial must not move the method.
+    space: ClassVar[Space] = {
+        "relevance": ["question", "attention_row"],
+        "relevance_weight": [0.1, 0.25, 0.5, 1.0, 2.0, 4.0],
+    }
 
     name: Literal["cdpruner"] = "cdpruner"
     relevance: Literal["question", "attention_row", "cls_row"] = "question"

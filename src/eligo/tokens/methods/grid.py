@@ -16,22 +16,29 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.methods.method import Method, fold_flops, fold_into, keep_marked
+from eligo.tokens.methods.method import Method, Space, fold_flops, fold_into, keep_marked
 from eligo.tokens.reducer import ReducerContext, Where
+
+Phase = Literal["middle", "first", "last"]
+"""Which token stands for a window: its middle, its first (upper left) or its last (lower right)."""
 
 
 class UniformGrid(Method):
-    """The middle token of every window."""
+    """One token of every window."""
 
     places: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
+    space: ClassVar[Space] = {"phase": ["middle", "first", "last"]}
 
     name: Literal["uniform"] = "uniform"
+    phase: Phase = "middle"
+    """Which one. Towers keep what they learnt of the whole image in a few tokens, often along the
+    border: whether the grid hits them can matter more than how fine it is."""
 
     def keep(
         self, context: ReducerContext, budget: Int[Tensor, " images"], width: int
     ) -> Selection:
-        """Middle tokens in raster order. Windows whose tokens are gone leave theirs to others."""
-        return keep_marked(context, uniform_tokens(context, budget, width), width)
+        """In raster order. Windows whose tokens are gone leave theirs to others."""
+        return keep_marked(context, uniform_tokens(context, budget, width, self.phase), width)
 
     def flops(
         self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
@@ -72,26 +79,33 @@ class GridPooling(Method):
 
 
 def uniform_tokens(
-    context: ReducerContext, budget: Int[Tensor, " images"], width: int
+    context: ReducerContext,
+    budget: Int[Tensor, " images"],
+    width: int,
+    phase: Phase = "middle",
 ) -> Bool[Tensor, "images tokens"]:
     """Marks `budget` tokens, spread over the grid."""
-    return _completed(context, windows(context, budget, width)[1], budget)
+    return _completed(context, windows(context, budget, width, phase)[1], budget)
 
 
 def windows(
-    context: ReducerContext, budget: Int[Tensor, " images"], width: int
+    context: ReducerContext,
+    budget: Int[Tensor, " images"],
+    width: int,
+    phase: Phase = "middle",
 ) -> tuple[Int[Tensor, "images tokens"], Bool[Tensor, "images tokens"]]:
-    """The window of each token (padding: `width`), and which token is its window's middle."""
+    """The window of each token (padding: `width`), and which token stands for its window."""
     positions = context.positions.long().masked_fill(~context.mask, 0)
     rows, columns = context.grid.long().clamp_min(1).unsqueeze(-1).unbind(1)  # (images, 1) each
     budget = budget.unsqueeze(-1).clamp_min(1)  # a row without budget is cut off at the end
     bands = ((budget * rows).double() / columns).sqrt().round().long()
     bands = bands.clamp_min((budget + columns - 1) // columns).clamp_max(rows.minimum(budget))
-    band, y_offset = _cut(positions // columns, bands, rows)
+    band, y_offset = _cut(positions // columns, bands, rows, phase)
     first = band * budget // bands
-    column, x_offset = _cut(positions % columns, (band + 1) * budget // bands - first, columns)
+    share = (band + 1) * budget // bands - first
+    column, x_offset = _cut(positions % columns, share, columns, phase)
     window = (first + column).minimum(budget - 1).masked_fill(~context.mask, width)
-    # The nearest to the middle, then the lowest index: one integer that orders by both.
+    # The nearest to the wanted place, then the lowest index: one integer that orders by both.
     index = torch.arange(window.shape[-1], device=window.device)
     order = (y_offset.square() + x_offset.square()) * window.shape[-1] + index
     least = order.new_full((len(order), width + 1), torch.iinfo(torch.int64).max)
@@ -109,11 +123,12 @@ def evenly(
     return mask & (rank * count // supply > (rank - 1) * count // supply)
 
 
-def _cut(place: Tensor, num_pieces: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """The piece of `0..length-1` that a place is in, and twice its distance to the middle."""
+def _cut(place: Tensor, num_pieces: Tensor, length: Tensor, phase: Phase) -> tuple[Tensor, Tensor]:
+    """The piece of `0..length-1` that a place is in, and twice how far the wanted place is off."""
     piece = place * num_pieces // length
     begin, end = _first(piece, num_pieces, length), _first(piece + 1, num_pieces, length) - 1
-    return piece, 2 * place - begin - end
+    wanted = {"middle": begin + end, "first": 2 * begin, "last": 2 * end}[phase]
+    return piece, 2 * place - wanted
 
 
 def _first(piece: Tensor, num_pieces: Tensor, length: Tensor) -> Tensor:

@@ -126,11 +126,13 @@ def unit_features(context: ReducerContext) -> Float[Tensor, "images tokens width
 
 
 def similarities(context: ReducerContext) -> Float[Tensor, "images tokens tokens"]:
-    """Cosines of all pairs of tokens; of a token with itself exactly 1."""
+    """Cosines of all pairs of tokens, exactly symmetric; of a token with itself exactly 1."""
     units = unit_features(context)
+    # A product's two triangles round differently, and not alike in every batch; then rounding, not
+    # the lowest index, would decide between two that are each other's nearest.
+    upper = (units @ units.transpose(-1, -2)).triu(1)
     own = torch.eye(units.shape[-2], dtype=torch.bool, device=units.device)
-    # Else rounding, not the lowest index, would decide between equals.
-    return (units @ units.transpose(-1, -2)).masked_fill(own, 1.0)
+    return (upper + upper.transpose(-1, -2)).masked_fill(own, 1.0)
 
 
 def question_similarities(

@@ -63,15 +63,6 @@ class HostBatch:
         )
 
 
-def floats_of(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Inputs with pixels in the model's own dtype."""
-    dtype = next(model.parameters()).dtype
-    return {
-        name: value.to(dtype) if value.is_floating_point() else value
-        for name, value in inputs.items()
-    }
-
-
 def host_batch(batch: TokenBatch, image_token_id: int) -> HostBatch:
     """A collated batch (still on the CPU, where its lengths can be looked at)."""
     assert batch.labels is not None

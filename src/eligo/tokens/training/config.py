@@ -44,6 +44,8 @@ class MergerConfig(Config):
     """Width inside."""
     num_heads: int = Field(default=4, ge=1)
     """Heads of its attention to the question."""
+    diverse: bool = True
+    """Whether a token that looks like a better one is marked down."""
 
     def resolve(self, num_tokens: int) -> int:
         """How many of `num_tokens` stay: the ratio, rounded to the nearest, or the budget."""

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from torch import nn
 
 from eligo.errors import ConfigError
@@ -44,6 +45,7 @@ from eligo.tokens.training.objective import (
     right_answers,
     task_loss,
 )
+from eligo.tokens.training.tell import evaluation_line, step_line, step_metrics
 from eligo.tokens.training.validate import Validation
 from eligo.train import (
     OptimizerSpec,
@@ -90,6 +92,8 @@ class TokensTask(Task):
         self.watched = [self.host.layers[layer] for layer in self._watched_layers()]
         self.validation = Validation(self)
         self.fraction = 0.0
+        self._latest: dict[str, Any] = {}
+        self._is_main = PartialState().is_main_process
         self._warn()
 
     def _build_parts(
@@ -106,6 +110,7 @@ class TokensTask(Task):
                     question_width=host.text_width if aware else None,
                     dim=config.merger.dim,
                     num_heads=config.merger.num_heads,
+                    diverse=config.merger.diverse,
                 )
             )
         if config.pruners is not None:
@@ -229,6 +234,9 @@ class TokensTask(Task):
                 if self.discriminator is not None:
                     found, seen = adversarial_losses(self.discriminator, student, teacher, batch)
                     losses, metrics = losses | found, metrics | seen
+        kept = {layer: one.choice.kept.sum(-1) for layer, one in relaxer.decisions.items()}
+        metrics |= step_metrics(losses, kept)
+        self._latest = metrics
         # The discriminator's own two losses are not traded against anything.
         weights = weights | {"real": 1.0, "fake": 1.0}
         used = {name: weights[name] * loss for name, loss in losses.items() if weights[name] > 0}
@@ -239,6 +247,9 @@ class TokensTask(Task):
     ) -> None:
         """Now and then the discriminator starts anew, optimiser state and all."""
         self.fraction = (progress.step + 1) / progress.total_steps
+        step = progress.step + 1
+        if self._latest and self._is_main and step % self.settings.train.log_every == 0:
+            logger.info(step_line(step, tuple(self.modules), self._latest))
         chance = self.settings.discriminator.reinit_prob
         if self.discriminator is not None and torch.rand(()).item() < chance:
             self.discriminator.reinitialise()
@@ -269,7 +280,10 @@ class TokensTask(Task):
         """Accuracy with all tokens, merged, masked and removed; what that costs; what is wrong."""
         self._write_plan()
         with memory_guard("an evaluation"):
-            return self.validation.run(self.fraction)
+            metrics = self.validation.run(self.fraction)
+        if self._is_main:
+            logger.info(evaluation_line(metrics))
+        return metrics
 
     def _write_plan(self) -> None:
         """Makes the run folder a plan: `plan.json` there, the parts in its best checkpoint."""

@@ -66,7 +66,12 @@ class Validation:
         """What the plan saves, on the data's usual length of text."""
         task = self.task
         heads = [task.pruners[layer] for layer, _ in task.schedule.cuts] if task.pruners else []
-        return count_cost(HostShape.of(task.model), task.schedule, selectors=[task.merger, *heads])
+        return count_cost(
+            HostShape.of(task.model),
+            task.schedule,
+            selectors=[task.merger, *heads],
+            dtype=task.settings.host.dtype,
+        )
 
     def _batches(self):
         task = self.task

@@ -1,0 +1,201 @@
+"""`eligo tokens bench`: what pruning is worth by the clock, beside the unpruned model."""
+
+from json import dumps
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from eligo.cli.console import messages, print_result, results
+from eligo.cli.tokens_flags import find_plan
+from eligo.errors import InputError
+from eligo.files import write_text
+
+_RANDOM_HOST = "The model has random weights: its times are real, its answers mean nothing."
+_RANDOM_PLAN = "Merger and pruners have random weights: which tokens they keep means nothing."
+_TEXT = 100  # words of a prompt
+_COLUMNS = ("ttft", "prefill", "decode", "selector", "answer")
+_WITH_P90 = ("ttft", "answer")
+
+
+def run(
+    shape: Literal["llava15", "tiny", "narrow"] = "llava15",
+    plan: str | None = None,
+    batch: tuple[int, ...] = (1, 8),
+    repeats: int = 20,
+    threads: int = 2,
+    device: str = "auto",
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Time a plan against the unpruned model, in turns, and say which speed bars it meets.
+
+    `llava15` builds LLaVA-1.5-7B with random weights (bfloat16 on a GPU) and times the default plan
+    and FastV, the latter also in eager attention. `tiny` times whole answers of the LLaVA that
+    comes with eligo, on the CPU. `narrow` is `llava15` in small, to see the command run.
+
+    Args:
+        shape: Which model.
+        plan: For tiny: a plan's folder, or the name of a shipped one; by default the default
+            schedule with random weights.
+        batch: Prompts at once; not for tiny, which answers one question at a time.
+        repeats: Turns of each side that count, after a warm-up.
+        threads: CPU threads.
+        device: Where to run: auto, cpu or cuda; tiny runs on the CPU.
+        out: Also write the result, with date, hardware and command, to this JSON file.
+        json: Print one JSON document instead of a table.
+    """
+    if out is not None and out.is_dir():
+        raise InputError(f"--out names a file to write, {out} is a folder")
+    if plan is not None and shape != "tiny":
+        raise InputError(f"--plan goes with --shape tiny; {shape} is timed with the default plan")
+    if shape == "tiny" and device not in ("auto", "cpu"):
+        raise InputError(f"--device: got {device!r}, expected cpu: tiny is timed on the CPU")
+    if not batch or min(batch) < 1:
+        raise InputError(f"--batch: got {batch}, expected numbers from 1")
+    import torch
+
+    from eligo.devices import resolve_device
+    from eligo.report.provenance import provenance
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        place = resolve_device("cpu" if shape == "tiny" else device)
+        if shape == "tiny":
+            document = _tiny(plan, repeats)
+        else:
+            document = _shaped(shape, batch, repeats, place)
+    finally:
+        torch.set_num_threads(before)
+    document = {"shape": shape, "repeats": repeats, "threads": threads, **document}
+    if out is not None:
+        write_text(out, dumps(provenance("eligo", str(place)) | document, indent=1) + "\n")
+    if json:
+        print_result(document, json=True)
+        return
+    results().print(_table(document))
+    for bar in document["bars"]:
+        met = "met" if bar["met"] else "NOT met"
+        sign = "<" if bar["at_most"] else ">="
+        line = f"{bar['name']}: {bar['value']:.3g}, asked {sign} {bar['bound']:.3g}: {met}"
+        results().print(line, highlight=False, markup=False, soft_wrap=True)
+    for note in document["notes"]:
+        messages().print(note, highlight=False, soft_wrap=True)
+
+
+def _shaped(shape: Any, batches: tuple[int, ...], repeats: int, device: Any) -> dict[str, Any]:
+    from eligo.tokens.cost.count import plan_cost
+    from eligo.tokens.cost.shapes import HostShape
+    from eligo.tokens.measure.bench import WARM_UP, Arm, run_rounds, speed_bars
+    from eligo.tokens.measure.bench_models import (
+        PARTS,
+        default_plan,
+        random_inputs,
+        random_llava,
+    )
+    from eligo.tokens.methods import build
+    from eligo.tokens.plan import Cut, Plan
+    from eligo.train.progress import ProgressBar
+
+    model = random_llava(shape, device)
+    host = HostShape.of(model)
+    assert host.vision is not None
+    two_stage = default_plan(model, PARTS[shape], _TEXT)
+    fastv = Plan(cuts=[Cut(2, build("fastv"), host.vision // 2)])
+    cost = plan_cost(host, two_stage, _TEXT)
+    arms = [
+        Arm("unpruned", decodes=True),
+        Arm("two-stage", two_stage, decodes=True),
+        Arm("fastv", fastv),
+        Arm("unpruned, eager", attention="eager"),
+        Arm("fastv, eager", fastv, attention="eager"),
+    ]
+    rows, bars = [], []
+    for size in batches:
+        inputs = random_inputs(model, size, _TEXT)
+        with ProgressBar(f"batch {size}", len(arms) * (WARM_UP + repeats)) as bar:
+            found = run_rounds(model, arms, inputs, repeats, bar.update)
+        full = found["unpruned"]["ttft"].p50
+        for name, timings in found.items():
+            speedup = full / timings["ttft"].p50
+            rows.append({"arm": name, "batch": size, "speedup": speedup, **timings.as_plain()})
+        if size == max(batches):  # small ones wait for launches, not for arithmetic
+            bars = speed_bars(found["unpruned"], found["two-stage"], cost, size)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return {
+        "dtype": dtype,
+        "text": _TEXT,
+        "cost": cost.as_plain(),
+        "cost_fastv": plan_cost(host, fastv, _TEXT).as_plain(),
+        "rows": rows,
+        "bars": [one.as_plain() for one in bars],
+        "notes": [_RANDOM_HOST, _RANDOM_PLAN],
+    }
+
+
+def _tiny(plan: str | None, repeats: int) -> dict[str, Any]:
+    from eligo.tokens.load import load_host
+    from eligo.tokens.measure.bench import WARM_UP
+    from eligo.tokens.measure.bench_answers import answer_bar, time_answers
+    from eligo.tokens.measure.bench_models import PARTS, default_plan
+    from eligo.tokens.training.inputs_config import HostConfig
+    from eligo.train.progress import ProgressBar
+
+    model, processor = load_host(HostConfig())
+    if plan is None:
+        chosen, notes = default_plan(model, PARTS["tiny"], _TEXT), [_RANDOM_PLAN]
+    else:
+        chosen, notes = find_plan(plan, None, (), ()), []
+    with ProgressBar("answers", 2 * (WARM_UP + repeats)) as bar:
+        found, words = time_answers(model, processor, chosen, repeats, bar.update)
+    full = found["unpruned"]["answer"].p50
+    rows = [
+        {
+            "arm": name,
+            "batch": 1,
+            "speedup": full / timings["answer"].p50,
+            "mean_new_tokens": words[name],
+            **timings.as_plain(),
+        }
+        for name, timings in found.items()
+    ]
+    return {
+        "plan": plan,
+        "dtype": "float32",
+        "rows": rows,
+        "bars": [answer_bar(found).as_plain()],
+        "notes": notes,
+    }
+
+
+def _table(document: dict[str, Any]) -> Table:
+    rows = document["rows"]
+    shown = [name for name in _COLUMNS if any(f"{name}_ms" in row for row in rows)]
+    has_peak = any("peak_mib" in row for row in rows)
+    table = Table(
+        title=f"{document['shape']}, {document['dtype']}: milliseconds",
+        caption="speed-up: of the time to the first token (tiny: of an answer), against unpruned "
+        "in the same run · medians, of ttft and answer also p90 · decode: per token · prefill has "
+        "the selector in it",
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column("arm", no_wrap=True)
+    for name in ("batch", "speed-up", *shown, *(["peak MiB"] if has_peak else [])):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [_cell(row.get(f"{name}_ms"), name in _WITH_P90) for name in shown]
+        cells += [f"{row['peak_mib']:.0f}"] if has_peak else []
+        table.add_row(row["arm"], str(row["batch"]), f"{row['speedup']:.2f}x", *cells)
+    return table
+
+
+def _cell(spread: dict[str, float] | None, with_p90: bool) -> str:
+    if spread is None:
+        return ""
+    return f"{spread['p50']:.3g}" + (f"/{spread['p90']:.3g}" if with_p90 else "")

@@ -32,12 +32,14 @@ def save(plan: Plan, folder: Path) -> None:
     if plan.stage1 is not None and isinstance(plan.stage1.reducer, TokenMerger):
         plan.stage1.reducer.save_pretrained(folder)
     if heads:
-        scorer = next(iter(heads.values())).scorer
+        head = next(iter(heads.values()))
+        scorer = head.scorer
         shape = PrunersShape(
             layers=tuple(heads),
             width=scorer.vision_proj.in_features,
             dim=scorer.vision_proj.out_features,
             num_heads=scorer.attention.num_heads,
+            diverse=head.peaks is not None,
         )
         pruners = LayerPruners(shape)
         pruners.heads = nn.ModuleDict({str(layer): head for layer, head in heads.items()})

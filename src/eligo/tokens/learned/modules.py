@@ -6,9 +6,7 @@ Two-stage pruning guide. Departures, and why:
 - assignment logits are scaled cosines: plain dots are near uniform at T = 1. Query and key start
   from the same weights, so that from the first step a token goes where it looks most alike;
 - budgets are exact (top-k), not a threshold of 0.5: counts, and so costs, are known beforehand;
-- centres are peaks: what looks like a better token is marked down, because the best by score alone
-  are look-alikes; and a fixed lattice order decides among equals, so that plain walls are covered
-  evenly. `diverse: false` is the guide's way.
+- both stages keep peaks (see `peaks`), not simply the best; `diverse: false` is the guide's way.
 """
 
 from collections.abc import Mapping
@@ -16,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -27,6 +24,7 @@ from eligo.errors import InputError
 from eligo.nn import SimilarityScale
 from eligo.selection import Selection
 from eligo.tokens.learned.part import Part, Shapes
+from eligo.tokens.learned.peaks import Peaks, peak_flops
 from eligo.tokens.learned.scorers import (
     Choice,
     QuestionScorer,
@@ -41,7 +39,6 @@ from eligo.tokens.reducer import Need, ReducerContext, Where
 MergerKind = Literal["simple", "question_aware"]
 
 _START_SCALE = 10.0  # cosines of neighbouring patches differ by a tenth
-_SAME = 1e-4  # of two tokens this much alike (1 - cosine), one is no news
 
 
 class MergerShape(Config):
@@ -85,10 +82,8 @@ class Merged:
 class TokenMerger(Part):
     """N tower features -> M: the best M stay, all others are folded into the most alike of them.
 
-    Ranked is `s'_i + w log d_i`, where `s'_i = s_i + v b_i` with Bayer's order b of the grid, and
-    `d_i = 1 - max cos(Q x_i, Q x_j)` over the j with higher s': the peaks of `e^s' d^w`, as in
-    density-peak clustering; v and w are learned (without `diverse`: `s_i`). Row i of the
-    assignment is a softmax over the centres j of `scale cos(Q x_i, K x_j) / T`; a centre keeps
+    Centres are the peaks of the scores, looks being `Q x` (without `diverse`: the best). Row i of
+    the assignment is a softmax over the centres j of `scale cos(Q x_i, K x_j) / T`; a centre keeps
     itself. With `u = 1` for centres and `sigmoid(s_i)` for the others, `z_j = sum_i A_ij u_i` and
     `y_j = sum_i A_ij u_i x_i / z_j`. At inference, and in training after annealing, A is its
     one-hot argmax.
@@ -117,9 +112,7 @@ class TokenMerger(Part):
         with torch.no_grad():
             self.key_proj.weight.copy_(self.query_proj.weight)
         self.scale = SimilarityScale("cosine", learnable=True, init=_START_SCALE)
-        if shape.diverse:
-            self.spread = nn.Parameter(torch.ones(()))
-            self.diversity = nn.Parameter(torch.ones(()))
+        self.peaks = Peaks() if shape.diverse else None
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -142,28 +135,10 @@ class TokenMerger(Part):
         with without_autocast(features.device):
             return self.query_proj(features)
 
-    def _ranks(
-        self,
-        context: ReducerContext,
-        scores: Float[Tensor, "images tokens"],
-        looks: Float[Tensor, "images tokens dim"],
-    ) -> Float[Tensor, "images tokens"]:
-        """The scores, less for a token that looks like one that scores higher."""
-        if not self.shape.diverse:
-            return scores
-        columns = context.grid[:, 1:].clamp_min(1)
-        order = ops.ordered_dither(context.positions // columns, context.positions % columns)
-        with without_autocast(scores.device):
-            units = F.normalize(looks, dim=-1)
-            scores = scores + self.spread * order
-            distinct = ops.distinctness(scores, units @ units.mT, context.mask)
-            ranks = scores + self.diversity * distinct.clamp_min(_SAME).log()
-        return ranks.masked_fill(~context.mask, 0.0)
-
     def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
         """The best centres, raster order, every other token folded into one of them."""
         scores, looks = self.scores(context), self._looks(context)
-        ranks = self._ranks(context, scores, looks)
+        ranks = scores if self.peaks is None else self.peaks(context, scores, looks)
         kept = ops.top_k_mask(ranks, budget.to(scores.device), context.mask)
         centres = ops.align_left(kept, _widest(budget, scores))
         assignment = self._assign(context, scores, looks, centres, temperature=1.0, hard=True)
@@ -179,7 +154,9 @@ class TokenMerger(Part):
     ) -> Merged:
         """The training form: the same choice, with noise, temperature and gradients."""
         scores, looks = self.scores(context), self._looks(context)
-        ranks = self._ranks(context, perturb(scores, relaxation), looks)
+        ranks = perturb(scores, relaxation)
+        if self.peaks is not None:
+            ranks = self.peaks(context, ranks, looks)
         choice = choose(ranks, budget, context.mask, relaxation.temperature)
         centres = ops.align_left(choice.kept, _widest(budget, scores))
         temperature, hard = relaxation.temperature, relaxation.hard
@@ -227,8 +204,8 @@ class TokenMerger(Part):
             scores = self.scorer.flops(num_tokens, num_words)
         dim = self.shape.dim
         projections = (num_tokens + budget) * width * dim
-        alike = num_tokens * num_tokens * dim if self.shape.diverse else 0
-        return scores + 2.0 * (projections + alike + budget * num_tokens * (dim + width))
+        peaks = peak_flops(num_tokens, dim) if self.shape.diverse else 0.0
+        return scores + peaks + 2.0 * (projections + budget * num_tokens * (dim + width))
 
     @staticmethod
     def shape_of_run(run: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
@@ -236,7 +213,7 @@ class TokenMerger(Part):
         merger = run.get("merger") or {}
         dim, width = shapes["query_proj.weight"]
         found = {"kind": merger.get("kind", "simple"), "width": width, "dim": dim}
-        found["diverse"] = "diversity" in shapes
+        found["diverse"] = "peaks.spread" in shapes
         if "scorer.question_norm.weight" in shapes:
             found["question_width"] = shapes["scorer.question_norm.weight"][0]
             found["num_heads"] = merger.get("num_heads", 4)
@@ -254,6 +231,8 @@ class PrunersShape(Config):
     """Width inside."""
     num_heads: int = Field(default=4, ge=1)
     """Heads of the attention to the question."""
+    diverse: bool = True
+    """Whether a token that looks like a better one is marked down."""
 
 
 class LayerPruner(nn.Module):
@@ -263,37 +242,49 @@ class LayerPruner(nn.Module):
     where: frozenset[Where] = frozenset({"inside"})
     needs: frozenset[Need] = frozenset({"question"})
 
-    def __init__(self, width: int, dim: int, num_heads: int) -> None:
+    def __init__(self, width: int, dim: int, num_heads: int, *, diverse: bool = True) -> None:
         super().__init__()
         self.scorer = QuestionScorer(width, width, dim, num_heads)
+        self.peaks = Peaks() if diverse else None
 
     def scores(self, context: ReducerContext) -> Float[Tensor, "images tokens"]:
         """How much each token matters, float32; 0 in padding."""
+        return self._judge(context)[0]
+
+    def _judge(
+        self, context: ReducerContext
+    ) -> tuple[Float[Tensor, "images tokens"], Float[Tensor, "images tokens dim"]]:
+        """Scores, and what was judged."""
         with without_autocast(context.features.device):
-            scores = self.scorer(_real(context), *_question(context, self.name))
-        return scores.masked_fill(~context.mask, 0.0)
+            looks = self.scorer.look(_real(context))
+            scores = self.scorer.judge(looks, *_question(context, self.name))
+        return scores.masked_fill(~context.mask, 0.0), looks
 
     def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
         """The best `budget` tokens; the rest is dropped."""
-        scores = self.scores(context)
-        return _best(scores, budget, context.mask)
+        scores, looks = self._judge(context)
+        ranks = scores if self.peaks is None else self.peaks(context, scores, looks)
+        return _best(ranks, budget, context.mask)
 
     def relax(
         self, context: ReducerContext, budget: Int[Tensor, " images"], relaxation: Relaxation
-    ) -> tuple[Selection, Choice]:
-        """The training form: ranked with noise, and the mask to learn by."""
-        scores = self.scores(context)
+    ) -> tuple[Selection, Choice, Float[Tensor, "images tokens"]]:
+        """The training form: ranked with noise, the mask to learn by, and the scores."""
+        scores, looks = self._judge(context)
         ranks = perturb(scores, relaxation)
+        if self.peaks is not None:
+            ranks = self.peaks(context, ranks, looks)
         choice = choose(ranks, budget, context.mask, relaxation.temperature)
-        ranked = _best(choice.ranks, budget, context.mask)
-        return Selection(ranked.indices, scores, context.mask), choice
+        return _best(ranks, budget, context.mask), choice, scores
 
     def flops(
         self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
     ) -> float:
         """2 x multiply-adds of one image."""
         del width, question_width, budget  # the scorer knows, and dropping is free
-        return self.scorer.flops(num_tokens, num_words)
+        dim = self.scorer.vision_proj.out_features
+        peaks = 0.0 if self.peaks is None else peak_flops(num_tokens, dim)
+        return self.scorer.flops(num_tokens, num_words) + peaks
 
 
 class LayerPruners(Part):
@@ -307,7 +298,9 @@ class LayerPruners(Part):
         self.shape: PrunersShape = shape
         self.heads = nn.ModuleDict(
             {
-                str(layer): LayerPruner(shape.width, shape.dim, shape.num_heads)
+                str(layer): LayerPruner(
+                    shape.width, shape.dim, shape.num_heads, diverse=shape.diverse
+                )
                 for layer in shape.layers
             }
         )
@@ -331,6 +324,7 @@ class LayerPruners(Part):
             "width": width,
             "dim": dim,
             "num_heads": (run.get("pruners") or {}).get("num_heads", 4),
+            "diverse": any("peaks" in name for name in shapes),
         }
 
 

@@ -60,8 +60,8 @@ class TrainingRelaxer:
         """The cut at the input of a layer."""
         if self.pruners is None:
             raise InputError("this training has no pruners, but its plan has cuts")
-        selection, choice = self.pruners[layer].relax(context, budget, self.relaxation)
-        self.decisions[layer] = Decision(selection.scores, context.mask, choice)
+        selection, choice, scores = self.pruners[layer].relax(context, budget, self.relaxation)
+        self.decisions[layer] = Decision(scores, context.mask, choice)
         mask = choice.mask(self.relaxation.mode)
         return SoftCut(selection, mask)
 

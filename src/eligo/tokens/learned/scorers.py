@@ -54,18 +54,32 @@ class QuestionScorer(nn.Module):
         self.attention = CrossAttention(dim, dim, dim, num_heads, qkv_bias=False)
         self.mlp = nn.Sequential(nn.Linear(dim, dim // 2), nn.GELU(), nn.Linear(dim // 2, 1))
 
+    def look(
+        self, features: Float[Tensor, "images tokens width"]
+    ) -> Float[Tensor, "images tokens dim"]:
+        """What is judged of each token, float32."""
+        return self.vision_proj(self.vision_norm(features.float()))
+
+    def judge(
+        self,
+        looks: Float[Tensor, "images tokens dim"],
+        question: Float[Tensor, "images words question_width"],
+        question_mask: Bool[Tensor, "images words"],
+    ) -> Float[Tensor, "images tokens"]:
+        """Scores, float32; an empty question leaves those of the tokens alone."""
+        # A NaN in padding would reach the gradient of the norm as 0 * NaN.
+        question = question.float().masked_fill(~question_mask.unsqueeze(-1), 0.0)
+        words = self.question_proj(self.question_norm(question))
+        return self.mlp(looks + self.attention(looks, words, question_mask)).squeeze(-1)
+
     def forward(
         self,
         features: Float[Tensor, "images tokens width"],
         question: Float[Tensor, "images words question_width"],
         question_mask: Bool[Tensor, "images words"],
     ) -> Float[Tensor, "images tokens"]:
-        """Scores, float32; an empty question leaves those of the tokens alone."""
-        vision = self.vision_proj(self.vision_norm(features.float()))
-        # A NaN in padding would reach the gradient of the norm as 0 * NaN.
-        question = question.float().masked_fill(~question_mask.unsqueeze(-1), 0.0)
-        words = self.question_proj(self.question_norm(question))
-        return self.mlp(vision + self.attention(vision, words, question_mask)).squeeze(-1)
+        """`look`, then `judge`."""
+        return self.judge(self.look(features), question, question_mask)
 
     def flops(self, num_tokens: int, num_words: int) -> float:
         """2 x multiply-adds for one image."""

@@ -82,6 +82,8 @@ class PrunersConfig(Config):
     """Width inside."""
     num_heads: int = Field(default=4, ge=1)
     """Heads of its attention to the question."""
+    diverse: bool = True
+    """Whether a token that looks like a better one is marked down."""
 
     def resolve(self, merged: int, num_layers: int) -> tuple[tuple[int, int], ...]:
         """(layer, budget) of every cut."""

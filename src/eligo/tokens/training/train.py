@@ -120,6 +120,7 @@ class TokensTask(Task):
                     width=host.text_width,
                     dim=config.pruners.dim,
                     num_heads=config.pruners.num_heads,
+                    diverse=config.pruners.diverse,
                 )
             )
         if self.weights["adversarial"] > 0:

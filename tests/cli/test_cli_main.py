@@ -48,8 +48,8 @@ def test_a_bug_keeps_its_traceback(run):
 def test_help_of_all_and_of_one_family(run):
     overall = run("--help")
     assert overall.code == 0
-    assert "info    versions" in overall.out
-    assert "sample  take, take_plain, fail" in overall.out
+    assert "info     versions" in overall.out
+    assert "sample   take, take_plain, fail" in overall.out
     family = run("sample", "--help")
     assert family.code == 0
     assert "  take_plain   to take_plain" in family.out

@@ -26,6 +26,18 @@ class Command:
 COMMANDS = {
     "info": Command("eligo.cli.info:run", "versions, devices, extras and shipped models"),
     "demo": Command("eligo.cli.demo:run", "see the embedded world: a page of scenes, in seconds"),
+    "patches bench": Command(
+        "eligo.cli.patches_bench:run", "how fast a model matches and searches here"
+    ),
+    "patches index": Command(
+        "eligo.cli.patches_index:run", "encode images or texts once, to search them"
+    ),
+    "patches predict": Command(
+        "eligo.cli.patches_predict:run", "score a text on an image, and show what it looked at"
+    ),
+    "patches search": Command(
+        "eligo.cli.patches_search:run", "find images by text, or texts by image"
+    ),
     "scenes evaluate-vlm": Command(
         "eligo.cli.scenes_evaluate_vlm:run", "how often the tiny LLaVA answers right"
     ),
@@ -36,7 +48,36 @@ COMMANDS = {
         "eligo.cli.scenes_stats:run", "what a world is made of, and what blind answers reach"
     ),
     "scenes train-vlm": Command("eligo.cli.scenes_train_vlm:run", "train a tiny LLaVA"),
+    "patches train": Command(
+        "eligo.cli.patches_train:run", "teach a model which text belongs to which image"
+    ),
+    "patches evaluate": Command(
+        "eligo.cli.patches_evaluate:run", "recall both ways, every image with every text"
+    ),
+    "patches exam": Command(
+        "eligo.cli.patches_exam:run", "what selecting patches costs, on generated scenes"
+    ),
+    "patches convert": Command(
+        "eligo.cli.patches_convert:run", "read a LAPS or SEPS checkpoint; halve a model"
+    ),
+    "pixels train": Command(
+        "eligo.cli.pixels_train:run", "teach a model to segment rooms, guided by words"
+    ),
+    "pixels evaluate": Command(
+        "eligo.cli.pixels_evaluate:run", "mean IoU and more, one row per kind of words"
+    ),
+    "pixels predict": Command(
+        "eligo.cli.pixels_predict:run", "segment an image, and show which word guided which pixel"
+    ),
+    "pixels convert": Command(
+        "eligo.cli.pixels_convert:run", "read official DFormerv2 weights; halve a model"
+    ),
+    "pixels export": Command("eligo.cli.pixels_export:run", "a model as ONNX"),
+    "pixels bench": Command("eligo.cli.pixels_bench:run", "how fast a model segments here"),
     "search": Command("eligo.cli.search:run", "search the hyper-parameters of a run"),
+    "tokens bench": Command(
+        "eligo.cli.tokens_bench:run", "what pruning is worth by the clock, beside the whole model"
+    ),
     "tokens plan": Command(
         "eligo.cli.tokens_plan:run", "how many vision tokens to keep, and where, to save so much"
     ),

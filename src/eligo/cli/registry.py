@@ -16,6 +16,9 @@ from eligo.config.nearest import did_you_mean
 from eligo.errors import ConfigError
 
 TASKS: dict[str, str] = {
+    "patches.exam": "eligo.patches.training.exam_config:ExamConfig",
+    "patches.train": "eligo.patches.training.config:PatchesTrainConfig",
+    "pixels.train": "eligo.pixels.training.config:PixelsTrainConfig",
     "scenes.export": "eligo.scenes.export:ExportConfig",
     "scenes.stats": "eligo.scenes.stats:StatsConfig",
     "scenes.evaluate-vlm": "eligo.scenes.vlm.evaluate:VlmEvaluationConfig",

@@ -6,6 +6,7 @@ true of several images (`positive_mask`); the ratio loss is `(rho - (mean D_s + 
 is a constant. `two_pass_loss` is the hard-negative loss at the cost of few gradients.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -116,12 +117,17 @@ def two_pass_loss(
     positive_mask: Bool[Tensor, "images texts"] | None = None,
     *,
     margin: float = 0.2,
-) -> tuple[Float[Tensor, ""], Float[Tensor, "images texts"]]:
+    gather_rows: Callable[[Tensor], Tensor] | None = None,
+    own_rows: slice = slice(None),
+) -> tuple[Float[Tensor, ""], Float[Tensor, "all_images texts"]]:
     """`alignment_loss` with hardest negatives, and the scores, with few gradients.
 
     All pairs are scored without gradient; then only those that the loss depends on, with gradient:
     the positives and the hardest negative of each row and column, at most 3 B of B x B pairs. Same
     loss, same gradient. `images, texts = net.sides(...)`.
+
+    Of several processes each has some of the images: `gather_rows` makes all rows of a score
+    matrix of its `own_rows`; ids and mask are those of all.
     """
     if net.decision == "bernoulli" and net.training:
         raise InputError(
@@ -129,12 +135,14 @@ def two_pass_loss(
             "decision='topk', or alignment_loss of one pass"
         )
     with torch.no_grad():
-        scores = net.match(images, texts).scores
+        own = net.match(images, texts).scores
+    scores = own if gather_rows is None else gather_rows(own)
     positive, neutral = _roles(scores.shape, image_ids, positive_mask, scores.device)
     negative = ~positive if neutral is None else ~(positive | neutral)
     used = positive | _hardest(scores, negative) | _hardest(scores.T, negative.T).T
-    rows, columns = used.nonzero(as_tuple=True)
-    live = scores.index_put((rows, columns), net.match_pairs(images, texts, rows, columns))
+    rows, columns = used[own_rows].nonzero(as_tuple=True)
+    live = own.index_put((rows, columns), net.match_pairs(images, texts, rows, columns))
+    live = live if gather_rows is None else gather_rows(live)
     # What was not scored again is no candidate: rounding must not move a maximum there.
     loss = hard_negative_triplet(live, positive, neutral_mask=~used, margin=margin)
     return loss, scores

@@ -10,7 +10,6 @@ from torch import Tensor
 from eligo.patches import decision
 from eligo.patches.aggregation import DualTokenAggregation, TokenAggregation
 from eligo.patches.hrpa import HRPA
-from eligo.patches.sides import Images, Texts
 from eligo.patches.token_sparse import TokenSparse
 
 
@@ -34,10 +33,9 @@ class Parts:
         """Equations 1-5 rather than the open variant."""
         return self.hrpa.use_paper_version
 
-    def selects_dense(self, images: Images, texts: Texts) -> bool:
+    def selects_dense(self, has_dense: bool) -> bool:
         """Whether the dense text makes a selection of its own, beside guiding the sparse one."""
-        given = images.dense is not None or texts.dense is not None
-        return given and (not self.paper or isinstance(self.aggregation, DualTokenAggregation))
+        return has_dense and (not self.paper or isinstance(self.aggregation, DualTokenAggregation))
 
     def num_kept(
         self, num_patches: int, mask: Bool[Tensor, "images patches"] | None

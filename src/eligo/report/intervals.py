@@ -1,5 +1,6 @@
 """How sure a sampled number is."""
 
+from collections.abc import Sequence
 from math import sqrt
 
 from eligo.errors import InputError
@@ -25,3 +26,32 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     low, high = (centre - spread) / scale, (centre + spread) / scale
     # The share lies inside; at 0 and 1 it is an end, which rounding would miss.
     return max(0.0, min(share, low)), min(1.0, max(share, high))
+
+
+def paired_bootstrap(
+    differences: Sequence[Sequence[float]], *, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
+    """Mean difference of two arms and its 95 % interval, over runs and queries alike.
+
+    `differences[run][query]`: both arms saw the same queries in the run of the same seed. Runs and
+    queries are drawn with replacement, independently; percentiles of the means.
+
+    >>> paired_bootstrap([[1.0, 1.0], [1.0, 1.0]], resamples=10)
+    (1.0, 1.0, 1.0)
+    """
+    import numpy as np
+
+    values = np.asarray(differences, dtype=np.float64)
+    if values.ndim != 2 or not values.size:
+        raise InputError(
+            f"got differences of shape {values.shape}, expected as many queries in every run"
+        )
+    runs, queries = values.shape
+    random = np.random.default_rng(seed)
+    means = np.empty(resamples)
+    for number in range(resamples):
+        rows = random.integers(runs, size=runs)
+        columns = random.integers(queries, size=queries)
+        means[number] = values[rows].mean(0)[columns].mean()
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(values.mean()), float(low), float(high)

@@ -32,7 +32,7 @@ _PARTS = len(words.COLOURS) * len(words.TEXTURES)
 Batched = TypeVar("Batched")
 
 
-def take(batched: Batched, rows: slice, **changes: Any) -> Batched:
+def take(batched: Batched, rows: slice | Tensor, **changes: Any) -> Batched:
     """Some scenes of a dataclass whose tensors start with the scene axis (`changes` as given)."""
     for field in fields(batched):  # pyright: ignore[reportArgumentType]
         value = getattr(batched, field.name)
@@ -76,7 +76,7 @@ class SceneGraph:
     def __len__(self) -> int:
         return self.exists.shape[0]
 
-    def __getitem__(self, rows: slice) -> "SceneGraph":
+    def __getitem__(self, rows: slice | Tensor) -> "SceneGraph":
         """Some of the scenes."""
         return take(self, rows, kind=self.kind)
 

@@ -108,7 +108,7 @@ class Rendered:
     instances: UInt8[Tensor, "scenes height width"]
     """0 is the room, i + 1 the solid thing in slot i."""
 
-    def __getitem__(self, rows: slice) -> "Rendered":
+    def __getitem__(self, rows: slice | Tensor) -> "Rendered":
         """Some of the scenes."""
         return Rendered(self.graph[rows], self.rgb[rows], self.instances[rows])
 

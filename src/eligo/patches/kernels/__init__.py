@@ -19,6 +19,7 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.patches.kernels import blocks, reference
+from eligo.patches.kernels.hoist import ImageRows
 from eligo.patches.parts import Parts
 from eligo.patches.scores import Matches
 from eligo.patches.sides import Images, Texts
@@ -36,6 +37,12 @@ def match(
 ) -> Matches:
     """All pairs; `choices` asks for the selections too."""
     return _pick(kernel, parts, images, texts)(parts, images, texts, choices=choices)
+
+
+def match_rows(kernel: KernelName, parts: Parts, rows: ImageRows, texts: Texts) -> Matches:
+    """All pairs of images that were hoisted before; the loop has no such form."""
+    fused = kernel in ("auto", "triton") and not _obstacle_to_triton(parts, rows, texts)
+    return blocks.match_rows(parts, rows, texts, fused=fused)
 
 
 def match_pairs(
@@ -63,7 +70,7 @@ def _pick(kernel: KernelName, parts: Parts, images: Images, texts: Texts) -> Cal
     return blocks.match if obstacle else partial(blocks.match, fused=True)
 
 
-def _obstacle_to_triton(parts: Parts, images: Images, texts: Texts) -> str:
+def _obstacle_to_triton(parts: Parts, images: Images | ImageRows, texts: Texts) -> str:
     """Why the fused kernel cannot do the job; empty if it can."""
     if find_spec("triton") is None:
         return "triton is not installed"

@@ -90,7 +90,8 @@ def mixed_cosines(
     mixing = mixing.to(patches.dtype)
     num_mixed, num_tokens, num_patches = mixing.shape[1:]
     num_texts, num_words, width = words.shape[1:]
-    if num_mixed < num_texts or not prefers_gram(num_patches, width, num_words, num_tokens):
+    sizes = (num_patches, width, num_words, num_tokens)
+    if num_mixed < num_texts or not prefers_gram(*sizes, num_texts):
         tokens = mixing.flatten(1, 2) @ patches  # (R, J * P, C)
         return token_cosines(tokens.unflatten(1, (num_mixed, num_tokens)), words)
     words = words.to(patches.dtype).flatten(1, 2)  # (1 or R, J * L, C)
@@ -117,11 +118,19 @@ def token_cosines(
     return wide(cosines) / norms.unsqueeze(2)
 
 
-def prefers_gram(num_patches: int, width: int, num_words: int, num_tokens: int) -> bool:
+def prefers_gram(
+    num_patches: int, width: int, num_words: int, num_tokens: int, num_texts: int | None = None
+) -> bool:
     """Whether `(w X^T) M^T` and norms from `G = X X^T` cost less than `w (M X)^T`.
+
+    G is made once for `num_texts` texts; None: for so many that its cost is nothing.
 
     >>> prefers_gram(196, 512, 28, 40), prefers_gram(196, 512, 29, 40)
     (True, False)
+    >>> prefers_gram(196, 512, 13, 40, num_texts=1)
+    False
     """
     gram = num_patches * (width * num_words + num_tokens * (num_words + num_patches))
+    if num_texts is not None:
+        gram += num_patches**2 * width // max(1, num_texts)
     return gram < num_tokens * width * (num_patches + num_words)

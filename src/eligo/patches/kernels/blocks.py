@@ -41,10 +41,23 @@ def match(
 ) -> Matches:
     """All pairs, block by block; `fused`: the inner part of each by Triton."""
     rows = hoist(parts, images)
+    return match_rows(parts, rows, texts, choices=choices, byte_budget=byte_budget, fused=fused)
+
+
+def match_rows(
+    parts: Parts,
+    rows: ImageRows,
+    texts: Texts,
+    *,
+    choices: bool = False,
+    byte_budget: int | None = None,
+    fused: bool = False,
+) -> Matches:
+    """All pairs of images that were hoisted before, perhaps long ago (an index)."""
     lengths = texts.words.lengths
-    selects_dense = parts.selects_dense(images, texts)
+    selects_dense = parts.selects_dense(rows.s_dt is not None or texts.dense is not None)
     noise = parts.draw(rows.s_im, len(lengths), selects_dense)
-    on_gpu = images.patches.is_cuda
+    on_gpu = rows.patches.is_cuda
     budget = byte_budget or (BYTE_BUDGET if on_gpu else CPU_BYTE_BUDGET)
     fixed, per_word = pair_bytes(rows, fused)
     columns, order = [], []
@@ -78,7 +91,7 @@ def match_pairs(
 ) -> Float[Tensor, " pairs"]:
     """Some pairs: each is a row of one image and one text."""
     rows = hoist(parts, images)
-    selects_dense = parts.selects_dense(images, texts)
+    selects_dense = parts.selects_dense(rows.s_dt is not None or texts.dense is not None)
     fixed, per_word = pair_bytes(rows)
     own = rows.patches[0].numel() * rows.patches.element_size()
     budget = BYTE_BUDGET if images.patches.is_cuda else CPU_BYTE_BUDGET

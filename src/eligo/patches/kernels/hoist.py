@@ -108,7 +108,7 @@ def hoist(parts: Parts, images: Images) -> ImageRows:
         for net in (parts.sparse, parts.dense)
     ]
     if images.patches.is_cuda and images.patches.dtype != patches.dtype:
-        patches, norms = _halved(images.patches, norms)
+        patches, norms = halved(images.patches, norms)
     return ImageRows(
         patches=patches,
         norms=norms,
@@ -124,10 +124,11 @@ def hoist(parts: Parts, images: Images) -> ImageRows:
     )
 
 
-def _halved(patches: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
+def halved(patches: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
     """Half-precision patches scaled by a power of two per image: exact, and no cosine notices."""
     longest = norms.amax(1, keepdim=True)
-    scale = torch.exp2(torch.floor(torch.log2(_HALF_NORM / longest)))  # (V, 1)
+    exponent = torch.floor(torch.log2(_HALF_NORM / longest)).clamp_max(15.0)  # of zeros: finite
+    scale = torch.exp2(exponent)  # (V, 1)
     return patches * scale.unsqueeze(-1).to(patches.dtype), norms * scale
 
 

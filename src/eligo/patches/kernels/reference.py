@@ -23,7 +23,7 @@ def match(parts: Parts, images: Images, texts: Texts, *, choices: bool) -> Match
         units = unit(patches)
         s_im = cosine_to_mean(patches, images.mask)  # (V, N)
         s_dt = None if images.dense is None else torch.einsum("vnc,vc->vn", units, images.dense)
-    selects_dense = parts.selects_dense(images, texts)
+    selects_dense = parts.selects_dense(images.dense is not None or texts.dense is not None)
     num_texts = len(texts.words.mask)
     # The documented Gumbel noise is drawn inside TokenSparse, in this very order.
     noise = (None, None) if parts.compat else parts.draw(s_im, num_texts, selects_dense)

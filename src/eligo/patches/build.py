@@ -1,0 +1,236 @@
+"""From configs to encoders and networks: from a folder or the hub, small and random, or saved."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTModel,
+)
+from transformers.image_processing_base import ImageProcessingMixin
+from transformers.utils import logging as transformers_logging
+
+from eligo.errors import InputError
+from eligo.patches.baselines import GlobalCosine, TwoSidedMax
+from eligo.patches.config import EncodersConfig, MatchConfig, RetrievalConfig
+from eligo.patches.encoders import ImageEncoder, Layout, TextEncoder, layout_of
+from eligo.patches.net import CrossSparseAggrNet
+from eligo.scenes.phrases import VOCABULARY
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PAD, UNK, CLS, SEP, MASK = range(len(SPECIAL))
+FIRST_WORD = len(SPECIAL)
+"""Token id of word 0 of the scenes' vocabulary, in the small text encoder."""
+_HALVES = (0.5, 0.5, 0.5)
+
+
+def build_net(
+    match: MatchConfig, embed_dim: int, layout: Layout, *, compat: bool = False
+) -> CrossSparseAggrNet | GlobalCosine | TwoSidedMax:
+    """The matching network; `compat` (selecting kinds only) wires dense text as documented."""
+    if match.kind == "global":
+        return GlobalCosine()
+    if match.kind == "filip":
+        return TwoSidedMax(embed_dim)
+    return CrossSparseAggrNet(
+        embed_dim,
+        layout.num_patches,
+        match.sparse_ratio,
+        match.aggr_ratio,
+        match.kind == "paper",
+        match.top_k,
+        False,
+        match.temperature,
+        match.dual_aggr,
+        match.beta,
+        compat=compat,
+        num_prefix_tokens=None if compat else layout.num_prefix,
+        grid_hw=layout.grid_hw,
+        decision="topk" if compat else match.decision,
+        kernel=match.kernel,
+    )
+
+
+def build_encoders(
+    config: RetrievalConfig,
+) -> tuple[RetrievalConfig, ImageEncoder, TextEncoder]:
+    """The encoders that a config names, and the config with what they say of themselves."""
+    wanted = config.encoders
+    if wanted.vision is None:
+        vision = _small_vision(wanted)
+        size, mean, std = wanted.small_vision.image_size, _HALVES, _HALVES
+    else:
+        vision = _pretrained("vision", wanted.vision)
+        size = wanted.image_size or vision.config.image_size
+        mean, std = image_colours(wanted.vision)
+    mean, std = wanted.image_mean or mean, wanted.image_std or std
+    if wanted.text is None:
+        text, tokenizer = _small_text(wanted), scene_tokenizer()
+    else:
+        text, tokenizer = _pretrained("text", wanted.text), load_tokenizer(wanted.text)
+    config = config.replace(
+        {"encoders.image_size": size, "encoders.image_mean": mean, "encoders.image_std": std}
+    )
+    image_encoder, text_encoder = assemble(config.encoders, vision, text, tokenizer)
+    # What was trained before learns more slowly; what is new, or small and random, does not.
+    for encoder, given in ((image_encoder, wanted.vision), (text_encoder, wanted.text)):
+        encoder.lr_multiplier = {"backbone": wanted.backbone_lr if given else 1.0}
+    return config, image_encoder, text_encoder
+
+
+def load_encoders(encoders: EncodersConfig, folder: Path) -> tuple[ImageEncoder, TextEncoder]:
+    """Encoders from the folder of a saved model; the heads are still random."""
+    vision, text = (_pretrained(name, str(folder / name)) for name in ("vision", "text"))
+    return assemble(encoders, vision, text, load_tokenizer(str(folder / "text")))
+
+
+def assemble(
+    encoders: EncodersConfig, vision: nn.Module, text: nn.Module, tokenizer: Any
+) -> tuple[ImageEncoder, TextEncoder]:
+    """Encoders with fresh heads around two backbones; the config says image size and colours."""
+    assert encoders.image_size is not None
+    assert encoders.image_mean is not None
+    assert encoders.image_std is not None
+    return (
+        ImageEncoder(
+            vision,
+            encoders.embed_dim,
+            encoders.image_size,
+            encoders.image_mean,
+            encoders.image_std,
+        ),
+        TextEncoder(
+            text, tokenizer, encoders.embed_dim, encoders.max_words, encoders.max_dense_words
+        ),
+    )
+
+
+def _small_vision(encoders: EncodersConfig) -> ViTModel:
+    sizes = encoders.small_vision
+    return ViTModel(
+        ViTConfig(
+            hidden_size=sizes.width,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            intermediate_size=4 * sizes.width,
+            image_size=sizes.image_size,
+            patch_size=sizes.patch_size,
+        ),
+        add_pooling_layer=False,
+    )
+
+
+def _small_text(encoders: EncodersConfig) -> BertModel:
+    sizes = encoders.small_text
+    return BertModel(
+        BertConfig(
+            vocab_size=FIRST_WORD + len(VOCABULARY),
+            hidden_size=sizes.width,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            intermediate_size=4 * sizes.width,
+            max_position_embeddings=max(encoders.max_words, encoders.max_dense_words),
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            pad_token_id=PAD,
+        ),
+        add_pooling_layer=False,
+    )
+
+
+def scene_tokenizer() -> PreTrainedTokenizerFast:
+    """A BERT-like tokenizer whose words are the scenes' vocabulary."""
+    vocabulary = {word: index for index, word in enumerate((*SPECIAL, *VOCABULARY))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
+    )
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        **dict(zip(names, SPECIAL, strict=True)),
+    )
+
+
+def read_backbone_config(key: str, name: str) -> Any:
+    """The `transformers` config of a vision or text model that we can use."""
+    config = AutoConfig.from_pretrained(name, local_files_only=Path(name).is_dir())
+    if key == "vision":
+        layout_of(config, 0)  # refuses what is no image encoder
+    elif config.model_type != "bert":
+        raise InputError(f"text: got a model of type {config.model_type!r}, expected bert")
+    return config
+
+
+def pooling_option(config: Any) -> dict[str, bool]:
+    """How to leave out the pooling layer, which nothing here reads; DINOv2 has none."""
+    return {} if config.model_type.startswith("dinov2") else {"add_pooling_layer": False}
+
+
+def _pretrained(key: str, name: str) -> Any:
+    """A backbone in float32, without the pooling layer that nothing here reads."""
+    local = Path(name).is_dir()
+    try:
+        options = pooling_option(read_backbone_config(key, name))
+        with without_bars():
+            return AutoModel.from_pretrained(
+                name, dtype=torch.float32, local_files_only=local, **options
+            )
+    except (OSError, ValueError, SafetensorError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"encoders.{key}: got {name!r}, expected a folder with a model of transformers or the "
+            f"name of one on the hub; {reason}"
+        ) from None
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer beside a text model."""
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=Path(name).is_dir())
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"encoders.text: got {name!r}, expected its tokenizer beside it; {reason}"
+        ) from None
+
+
+def image_colours(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation that the image processor beside a model says, else one half each."""
+    try:
+        said, _ = ImageProcessingMixin.get_image_processor_dict(
+            name, local_files_only=Path(name).is_dir()
+        )
+    except OSError:
+        said = {}
+    mean, std = (said.get(key, _HALVES) for key in ("image_mean", "image_std"))
+    return tuple(map(float, mean)), tuple(map(float, std))
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Transformers draws none of its progress bars meanwhile."""
+    drawn = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            transformers_logging.enable_progress_bar()

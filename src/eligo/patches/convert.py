@@ -1,0 +1,168 @@
+"""LAPS and SEPS checkpoints as a `RetrievalModel`.
+
+Their training code saves `{"model": state_dict, "opt": argparse.Namespace, ...}`: encoders under
+`img_enc.{visual_encoder,vision_proj}` and `txt_enc.{bert,fc}`, the matching network under
+`cross_net.`, all perhaps behind `module.`. The file is read with `weights_only=True`, and nothing
+beyond `argparse.Namespace` is allowed in it. What the encoders look like is not in there: it is
+read off the configs of the models that training began with.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel
+from transformers.utils import logging as transformers_logging
+
+from eligo.errors import InputError
+from eligo.patches.build import (
+    assemble,
+    build_net,
+    image_colours,
+    load_tokenizer,
+    pooling_option,
+    read_backbone_config,
+    without_bars,
+)
+from eligo.patches.config import RetrievalConfig
+from eligo.patches.model import RetrievalModel
+
+State = dict[str, Tensor]
+
+_HOMES = {
+    "img_enc.visual_encoder.": "vision",
+    "img_enc.vision_proj.": "image_head",
+    "txt_enc.bert.": "text",
+    "txt_enc.fc.": "text_head",
+    "cross_net.": "net",
+}
+_SHOWN = 6  # keys that an error names
+
+
+def convert_checkpoint(
+    path: str | Path, vision: str, text: str, changes: Mapping[str, Any] | None = None
+) -> tuple[RetrievalModel, list[str]]:
+    """The model of a checkpoint, and the keys of the file that it has no use for.
+
+    `vision` and `text`: folders (or hub names) of the models that training began with; only their
+    configs, the tokenizer and the image normalisation are read. Ratios are read off the
+    checkpoint's own options where it has them; `changes`, dotted keys of `RetrievalConfig`, win.
+    """
+    path = Path(path)
+    state, options = read_checkpoint(path)
+    parts, left = _sort(path, state)
+    backbones = {}
+    for key, name in (("vision", vision), ("text", text)):
+        backbones[key], unused = _backbone(path, key, name, parts[key])
+        left += unused
+    mean, std = image_colours(vision)
+    settings = {
+        "encoders.image_size": backbones["vision"].config.image_size,
+        "encoders.image_mean": mean,
+        "encoders.image_std": std,
+        "encoders.embed_dim": len(parts["image_head"]["weight"]),
+        "match.kind": "paper" if "hrpa.relevance_mlp.0.weight" in parts["net"] else "open",
+        "match.dual_aggr": not any(key.startswith("aggr_net.weight.") for key in parts["net"]),
+    }
+    for name in ("sparse_ratio", "aggr_ratio"):
+        if name in options:
+            settings[f"match.{name}"] = options[name]
+    config = RetrievalConfig().replace(settings | dict(changes or {}))
+    image_encoder, text_encoder = assemble(
+        config.encoders, backbones["vision"], backbones["text"], load_tokenizer(text)
+    )
+    net = build_net(config.match, config.encoders.embed_dim, image_encoder.layout)
+    _fill(path, "img_enc.vision_proj", image_encoder.head, parts["image_head"])
+    _fill(path, "txt_enc.fc", text_encoder.head, parts["text_head"])
+    _fill(path, "cross_net", net, parts["net"])
+    return RetrievalModel(config, image_encoder, text_encoder, net).eval(), sorted(left)
+
+
+def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
+    """Weights without `module.`, and the options of the training, from a file nobody trusts."""
+    try:
+        with torch.serialization.safe_globals([Namespace]):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        raise InputError(
+            f"{path}: no checkpoint, or one that holds more than tensors and options "
+            f"({str(error).splitlines()[0]}); expected what LAPS or SEPS saved with torch.save"
+        ) from None
+    options: Any = {}
+    if isinstance(found, dict) and isinstance(found.get("model"), dict):
+        options = found.get("opt", {})
+        found = found["model"]
+    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise InputError(f"{path}: expected weights by name, or those under 'model'")
+    options = vars(options) if isinstance(options, Namespace) else options
+    return {key.removeprefix("module."): value for key, value in found.items()}, options
+
+
+def _sort(path: Path, state: State) -> tuple[dict[str, State], list[str]]:
+    """Weights by the part they belong to, and the keys that belong to none."""
+    parts: dict[str, State] = {home: {} for home in _HOMES.values()}
+    left = []
+    for key, value in state.items():
+        prefix = next((prefix for prefix in _HOMES if key.startswith(prefix)), None)
+        if prefix is None:
+            left.append(key)
+        else:
+            parts[_HOMES[prefix]][key.removeprefix(prefix)] = value
+    if missing := [prefix for prefix, home in _HOMES.items() if not parts[home]]:
+        raise InputError(
+            f"{path}: no weights under {', '.join(missing)}; got {', '.join(list(state)[:_SHOWN])}"
+        )
+    return parts, left
+
+
+def _backbone(path: Path, key: str, name: str, state: State) -> tuple[Any, list[str]]:
+    """A backbone filled by `transformers`, which knows how its classes' keys were once called."""
+    try:
+        config = read_backbone_config(key, name)
+    except OSError as error:
+        raise InputError(
+            f"--{key}: got {name!r}, expected a folder with config.json, or a hub name; "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+    options = pooling_option(config)
+    kind = type(AutoModel.from_config(config, **options))
+    with _quiet(), without_bars():  # what does not fit is said here, and once
+        model, info = kind.from_pretrained(
+            None, config=config, state_dict=state, output_loading_info=True,
+            ignore_mismatched_sizes=True, **options,
+        )  # fmt: skip
+    wrong = [*info["missing_keys"], *(str(entry) for entry in info["mismatched_keys"])]
+    if wrong:
+        raise InputError(
+            f"{path}: its {key} encoder is not the one of {name}: {', '.join(wrong[:_SHOWN])} "
+            "missing or of another shape"
+        )
+    prefix = next(prefix for prefix, home in _HOMES.items() if home == key)
+    return model.float(), [prefix + unused for unused in info["unexpected_keys"]]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _fill(path: Path, name: str, module: nn.Module, state: State) -> None:
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise InputError(
+            f"{path}: the weights under {name} do not fit; {' '.join(str(error).split())}; if "
+            "sizes differ, say sparse_ratio and aggr_ratio as in its training"
+        ) from None

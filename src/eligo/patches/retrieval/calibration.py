@@ -1,0 +1,93 @@
+"""How good stage 1 is: its recall of the exhaustive top 10, and the smallest R that suffices.
+
+Measured once on queries that are nobody's test (`dev`), kept in `stage1.json` beside the index: the
+rank that stage 1 gave to each of the exhaustive top 10 of each query. From those ranks follows the
+recall at every R.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import ceil
+
+import torch
+
+from eligo import ops
+from eligo.errors import InputError
+from eligo.files import write_text
+from eligo.patches.retrieval.search import Searcher
+from eligo.patches.retrieval.stage1 import cosines_of
+from eligo.patches.retrieval.store import IndexFolder
+from eligo.patches.sides import Images, Texts
+
+TOP, TARGET = 10, 0.995
+FILE = "stage1.json"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Ranks of the exhaustive top 10 in stage 1, from 0, ascending."""
+
+    queries: int
+    source: str
+    """Where the queries came from."""
+    ranks: tuple[int, ...]
+
+    def recall(self, rerank: int) -> float:
+        """Share of the exhaustive top 10 among the first `rerank` of stage 1."""
+        return sum(rank < rerank for rank in self.ranks) / len(self.ranks)
+
+    def smallest(self, target: float = TARGET) -> int:
+        """The smallest R that reaches a recall.
+
+        >>> Calibration(1, "dev", (0, 1, 2, 50)).smallest(0.75)
+        3
+        """
+        return self.ranks[max(0, ceil(target * len(self.ranks) - 1e-9) - 1)] + 1
+
+    def save(self, index: IndexFolder) -> None:
+        """Keep it beside the shards."""
+        write_text(index.folder / FILE, json.dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def load(cls, index: IndexFolder) -> "Calibration | None":
+        """What was measured before, if anything."""
+        path = index.folder / FILE
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return cls(found["queries"], found["source"], tuple(found["ranks"]))
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{path}: cannot be read ({error}); remove it") from error
+
+
+def calibrate(
+    searcher: Searcher,
+    queries: Sequence[Texts] | Sequence[Images],
+    source: str,
+    *,
+    top: int = TOP,
+    on_done: Callable[[int], None] | None = None,
+) -> Calibration:
+    """Search exhaustively for every query, and look up what stage 1 thought of what was found.
+
+    A query may be a side of several elements, which is faster.
+    """
+    ranks: list[int] = []
+    count = 0
+    rows = torch.arange(len(searcher.index))
+    for side in queries:
+        scores = searcher.scores(side, rows)  # (entries, elements)
+        for column, direction in zip(scores.T, searcher.direction(side), strict=True):
+            cosines = torch.cat([cosines_of(shard, direction) for shard in searcher.index.shards])
+            order = ops.top_k(cosines, len(cosines))
+            rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+            best = ops.top_k(column, min(top, len(column)))
+            ranks += rank[best].tolist()
+            count += 1
+        if on_done is not None:
+            on_done(count)
+    if not ranks:
+        raise InputError("dev queries: got none, expected at least one")
+    return Calibration(count, source, tuple(sorted(ranks)))

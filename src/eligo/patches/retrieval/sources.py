@@ -1,0 +1,246 @@
+"""What is indexed: image files, texts of a file, generated scenes.
+
+A source is a list of ids and a way to load some of them; what cannot be read is said so, in place.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from PIL import Image
+
+from eligo.errors import InputError
+from eligo.patches.retrieval.store import Kind
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+
+
+class Loaded(NamedTuple):
+    """One input: a picture (and its dense caption, if images have them) or a text."""
+
+    value: Any
+    dense: str | None = None
+
+
+class Unreadable(NamedTuple):
+    """Stands where an input would."""
+
+    why: str
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Inputs by place."""
+
+    @property
+    def kind(self) -> Kind:
+        """Images or texts."""
+        ...
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """A name for every input, in order."""
+        ...
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Where the inputs come from, for the index to remember."""
+        ...
+
+    def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
+        """Some inputs, in order."""
+        ...
+
+    def entry(self, place: int) -> dict[str, Any]:
+        """What `ids.jsonl` says of an input."""
+        ...
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """All image files under a folder, by name; or a single one."""
+
+    root: Path
+    ids: Sequence[str]
+    dense: Mapping[str, str] | None = None
+    """Dense caption of each id, where the model was trained with them."""
+    kind: Kind = "images"
+
+    @classmethod
+    def under(cls, root: Path, dense: Mapping[str, str] | None = None) -> "ImageFiles":
+        """Every image file below a folder; ids are the paths from there."""
+        if not root.is_dir():
+            raise InputError(f"{root}: is no folder; expected a folder of images")
+        found = sorted(
+            path.relative_to(root).as_posix()
+            for path in root.rglob("*")
+            if path.suffix.lower() in SUFFIXES and path.is_file()
+        )
+        if not found:
+            raise InputError(f"{root}: holds no images; expected files ending in {SUFFIXES}")
+        if dense is not None:
+            missing = [name for name in found if name not in dense]
+            if missing:
+                raise InputError(
+                    f"dense captions: {len(missing)} images have none, the first is "
+                    f"{missing[0]!r}; expected one for every image"
+                )
+        return cls(root, found, dense)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The folder."""
+        return {"folder": str(self.root), "dense": self.dense is not None}
+
+    def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
+        """Decode some files."""
+        return [self._open(self.ids[place]) for place in places]
+
+    def entry(self, place: int) -> dict[str, Any]:
+        """Its path from the folder."""
+        return {"id": self.ids[place]}
+
+    def _open(self, name: str) -> Loaded | Unreadable:
+        try:
+            picture = read_picture(self.root / name)
+        except InputError as error:
+            return Unreadable(str(error))
+        return Loaded(picture, None if self.dense is None else self.dense[name])
+
+
+def read_picture(path: Path) -> Image.Image:
+    """A decoded colour image."""
+    try:
+        with Image.open(path) as opened:
+            return opened.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: cannot be read as an image ({error})") from error
+
+
+@dataclass(frozen=True)
+class TextLines:
+    """Texts of a file: one per line, or JSON lines with `text` and perhaps `id`."""
+
+    path: Path
+    ids: Sequence[str]
+    texts: Sequence[str]
+    kind: Kind = "texts"
+
+    @classmethod
+    def of(cls, path: Path) -> "TextLines":
+        """Read a `.jsonl` or plain text file; blank lines are no texts."""
+        if path.suffix == ".jsonl":
+            found = [(name or str(number), text) for number, name, text in _json_texts(path, "id")]
+        else:
+            found = [(str(number), line.strip()) for number, line in _lines(path)]
+        if not found:
+            raise InputError(f"{path}: holds no texts; expected one per line")
+        return cls(path, [name for name, _ in found], [text for _, text in found])
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The file."""
+        return {"file": str(self.path)}
+
+    def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
+        """Some texts."""
+        return [Loaded(self.texts[place]) for place in places]
+
+    def entry(self, place: int) -> dict[str, Any]:
+        """Its id (or line) and the text itself."""
+        return {"id": self.ids[place], "text": self.texts[place]}
+
+
+def read_dense(path: Path) -> dict[str, str]:
+    """Dense captions by image: JSON lines with `image_id`, the path from the folder, and `text`."""
+    found = {}
+    for number, name, text in _json_texts(path, "image_id"):
+        if name is None or name in found:
+            why = "is missing" if name is None else f"{name!r} was there before"
+            raise InputError(
+                f"{path}, line {number}, field image_id: {why}; expected one per image"
+            )
+        found[name] = text
+    return found
+
+
+def _json_texts(path: Path, key: str) -> Iterator[tuple[int, str | None, str]]:
+    """Line, id (the field `key`, if it is there) and text of every row."""
+    for number, line in _lines(path):
+        try:
+            row = json.loads(line)
+            text = row["text"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path}, line {number}: got {line[:60]!r}; expected a JSON object with field text"
+            ) from error
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"{path}, line {number}, field text: got {text!r}, expected words")
+        yield number, str(row[key]) if key in row else None, text.strip()
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """Lines that are not blank, and their numbers."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); expected a text file") from error
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+@dataclass(frozen=True)
+class ScenePictures:
+    """Generated scenes: nothing to download, the same on every machine."""
+
+    ids: Sequence[str]
+    size: int
+    """Pixels a side."""
+    dense: bool = False
+    kind: Kind = "images"
+
+    @classmethod
+    def first(cls, count: int, size: int, *, dense: bool = False) -> "ScenePictures":
+        """The first `count` scenes of the test split."""
+        from eligo.scenes.dataset import scene_id
+
+        if count < 1:
+            raise InputError(f"scenes: got {count}, expected at least 1")
+        return cls([scene_id("test", place) for place in range(count)], size, dense)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Which scenes."""
+        return {"scenes": "test", "size": self.size, "dense": self.dense}
+
+    def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
+        """Render some scenes."""
+        import torch
+
+        from eligo.scenes import draw_scenes, render
+        from eligo.scenes.captions import draw_dense_captions
+
+        graph = draw_scenes(self._world(), "test", torch.tensor(list(places)))
+        pictures = render(graph).rgb
+        if not self.dense:
+            return [Loaded(picture) for picture in pictures]
+        texts = draw_dense_captions(graph)
+        return [Loaded(picture, texts.text(place)) for place, picture in enumerate(pictures)]
+
+    def entry(self, place: int) -> dict[str, Any]:
+        """Its name."""
+        return {"id": self.ids[place]}
+
+    def _world(self) -> Any:
+        from eligo.scenes import SceneConfig
+
+        return SceneConfig(height=self.size, width=self.size)
+
+
+def scene_captions(count: int) -> list[str]:
+    """Captions of the validation split: queries to measure stage 1 with."""
+    from eligo.scenes import SceneConfig, draw_captions, draw_scenes
+
+    drawn = draw_captions(draw_scenes(SceneConfig(), "validation", range(count)), 1)
+    return [drawn.text(scene, 0) for scene in range(count)]

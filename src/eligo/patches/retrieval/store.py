@@ -1,0 +1,229 @@
+"""The files of an index: what is in the folder, written so that any moment may be the last.
+
+    index.json               what was promised: hashes of model and inputs, precision, shards
+    shard_00000.safetensors  entries of the first inputs, one tensor for each thing stored
+    ids.jsonl                one line for each entry, in order; written last: the index is whole
+    skipped.jsonl            inputs that could not be read, and why
+    stage1.json              how far down stage 1 the best are found (see `calibration`)
+
+A shard is one file under a temporary name until it is whole. Work that was killed begins again at
+the first shard that is missing, and the folder ends the same, byte by byte.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from eligo.errors import InputError
+from eligo.files import clear_unfinished, make_folder, write_text, writing
+
+Kind = Literal["images", "texts"]
+MANIFEST, IDS, SKIPPED = "index.json", "ids.jsonl", "skipped.jsonl"
+_FORMAT = 1
+# One key: the order of several would differ from file to file.
+_METADATA = "eligo"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an index is of; the same command writes the same one."""
+
+    kind: Kind
+    model: str
+    """Hash of the model whose vectors are stored."""
+    inputs: str
+    """Hash of the inputs' ids, in order."""
+    num_inputs: int
+    shard_size: int
+    """Inputs per shard."""
+    dtype: Literal["float16", "float32"]
+    """Of the stored vectors."""
+    source: dict[str, Any]
+    """Where the inputs came from."""
+    format: int = _FORMAT
+
+    @property
+    def num_shards(self) -> int:
+        """How many files there will be."""
+        return -(-self.num_inputs // self.shard_size)
+
+    def inputs_of(self, shard: int) -> range:
+        """Which inputs a shard holds, unreadable ones included."""
+        start = shard * self.shard_size
+        return range(start, min(start + self.shard_size, self.num_inputs))
+
+
+def model_hash(model: nn.Module, settings: str) -> str:
+    """Of weights and settings: another model has another hash, a copy of it the same."""
+    digest = hashlib.sha256(settings.encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:32]
+
+
+def ids_hash(ids: Iterable[str]) -> str:
+    """Of a list of ids; other inputs have another hash."""
+    digest = hashlib.sha256()
+    for each in ids:
+        digest.update(each.encode() + b"\0")
+    return digest.hexdigest()[:32]
+
+
+# ---------------------------------------------------------------- writing
+
+
+def begin(folder: Path, manifest: Manifest) -> list[int]:
+    """Start or resume: the shards that are still to make."""
+    make_folder(folder)
+    clear_unfinished(folder)
+    if (folder / MANIFEST).exists():
+        before = read_manifest(folder)
+        wanted, found = asdict(manifest), asdict(before)
+        for name, value in wanted.items():
+            if found[name] != value:
+                raise InputError(
+                    f"{folder}: holds an index with {name} {found[name]!r}, not {value!r}; give "
+                    "another folder, or remove this one"
+                )
+    else:
+        write_text(folder / MANIFEST, json.dumps(asdict(manifest), indent=2) + "\n")
+    return [n for n in range(manifest.num_shards) if not shard_path(folder, n).exists()]
+
+
+def write_shard(
+    folder: Path,
+    number: int,
+    tensors: dict[str, Tensor],
+    entries: Sequence[dict[str, Any]],
+    skipped: Sequence[dict[str, Any]],
+) -> None:
+    """One shard, whole or not at all."""
+    told = json.dumps({"entries": list(entries), "skipped": list(skipped)}, ensure_ascii=False)
+    whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    with writing(shard_path(folder, number)) as temporary:
+        save_file(whole, temporary, {_METADATA: told})
+
+
+def finish(folder: Path, manifest: Manifest) -> tuple[int, list[dict[str, Any]]]:
+    """Gather ids and what was skipped from the shards; how many entries there are, and those."""
+    entries, skipped = [], []
+    for number in range(manifest.num_shards):
+        told = Shard(shard_path(folder, number)).told
+        entries += told["entries"]
+        skipped += told["skipped"]
+    write_text(folder / SKIPPED, _lines(skipped))
+    write_text(folder / IDS, _lines(entries))
+    return len(entries), skipped
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """Where a shard lies."""
+    return folder / f"shard_{number:05d}.safetensors"
+
+
+# ---------------------------------------------------------------- reading
+
+
+class Shard:
+    """One file, mapped into memory: only what is looked at is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = safe_open(path, "pt")
+        except (SafetensorError, OSError) as error:
+            raise InputError(
+                f"{path}: cannot be read as a shard of an index ({error}); remove it and run the "
+                "same `eligo patches index` again"
+            ) from error
+        self.names = list(self._file.keys())
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What was written beside the tensors: entries and skipped inputs."""
+        return json.loads((self._file.metadata() or {})[_METADATA])
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor, as a view of the file."""
+        return {name: self._file.get_tensor(name) for name in self.names}
+
+    def __len__(self) -> int:
+        return self._file.get_slice("direction").get_shape()[0]
+
+
+class IndexFolder:
+    """An index that is whole: entries 0, 1, 2, ... in the order of `ids.jsonl`."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.manifest = read_manifest(self.folder)
+        if not (self.folder / IDS).exists():
+            made = len(list(self.folder.glob("shard_*.safetensors")))
+            raise InputError(
+                f"{self.folder}: is not finished ({made} of {self.manifest.num_shards} shards); "
+                "run the same `eligo patches index` again, it goes on where it stopped"
+            )
+        paths = (shard_path(self.folder, n) for n in range(self.manifest.num_shards))
+        self.shards = [Shard(path) for path in paths]
+        sizes = torch.tensor([len(shard) for shard in self.shards])
+        self.ends: Int[Tensor, " shards"] = sizes.cumsum(0)
+        self.starts: Int[Tensor, " shards"] = self.ends - sizes
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @cached_property
+    def entries(self) -> list[dict[str, Any]]:
+        """What each entry is: its id, and its text in a text index."""
+        lines = (self.folder / IDS).read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def gather(
+        self, rows: Int[Tensor, " rows"], pick: Callable[[dict[str, Tensor], Tensor], Any]
+    ) -> list[Any]:
+        """`pick(tensors, rows inside the shard)` for every shard that rows (ascending) fall in."""
+        owners = torch.searchsorted(self.ends, rows, right=True)
+        picked = []
+        for number in owners.unique_consecutive().tolist():
+            inside = rows[owners == number] - self.starts[number]
+            picked.append(pick(self.shards[number].tensors, inside))
+        return picked
+
+    def check_model(self, found: str) -> None:
+        """Vectors of another model mean nothing to this one."""
+        if found != self.manifest.model:
+            raise InputError(
+                f"{self.folder}: was made with another model (hash {self.manifest.model}, this one "
+                f"has {found}); search it with its own --model, or index again"
+            )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What the folder promises."""
+    path = folder / MANIFEST
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder}: is no index ({error}); make one with `eligo patches index IMAGES --out "
+            f"{folder}`"
+        ) from error
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        raise InputError(f"{path}: is of another format; expected {_FORMAT}; index again")
+    return Manifest(**found)

@@ -1,0 +1,1 @@
+"""Training and measuring retrieval models: data, augmentation, objective, exam."""

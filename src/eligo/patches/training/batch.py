@@ -1,0 +1,83 @@
+"""What sources of captioned images hand over: batches to learn from, sets to be measured on."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int, UInt8
+from torch import Tensor
+
+from eligo.scenes.painter import Rendered
+
+Pieces = tuple[Int[Tensor, "texts words"], Bool[Tensor, "texts words"]]
+"""Word pieces and which are real."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One process's share of the images and texts of a step."""
+
+    images: UInt8[Tensor, "images 3 side side"]
+    texts: Pieces
+    dense: tuple[Int[Tensor, "images dense_words"], Bool[Tensor, "images dense_words"]] | None
+    """One dense caption for every image."""
+    positive: Bool[Tensor, "all_images all_texts"] | None
+    """Which texts of the whole step (all processes) are true of which images."""
+    image_ids: Int[Tensor, " images"] | None
+    """Where `positive` is None: text i is image i's, and images of one id are one image."""
+    rendered: Rendered | None = None
+    """The scenes, where the vision encoder is to learn what every patch shows."""
+
+
+class Source(ABC):
+    """Where images and captions come from."""
+
+    @abstractmethod
+    def batches(
+        self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
+    ) -> Iterator[Batch]:
+        """Part `rank` of every step's batch from `start_step` on: a function of (seed, step)."""
+
+    @abstractmethod
+    def validation(self) -> "RetrievalSet":
+        """The set that chooses checkpoints; never the test split."""
+
+
+class RetrievalSet(ABC):
+    """Images and texts to rank for each other, in order, some at a time."""
+
+    @property
+    @abstractmethod
+    def positive(self) -> Bool[Tensor, "images texts"]:
+        """Which texts are true of which images."""
+
+    @property
+    @abstractmethod
+    def owners(self) -> Int[Tensor, " texts"]:
+        """The image that each text was written for."""
+
+    @abstractmethod
+    def images(self, size: int) -> Iterator[UInt8[Tensor, "images 3 side side"]]:
+        """All images, `size` at a time."""
+
+    @abstractmethod
+    def texts(self, size: int) -> Iterator[Pieces]:
+        """All texts."""
+
+    @abstractmethod
+    def dense(self, size: int) -> Iterator[Pieces]:
+        """The dense captions of all images."""
+
+
+def pad_pieces(rows: list[list[int]], pad: int) -> Pieces:
+    """Rows of word pieces as one tensor, and which are real.
+
+    >>> pad_pieces([[7], [8, 9]], pad=0)[0]
+    tensor([[7, 0],
+            [8, 9]])
+    """
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids, torch.arange(width) < lengths.unsqueeze(1)

@@ -1,0 +1,133 @@
+"""Captioned images as people have them: a Karpathy JSON file and JSON lines of dense captions.
+
+`restval` counts as training data and only the first five captions of an image count, as everywhere
+in the literature. Dense captions come in two
+forms: `{"image_id", "text", ...}` (image_id is the file's imgid, cocoid or filename), or lines with
+`text` alone (and `model_id`, `metadata`) in the order of the images, if there are as many.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from eligo.errors import InputError
+from eligo.patches.training.config import KarpathyDataConfig
+
+Split = Literal["train", "val", "test"]
+_SPLIT_OF = {"train": "train", "restval": "train", "val": "val", "test": "test"}
+_MOST = 5  # captions of an image; COCO has a few more here and there, which nobody counts
+_NAMES = ("imgid", "cocoid", "filename")
+
+
+@dataclass(frozen=True)
+class CaptionedImage:
+    """One image of a Karpathy file."""
+
+    index: int
+    """Its place in the file."""
+    path: Path
+    captions: tuple[str, ...]
+    names: tuple[tuple[str, int | str], ...]
+    """imgid, cocoid and filename, as far as the file gives them."""
+    dense: str | None = None
+
+
+def read_captions(config: KarpathyDataConfig, split: Split) -> list[CaptionedImage]:
+    """The images of one split, with dense captions where the config names a file of them."""
+    every = _read_karpathy(config.captions, config.images)
+    chosen = [image for of, image in every if of == split]
+    if not chosen:
+        found = sorted({of for of, _ in every})
+        raise InputError(
+            f"{config.captions}: no image of split {split!r}, found {', '.join(found) or 'none'}"
+        )
+    if config.dense is None:
+        return chosen
+    if "{split}" in str(config.dense):
+        path = Path(str(config.dense).replace("{split}", split))
+        return _with_dense(chosen, chosen, path)
+    return _with_dense(chosen, [image for _, image in every], config.dense)
+
+
+def _read_karpathy(path: Path, folder: Path) -> list[tuple[str, CaptionedImage]]:
+    try:
+        entries = json.loads(path.read_text("utf-8"))["images"]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise InputError(
+            f'{path}: expected a Karpathy file, {{"images": [...]}}, as dataset_flickr30k.json'
+        ) from None
+    images = []
+    for index, entry in enumerate(entries):
+        where = f"{path}: images[{index}]"
+        try:
+            split, filename = _SPLIT_OF[entry["split"]], entry["filename"]
+            captions = tuple(sentence["raw"].strip() for sentence in entry["sentences"][:_MOST])
+        except KeyError as error:
+            raise InputError(
+                f"{where}: got {', '.join(entry)} with {error}; expected filename, sentences with "
+                f"raw, and split, one of {', '.join(_SPLIT_OF)}"
+            ) from None
+        if not captions or not all(captions):
+            raise InputError(f"{where}: {filename} has no or an empty caption")
+        file = folder / entry.get("filepath", "") / filename
+        names = tuple((name, entry[name]) for name in _NAMES if name in entry)
+        images.append((split, CaptionedImage(index, file, captions, names)))
+    return images
+
+
+def _with_dense(
+    chosen: Sequence[CaptionedImage], every: Sequence[CaptionedImage], path: Path
+) -> list[CaptionedImage]:
+    lines = list(_read_lines(path))
+    if all("image_id" in line for line in lines):
+        return _by_name(chosen, lines, path)
+    if len(lines) != len(every):
+        raise InputError(
+            f"{path}: got {len(lines)} lines without image_id for {len(every)} images; expected "
+            "as many, in the order of the images, or an image_id in every line"
+        )
+    texts = {image.index: line["text"] for image, line in zip(every, lines, strict=True)}
+    return [replace(image, dense=texts[image.index]) for image in chosen]
+
+
+def _by_name(
+    chosen: Sequence[CaptionedImage], lines: Sequence[dict[str, Any]], path: Path
+) -> list[CaptionedImage]:
+    texts = {str(line["image_id"]): line["text"] for line in lines}
+    missing: dict[str, list[str]] = {}
+    for name in _NAMES:
+        keys = [str(dict(image.names).get(name)) for image in chosen]
+        absent = [key for key in keys if key not in texts]
+        if not absent:
+            return [
+                replace(image, dense=texts[key]) for image, key in zip(chosen, keys, strict=True)
+            ]
+        missing[name] = absent
+    name = min(missing, key=lambda name: len(missing[name]))
+    raise InputError(
+        f"{path}: no dense caption for {len(missing[name])} of {len(chosen)} images, the first of "
+        f"them with {name} {missing[name][0]}; expected a line for every image"
+    )
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        raw = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    for number, text in enumerate(raw, 1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+            if not line["text"].strip():
+                raise ValueError("empty")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(
+                f'{path}:{number}: expected {{"image_id": ..., "text": "..."}} with a text'
+            ) from None
+        yield line

@@ -1,0 +1,213 @@
+"""Captioned image files: one image and one of its captions make an example.
+
+Images that cannot be opened are left out and listed: in training another one takes their place, in
+evaluation their captions go with them.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int, UInt8
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from eligo.errors import InputError
+from eligo.patches.encoders import TextEncoder
+from eligo.patches.model import RetrievalModel
+from eligo.patches.training.augment import change_pieces, random_crop
+from eligo.patches.training.batch import Batch, Pieces, RetrievalSet, Source, pad_pieces
+from eligo.patches.training.captions import CaptionedImage, read_captions
+from eligo.patches.training.config import KarpathyDataConfig
+from eligo.train.data import epoch_batches
+
+_log = logging.getLogger(__name__)
+
+
+class FileSource(Source):
+    """The training and dev splits of a Karpathy file."""
+
+    def __init__(self, config: KarpathyDataConfig, model: RetrievalModel, *, dense: bool) -> None:
+        self.config, self.model, self.uses_dense = config, model, dense
+
+    def batches(
+        self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
+    ) -> Iterator[Batch]:
+        """Shuffled epochs over all (image, caption) pairs."""
+        pairs = PairExamples(
+            read_captions(self.config, "train"), self.config, self.model, dense=self.uses_dense
+        )
+        device = self.model.device
+        batches = epoch_batches(
+            pairs, batch_size, seed, start_step, rank, world_size,
+            num_workers=self.config.num_workers,
+            collate=pairs.collate,
+            pin_memory=device.type == "cuda",
+        )  # fmt: skip
+        for batch in batches:
+            yield _moved(batch, device)
+
+    def validation(self) -> "FileSet":
+        """The dev split."""
+        images = read_captions(self.config, "val")[: self.config.validation_images]
+        return FileSet(images, self.model)
+
+
+class PairExamples:
+    """All pairs of an image and one of its captions."""
+
+    def __init__(
+        self,
+        images: Sequence[CaptionedImage],
+        config: KarpathyDataConfig,
+        model: RetrievalModel,
+        *,
+        dense: bool,
+    ) -> None:
+        self.images, self.config, self.uses_dense = images, config, dense
+        self.side = model.image_encoder.image_size
+        text = model.text_encoder
+        self.tokenizer, self.max_words = text.tokenizer, text.max_words
+        self.max_dense_words = text.max_dense_words
+        self.prepare = model.image_encoder.prepare
+        self.pairs = [(i, j) for i, image in enumerate(images) for j in range(len(image.captions))]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, list[int], list[int] | None, int]:
+        """Image bytes, word pieces, those of the dense caption, and which image it is."""
+        for offset in range(len(self.pairs)):
+            number, caption = self.pairs[(index + offset) % len(self.pairs)]
+            image = self.images[number]
+            try:
+                pixels = read_image(image)
+            except InputError as error:
+                _log.warning("left out: %s", error)
+                continue
+            dense = (
+                self._pieces(image.dense or "", self.max_dense_words) if self.uses_dense else None
+            )
+            return self._picture(pixels), self._varied(image.captions[caption]), dense, image.index
+        raise InputError(f"data.images: none of {len(self.images)} images can be read")
+
+    def _picture(self, pixels: Tensor) -> Tensor:
+        if self.config.augment:
+            return random_crop(pixels, self.side, flip=self.config.flip)
+        return self.prepare([pixels])[0].cpu()
+
+    def _varied(self, text: str) -> list[int]:
+        pieces = self._pieces(text, self.max_words)
+        if not self.config.augment:
+            return pieces
+        mask, size = self.tokenizer.mask_token_id, len(self.tokenizer)
+        return [pieces[0], *change_pieces(pieces[1:-1], mask, size), pieces[-1]]
+
+    def _pieces(self, text: str, longest: int) -> list[int]:
+        return self.tokenizer(text, truncation=True, max_length=longest)["input_ids"]
+
+    def collate(self, examples: list[Any]) -> Batch:
+        """Examples as one batch."""
+        images, texts, dense, ids = zip(*examples, strict=True)
+        pad = self.tokenizer.pad_token_id
+        return Batch(
+            images=torch.stack(images),
+            texts=pad_pieces(list(texts), pad),
+            dense=pad_pieces(list(dense), pad) if self.uses_dense else None,
+            positive=None,
+            image_ids=torch.tensor(ids),
+        )
+
+
+class FileSet(RetrievalSet):
+    """Images of one split, and all their captions, image by image."""
+
+    def __init__(self, images: Sequence[CaptionedImage], model: RetrievalModel) -> None:
+        self.encoder: TextEncoder = model.text_encoder
+        self.prepare = model.image_encoder.prepare
+        self.given = images
+
+    @cached_property
+    def unreadable(self) -> list[str]:
+        """Files that cannot be opened; they and their captions are left out."""
+        found = []
+        for image in self.given:
+            try:
+                with Image.open(image.path) as opened:
+                    opened.verify()
+            except (OSError, UnidentifiedImageError, SyntaxError):
+                found.append(str(image.path))
+        if found:
+            _log.warning(
+                "left out %d of %d images, which cannot be read: %s",
+                len(found), len(self.given), ", ".join(found),
+            )  # fmt: skip
+        return found
+
+    @cached_property
+    def kept(self) -> list[CaptionedImage]:
+        """Those that can be opened."""
+        broken = set(self.unreadable)
+        kept = [image for image in self.given if str(image.path) not in broken]
+        if not kept:
+            raise InputError(
+                f"none of {len(self.given)} images can be read, the first is {self.given[0].path}; "
+                "expected the folder that the captions' file names"
+            )
+        return kept
+
+    @property
+    def owners(self) -> Int[Tensor, " texts"]:
+        """The image that each caption was written for."""
+        counts = torch.tensor([len(image.captions) for image in self.kept])
+        return torch.arange(len(counts)).repeat_interleave(counts)
+
+    @property
+    def positive(self) -> Bool[Tensor, "images texts"]:
+        """An image and its captions."""
+        return self.owners == torch.arange(len(self.kept)).unsqueeze(1)
+
+    def images(self, size: int) -> Iterator[UInt8[Tensor, "images 3 side side"]]:
+        """All images, `size` at a time."""
+        for start in range(0, len(self.kept), size):
+            yield self.prepare([read_image(image) for image in self.kept[start : start + size]])
+
+    def texts(self, size: int) -> Iterator[Pieces]:
+        """All captions."""
+        every = [caption for image in self.kept for caption in image.captions]
+        for start in range(0, len(every), size):
+            yield self.encoder.tokenize(every[start : start + size])
+
+    def dense(self, size: int) -> Iterator[Pieces]:
+        """The dense captions of all images."""
+        for start in range(0, len(self.kept), size):
+            some = self.kept[start : start + size]
+            missing = next((image for image in some if image.dense is None), None)
+            if missing is not None:
+                raise InputError(
+                    f"{missing.path}: no dense caption; name their file as data.dense (--dense)"
+                )
+            yield self.encoder.tokenize([image.dense or "" for image in some], dense=True)
+
+
+def read_image(image: CaptionedImage) -> UInt8[Tensor, "3 height width"]:
+    """The bytes of an image file."""
+    try:
+        with Image.open(image.path) as opened:
+            pixels = np.array(opened.convert("RGB"))
+    except (OSError, UnidentifiedImageError, SyntaxError) as error:
+        raise InputError(f"{image.path}: cannot be read as an image ({error})") from None
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    def move(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(move(part) for part in value)
+        return None if value is None else value.to(device, non_blocking=True)
+
+    parts = (batch.images, batch.texts, batch.dense, batch.positive, batch.image_ids)
+    return Batch(*map(move, parts))

@@ -1,0 +1,152 @@
+"""Captioned scenes, drawn and painted once on the device that learns from them.
+
+Every scene a caption is true of is a positive (`scenes.is_true`), not only the one it was drawn
+for. Nothing is cropped or mirrored: captions speak of sizes, of left and right.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+import torch
+from jaxtyping import Bool, Int, Int64, UInt8
+from torch import Tensor
+
+from eligo.errors import InputError
+from eligo.patches.build import CLS, FIRST_WORD, PAD, SEP
+from eligo.patches.training.batch import Batch, Pieces, RetrievalSet, Source
+from eligo.patches.training.config import ScenesDataConfig
+from eligo.scenes.captions import Captions, draw_captions, draw_dense_captions, is_true
+from eligo.scenes.config import SceneConfig
+from eligo.scenes.graph import Split, draw_scenes
+from eligo.scenes.painter import Rendered, render
+from eligo.train.rng import mix
+
+_PAINTED = 2048  # scenes painted together
+
+
+class SceneSet(RetrievalSet):
+    """Scenes of one split with their captions, as tensors on a device."""
+
+    def __init__(
+        self, scenes: SceneConfig, split: Split, count: int, captions: int, device: torch.device
+    ) -> None:
+        graph = draw_scenes(scenes, split, range(count), device)
+        painted = [render(graph[i : i + _PAINTED]) for i in range(0, count, _PAINTED)]
+        self.rendered = Rendered(
+            graph,
+            torch.cat([part.rgb for part in painted]),
+            torch.cat([part.instances for part in painted]),
+        )
+        self.captions = draw_captions(graph, captions)
+        self.dense_words = draw_dense_captions(graph).words
+
+    def __len__(self) -> int:
+        return len(self.rendered.graph)
+
+    @property
+    def positive(self) -> Bool[Tensor, "images texts"]:
+        """Which captions (scene by scene) are true of which scenes."""
+        return is_true(self.captions, self.rendered.graph).flatten(0, 1).T
+
+    @property
+    def owners(self) -> Int[Tensor, " texts"]:
+        """The scene that each caption was drawn for."""
+        count = self.captions.relation.shape[1]
+        return torch.arange(len(self), device=self.rendered.rgb.device).repeat_interleave(count)
+
+    def images(self, size: int) -> Iterator[UInt8[Tensor, "images 3 side side"]]:
+        """All images, `size` at a time."""
+        yield from self.rendered.rgb.split(size)
+
+    def texts(self, size: int) -> Iterator[Pieces]:
+        """All captions, scene by scene."""
+        yield from map(pieces_of, self.captions.words.flatten(0, 1).split(size))
+
+    def dense(self, size: int) -> Iterator[Pieces]:
+        """The dense captions of all scenes."""
+        yield from map(pieces_of, self.dense_words.split(size))
+
+
+class SceneSource(Source):
+    """Training and validation scenes, made when they are first asked for."""
+
+    def __init__(
+        self, config: ScenesDataConfig, device: torch.device, *, dense: bool, see: bool
+    ) -> None:
+        self.config, self.device = config, device
+        self.uses_dense, self.shows = dense, see
+        self._sets: dict[Split, SceneSet] = {}
+
+    @property
+    def training(self) -> SceneSet:
+        """What is learned from."""
+        return self._set("train", self.config.train_images, self.config.captions_per_image)
+
+    def validation(self) -> SceneSet:
+        """What chooses checkpoints."""
+        return self._set("validation", self.config.validation_images, 2)
+
+    def _set(self, split: Split, count: int, captions: int) -> SceneSet:
+        if split not in self._sets:
+            self._sets[split] = SceneSet(self.config.scenes, split, count, captions, self.device)
+        return self._sets[split]
+
+    def beside(self, *, dense: bool, see: bool) -> "SceneSource":
+        """The same scenes, painted once, for another run."""
+        other = SceneSource(self.config, self.device, dense=dense, see=see)
+        other._sets = self._sets
+        return other
+
+    def batches(
+        self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
+    ) -> Iterator[Batch]:
+        """Shuffled epochs; every process knows the whole step, so truth crosses processes."""
+        scenes = self.training
+        per_epoch = len(scenes) // batch_size
+        if not per_epoch:
+            raise InputError(
+                f"data.train_images: got {len(scenes)}, expected at least a batch, {batch_size}"
+            )
+        share = batch_size // world_size
+        own = slice(rank * share, (rank + 1) * share)
+        step, epoch, order, first = start_step, -1, torch.empty(0), 0
+        while True:
+            if step // per_epoch != epoch:
+                epoch = step // per_epoch
+                random = torch.Generator().manual_seed(mix(seed, epoch) % 2**63)
+                order = torch.randperm(len(scenes), generator=random).to(self.device)
+                first = int(torch.randint(self.config.captions_per_image, (), generator=random))
+            start = step % per_epoch * batch_size
+            yield self._batch(order[start : start + batch_size], first + step, own)
+            step += 1
+
+    def _batch(self, rows: Int64[Tensor, " images"], turn: int, own: slice) -> Batch:
+        scenes, config = self.training, self.config
+        numbers = torch.arange(config.captions_per_step, device=self.device) + turn
+        captions = _some(scenes.captions, rows, numbers % config.captions_per_image)
+        mine = rows[own]
+        return Batch(
+            images=scenes.rendered.rgb[mine],
+            texts=pieces_of(captions.words[own].flatten(0, 1)),
+            dense=pieces_of(scenes.dense_words[mine]) if self.uses_dense else None,
+            positive=is_true(captions, scenes.rendered.graph[rows]).flatten(0, 1).T,
+            image_ids=None,
+            rendered=scenes.rendered[mine] if self.shows else None,
+        )
+
+
+def _some(
+    captions: Captions, scenes: Int64[Tensor, " scenes"], numbers: Int64[Tensor, " captions"]
+) -> Captions:
+    """Some captions of some scenes."""
+    parts = (getattr(captions, field.name) for field in fields(captions))
+    return Captions(*(part[scenes[:, None], numbers] for part in parts))
+
+
+def pieces_of(words: Int64[Tensor, "texts length"]) -> Pieces:
+    """Word ids of scenes (-1: nothing) as the small text encoder's pieces: [CLS] words [SEP]."""
+    length = (words >= 0).sum(1, keepdim=True)
+    ids = torch.where(words >= 0, words + FIRST_WORD, PAD)
+    ends = words.new_full((len(words), 1), CLS), words.new_full((len(words), 1), PAD)
+    ids = torch.cat([ends[0], ids, ends[1]], 1).scatter(1, length + 1, SEP)
+    return ids, torch.arange(ids.shape[1], device=ids.device) <= length + 1

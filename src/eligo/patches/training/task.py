@@ -1,0 +1,214 @@
+"""The task of the training loop: encode, score all pairs of the step, push true pairs up.
+
+Several processes (`accelerate launch`) take equal shares of a step's images and texts; scores and
+gradients are those of one process with the whole batch (see `gather`).
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from eligo.errors import ConfigError, InputError
+from eligo.patches.losses import alignment_loss, ratio_loss, two_pass_loss
+from eligo.patches.model import RetrievalModel, TextFeatures
+from eligo.patches.net import CrossSparseAggrNet
+from eligo.patches.sides import Images, Texts
+from eligo.patches.training.batch import Batch, Source
+from eligo.patches.training.config import PatchesTrainConfig, ScenesDataConfig
+from eligo.patches.training.evaluate import evaluate_set
+from eligo.patches.training.file_source import FileSource
+from eligo.patches.training.gather import Peers
+from eligo.patches.training.scene_source import SceneSet, SceneSource
+from eligo.scenes.painter import Rendered
+from eligo.scenes.vlm.heads import VisionHeads, patch_targets
+from eligo.train import FitResult, OptimizerSpec, Progress, StepOutput, Task, fit, load_weights
+from eligo.train.rng import seed_everything
+
+
+class PatchesTask(Task):
+    """Images and texts of one step against each other."""
+
+    def __init__(self, config: PatchesTrainConfig, source: Source | None = None) -> None:
+        seed_everything(config.train.seed)
+        self.model = RetrievalModel.build(config.model)
+        self.modules = {"retriever": self.model}
+        # With what the encoders said of themselves: image size, mean, deviation.
+        self.config: PatchesTrainConfig = config.replace({"model": self.model.config})  # pyright: ignore[reportIncompatibleVariableOverride]
+        if config.see_steps:
+            width = self.model.image_encoder.head.in_features
+            self.modules["see"] = VisionHeads(width)
+        self.optimizers = {"all": OptimizerSpec(config.optimizer, tuple(self.modules))}
+        self._source = source
+        steps = config.train.total_steps - config.see_steps
+        self._num_ramped = math.ceil(config.ramp * steps)
+        self._num_easy = math.ceil(config.hardest_after * steps)
+
+    @cached_property
+    def peers(self) -> Peers:
+        """The other processes; the loop has found them by the first step."""
+        return Peers()
+
+    @property
+    def source(self) -> Source:
+        """Where images and captions come from; made when the device is known."""
+        if self._source is None:
+            data, dense = self.config.data, self.config.model.match.dense
+            if isinstance(data, ScenesDataConfig):
+                see = self.config.see_steps > 0
+                self._source = SceneSource(data, self.model.device, dense=dense, see=see)
+            else:
+                self._source = FileSource(data, self.model, dense=dense)
+        return self._source
+
+    def batches(
+        self,
+        start_step: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,  # noqa: ARG002 (the model's)
+    ) -> Iterator[Batch]:
+        """This process's share of the batch of every step."""
+        settings = self.config.train
+        return self.source.batches(settings.batch_size, settings.seed, start_step, rank, world_size)
+
+    def step(self, batch: Batch, progress: Progress) -> StepOutput:
+        """What each patch shows, at first; then which text belongs to which image."""
+        if progress.step < self.config.see_steps:
+            return self._see(batch)
+        place = progress.step - self.config.see_steps
+        if place == 0 and self.config.centre_heads:
+            self._centre(batch)
+        images, texts = self._sides(batch)
+        ramp = min(1.0, (place + 1) / max(1, self._num_ramped))
+        align, ratio = self._losses(batch, images, texts, hardest=place >= self._num_easy)
+        losses = {"align": ramp * self._over_processes(align)}
+        if self.config.ratio_weight:
+            losses["ratio"] = self.config.ratio_weight * self._over_processes(ratio)
+        return StepOutput(losses)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Recalls and ranks on the dev split, both ways, every image with every text."""
+        if self.config.see_steps == self.config.train.total_steps:
+            return {"seen": self._seen()}  # there is nothing else to measure
+        return evaluate_set(self.model, self.source.validation(), self.peers).as_dict()
+
+    def _sides(self, batch: Batch) -> tuple[Images, Texts]:
+        """Own images, and the texts of all processes."""
+        model = self.model
+        tokens = model.image_encoder(model.image_encoder.normalise(batch.images))
+        dense = None
+        if batch.dense is not None:
+            with torch.no_grad():
+                dense = TextFeatures(model.text_encoder(*batch.dense), batch.dense[1])
+        words = model.text_encoder(*batch.texts)
+        everyone = TextFeatures(*self.peers.texts(words, batch.texts[1]))
+        return model.image_side(tokens, dense), model.text_side(everyone)
+
+    @torch.no_grad()
+    def _centre(self, batch: Batch) -> None:
+        """Move the heads' biases so that the median patch and the median word are zero."""
+        model = self.model
+        tokens = self.peers.rows(model.image_encoder(model.image_encoder.normalise(batch.images)))
+        words, mask = self.peers.texts(model.text_encoder(*batch.texts), batch.texts[1])
+        patches = tokens[:, model.image_encoder.layout.num_prefix :].flatten(0, 1)
+        for encoder, vectors in ((model.image_encoder, patches), (model.text_encoder, words[mask])):
+            encoder.head.bias.sub_(vectors.float().median(0).values)
+
+    def _losses(
+        self, batch: Batch, images: Images, texts: Texts, *, hardest: bool
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """The alignment loss of the whole step, and the loss on the share kept."""
+        net, peers = self.model.net, self.peers
+        ids = None if batch.image_ids is None else peers.rows(batch.image_ids)
+        margin, zero = self.config.margin, images.patches.new_zeros((), dtype=torch.float32)
+        selects = isinstance(net, CrossSparseAggrNet)
+        if selects and hardest and net.decision == "topk":
+            share = len(images.patches)
+            loss, _ = two_pass_loss(
+                net, images, texts, ids, batch.positive, margin=margin, gather_rows=peers.rows,
+                own_rows=slice(peers.index * share, (peers.index + 1) * share),
+            )  # fmt: skip
+            return loss, zero
+        if selects:
+            matches = net.match(images, texts)
+            scores, shares = matches.scores, matches.share
+        else:
+            scores, shares = self.model.match(images, texts), None
+        loss = alignment_loss(
+            peers.rows(scores), ids, batch.positive, margin=margin, hardest=hardest
+        )
+        if shares is None or not self.config.ratio_weight:
+            return loss, zero
+        return loss, ratio_loss(peers.rows(shares).mean(), self.config.model.match.sparse_ratio)
+
+    def _over_processes(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """Every process has the whole loss and a part of its gradient, which the loop averages."""
+        return (
+            loss
+            if self.peers.count == 1
+            else loss + (self.peers.count - 1) * (loss - loss.detach())
+        )
+
+    def _see(self, batch: Batch) -> StepOutput:
+        if batch.rendered is None:
+            raise InputError("see_steps: this source does not say what patches show")
+        found = self._read_patches(batch.rendered)
+        metrics: dict[str, Tensor | float] = {
+            name: value for name, value in found.items() if name.startswith("accuracy")
+        }
+        return StepOutput({n: v for n, v in found.items() if n not in metrics}, metrics)
+
+    def _read_patches(self, rendered: Rendered) -> dict[str, Float[Tensor, ""]]:
+        encoder, heads = self.model.image_encoder, self.modules["see"]
+        assert isinstance(heads, VisionHeads)
+        pixels = encoder.normalise(rendered.rgb)
+        states = encoder.backbone(pixel_values=pixels).last_hidden_state
+        prefix = encoder.layout.num_prefix
+        size = encoder.image_size // encoder.layout.grid_hw[0]
+        cls = states[:, 0] if prefix else states.mean(1)
+        return heads.losses(states[:, prefix:], cls, patch_targets(rendered, size))
+
+    def _seen(self) -> float:
+        """Share of the objects' patches whose shape is read off right."""
+        scenes = self.source.validation()
+        assert isinstance(scenes, SceneSet)
+        size = self.config.train.batch_size
+        starts = range(0, len(scenes), size)
+        found = [self._read_patches(scenes.rendered[i : i + size]) for i in starts]
+        return float(sum(part["accuracy_shape"] for part in found)) / len(found)
+
+
+def train_model(
+    config: PatchesTrainConfig, *, resume: bool = False, source: Source | None = None
+) -> FitResult:
+    """Train, then write the best weights as a model folder: `<run>/model`."""
+    from accelerate import PartialState
+
+    task = PatchesTask(with_counted_steps(config), source)
+    result = fit(task, task.config.train, resume=resume)
+    if PartialState().is_main_process:
+        load_weights(result.folder / "best", {"retriever": task.model})
+        task.model.save_pretrained(result.folder / "model")
+    return result
+
+
+def with_counted_steps(config: PatchesTrainConfig) -> PatchesTrainConfig:
+    """The config with the steps that `epochs` means."""
+    if config.epochs is None:
+        return config
+    if isinstance(config.data, ScenesDataConfig):
+        pairs = config.data.train_images
+    else:
+        from eligo.patches.training.captions import read_captions
+
+        pairs = sum(len(image.captions) for image in read_captions(config.data, "train"))
+    per_epoch = pairs // config.train.batch_size
+    if not per_epoch:
+        raise ConfigError(
+            f"train.batch_size: got {config.train.batch_size}, more than the {pairs} training pairs"
+        )
+    return config.replace({"train.total_steps": config.epochs * per_epoch})

@@ -1,0 +1,128 @@
+"""A segmented image: classes in colour over it with their names, and where each word was heard."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Integer
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from eligo.errors import InputError
+from eligo.report.pictures import Colour, _font, label_palette, label_picture
+
+_SIDE = 640  # pixels that the longer side has at least, so that names can be read
+_LINE = 24
+_INK, _PALE = (24, 24, 32), (250, 250, 252)
+# From nothing to all: the anchors of matplotlib's magma.
+_HEAT = (
+    (0, 0, 4), (40, 11, 84), (101, 21, 110), (159, 42, 99), (212, 72, 66), (245, 125, 21),
+    (250, 193, 39), (252, 253, 191),
+)  # fmt: skip
+
+
+def class_palette(num_classes: int) -> tuple[Colour, ...]:
+    """Colours of classes; the first two, wall and floor in every room, are quiet greys."""
+    return label_palette(num_classes, ((188, 188, 196), (134, 126, 118)))
+
+
+def indexed_labels(labels: Integer[Tensor, "height width"], num_classes: int) -> Image.Image:
+    """A palette picture: the pixel values are the classes, from 0."""
+    picture = Image.fromarray(labels.cpu().to(torch.uint8).numpy()).convert("P")
+    flat = [value for colour in class_palette(num_classes) for value in colour]
+    picture.putpalette(flat + [0] * (768 - len(flat)))
+    return picture
+
+
+def overlay_picture(
+    image: Image.Image,
+    labels: Integer[Tensor, "height width"],
+    classes: Sequence[str],
+    *,
+    title: str = "",
+) -> Image.Image:
+    """Classes in colour over a grey image, a line between them, and a legend by size."""
+    palette = class_palette(len(classes))
+    size = _shown_size(image)
+    grown = np.asarray(_grown(labels, size))
+    colours = np.asarray(label_picture(torch.from_numpy(grown.copy()), palette), dtype=np.float32)
+    grey = np.asarray(image.convert("L").resize(size), dtype=np.float32)[..., None]
+    shown = 0.45 * colours + 0.55 * grey
+    shown[_edges(grown)] = _INK
+    picture = Image.fromarray(shown.round().astype(np.uint8))
+    counts = torch.bincount(labels.cpu().flatten().long(), minlength=len(classes)).tolist()
+    found = sorted((-count, number) for number, count in enumerate(counts) if count)
+    total = max(1, sum(counts))
+    rows = [
+        (palette[number], f"{classes[number]}  {_percent(-negative / total)}")
+        for negative, number in found
+    ]
+    return _with_legend(picture, rows, title)
+
+
+def word_picture(
+    image: Image.Image,
+    heard: Float[Tensor, "map_height map_width"],
+    word: str,
+    *,
+    highest: float,
+) -> Image.Image:
+    """How much each place looks at a word: dark for nothing, bright for `highest` of all words."""
+    if highest <= 0:
+        raise InputError(f"highest: got {highest}, expected a number above 0")
+    size = _shown_size(image)
+    share = (heard.float().cpu() / highest).clamp(0, 1).numpy()
+    smooth = np.asarray(Image.fromarray(share).resize(size, Image.Resampling.BICUBIC)).clip(0, 1)
+    anchors = np.array(_HEAT, dtype=np.float32)
+    place = smooth * (len(anchors) - 1)
+    low = np.floor(place).astype(int).clip(max=len(anchors) - 2)
+    part = (place - low)[..., None]
+    heat = anchors[low] * (1 - part) + anchors[low + 1] * part
+    grey = np.asarray(image.convert("L").resize(size), dtype=np.float32)[..., None]
+    picture = Image.fromarray((0.72 * heat + 0.28 * grey).round().astype(np.uint8))
+    mean, most = float(heard.mean()), float(heard.max())
+    title = f"{word}: attention {mean:.2f} on average, {most:.2f} at most"
+    return _with_legend(picture, [], f"{title} (bright: {highest:.2f})")
+
+
+def _with_legend(picture: Image.Image, rows: list[tuple[Colour, str]], title: str) -> Image.Image:
+    """The picture with a title above and coloured names below, in as many columns as fit."""
+    font, pad = _font(16), 10
+    widest = max((font.getlength(text) for _, text in rows), default=0) + 44
+    columns = max(1, int((picture.width - pad) // max(1, widest)))
+    lines = -(-len(rows) // columns)
+    top = _LINE + pad if title else 0
+    below = lines * _LINE + 2 * pad if rows else 0
+    sheet = Image.new("RGB", (picture.width, picture.height + top + below), _PALE)
+    draw = ImageDraw.Draw(sheet)
+    if title:
+        draw.text((pad, pad // 2 + 2), title, fill=_INK, font=font)
+    sheet.paste(picture, (0, top))
+    for number, (colour, text) in enumerate(rows):
+        x = pad + (number % columns) * widest
+        y = top + picture.height + pad + (number // columns) * _LINE
+        draw.rectangle((x, y + 2, x + 16, y + 18), fill=colour, outline=_INK)
+        draw.text((x + 24, y), text, fill=_INK, font=font)
+    return sheet
+
+
+def _shown_size(image: Image.Image) -> tuple[int, int]:
+    scale = max(1, -(-_SIDE // max(image.size)))
+    return image.width * scale, image.height * scale
+
+
+def _grown(labels: Tensor, size: tuple[int, int]) -> Image.Image:
+    picture = Image.fromarray(labels.cpu().to(torch.uint8).numpy())
+    return picture.resize(size, Image.Resampling.NEAREST)
+
+
+def _edges(labels: np.ndarray) -> np.ndarray:
+    """Pixels whose right or lower neighbour is of another class."""
+    found = np.zeros(labels.shape, dtype=bool)
+    found[:, :-1] |= labels[:, :-1] != labels[:, 1:]
+    found[:-1] |= labels[:-1] != labels[1:]
+    return found
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share >= 0.001 else "< 0.1 %"

@@ -1,0 +1,95 @@
+"""The embedded exam: runs through, resumes, compares in pairs, says what it missed."""
+
+import json
+
+import numpy as np
+import pytest
+
+from eligo.cli import main
+from eligo.errors import InputError
+from eligo.patches.training.exam import summarise
+from eligo.patches.training.exam_config import ARMS, ExamConfig
+from eligo.report.intervals import paired_bootstrap
+
+
+def test_it_runs_through_and_is_not_made_twice(tmp_path, capsys):
+    command = ["patches", "exam", "--quick", "--out", str(tmp_path), "--json", "--seeds", "0",
+               "--steps", "2", "--see_steps", "2", "--test_images", "8",
+               "--arms", "global", "open", "paper", "ratio_1.0"]  # fmt: skip
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["arm"] for row in found["arms"]] == ["global", "open", "paper", "ratio_1.0"]
+    assert found["quick"] is True
+    assert [must["must"][:9] for must in found["musts"]] == [
+        "ratio 0.5", "ratio 0.5", "best-scor", "leak test"
+    ]  # fmt: skip
+    assert all(isinstance(must["met"], bool) for must in found["musts"])
+    assert found["arms"][2]["leak_free"] is True
+    (tmp_path / "open_0" / "result.json").unlink()
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+    assert main(command) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+    for first, second in zip(found["arms"], again["arms"], strict=True):
+        assert first["mean_recall"] == second["mean_recall"]
+
+
+def test_arms_differ_only_in_how_they_match():
+    exam = ExamConfig()
+    runs = {arm: exam.arm_run(arm, 1, "eyes") for arm in ARMS}
+    for run in runs.values():
+        assert run.replace({"train.name": "x", "model.match": runs["open"].model.match}) == runs[
+            "open"
+        ].replace({"train.name": "x"})
+    ratios = {arm: run.model.match.sparse_ratio for arm, run in runs.items()}
+    assert (ratios["open"], ratios["ratio_0.25"], ratios["ratio_1.0"]) == (0.5, 0.25, 1.0)
+    assert runs["open_dense"].model.match.dense
+    assert runs["paper"].model.match.dense
+    assert exam.see_run(1).see_steps == exam.see_run(1).train.total_steps
+
+
+def run_of(recall: float, noise: float, seed: int, **more) -> dict:
+    random = np.random.default_rng(seed)
+    values = recall + noise * random.standard_normal(200)
+    metrics = dict.fromkeys(("i2t_r1", "t2i_r1", "i2t_r10", "t2i_r10", "t2i_mean_recall10"), 1.0)
+    return {"metrics": metrics | {"rsum": 6 * recall}, "per_scene": values.tolist(),
+            "seconds": {"train": 1.0}, **more}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("slimming", "over_global", "hit", "leaks", "met"),
+    [
+        (0.0, 5.0, 0.4, False, [True, True, True, True]),
+        (-3.0, 5.0, 0.4, False, [False, True, True, True]),
+        (0.0, -5.0, 0.4, False, [True, False, True, True]),
+        (0.0, 5.0, 0.2, False, [True, True, False, True]),
+        (0.0, 5.0, 0.4, True, [True, True, True, False]),
+    ],
+)
+def test_musts_are_met_or_not(slimming, over_global, hit, leaks, met):
+    points = {"hit": hit, "chance": 0.1, "hit_by_text": 0.0, "kept": 0.0}
+    leak = {"leak": {"passes": not leaks}}
+    results = {
+        "open": {s: run_of(60.0, 1.0, s, pointing=points) for s in range(3)},
+        "ratio_1.0": {s: run_of(60.0 - slimming, 1.0, s, pointing=points) for s in range(3)},
+        "global": {s: run_of(60.0 - over_global, 1.0, s) for s in range(3)},
+        "paper": {s: run_of(60.0, 1.0, s, pointing=points, **leak) for s in range(3)},
+    }
+    found = summarise(ExamConfig(resamples=200), results)
+    assert [must["met"] for must in found["musts"]] == met
+    row = next(row for row in found["comparisons"] if row["against"] == "ratio_1.0")
+    assert row["difference"] == pytest.approx(slimming)
+
+
+def test_paired_bootstrap():
+    """As wide as theory says for many queries and no difference between runs."""
+    values = np.random.default_rng(0).standard_normal(400)
+    mean, low, high = paired_bootstrap([values.tolist()] * 3, resamples=2000)
+    error = values.std() / 20
+    assert mean == pytest.approx(values.mean())
+    assert (high - low) == pytest.approx(2 * 1.96 * error, rel=0.1)
+    # Runs that differ make it wider, however many queries there are.
+    wide = paired_bootstrap([[0.0] * 50, [3.0] * 50], resamples=500)
+    assert wide == (1.5, 0.0, 3.0)
+    with pytest.raises(InputError, match="as many queries"):
+        paired_bootstrap([])

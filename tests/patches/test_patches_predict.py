@@ -1,0 +1,112 @@
+"""`eligo patches predict`: the score is the model's, the picture shows what was kept."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from eligo.cli import main
+from eligo.patches import CrossSparseAggrNet
+from eligo.patches.model import RetrievalModel
+from eligo.patches.predict import count_cost, predict
+from eligo.patches.retrieval import ScenePictures, Searcher, build_index
+from eligo.patches.sides import Images
+from eligo.report.patches_picture import WordMatch, match_picture
+from eligo.report.pictures import rgb_picture
+
+TEXT = "there is a red ball left of a blue box."
+
+
+@pytest.fixture(scope="module")
+def scene() -> Image.Image:
+    return rgb_picture(ScenePictures.first(1, 112).load([0])[0].value)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, scene):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    RetrievalModel.tiny(kind="open").save_pretrained(folder)
+    scene.save(folder / "scene.png")
+    return folder
+
+
+@pytest.mark.parametrize("settings", [{"kind": "open"}, {"kind": "paper", "dense": True}])
+def test_prediction(settings, scene, tmp_path):
+    model = RetrievalModel.tiny(**settings).eval()
+    dense = "a red ball. a blue box." if model.uses_dense else None
+    made = predict(model, scene, TEXT, dense)
+    with torch.no_grad():
+        images = model.image_side([scene], None if dense is None else [dense])
+        wanted = model.match(images, model.text_side([TEXT]))
+    assert made.score == pytest.approx(float(wanted), abs=2e-6)
+    assert [row["word"] for row in made.words] == model.text_encoder.pieces(TEXT)
+    assert made.explanation.sparse.num_kept == made.cost.kept == 25
+    assert made.cost.patches == 49
+    assert made.cost.tokens == len(made.explanation.token_names)
+
+
+def test_the_cost_in_an_index_is_what_an_index_takes(scene, tmp_path):
+    model = RetrievalModel.tiny(kind="open").eval()
+    made = predict(model, scene, TEXT)
+    build_index(lambda: model, ScenePictures.first(3, 56), tmp_path)
+    shard = Searcher(model, tmp_path).index.shards[0].tensors
+    stored = sum(part[0].numel() * part.element_size() for part in shard.values())
+    assert made.cost.index_bytes == stored
+
+
+def test_the_gram_order_of_vit_224():
+    net, images = CrossSparseAggrNet(), Images(torch.randn(1, 196, 512), torch.randn(1, 512))
+    few, many = (count_cost(net, images, words, 41, (0.0, 0.0, 0.0)) for words in (28, 29))
+    assert (few.association, many.association) == ("gram", "direct")
+    assert few.index_bytes == 219_608  # of which 215,992 are patches and slot logits
+
+
+def test_the_picture_greys_what_was_dropped(scene):
+    kept = torch.zeros(7, 7, dtype=torch.bool)
+    kept[2:4, 2:4] = True
+    weights = torch.zeros(7, 7)
+    weights[6, 0] = 0.5
+    words = [WordMatch("ball", "slot 1", 0.5, weights), WordMatch("a", "[CLS]", 0.1, weights * 0)]
+    red = Image.new("RGB", (70, 70), (200, 10, 10))
+    sheet = np.asarray(match_picture(red, kept, torch.rand(7, 7), words, title="a ball"))
+    middle = sheet[sheet.shape[0] // 4 : -200, 364:700]  # the panel of kept patches
+    is_red = (middle[..., 0] > 150) & (middle[..., 1] < 50)
+    assert is_red.sum() == pytest.approx(4 * 48 * 48, rel=0.1)
+    below = sheet[-240:-40, 14:175]  # the first word
+    is_red = (below[..., 0] > 150) & (below[..., 1] < 50)
+    assert is_red.sum() == pytest.approx(161 * 161 / 49, rel=0.15)
+    whole = sheet[-240:-40, 189:350]  # [CLS]: all of the image
+    assert ((whole[..., 0] > 150) & (whole[..., 1] < 50)).sum() == pytest.approx(161 * 161, rel=0.1)
+
+
+def test_the_command(folder, tmp_path, capsys):
+    command = ["patches", "predict", "--image", str(folder / "scene.png"), "--model", str(folder)]
+    command += ["--out", str(tmp_path), "--device", "cpu"]
+    assert main([*command, "--text", TEXT]) == 0
+    told = capsys.readouterr().out
+    assert "patches 49 > 25 kept > 11 tokens, for 13 words" in told
+    assert "multiply-adds" in told
+    assert Image.open(tmp_path / "patches.png").width > 1000
+    assert main([*command, "--text", TEXT, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["words"]) == 13
+    assert found["cost"]["kept"] == 25
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"--text": " "}, "--text: is empty"),
+        ({"--image": "nowhere.png"}, "nowhere.png: cannot be read as an image"),
+        ({"--dense": "a ball."}, "trained without dense captions"),
+        ({"--model": "nowhere"}, "no retrieval model in nowhere"),
+    ],
+)
+def test_mistakes(folder, tmp_path, capsys, change, says):
+    flags = {"--image": str(folder / "scene.png"), "--text": TEXT, "--model": str(folder)}
+    flags |= {"--out": str(tmp_path)} | change
+    assert main(["patches", "predict", *(part for pair in flags.items() for part in pair)]) == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,171 @@
+"""Search finds what an exhaustive search finds: both directions, any cut into shards, any R."""
+
+import pytest
+import torch
+
+from eligo import ops
+from eligo.errors import InputError, MissingExtraError
+from eligo.patches.model import RetrievalModel
+from eligo.patches.retrieval import (
+    Calibration,
+    Hits,
+    ScenePictures,
+    Searcher,
+    TextLines,
+    build_index,
+    calibrate,
+    merge_hits,
+)
+from eligo.patches.retrieval.sources import scene_captions
+
+COUNT = 23
+QUERIES = ("there is a red ball.", "a star is left of a blue box.", "a gem.")
+
+
+@pytest.fixture(scope="module")
+def model() -> RetrievalModel:
+    torch.manual_seed(0)
+    return RetrievalModel.tiny(kind="paper").eval()
+
+
+@pytest.fixture(scope="module")
+def images(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    build_index(lambda: model, ScenePictures.first(COUNT, 56), folder, shard_size=5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "texts.txt").write_text("\n".join(scene_captions(COUNT)))
+    source = TextLines.of(folder / "texts.txt")
+    build_index(lambda: model, source, folder / "index", shard_size=5, dtype="float32")
+    return folder / "index"
+
+
+def same(got: Hits, wanted: Hits) -> None:
+    assert got.rows.tolist() == wanted.rows.tolist()
+    assert torch.equal(got.scores, wanted.scores)
+    assert torch.equal(got.cosines, wanted.cosines)
+
+
+@pytest.mark.parametrize("text", QUERIES)
+def test_reranking_all_is_exhaustive(model, images, text):
+    searcher, query = Searcher(model, images), model.text_side([text])
+    wanted = searcher.search(query, k=10, rerank=None)
+    same(searcher.search(query, k=10, rerank=COUNT), wanted)
+    same(searcher.search(query, k=10, rerank=COUNT + 100), wanted)
+    # and it is what sorting all scores gives
+    scores = searcher.scores(query, torch.arange(COUNT))[:, 0]
+    order = scores.argsort(descending=True, stable=True)[:10]
+    assert wanted.rows.tolist() == order.tolist()
+    assert torch.equal(wanted.scores, scores[order])
+
+
+@pytest.mark.parametrize("rerank", [4, 7, 15])
+def test_two_stages_by_hand(model, images, rerank):
+    searcher, query = Searcher(model, images), model.text_side([QUERIES[1]])
+    vectors = torch.cat([shard.tensors["direction"] for shard in searcher.index.shards]).float()
+    mean = model.encode_texts([QUERIES[1]]).words[0].mean(0)
+    cosines = torch.nn.functional.cosine_similarity(vectors, mean[None])
+    chosen = cosines.argsort(descending=True, stable=True)[:rerank].sort().values
+    scores = searcher.scores(query, torch.arange(COUNT))[chosen, 0]
+    order = scores.argsort(descending=True, stable=True)[:4]
+    found = searcher.search(query, k=4, rerank=rerank)
+    assert found.rows.tolist() == chosen[order].tolist()
+    torch.testing.assert_close(found.cosines, cosines[chosen[order]], atol=1e-3, rtol=0)
+
+
+def test_texts_found_by_an_image(model, texts):
+    picture = ScenePictures.first(1, 56).load([0])[0].value
+    query = model.image_side([picture])
+    searcher = Searcher(model, texts)
+    wanted = searcher.search(query, k=10, rerank=None)
+    same(searcher.search(query, k=10, rerank=COUNT), wanted)
+    with torch.no_grad():
+        scores = model.match(query, model.text_side(scene_captions(COUNT)))[0]
+    best = ops.top_k(scores, 10)
+    torch.testing.assert_close(wanted.scores, scores[best], atol=2e-6, rtol=0)
+    assert searcher.ids(wanted)[0]["text"] == scene_captions(COUNT)[int(best[0])]
+
+
+@pytest.mark.parametrize("rerank", [6, 12, None])
+@pytest.mark.parametrize("parts", [[[0], [1], [2], [3], [4]], [[4, 0], [2, 1], [3]]])
+def test_parts_merge_exactly(model, images, rerank, parts):
+    query = model.text_side([QUERIES[0]])
+    wanted = Searcher(model, images).search(query, k=6, rerank=rerank)
+    found = [
+        Searcher(model, images, shards=shards).search(query, k=rerank or COUNT, rerank=rerank)
+        for shards in parts
+    ]
+    same(merge_hits(found, k=6, rerank=rerank), wanted)
+
+
+def test_the_cut_into_shards_changes_nothing(model, images, tmp_path):
+    build_index(lambda: model, ScenePictures.first(COUNT, 56), tmp_path, shard_size=COUNT)
+    query = model.text_side([QUERIES[0]])
+    one, many = (Searcher(model, folder).search(query, k=8) for folder in (tmp_path, images))
+    assert one.rows.tolist() == many.rows.tolist()
+    torch.testing.assert_close(one.scores, many.scores, atol=3e-3, rtol=0)
+
+
+def test_queries_of_the_wrong_kind(model, images, texts):
+    image = model.image_side([ScenePictures.first(1, 56).load([0])[0].value])
+    with pytest.raises(InputError, match="is an index of images, and got an image"):
+        Searcher(model, images).search(image)
+    with pytest.raises(InputError, match="is an index of texts, and got a text"):
+        Searcher(model, texts).search(model.text_side(["a ball."]))
+    with pytest.raises(InputError, match="k=10 and rerank=3"):
+        Searcher(model, images).search(model.text_side(["a ball."]), k=10, rerank=3)
+
+
+def test_calibration_against_brute_force(model, images):
+    searcher = Searcher(model, images)
+    sides = [model.text_side([text]) for text in QUERIES]
+    found = calibrate(searcher, sides, "test")
+    together = calibrate(searcher, [model.text_side(list(QUERIES))], "test")
+    assert found.queries == together.queries == 3
+    assert found.ranks == together.ranks
+    for rerank in (10, 12, 17, COUNT):
+        hit = 0
+        for side in sides:
+            wanted = searcher.search(side, k=10, rerank=None).rows
+            hit += int(torch.isin(searcher.candidates(side, rerank).rows, wanted).sum())
+        assert found.recall(rerank) == hit / 30
+    smallest = found.smallest(0.9)
+    assert found.recall(smallest) >= 0.9 > found.recall(smallest - 1)
+    assert found.recall(found.smallest(1.0)) == 1.0
+    assert Calibration.load(searcher.index) is None
+    found.save(searcher.index)
+    assert Calibration.load(searcher.index) == found
+
+
+def test_ties_go_to_the_first(model, tmp_path):
+    class Same(ScenePictures):
+        def load(self, places):
+            return [super(Same, self).load([0])[0] for _ in places]
+
+    source = ScenePictures.first(9, 56)
+    build_index(lambda: model, Same(source.ids, 56), tmp_path, shard_size=4, batch_size=1)
+    searcher, query = Searcher(model, tmp_path), model.text_side(["a ball."])
+    assert searcher.search(query, k=3, rerank=6).rows.tolist() == [0, 1, 2]
+    assert searcher.candidates(query, 6).rows.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_faiss_finds_the_same(model, images):
+    pytest.importorskip("faiss")
+    query = model.text_side([QUERIES[2]])
+    exact = Searcher(model, images)
+    for _ in range(2):  # built, then read
+        near = Searcher(model, images, approximate=True)
+        got, wanted = near.candidates(query, 8), exact.candidates(query, 8)
+        assert got.rows.tolist() == wanted.rows.tolist()
+        torch.testing.assert_close(got.cosines, wanted.cosines)
+    assert (images / "stage1.faiss").exists()
+
+
+def test_without_faiss(model, images, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(MissingExtraError, match=r"eligo\[faiss\]"):
+        Searcher(model, images, approximate=True)

@@ -1,0 +1,153 @@
+"""`eligo patches index` and `search` from the command line, both directions."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from eligo.cli import main
+from eligo.patches.model import RetrievalModel
+from eligo.patches.retrieval import ScenePictures
+from eligo.patches.retrieval.sources import scene_captions
+from eligo.report.pictures import rgb_picture
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A model, a folder of images and a file of texts, indexed by the command."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("world")
+    RetrievalModel.tiny(kind="open").save_pretrained(folder / "model")
+    (folder / "images").mkdir()
+    scenes = ScenePictures.first(14, 56)
+    for name, item in zip(scenes.ids, scenes.load(range(14)), strict=True):
+        rgb_picture(item.value).save(folder / "images" / f"{name}.png")
+    (folder / "images" / "broken.jpg").write_text("no image")
+    (folder / "texts.txt").write_text("\n".join(scene_captions(16)))
+    flags = ["--model", str(folder / "model"), "--shard-size", "6", "--device", "cpu"]
+    index = ["patches", "index", *flags]
+    assert main([*index, str(folder / "images"), "--out", str(folder / "by_text")]) == 0
+    texts = ["--texts", str(folder / "texts.txt"), "--out", str(folder / "by_image")]
+    assert main([*index, *texts]) == 0
+    return folder
+
+
+def search(world, name: str, *words: str) -> int:
+    model = ["--model", str(world / "model"), "--device", "cpu"]
+    return main(["patches", "search", str(world / name), *words, *model])
+
+
+def test_what_was_indexed(world, capsys):
+    command = ["patches", "index", str(world / "images"), "--out", str(world / "by_text")]
+    command += ["--model", str(world / "model"), "--shard-size", "6", "--device", "cpu"]
+    assert main([*command, "--json"]) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert found["images"] == 14
+    assert found["skipped"] == ["broken.jpg"]
+    assert found["shards already there"] == 3
+    assert "skipped: broken.jpg: " in told.err
+
+
+def test_images_found_by_text(world, capsys):
+    assert search(world, "by_text", "a red ball.", "--k", "3", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["rank"] for row in found["found"]] == [1, 2, 3]
+    assert found["found"][0]["id"].endswith(".png")
+    scores = [row["score"] for row in found["found"]]
+    assert scores == sorted(scores, reverse=True)
+    assert search(world, "by_text", "a red ball.", "--k", "3", "--exhaustive", "--json") == 0
+    exhaustive = json.loads(capsys.readouterr().out)
+    assert exhaustive["found"] == found["found"]  # R = 128 is all of them
+    assert exhaustive["stage 1 recall of top 10 here"] == 1
+
+
+def test_texts_found_by_image(world, capsys):
+    image = next((world / "images").glob("*.png"))
+    assert search(world, "by_image", "--image", str(image), "--k", "2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["found"]
+    assert found[0]["text"] in scene_captions(16)
+
+
+def test_rerank_auto_measures_once(world, capsys):
+    assert search(world, "by_text", "a red ball.", "--rerank", "auto", "--k", "1") == 2
+    assert "give dev queries with --dev" in capsys.readouterr().err
+    dev = ["--dev", str(world / "texts.txt")]
+    assert search(world, "by_text", "a red ball.", "--rerank", "auto", "--k", "1", *dev) == 0
+    told = capsys.readouterr().out
+    assert "of the exhaustive top 10 (16 dev queries" in told
+    assert (world / "by_text" / "stage1.json").exists()
+    assert search(world, "by_text", "a ball.", "--rerank", "auto", "--k", "1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["stage 1 recall of top 10 on dev"] >= 0.995
+
+
+def test_rerank_auto_of_a_text_index(world, capsys):
+    image = next((world / "images").glob("*.png"))
+    words = ["--image", str(image), "--rerank", "auto", "--dev", str(world / "images")]
+    assert search(world, "by_image", *words, "--k", "1") == 0
+    assert "(14 dev queries" in capsys.readouterr().out  # the broken one is left out
+
+
+def test_an_index_of_scenes_brings_its_own_dev_queries(world, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("eligo.cli.patches_search._DEV_QUERIES", 3)
+    index = ["--scenes", "12", "--out", str(tmp_path / "index"), "--model", str(world / "model")]
+    assert main(["patches", "index", *index, "--device", "cpu"]) == 0
+    capsys.readouterr()
+    model = ["--model", str(world / "model"), "--device", "cpu", "--rerank", "auto"]
+    assert main(["patches", "search", str(tmp_path / "index"), "a red ball.", *model]) == 0
+    assert "3 dev queries: captions of validation scenes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("by_text",), "expected what to look for"),
+        (("by_text", " "), "is empty"),
+        (("by_image", "a ball."), "is an index of texts, and got a text"),
+        (("by_text", "a ball.", "--k", "200"), "at least as many to rerank"),
+        (("images", "a ball."), "is no index"),
+        (("by_image", "--image", "nowhere.png"), "cannot be read as an image"),
+    ],
+)
+def test_mistakes(world, capsys, words, says):
+    assert search(world, *words) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "expected one of a folder of images"),
+        (("--scenes", "3", "--texts", "a.txt"), "expected one of a folder of images"),
+        (("--scenes", "3", "--dense", "a.jsonl"), "goes with a folder of images"),
+        (("--texts", "nowhere.txt"), "nowhere.txt: cannot be read"),
+        (("nowhere",), "is no folder"),
+    ],
+)
+def test_mistakes_when_indexing(world, tmp_path, capsys, words, says):
+    flags = ["--out", str(tmp_path), "--model", str(world / "model"), "--device", "cpu"]
+    assert main(["patches", "index", *words, *flags]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_dense_captions_of_a_file(tmp_path, capsys):
+    RetrievalModel.tiny(kind="paper", dense=True).save_pretrained(tmp_path / "model")
+    (tmp_path / "images").mkdir()
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (60, 60), "red").save(tmp_path / "images" / name)
+    dense = tmp_path / "dense.jsonl"
+    command = ["patches", "index", str(tmp_path / "images"), "--out", str(tmp_path / "index")]
+    command += ["--model", str(tmp_path / "model"), "--device", "cpu"]
+    assert main(command) == 2
+    assert "give them with --dense FILE" in capsys.readouterr().err
+    dense.write_text('{"image_id": "a.png", "text": "a red ball."}\n')
+    assert main([*command, "--dense", str(dense)]) == 2
+    assert "1 images have none, the first is 'b.png'" in capsys.readouterr().err
+    with dense.open("a") as file:
+        file.write('{"image_id": "b.png", "text": "a blue box.", "model": "m", "prompt": "p"}\n')
+    assert main([*command, "--dense", str(dense)]) == 0
+    with dense.open("a") as file:
+        file.write('{"text": "whose?"}\n')
+    assert main([*command, "--dense", str(dense)]) == 2
+    assert "line 3, field image_id: is missing" in capsys.readouterr().err

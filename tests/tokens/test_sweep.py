@@ -10,7 +10,8 @@ from eligo.cli import main
 from eligo.cli.registry import load_run_config
 from eligo.errors import MissingExtraError
 from eligo.report.plots import Panel, Point, save_panels
-from eligo.tokens.measure.sweep import Arm, arms_of, paired_drop, read_method, rows_of
+from eligo.tokens.measure.asking import rows_of
+from eligo.tokens.measure.sweep import Arm, arms_of, paired_drop, read_method
 from eligo.tokens.measure.sweep_config import SweepConfig
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Cut, Plan, Stage1

@@ -93,6 +93,9 @@ COMMANDS = {
     "tokens evaluate": Command(
         "eligo.cli.tokens_evaluate:run", "what a trained pruner keeps of the accuracy, by family"
     ),
+    "tokens exam": Command(
+        "eligo.cli.tokens_exam:run", "learned pruning against all rivals, at equal cost"
+    ),
     "tokens sweep": Command(
         "eligo.cli.tokens_sweep:run", "accuracy over cost: methods and plans, budget by budget"
     ),

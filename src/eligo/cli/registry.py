@@ -23,6 +23,7 @@ TASKS: dict[str, str] = {
     "scenes.stats": "eligo.scenes.stats:StatsConfig",
     "scenes.evaluate-vlm": "eligo.scenes.vlm.evaluate:VlmEvaluationConfig",
     "scenes.train-vlm": "eligo.scenes.vlm.train:VlmTrainConfig",
+    "tokens.exam": "eligo.tokens.measure.exam_config:ExamConfig",
     "tokens.sweep": "eligo.tokens.measure.sweep_config:SweepConfig",
     "tokens.train": "eligo.tokens.training.config:TokensTrainConfig",
 }

@@ -73,14 +73,32 @@ def predict(
 
 def trace_schedule(trace: Trace, num_layers: int, row: int = 0) -> Schedule:
     """How many vision tokens of a row of the batch were left where."""
+    return trace_schedules(trace, num_layers)[row]
+
+
+def trace_schedules(trace: Trace, num_layers: int) -> list[Schedule]:
+    """The same for all rows, with one look at the device for each stage."""
     assert trace.grid is not None
     assert trace.rows is not None
-    mine = (trace.rows == row).cpu()
-    vision = int(trace.grid.cpu()[mine].prod(-1).sum())
-    left = {stage.layer: int((stage.positions.cpu()[mine] >= 0).sum()) for stage in trace.stages}
+    lengths = (trace.columns[0] >= 0).sum(-1).cpu()
+    rows = trace.rows.cpu()
+
+    def per_row(counts: Tensor) -> list[int]:
+        return torch.zeros_like(lengths).index_add(0, rows, counts.cpu().to(lengths.dtype)).tolist()
+
+    vision = per_row(trace.grid.prod(-1))
+    left = {stage.layer: per_row((stage.positions >= 0).sum(-1)) for stage in trace.stages}
     merged = left.pop(0, vision)
-    text = int((trace.columns[0][row] >= 0).sum()) - merged
-    return Schedule(vision, merged, tuple(sorted(left.items())), text, num_layers)
+    return [
+        Schedule(
+            vision[row],
+            merged[row],
+            tuple((layer, left[layer][row]) for layer in sorted(left)),
+            length - merged[row],
+            num_layers,
+        )
+        for row, length in enumerate(lengths.tolist())
+    ]
 
 
 def _measure(model: Any, inputs: dict[str, Tensor], trace: Trace, backend: str | None) -> Measured:

@@ -3,7 +3,8 @@
 Two-stage pruning guide; spec section 2, "How a mask acts". Stage 1 acts as at inference. After it
 nothing is removed: in every layer from a cut on, `log(m_bar + 1e-9)` is added to the logits of
 vision keys, their diagonal apart, with `m_bar` the product of the masks so far. Departures:
-- hidden states are never scaled: the norm at the entrance of every block cancels it;
+- hidden states are not scaled: the norm at the entrance of every block cancels it
+  (`acts_on="states"` does it all the same, for the exam to show);
 - the floor is 1e-9: 1e-4 leaks, and at 0 the gradient would be dead;
 - the gradient of a dropped entry is e^a / Z, a thousandfold of a kept one's: it is clamped to ten
   times the RMS of the kept ones, per image.
@@ -14,7 +15,7 @@ bfloat16 or float32.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -87,6 +88,7 @@ def masking(
     question_mask: Bool[Tensor, "batch length"] | None = None,
     *,
     relaxer: Relaxer | None = None,
+    acts_on: Literal["keys", "states"] = "keys",
     scene: Bool[Tensor, "images tokens"] | None = None,
     host: Callable[[nn.Module], Host] | None = None,
 ) -> Iterator[Trace]:
@@ -100,7 +102,7 @@ def masking(
     kind), backward must run inside.
     """
     session = Masks(model, plan, question_mask, scene, host)
-    session.relaxer = relaxer
+    session.relaxer, session.acts_on = relaxer, acts_on
     with session:
         yield session.trace
 
@@ -123,6 +125,7 @@ class Masks(Removal):
     """Cuts hide columns."""
 
     relaxer: Relaxer | None = None
+    acts_on: Literal["keys", "states"] = "keys"
 
     def merge(
         self, reducer: Reducer, context: ReducerContext, budget: Int[Tensor, " images"]
@@ -157,6 +160,10 @@ class Masks(Removal):
             survivors = self._latest(layer, frame)
         if len(self.trace.columns) == layer:
             self.trace.columns.append(self._would_see(frame, survivors))
+        if self.acts_on == "states" and survivors is not None:
+            if layer in self.cuts:
+                hidden = self._scale(hidden, frame, survivors)
+            survivors = None
         if survivors is None and frame.base.key_bias is None:
             return hidden, {}
         mask = kwargs.get("attention_mask")
@@ -237,6 +244,11 @@ class Masks(Removal):
         bias = self._spread((survivors.mask + FLOOR).log(), base)[:, None, None]
         own = torch.eye(base.width, dtype=torch.bool, device=bias.device)
         return add_bias(mask, torch.where(own, 0.0, bias).to(mask.device), hidden)
+
+    def _scale(self, hidden: Tensor, frame: Frame, survivors: _Survivors) -> Tensor:
+        """The guide's way: states times m_bar, once per cut."""
+        gone = self._spread(1 - survivors.mask, frame.base).to(hidden.device)
+        return hidden * (1 - gone).unsqueeze(-1).to(hidden.dtype)
 
     def _spread(self, values: Tensor, base: Layout) -> Tensor:
         columns, rows = base.images.to(values.device), base.rows.to(values.device)

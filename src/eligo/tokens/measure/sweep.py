@@ -9,27 +9,19 @@ right, so that any two can be compared question by question.
 import hashlib
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from eligo.errors import InputError
-from eligo.report.intervals import wilson_interval
-from eligo.scenes.vlm.evaluate import VlmEvaluationConfig, fit_blind
-from eligo.tokens.cost.count import Cost, Schedule, count_cost
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.data.examples import GRID, Collator, SceneExamples
-from eligo.tokens.inside.removal import pruning
-from eligo.tokens.measure.evaluate import ALL, say
+from eligo.tokens.data.examples import GRID, SceneExamples
+from eligo.tokens.measure.asking import Asker, answer_blindly, rows_of
 from eligo.tokens.measure.sweep_config import SweepConfig
 from eligo.tokens.methods import Method, read_method
 from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.predict import trace_schedule
-from eligo.vqa import vqa_accuracy
 
 WHOLE, BLIND = "none", "blind"
 
@@ -101,6 +93,13 @@ class Sweep:
         self.examples = SceneExamples(
             config.scenes, config.split, config.questions, grid=(side, side)
         )
+        self.asker = Asker(
+            model,
+            processor,
+            self.examples,
+            batch_size=config.batch_size,
+            max_new_tokens=config.max_new_tokens,
+        )
 
     def check(self, arms: Sequence[Arm]) -> None:
         """Whatever an arm asks of this host that it cannot give, before any question is asked."""
@@ -115,103 +114,15 @@ class Sweep:
     def run(self, arm: Arm, on_progress: Callable[[int], None] | None = None) -> dict[str, Any]:
         """One arm as JSON holds it."""
         tell = on_progress or (lambda _: None)
-        if arm.plan is None:
-            families, right = self._blind(tell)
-            cost = {"kept": [0]}
-        else:
-            families, right, schedules = self._answer(arm.plan, tell)
-            cost = self._cost(arm.plan, schedules)
         head = {"key": arm.key, "name": arm.name, "budget": arm.budget}
+        if arm.plan is None:
+            families, right = answer_blindly(self.examples, self.config.blind_scenes, tell)
+            cost: dict[str, Any] = {"kept": [0]}
+        else:
+            answers = self.asker.ask({arm.name: arm.plan}, tell)
+            families, right = answers.families, answers.right[arm.name]
+            cost = answers.cost[arm.name]
         return head | cost | {"rows": rows_of(families, right), "right": _bits(right)}
-
-    def _answer(
-        self, plan: Plan, tell: Callable[[int], None]
-    ) -> tuple[list[str], list[bool], Counter[Schedule]]:
-        device = next(self.model.parameters()).device
-        for stage in plan.stages:
-            if isinstance(stage.reducer, nn.Module):
-                stage.reducer.to(device)
-        collator = Collator(self.processor)
-        families: list[str] = []
-        right: list[bool] = []
-        schedules: Counter[Schedule] = Counter()
-        for first in range(0, len(self.examples), self.config.batch_size):
-            last = min(first + self.config.batch_size, len(self.examples))
-            rows = self.examples.__getitems__(range(first, last))
-            batch = collator(rows).to(device)
-            context = pruning(self.model, plan, batch.question_mask, scene=batch.scene)
-            with torch.no_grad(), context as trace:
-                said = say(self.model, self.processor, batch, self.config.max_new_tokens)
-            families += [row.family for row in rows]
-            # A scene's question has one answer: right or wrong, nothing between.
-            right += [vqa_accuracy(s, r.answers) > 0.5 for s, r in zip(said, rows, strict=True)]
-            schedules.update(
-                trace_schedule(trace, self.shape.num_layers, row) for row in range(len(rows))
-            )
-            tell(last)
-        return families, right, schedules
-
-    def _blind(self, tell: Callable[[int], None]) -> tuple[list[str], list[bool]]:
-        config = self.config
-        blind = fit_blind(
-            VlmEvaluationConfig(scenes=config.scenes, blind_scenes=config.blind_scenes)
-        )
-        families: list[str] = []
-        right: list[bool] = []
-        for first in range(0, len(self.examples), config.batch_size):
-            last = min(first + config.batch_size, len(self.examples))
-            rows = self.examples.__getitems__(range(first, last))
-            families += [row.family for row in rows]
-            right += [
-                vqa_accuracy(blind(row.question, row.kind), row.answers) > 0.5 for row in rows
-            ]
-            tell(last)
-        return families, right
-
-    def _cost(self, plan: Plan, schedules: Counter[Schedule]) -> dict[str, Any]:
-        """Means over the questions."""
-        reducers = [plan.stage1 and plan.stage1.reducer, *(cut.reducer for cut in plan.cuts)]
-        counted = [
-            (count_cost(self.shape, schedule, selectors=reducers), times)
-            for schedule, times in schedules.items()
-        ]
-
-        def mean(value: Callable[[Cost], float]) -> float:
-            return sum(value(cost) * times for cost, times in counted) / schedules.total()
-
-        llm, full = mean(lambda cost: cost.llm), mean(lambda cost: cost.llm_full)
-        selector = mean(lambda cost: cost.selector or 0.0)
-        rest = mean(lambda cost: cost.tower + cost.projector)
-        rest_full = mean(lambda cost: cost.tower + cost.projector_full)
-        usual = max(schedules, key=lambda schedule: schedules[schedule])
-        budgets = [usual.merged, *(budget for _, budget in usual.cuts)]
-        return {
-            "kept": budgets if plan.stages else [usual.vision],
-            "layers": [0, *(layer for layer, _ in usual.cuts)],
-            "vision_keep_mean": mean(lambda cost: cost.vision_keep_mean),
-            "mean_length": mean(lambda cost: cost.mean_length),
-            "flops_llm": llm,
-            "flops_selector": selector,
-            "flops_total": rest + selector + llm,
-            "flops_reduction_llm": 1 - llm / full,
-            "flops_reduction_with_selector": 1 - (llm + selector) / full,
-            "flops_reduction_total": 1 - (rest + selector + llm) / (rest_full + full),
-            "uncounted": list(counted[0][0].uncounted),
-        }
-
-
-def rows_of(families: Sequence[str], right: Sequence[bool]) -> list[dict[str, Any]]:
-    """Accuracy with Wilson's 95 % interval: of all questions, then family by family."""
-    rows = []
-    for family in (ALL, *dict.fromkeys(families)):
-        mine = [one for one, its in zip(right, families, strict=True) if family in (its, ALL)]
-        low, high = wilson_interval(sum(mine), len(mine))
-        share = sum(mine) / len(mine)
-        rows.append(
-            {"family": family, "asked": len(mine), "right": sum(mine)}
-            | {"accuracy": share, "low": low, "high": high}
-        )
-    return rows
 
 
 def paired_drop(whole: str, pruned: str) -> tuple[float, float, float]:

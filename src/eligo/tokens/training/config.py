@@ -197,6 +197,8 @@ class TokensTrainConfig(Config):
     """Whether kept tokens keep the positions they had."""
     mask_mode: Literal["straight_through", "soft"] = "straight_through"
     """Hard masks with the gradient of soft ones, or soft masks."""
+    mask_acts_on: Literal["keys", "states"] = "keys"
+    """Masks bias attention, or scale hidden states as in the guide (to see that it fails)."""
     temperature: TemperatureConfig = TemperatureConfig()
     """How soft the choices are."""
     objective: Literal["distill", "adversarial"] = "distill"

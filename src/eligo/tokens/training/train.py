@@ -216,7 +216,13 @@ class TokensTask(Task):
     ) -> tuple[Observed, TrainingRelaxer]:
         """The same with the plan in its training form."""
         relaxer = TrainingRelaxer(self.merger, self.pruners, relaxation, self.settings.size_bias)
-        context = masking(self.model, self.plan, batch.question_mask, relaxer=relaxer)
+        context = masking(
+            self.model,
+            self.plan,
+            batch.question_mask,
+            relaxer=relaxer,
+            acts_on=self.settings.mask_acts_on,
+        )
         with shared_images(self.host.tower, batch.rows_per_image):
             return observe(self.model, self.watched, batch, context), relaxer
 

@@ -1,0 +1,151 @@
+"""`eligo tokens exam`: what learned two-stage pruning is worth, at equal cost."""
+
+import json as json_module
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+from eligo.cli.console import print_result, results
+from eligo.errors import MissingExtraError
+from eligo.files import write_text
+from eligo.tokens.measure.exam_config import ExamConfig
+
+logger = logging.getLogger("eligo.tokens")
+
+
+def run(
+    config: Annotated[ExamConfig, "tokens/exam"],
+    *,
+    out: Path = Path("runs/tokens_exam"),
+    only: tuple[str, ...] = (),
+    quick: bool = False,
+    json: bool = False,
+) -> None:
+    """Train the plans, tune the rivals, ask both the same test questions, and judge.
+
+    Started again, it makes only what is missing. Writes exam.json (arms, comparisons, bars, and
+    which answers were right, question by question) and plots.
+
+    Args:
+        out: The folder to write to.
+        only: Train these (NAME_SEED) and stop: so several processes can share the work.
+        quick: See it run through on a CPU; the numbers mean nothing.
+        json: Print one JSON document instead of tables.
+    """
+    from accelerate import PartialState
+
+    from eligo.report.provenance import provenance
+    from eligo.tokens.measure.exam import Exam
+    from eligo.tokens.measure.verdict import Results, judge
+    from eligo.train.progress import ProgressBar
+
+    config = config.quick() if quick else config
+    device = PartialState().device  # where the loop trains
+    assert device is not None
+    exam = Exam(config, out, device)
+    if only:
+        exam.train(only=only)
+        return
+    bars: dict[str, ProgressBar] = {}
+
+    def tell(what: str, done: int, total: int) -> None:
+        bars.setdefault(what, ProgressBar(what, total)).update(done, "")
+
+    found = exam.run(tell)
+    held = ("families", "right", "cost", "allowed")
+    results_of_all = Results(**{name: found[name] for name in held}, resamples=config.resamples)
+    verdict = judge(results_of_all)
+    head = provenance("eligo", str(device)) | {"quick": quick}
+    raw = {"families": _coded(found["families"]), "right": _packed(found["right"])}
+    document = (
+        head
+        | {"config": config.model_dump(mode="json"), "tuning": found["tuning"]}
+        | verdict
+        | {"cost": found["cost"], "allowed": found["allowed"], "answers": raw}
+    )
+    write_text(out / "exam.json", json_module.dumps(document) + "\n")
+    _plot(out, results_of_all)
+    if json:
+        print_result(verdict, json=True)
+        return
+    for table in _tables(verdict):
+        results().print(table)
+    for bar in verdict["bars"]:
+        results().print(f"{'met' if bar['met'] else 'NOT met'}: {bar['said']}", highlight=False)
+    for shape in verdict["shapes"]:
+        told = "seen" if shape["holds"] else "not seen"
+        results().print(f"{told}: {shape['claim']} ({shape['said']})", highlight=False)
+
+
+def _packed(right: dict[str, str]) -> dict[str, str]:
+    """Four answers in a hexadecimal digit, the first question first."""
+    return {arm: f"{int('1' + bits, 2):x}" for arm, bits in right.items()}
+
+
+def _coded(families: list[str]) -> dict[str, Any]:
+    names = list(dict.fromkeys(families))
+    return {"names": names, "codes": "".join(str(names.index(name)) for name in families)}
+
+
+def _plot(out: Path, found: Any) -> None:
+    from eligo.report.plots import Panel, Point, save_panels
+    from eligo.tokens.measure.evaluate import ALL
+    from eligo.tokens.measure.verdict import BLIND, WHOLE
+
+    def panel(family: str) -> Panel:
+        curves: dict[str, list[Point]] = {}
+        for arm, runs in found.arms.items():
+            if arm in (WHOLE, BLIND) or "," in arm:
+                continue
+            spent = found.cost[runs[0]]["flops_llm"] + found.cost[runs[0]]["flops_selector"]
+            share = found.accuracies(arm)[family]
+            curve = "two_stage" if arm.startswith("two_stage") else arm.partition("@")[0]
+            curves.setdefault(curve, []).append(Point(spent / 1e9, share, share, share))
+        levels = {name: found.accuracies(name)[family] for name in (WHOLE, BLIND)}
+        return Panel(family, {n: sorted(c, key=lambda p: p.x) for n, c in curves.items()}, levels)
+
+    labels = {"x_label": "GFLOPs of language model and selector", "y_label": "right answers (%)"}
+    try:
+        save_panels([panel(ALL)], out / "accuracy.png", **labels)
+        families = [panel(family) for family in dict.fromkeys(found.families)]
+        save_panels(families, out / "families.png", **labels)
+    except MissingExtraError as error:
+        logger.info("no plots: %s", error)
+
+
+def _tables(verdict: dict[str, Any]) -> list[Any]:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    def table(title: str, caption: str, columns: list[str]) -> Table:
+        made = Table(
+            title=title, caption=caption, title_justify="left", caption_justify="left",
+            box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
+        )  # fmt: skip
+        made.add_column("arm", overflow="fold")
+        for name in columns:
+            made.add_column(name, justify="right", no_wrap=True)
+        return made
+
+    overall = table(
+        "right answers (%) on the same test questions",
+        "lost: points against none, with its 95 % interval · saved: FLOPs (%) of the language "
+        "model, the selector counted · runs: trainings",
+        ["kept", "saved", "runs", "right", "lost", "interval"],
+    )
+    names = list(verdict["arms"][0]["accuracy"])
+    families = table("by family (%)", "", names)
+    for row in verdict["arms"]:
+        right = row["accuracy"]
+        saved = row.get("flops_reduction_with_selector")
+        overall.add_row(
+            row["arm"],
+            ">".join(map(str, row.get("kept", [0]))),
+            "-" if saved is None else f"{100 * saved:.1f}",
+            str(row["runs"]),
+            f"{right['all']:.1f}",
+            f"{row['drop']:.1f}",
+            f"{row['drop_low']:.1f} to {row['drop_high']:.1f}",
+        )
+        families.add_row(row["arm"], *(f"{right[name]:.1f}" for name in names))
+    return [overall, families]

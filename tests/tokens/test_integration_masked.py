@@ -177,3 +177,25 @@ def test_gradients_survive_checkpointing() -> None:
         found.append([weight.grad for weight in relaxer.weights.values()])
     for plain, again in zip(*found, strict=True):
         assert torch.allclose(plain, again, rtol=1e-4, atol=1e-6)
+
+
+def test_scaled_states_are_not_removal() -> None:
+    """The guide's way, kept for the exam: a state of zero is still a key that softmax looks at."""
+    host, inputs = shared("llava"), shared("llava").batch(rows_of("one", "llava"))
+    plan = make_plan("2")
+    layer = plan.layers[0]
+    seen: list[Tensor] = []
+    block = host.model.model.language_model.layers[layer]
+    with torch.no_grad():
+        with masking(host.model, plan) as trace:
+            by_keys = host.model(**inputs).logits
+        with masking(host.model, plan, acts_on="states"):
+            hook = block.input_layernorm.register_forward_pre_hook(
+                lambda _module, args: seen.append(args[0])
+            )
+            by_states = host.model(**inputs).logits
+            hook.remove()
+    dropped = (seen[0] == 0).all(-1).sum().item()
+    stage = trace.stages[0]
+    assert dropped == (stage.selection.mask.sum() - stage.selection.num_kept.sum()).item() > 0
+    assert (by_keys - by_states).abs().max() > 1e-3

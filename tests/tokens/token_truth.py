@@ -30,15 +30,16 @@ class ByContent:
 
     def select(self, context: ReducerContext, budget: Tensor) -> Selection:
         self.seen.append(context)
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(self.seed)  # the same on every device
         features = context.features.float()
-        direction = torch.randn(features.shape[-1], generator=generator)
+        device = features.device
+        direction = torch.randn(features.shape[-1], generator=generator).to(device)
         scores = features @ direction
         assert context.question is not None
         assert context.question_mask is not None
         words = context.question.float() * context.question_mask[..., None]
         asked = words.sum(1) / context.question_mask.sum(1, keepdim=True)
-        other = torch.randn(asked.shape[-1], features.shape[-1], generator=generator)
+        other = torch.randn(asked.shape[-1], features.shape[-1], generator=generator).to(device)
         scores = scores + torch.einsum("itd,id->it", features, torch.tanh(asked @ other))
         if "attention_row" in self.needs:
             assert context.attention_row is not None
@@ -50,7 +51,7 @@ class ByContent:
         selection = Selection.top_k(scores, budget, context.mask)
         if not self.folds:
             return selection
-        assignment = torch.zeros(*selection.indices.shape, scores.shape[-1])
+        assignment = torch.zeros(*selection.indices.shape, scores.shape[-1], device=device)
         for image, kept in enumerate(selection.indices.tolist()):
             kept = [token for token in kept if token >= 0]
             for token in range(scores.shape[-1]):

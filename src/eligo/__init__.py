@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _HOME = {"Selection": "eligo.selection"}
 _PACKAGES = (
     "config",
+    "demos",
     "errors",
     "losses",
     "nn",

@@ -26,6 +26,9 @@ class Command:
 COMMANDS = {
     "info": Command("eligo.cli.info:run", "versions, devices, extras and shipped models"),
     "demo": Command("eligo.cli.demo:run", "see the embedded world: a page of scenes, in seconds"),
+    "demos bench": Command(
+        "eligo.cli.demos_bench:run", "how fast selectors train, rerank and search here"
+    ),
     "patches bench": Command(
         "eligo.cli.patches_bench:run", "how fast a model matches and searches here"
     ),
@@ -71,6 +74,9 @@ COMMANDS = {
     ),
     "pixels convert": Command(
         "eligo.cli.pixels_convert:run", "read official DFormerv2 weights; halve a model"
+    ),
+    "pixels exam": Command(
+        "eligo.cli.pixels_exam:run", "what words, temperature and depth do, on generated rooms"
     ),
     "pixels export": Command("eligo.cli.pixels_export:run", "a model as ONNX"),
     "pixels bench": Command("eligo.cli.pixels_bench:run", "how fast a model segments here"),

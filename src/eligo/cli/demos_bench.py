@@ -1,0 +1,56 @@
+"""`eligo demos bench`: how fast selectors train, rerank and search on this machine."""
+
+from typing import Any, Literal
+
+from eligo.cli.console import print_result
+from eligo.errors import InputError
+
+_LEAST = 2_000  # fewer candidates need no index
+
+
+def run(
+    suite: Literal["train", "rerank", "index"] = "train",
+    rounds: int = 15,
+    candidates: int = 1_000_000,
+    device: str = "cpu",
+    json: bool = False,
+) -> None:
+    """Measure one suite; every ratio is against the plain way, in the same run.
+
+    The committed results are made by benchmarks/demos.py, from the same functions.
+
+    Args:
+        suite: train: V1's closed form and V3's ranking loss; rerank: candidates projected before;
+            index: one query among many candidates, on the CPU (extra faiss).
+        rounds: Interleaved measurements of both ways (train, rerank).
+        candidates: In the index; twenty for each text they are made from.
+        device: Where to run: auto, cpu or cuda (train, rerank).
+        json: Print one JSON document.
+    """
+    if rounds < 1 or candidates < _LEAST:
+        raise InputError(
+            f"got --rounds {rounds} and --candidates {candidates}, expected at least 1 and {_LEAST}"
+        )
+    from eligo.devices import resolve_device
+
+    where = str(resolve_device(device))
+    told: dict[str, Any]
+    if suite == "train":
+        from eligo.demos.measure.training import bench_training
+
+        found = bench_training(where, rounds)
+        told = {
+            f"{name}, {part}": ratio
+            for name, parts in found.items()
+            for part, ratio in parts.items()
+            if part != "difference"
+        }
+    elif suite == "rerank":
+        from eligo.demos.measure.training import bench_rerank
+
+        told = bench_rerank(where, rounds)
+    else:
+        from eligo.demos.measure.search import bench_index
+
+        told = bench_index(candidates, num_texts=min(20_000, candidates // 20))
+    print_result(told, json)

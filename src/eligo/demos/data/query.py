@@ -1,0 +1,34 @@
+"""Query: what examples are wanted for. Section 2."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from jaxtyping import Float
+from torch import Tensor
+
+from eligo.demos.data.views import Embeddings, Views, as_views, joined
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """What examples are wanted for."""
+
+    id: str
+    embeddings: Embeddings
+    """(dim,), or one such tensor for each view."""
+    group: str | None = None
+    """Examples of this group are never shown."""
+    domain: str | None = None
+    """Only examples of this domain are shown, if the pool has domains."""
+    text: str | None = None
+    """What it says (BM25 reads it)."""
+
+    @cached_property
+    def views(self) -> Views:
+        """The embeddings by what they are of."""
+        return as_views(self.embeddings, f"Query {self.id!r}", 1)
+
+    @cached_property
+    def vector(self) -> Float[Tensor, " dim"]:
+        """One unit vector: the views joined."""
+        return joined(self.views)

@@ -1,0 +1,85 @@
+"""How well a selector ranks what a teacher chose. Section 7, one value for each row.
+
+NaN where a row has nothing to say (no label, constant scores): means pass over it.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from eligo import ops
+
+
+def label_ranks(
+    logits: Float[Tensor, "*batch candidates"], labels: Int[Tensor, "*batch"]
+) -> Float[Tensor, "*batch"]:
+    """1 for the best; ties go to the lower index; NaN without a label, infinite where masked.
+
+    >>> label_ranks(torch.tensor([[2.0, 3.0, 2.0]]), torch.tensor([2]))
+    tensor([3.])
+    """
+    own = ops.gather(logits, labels.unsqueeze(-1))
+    index = torch.arange(logits.shape[-1], device=logits.device)
+    above = (logits > own) | ((logits == own) & (index < labels.unsqueeze(-1)))
+    ranks = 1.0 + above.sum(-1)
+    ranks = torch.where(own.squeeze(-1) == -torch.inf, torch.inf, ranks)
+    return torch.where(labels < 0, torch.nan, ranks)
+
+
+def step_hits(
+    logits: Float[Tensor, "batch steps candidates"], labels: Int[Tensor, "batch steps"], k: int
+) -> Float[Tensor, " batch"]:
+    """Share of a row's steps whose label is among the k best of what could be picked."""
+    ranks = label_ranks(logits, labels)
+    hits = torch.where(ranks.isnan(), torch.nan, (ranks <= k).float())
+    return hits.nanmean(-1)
+
+
+def reciprocal_rank(
+    logits: Float[Tensor, "batch candidates"], labels: Int[Tensor, "batch steps"]
+) -> Float[Tensor, " batch"]:
+    """Of the first label among the first step's logits."""
+    return 1 / label_ranks(logits, labels[:, 0])
+
+
+def ndcg(
+    logits: Float[Tensor, "batch candidates"],
+    scores: Float[Tensor, "batch candidates"],
+    k: int,
+) -> Float[Tensor, " batch"]:
+    """NDCG@k of the first step's ranking; gains are the teacher's scores, scaled to 0..1 per row.
+
+    Candidates without a score are left out. Discount 1 / log2(rank + 1).
+
+    >>> ndcg(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[0.5, 0.1, 0.3]]), 1)
+    tensor([1.])
+    """
+    real = scores.isfinite() & (logits > -torch.inf)
+    low = torch.where(real, scores, torch.inf).amin(-1, keepdim=True)
+    high = torch.where(real, scores, -torch.inf).amax(-1, keepdim=True)
+    gains = torch.where(real, (scores - low) / (high - low), 0.0)
+    discounts = 1 / torch.arange(2, k + 2, device=logits.device).log2()
+
+    def gained(ranking: Tensor) -> Tensor:
+        best = ops.top_k(ranking, k, real)
+        return (ops.gather(gains, best) * discounts).sum(-1)
+
+    return torch.where((high > low).squeeze(-1), gained(logits) / gained(gains), torch.nan)
+
+
+def set_recall(
+    picks: Int[Tensor, "batch steps"], labels: Int[Tensor, "batch labels"]
+) -> Float[Tensor, " batch"]:
+    """Share of a row's labels that were picked, at whatever step."""
+    found = (labels.unsqueeze(-1) == picks.unsqueeze(-2)).any(-1)
+    real = labels >= 0
+    return torch.where(real.any(-1), (found & real).sum(-1) / real.sum(-1), torch.nan)
+
+
+def logits_std(logits: Float[Tensor, "batch candidates"]) -> Float[Tensor, " batch"]:
+    """Standard deviation over the candidates that could be picked first; healthy: 0.8 to 1.5."""
+    real = logits > -torch.inf
+    values = torch.where(real, logits, 0.0)
+    centred = values - ops.masked_mean(values, real).unsqueeze(-1)
+    std = ops.masked_mean(centred.square(), real).sqrt()
+    return torch.where(real.sum(-1) > 1, std, torch.nan)

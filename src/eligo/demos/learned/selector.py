@@ -1,0 +1,241 @@
+"""LearnedSelector: a pointer selector with its pool, for queries one at a time. Section 4.
+
+    pool ──> tower (V1), once ──> index ──┐
+    query ──> tower ──> the 64 nearest ───┴──> the model picks among them, step by step
+
+A small pool goes to the model whole. V1 and V3 without a state are their own tower; the others get
+a V1 of their size, fitted on the same records.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from pydantic import TypeAdapter
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from eligo.demos.data.pool import Pool
+from eligo.demos.data.query import Query
+from eligo.demos.data.records import Record
+from eligo.demos.index import PoolIndex
+from eligo.demos.learned.config import FitConfig
+from eligo.demos.learned.fitting import fit_pointer
+from eligo.demos.models.build import build_model
+from eligo.demos.models.config import (
+    AnyPointerConfig,
+    PointerConfig,
+    PointerSelectorV0Config,
+    PointerSelectorV1Config,
+    PointerSelectorV2Config,
+    PointerSelectorV3Config,
+)
+from eligo.demos.models.output import PointerPrediction
+from eligo.demos.models.pointer import PointerSelector
+from eligo.demos.selector import Choice, PoolSelector
+from eligo.errors import InputError
+from eligo.files import writing
+from eligo.train import load_weights, save_weights
+
+_DEFAULTS: dict[str, AnyPointerConfig] = {
+    "v0": PointerSelectorV0Config(),
+    "v1": PointerSelectorV1Config(),
+    "v2": PointerSelectorV2Config(),
+    "v2+gru": PointerSelectorV2Config(state="gru"),
+    "v3": PointerSelectorV3Config(),
+}
+_ADAPTER: TypeAdapter[AnyPointerConfig] = TypeAdapter(AnyPointerConfig)
+_INDEX, _ROWS = "index", "rows.safetensors"
+
+
+class LearnedSelector(PoolSelector):
+    """`LearnedSelector("v1").fit(records, pool).select(query, shots=4)`.
+
+    The model is a name (v0, v1, v2, v2+gru, v3) or a config, whose d_model becomes the pool's
+    width. More than `rerank` candidates are first cut down to so many by the tower; `approximate`:
+    by FAISS, for pools of a million.
+    """
+
+    kind: ClassVar[str] = "learned"
+
+    def __init__(
+        self,
+        model: str | AnyPointerConfig = "v1",
+        *,
+        fit: FitConfig | None = None,
+        rerank: int = 64,
+        approximate: bool = False,
+    ) -> None:
+        if isinstance(model, str):
+            if model not in _DEFAULTS:
+                raise InputError(
+                    f"LearnedSelector: got {model!r}, expected one of {', '.join(_DEFAULTS)}, or a "
+                    "PointerSelectorV1Config(...)"
+                )
+            model = _DEFAULTS[model]
+        if rerank < 1:
+            raise InputError(f"LearnedSelector: got rerank {rerank}, expected >= 1")
+        self.config: AnyPointerConfig = model
+        self.settings = fit or FitConfig()
+        self.rerank, self.approximate = rerank, approximate
+        self._model: PointerSelector | None = None
+        self._tower: PointerSelector | None = None
+        self._index: PoolIndex | None = None
+        self._slots = self._row_of = torch.zeros(0, dtype=torch.int64)
+
+    @property
+    def model(self) -> PointerSelector:
+        """The pointer selector, once it is fitted."""
+        if self._model is None:
+            raise InputError("LearnedSelector: is not fitted yet; call fit(records, pool)")
+        return self._model
+
+    @classmethod
+    def of(
+        cls,
+        model: PointerSelector,
+        pool: Pool,
+        tower: PointerSelector | None = None,
+        **options: Any,
+    ) -> "LearnedSelector":
+        """Around models that were trained elsewhere; without a tower the model is its own."""
+        selector = cls(model.config, **options)
+        selector._pool, selector._model, selector._tower = pool, model.eval(), tower
+        return selector
+
+    def alternatives(
+        self, query: Query, shots: int, top_k: int = 2
+    ) -> list[list[tuple[str, float]]]:
+        """At each step the pick and the next best ones, with log-probabilities: why not those."""
+        rows = self._considered(query, self.pool.allowed(query), shots)
+        found = self._predict(query, rows, shots, top_k)
+        ids, told = self.pool.ids, []
+        steps = zip(found.predictions[0], found.log_probs[0], strict=True)
+        for places, log_probs in steps:
+            pairs = zip(places.flatten().tolist(), log_probs.flatten().tolist(), strict=True)
+            told.append([(ids[int(rows[place])], value) for place, value in pairs if place >= 0])
+        return told
+
+    # ------------------------------------------------------------ the parts of a PoolSelector
+
+    def _learn(self, records: Sequence[Record]) -> None:
+        self.config = self.config.replace({"d_model": self.pool.vectors.shape[1]})
+        self._model = fit_pointer(self.config, records, self.pool, self.settings)
+        self._tower = self._index = None
+        if not _is_tower(self._model):
+            shared = self.config.model_dump(include=set(PointerConfig.model_fields))
+            config = PointerSelectorV1Config(**shared)
+            self._tower = fit_pointer(config, records, self.pool, self.settings)
+
+    @torch.no_grad()
+    def _considered(self, query: Query, mask: Tensor, shots: int) -> Tensor:
+        """At most `rerank` rows (or `shots`, if that is more): the nearest by the tower."""
+        size = max(self.rerank, shots)
+        if int(mask.sum()) <= size:
+            return mask.nonzero().flatten()
+        index = self.index
+        allowed = torch.zeros_like(index.alive)
+        allowed[self._slots] = mask
+        asked = query.vector[None].to(_device(self._projector))
+        slots = index.search(self._projector.query_tower(asked), size, allowed).slots[0].cpu()
+        return self._row_of[slots[slots >= 0]].sort().values
+
+    def _choose(self, query: Query, rows: Tensor, shots: int) -> Choice:
+        if not len(rows):
+            return Choice(rows, torch.zeros(0))
+        found = self._predict(query, rows, shots, 1).selection.to("cpu")
+        picks = found.indices[0]
+        return Choice(picks[picks >= 0], found.scores[0])
+
+    def _predict(self, query: Query, rows: Tensor, shots: int, top_k: int) -> PointerPrediction:
+        device = _device(self.model)
+        asked, vectors = query.vector.to(device), self.pool.vectors[rows].to(device)
+        return self.model.predict(asked[None], vectors[None], top_k, shots=shots)
+
+    @property
+    def _projector(self) -> PointerSelector:
+        return self.model if self._tower is None else self._tower
+
+    def _project(self, vectors: Tensor) -> Tensor:
+        return self._projector.candidate_tower(vectors.to(_device(self._projector)))
+
+    @property
+    def index(self) -> PoolIndex:
+        """What cuts a large pool down; built when it is first wanted. If it is approximate,
+        `selector.index.calibrate(...)` with queries like those to come."""
+        if self._index is None:
+            self._index = PoolIndex.build(
+                self.pool.vectors, self._project, approximate=self.approximate
+            )
+            self._place(torch.arange(len(self.pool)))
+        return self._index
+
+    def _place(self, slots: Tensor) -> None:
+        """Note the slot of each row, and the row of each slot."""
+        assert self._index is not None
+        self._slots, self._row_of = slots, torch.full((len(self._index.alive),), -1)
+        self._row_of[slots] = torch.arange(len(slots))
+
+    @torch.no_grad()
+    def _added(self, rows: range) -> None:
+        if self._index is not None:
+            new = self._project(self.pool.vectors[rows.start :])
+            self._place(torch.cat([self._slots, self._index.add(new)]))
+
+    def _removed(self, rows: Tensor) -> None:
+        if self._index is not None:
+            self._index.remove(self._slots[rows])
+            keep = torch.ones(len(self._slots), dtype=torch.bool)
+            keep[rows] = False
+            self._place(self._slots[keep])
+
+    # ------------------------------------------------------------ files
+
+    def _settings(self) -> dict[str, Any]:
+        tower = self._tower
+        return {
+            "model": self.model.config.model_dump(mode="json"),
+            "tower": None if tower is None else tower.config.model_dump(mode="json"),
+            "fit": self.settings.model_dump(mode="json"),
+            "rerank": self.rerank,
+            "approximate": self.approximate,
+        }
+
+    def _save(self, folder: Path) -> None:
+        save_weights(folder, self._modules())
+        if self.approximate and self._index is not None:  # an exact one is built in a moment
+            self._index.save(folder / _INDEX)
+            with writing(folder / _INDEX / _ROWS) as temporary:
+                save_file({"slots": self._slots}, temporary)
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        modules: dict[str, torch.nn.Module] = {"pointer": self.model}
+        return modules if self._tower is None else {**modules, "tower": self._tower}
+
+    @classmethod
+    def _restore(cls, settings: dict[str, Any], folder: Path, pool: Pool) -> "LearnedSelector":
+        config = _ADAPTER.validate_python(settings["model"])
+        tower = settings["tower"]
+        selector = cls.of(
+            build_model(config),
+            pool,
+            None if tower is None else build_model(_ADAPTER.validate_python(tower)).eval(),
+            fit=FitConfig(**settings["fit"]),
+            rerank=settings["rerank"],
+            approximate=settings["approximate"],
+        )
+        load_weights(folder, selector._modules())
+        if (folder / _INDEX / _ROWS).exists():
+            selector._index = PoolIndex.load(folder / _INDEX)
+            selector._place(load_file(folder / _INDEX / _ROWS)["slots"])
+        return selector
+
+
+def _device(model: PointerSelector) -> torch.device:
+    return model.input_proj.weight.device
+
+
+def _is_tower(model: PointerSelector) -> bool:
+    """Whether its logits are products of two towers."""
+    return model.is_static and getattr(model, "look", None) is None

@@ -1,0 +1,100 @@
+"""The training loop's task: records in, a pointer selector out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from eligo.config import Config
+from eligo.demos.data.pool import Pool
+from eligo.demos.data.records import Batch, Example, collate
+from eligo.demos.learned import metrics
+from eligo.demos.models.pointer import PointerSelector
+from eligo.train import OptimizerConfig, OptimizerSpec, Progress, StepOutput, Task, epoch_batches
+
+_EVALUATED = 256  # examples at a time
+
+
+class PointerTask(Task):
+    """Teacher forcing on examples; validation by teacher forcing and by free picks."""
+
+    def __init__(
+        self,
+        model: PointerSelector,
+        pool: Pool,
+        training: Sequence[Example],
+        validation: Sequence[Example],
+        *,
+        optimizer: OptimizerConfig,
+        batch_size: int,
+        seed: int,
+        config: Config | None = None,
+    ) -> None:
+        self.model, self.pool = model, pool
+        self.modules = {"pointer": model}
+        self.optimizers = {"all": OptimizerSpec(optimizer, ("pointer",))}
+        self.config = config
+        self.training, self.validation = training, validation
+        self.batch_size, self.seed = batch_size, seed
+
+    def batches(
+        self, start_step: int, rank: int, world_size: int, device: torch.device
+    ) -> Iterator[Batch]:
+        """Part `rank` of the batch of every step: shuffled epochs."""
+        loader = epoch_batches(
+            self.training, self.batch_size, self.seed, start_step, rank, world_size,
+            collate=lambda examples: collate(examples, self.pool),
+        )  # fmt: skip
+        return (batch.to(device) for batch in loader)
+
+    def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002
+        """Cross-entropy, and V3's ranking loss."""
+        output = call(self.model, batch)
+        assert output["ce_loss"] is not None
+        losses: dict[str, Tensor] = {"ce": output["ce_loss"]}
+        if output["ranking_loss"] is not None:
+            losses["ranking"] = self.model.config.ranking_loss_weight * output["ranking_loss"]
+        return StepOutput(losses)
+
+    @torch.no_grad()
+    def evaluate(self) -> Mapping[str, float]:
+        """Means over the validation examples; what no example has is left out."""
+        device = next(self.model.parameters()).device
+        found: dict[str, list[Tensor]] = {}
+        for start in range(0, len(self.validation), _EVALUATED):
+            batch = collate(self.validation[start : start + _EVALUATED], self.pool).to(device)
+            for name, values in _measured(self.model, batch).items():
+                found.setdefault(name, []).append(values)
+        means = {name: float(torch.cat(values).nanmean()) for name, values in found.items()}
+        return {name: mean for name, mean in means.items() if mean == mean}
+
+
+def call(model: PointerSelector, batch: Batch):
+    """The model on a batch."""
+    return model(
+        batch.query,
+        batch.candidates,
+        batch.labels,
+        cand_mask=batch.mask,
+        beam_scores=batch.beam_scores,
+        step_scores=batch.step_scores,
+        weights=batch.weights,
+    )
+
+
+def _measured(model: PointerSelector, batch: Batch) -> dict[str, Tensor]:
+    output = call(model, batch)
+    logits, labels = output["logits"], batch.labels
+    steps = labels.shape[1]
+    picks = model.predict(batch.query, batch.candidates, shots=steps, cand_mask=batch.mask)
+    assert output["loss"] is not None
+    measured = {
+        "loss": output["loss"].expand(len(labels)),
+        **{f"top{k}": metrics.step_hits(logits, labels, k) for k in (1, 3, 5)},
+        "mrr": metrics.reciprocal_rank(logits[:, 0], labels),
+        "set_recall": metrics.set_recall(picks.predictions, labels),
+        "logits_std": metrics.logits_std(logits[:, 0]),
+    }
+    if batch.step_scores is not None:
+        measured["ndcg"] = metrics.ndcg(logits[:, 0], batch.step_scores[:, 0], steps)
+    return measured

@@ -1,0 +1,1 @@
+"""How fast: training, reranking, searching a large pool. Section 8."""

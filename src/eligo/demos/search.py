@@ -1,0 +1,91 @@
+"""Beam search over sequences of examples: the teacher's, and the oracles'. Section 2, Teacher.
+
+Beams are ranked by the value of the whole sequence, always maximised: by the gain of the last step
+alone, a weak beginning with a large correction would win.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from eligo import ops
+from eligo.errors import InputError
+
+# Values of a prefix extended by each of some candidates: (positions so far, positions) -> values.
+Extend = Callable[[tuple[int, ...], Sequence[int]], Float[Tensor, " candidates"]]
+
+
+class Scored(NamedTuple):
+    """One prefix and the value of each of its extensions."""
+
+    prefix: tuple[int, ...]
+    values: Float[Tensor, " candidates"]
+    """NaN: not scored (picked before, or no number came)."""
+
+
+class Beam(NamedTuple):
+    """A sequence, its value, and the value after each of its steps."""
+
+    picks: tuple[int, ...]
+    value: float
+    step_values: tuple[float, ...]
+
+
+class Search(NamedTuple):
+    """What a search found, and all that was scored on the way."""
+
+    beams: list[Beam]
+    """The best first; ties to the lower positions."""
+    scored: list[Scored]
+    """In the order of scoring: the empty prefix first."""
+
+
+def beam_search(extend: Extend, num_candidates: int, shots: int, beam: int) -> Search:
+    """The best sequences of `shots` different candidates, or of all of them if they are fewer.
+
+    Scores `sum_{s < S} n_s (K - s)` sequences, `n_0 = 1`, `n_{s+1} = min(beam, n_s (K - s))`: see
+    `num_calls`. A NaN is never chosen.
+
+    >>> worth = torch.tensor([1.0, 5.0, 3.0])
+    >>> def extend(prefix, candidates):
+    ...     return worth[list(prefix)].sum() + worth[list(candidates)]
+    >>> beam_search(extend, 3, 2, 1).beams[0].picks
+    (1, 2)
+    """
+    if beam < 1 or shots < 0:
+        raise InputError(f"beam_search: got beam {beam}, shots {shots}; expected >= 1 and >= 0")
+    beams, scored = [Beam((), 0.0, ())], []
+    for _ in range(min(shots, num_candidates)):
+        table = torch.full((len(beams), num_candidates), torch.nan)
+        for row, found in enumerate(beams):
+            left = [c for c in range(num_candidates) if c not in found.picks]
+            table[row, left] = torch.as_tensor(extend(found.picks, left)).float()
+            scored.append(Scored(found.picks, table[row]))
+        real = ~table.isnan()
+        best = ops.top_k(table.flatten(), min(beam, table.numel()), real.flatten()).tolist()
+        places = [divmod(place, num_candidates) for place in best if place >= 0]
+        if not places:
+            break
+        beams = [_extended(beams[row], pick, float(table[row, pick])) for row, pick in places]
+    return Search(beams, scored)
+
+
+def num_calls(num_candidates: int, shots: int, beam: int) -> int:
+    """Sequences that a search scores, the empty one included.
+
+    >>> num_calls(32, 6, 5)
+    758
+    """
+    total, width = 1, 1
+    for step in range(min(shots, num_candidates)):
+        left = num_candidates - step
+        total += width * left
+        width = min(beam, width * left)
+    return total
+
+
+def _extended(found: Beam, pick: int, value: float) -> Beam:
+    return Beam((*found.picks, pick), value, (*found.step_values, value))

@@ -1,0 +1,250 @@
+"""What every selector is: `fit`, `select`, `save`, `load`. Section 4.
+
+    query ──> what may be shown (domain, group, exclude, candidates) ──> choose ──> within budget
+
+`Selector` is the protocol; `PoolSelector` does all of it but the choosing. A selection's indices
+are rows of the pool: `pool.picked(selection)` names them.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from eligo.demos.data.pool import Pool
+from eligo.demos.data.query import Query
+from eligo.demos.data.records import Record
+from eligo.demos.data.views import Embeddings
+from eligo.errors import InputError
+from eligo.files import make_folder, write_text
+from eligo.selection import Selection
+
+ABOUT, POOL = "selector.json", "pool"
+_FORMAT = 1
+_KINDS: dict[str, type["PoolSelector"]] = {}
+SelectorT = TypeVar("SelectorT", bound="PoolSelector")
+
+
+@runtime_checkable
+class Selector(Protocol):
+    """Picks examples for a query."""
+
+    def fit(self, records: Sequence[Record], pool: Pool) -> Any:
+        """Learn from records, if it can, and choose from this pool from now on."""
+        ...
+
+    def select(
+        self,
+        query: Query,
+        shots: int,
+        *,
+        candidates: Iterable[str] | None = None,
+        exclude: Iterable[str] = (),
+        token_budget: int | None = None,
+    ) -> Selection:
+        """Up to `shots` examples, in order of choice."""
+        ...
+
+    def save(self, folder: str | Path) -> None:
+        """Write what `load` reads."""
+        ...
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Any:
+        """Read what `save` wrote."""
+        ...
+
+
+class Choice(NamedTuple):
+    """What a selector chose among some rows of the pool."""
+
+    picks: Int[Tensor, " picks"]
+    """Positions among the rows, in order of choice."""
+    scores: Float[Tensor, " rows"]
+    """What the rows were ranked by, at the first step."""
+
+
+class PoolSelector(ABC):
+    """A selector that knows its pool."""
+
+    kind: ClassVar[str]
+    """Its name in files and tables."""
+    sees_answer: ClassVar[bool] = False
+    """An oracle: printed apart, and never saved."""
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in vars(cls):
+            _KINDS[cls.kind] = cls
+
+    _pool: Pool | None = None
+
+    @property
+    def pool(self) -> Pool:
+        """What it chooses from."""
+        if self._pool is None:
+            raise InputError(f"{type(self).__name__}: has no pool yet; call fit(records, pool)")
+        return self._pool
+
+    def fit(self: SelectorT, records: Sequence[Record], pool: Pool) -> SelectorT:
+        """Learn from records, if it can, and choose from this pool from now on."""
+        self._pool = pool
+        self._learn(records)
+        return self
+
+    def select(
+        self,
+        query: Query,
+        shots: int,
+        *,
+        candidates: Iterable[str] | None = None,
+        exclude: Iterable[str] = (),
+        token_budget: int | None = None,
+    ) -> Selection:
+        """Up to `shots` examples for the query, in order of choice; -1 where there are no more.
+
+        Never the query itself, nor its group, nor `exclude`; only its domain, and only
+        `candidates` if they are given. With `token_budget` the next best that still fits is
+        taken.
+        """
+        if shots < 0:
+            raise InputError(f"shots: got {shots}, expected >= 0")
+        pool = self.pool
+        self._check_width(query)
+        mask = pool.allowed(query, exclude)
+        if candidates is not None:
+            wanted = torch.zeros_like(mask)
+            wanted[pool.rows(candidates)] = True
+            mask &= wanted
+        if token_budget is not None:
+            mask &= pool.costs <= token_budget
+        rows = self._considered(query, mask, shots)
+        while True:
+            choice = self._choose(query, rows, min(shots, len(rows)))
+            chosen, left = self._within(token_budget, rows, choice)
+            if len(left) == len(rows):
+                break
+            rows = left
+        picks = torch.nn.functional.pad(chosen, (0, shots - len(chosen)), value=-1)
+        scores = torch.full((len(pool),), -torch.inf)
+        scores[rows] = choice.scores.float()
+        return Selection(picks, scores, mask)
+
+    def add(self, ids: Sequence[str], embeddings: Embeddings, **columns: Sequence) -> None:
+        """More examples to choose from; see `Pool.add`. Nothing is learned anew."""
+        before = len(self.pool)
+        self._pool = self.pool.add(ids, embeddings, **columns)
+        self._added(range(before, len(self._pool)))
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Fewer examples to choose from."""
+        gone = list(ids)
+        rows = self.pool.rows(gone)
+        self._pool = self.pool.remove(gone)
+        self._removed(rows)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the selector and its pool; `load_selector` reads them back."""
+        if self.sees_answer:
+            raise InputError(
+                f"{type(self).__name__}: sees the answers, so there is nothing to keep"
+            )
+        folder = make_folder(folder)
+        self.pool.save(folder / POOL)
+        self._save(folder)
+        about = {"format": _FORMAT, "kind": self.kind, "pool": self.pool.content_hash}
+        write_text(folder / ABOUT, json.dumps({**about, **self._settings()}, indent=2) + "\n")
+
+    @classmethod
+    def load(cls: type[SelectorT], folder: str | Path) -> SelectorT:
+        """Read what `save` wrote."""
+        found = load_selector(folder)
+        if not isinstance(found, cls):
+            raise InputError(f"{folder}: holds a {type(found).__name__}, not a {cls.__name__}")
+        return found
+
+    # ------------------------------------------------------------ what a selector decides
+
+    def _considered(self, query: Query, mask: Tensor, shots: int) -> Tensor:  # noqa: ARG002
+        """Rows to choose from, ascending; fewer than there may be, if the pool is large."""
+        return mask.nonzero().flatten()
+
+    @abstractmethod
+    def _choose(self, query: Query, rows: Int[Tensor, " rows"], shots: int) -> Choice:
+        """`shots` of these rows (never more than there are)."""
+
+    def _learn(self, records: Sequence[Record]) -> None:  # noqa: ARG002
+        return
+
+    def _added(self, rows: range) -> None:  # noqa: ARG002
+        return
+
+    def _removed(self, rows: Int[Tensor, " rows"]) -> None:  # noqa: ARG002
+        return
+
+    def _settings(self) -> dict[str, Any]:
+        """What `_restore` needs, as JSON."""
+        return {}
+
+    def _save(self, folder: Path) -> None:  # noqa: ARG002
+        return
+
+    @classmethod
+    def _restore(cls, settings: dict[str, Any], folder: Path, pool: Pool) -> "PoolSelector":  # noqa: ARG003
+        return cls(**settings)
+
+    # ------------------------------------------------------------ inside
+
+    def _check_width(self, query: Query) -> None:
+        expected, got = self.pool.vectors.shape[1], len(query.vector)
+        if got != expected:
+            raise InputError(f"query {query.id!r}: got width {got}, expected the pool's {expected}")
+
+    def _within(self, budget: int | None, rows: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
+        """The chosen rows up to the first that is too much, and all rows that can still fit.
+
+        Those that cannot are never chosen again; as few rows fit less and less, every further
+        round fixes at least one more pick.
+        """
+        chosen = rows[choice.picks]
+        if budget is None:
+            return chosen, rows
+        costs = self.pool.costs
+        spent = costs[chosen].cumsum(0)
+        fits = int((spent <= budget).sum())
+        if fits == len(chosen):
+            return chosen, rows
+        left = budget - int(spent[fits - 1] if fits else 0)
+        return chosen[:fits], rows[torch.isin(rows, chosen[:fits]) | (costs[rows] <= left)]
+
+
+def load_selector(folder: str | Path) -> PoolSelector:
+    """Any selector that was saved."""
+    from eligo.demos import rivals  # noqa: F401 (so that all kinds are known)
+    from eligo.demos.learned import selector as _  # noqa: F401
+
+    folder = Path(folder)
+    path = folder / ABOUT
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        expected, kind, found = about.pop("format"), about.pop("kind"), about.pop("pool")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(f"{folder}: is no saved selector ({error!r}); expected {ABOUT}") from error
+    if expected != _FORMAT or kind not in _KINDS:
+        raise InputError(
+            f"{path}: got format {expected!r}, kind {kind!r}; expected {_FORMAT} and one of "
+            f"{', '.join(sorted(_KINDS))}"
+        )
+    pool = Pool.load(folder / POOL)
+    if pool.content_hash != found:
+        raise InputError(
+            f"{folder}: its pool has hash {pool.content_hash}, but the selector was saved with "
+            f"{found}; save it again, or use selector.add and selector.remove to change a pool"
+        )
+    selector = _KINDS[kind]._restore(about, folder, pool)
+    selector._pool = pool
+    return selector

@@ -9,10 +9,10 @@ from pixel_cases import GOLDEN, golden, under
 from torch import Tensor
 
 from eligo.pixels import EncoderConfig, confusion_matrix, from_official, segmentation_metrics
-from eligo.pixels.alignment import SemanticAlignment, decoder_alignment, encoder_alignment
-from eligo.pixels.block import Block
 from eligo.pixels.config import SamConfig
-from eligo.pixels.geometry import (
+from eligo.pixels.model.alignment import SemanticAlignment, decoder_alignment, encoder_alignment
+from eligo.pixels.model.block import Block
+from eligo.pixels.model.geometry import (
     Depth,
     column_distances,
     full_distances,
@@ -23,8 +23,8 @@ from eligo.pixels.geometry import (
     row_distances,
     stage_geometry,
 )
-from eligo.pixels.official import _ALIGN, _encoder_names
-from eligo.pixels.text_batch import Text, legacy_text_mask
+from eligo.pixels.model.official import _ALIGN, _encoder_names
+from eligo.pixels.text.batch import Text, legacy_text_mask
 from eligo.train import ScheduleConfig, lr_factor
 
 CPU = torch.device("cpu")

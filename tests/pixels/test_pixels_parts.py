@@ -10,8 +10,8 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from eligo.errors import InputError
 from eligo.pixels import confusion_matrix, segmentation_loss, segmentation_metrics
-from eligo.pixels.encoder import Encoder
-from eligo.pixels.geometry import (
+from eligo.pixels.model.encoder import Encoder
+from eligo.pixels.model.geometry import (
     Depth,
     full_distances,
     known_depth,
@@ -21,8 +21,8 @@ from eligo.pixels.geometry import (
     rotate,
     row_distances,
 )
-from eligo.pixels.hamburger import Hamburger, factorise
-from eligo.pixels.layers import DropPath
+from eligo.pixels.model.hamburger import Hamburger, factorise
+from eligo.pixels.model.layers import DropPath
 from strategies import production
 
 CPU = torch.device("cpu")

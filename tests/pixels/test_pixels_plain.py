@@ -50,7 +50,7 @@ def test_the_baseline_of_the_benchmark_is_equal():
                 torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["encoder", "model", "text_batch"])
+@pytest.mark.parametrize("name", ["model.encoder", "model.model", "text.batch"])
 def test_examples(name: str):
     module = importlib.import_module(f"eligo.pixels.{name}")
     found = doctest.DocTestFinder().find(module, extraglobs={"torch": torch})

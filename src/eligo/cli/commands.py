@@ -29,6 +29,21 @@ COMMANDS = {
     "demos bench": Command(
         "eligo.cli.demos_bench:run", "how fast selectors train, rerank and search here"
     ),
+    "demos embed": Command(
+        "eligo.cli.demos_embed:run", "vectors of examples and queries, to choose by"
+    ),
+    "demos teach": Command(
+        "eligo.cli.demos_teach:run", "find the examples that make the right answer likely"
+    ),
+    "demos train": Command(
+        "eligo.cli.demos_train:run", "teach a pointer selector what the teacher found"
+    ),
+    "demos predict": Command(
+        "eligo.cli.demos_predict:run", "choose examples for a question, and say why those"
+    ),
+    "demos evaluate": Command(
+        "eligo.cli.demos_evaluate:run", "what a selector is worth, beside nearest and random"
+    ),
     "patches bench": Command(
         "eligo.cli.patches_bench:run", "how fast a model matches and searches here"
     ),

@@ -16,8 +16,11 @@ from eligo.config.nearest import did_you_mean
 from eligo.errors import ConfigError
 
 TASKS: dict[str, str] = {
+    "demos.teach": "eligo.demos.teach.config:TeachConfig",
+    "demos.train": "eligo.demos.pipeline.config:DemosTrainConfig",
     "patches.exam": "eligo.patches.training.exam_config:ExamConfig",
     "patches.train": "eligo.patches.training.config:PatchesTrainConfig",
+    "pixels.exam": "eligo.pixels.exam.config:ExamConfig",
     "pixels.train": "eligo.pixels.training.config:PixelsTrainConfig",
     "scenes.export": "eligo.scenes.export:ExportConfig",
     "scenes.stats": "eligo.scenes.stats:StatsConfig",

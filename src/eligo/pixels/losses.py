@@ -1,6 +1,6 @@
 """The loss of segmentation: cross-entropy over the pixels that have a label."""
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -10,7 +10,7 @@ IGNORED = 255
 
 def segmentation_loss(
     logits: Float[Tensor, "batch classes height width"],
-    labels: Int[Tensor, "batch height width"],
+    labels: Integer[Tensor, "batch height width"],
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy over the pixels that are not ignored; 0 if all are."""
     total = F.cross_entropy(logits.float(), labels.long(), ignore_index=IGNORED, reduction="sum")

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eligo.pixels.geometry import Geometry, rotate
-from eligo.pixels.layers import Depthwise
+from eligo.pixels.model.geometry import Geometry, rotate
+from eligo.pixels.model.layers import Depthwise
 
 
 class GeometryAttention(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.pixels.config import HeadConfig
-from eligo.pixels.layers import ConvNorm
+from eligo.pixels.model.layers import ConvNorm
 
 _EPS = 1e-6
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.pixels.alignment import SemanticAlignment
 from eligo.pixels.config import EncoderConfig, PixelsConfig
-from eligo.pixels.encoder import Encoder, Stage
-from eligo.pixels.geometry import head_decay, rotary_frequencies
-from eligo.pixels.model import PixelsModel
+from eligo.pixels.model.alignment import SemanticAlignment
+from eligo.pixels.model.encoder import Encoder, Stage
+from eligo.pixels.model.geometry import head_decay, rotary_frequencies
+from eligo.pixels.model.model import PixelsModel
 
 _SHOWN = 8  # names of each kind that an error lists
 

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from eligo.errors import InputError
 from eligo.nn import SimilarityScale
-from eligo.pixels.alignment import SemanticAlignment
 from eligo.pixels.config import PixelsConfig
-from eligo.pixels.encoder import Encoder
-from eligo.pixels.head import Head
-from eligo.pixels.text_batch import Text, TextBatch, legacy_text_mask
+from eligo.pixels.model.alignment import SemanticAlignment
+from eligo.pixels.model.encoder import Encoder
+from eligo.pixels.model.head import Head
+from eligo.pixels.text.batch import Text, TextBatch, legacy_text_mask
 from eligo.selection import Selection
 
 logger = logging.getLogger("eligo.pixels")
@@ -75,18 +75,39 @@ class PixelsModel(nn.Module):
 
         `maps=False` leaves out selection, tag_maps and entropy. `bases` are the Hamburger's.
         """
+        logits, tag_maps, attention = self.look(
+            rgb, depth, depth_mask, text, maps=maps, bases=bases
+        )
+        if tag_maps is None or attention is None or text is None:
+            return PixelsOutput(logits)
+        selection = Selection.top_k(tag_maps.mean((-1, -2)), tag_maps.shape[1], self._mask(text))
+        entropy = -torch.xlogy(attention, attention).sum(-1).mean((1, 2, 3))
+        return PixelsOutput(logits, selection, tag_maps, entropy)
+
+    def look(
+        self,
+        rgb: Float[Tensor, "batch 3 height width"],
+        depth: Float[Tensor, "batch depth_channels height width"] | None = None,
+        depth_mask: Bool[Tensor, "batch 1 height width"] | None = None,
+        text: TextBatch | None = None,
+        *,
+        maps: bool = True,
+        bases: Float[Tensor, "#batch ham_channels rank"] | None = None,
+    ) -> tuple[
+        Float[Tensor, "batch classes height width"],
+        Float[Tensor, "batch words map_height map_width"] | None,
+        Float[Tensor, "batch heads map_height map_width words"] | None,
+    ]:
+        """Logits, attention to each word as a map, and the same of every head; tensors only."""
         _check_sizes(rgb, depth, depth_mask)
         words = self._words(text, rgb.shape[0])
         features = self.encoder(rgb, depth, depth_mask, words)
         logits, attention = self.head(features, words, bases=bases, return_map=maps)
         size = rgb.shape[-2:]
         logits = F.interpolate(logits.float(), size=size, mode="bilinear", align_corners=False)
-        if attention is None or words is None:
-            return PixelsOutput(logits)
-        tag_maps = attention.mean(1).permute(0, 3, 1, 2)  # (batch, words, height, width)
-        selection = Selection.top_k(tag_maps.mean((-1, -2)), tag_maps.shape[1], words.mask)
-        entropy = -torch.xlogy(attention, attention).sum(-1).mean((1, 2, 3))
-        return PixelsOutput(logits, selection, tag_maps, entropy)
+        if attention is None:
+            return logits, None, None
+        return logits, attention.mean(1).permute(0, 3, 1, 2), attention
 
     def temperatures(self) -> dict[str, Float[Tensor, ""]]:
         """Every multiplier (`scale/...`) and gate (`gate/...`) of the alignment, to be logged."""
@@ -109,12 +130,15 @@ class PixelsModel(nn.Module):
                 f"{self.config.text_dim} wide: one for every image, from the text encoder that the "
                 "model was trained with (text_dim)"
             )
-        mask = text.mask
-        if self.config.sam.legacy_text_mask:
-            mask = mask & legacy_text_mask(text.embeddings)
+        mask = self._mask(text)
         # What stands in padding must not reach the norm's gradient either.
         embeddings = text.embeddings.masked_fill(~mask.unsqueeze(-1), 0.0)
         return Text(embeddings if self.text_norm is None else self.text_norm(embeddings), mask)
+
+    def _mask(self, text: TextBatch) -> Bool[Tensor, "batch words"]:
+        if self.config.sam.legacy_text_mask:
+            return text.mask & legacy_text_mask(text.embeddings)
+        return text.mask
 
 
 def _check_sizes(rgb: Tensor, depth: Tensor | None, depth_mask: Tensor | None) -> None:

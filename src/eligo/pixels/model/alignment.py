@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from eligo.nn import CrossAttention, SimilarityScale
 from eligo.pixels.config import SamConfig, SideConfig
-from eligo.pixels.text_batch import Text
+from eligo.pixels.text.batch import Text
 
 _FIRST_GATE = 1e-3
 _LEGACY_GAMMA, _LEGACY_ALPHA = 0.5, 0.1

@@ -12,11 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eligo.pixels.alignment import AnyDecoderAlignment, decoder_alignment
 from eligo.pixels.config import PixelsConfig
-from eligo.pixels.hamburger import Hamburger
-from eligo.pixels.layers import ConvNorm
-from eligo.pixels.text_batch import Text
+from eligo.pixels.model.alignment import AnyDecoderAlignment, decoder_alignment
+from eligo.pixels.model.hamburger import Hamburger
+from eligo.pixels.model.layers import ConvNorm
+from eligo.pixels.text.batch import Text
 
 _LEVELS = (1, 2, 3)
 

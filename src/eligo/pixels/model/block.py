@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eligo.pixels.alignment import AnyEncoderAlignment, Words
-from eligo.pixels.attention import GeometryAttention
-from eligo.pixels.geometry import Geometry
-from eligo.pixels.layers import Depthwise, DropPath
+from eligo.pixels.model.alignment import AnyEncoderAlignment, Words
+from eligo.pixels.model.attention import GeometryAttention
+from eligo.pixels.model.geometry import Geometry
+from eligo.pixels.model.layers import Depthwise, DropPath
 
 
 class FeedForward(nn.Module):

@@ -7,7 +7,7 @@ Departure from the original: a class that is neither labelled nor predicted is l
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from eligo.errors import InputError
@@ -36,7 +36,7 @@ class SegmentationMetrics:
 
 
 def confusion_matrix(
-    predictions: Int[Tensor, "*shape"], labels: Int[Tensor, "*shape"], num_classes: int
+    predictions: Integer[Tensor, "*shape"], labels: Integer[Tensor, "*shape"], num_classes: int
 ) -> Int[Tensor, "classes classes"]:
     """Pixels by label (row) and prediction (column); ignored ones are not counted. Never syncs."""
     counted = labels != IGNORED

@@ -16,12 +16,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eligo.pixels.alignment import AnyEncoderAlignment, encoder_alignment
-from eligo.pixels.block import Block
 from eligo.pixels.config import EncoderConfig, SamConfig
-from eligo.pixels.geometry import Depth, known_depth, stage_geometry
-from eligo.pixels.layers import ConvNorm
-from eligo.pixels.text_batch import Text
+from eligo.pixels.model.alignment import AnyEncoderAlignment, encoder_alignment
+from eligo.pixels.model.block import Block
+from eligo.pixels.model.geometry import Depth, known_depth, stage_geometry
+from eligo.pixels.model.layers import ConvNorm
+from eligo.pixels.text.batch import Text
 
 
 class Stage(nn.Module):

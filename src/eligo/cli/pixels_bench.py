@@ -1,0 +1,54 @@
+"""`eligo pixels bench`: how fast a model segments on this machine."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+from eligo.cli.console import print_result
+from eligo.errors import InputError
+
+
+def run(
+    size: Literal["S", "B", "L", "small"] = "small",
+    model: Path | None = None,
+    height: int = 480,
+    width: int = 640,
+    batch: int = 1,
+    words: int = 6,
+    rounds: int = 5,
+    device: str = "auto",
+    json: bool = False,
+) -> None:
+    """Time a model with and without depth and words, and count its multiply-adds.
+
+    The committed comparison with a plainly written DFormerv2 is benchmarks/pixels.py.
+
+    Args:
+        size: A network of this size with random weights; speed does not depend on them.
+        model: Instead, the folder of a model or run.
+        height: Of the images, in pixels.
+        width: Of the images, in pixels.
+        batch: Images at a time.
+        words: Words of each image.
+        rounds: Interleaved measurements of every way to call it.
+        device: Where to run: auto, cpu or cuda.
+        json: Print one JSON document.
+    """
+    if min(batch, rounds) < 1 or words < 0:
+        raise InputError(
+            f"got --batch {batch}, --rounds {rounds}, --words {words}, expected at least 1, 1 and 0"
+        )
+    from eligo.devices import resolve_device
+    from eligo.pixels import SIZES, PixelsConfig, PixelsModel
+    from eligo.pixels.inference.bench import bench_model
+    from eligo.pixels.inference.segmenter import Segmenter
+
+    where = resolve_device(device)
+    if model is not None:
+        network = Segmenter.load(model, device=where).model
+    else:
+        network = PixelsModel(PixelsConfig().replace(SIZES[size])).to(where).eval()
+    found = bench_model(
+        network, height=height, width=width, batch=batch, words=words, rounds=rounds
+    )
+    print_result([asdict(speed) for speed in found], json)

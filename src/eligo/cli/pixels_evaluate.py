@@ -1,0 +1,139 @@
+"""`eligo pixels evaluate`: how good a model is, one row for every kind of words."""
+
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from eligo.cli.console import print_result
+from eligo.cli.pixels_flags import NO_FLAGS, Sam, preset_changes, sam_changes
+from eligo.errors import InputError
+from eligo.files import write_text
+
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_CHECKPOINT")]
+
+
+def run(
+    source: Run,
+    *,
+    split: Literal["validation", "test"] = "test",
+    multi_scale: bool = False,
+    flip: bool = False,
+    sliding: bool = False,
+    scales: tuple[float, ...] = (),
+    window: tuple[int, int] | None = None,
+    root: Path | None = None,
+    words: Path | None = None,
+    batch_size: int = 8,
+    classes: bool = False,
+    preset: int | None = None,
+    sam: Sam = NO_FLAGS,
+    device: str = "auto",
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Metrics of a run's best and last checkpoint on the data it was trained for.
+
+    Oracle words are the truth told to the model: never a result to compare with others'.
+
+    Args:
+        source: Folder of a run, or of one checkpoint.
+        split: Which images.
+        multi_scale: Average over scales 0.5 to 1.5, mirrored too.
+        flip: Average over the image and its mirror image.
+        sliding: Look through a window of 480 x 640 that slides.
+        scales: Other scales to average over.
+        window: Another window: height and width.
+        root: Folder of the data set, if it has moved.
+        words: File of the words, if it has moved.
+        batch_size: Images at a time.
+        classes: Also the IoU of every class.
+        preset: Refuse a model that compares pixels and words otherwise than this preset.
+        sam: Refuse a model that compares pixels and words otherwise.
+        device: Where to run: auto, cpu or cuda.
+        out: Also write the result, with date, hardware and command, to this JSON file.
+        json: Print one JSON document instead of tables.
+    """
+    if out is not None and out.is_dir():
+        raise InputError(f"--out names a file to write, {out} is a folder")
+    if batch_size < 1:
+        raise InputError(f"--batch_size: got {batch_size}, expected at least 1")
+    from eligo.devices import resolve_device
+    from eligo.pixels.inference.modes import refuse_other_modes
+    from eligo.pixels.inference.segmenter import Segmenter, stored_config
+    from eligo.pixels.measure.evaluate import evaluate_rows
+    from eligo.pixels.measure.views import MULTI_SCALE, WINDOW, Views
+    from eligo.pixels.training.task import build_source
+    from eligo.report.provenance import provenance
+
+    where = resolve_device(device)
+    views = Views(
+        scales or (MULTI_SCALE if multi_scale else (1.0,)),
+        flip or multi_scale,
+        window or (WINDOW if sliding else None),
+    )
+    places = _checkpoints(source)
+    config = _training_config(next(iter(places.values())), root, words)
+    for folder in places.values():
+        refuse_other_modes(folder, stored_config(folder), preset_changes(preset) | sam_changes(sam))
+    rows, data = [], None
+    per_class: dict[str, dict[str, float]] = {}
+    for name, folder in places.items():
+        segmenter = Segmenter.load(folder, device=where)
+        data = data or build_source(config, segmenter.encoder, where)
+        for row in evaluate_rows(segmenter.model, data, split, views, batch_size):
+            rows.append({"checkpoint": name, **row.shown()})
+            column = row.words if len(places) == 1 else f"{name}, {row.words}"
+            for label, iou in zip(data.classes, row.metrics.iou_per_class, strict=True):
+                per_class.setdefault(label, {})[column] = iou
+    found: dict[str, Any] = {"metrics": rows}
+    if classes:
+        found["iou"] = [{"class": label, **values} for label, values in per_class.items()]
+    if out is not None:
+        asked = {"split": split, "views": vars(views), "source": str(source)}
+        write_text(out, dumps(provenance("eligo", str(where)) | asked | found, indent=1) + "\n")
+    print_result(found if json else _shown(found), json)
+
+
+def _shown(found: dict[str, Any]) -> dict[str, Any]:
+    """Tables narrow enough to read."""
+    columns = {
+        "": "checkpoint", "words": "words", "images": "images", "mIoU": "miou",
+        "absent 0": "miou_reference", "pixels": "pixel_acc", "mean acc": "macc", "F1": "f1",
+    }  # fmt: skip
+    rows = [{name: row[key] for name, key in columns.items()} for row in found["metrics"]]
+    shown: dict[str, Any] = {"percent; absent 0: mIoU with absent classes as 0": rows}
+    if "iou" in found:
+        shown["IoU of each class, percent"] = found["iou"]
+    return shown
+
+
+def _checkpoints(source: Path) -> dict[str, Path]:
+    """Best and last of a run, or one checkpoint by itself."""
+    found = {name: source / name for name in ("best", "last") if (source / name).is_dir()}
+    if len({folder.resolve() for folder in found.values()}) == 1:
+        return {" = ".join(found): next(iter(found.values()))}
+    if found:
+        return found
+    if not (source / "model.safetensors").is_file():
+        raise InputError(
+            f"{source}: no run and no checkpoint; expected the folder that `eligo pixels train` "
+            "wrote, or a folder in its checkpoints/"
+        )
+    return {source.name: source}
+
+
+def _training_config(folder: Path, root: Path | None, words: Path | None) -> Any:
+    from eligo.config import load_config
+    from eligo.config.yaml import read_yaml
+    from eligo.pixels.training.config import PixelsTrainConfig
+
+    tree, _ = read_yaml(folder / "config.yaml")
+    if "data" not in tree:
+        raise InputError(
+            f"{folder}: does not say what it was trained on; give the run, not <run>/model"
+        )
+    moved = {"data.root": root, "data.words": words}
+    given = {key: value for key, value in moved.items() if value is not None}
+    return load_config(PixelsTrainConfig, folder / "config.yaml", given)

@@ -1,0 +1,46 @@
+"""`eligo pixels exam`: the embedded exam, what words, temperature and depth do."""
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated, Any
+
+from eligo.cli.console import print_result
+from eligo.errors import InputError
+from eligo.files import write_text
+from eligo.pixels.exam.config import ExamConfig
+
+
+def run(
+    config: Annotated[ExamConfig, "pixels/exam"],
+    *,
+    out: Path = Path("runs/pixels_exam"),
+    quick: bool = False,
+    workers: int = 1,
+    json: bool = False,
+) -> None:
+    """Train and compare all arms; started again, it makes only what is missing.
+
+    Writes a run folder per arm and seed, and exam.json: tables, paired differences with 95 %
+    intervals (over scenes and seeds), and every must as met or missed.
+
+    Args:
+        out: The folder to write to.
+        quick: See it run through on a CPU; the numbers mean nothing.
+        workers: Runs at a time, each in a process of its own.
+        json: Print one JSON document instead of tables.
+    """
+    if workers < 1:
+        raise InputError(f"--workers: got {workers}, expected at least 1")
+    from accelerate import PartialState
+
+    from eligo.pixels.exam.exam import run_exam
+    from eligo.report.provenance import provenance
+    from eligo.train.progress import ProgressBar
+
+    config = config.quick() if quick else config
+    with ProgressBar("runs", len(config.jobs())) as bar:
+        found = run_exam(config, out, workers=workers, tell=bar.update)
+    head: dict[str, Any] = provenance("eligo", str(PartialState().device)) | {"quick": quick}
+    document = head | {"config": config.model_dump(mode="json")} | found
+    write_text(out / "exam.json", json_module.dumps(document, indent=1) + "\n")
+    print_result(document if json else {k: v for k, v in found.items() if k != "seconds"}, json)

@@ -1,0 +1,62 @@
+"""`eligo pixels predict`: segment an image, and show which word guided which pixel."""
+
+from pathlib import Path
+from typing import Literal
+
+from eligo.cli.console import print_result, results
+from eligo.cli.pixels_flags import NO_FLAGS, Sam, open_segmenter
+
+
+def run(
+    image: Path,
+    out: Path,
+    depth: Path | None = None,
+    tags: str = "",
+    text: str = "",
+    model: Path | None = None,
+    depth_format: Literal["png8", "metric", "sun16"] | None = None,
+    depth_scale: float | None = None,
+    preset: int | None = None,
+    sam: Sam = NO_FLAGS,
+    device: str = "auto",
+    json: bool = False,
+) -> None:
+    """Segment an image; depth and words are optional.
+
+    Writes label.png (classes), overlay.png, tags/NN_name.png (where each word was heard) and
+    result.json.
+
+    Args:
+        image: The image file.
+        out: The folder to write to.
+        depth: Its depth: a PNG, TIFF or .npy file of the same size.
+        tags: What is in the image, between commas: "wall,floor,ball".
+        text: Instead of tags, a sentence about it, for a model that was trained with captions.
+        model: Folder of a model or run; by default the one that comes with eligo.
+        depth_format: How depth is stored, if not as in the model's training.
+        depth_scale: Units per metre of metric depth, likewise.
+        preset: Refuse a model that compares pixels and words otherwise than this preset.
+        sam: Refuse a model that compares pixels and words otherwise.
+        device: Where to run: auto, cpu or cuda.
+        json: Print one JSON document.
+    """
+    segmenter = open_segmenter(model, device, sam, preset)
+    from eligo.pixels.inference.predict import predict
+
+    changes = {"depth": depth_format, "depth_scale": depth_scale}
+    given = {key: value for key, value in changes.items() if value is not None}
+    made = predict(
+        image,
+        depth,
+        tags=[tag.strip() for tag in tags.split(",") if tag.strip()],
+        captions=[text] if text.strip() else (),
+        model=segmenter,
+        inputs=segmenter.config.inputs.replace(given),
+    )
+    result = made.save(out)
+    if json:
+        print_result(result, json=True)
+        return
+    print_result({name: result[name] for name in ("classes", "words") if result[name]}, json=False)
+    for file in result["files"]:
+        results().print(f"written: {file}", highlight=False, markup=False, soft_wrap=True)

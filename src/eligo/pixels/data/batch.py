@@ -1,0 +1,49 @@
+"""What the network is trained and measured on: batches, and where they come from."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float, UInt8
+from torch import Tensor
+
+from eligo.pixels.data.records import Split
+from eligo.pixels.text.batch import Provenance, TextBatch
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Images of one size, as the network sees them."""
+
+    rgb: Float[Tensor, "batch 3 height width"]
+    labels: UInt8[Tensor, "batch height width"]
+    """Classes from 0; 255 is ignored."""
+    depth: Float[Tensor, "batch 1 height width"] | None = None
+    depth_mask: Bool[Tensor, "batch 1 height width"] | None = None
+    """Where depth is known; all False is the same as no depth."""
+    text: TextBatch | None = None
+
+
+class Source(ABC):
+    """Training batches without end, and the images of a split once each."""
+
+    classes: tuple[str, ...]
+
+    @abstractmethod
+    def batches(
+        self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
+    ) -> Iterator[Batch]:
+        """Part `rank` of the batch of every step: a pure function of (seed, step)."""
+
+    def varied(self, batch: Batch) -> Batch:
+        """What a step makes of its batch, by torch's generator, which is seeded for the step."""
+        return batch
+
+    @abstractmethod
+    def images(self, split: Split, provenance: Provenance, batch_size: int) -> Iterator[Batch]:
+        """Every image of a split once, with words of that provenance."""
+
+    @property
+    @abstractmethod
+    def provenances(self) -> tuple[Provenance, ...]:
+        """Which kinds of words there are, the headline first."""

@@ -1,0 +1,32 @@
+"""Names of classes, in the order of their numbers."""
+
+from pathlib import Path
+
+from eligo.errors import InputError
+
+NYU_40 = (
+    "wall", "floor", "cabinet", "bed", "chair", "sofa", "table", "door", "window", "bookshelf",
+    "picture", "counter", "blinds", "desk", "shelves", "curtain", "dresser", "pillow", "mirror",
+    "floor mat", "clothes", "ceiling", "books", "refridgerator", "television", "paper", "towel",
+    "shower curtain", "box", "whiteboard", "person", "night stand", "toilet", "sink", "lamp",
+    "bathtub", "bag", "otherstructure", "otherfurniture", "otherprop",
+)  # fmt: skip
+"""NYUDepthv2's, spelt as it spells them."""
+SUN_37 = NYU_40[:37]
+"""SUN RGB-D's."""
+_MOST = 254  # 255 is ignored
+
+
+def read_classes(path: Path) -> tuple[str, ...]:
+    """One name per line."""
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as a list of classes ({error})") from error
+    names = tuple(line for line in lines if line)
+    if not 2 <= len(names) <= _MOST or len(set(names)) != len(names):
+        raise InputError(
+            f"{path}: got {len(names)} names, {len(set(names))} different, expected 2 to {_MOST} "
+            "different ones, one per line"
+        )
+    return names

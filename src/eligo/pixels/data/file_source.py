@@ -1,0 +1,160 @@
+"""Images on disk: NYUDepthv2, SUN RGB-D, one's own."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from eligo.errors import InputError
+from eligo.pixels.data.augment import Prepared, augment
+from eligo.pixels.data.batch import Batch, Source
+from eligo.pixels.data.config import AugmentConfig, FilesDataConfig, InputsConfig
+from eligo.pixels.data.inputs import normalise_rgb
+from eligo.pixels.data.pictures import read_depth, read_label, read_rgb
+from eligo.pixels.data.records import Record, Split, class_names, read_records
+from eligo.pixels.text.batch import Provenance
+from eligo.pixels.text.config import TextConfig
+from eligo.pixels.text.encoders import TextEncoder
+from eligo.pixels.text.table import PhraseTable, Said, words_of
+from eligo.train.data import epoch_batches
+
+
+class Images:
+    """The images of a split as a map-style dataset, with the numbers of their words."""
+
+    def __init__(
+        self,
+        records: list[Record],
+        classes: tuple[str, ...],
+        inputs: InputsConfig,
+        text: TextConfig,
+        encoder: TextEncoder | None,
+    ) -> None:
+        self.records, self.classes, self.inputs = records, classes, inputs
+        self.said: list[list[Said]] = [
+            words_of(text, classes, record.tags or (), record.captions or ()) for record in records
+        ]
+        self.table: PhraseTable | None = None
+        if encoder is not None:
+            said = (phrase for phrases in self.said for phrase in phrases)
+            self.table = PhraseTable(encoder, said, text.num_words(len(classes)))
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def read(self, index: int, *, words_of: int | None = None) -> Prepared:
+        """One image; with another one's words if `words_of` says whose."""
+        record = self.records[index]
+        rgb = read_rgb(record.image)
+        like = (record.image, rgb)
+        shape = rgb.shape[-2:]
+        if record.depth is None or self.inputs.depth == "none":
+            depth, mask = torch.zeros(1, *shape), torch.zeros(1, *shape, dtype=torch.bool)
+        else:
+            depth, mask = read_depth(record.depth, self.inputs, like)
+        if record.label is None:
+            raise InputError(f"{record.id}: has no label, which training and measuring need")
+        labels = read_label(record.label, len(self.classes), like)
+        said = self.said[index if words_of is None else words_of]
+        numbers = torch.zeros(0, dtype=torch.int64)
+        if self.table is not None:
+            numbers = self.table.numbers(said)
+        return Prepared(normalise_rgb(rgb, self.inputs.channel_order), depth, mask, labels, numbers)
+
+
+class Varied:
+    """Training images, varied."""
+
+    def __init__(self, images: Images, config: AugmentConfig) -> None:
+        self.images, self.config = images, config
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Prepared:
+        return augment(self.images.read(index), self.config)
+
+
+class FileSource(Source):
+    """The training, validation and test images of a data set on disk."""
+
+    def __init__(
+        self,
+        config: FilesDataConfig,
+        inputs: InputsConfig,
+        text: TextConfig,
+        encoder: TextEncoder | None,
+        augmentation: AugmentConfig,
+        device: torch.device,
+    ) -> None:
+        self.config, self.inputs, self.text, self.encoder = config, inputs, text, encoder
+        self.augmentation, self.device = augmentation, device
+        self.classes = class_names(config)
+        self._splits: dict[Split, Images] = {}
+
+    @property
+    def provenances(self) -> tuple[Provenance, ...]:
+        """The files' own words, none, and another image's; the truth is never the headline."""
+        if self.encoder is None:
+            return ("none",)
+        if self.text.source == "labels":
+            return ("predicted", "none")  # every image has the same words
+        if self.config.words_are == "oracle":
+            return ("none", "oracle", "shuffled")
+        return ("predicted", "none", "shuffled")
+
+    def batches(
+        self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
+    ) -> Iterator[Batch]:
+        """Shuffled epochs over the training images."""
+        images = self._images("train")
+        found = epoch_batches(
+            Varied(images, self.augmentation), batch_size, seed, start_step, rank, world_size,
+            num_workers=self.config.num_workers, collate=_stacked,
+            pin_memory=self.device.type == "cuda",
+        )  # fmt: skip
+        said = self.config.words_are if self.text.source != "labels" else "predicted"
+        for parts in found:
+            yield self._batch(images, parts, said)
+
+    def images(self, split: Split, provenance: Provenance, batch_size: int) -> Iterator[Batch]:
+        """Every image of a split once; successive ones of one size come together."""
+        images = self._images(split)
+        waiting: list[Prepared] = []
+        for index in range(len(images)):
+            other = (index + max(1, len(images) // 2)) % len(images)
+            image = images.read(index, words_of=other if provenance == "shuffled" else None)
+            if waiting and (len(waiting) == batch_size or waiting[0].rgb.shape != image.rgb.shape):
+                yield self._batch(images, _stacked(waiting), provenance)
+                waiting = []
+            waiting.append(image)
+        yield self._batch(images, _stacked(waiting), provenance)
+
+    def _images(self, split: Split) -> Images:
+        if split not in self._splits:
+            needs_words = self.encoder is not None and self.text.source != "labels"
+            records = read_records(self.config, split, words=needs_words)
+            made = Images(records, self.classes, self.inputs, self.text, self.encoder)
+            if made.table is not None:
+                made.table.to(self.device)
+            self._splits[split] = made
+        return self._splits[split]
+
+    def _batch(self, images: Images, parts: tuple[Tensor, ...], provenance: Provenance) -> Batch:
+        move = (part.to(self.device, non_blocking=True) for part in parts)
+        rgb, depth, mask, labels, numbers = move
+        text = None
+        if images.table is not None and provenance != "none":
+            text = images.table.batch(numbers, provenance)
+        return Batch(rgb, labels, depth, mask, text)
+
+
+def _stacked(images: list[Prepared]) -> tuple[Tensor, ...]:
+    shapes = {tuple(image.rgb.shape[-2:]) for image in images}
+    if len(shapes) > 1:
+        raise InputError(
+            f"got images of {sorted(shapes)[:4]} pixels in one batch, expected one size; give "
+            "augment.crop"
+        )
+    names = ("rgb", "depth", "depth_mask", "labels", "numbers")
+    return tuple(torch.stack([getattr(image, name) for image in images]) for name in names)

@@ -1,0 +1,81 @@
+"""Picture files: colour images, depth, labels; each problem names the file."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, UInt8
+from PIL import Image
+from torch import Tensor
+
+from eligo.errors import InputError
+from eligo.pixels.data.config import InputsConfig
+from eligo.pixels.data.inputs import decode_depth
+
+MIN_SIZE = 32
+
+
+def read_rgb(path: Path) -> UInt8[Tensor, "3 height width"]:
+    """A colour image."""
+    pixels = np.array(_opened(path).convert("RGB"))
+    if min(pixels.shape[:2]) < MIN_SIZE:
+        raise InputError(
+            f"{path}: got {pixels.shape[0]} x {pixels.shape[1]} pixels, expected at least "
+            f"{MIN_SIZE} x {MIN_SIZE}; enlarge the image"
+        )
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def read_depth(
+    path: Path, inputs: InputsConfig, like: tuple[Path, Tensor]
+) -> tuple[Float[Tensor, "1 height width"], Bool[Tensor, "1 height width"]]:
+    """The depth of an image (`like`: its path and pixels), and where it is known."""
+    if path.suffix == ".npy":
+        try:
+            values = np.load(path, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: cannot be read as an array ({error})") from error
+    else:
+        values = np.array(_opened(path))
+    if values.ndim == 3 and values.shape[2] == 3 and inputs.depth == "png8":
+        values = values[..., 0]  # some store it three times
+    _check_shape(path, values, like)
+    if inputs.depth == "png8" and values.dtype != np.uint8:
+        raise InputError(f"{path}: got {values.dtype} values, expected 8 bits (inputs.depth png8)")
+    if inputs.depth == "sun16" and (values.min() < 0 or values.max() > 65535):
+        raise InputError(f"{path}: got values beyond 16 bits (inputs.depth sun16)")
+    return decode_depth(values, inputs)
+
+
+def read_label(
+    path: Path, num_classes: int, like: tuple[Path, Tensor]
+) -> UInt8[Tensor, "height width"]:
+    """Classes 1..K on disk as 0..K-1; 0 as 255, which is ignored."""
+    values = np.array(_opened(path))
+    _check_shape(path, values, like)
+    if values.min() < 0 or values.max() > num_classes:
+        raise InputError(
+            f"{path}: got label {values.max() if values.max() > num_classes else values.min()}, "
+            f"expected 0 (ignored) to {num_classes}, the number of classes"
+        )
+    return torch.from_numpy(values.astype(np.uint8) - np.uint8(1))
+
+
+def _opened(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as opened:
+            opened.load()
+            return opened
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: cannot be read as an image ({error})") from error
+
+
+def _check_shape(path: Path, values: np.ndarray, like: tuple[Path, Tensor]) -> None:
+    if values.ndim != 2:
+        raise InputError(f"{path}: got shape {values.shape}, expected one channel")
+    image, pixels = like
+    if values.shape != tuple(pixels.shape[-2:]):
+        raise InputError(
+            f"{path}: got {values.shape[0]} x {values.shape[1]} pixels, but {image} has "
+            f"{pixels.shape[-2]} x {pixels.shape[-1]}; expected the same size"
+        )

@@ -1,0 +1,169 @@
+"""Rooms drawn and painted once on the device that learns from them; batches are made by indexing.
+
+Words of plain rooms are class names (of twins, the one this room means), those of binding rooms
+phrases that tie looks to nonce classes. Nothing in a step waits for the device.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from eligo.errors import InputError
+from eligo.pixels.data.augment import mirror_some
+from eligo.pixels.data.batch import Batch, Source
+from eligo.pixels.data.config import AugmentConfig, InputsConfig, ScenesDataConfig
+from eligo.pixels.data.inputs import normalise_metres, normalise_rgb
+from eligo.pixels.data.records import Split
+from eligo.pixels.text.batch import Provenance, TextBatch
+from eligo.pixels.text.config import TextConfig
+from eligo.pixels.text.encoders import WordsEncoder
+from eligo.scenes.graph import SceneGraph, draw_scenes
+from eligo.scenes.painter import Rendered, label_names, render
+from eligo.scenes.phrases import WORD_ID
+from eligo.scenes.tags import Tags, binding_tags, class_tags
+from eligo.train.rng import mix
+
+_PAINTED = 1024  # scenes painted together
+
+
+class SceneSet:
+    """Painted scenes with their tags."""
+
+    def __init__(self, config: ScenesDataConfig, rendered: Rendered) -> None:
+        self.config, self.rendered = config, rendered
+        self._tags: dict[tuple[Provenance, int], Tags] = {}
+
+    def __len__(self) -> int:
+        return len(self.rendered.graph)
+
+    def tags(self, provenance: Provenance, num_phrases: int = 0) -> Tags:
+        """The tags of all scenes; `num_phrases` for binding scenes."""
+        key = (provenance, num_phrases)
+        if key not in self._tags:
+            graph = self.rendered.graph
+            whose = "shuffled" if provenance == "shuffled" else "own"
+            if graph.config.binding:
+                self._tags[key] = binding_tags(graph, num_phrases, source=whose)
+            elif provenance == "predicted":
+                config = self.config
+                self._tags[key] = class_tags(
+                    graph, precision=config.precision, recall=config.recall
+                )
+            else:
+                self._tags[key] = class_tags(graph, source=whose)
+        return self._tags[key]
+
+    def batch(
+        self, rows: Int64[Tensor, " batch"], inputs: InputsConfig, text: TextBatch | None
+    ) -> Batch:
+        """Some scenes as the network sees them."""
+        rendered = self.rendered[rows]
+        rgb = normalise_rgb(rendered.rgb, inputs.channel_order)
+        if inputs.depth == "none":
+            return Batch(rgb, rendered.labels, text=text)
+        if self.config.sensor:
+            metres, mask = rendered.sensor_depth()
+        else:
+            metres = rendered.depth
+            mask = torch.ones_like(metres, dtype=torch.bool)
+        depth = torch.where(mask, normalise_metres(metres), 0.0)
+        return Batch(rgb, rendered.labels, depth[:, None], mask[:, None], text)
+
+
+def painted(graph: SceneGraph) -> Rendered:
+    """All scenes of a graph, however many, painted."""
+    parts = [render(graph[i : i + _PAINTED]) for i in range(0, len(graph), _PAINTED)]
+    rgb, instances = ([getattr(part, name) for part in parts] for name in ("rgb", "instances"))
+    return Rendered(graph, torch.cat(rgb), torch.cat(instances))
+
+
+class SceneSource(Source):
+    """Training, validation and test rooms, made when they are first asked for."""
+
+    def __init__(
+        self,
+        config: ScenesDataConfig,
+        inputs: InputsConfig,
+        text: TextConfig,
+        encoder: WordsEncoder | None,
+        augmentation: AugmentConfig,
+        device: torch.device,
+    ) -> None:
+        self.config, self.inputs, self.text, self.device = config, inputs, text, device
+        self.mirrors = augmentation.mirror
+        self.encoder = None if encoder is None else encoder.to(device)
+        self.classes = label_names(config.scenes)
+        ids = [[WORD_ID[name]] for name in self.classes]
+        self._names = torch.tensor(ids, device=device)
+        self._sets: dict[Split, SceneSet] = {}
+
+    @property
+    def provenances(self) -> tuple[Provenance, ...]:
+        """A tagger's words (the truth is never the headline), none, the truth, another image's."""
+        if self.encoder is None:
+            return ("none",)
+        if self.text.source == "labels":
+            return ("predicted", "none")
+        if self.config.scenes.binding:  # the phrases are what somebody typed, not the answer
+            return ("predicted", "none", "shuffled")
+        return ("predicted", "none", "oracle", "shuffled")
+
+    def scenes(self, split: Split) -> SceneSet:
+        """The scenes of a split."""
+        if split not in self._sets:
+            count = getattr(self.config, f"{split}_images")
+            graph = draw_scenes(self.config.scenes, split, range(count), self.device)
+            self._sets[split] = SceneSet(self.config, painted(graph))
+        return self._sets[split]
+
+    def batches(
+        self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
+    ) -> Iterator[Batch]:
+        """Shuffled epochs over the training scenes."""
+        scenes, config = self.scenes("train"), self.config
+        per_epoch = len(scenes) // batch_size
+        if not per_epoch:
+            raise InputError(
+                f"data.train_images: got {len(scenes)}, expected at least a batch, {batch_size}"
+            )
+        share = batch_size // world_size
+        step, epoch, order = start_step, -1, torch.empty(0)
+        while True:
+            if step // per_epoch != epoch:
+                epoch = step // per_epoch
+                random = torch.Generator().manual_seed(mix(seed, epoch))
+                order = torch.randperm(len(scenes), generator=random).to(self.device)
+            first = step % per_epoch * batch_size + rank * share
+            rows = order[first : first + share]
+            phrases = config.phrases[mix(seed, step, 1) % len(config.phrases)]
+            text = self.words(scenes, rows, config.tags, phrases)
+            yield scenes.batch(rows, self.inputs, text)
+            step += 1
+
+    def varied(self, batch: Batch) -> Batch:
+        """Mirrored here and there."""
+        return mirror_some(batch) if self.mirrors else batch
+
+    def images(self, split: Split, provenance: Provenance, batch_size: int) -> Iterator[Batch]:
+        """Every scene of a split once; binding scenes with the most phrases of training."""
+        scenes = self.scenes(split)
+        for rows in torch.arange(len(scenes), device=self.device).split(batch_size):
+            text = self.words(scenes, rows, provenance, max(self.config.phrases))
+            yield scenes.batch(rows, self.inputs, text)
+
+    def words(
+        self, scenes: SceneSet, rows: Tensor, provenance: Provenance, num_phrases: int
+    ) -> TextBatch | None:
+        """The words of some scenes, as vectors."""
+        if self.encoder is None or provenance == "none":
+            return None
+        if self.text.source == "labels":
+            ids = self._names.expand(len(rows), -1, -1)
+        else:
+            binding = self.config.scenes.binding
+            tags = scenes.tags(provenance, num_phrases if binding else 0)
+            ids = tags.words[rows]
+            ids = ids if binding else ids[:, : self.text.max_tags]
+        return TextBatch(self.encoder.encode_ids(ids), ids[..., 0] >= 0, None, provenance)

@@ -1,0 +1,1 @@
+"""The embedded exam: what words, temperature and depth do, on generated rooms."""

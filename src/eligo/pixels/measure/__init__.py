@@ -1,0 +1,1 @@
+"""How good a model is: metrics, whole, multi-scale and sliding evaluation."""

@@ -1,0 +1,1 @@
+"""Training on the common loop."""

@@ -1,0 +1,158 @@
+"""The task of the training loop: cross-entropy of every labelled pixel."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eligo.errors import ConfigError
+from eligo.pixels.data.batch import Batch, Source
+from eligo.pixels.data.config import ScenesDataConfig
+from eligo.pixels.data.file_source import FileSource
+from eligo.pixels.data.records import class_names, read_records
+from eligo.pixels.data.scene_source import SceneSource
+from eligo.pixels.inference.modes import modes_of, refuse_other_modes
+from eligo.pixels.inference.segmenter import Segmenter, stored_config, text_encoder
+from eligo.pixels.losses import IGNORED, segmentation_loss
+from eligo.pixels.measure.evaluate import evaluate_rows
+from eligo.pixels.model.model import PixelsModel
+from eligo.pixels.text.encoders import TextEncoder, WordsEncoder
+from eligo.pixels.training.config import PixelsTrainConfig
+from eligo.scenes.painter import label_names
+from eligo.train import FitResult, OptimizerSpec, Progress, StepOutput, Task, fit, load_weights
+from eligo.train.rng import seed_everything
+
+
+class PixelsTask(Task):
+    """Images with depth, words and labels."""
+
+    def __init__(self, config: PixelsTrainConfig, source: Source | None = None) -> None:
+        seed_everything(config.train.seed)
+        config = with_counted_steps(with_classes(config))
+        self.config: PixelsTrainConfig = config  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.encoder = text_encoder(config)
+        if config.train.init_from is not None:
+            _check_start(config, config.train.init_from)
+        self.model = PixelsModel(config)
+        self.modules = {"model": self.model}
+        self.optimizers = {"all": OptimizerSpec(config.optimizer, ("model",))}
+        self._source = source
+        self._forward = torch.compile(self.model, dynamic=False) if config.compile else self.model
+
+    @property
+    def source(self) -> Source:
+        """Where images come from; made when the device is known."""
+        if self._source is None:
+            device = next(self.model.parameters()).device
+            self._source = build_source(self.config, self.encoder, device)
+        return self._source
+
+    def batches(
+        self,
+        start_step: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,  # noqa: ARG002 (the model's)
+    ) -> Iterator[Batch]:
+        """This process's share of the batch of every step."""
+        settings = self.config.train
+        return self.source.batches(settings.batch_size, settings.seed, start_step, rank, world_size)
+
+    def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002 (all alike)
+        """Cross-entropy; the words of some images and the depth of some are left out."""
+        batch = self.source.varied(batch)
+        text, mask = batch.text, batch.depth_mask
+        if text is not None and self.config.text_dropout:
+            text = text.without(_some(batch.rgb, self.config.text_dropout))
+        if mask is not None and self.config.depth_dropout:
+            mask = mask & ~_some(batch.rgb, self.config.depth_dropout)[:, None, None, None]
+        found = self._forward(batch.rgb, batch.depth, mask, text, maps=False)
+        loss = segmentation_loss(found.logits, batch.labels)
+        labelled = (batch.labels != IGNORED).sum().clamp_min(1) / batch.labels.numel()
+        return StepOutput({"segmentation": loss}, weight=labelled)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """On the validation images: metrics with words and without, scales, gates, entropy."""
+        source = self.source
+        headline, kinds = source.provenances[0], source.provenances[:2]
+        size = self.config.train.batch_size
+        rows = evaluate_rows(self.model, source, "validation", batch_size=size, provenances=kinds)
+        found = {}
+        for row in rows:
+            suffix = "" if row.words == headline else f"/{row.words}"
+            found |= {
+                f"{name}{suffix}": value
+                for name, value in row.shown().items()
+                if isinstance(value, float)
+            }
+        found |= {name: float(value) for name, value in self.model.temperatures().items()}
+        watched = next(source.images("validation", headline, size))  # some attention is enough
+        seen = self.model(watched.rgb, watched.depth, watched.depth_mask, watched.text)
+        if seen.entropy is not None:
+            found["attention_entropy"] = float(seen.entropy.mean())
+        return found
+
+
+def build_source(
+    config: PixelsTrainConfig, encoder: TextEncoder | None, device: torch.device
+) -> Source:
+    """The data set of a config."""
+    data, others = config.data, (config.inputs, config.text)
+    if isinstance(data, ScenesDataConfig):
+        assert encoder is None or isinstance(encoder, WordsEncoder)
+        return SceneSource(data, *others, encoder, config.augment, device)
+    return FileSource(data, *others, encoder, config.augment, device)
+
+
+def with_classes(config: PixelsTrainConfig) -> PixelsTrainConfig:
+    """The config with the names of the data set's classes, which must be as many as it says."""
+    data = config.data
+    names = label_names(data.scenes) if isinstance(data, ScenesDataConfig) else class_names(data)
+    if len(names) != config.num_classes:
+        raise ConfigError(
+            f"num_classes: got {config.num_classes}, expected {len(names)}, the number of classes "
+            "of the data set"
+        )
+    return config.replace({"classes": names})
+
+
+def with_counted_steps(config: PixelsTrainConfig) -> PixelsTrainConfig:
+    """The config with the steps that `epochs` means."""
+    if config.epochs is None:
+        return config
+    if isinstance(config.data, ScenesDataConfig):
+        images = config.data.train_images
+    else:
+        images = len(read_records(config.data, "train", words=False))
+    per_epoch = images // config.train.batch_size
+    if not per_epoch:
+        raise ConfigError(
+            f"train.batch_size: got {config.train.batch_size}, more than the {images} training "
+            "images"
+        )
+    return config.replace({"train.total_steps": config.epochs * per_epoch})
+
+
+def train_model(
+    config: PixelsTrainConfig, *, resume: bool = False, source: Source | None = None
+) -> FitResult:
+    """Train, then write the best weights as a model folder: `<run>/model`."""
+    from accelerate import PartialState
+
+    task = PixelsTask(config, source)
+    result = fit(task, task.config.train, resume=resume)
+    if PartialState().is_main_process:
+        load_weights(result.folder / "best", {"model": task.model})
+        Segmenter(task.config, task.model, task.encoder).save(result.folder / "model")
+    return result
+
+
+def _check_start(config: PixelsTrainConfig, folder: Path) -> None:
+    """Refuse weights that were trained to compare pixels and words in another way."""
+    if (folder / "config.yaml").is_file():
+        refuse_other_modes(folder, stored_config(folder), modes_of(config.sam))
+
+
+def _some(like: Tensor, share: float) -> Tensor:
+    return torch.rand(like.shape[0], device=like.device) < share

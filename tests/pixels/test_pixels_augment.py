@@ -1,0 +1,86 @@
+"""Mirror, scale and crop keep image, depth and labels together."""
+
+import pytest
+import torch
+
+from eligo.config import load_config
+from eligo.errors import ConfigError
+from eligo.pixels.data.augment import Prepared, augment, mirror_some, scaled
+from eligo.pixels.data.batch import Batch
+from eligo.pixels.data.config import AugmentConfig
+
+
+def image(height: int = 40, width: int = 50) -> Prepared:
+    """Every picture says its column, so that what belongs together can be seen."""
+    columns = torch.arange(width).expand(height, width)
+    return Prepared(
+        rgb=columns.float().expand(3, -1, -1).clone() + 1,
+        depth=columns.float()[None] + 1,
+        depth_mask=torch.ones(1, height, width, dtype=torch.bool),
+        labels=columns.to(torch.uint8),
+        numbers=torch.tensor([3, -1]),
+    )
+
+
+def test_mirror_only():
+    found = {tuple(augment(image(), AugmentConfig()).labels[0, :2].tolist()) for _ in range(20)}
+    assert found == {(0, 1), (49, 48)}
+
+
+def test_pieces_keep_together_and_padding_says_nothing():
+    config = AugmentConfig(scales=(1.0,), crop=(36, 64))
+    seen = set()
+    for _ in range(20):
+        cut = augment(image(), config)
+        assert cut.rgb.shape == (3, 36, 64)
+        inside = cut.labels != 255
+        assert torch.equal(inside, cut.depth_mask[0])
+        assert int(inside.sum()) == 36 * 50
+        assert torch.equal(cut.rgb[0][inside], cut.labels[inside].float() + 1)
+        assert torch.equal(cut.depth[0][inside], cut.labels[inside].float() + 1)
+        assert not cut.rgb[:, ~inside].any()
+        seen.add(cut.labels[0, 20].item())
+    assert len(seen) == 2  # mirrored or not
+
+
+def test_a_piece_is_drawn_from_everywhere():
+    config = AugmentConfig(mirror=False, scales=(1.0,), crop=(32, 32))
+    starts = {int(augment(image(), config).labels[0, 0]) for _ in range(200)}
+    assert starts == set(range(19))
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.5])
+def test_scaled(scale: float):
+    found = scaled(image(), scale)
+    assert found.labels.shape == (round(40 * scale), round(50 * scale))
+    assert set(found.labels.unique().tolist()) <= set(range(50))
+    inside = slice(2, -2)
+    gap = found.rgb[0] - 1 - found.labels.float()
+    assert gap[:, inside].abs().max() <= 1  # mixed beside taken
+    assert torch.equal(found.depth[0], found.labels.float() + 1)
+    assert found.depth_mask.all()
+
+
+def test_mirrored_batches():
+    one = image()
+    parts = (one.rgb, one.labels, one.depth, one.depth_mask)
+    batch = Batch(*(part.expand(64, *part.shape) for part in parts))
+    found = mirror_some(batch)
+    flipped = found.labels[:, 0, 0] == 49
+    assert 10 < int(flipped.sum()) < 54
+    assert torch.equal(found.rgb[:, 0], found.labels.float() + 1)
+    assert found.depth is not None
+    assert torch.equal(found.depth[:, 0], found.labels.float() + 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"scales": [0.5]}, "need crop"),
+        ({"scales": [-1.0], "crop": [64, 64]}, "above 0"),
+        ({"crop": [16, 64]}, "32 x 32"),
+    ],
+)
+def test_bad_settings(changes: dict, said: str):
+    with pytest.raises(ConfigError, match=said):
+        load_config(AugmentConfig, changes)

@@ -1,0 +1,272 @@
+"""Readers of data sets on disk, against the scenes that were written there; and bad files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pixel_files import SCENES, exported
+
+from eligo.errors import InputError
+from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
+from eligo.pixels.data.config import (
+    AugmentConfig,
+    InputsConfig,
+    JsonlDataConfig,
+    NyuDataConfig,
+    SunDataConfig,
+)
+from eligo.pixels.data.file_source import FileSource
+from eligo.pixels.data.inputs import decode_depth, normalise_rgb
+from eligo.pixels.data.pictures import read_depth, read_label, read_rgb
+from eligo.pixels.data.records import class_names, read_records
+from eligo.pixels.text.config import TextConfig, WordsTextConfig
+from eligo.pixels.text.encoders import WordsEncoder
+from eligo.scenes.dataset import SceneDataset
+
+TEXT = TextConfig(max_tags=14, encoder=WordsTextConfig(dim=16))
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("rooms")
+    return {
+        "nyu": exported(root / "nyu", "nyu", sensor=True),
+        "nyu8": exported(root / "nyu8", "nyu", depth="png8"),
+        "sun": exported(root / "sun", "sun"),
+        "jsonl": exported(root / "jsonl", "jsonl"),
+    }
+
+
+def source(config, depth: str = "metric", text: TextConfig = TEXT, **augment) -> FileSource:
+    encoder = WordsEncoder(WordsTextConfig(dim=16)) if text.source != "none" else None
+    inputs = InputsConfig(depth=depth)  # pyright: ignore[reportArgumentType]
+    return FileSource(config, inputs, text, encoder, AugmentConfig(**augment), CPU)
+
+
+def config_of(folders: dict[str, Path], kind: str):
+    folder = folders[kind]
+    if kind == "jsonl":
+        return JsonlDataConfig(
+            train=folder / "train.jsonl",
+            test=folder / "test.jsonl",
+            classes=folder / "classes.txt",
+        )
+    cls = SunDataConfig if kind == "sun" else NyuDataConfig
+    return cls(root=folder, classes=folder / "classes.txt", words=folder / "tags.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("kind", "depth"), [("nyu", "metric"), ("nyu8", "png8"), ("sun", "sun16"), ("jsonl", "metric")]
+)
+def test_what_was_written_is_read(folders: dict[str, Path], kind: str, depth: str):
+    found = source(config_of(folders, kind), depth)
+    world = SceneDataset(SCENES, "test", 4, num_questions=0, num_captions=0, sensor=kind == "nyu")
+    items = world.__getitems__(list(range(4)))
+    batches = list(found.images("test", "predicted", 3))
+    assert [len(batch.rgb) for batch in batches] == [3, 1]
+    rgb = torch.stack([item.rgb for item in items])
+    torch.testing.assert_close(torch.cat([b.rgb for b in batches]), normalise_rgb(rgb))
+    labels = torch.stack([item.labels for item in items])
+    assert torch.equal(torch.cat([b.labels for b in batches]), labels)
+    metres = torch.stack([item.depth for item in items])
+    mask = torch.stack([item.depth_mask for item in items])
+    assert torch.equal(torch.cat([b.depth_mask for b in batches])[:, 0], mask)
+    z = torch.where(mask, (metres.clamp(max=10) / 10 - 0.48) / 0.28, 0)
+    step = 0.5 / 255 if depth == "png8" else 0.0005 / 10  # half a stored unit
+    stored = torch.cat([b.depth for b in batches])[:, 0]
+    assert (stored - z).abs().max() <= 1.01 * step / 0.28
+    assert found.classes == read_classes(folders[kind] / "classes.txt")
+    text = batches[1].text
+    assert text is not None
+    own = WordsEncoder(WordsTextConfig(dim=16)).encode(items[3].tags)
+    torch.testing.assert_close(text.embeddings[0, : len(own)], own)
+    assert int(text.mask.sum()) == len(own)
+
+
+def test_standard_names():
+    assert len(NYU_40) == len(set(NYU_40)) == 40
+    assert (NYU_40[0], NYU_40[1], NYU_40[-1]) == ("wall", "floor", "otherprop")
+    assert class_names(SunDataConfig(root=Path())) == SUN_37
+    assert SUN_37[-1] == "bag"
+
+
+# ------------------------------------------------------------------ splits and words
+
+
+def test_validation_is_a_seeded_share_of_train_and_never_test(folders: dict[str, Path]):
+    config = config_of(folders, "nyu")
+    ids = {
+        split: [record.id for record in read_records(config, split, words=True)]
+        for split in ("train", "validation", "test")
+    }
+    assert len(ids["validation"]) == 1
+    assert len(ids["train"]) == 9
+    assert not set(ids["validation"]) & set(ids["train"])
+    assert all(name.startswith("train") for name in ids["train"] + ids["validation"])
+    assert all(name.startswith("test") for name in ids["test"])
+    again = read_records(config, "validation", words=True)
+    assert [record.id for record in again] == ids["validation"]
+    seeds = {
+        read_records(config.replace({"validation_seed": seed}), "validation", words=True)[0].id
+        for seed in range(8)
+    }
+    assert len(seeds) > 2
+
+
+def test_words_join_by_exact_id(folders: dict[str, Path], tmp_path: Path, caplog):
+    config = config_of(folders, "nyu")
+    assert config.words is not None
+    lines = config.words.read_text().splitlines()
+    renamed = [line.replace("train_000003", "train_3") for line in lines]
+    (tmp_path / "tags.jsonl").write_text("\n".join(renamed))
+    config = config.replace({"words": tmp_path / "tags.jsonl"})
+    with pytest.raises(InputError, match=r"1 of 10 images, first 'train_000003'.*allow_missing"):
+        read_records(config, "train", words=True)
+    config = config.replace({"allow_missing_words": True})
+    read_records(config, "train", words=True)
+    assert "words for 9 of 10" in caplog.text
+    read_records(config_of(folders, "nyu").replace({"words": None}), "train", words=False)
+
+
+def test_provenances(folders: dict[str, Path]):
+    config = config_of(folders, "jsonl")
+    found = source(config.replace({"words_are": "oracle"}))
+    assert found.provenances == ("none", "oracle", "shuffled")  # the truth is no headline
+    assert source(config).provenances == ("predicted", "none", "shuffled")
+    none, own, other = (next(found.images("test", p, 4)).text for p in found.provenances)
+    assert none is None
+    assert own is not None
+    assert other is not None
+    assert (own.provenance, other.provenance) == ("oracle", "shuffled")
+    torch.testing.assert_close(other.embeddings[0], own.embeddings[2])
+    assert not torch.equal(other.mask, own.mask)
+    labels = source(config, text=TEXT.replace({"source": "labels"}))
+    assert labels.provenances == ("predicted", "none")
+    assert next(labels.images("test", "predicted", 4)).text.mask.sum() == 4 * 14  # pyright: ignore[reportOptionalMemberAccess]
+    assert source(config, text=TEXT.replace({"source": "none"})).provenances == ("none",)
+
+
+def test_training_batches_repeat_and_split(folders: dict[str, Path]):
+    found = source(config_of(folders, "nyu"), scales=(0.75, 1.25), crop=(40, 72))
+    whole = found.batches(4, seed=3, start_step=0, rank=0, world_size=1)
+    first, second = next(whole), next(whole)
+    assert first.rgb.shape == (4, 3, 40, 72)
+    again = next(found.batches(4, seed=3, start_step=1, rank=0, world_size=1))
+    torch.testing.assert_close(again.rgb, second.rgb)
+    assert torch.equal(again.labels, second.labels)
+    halves = [next(found.batches(4, 3, 0, rank, 2)) for rank in range(2)]
+    assert torch.equal(torch.cat([half.labels for half in halves]), first.labels)
+
+
+# ------------------------------------------------------------------ depth
+
+
+def test_depth_formats():
+    values = np.array([[0, 255, 122]], dtype=np.uint8)
+    z, known = decode_depth(values, InputsConfig(depth="png8"))
+    assert known.all()
+    torch.testing.assert_close(z[0, 0], (torch.tensor([0, 1, 122 / 255]) - 0.48) / 0.28)
+    metres = np.array([[0.0, np.nan, 2.5, 40.0]], dtype=np.float32)
+    z, known = decode_depth(metres, InputsConfig(depth="metric", depth_scale=1))
+    assert known[0, 0].tolist() == [False, False, True, True]
+    torch.testing.assert_close(
+        z[0, 0], torch.tensor([0, 0, (0.25 - 0.48) / 0.28, (1 - 0.48) / 0.28])
+    )
+    millimetres = np.array([[0, 1, 2500, 8191, 9999]], dtype=np.uint16)
+    turned = (millimetres << np.uint16(3)) | (millimetres >> np.uint16(13))
+    assert (turned != millimetres).any()
+    sun = decode_depth(turned, InputsConfig(depth="sun16"))
+    plain = decode_depth(millimetres, InputsConfig(depth="metric"))
+    for one, other in zip(sun, plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_bgr_moves_the_statistics_with_the_colours():
+    rgb = torch.randint(256, (3, 32, 32), dtype=torch.uint8)
+    torch.testing.assert_close(normalise_rgb(rgb, "bgr"), normalise_rgb(rgb).flip(0))
+
+
+def test_arrays_and_tripled_depth_are_read(tmp_path: Path):
+    like = (tmp_path / "i.png", torch.zeros(3, 32, 40))
+    np.save(tmp_path / "d.npy", np.full((32, 40), 2.0, dtype=np.float32))
+    z, _ = read_depth(tmp_path / "d.npy", InputsConfig(depth_scale=1), like)
+    assert z.shape == (1, 32, 40)
+    Image.fromarray(np.full((32, 40, 3), 7, dtype=np.uint8)).save(tmp_path / "d.png")
+    read_depth(tmp_path / "d.png", InputsConfig(depth="png8"), like)
+
+
+# ------------------------------------------------------------------ bad files
+
+
+def _image(path: Path, value: int = 1, size: tuple[int, ...] = (40, 48)) -> Path:
+    Image.fromarray(np.full(size, value, dtype=np.uint8)).save(path)
+    return path
+
+
+def test_bad_pictures(tmp_path: Path):
+    image = _image(tmp_path / "image.png", size=(40, 48, 3))
+    like = (image, read_rgb(image))
+    assert (read_label(_image(tmp_path / "0.png", 0), 3, like) == 255).all()
+    assert (read_label(_image(tmp_path / "3.png", 3), 3, like) == 2).all()
+    with pytest.raises(InputError, match=r"4\.png: got label 4, expected 0 \(ignored\) to 3"):
+        read_label(_image(tmp_path / "4.png", 4), 3, like)
+    with pytest.raises(InputError, match=r"small\.png: got 31 x 48"):
+        read_rgb(_image(tmp_path / "small.png", size=(31, 48, 3)))
+    with pytest.raises(InputError, match=r"40 x 47 pixels, but .*image.png has 40 x 48"):
+        read_depth(_image(tmp_path / "d.png", size=(40, 47)), InputsConfig(), like)
+    (tmp_path / "torn.png").write_bytes(b"no image")
+    with pytest.raises(InputError, match=r"torn\.png: cannot be read"):
+        read_rgb(tmp_path / "torn.png")
+    with pytest.raises(InputError, match=r"no\.png: cannot be read"):
+        read_label(tmp_path / "no.png", 3, like)
+    with pytest.raises(InputError, match="one channel"):
+        read_label(image, 3, like)
+    deep = tmp_path / "deep.png"
+    Image.fromarray(np.full((40, 48), 999, dtype=np.uint16)).save(deep)
+    with pytest.raises(InputError, match="8 bits"):
+        read_depth(deep, InputsConfig(depth="png8"), like)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", r"train\.jsonl:2: no JSON"),
+        ("[]", "expected a JSON object"),
+        ('{"image": "a.png"}', "id: got None"),
+        ('{"id": "b"}', "image: got None"),
+        ('{"id": "b", "image": "a.png", "tag": []}', "unknown field 'tag'.*tags"),
+        ('{"id": "b", "image": "a.png", "tags": "desk"}', "tags: got 'desk'"),
+        ('{"id": "a", "image": "a.png"}', "'a' twice"),
+    ],
+)
+def test_bad_lines(tmp_path: Path, line: str, said: str):
+    good = json.dumps({"id": "a", "image": "a.png", "label": "a.png", "tags": []})
+    (tmp_path / "train.jsonl").write_text(f"{good}\n{line}\n")
+    config = JsonlDataConfig(train=tmp_path / "train.jsonl", classes=tmp_path / "c.txt")
+    with pytest.raises(InputError, match=said):
+        read_records(config, "train", words=True)
+
+
+def test_empty_and_absent_splits(tmp_path: Path):
+    (tmp_path / "train.txt").write_text("\n")
+    with pytest.raises(InputError, match=r"train\.txt: lists no image"):
+        read_records(NyuDataConfig(root=tmp_path), "train", words=False)
+    with pytest.raises(InputError, match=r"test\.txt: cannot be read"):
+        read_records(NyuDataConfig(root=tmp_path), "test", words=False)
+    (tmp_path / "train.txt").write_text("images/a.jpg\n")
+    with pytest.raises(InputError, match=r"train.txt:1: got 'images/a.jpg', expected RGB/<id>"):
+        read_records(NyuDataConfig(root=tmp_path), "train", words=False)
+    config = JsonlDataConfig(train=tmp_path / "t", classes=tmp_path / "c")
+    with pytest.raises(InputError, match=r"data\.test"):
+        read_records(config, "test", words=False)
+
+
+@pytest.mark.parametrize("text", ["wall\n", "wall\nwall\n", ""])
+def test_bad_class_lists(tmp_path: Path, text: str):
+    (tmp_path / "c.txt").write_text(text)
+    with pytest.raises(InputError, match="different ones"):
+        read_classes(tmp_path / "c.txt")

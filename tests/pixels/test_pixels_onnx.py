@@ -1,0 +1,102 @@
+"""ONNX: the exported model says what torch says, for any batch; without words and depth too."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eligo.config import load_config
+from eligo.errors import InputError
+from eligo.pixels import PixelsModel, PixelsTrainConfig, Segmenter, TextBatch
+from eligo.pixels.inference.export import example_inputs, export_onnx
+from eligo.pixels.inference.segmenter import plain_config, text_encoder
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+
+EXPORT = """
+import sys
+from eligo.cli import main
+model, out = f"{sys.argv[1]}/model", f"{sys.argv[1]}/onnx"
+flags = ["--height", "48", "--width", "64", "--words", "5", "--json"]
+sys.exit(main(["pixels", "export", "--model", model, "--out", out, *flags]))
+"""
+
+# One of each part: torch takes seconds for every part that it translates.
+SMALL = {
+    "encoder.depths": (1, 1, 1, 1),
+    "sam.encoder.stages": (3,),
+    "sam.decoder.stages": (1,),
+    "head.eval_steps": 2,
+}
+
+
+def lively(**changes) -> Segmenter:
+    """With gates open, so that words matter."""
+    base = load_config(PixelsTrainConfig, "pixels/scenes").smoke().replace(SMALL)
+    config = plain_config(base.replace(changes))
+    model = PixelsModel(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("gate", "gate_ffn")):
+                parameter.fill_(0.7)
+    return Segmenter(config, model, text_encoder(config))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, exported in a process of its own: checks of annotations cannot be traced."""
+    torch.manual_seed(0)
+    root = tmp_path_factory.mktemp("models")
+    lively().save(root / "model")
+    command = [sys.executable, "-c", EXPORT, str(root)]
+    done = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True)
+    assert json.loads(done.stdout)["outputs"] == ["logits", "tag_maps"]
+    return root
+
+
+def opened(folder: Path) -> tuple[Segmenter, Any, dict[str, Any]]:
+    about = json.loads((folder / "onnx" / "onnx.json").read_text())
+    session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx")
+    assert [given.name for given in session.get_inputs()] == list(about["inputs"])
+    return Segmenter.load(folder / "model"), session, about
+
+
+def asked(session: Any, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    names = [given.name for given in session.get_inputs()]
+    found = session.run(None, {n: v.numpy() for n, v in zip(names, inputs, strict=True)})
+    return [torch.from_numpy(value) for value in found]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_onnx_agrees(folder: Path, batch: int):
+    segmenter, session, about = opened(folder)
+    inputs = example_inputs(16, 48, 64, 5, batch)
+    with torch.no_grad():
+        expected = segmenter.model(*inputs[:3], TextBatch(*inputs[3:]))
+        silent = segmenter.model(*inputs[:3])
+    logits, maps = asked(session, inputs)
+    torch.testing.assert_close(logits, expected.logits, atol=1e-3, rtol=0)
+    torch.testing.assert_close(maps, expected.tag_maps, atol=1e-3, rtol=0)
+    assert (expected.logits - silent.logits).abs().max() > 0.01  # the words do matter
+    assert about["inputs"]["rgb"] == {"shape": ["batch", 3, 48, 64], "dtype": "float32"}
+    assert about["outputs"] == ["logits", "tag_maps"]
+
+
+def test_masked_inputs_are_absent_inputs(folder: Path):
+    segmenter, session, _ = opened(folder)
+    rgb, depth, mask, words, word_mask = example_inputs(16, 48, 64, 5, 1)
+    found = asked(session, (rgb, depth, mask & False, words, word_mask & False))[0]
+    with torch.no_grad():
+        expected = segmenter.model(rgb).logits
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
+
+
+def test_bad_sizes(tmp_path: Path):
+    with pytest.raises(InputError, match="at least 32 x 32"):
+        export_onnx(lively(), tmp_path, height=16, width=64)
+    with pytest.raises(InputError, match="num_words"):
+        export_onnx(lively(), tmp_path, height=48, width=64, num_words=0)

@@ -1,0 +1,54 @@
+"""Pictures of a prediction: classes in their colours with a legend, words where they were heard."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from eligo.errors import InputError
+from eligo.report.pixels_picture import (
+    class_palette,
+    indexed_labels,
+    overlay_picture,
+    word_picture,
+)
+
+IMAGE = Image.new("RGB", (64, 48), (128, 128, 128))
+
+
+def test_labels_keep_their_values_and_colours():
+    labels = torch.arange(48 * 64).view(48, 64) % 14
+    picture = indexed_labels(labels, 14)
+    assert np.array_equal(np.asarray(picture), labels.numpy())
+    assert picture.convert("RGB").getpixel((5, 0)) == class_palette(14)[5]
+    assert len(set(class_palette(40))) == 40
+
+
+def test_overlay():
+    labels = torch.zeros(48, 64, dtype=torch.uint8)
+    labels[:, 32:] = 3
+    classes = ("wall", "floor", "ball", "ring")
+    picture = overlay_picture(IMAGE, labels, classes)
+    assert picture.width == 640
+    assert picture.height > 480  # the legend
+    palette = class_palette(4)
+    for x, number in ((100, 0), (500, 3)):
+        wanted = [round(0.45 * part + 0.55 * 128) for part in palette[number]]
+        assert np.allclose(picture.getpixel((x, 200)), wanted, atol=1)
+    assert picture.getpixel((319, 200)) == (24, 24, 32)  # a line between them
+    colours = {colour for _, colour in picture.crop((0, 480, 640, picture.height)).getcolors(9999)}
+    assert {palette[0], palette[3]} <= colours
+    assert palette[2] not in colours  # which is nowhere
+    assert overlay_picture(IMAGE, labels, classes, title="room").height > picture.height
+
+
+def test_words_are_bright_where_they_are_heard():
+    heard = torch.zeros(6, 8)
+    heard[2, 6] = 0.5
+    picture = word_picture(IMAGE, heard, "ring", highest=0.5)
+    brightness = np.asarray(picture.convert("L"), dtype=float)[-480:]
+    assert brightness[200, 520] > brightness[200, 100] + 50
+    dimmer = word_picture(IMAGE, heard, "ring", highest=1.0)
+    assert np.asarray(dimmer.convert("L"), dtype=float)[-480:][200, 520] < brightness[200, 520]
+    with pytest.raises(InputError, match="highest"):
+        word_picture(IMAGE, heard, "ring", highest=0.0)

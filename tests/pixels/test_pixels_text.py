@@ -1,0 +1,205 @@
+"""Words: sources, templates, the three encoders, and the table that batches are made from."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional as F
+
+from eligo.config import load_config
+from eligo.errors import ConfigError, InputError
+from eligo.pixels.text.config import (
+    ClipTextConfig,
+    TableTextConfig,
+    TextConfig,
+    WordsTextConfig,
+)
+from eligo.pixels.text.encoders import (
+    ClipEncoder,
+    TableEncoder,
+    WordsEncoder,
+    build_text_encoder,
+)
+from eligo.pixels.text.phrases import TEMPLATES, with_article
+from eligo.pixels.text.table import PhraseTable, words_of
+
+CLASSES = ("wall", "night_stand")
+TAGS = [f"tag{n}" for n in range(9)]
+CAPTIONS = [f"sentence {n}" for n in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("none", []),
+        ("tags", [(tag, False) for tag in TAGS[:6]]),
+        ("imglabels", [(tag, False) for tag in TAGS[:6]]),
+        ("labels", [("wall", False), ("night_stand", False)]),
+        ("captions", [(text, True) for text in CAPTIONS[:10]]),
+        ("both", [(tag, False) for tag in TAGS[:6]] + [(text, True) for text in CAPTIONS[:10]]),
+    ],
+)
+def test_sources(source: str, said: list):
+    config = load_config(TextConfig, {"source": source})
+    found = words_of(config, CLASSES, TAGS, CAPTIONS)
+    assert found == said
+    assert config.num_words(len(CLASSES)) == len(said)
+
+
+def test_an_unknown_source_is_refused():
+    with pytest.raises(ConfigError, match="source"):
+        load_config(TextConfig, {"source": "tag"})
+
+
+def test_articles():
+    assert with_article("night_stand") == "a night stand"
+    assert with_article("Umbrella") == "an Umbrella"
+
+
+# ------------------------------------------------------------------ words
+
+
+def test_words_are_fixed_and_look_like_a_text_encoders():
+    encoder = WordsEncoder(WordsTextConfig())
+    looks = itertools.product(("red", "blue"), ("striped", "dotted"), ("ball", "box"))
+    names = [*(" ".join(look) for look in looks), "wall", "floor", "green plain moon"]
+    vectors = encoder.encode(names)
+    assert vectors.shape == (len(names), 512)
+    torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(len(names)))
+    cosines = vectors @ vectors.T
+    for (i, one), (j, other) in itertools.combinations(enumerate(names), 2):
+        shared = len(set(one.split()) & set(other.split()))
+        size = (len(one.split()) * len(other.split())) ** 0.5
+        assert cosines[i, j] == pytest.approx(0.706 + 0.294 * shared / size, abs=0.06)
+    again = WordsEncoder(WordsTextConfig()).encode(names)
+    assert torch.equal(vectors, again)
+    assert not torch.equal(vectors, WordsEncoder(WordsTextConfig(seed=1)).encode(names))
+
+
+def test_word_order_and_padding_do_not_matter_to_a_phrase():
+    encoder = WordsEncoder(WordsTextConfig(dim=32))
+    one, other, longer = encoder.encode(["red ball", "ball red", "a small red ball"])
+    torch.testing.assert_close(one, other)
+    assert not torch.allclose(one, longer)
+    torch.testing.assert_close(one, encoder.encode(["red ball"])[0])
+    assert encoder.encode([]).shape == (0, 32)
+
+
+def test_sentences_of_scenes_can_be_read():
+    encoder = WordsEncoder(WordsTextConfig(dim=32))
+    assert encoder.encode(["a red ball, left of the box."], sentences=True).isfinite().all()
+
+
+def test_an_unknown_word_names_the_nearest():
+    with pytest.raises(InputError, match=r"'bal'.*ball"):
+        WordsEncoder(WordsTextConfig()).encode(["red bal"])
+
+
+# ------------------------------------------------------------------ table
+
+
+def test_table(tmp_path: Path):
+    save_file({"night_stand": torch.tensor([3.0, 4.0]), "desk": torch.tensor([0.0, 2.0])},
+              tmp_path / "t.safetensors")  # fmt: skip
+    encoder = build_text_encoder(TableTextConfig(file=tmp_path / "t.safetensors"))
+    assert encoder.dim == 2
+    found = encoder.encode(["night stand", "desk", "night_stand"])
+    torch.testing.assert_close(found, torch.tensor([[0.6, 0.8], [0.0, 1.0], [0.6, 0.8]]))
+    with pytest.raises(InputError, match=r"'dask'.*desk"):
+        encoder.encode(["dask"])
+
+
+@pytest.mark.parametrize("kind", ["absent", "torn", "uneven"])
+def test_bad_tables(tmp_path: Path, kind: str):
+    path = tmp_path / "t.safetensors"
+    if kind == "torn":
+        path.write_bytes(b"no tensors")
+    elif kind == "uneven":
+        save_file({"a": torch.zeros(2), "b": torch.zeros(3)}, path)
+    with pytest.raises(InputError, match="safetensors"):
+        TableEncoder(TableTextConfig(file=path))
+
+
+# ------------------------------------------------------------------ clip
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random CLIP with a word tokenizer, as transformers saves them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import (
+        CLIPTextConfig,
+        CLIPTextModelWithProjection,
+        PreTrainedTokenizerFast,
+    )
+
+    folder = tmp_path_factory.mktemp("clip")
+    torch.manual_seed(0)
+    words = sorted({w for t in TEMPLATES for w in t.split()} | {"desk", "lamp", "umbrella", "an"})
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "<unk>", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    config = CLIPTextConfig(vocab_size=len(vocabulary), hidden_size=16, intermediate_size=32,
+                            num_hidden_layers=2, num_attention_heads=2, projection_dim=12,
+                            max_position_embeddings=16, eos_token_id=1)  # fmt: skip
+    CLIPTextModelWithProjection(config).save_pretrained(folder)
+    return folder
+
+
+def test_clip_means_over_templates(clip_folder: Path):
+    from transformers import AutoTokenizer, CLIPTextModelWithProjection
+
+    encoder = ClipEncoder(ClipTextConfig(model=str(clip_folder)))
+    found = encoder.encode(["desk", "umbrella"])
+    tokenizer = AutoTokenizer.from_pretrained(clip_folder)
+    model = CLIPTextModelWithProjection.from_pretrained(clip_folder).eval()
+    for row, subject in zip(found, ("a desk", "an umbrella"), strict=True):
+        parts = []
+        for template in TEMPLATES:
+            tokens = tokenizer(template.format(subject), return_tensors="pt")
+            with torch.no_grad():
+                parts.append(F.normalize(model(**tokens).text_embeds[0], dim=-1))
+        torch.testing.assert_close(row, F.normalize(sum(parts) / 3, dim=-1), atol=1e-5, rtol=1e-5)
+    assert encoder.dim == 12
+
+
+def test_clip_reads_sentences_bare(clip_folder: Path):
+    encoder = ClipEncoder(ClipTextConfig(model=str(clip_folder)))
+    bare = encoder.encode(["desk"], sentences=True)
+    assert not torch.allclose(bare, encoder.encode(["desk"]))
+    assert encoder.encode(["desk " * 40], sentences=True).isfinite().all()  # longer than it reads
+
+
+def test_clip_cache_spares_the_model(clip_folder: Path, tmp_path: Path):
+    config = ClipTextConfig(model=str(clip_folder), cache=tmp_path / "cache.safetensors")
+    first = ClipEncoder(config).encode(["desk", "lamp"])
+    second = ClipEncoder(config)
+    second._load = lambda: pytest.fail("the model was read again")
+    torch.testing.assert_close(second.encode(["lamp", "desk"]), first.flip(0))
+
+
+def test_clip_that_is_not_there():
+    with pytest.raises(InputError, match="local folder"):
+        ClipEncoder(ClipTextConfig(model="/no/such/model"))
+
+
+# ------------------------------------------------------------------ tables of phrases
+
+
+def test_phrase_table():
+    encoder = WordsEncoder(WordsTextConfig(dim=16))
+    said = [("wall", False), ("red ball", False), ("wall", False), ("a red ball.", True)]
+    table = PhraseTable(encoder, said, num_places=3)
+    assert len(table.strings) == 3
+    numbers = torch.stack([table.numbers([said[1], said[0]]), table.numbers([])])
+    text = table.batch(numbers, "oracle", named=True)
+    assert text.mask.tolist() == [[True, True, False], [False] * 3]
+    assert text.words == (("red ball", "wall"), ())
+    assert text.provenance == "oracle"
+    torch.testing.assert_close(text.embeddings[0, :2], encoder.encode(["red ball", "wall"]))
+    assert len(table.numbers([said[0]] * 5)) == 3  # cut to its places

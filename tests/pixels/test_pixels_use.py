@@ -1,0 +1,300 @@
+"""A trained model in use: load, predict, convert, export, time; and the commands that do it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pixel_cases import official_encoder, official_model
+from pixel_files import exported
+from safetensors.torch import load_file, save_file
+
+from eligo.cli import main
+from eligo.config import load_config
+from eligo.errors import InputError
+from eligo.pixels import (
+    SIZES,
+    PixelsConfig,
+    PixelsTrainConfig,
+    Segmenter,
+    predict,
+    to_official,
+    train_model,
+)
+from eligo.pixels.inference.convert import convert_official, read_official
+from eligo.pixels.inference.segmenter import model_folder
+
+TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs")
+    return train_model(TINY.replace({"train.out": out, "train.total_steps": 2})).folder
+
+
+@pytest.fixture(scope="module")
+def rooms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(tmp_path_factory.mktemp("rooms") / "nyu", "nyu")
+
+
+@pytest.fixture
+def pair(rooms: Path) -> tuple[Path, Path]:
+    return rooms / "RGB" / "test_000001.png", rooms / "Depth" / "test_000001.png"
+
+
+# ------------------------------------------------------------------ folders
+
+
+def test_saved_and_loaded(run: Path, tmp_path: Path):
+    one = Segmenter.load(run)
+    one.save(tmp_path / "copy")
+    other = Segmenter.load(tmp_path / "copy")
+    assert other.config == one.config
+    assert "data" not in (tmp_path / "copy" / "config.yaml").read_text()
+    rgb = torch.randn(1, 3, 48, 64)
+    with torch.no_grad():
+        text = [segmenter.text(["ball", "ring"]) for segmenter in (one, other)]
+        logits = [s.model(rgb, text=t).logits for s, t in zip((one, other), text, strict=True)]
+    assert torch.equal(*logits)
+    one.save(tmp_path / "half", dtype=torch.float16)
+    sizes = [(tmp_path / n / "model.safetensors").stat().st_size for n in ("copy", "half")]
+    assert sizes[1] < 0.6 * sizes[0]
+    with torch.no_grad():
+        near = Segmenter.load(tmp_path / "half").model(rgb, text=text[0]).logits
+    torch.testing.assert_close(near, logits[0], atol=0.05, rtol=0.05)
+
+
+def test_every_kind_of_folder_is_found(run: Path):
+    assert model_folder(run) == run / "model"
+    assert model_folder(run / "best") == run / "best"
+    assert Segmenter.load(run / "last").config == Segmenter.load(run).config
+
+
+def test_strict_weights_and_foreign_folders(run: Path, tmp_path: Path):
+    segmenter = Segmenter.load(run)
+    segmenter.save(tmp_path / "m")
+    state = load_file(tmp_path / "m" / "model.safetensors")
+    del state["head.classifier.bias"]
+    save_file(state | {"strange": torch.zeros(1)}, tmp_path / "m" / "model.safetensors")
+    with pytest.raises(InputError, match=r"missing: model.head.classifier.bias[\s\S]*strange"):
+        Segmenter.load(tmp_path / "m")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="no model; choose another"):
+        segmenter.save(tmp_path / "other")
+    with pytest.raises(InputError, match="no segmentation model"):
+        Segmenter.load(tmp_path / "other")
+
+
+def test_nothing_shipped_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("eligo.pixels.inference.segmenter.SHIPPED", tmp_path)
+    with pytest.raises(InputError, match="eligo pixels train"):
+        model_folder(None)
+
+
+# ------------------------------------------------------------------ predict
+
+
+@pytest.mark.parametrize("with_depth", [True, False])
+@pytest.mark.parametrize("tags", [("wall", "red ball", "ring"), ()])
+def test_predict(run: Path, pair, tmp_path: Path, with_depth: bool, tags: tuple[str, ...]):
+    made = predict(pair[0], pair[1] if with_depth else None, tags=tags, model=run, device="cpu")
+    assert made.labels.shape == (48, 64)
+    result = made.save(tmp_path / "out")
+    names = [path.relative_to(tmp_path / "out").as_posix() for path in map(Path, result["files"])]
+    shown = ["tags/00_wall.png", "tags/01_red_ball.png", "tags/02_ring.png"]
+    assert names == ["label.png", "overlay.png", *(shown if tags else [])]
+    stored = Image.open(tmp_path / "out" / "label.png")
+    assert stored.mode == "P"
+    assert np.array_equal(np.asarray(stored), made.labels.numpy())
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == result
+    assert result["provenance"] == ("predicted" if tags else "none")
+    assert result["depth"] is with_depth
+    assert sum(row["share"] for row in result["classes"]) == pytest.approx(1)
+    assert {row["word"] for row in result["words"]} == set(tags)
+    if tags:
+        assert sum(row["attention"] for row in result["words"]) == pytest.approx(1, abs=1e-4)
+        assert made.tag_maps is not None
+        torch.testing.assert_close(made.tag_maps.sum(0), torch.ones(6, 8))
+
+
+def test_other_words_leave_no_old_pictures(run: Path, pair, tmp_path: Path):
+    segmenter = Segmenter.load(run)
+    predict(pair[0], tags=["wall", "ring"], model=segmenter).save(tmp_path)
+    predict(pair[0], tags=["ball"], model=segmenter).save(tmp_path)
+    assert [path.name for path in (tmp_path / "tags").iterdir()] == ["00_ball.png"]
+
+
+def test_unknown_depth_is_no_depth(run: Path, pair, tmp_path: Path):
+    Image.fromarray(np.zeros((48, 64), dtype=np.uint16)).save(tmp_path / "d.png")
+    segmenter = Segmenter.load(run)
+    one = predict(pair[0], tmp_path / "d.png", model=segmenter)
+    other = predict(pair[0], model=segmenter)
+    torch.testing.assert_close(one.confidence, other.confidence)
+
+
+def test_bad_words(run: Path, pair, tmp_path: Path):
+    with pytest.raises(InputError, match=r"'bal'.*ball"):
+        predict(pair[0], tags=["bal"], model=run, device="cpu")
+    without = train_model(
+        TINY.replace({"train.out": tmp_path, "preset": 0, "train.total_steps": 1})
+    )
+    with pytest.raises(InputError, match="without words"):
+        predict(pair[0], tags=["ball"], model=without.folder, device="cpu")
+    with pytest.raises(InputError, match="one kind of words"):
+        predict(pair[0], tags=["ball"], captions=["a ball"], model=run)
+
+
+# ------------------------------------------------------------------ convert
+
+
+@pytest.mark.parametrize(("classes", "order"), [(7, "rgb"), (40, "bgr")])
+def test_a_whole_official_model(tmp_path: Path, classes: int, order: str):
+    config = PixelsConfig(num_classes=classes, text_dim=24).replace(
+        {"encoder.depths": (1, 1, 1, 1), "head.channels": 32, "head.ham_channels": 16,
+         "sam.form": "legacy", "sam.decoder.stages": (1, 3), "sam.encoder.stages": (2,)}
+    )  # fmt: skip
+    state = official_model(config)
+    fewer = {"encoder.depths": (1, 1, 1, 1), "encoder.drop_path": 0.0}
+    base = load_config(PixelsTrainConfig, "pixels/nyu_s", fewer)
+    changes = {"encoder.depths": (1, 1, 1, 1)}
+    torch.save({"model": state}, tmp_path / "w.pth")
+    made = convert_official(tmp_path / "w.pth", base, changes=changes)
+    for key in ("num_classes", "text_dim", "encoder", "head"):
+        assert getattr(made.config, key) == getattr(config, key), key
+    assert made.config.sam == config.sam
+    assert made.config.inputs.channel_order == order
+    there = to_official(made.model)
+    assert all(
+        torch.equal(there[name], value.view_as(there[name])) for name, value in state.items()
+    )
+
+
+def test_an_encoder_alone_starts_a_training(tmp_path: Path):
+    config = PixelsConfig().replace(SIZES["small"]).encoder
+    save_file(
+        official_encoder(config) | {"head.weight": torch.zeros(3)}, tmp_path / "w.safetensors"
+    )
+    base = load_config(PixelsTrainConfig, "pixels/scenes", {"encoder.drop_path": 0.0})
+    with pytest.raises(InputError, match=r"unexpected: backbone\.head\.weight"):
+        convert_official(tmp_path / "w.safetensors", base)
+    made = convert_official(tmp_path / "w.safetensors", base, drop=["head."])
+    stem = load_file(tmp_path / "w.safetensors")["patch_embed.proj.0.weight"]
+    assert torch.equal(made.model.encoder.stem[0].conv.weight, stem)  # pyright: ignore[reportAttributeAccessIssue]
+    made.save(tmp_path / "start")
+    Segmenter.load(tmp_path / "start")
+
+
+def test_bad_weights(tmp_path: Path):
+    (tmp_path / "torn.pth").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="cannot be read as weights"):
+        read_official(tmp_path / "torn.pth")
+    torch.save({"a": torch.zeros(2)}, tmp_path / "other.pth")
+    base = load_config(PixelsTrainConfig, "pixels/nyu_s")
+    with pytest.raises(InputError, match="no DFormerv2 encoder"):
+        convert_official(tmp_path / "other.pth", base)
+    torch.save({"patch_embed.proj.9.weight": torch.zeros(63, 2)}, tmp_path / "wide.pth")
+    with pytest.raises(InputError, match=r"63 wide.*64 \(S\)"):
+        convert_official(tmp_path / "wide.pth", base)
+
+
+# ------------------------------------------------------------------ commands
+
+
+def told(capsys: pytest.CaptureFixture[str], *args: str | Path) -> dict:
+    assert main(["pixels", *map(str, args), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
+    assert main(["pixels", *map(str, args)]) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_train_flags(capsys, tmp_path: Path):
+    base = ("train", "scenes", "--smoke", "--train.total_steps", "1", "--train.out", tmp_path)
+    flags = ("--no-sam-decoder-use-cosine", "--sam-encoder-learnable-temp",
+             "--sam-decoder-logit-init", "1.5", "--preset", "5")  # fmt: skip
+    found = told(capsys, *base, *flags)
+    sam = Segmenter.load(found["folder"]).config.sam
+    decoder, encoder = sam.decoder, sam.encoder
+    assert (decoder.use_cosine, decoder.learnable_temp, decoder.logit_init) == (False, False, 1.5)
+    assert (encoder.use_cosine, encoder.learnable_temp) == (True, True)
+    both = ("--sam-decoder-use-cosine", "--no-sam-decoder-use-cosine")
+    assert "expected one of them" in refused(capsys, *base, *both)
+    assert "greater than 0" in refused(capsys, *base, "--sam-decoder-logit-init", "0")
+
+
+def test_flag_defaults_are_the_documented_ones(capsys):
+    assert main(["pixels", "train", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for flag in ("--sam_decoder_use_cosine", "--sam_decoder_learnable_temp",
+                 "--no_sam_encoder_use_cosine", "--no_sam_encoder_learnable_temp"):  # fmt: skip
+        about = shown.split(f" {flag} ", 1)[1].split(" --")[0]
+        assert about.endswith("(default)"), flag
+    assert "(default: 14.285714)" in shown.split("--sam_decoder_logit_init", 1)[1].split(" --")[0]
+    assert "(default: 1.0)" in shown.split("--sam_encoder_logit_init", 1)[1].split(" --")[0]
+
+
+def test_predict_command(capsys, run: Path, pair, tmp_path: Path):
+    found = told(capsys, "predict", "--image", pair[0], "--depth", pair[1], "--tags",
+                 "wall, ring", "--model", run, "--out", tmp_path, "--device", "cpu")  # fmt: skip
+    assert len(found["files"]) == 4
+    assert all(Path(file).is_file() for file in found["files"])
+    agreeing = ("--sam-decoder-use-cosine", "--preset", "1")
+    told(capsys, "predict", "--image", pair[0], "--model", run, "--out", tmp_path, *agreeing)
+
+
+def test_contradictions_and_bad_input_exit_2(capsys, run: Path, pair, tmp_path: Path):
+    base = ("predict", "--image", pair[0], "--model", run, "--out", tmp_path, "--device", "cpu")
+    said = refused(capsys, *base, "--no-sam-decoder-use-cosine")
+    assert "trained with sam.decoder.use_cosine True, got False" in said
+    assert "sam.encoder.use_cosine" in refused(capsys, *base, "--preset", "2")
+    assert "expected one of 0 to 6" in refused(capsys, *base, "--preset", "8")
+    evaluate = ("evaluate", run, "--device", "cpu")
+    assert "logit_init" in refused(capsys, *evaluate, "--sam-encoder-logit-init", "2.0")
+    assert "cannot be read as an image" in refused(capsys, *base, "--depth", tmp_path / "no.png")
+    Image.fromarray(np.zeros((48, 60), dtype=np.uint16)).save(tmp_path / "d.png")
+    assert "expected the same size" in refused(capsys, *base, "--depth", tmp_path / "d.png")
+    assert "is none of them" in refused(capsys, *base, "--tags", "desk")
+    assert "no run and no checkpoint" in refused(capsys, "evaluate", tmp_path)
+    assert "give the run" in refused(capsys, "evaluate", run / "model")
+
+
+def test_evaluate_command(capsys, run: Path, tmp_path: Path):
+    out = tmp_path / "result.json"
+    found = told(capsys, "evaluate", run, "--device", "cpu", "--flip", "--scales", "1.0", "1.5",
+                 "--classes", "--out", out)  # fmt: skip
+    rows = found["metrics"]
+    assert {row["words"] for row in rows} == {"predicted", "none", "oracle", "shuffled"}
+    assert rows[0]["words"] == "predicted"
+    assert all(row["images"] == 4 for row in rows)
+    assert [row["class"] for row in found["iou"]][-3:] == ["hoop", "tile", "horn"]
+    assert {"predicted", "none", "oracle", "shuffled"} < set(found["iou"][0])
+    written = json.loads(out.read_text())
+    assert written["views"]["flip"] is True
+    assert written["command"]
+
+
+def test_convert_command(capsys, run: Path, tmp_path: Path):
+    found = told(capsys, "convert", run, "--out", tmp_path / "half", "--half")
+    assert found["classes"] == 14
+    Segmenter.load(tmp_path / "half")
+    config = PixelsConfig().replace(SIZES["small"]).encoder
+    torch.save(official_encoder(config), tmp_path / "w.pth")
+    found = told(capsys, "convert", tmp_path / "w.pth", "--out", tmp_path / "s", "--config",
+                 "scenes", "--channel_order", "bgr")  # fmt: skip
+    assert found["channel order"] == "bgr"
+    assert found["words"] == "gated"
+
+
+def test_bench_command(capsys, run: Path):
+    rows = told(capsys, "bench", "--model", run, "--height", "48", "--width", "64", "--rounds",
+                "1", "--device", "cpu")  # fmt: skip
+    assert [row["inputs"] for row in rows] == [
+        "rgb", "rgb, depth", "rgb, words", "rgb, depth, words"
+    ]  # fmt: skip
+    assert rows[2]["gmacs"] > rows[0]["gmacs"] > 0

@@ -266,3 +266,14 @@ def test_bfloat16_values_keep_their_dtype():
     torch.testing.assert_close(
         selection.fold(values).float(), selection.fold(values.float()), atol=1e-2, rtol=1e-2
     )
+
+
+@quick
+@given(ragged(min_candidates=1), st.integers(1, 5), st.booleans())
+def test_what_is_known_to_be_unpadded_is_treated_alike(case: Ragged, k: int, folded: bool):
+    whole = case._replace(mask=torch.ones_like(case.mask))
+    selection = selections(whole, min(k, case.scores.shape[-1]), folded)
+    values = case.randn(3)
+    assert_same(selection.in_order(padded=False), selection.in_order())
+    assert selection.fold(values, padded=False).equal(selection.fold(values))
+    assert selection.gather(values, padded=False).equal(selection.gather(values))

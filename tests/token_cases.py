@@ -85,8 +85,8 @@ def one_row(context: ReducerContext, row: int, only_real: bool = False) -> Reduc
     fields = {}
     for name, value in vars(context).items():
         per_token = name not in ("grid", "question", "question_mask")
-        fields[name] = value if value is None else value[row : row + 1]
-        if per_token and value is not None:
+        fields[name] = value[row : row + 1] if isinstance(value, Tensor) else value
+        if per_token and isinstance(value, Tensor):
             fields[name] = (
                 fields[name][:, tokens] if name != "question_rows" else (fields[name][:, :, tokens])
             )

@@ -4,7 +4,8 @@ Score candidates, keep an exact budget, fold or drop the rest: the result in one
 with any leading batch shape. Shapes and dtypes are checked on construction, always. Values are
 checked on construction where looking at them is free (eager tensors on the CPU); on a GPU or under
 `torch.compile` a look would stall the very path that selection is meant to speed up, so there
-`.check()` does it on request, and `.to("cpu")` and `.load` do it in passing.
+`.check()` does it on request, and `.to("cpu")` and `.load` do it in passing. For the same reason
+`padded=False`, where there is one, lets a caller say that every candidate is real and no row short.
 """
 
 import os
@@ -77,20 +78,23 @@ class Selection:
             return (self.indices >= 0).float()
         return self.assignment.float().sum(-1)
 
-    def gather(self, values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    def gather(
+        self, values: Shaped[Tensor, "..."], *, padded: bool = True
+    ) -> Shaped[Tensor, "..."]:
         """`*batch candidates *features` -> `*batch kept *features`: the kept values, 0 for -1."""
         self._check_values(values, self.scores.shape)
-        return ops.gather(values, self.indices)
+        return ops.gather(values, self.indices, padded=padded)
 
-    def fold(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def fold(self, values: Float[Tensor, "..."], *, padded: bool = True) -> Float[Tensor, "..."]:
         """`*batch candidates *features` -> `*batch kept *features`: means weighted by assignment.
 
         `y_j = sum_i A_ji x_i / size_j`; a pure selection folds nothing and gathers.
         """
         if self.assignment is None:
-            return self.gather(values)
+            return self.gather(values, padded=padded)
         self._check_values(values, self.scores.shape)
-        folded = ops.fold(self._flat(values), self.assignment, self.mask)
+        mask = self.mask if padded else None
+        folded = ops.fold(self._flat(values), self.assignment, mask)
         return folded.reshape(*self.indices.shape, *values.shape[self.mask.ndim :])
 
     def unfold(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -106,12 +110,17 @@ class Selection:
         unfolded = ops.unfold(flat, self.assignment)
         return unfolded.reshape(*self.scores.shape, *values.shape[self.mask.ndim :])
 
-    def in_order(self) -> "Selection":
+    def in_order(self, *, padded: bool = True) -> "Selection":
         """The same selection sorted by index (raster order); padding stays at the end."""
         last = self.scores.shape[-1]
-        order = torch.where(self.indices < 0, last, self.indices).argsort(dim=-1, stable=True)
-        assignment = None if self.assignment is None else ops.gather(self.assignment, order)
-        return Selection(self.indices.gather(-1, order), self.scores, self.mask, assignment)
+        keys = torch.where(self.indices < 0, last, self.indices) if padded else self.indices
+        indices, order = keys.sort(dim=-1, stable=True)
+        if padded:
+            indices = self.indices.gather(-1, order)
+        assignment = self.assignment
+        if assignment is not None:
+            assignment = ops.gather(assignment, order, padded=False)
+        return Selection(indices, self.scores, self.mask, assignment)
 
     def to(self, device: torch.device | str) -> "Selection":
         """The same selection on another device."""

@@ -129,3 +129,13 @@ def test_padding_columns_change_nothing(hard: bool):
     torch.testing.assert_close(result[:2, :4], expected)
     assert result[2].eq(0).all()
     assert result[:, 4].eq(0).all()
+
+
+@quick
+@given(ragged(min_candidates=1), st.booleans())
+def test_what_is_known_to_be_unpadded_is_assigned_alike(case: Ragged, hard: bool):
+    centres = top_k(case.scores, 1)
+    logits = torch.randn(*centres.shape, case.scores.shape[-1], generator=case.generator)
+    found = soft_assignment(logits, centres, hard=hard, padded=False)
+    assert found.equal(soft_assignment(logits, centres, hard=hard))
+    assert found.dtype == torch.float32

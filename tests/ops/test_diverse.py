@@ -152,3 +152,17 @@ def test_ordered_dither_covers_evenly(level: int):
     step = 16 // 2**level
     assert (first // 16 % step == 0).all()
     assert (first % 16 % step == 0).all()
+
+
+def test_ordered_dither_is_bayers_matrix():
+    """Bits of the column and of the row in turn, from the lowest on; -1 is all ones."""
+    place = torch.tensor([0, 1, 5, 100, 1023, -1])
+    row, column = torch.meshgrid(place, place, indexing="ij")
+    for found, y, x in zip(
+        ordered_dither(row, column).flatten().tolist(),
+        row.flatten().tolist(),
+        column.flatten().tolist(),
+        strict=True,
+    ):
+        bits = "".join(f"{((x >> b) ^ (y >> b)) & 1}{(y >> b) & 1}" for b in range(10))
+        assert found == 1 - int(bits, 2) / 4**10

@@ -78,3 +78,10 @@ def test_align_refuses_to_cut():
 def test_kept_mask_inverts_align(case: Ragged):
     assert kept_mask(align_left(case.mask), case.mask.shape[-1]).equal(case.mask)
     assert kept_mask(align_right(case.mask).int(), case.mask.shape[-1]).equal(case.mask)
+
+
+@quick
+@given(ragged(min_candidates=1))
+def test_what_is_known_to_be_unpadded_is_gathered_alike(case: Ragged):
+    values, indices = case.randn(3), case.scores.argsort(-1)
+    assert gather(values, indices, padded=False).equal(gather(values, indices))

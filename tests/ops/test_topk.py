@@ -102,3 +102,13 @@ def test_bad_budgets_are_named():
         top_k(scores, torch.tensor([1, 3]), width=2)
     with pytest.raises(InputError, match="budgets"):
         top_k(scores, torch.tensor([1, -3]))
+
+
+@quick
+@given(ragged(min_candidates=1), st.integers(0, 5))
+def test_sorting_and_comparing_integers_agree(case: Ragged, k: int):
+    """Without a mask short rows are sorted; with one, and in long rows, integers are compared."""
+    k = min(k, case.scores.shape[-1])
+    scores = case.scores.round()  # ties
+    scores[..., 0] = torch.nan
+    assert top_k(scores, k).equal(top_k(scores, k, torch.ones_like(scores, dtype=torch.bool)))

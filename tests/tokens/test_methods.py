@@ -150,7 +150,7 @@ def test_half_precision_and_repetition(method: Method):
     assert selection.num_kept.tolist() == [4, 2, 5]
     assert method.select(half, budget).indices.equal(selection.indices)
     widened = {
-        name: value.float() if value is not None and value.is_floating_point() else value
+        name: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
         for name, value in vars(half).items()
     }
     same = method.select(ReducerContext(**widened), budget)
@@ -257,7 +257,7 @@ def test_methods_before_the_language_model_can_be_exported(name: str):
 @every_method
 def test_a_gpu_chooses_the_same(method: Method):
     context = make_context(7, num_images=4, num_tokens=12, share=0.8)
-    moved = {k: v if v is None else v.cuda() for k, v in vars(context).items()}
+    moved = {k: v.cuda() if torch.is_tensor(v) else v for k, v in vars(context).items()}
     budget = torch.tensor([3, 5, 12, 1])  # stays on the CPU: no sync
     selection = method.select(ReducerContext(**moved), budget).to("cpu")
     assert selection.indices.equal(method.select(context, budget).indices)

@@ -29,11 +29,11 @@ def layout(index: torch.Tensor | None, lengths: list[int], **options: Any) -> La
     return Layout(
         index=index,
         images=options.pop("images", nothing),
+        words=nothing,
         positions=nothing,
         sizes=None,
         counts=[0] * len(lengths),
         lengths=lengths,
-        rows=torch.arange(len(lengths)),
         **options,
     )
 
@@ -97,8 +97,7 @@ def test_e_the_lowest_number_is_never_added_twice() -> None:
     biased = add_bias(mask, torch.tensor([[[[1.0, -20.7]]]]), torch.zeros(1))
     assert biased.isfinite().all()
     assert biased[0, 0, 0].tolist() == [1.0, lowest]
-    padded = layout(torch.tensor([[-1, 1]]), [1])
-    padded = Layout(**{**vars(padded), "lengths": [1, 2], "index": torch.tensor([[-1, 1], [0, 1]])})
+    padded = layout(torch.tensor([[-1, 1], [0, 1]]), [1, 2])
     found = prompt_mask(mask, padded, 2, torch.zeros(2, 2, 4), flat=False)
     assert found is not None
     assert found.isfinite().all()

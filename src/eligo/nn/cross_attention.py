@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from eligo import ops
 from eligo.errors import InputError
+from eligo.nn.precision import without_autocast
 from eligo.nn.similarity_scale import SimilarityScale
 
 
@@ -137,18 +138,17 @@ class CrossAttention(nn.Module):
     ]:
         """`forward` on keys and values that `keys_values` made; the map is None if not asked."""
         num_keys = keys.shape[-2]
-        if key_mask is None:
-            key_mask = torch.ones(
-                (*query.shape[:-2], num_keys), dtype=torch.bool, device=query.device
-            )
         if num_keys == 0:  # one masked key: the general case, with its graph, covers the rest
             keys, values = F.pad(keys, (0, 0, 0, 1)), F.pad(values, (0, 0, 0, 1))
-            key_mask = F.pad(key_mask, (0, 1), value=False)
-        has_key = key_mask.any(-1)[..., None, None]  # (*batch, 1, 1)
+            key_mask = torch.zeros((*query.shape[:-2], 1), dtype=torch.bool, device=query.device)
         queries = self._heads(self.query_proj(query))
-        mask = key_mask[..., None, None, :]  # (*batch, heads, queries, keys)
+        mask = shown = has_key = None
+        if key_mask is not None:
+            has_key = key_mask.any(-1)[..., None, None]  # (*batch, 1, 1)
+            mask = key_mask[..., None, None, :]  # (*batch, heads, queries, keys)
+            shown = mask | ~has_key[..., None]  # an empty softmax may be NaN
         attention_map = None
-        with torch.autocast(query.device.type, enabled=False):  # logits stay float32
+        with without_autocast(query.device):  # logits stay float32
             if return_map or top_m is not None:
                 attention_map = self._map(queries, keys, mask, top_m)
                 weights = F.dropout(attention_map, self.dropout, self.training)
@@ -159,21 +159,23 @@ class CrossAttention(nn.Module):
                     queries,
                     keys,
                     values.float(),
-                    attn_mask=mask | ~has_key[..., None],  # an empty softmax may be NaN
+                    attn_mask=shown,
                     dropout_p=self.dropout if self.training else 0.0,
                     scale=1.0,
                 )
         mixed = mixed.to(values.dtype).transpose(-2, -3).flatten(-2)  # (*batch, queries, dim)
         output = self.out_proj(mixed)
-        output = torch.where(has_key, output, 0.0)  # the output bias too
+        if has_key is not None:
+            output = torch.where(has_key, output, 0.0)  # the output bias too
         if not return_map or attention_map is None:
             return output, None
         return output, attention_map[..., :num_keys]
 
-    def _map(self, queries: Tensor, keys: Tensor, mask: Tensor, top_m: int | None) -> Tensor:
+    def _map(self, queries: Tensor, keys: Tensor, mask: Tensor | None, top_m: int | None) -> Tensor:
         logits = self.scale(queries, keys)
         if top_m is not None:
-            mask = ops.top_k_mask(logits, top_m, mask.expand(logits.shape))
+            mask = None if mask is None else mask.expand(logits.shape)
+            mask = ops.top_k_mask(logits, top_m, mask)
         return ops.masked_softmax(logits, mask)
 
     def _heads(self, projected: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.errors import InputError
+from eligo.nn.precision import without_autocast
 
 # Below this norm a vector has no direction; dividing by less would only make huge gradients.
 _NORM_EPS = 1e-6
@@ -100,7 +101,7 @@ class SimilarityScale(nn.Module):
         self, query: Float[Tensor, "*#batch queries dim"], key: Float[Tensor, "*#batch keys dim"]
     ) -> Float[Tensor, "*#batch queries keys"]:
         """Logits of every query with every key, float32 even under autocast."""
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device):
             query, key = self.scaled(query, key)
             return query @ key.transpose(-1, -2)
 

@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from eligo.ops.masked import masked_softmax
-from eligo.ops.ragged import kept_mask
 from eligo.ops.relaxed import straight_through
 
 
@@ -21,29 +20,37 @@ def soft_assignment(
     mask: Bool[Tensor, "*batch candidates"] | None = None,
     *,
     hard: bool = False,
+    padded: bool = True,
 ) -> Float[Tensor, "*batch kept candidates"]:
     """Each candidate's softmax over the centres: `A_ji = exp(l_ji) / sum_j' exp(l_j'i)`.
 
-    A centre belongs to itself alone. Centres of -1 and masked candidates get zeros. `hard=True`
-    gives a candidate wholly to its best centre (ties: the first), with the gradient of the soft
-    assignment. Multiply by per-candidate weights for the weighted form.
+    A centre belongs to itself alone. Centres of -1 (there are none without `padded`) and masked
+    candidates get zeros. `hard=True` gives a candidate wholly to its best centre (ties: the first),
+    with the gradient of the soft assignment. Multiply by per-candidate weights for the weighted
+    form.
 
     >>> soft_assignment(torch.zeros(2, 3), torch.tensor([0, 2]))
     tensor([[1.0000, 0.5000, 0.0000],
             [0.0000, 0.5000, 1.0000]])
     """
-    num_candidates = logits.shape[-1]
-    real_centre = (centres >= 0).unsqueeze(-1)  # (*batch, kept, 1)
-    soft = masked_softmax(logits, real_centre, dim=-2)
-    if hard and logits.shape[-2] > 0:
-        filled = logits.detach().float().masked_fill(~real_centre, -torch.inf)
-        best = filled.argmax(dim=-2, keepdim=True)  # (*batch, 1, candidates)
-        winner = torch.zeros_like(real_centre & soft.bool()).scatter(-2, best, True)
-        soft = straight_through(winner & real_centre, soft)
+    num_kept, num_candidates = logits.shape[-2:]
+    real_centre = (centres >= 0).unsqueeze(-1) if padded else None  # (*batch, kept, 1)
     candidates = torch.arange(num_candidates, device=logits.device)
     own = centres.unsqueeze(-1) == candidates  # (*batch, kept, candidates)
-    is_centre = kept_mask(centres, num_candidates).unsqueeze(-2)
-    assignment = torch.where(is_centre, own.to(soft.dtype), soft)
+    is_centre = own.any(-2, keepdim=True)
+    if hard and num_kept > 0:
+        filled = logits.detach().float()
+        if real_centre is not None:
+            filled = filled.masked_fill(~real_centre, -torch.inf)
+        best = filled.argmax(dim=-2, keepdim=True)  # (*batch, 1, candidates)
+        share = best == torch.arange(num_kept, device=logits.device).unsqueeze(-1)
+        if real_centre is not None:
+            share = share & real_centre
+        if logits.requires_grad:
+            share = straight_through(share, masked_softmax(logits, real_centre, dim=-2))
+    else:
+        share = masked_softmax(logits, real_centre, dim=-2)
+    assignment = torch.where(is_centre, own.to(share.dtype), share).float()
     return assignment if mask is None else assignment.masked_fill(~mask.unsqueeze(-2), 0.0)
 
 
@@ -85,4 +92,4 @@ def unfold(
 
 def _normalised(weights: Tensor, dim: int) -> Tensor:
     total = weights.sum(dim, keepdim=True)
-    return weights / torch.where(total > 0, total, 1.0)
+    return weights / total.clamp_min(torch.finfo(total.dtype).tiny)  # 0 / tiny is 0

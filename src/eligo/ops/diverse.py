@@ -11,6 +11,8 @@ Science 2014): what is unlike everything that ranks above it is a peak. `ordered
 for what nothing else tells apart: Bayer's matrix (1973), any prefix of which covers a grid evenly.
 """
 
+from functools import lru_cache
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -126,11 +128,11 @@ def distinctness(
     >>> distinctness(torch.tensor([3.0, 2.0, 1.0]), cosines)
     tensor([2.0000, 0.1000, 0.8000])
     """
-    mask = _real(similarities, mask)
     index = torch.arange(scores.shape[-1], device=scores.device)
     mine, other = scores.detach().unsqueeze(-1), scores.detach().unsqueeze(-2)
-    above = (other > mine) | ((other == mine) & (index < index.unsqueeze(-1)))
-    above = above & mask.unsqueeze(-2)
+    above = torch.where(index < index.unsqueeze(-1), other >= mine, other > mine)
+    if mask is not None:
+        above = above & mask.unsqueeze(-2)
     return 1 - torch.where(above, similarities.float(), -1.0).amax(-1)
 
 
@@ -146,6 +148,21 @@ def ordered_dither(
             [13,  5, 15,  7],
             [ 1,  9,  3, 11]])
     """
+    if torch.compiler.is_compiling():  # a table made now would be one of the tracer's tensors
+        return _dither(row, column)
+    last = 2**_DITHER_BITS - 1
+    return _dither_table(row.device)[row & last, column & last]
+
+
+@lru_cache
+def _dither_table(device: torch.device) -> Float[Tensor, "side side"]:
+    """`ordered_dither` of all places: one look-up instead of sixty kernels."""
+    with torch.inference_mode(False):  # training may read it too
+        place = torch.arange(2**_DITHER_BITS, device=device)
+        return _dither(*torch.meshgrid(place, place, indexing="ij"))
+
+
+def _dither(row: Tensor, column: Tensor) -> Tensor:
     late = torch.zeros_like(row)
     for bit in range(_DITHER_BITS):
         x, y = (column >> bit) & 1, (row >> bit) & 1

@@ -4,6 +4,7 @@ One convention for all: an index tensor is `*batch kept`, the values it picks fr
 `*batch candidates *features`, and a picked -1 gives zeros. The axis is the one after the batch
 axes, so no `dim` argument can be wrong. `align_left` and `align_right` return such indices
 rather than moved values, so that hidden states, rotary tables and masks can all move alike.
+Where a caller knows that no index is -1, `padded=False` spares the kernels that look for it.
 """
 
 import torch
@@ -16,9 +17,9 @@ from eligo.ops.masked import append_axes
 
 
 def gather(
-    values: Shaped[Tensor, "..."], indices: Int[Tensor, "*batch kept"]
+    values: Shaped[Tensor, "..."], indices: Int[Tensor, "*batch kept"], *, padded: bool = True
 ) -> Shaped[Tensor, "..."]:
-    """`out[b, j] = values[b, indices[b, j]]`, zeros where the index is -1.
+    """`out[b, j] = values[b, indices[b, j]]`, zeros where the index is -1 (`padded`).
 
     `values` is `*batch candidates *features`; batch axes of length 1 broadcast, on either side.
     Indices must lie in `[-1, candidates)`.
@@ -34,19 +35,23 @@ def gather(
             "`*batch kept` indices"
         )
     batch, features = values.shape[:dim], values.shape[dim + 1 :]
-    try:
-        batch = torch.broadcast_shapes(batch, indices.shape[:-1])
-    except RuntimeError as error:
-        raise InputError(
-            f"gather: the batch axes of values {tuple(values.shape)} and of indices "
-            f"{tuple(indices.shape)} do not agree; expected the same lengths, or 1"
-        ) from error
+    if batch != indices.shape[:-1]:
+        try:
+            batch = torch.broadcast_shapes(batch, indices.shape[:-1])
+        except RuntimeError as error:
+            raise InputError(
+                f"gather: the batch axes of values {tuple(values.shape)} and of indices "
+                f"{tuple(indices.shape)} do not agree; expected the same lengths, or 1"
+            ) from error
     shape = (*batch, indices.shape[-1], *features)
     if values.shape[dim] == 0:  # nothing to pick from: every index can only be -1
         return values.new_zeros(shape)
     indices = indices.long()
-    positions = append_axes(indices.clamp_min(0), len(features)).expand(shape)
+    positions = indices.clamp_min(0) if padded else indices
+    positions = append_axes(positions, len(features)).expand(shape)
     picked = values.expand(*batch, *values.shape[dim:]).gather(dim, positions)
+    if not padded:
+        return picked
     # Filled rather than multiplied by 0: candidate 0 may hold a NaN.
     return picked.masked_fill(append_axes(indices < 0, len(features)), 0)
 
@@ -59,8 +64,8 @@ def kept_mask(
     >>> kept_mask(torch.tensor([2, 0, -1]), 4)
     tensor([ True, False,  True, False])
     """
-    # One column more, which takes the -1s and is cut off.
-    slots = torch.where(indices < 0, num_candidates, indices).long()
+    # One column more, which takes the -1s (the last, counted from the end) and is cut off.
+    slots = indices.long() % (num_candidates + 1)
     mask = slots.new_zeros((*indices.shape[:-1], num_candidates + 1), dtype=torch.bool)
     return mask.scatter(-1, slots, True)[..., :num_candidates]
 

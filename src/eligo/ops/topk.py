@@ -1,7 +1,8 @@
 """Exact budgets: the k best real candidates, ties to the lowest index.
 
-`torch.topk` breaks ties as it likes, differently on each device, and a stable sort of a million
-candidates is slow. Here each float32 score and its index become one integer that orders by
+`torch.topk` breaks ties as it likes, differently on each device. Short rows without padding are
+sorted, stably: one kernel after another costs more than their work. A stable sort of a million
+candidates is slow: there, each float32 score and its index become one integer that orders by
 score, then by lowest index; all integers differ, so `torch.topk` has no choice left. The Gumbel
 form draws without replacement from `softmax(scores)` (Kool et al. 2019, "Stochastic Beams").
 """
@@ -13,6 +14,8 @@ from torch import Tensor
 from eligo.errors import InputError
 from eligo.ops._checks import values_are_free
 from eligo.ops.ragged import kept_mask
+
+_SHORT = 4096  # candidates of a row that is sorted
 
 
 def top_k(
@@ -33,10 +36,16 @@ def top_k(
     """
     num_candidates = scores.shape[-1]
     width = budget_width("top_k", k, width, num_candidates)
-    keys = _ordered_integers(scores)
-    if mask is not None:
-        keys = keys.masked_fill(~mask, torch.iinfo(torch.int64).min)
-    indices = keys.topk(min(width, num_candidates), dim=-1).indices
+    if mask is None and num_candidates <= _SHORT:
+        order = _comparable(scores).sort(dim=-1, descending=True, stable=True).indices
+        indices = order[..., :width]
+    else:
+        keys = _ordered_integers(scores)
+        if mask is not None:
+            keys = keys.masked_fill(~mask, torch.iinfo(torch.int64).min)
+        indices = keys.topk(min(width, num_candidates), dim=-1).indices
+    if mask is None and isinstance(k, int) and width <= num_candidates:
+        return indices
     indices = torch.nn.functional.pad(indices, (0, width - indices.shape[-1]), value=-1)
     limit = k if isinstance(k, int) else k.unsqueeze(-1)
     if mask is not None:
@@ -109,11 +118,15 @@ def budget_width(caller: str, k: int | Tensor, width: int | None, num_candidates
     return width
 
 
+def _comparable(scores: Tensor) -> Tensor:
+    """float32, NaN as -inf."""
+    # + 0.0 makes -0.0 equal to 0.0, as it is in a comparison.
+    return scores.detach().float().nan_to_num(float("-inf"), float("inf"), float("-inf")) + 0.0
+
+
 def _ordered_integers(scores: Tensor) -> Tensor:
     """int64 keys: larger for a better score; for equal scores, larger for a lower index."""
-    # + 0.0 makes -0.0 equal to 0.0, as it is in a comparison.
-    values = scores.detach().float().nan_to_num(float("-inf"), float("inf"), float("-inf")) + 0.0
-    bits = values.view(torch.int32)
+    bits = _comparable(scores).view(torch.int32)
     # The bits of positive floats order like integers, those of negative ones in reverse.
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     index = torch.arange(scores.shape[-1], device=scores.device)

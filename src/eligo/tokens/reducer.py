@@ -36,6 +36,7 @@ class ReducerContext:
     question: Float[Tensor, "images words question_width"] | None = None
     """Prompt text: input embeddings (before) or states at the layer's input (inside)."""
     question_mask: Bool[Tensor, "images words"] | None = None
+    """Which words are real; None: all of them."""
     attention_row: Float[Tensor, "images tokens"] | None = None
     """What the last prompt token attends to, in the layer before, mean over heads."""
     question_rows: Float[Tensor, "images words tokens"] | None = None
@@ -45,6 +46,10 @@ class ReducerContext:
     tower without [CLS], the mean attention that each token receives."""
     scene: Bool[Tensor, "images tokens"] | None = None
     """Tokens that show an object which decides the answer (embedded world only)."""
+    padded: bool = True
+    """False where it is known without asking the device that `mask` is True throughout."""
+    question_padded: bool = True
+    """The same for `question_mask`."""
 
 
 @runtime_checkable

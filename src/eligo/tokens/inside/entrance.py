@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from eligo import ops
 from eligo.errors import InputError
 from eligo.selection import Selection
 from eligo.tokens.hosts import Host
@@ -22,14 +21,10 @@ from eligo.tokens.inside.frame import (
     Step,
     dropped_before,
     fewer,
-    follow,
-    marks,
     num_dropped,
-    put,
-    raster,
 )
-from eligo.tokens.inside.layout import Layout, inverse, take, take_last
-from eligo.tokens.inside.prompt import Prompt, read_prompt
+from eligo.tokens.inside.layout import Layout, arrange, follow, spread, take, take_last
+from eligo.tokens.inside.prompt import Prompt, Reading, look_at, place
 from eligo.tokens.inside.views import Views
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import Reducer, ReducerContext
@@ -76,17 +71,13 @@ class Entrance:
                 "where the image tokens are"
             )
         mask = kwargs.get("attention_mask")
-        _check_mask(mask, input_ids, kwargs)
+        _check_mask(mask)
+        length = self._prompt_length(input_ids, kwargs)
+        reading = look_at(input_ids, host.image_token_id, mask, self.question_mask, length)
+        _check_ends(reading, kwargs)
         self._encode(kwargs)
         assert host.capture is not None
-        prompt = read_prompt(
-            input_ids,
-            host.image_token_id,
-            host.capture,
-            mask,
-            self.question_mask,
-            self._prompt_length(input_ids, kwargs),
-        )
+        prompt = place(reading, host.capture)
         positions = kwargs.get("position_ids")
         if positions is None:
             positions = host.prompt_positions(kwargs, input_ids)
@@ -97,15 +88,7 @@ class Entrance:
         changed: dict[str, Any] = {name: None for name in _IMAGES if name in kwargs}
         changed |= {"input_ids": None, "inputs_embeds": embeds}
         changed["position_ids"] = self._kept_positions(positions, frame)
-        if mask is not None:
-            mask = take(mask, frame.kept)
-        elif frame.base.ragged:
-            mask = (frame.kept >= 0).long()
-        elif kwargs.get("past_key_values") is None:
-            # Without a mask and a cache, a gap in the positions reads as the start of another
-            # sequence that was packed behind this one.
-            mask = torch.ones_like(frame.kept)
-        changed["attention_mask"] = mask
+        changed["attention_mask"] = self._kept_mask(mask, reading, frame, kwargs)
         if kwargs.get("token_type_ids") is not None:
             changed["token_type_ids"] = take(kwargs["token_type_ids"], frame.kept)
         return Step(frame, prompt=True), {**kwargs, **changed}
@@ -147,58 +130,75 @@ class Entrance:
 
     def _reduce(self, prompt: Prompt) -> tuple[Frame, Tensor]:
         """Stage 1, if there is one, and the embeddings of what is left."""
-        host, stage = self.host, self.plan.stage1
+        host, stage, seats = self.host, self.plan.stage1, prompt.seats
         assert host.capture is not None
         counts = [self.plan.counts(grid) for grid in prompt.grids]
-        embeds = host.embed(prompt.input_ids)
-        batch, length = prompt.input_ids.shape
-        place = torch.arange(prompt.columns.shape[-1], device=embeds.device)
-        positions = place.expand(prompt.columns.shape).masked_fill(prompt.columns < 0, -1)
+        words = self._embed_words(prompt)
+        positions = torch.arange(prompt.columns.shape[-1], device=words.device)
+        positions = positions.expand(prompt.columns.shape)
+        if len(set(prompt.counts)) > 1:
+            positions = positions.masked_fill(prompt.columns < 0, -1)
+        columns, wanted, sizes, key_bias = prompt.columns, prompt.counts, None, None
         if stage is None:
-            vision = prompt.of_images(host.capture.projected).to(embeds.device, embeds.dtype)
-            embeds = put(embeds, vision, prompt.columns, prompt.rows)
-            kept = torch.arange(length, device=embeds.device).expand(batch, length)
-            base = Layout(
-                index=None,
-                images=prompt.columns,
-                positions=positions,
-                sizes=None,
-                counts=prompt.counts,
-                lengths=[length] * batch,
-                rows=prompt.rows,
+            vision = prompt.of_images(host.capture.projected)
+        else:
+            context = self.views.before(stage.reducer, prompt, positions, words)
+            wanted = [count[0] for count in counts]
+            watch = Stopwatch(words.device)
+            selection, merged, sizes, key_bias = self.merge(
+                stage.reducer, context, torch.tensor(wanted)
             )
-            return Frame(prompt, kept, base, counts), embeds
-        context = self.views.before(stage.reducer, prompt, positions, embeds)
-        wanted = [count[0] for count in counts]
-        watch = Stopwatch(embeds.device)
-        selection, merged, sizes, key_bias = self.merge(
-            stage.reducer, context, torch.tensor(wanted)
+            watch.stop()
+            vision = host.project(merged.to(context.features.dtype))
+            ragged = len(set(wanted)) > 1
+            columns = follow(columns, selection.indices, ragged=ragged)
+            positions = follow(positions, selection.indices, ragged=ragged)
+            self.trace.stages.append(StageTrace(0, stage.reducer.name, selection, positions, watch))
+        lengths = fewer(
+            [prompt.input_ids.shape[1]] * seats.batch, seats.rows, prompt.counts, wanted
         )
-        watch.stop()
-        vision = host.project(merged.to(context.features.dtype)).to(embeds.device, embeds.dtype)
-        columns = ops.gather(prompt.columns, selection.indices).masked_fill(
-            selection.indices < 0, -1
-        )
-        keep = ~prompt.vision | marks(columns, prompt.rows, batch, length)
-        lengths = fewer([length] * batch, prompt.image_rows, prompt.counts, wanted)
-        kept = ops.align_right(keep, max(lengths))
-        embeds = take(put(embeds, vision, columns, prompt.rows), kept)
-        where = inverse(kept, length)
-        positions = raster(positions, selection)
+        kept, order, places = arrange(prompt.words, seats.by_row(columns, -1), lengths)
+        num_words = prompt.words.shape[1]
+        images = seats.by_image(places[:, num_words:])
+        if key_bias is not None:
+            # Made here, once: in a layer, checkpointing would expect it to be made again.
+            key_bias = spread(key_bias, images, prompt.rows, seats.batch, max(lengths))
         base = Layout(
             index=None,
-            images=follow(columns, where, prompt.rows),
+            images=images,
+            words=places[:, :num_words],
             positions=positions,
             sizes=sizes,
             counts=wanted,
             lengths=lengths,
-            rows=prompt.rows,
-            key_bias=key_bias,
+            bias=key_bias,
         )
-        # Made here, once: in a layer, checkpointing would expect it to be made again.
-        _ = base.column_bias
-        self.trace.stages.append(StageTrace(0, stage.reducer.name, selection, positions, watch))
+        vision = seats.by_row(vision.to(words.device, words.dtype))
+        embeds = take(torch.cat([words, vision], dim=1), order, ragged=False)
+        if base.ragged:
+            embeds = embeds.masked_fill((kept < 0).unsqueeze(-1), 0)
         return Frame(prompt, kept, base, counts), embeds
+
+    def _embed_words(self, prompt: Prompt) -> Tensor:
+        ragged = prompt.ragged_words
+        words = self.host.embed(take(prompt.input_ids, prompt.words, ragged=ragged))
+        return words.masked_fill((prompt.words < 0).unsqueeze(-1), 0) if ragged else words
+
+    def _kept_mask(
+        self, mask: Tensor | None, reading: Reading, frame: Frame, kwargs: Mapping[str, Any]
+    ) -> Tensor | None:
+        """Of keys; None where there is no padding to tell of."""
+        has_cache = kwargs.get("past_key_values") is not None
+        is_whole = reading.is_whole and not frame.base.ragged
+        if has_cache and is_whole and not self.host.attention.startswith("flash"):
+            return None  # the host would wait for the device to see that it is True throughout
+        if mask is not None:
+            return take(mask, frame.kept, ragged=frame.base.ragged)
+        if frame.base.ragged:
+            return (frame.kept >= 0).long()
+        # Without a mask and a cache, a gap in the positions reads as the start of another
+        # sequence that was packed behind this one.
+        return None if has_cache else torch.ones_like(frame.kept)
 
     def _kept_positions(self, positions: Tensor, frame: Frame) -> Tensor:
         if self.plan.positions == "reindex" and frame.dropped:
@@ -237,7 +237,7 @@ class Entrance:
         if kwargs.get("inputs_embeds") is not None:
             changed["inputs_embeds"] = kwargs["inputs_embeds"][:, -new:]
         times = batch // frame.base.batch
-        kept = frame.kept.repeat_interleave(times, 0)
+        kept = frame.kept if times == 1 else frame.kept.repeat_interleave(times, 0)
         positions = kwargs.get("position_ids")
         if positions is None:
             positions = self.host.next_positions(frame.length + cached, new, given.device)
@@ -246,7 +246,8 @@ class Entrance:
         changed["position_ids"] = positions[..., -new:]
         mask = kwargs.get("attention_mask")
         if mask is not None:
-            mask = torch.cat([take(mask, kept), mask[:, frame.length :]], dim=-1)
+            old = take(mask, kept, ragged=frame.base.ragged)
+            mask = torch.cat([old, mask[:, frame.length :]], dim=-1)
         elif frame.base.ragged:
             mask = torch.nn.functional.pad((kept >= 0).long(), (0, cached + new), value=1)
         changed["attention_mask"] = mask
@@ -282,18 +283,19 @@ def _encoded_image(kwargs: Mapping[str, Any]) -> Any:
     return outputs.get("image") if isinstance(outputs, Mapping) else None
 
 
-def _check_mask(mask: Any, input_ids: Tensor, kwargs: Mapping[str, Any]) -> None:
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor) or mask.ndim != 2:
+def _check_mask(mask: Any) -> None:
+    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
         shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise InputError(
             f"pruning: got an attention_mask {shape}; expected one of shape (batch, length): "
             "masks of queries and keys (packed samples, static caches) cannot be followed; "
             "questions packed behind one image cannot share a selection either"
         )
+
+
+def _check_ends(reading: Reading, kwargs: Mapping[str, Any]) -> None:
     cached = kwargs.get("past_key_values") is not None or kwargs.get("use_cache") is True
-    if cached and len(input_ids) > 1 and bool((mask[:, -1] == 0).any()):
+    if cached and len(reading.input_ids) > 1 and not reading.ends_real:
         raise InputError(
             "pruning: got a batch padded on the right; expected padding on the left for "
             "generation: processor.tokenizer.padding_side = 'left'"
@@ -301,8 +303,11 @@ def _check_mask(mask: Any, input_ids: Tensor, kwargs: Mapping[str, Any]) -> None
 
 
 def _check_cache(cache: Any, frame: Frame, cached: int) -> None:
+    checked: Layout | None = None
     for layer, layout in frame.layouts.items():
-        found = cache.get_seq_length(layer)
+        if layout is checked:  # one layer of each stretch between two cuts
+            continue
+        checked, found = layout, cache.get_seq_length(layer)
         if found != layout.width + cached:
             raise InputError(
                 f"pruning: the cache of layer {layer} has {found} columns, expected "

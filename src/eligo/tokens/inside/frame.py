@@ -1,6 +1,6 @@
 """One prompt on its way through the layers, and the index arithmetic of reductions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from eligo import ops
 from eligo.selection import Selection
 from eligo.tokens.inside.checks import check_selection
-from eligo.tokens.inside.layout import Layout, inverse, spread
+from eligo.tokens.inside.layout import Layout, inverse
 from eligo.tokens.inside.prompt import Prompt
 from eligo.tokens.reducer import Reducer, ReducerContext
 
@@ -35,16 +34,21 @@ class Frame:
     """Attention of the last word, per layer."""
     word_rows: dict[int, Tensor] = field(default_factory=dict)
     """Attention of all words, per layer."""
-    words: dict[Layout, Tensor] = field(default_factory=dict)
+    repeats: dict[tuple[Layout, int], Layout] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
         """Columns of the prompt."""
         return self.prompt.input_ids.shape[1]
 
-    def seen_by(self, layer: int) -> Layout:
-        """How the columns of a layer are laid out."""
-        return self.layouts.get(layer, self.base)
+    def seen_by(self, layer: int, times: int = 1) -> Layout:
+        """How the columns of a layer are laid out, where each row has become `times` rows."""
+        layout = self.layouts.get(layer, self.base)
+        if times == 1:
+            return layout
+        if (layout, times) not in self.repeats:
+            self.repeats[layout, times] = layout.repeated(times)
+        return self.repeats[layout, times]
 
     @property
     def dropped(self) -> int:
@@ -63,15 +67,8 @@ class Step:
     times: int = 1
     """How many rows each row of the prompt has become."""
     has_grad: bool = False
-    made: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
-    """Masks and rotary tables of this pass, with what they were made from."""
-
-    def once(self, key: Any, source: Any, make: Callable[[], Any]) -> Any:
-        """Layers between two cuts share masks and tables."""
-        known = self.made.get(key)
-        if known is None or known[0] is not source:
-            known = self.made[key] = (source, make())
-        return known[1]
+    made: dict[Any, tuple[Any, Any, Any]] = field(default_factory=dict)
+    """What layers between two cuts share: the host's mask and tables, and what they became."""
 
 
 def ask(reducer: Reducer, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
@@ -89,33 +86,18 @@ def ask(reducer: Reducer, context: ReducerContext, budget: Int[Tensor, " images"
     with torch.no_grad():
         selection = reducer.select(context, budget)
     check_selection(reducer, selection, context, budget)
-    return (
-        selection.to(home).in_order() if selection.scores.device != home else selection.in_order()
-    )
+    if selection.scores.device != home:
+        selection = selection.to(home)
+    # Every image has as many tokens as its budget, so only uneven budgets leave padding.
+    return selection.in_order(padded=len(set(budget.tolist())) > 1)
 
 
 def put(embeds: Tensor, vision: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
     """Vision features at their columns."""
     length = embeds.shape[1]
-    slots = torch.where(columns < 0, length, columns)
+    slots = columns % (length + 1)
     spare = torch.nn.functional.pad(embeds, (0, 0, 0, 1))  # a column that takes the padding
     return spare.index_put((rows[:, None].expand(slots.shape), slots), vision)[:, :length]
-
-
-def marks(columns: Tensor, rows: Tensor, batch: int, width: int) -> Tensor:
-    """True at the given columns."""
-    return spread(torch.ones_like(columns, dtype=torch.bool), columns, rows, batch, width)
-
-
-def raster(positions: Tensor, selection: Selection) -> Tensor:
-    """Positions of what was kept."""
-    return ops.gather(positions, selection.indices).masked_fill(selection.indices < 0, -1)
-
-
-def follow(columns: Tensor, where: Tensor, rows: Tensor | None) -> Tensor:
-    """Columns after a move; -1 stays."""
-    where = where if rows is None else where[rows]
-    return ops.gather(where, columns).masked_fill(columns < 0, -1)
 
 
 def fewer(

@@ -3,15 +3,22 @@
 Spec: "Stage 2". All indices count columns of layer 0 (what enters the language model). A row that
 kept fewer columns than its batch mates is aligned to the right and padded with -1 on the left:
 padding is ANDed into the mask, and a padded query still sees itself, so that no row is empty.
+All layers between two cuts share one layout, and so one mask and one pair of tables.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+
+from eligo import ops
+
+# SDPA copies masks whose rows are not aligned, in every layer anew.
+_ALIGNED = 16
+_ROOM = 256  # columns by which the masks of decoding grow
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +29,8 @@ class Layout:
     """Columns of layer 0; None: all of them."""
     images: Int[Tensor, "images tokens"]
     """Columns of the vision tokens, as this layout counts them; -1 pads."""
+    words: Int[Tensor, "batch words"]
+    """Columns of the prompt's text: it is never dropped, but it moves; -1 pads."""
     positions: Int[Tensor, "images tokens"]
     """Raster index of each token in its image's grid."""
     sizes: Float[Tensor, "images tokens"] | None
@@ -30,9 +39,7 @@ class Layout:
     """Tokens per image, known without asking the device."""
     lengths: Sequence[int]
     """Columns per row, known without asking the device."""
-    rows: Int[Tensor, " images"]
-    """Row of the batch of each image."""
-    key_bias: Float[Tensor, "images tokens"] | None = None
+    bias: Float[Tensor, "batch width"] | None = None
     """What attention adds to the logits of these keys."""
 
     @property
@@ -51,34 +58,60 @@ class Layout:
         return min(self.lengths) < self.width
 
     @cached_property
+    def padded(self) -> bool:
+        """Whether some image has fewer tokens than others."""
+        return min(self.counts) < self.images.shape[-1]
+
+    @cached_property
     def valid(self) -> Bool[Tensor, "batch width"] | None:
         """Which columns are real, where some are not."""
         return None if self.index is None or not self.ragged else self.index >= 0
 
     @cached_property
-    def column_bias(self) -> Float[Tensor, "batch width"] | None:
-        """`key_bias` spread over the columns."""
-        if self.key_bias is None:
+    def _grown(self) -> dict[tuple[torch.device, torch.dtype], Tensor]:
+        return {}
+
+    def grown_bias(self, later: int, like: Tensor) -> Float[Tensor, "batch 1 1 keys"] | None:
+        """`bias`, then nothing on `later` columns: a view, most steps of decoding make no other."""
+        if self.bias is None:
             return None
-        return spread(self.key_bias, self.images, self.rows, self.batch, self.width)
+        key, size = (like.device, like.dtype), self.width + later
+        found = self._grown.get(key)
+        if found is None or found.shape[-1] < size:
+            room = -size % _ROOM + size - self.width
+            bias = self.bias.detach().to(like.device, like.dtype)
+            found = self._grown[key] = torch.nn.functional.pad(bias, (0, room))
+        return found[:, None, None, :size]
 
     def repeated(self, times: int) -> "Layout":
         """For a batch in which every row became `times` rows (beams): as decoding needs it."""
-        if times == 1:
-            return self
-        shift = torch.arange(times, device=self.rows.device)
-        rows = (self.rows[:, None] * times + shift).flatten()
-        pick = torch.arange(len(self.rows), device=self.rows.device).repeat_interleave(times)
-        return Layout(
+        return replace(
+            self,
             index=None if self.index is None else self.index.repeat_interleave(times, 0),
-            images=self.images[pick],
-            positions=self.positions[pick],
-            sizes=None if self.sizes is None else self.sizes[pick],
-            counts=[count for count in self.counts for _ in range(times)],
+            words=self.words.repeat_interleave(times, 0),
             lengths=[length for length in self.lengths for _ in range(times)],
-            rows=rows,
-            key_bias=None if self.key_bias is None else self.key_bias[pick],
+            bias=None if self.bias is None else self.bias.repeat_interleave(times, 0),
         )
+
+
+def arrange(
+    words: Int[Tensor, "batch words"],
+    images: Int[Tensor, "batch tokens"],
+    lengths: Sequence[int],
+) -> tuple[
+    Int[Tensor, "batch width"], Int[Tensor, "batch width"], Int[Tensor, "batch words_and_tokens"]
+]:
+    """Columns in order, aligned to the right; from which place each came; where each went.
+
+    Places count words, then tokens. -1 sorts first, so that what is short is padded on the left.
+    """
+    both = torch.cat([words, images], dim=1)
+    spare = both.shape[1] - max(lengths)
+    columns, order = both.sort(dim=1, stable=True)
+    places = order.argsort(dim=1)
+    if min(lengths) < both.shape[1]:
+        places = (places - spare).masked_fill(both < 0, -1)
+    return columns[:, spare:], order[:, spare:], places
 
 
 def take(
@@ -88,12 +121,15 @@ def take(
 
     The index follows the values: with a `device_map` these live where their layer does.
     """
-    index = index.to(values.device)
-    values = values.expand(len(index), *values.shape[1:])
-    picked = values[torch.arange(len(index), device=index.device)[:, None], index.clamp_min(0)]
-    if not ragged:
-        return picked
-    return picked.masked_fill((index < 0).reshape(*index.shape, *[1] * (values.ndim - 2)), 0)
+    return ops.gather(values, index.to(values.device), padded=ragged)
+
+
+def follow(
+    columns: Int[Tensor, "rows columns"], index: Int[Tensor, "rows kept"], *, ragged: bool = True
+) -> Int[Tensor, "rows kept"]:
+    """`take` for what is an index itself: -1 stays."""
+    picked = take(columns, index, ragged=ragged)
+    return picked.masked_fill(index.to(picked.device) < 0, -1) if ragged else picked
 
 
 def take_last(
@@ -106,14 +142,14 @@ def take_last(
 
 
 def take_rotary(
-    tables: tuple[Tensor, Tensor], index: Int[Tensor, "batch kept"]
+    tables: tuple[Tensor, Tensor], index: Int[Tensor, "batch kept"], *, ragged: bool = True
 ) -> tuple[Tensor, Tensor]:
     """cos and sin, `(axes) batch length dim`: mRoPE may have a leading axis."""
 
     def one(table: Tensor) -> Tensor:
         if table.ndim == 3:
-            return take(table, index)
-        return torch.stack([take(axis, index) for axis in table])
+            return take(table, index, ragged=ragged)
+        return torch.stack([take(axis, index, ragged=ragged) for axis in table])
 
     return one(tables[0]), one(tables[1])
 
@@ -126,8 +162,8 @@ def spread(
     width: int,
 ) -> Shaped[Tensor, "batch width"]:
     """Values of vision tokens at their columns, zeros elsewhere."""
-    # One column more, which takes the padding and is cut off.
-    slots = torch.where(columns < 0, width, columns)
+    # One column more, which takes the padding (-1: the last) and is cut off.
+    slots = columns % (width + 1)
     empty = values.new_zeros((batch, width + 1))
     rows = rows[:, None].expand(slots.shape)
     return empty.index_put((rows, slots), values, accumulate=False)[:, :width]
@@ -135,7 +171,7 @@ def spread(
 
 def inverse(index: Int[Tensor, "batch kept"], length: int) -> Int[Tensor, "batch length"]:
     """Where each of `length` columns went; -1 if it was dropped."""
-    slots = torch.where(index < 0, length, index)
+    slots = index % (length + 1)  # one column more takes the padding
     places = torch.arange(index.shape[-1], device=index.device).expand(index.shape)
     return index.new_full((index.shape[0], length + 1), -1).scatter(-1, slots, places)[:, :length]
 
@@ -148,7 +184,9 @@ def prompt_mask(
     `flat`: the attention takes masks of keys only (flash attention). None stays None (causal)
     unless padding or a bias has to be said.
     """
-    index, bias = layout.index, layout.column_bias
+    index, bias = layout.index, layout.bias
+    if mask is None and layout.valid is None and bias is not None and not flat:
+        return _causal_bias(bias, like)
     if mask is not None and index is not None:
         mask = take(mask, index) if mask.ndim == 2 else _take_square(mask, index)
     if flat:
@@ -184,8 +222,10 @@ def later_mask(
 
     `length`: columns of the prompt at layer 0; `later`: columns after it, queries included.
     """
-    index, bias, valid = layout.index, layout.column_bias, layout.valid
+    index, bias, valid = layout.index, layout.bias, layout.valid
     num_queries = like.shape[1]
+    if mask is None and valid is None and num_queries == 1 and not flat:
+        return layout.grown_bias(later, like)
     if mask is not None and index is not None:
         old, new = mask[..., :length], mask[..., length:]
         if mask.ndim == 4:
@@ -195,8 +235,6 @@ def later_mask(
         else:
             old = take(old, index)
         mask = torch.cat([old, new.expand(len(old), *new.shape[1:])], dim=-1)
-    if mask is None and valid is None and bias is None and (num_queries == 1 or flat):
-        return None
     if valid is not None:
         valid = torch.nn.functional.pad(valid.to(like.device), (0, later), value=True)
         if flat:
@@ -214,6 +252,16 @@ def later_mask(
         return mask
     bias = torch.nn.functional.pad(bias.to(mask.device), (0, later))
     return add_bias(mask, bias[:, None, None], like)
+
+
+def _causal_bias(bias: Tensor, like: Tensor) -> Tensor:
+    """`bias` on what a query may see, for prompts without padding."""
+    width = bias.shape[-1]
+    aligned = width + -width % _ALIGNED
+    future = torch.ones((width, aligned), dtype=torch.bool, device=like.device).triu(1)
+    bias = torch.nn.functional.pad(bias.to(like.device, like.dtype), (0, aligned - width))
+    shown = bias[:, None, None].expand(-1, 1, width, aligned)
+    return shown.masked_fill(future, torch.finfo(like.dtype).min)[..., :width]
 
 
 def add_bias(

@@ -21,13 +21,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from eligo import ops
 from eligo.errors import EligoError
 from eligo.selection import Selection
 from eligo.tokens.hosts import Host
 from eligo.tokens.inside.checks import check_selection
-from eligo.tokens.inside.frame import Frame, Step, ask, fewer, marks
-from eligo.tokens.inside.layout import Layout, add_bias, prompt_mask, spread
+from eligo.tokens.inside.frame import Frame, Step, ask, fewer
+from eligo.tokens.inside.layout import add_bias, arrange, follow, prompt_mask, spread
 from eligo.tokens.inside.removal import Removal
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import Reducer, ReducerContext
@@ -151,7 +150,7 @@ class Masks(Removal):
 
     def dress(
         self, layer: int, step: Step, hidden: Tensor, kwargs: Mapping[str, Any]
-    ) -> tuple[Tensor, dict[str, Any]]:
+    ) -> tuple[Tensor, Mapping[str, Any]]:
         """Hide what was dropped."""
         frame = step.frame
         if layer in self.cuts:
@@ -164,18 +163,16 @@ class Masks(Removal):
             if layer in self.cuts:
                 hidden = self._scale(hidden, frame, survivors)
             survivors = None
-        if survivors is None and frame.base.key_bias is None:
+        if survivors is None and frame.base.bias is None:
             return hidden, {}
         mask = kwargs.get("attention_mask")
-        if self.is_checkpointed() and step.has_grad:
-            # A checkpointed layer must do again in backward exactly what it did before.
-            changed: dict[str, Any] = {"attention_mask": self._fit(mask, frame, survivors, hidden)}
-        else:
-            changed = {
-                "attention_mask": step.once(
-                    survivors, mask, lambda: self._fit(mask, frame, survivors, hidden)
-                )
-            }
+        known = step.made.get(survivors)
+        # A checkpointed layer must do again in backward exactly what it did before.
+        again = self.is_checkpointed() and step.has_grad
+        if known is None or known[0] is not mask or again:
+            known = (mask, None, self._fit(mask, frame, survivors, hidden))
+            step.made[survivors] = known
+        changed: dict[str, Any] = {"attention_mask": known[2]}
         if survivors is not None and self.plan.positions == "reindex":
             positions: Tensor = kwargs["position_ids"]
             positions = positions - self._gone(frame, survivors).cumsum(-1).to(positions.device)
@@ -199,7 +196,7 @@ class Masks(Removal):
         watch = Stopwatch(hidden.device)
         context = self.views.inside(reducer, layer, frame, base, hidden)
         if before is not None:
-            context = replace(context, mask=before.alive.to(hidden.device))
+            context = replace(context, mask=before.alive.to(hidden.device), padded=True)
         budget = torch.tensor(wanted)
         if self.relaxer is None:
             selection = ask(reducer, context, budget)
@@ -221,13 +218,12 @@ class Masks(Removal):
         if before is not None:
             mask = before.mask.to(mask.device) * mask
             lengths, counts = before.lengths, before.counts
-        lengths = fewer(lengths, frame.prompt.image_rows, counts, wanted)
+        lengths = fewer(lengths, frame.prompt.seats.rows, counts, wanted)
         survivors = _Survivors(mask, alive, wanted, lengths)
         if layer not in frame.moves:
             frame.moves[layer] = survivors
             kept = soft.selection.in_order()
-            positions = ops.gather(context.positions, kept.indices)
-            positions = positions.masked_fill(kept.indices < 0, -1)
+            positions = follow(context.positions, kept.indices)
             self.trace.stages.append(StageTrace(layer, reducer.name, kept, positions, watch))
         return survivors
 
@@ -241,33 +237,33 @@ class Masks(Removal):
         if mask is None:
             shape = (base.width, base.width)
             mask = torch.ones(shape, dtype=torch.bool, device=hidden.device).tril()[None, None]
-        bias = self._spread((survivors.mask + FLOOR).log(), base)[:, None, None]
+        bias = self._spread((survivors.mask + FLOOR).log(), frame)[:, None, None]
         own = torch.eye(base.width, dtype=torch.bool, device=bias.device)
         return add_bias(mask, torch.where(own, 0.0, bias).to(mask.device), hidden)
 
     def _scale(self, hidden: Tensor, frame: Frame, survivors: _Survivors) -> Tensor:
         """The guide's way: states times m_bar, once per cut."""
-        gone = self._spread(1 - survivors.mask, frame.base).to(hidden.device)
+        gone = self._spread(1 - survivors.mask, frame).to(hidden.device)
         return hidden * (1 - gone).unsqueeze(-1).to(hidden.dtype)
 
-    def _spread(self, values: Tensor, base: Layout) -> Tensor:
-        columns, rows = base.images.to(values.device), base.rows.to(values.device)
+    def _spread(self, values: Tensor, frame: Frame) -> Tensor:
+        base, device = frame.base, values.device
+        columns, rows = base.images.to(device), frame.prompt.rows.to(device)
         return spread(values, columns, rows, base.batch, base.width)
 
     def _gone(self, frame: Frame, survivors: _Survivors) -> Tensor:
         """Columns that the hard form would not have."""
         real = frame.base.images.to(survivors.alive.device) >= 0
-        return self._spread((~survivors.alive & real).long(), frame.base)
+        return self._spread((~survivors.alive & real).long(), frame)
 
     def _would_see(self, frame: Frame, survivors: _Survivors | None) -> Tensor:
         if survivors is None:
             return frame.kept
-        base = frame.base
-        columns = base.images.masked_fill(~survivors.alive.to(base.images.device), -1)
-        keep = ~marks(base.images, base.rows, base.batch, base.width)
-        keep = (keep | marks(columns, base.rows, base.batch, base.width)) & (frame.kept >= 0)
-        index = ops.align_right(keep, max(survivors.lengths))
-        return ops.gather(frame.kept, index).masked_fill(index < 0, -1)
+        images = frame.base.images
+        images = images.masked_fill(~survivors.alive.to(images.device), -1)
+        images = frame.prompt.seats.by_row(images, -1)
+        index, _, _ = arrange(frame.base.words, images, survivors.lengths)
+        return follow(frame.kept, index)
 
 
 class ClampDropped(torch.autograd.Function):

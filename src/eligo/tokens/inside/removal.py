@@ -17,8 +17,18 @@ from torch import Tensor, nn
 from eligo import ops
 from eligo.selection import Selection
 from eligo.tokens.hosts import Host
-from eligo.tokens.inside.frame import Frame, Step, ask, fewer, follow, marks, put, raster
-from eligo.tokens.inside.layout import Layout, inverse, later_mask, prompt_mask, take, take_rotary
+from eligo.tokens.inside.frame import Frame, Step, ask, fewer, put
+from eligo.tokens.inside.layout import (
+    Layout,
+    arrange,
+    follow,
+    inverse,
+    later_mask,
+    prompt_mask,
+    spread,
+    take,
+    take_rotary,
+)
 from eligo.tokens.inside.session import Session
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import Reducer, ReducerContext
@@ -61,54 +71,55 @@ class Removal(Session):
     ) -> tuple[Selection, Tensor, Tensor | None, Tensor | None]:
         """The reducer's choice, and means of what it folded."""
         selection = ask(reducer, context, budget)
+        padded = context.padded or len(set(budget.tolist())) > 1
         sizes = None if selection.assignment is None else selection.sizes
-        return selection, selection.fold(context.features), sizes, self.bias_of(sizes)
+        features = selection.fold(context.features, padded=padded)
+        return selection, features, sizes, self._bias_of(sizes)
 
-    def bias_of(self, sizes: Tensor | None) -> Tensor | None:
-        """`log z`, if the plan wants it."""
+    def _bias_of(self, sizes: Tensor | None) -> Tensor | None:
+        """`log z`, if the plan wants it; padding, of size 0, weighs nothing anywhere."""
         if sizes is None or not self.plan.size_bias:
             return None
-        return torch.where(sizes > 0, sizes, 1.0).log()
+        return sizes.clamp_min(torch.finfo(sizes.dtype).tiny).log()
 
     def dress(
         self, layer: int, step: Step, hidden: Tensor, kwargs: Mapping[str, Any]
-    ) -> tuple[Tensor, dict[str, Any]]:
+    ) -> tuple[Tensor, Mapping[str, Any]]:
         """Gather whatever is still as long as layer 0."""
-        frame = step.frame
         if step.prompt:
-            layout, hidden = self._enter(layer, frame, hidden)
+            layout, hidden = self._enter(layer, step.frame, hidden)
         else:
-            layout = step.once((layer, "repeated"), None, lambda: self._later(layer, step))
-        if layout.index is None and layout.key_bias is None:
+            layout = step.frame.seen_by(layer, step.times)
+        if layout.index is None and layout.bias is None:
             return hidden, {}
         mask, tables = kwargs.get("attention_mask"), kwargs.get("position_embeddings")
+        known = step.made.get(layout)
+        if known is None or known[0] is not mask or known[1] is not tables:
+            known = step.made[layout] = (mask, tables, self._fitted(layout, step, hidden, kwargs))
+        return hidden, known[2]
+
+    def _fitted(
+        self, layout: Layout, step: Step, hidden: Tensor, kwargs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Mask and rotary tables for a layout."""
+        mask, tables = kwargs.get("attention_mask"), kwargs.get("position_embeddings")
         flat = self.host.attention.startswith("flash")
-        length = frame.base.width
-
-        def fit() -> Tensor | None:
-            if step.prompt:
-                return prompt_mask(mask, layout, length, hidden, flat=flat)
-            return later_mask(mask, layout, length, step.later, hidden, flat=flat)
-
-        changed: dict[str, Any] = {"attention_mask": step.once((layout, "mask"), mask, fit)}
+        length = step.frame.base.width
+        if step.prompt:
+            mask = prompt_mask(mask, layout, length, hidden, flat=flat)
+        else:
+            mask = later_mask(mask, layout, length, step.later, hidden, flat=flat)
+        changed: dict[str, Any] = {"attention_mask": mask}
         if layout.index is None:
-            return hidden, changed
+            return changed
         # Flash attention would take gaps for the borders of packed sequences.
         changed["position_ids"] = None
         if self.plan.positions == "reindex":
             positions = kwargs["position_ids"]
-            changed["position_embeddings"] = step.once(
-                (layout, "rotary"), tables, lambda: self._closed_up(step, layout, positions, hidden)
-            )
+            changed["position_embeddings"] = self._closed_up(step, layout, positions, hidden)
         elif step.prompt and tables is not None:
-            index = layout.index
-            changed["position_embeddings"] = step.once(
-                (layout, "rotary"), tables, lambda: take_rotary(tables, index)
-            )
-        return hidden, changed
-
-    def _later(self, layer: int, step: Step) -> Layout:
-        return step.frame.seen_by(layer).repeated(step.times)
+            changed["position_embeddings"] = take_rotary(tables, layout.index, ragged=layout.ragged)
+        return changed
 
     def _enter(self, layer: int, frame: Frame, hidden: Tensor) -> tuple[Layout, Tensor]:
         """What this layer sees of the prompt, and its input; run again, it does the same."""
@@ -135,50 +146,48 @@ class Removal(Session):
     ) -> tuple[Tensor, Selection | None, Layout]:
         """Choose; returns the columns to move, the choice if it folds, and the new layout."""
         before, reducer = frame.layouts[layer - 1], self.cuts[layer].reducer
-        wanted = self.budgets(layer, frame)
+        seats, wanted = frame.prompt.seats, self.budgets(layer, frame)
         watch = Stopwatch(hidden.device)
         context = self.views.inside(reducer, layer, frame, before, hidden.detach())
         selection = ask(reducer, context, torch.tensor(wanted))
         watch.stop()
-        images, rows = before.images.to(hidden.device), before.rows.to(hidden.device)
-        kept = _columns_of(images, selection)
-        keep = ~marks(images, rows, before.batch, before.width)
-        keep = keep | marks(kept, rows, before.batch, before.width)
-        if before.index is not None:
-            keep = keep & (before.index.to(keep.device) >= 0)
-        elif before.ragged:
-            keep = keep & (frame.kept.to(keep.device) >= 0)
-        lengths = fewer(before.lengths, frame.prompt.image_rows, before.counts, wanted)
-        move = ops.align_right(keep, max(lengths))
-        index = move
-        if before.index is not None:
-            index = ops.gather(before.index.to(move.device), move).masked_fill(move < 0, -1)
-        folds = selection.assignment is not None
-        sizes = context.sizes
-        if folds:
+        ragged = len(set(wanted)) > 1
+        kept = follow(before.images.to(hidden.device), selection.indices, ragged=ragged)
+        words = before.words.to(hidden.device)
+        lengths = fewer(before.lengths, seats.rows, before.counts, wanted)
+        move, _, places = arrange(words, seats.by_row(kept, -1), lengths)
+        images = seats.by_image(places[:, words.shape[1] :])
+        short = min(lengths) < max(lengths)
+        positions = follow(context.positions, selection.indices, ragged=ragged)
+        sizes, bias = context.sizes, before.bias
+        if selection.assignment is not None:
             sizes = selection.sizes
-        elif sizes is not None:
-            sizes = selection.gather(sizes)
-        positions = raster(context.positions, selection)
+            bias = self._bias_of(sizes)
+            if bias is not None:
+                rows = frame.prompt.rows.to(bias.device)
+                bias = spread(bias, images, rows, seats.batch, max(lengths))
+        else:
+            sizes = None if sizes is None else selection.gather(sizes, padded=ragged)
+            bias = None if bias is None else take(bias, move, ragged=short)
         layout = Layout(
-            index=index,
-            images=follow(kept, inverse(move, before.width), rows),
+            index=move if before.index is None else follow(before.index, move, ragged=short),
+            images=images,
+            words=places[:, : words.shape[1]],
             positions=positions,
             sizes=sizes,
             counts=wanted,
             lengths=lengths,
-            rows=rows,
-            key_bias=self.bias_of(sizes),
+            bias=bias,
         )
         self.trace.stages.append(StageTrace(layer, reducer.name, selection, positions, watch))
-        return move, selection if folds else None, layout
+        return move, selection if selection.assignment is not None else None, layout
 
     def _fold(self, layer: int, frame: Frame, hidden: Tensor, selection: Selection) -> Tensor:
         """Vision tokens replaced by the means of what was folded into them."""
         before = frame.layouts[layer - 1]
-        images, rows = before.images.to(hidden.device), before.rows.to(hidden.device)
+        images, rows = before.images.to(hidden.device), frame.prompt.rows.to(hidden.device)
         folded = selection.fold(ops.gather(hidden[rows], images))
-        return put(hidden, folded, _columns_of(images, selection), rows)
+        return put(hidden, folded, follow(images, selection.indices), rows)
 
     def _closed_up(
         self, step: Step, layout: Layout, positions: Tensor, hidden: Tensor
@@ -196,14 +205,8 @@ class Removal(Session):
         return self.host.text.rotary_emb(hidden, positions)
 
 
-def _columns_of(images: Tensor, selection: Selection) -> Tensor:
-    """Columns of what was kept; -1 pads."""
-    return ops.gather(images, selection.indices).masked_fill(selection.indices < 0, -1)
-
-
 def _columns(frame: Frame, layout: Layout) -> Tensor:
     """Columns of the prompt that a layout shows."""
     if layout.index is None:
         return frame.kept
-    index = layout.index.to(frame.kept.device)
-    return ops.gather(frame.kept, index).masked_fill(index < 0, -1)
+    return follow(frame.kept, layout.index.to(frame.kept.device), ragged=layout.ragged)

@@ -124,7 +124,7 @@ class Session:
 
     def dress(
         self, layer: int, step: Step, hidden: Tensor, kwargs: Mapping[str, Any]
-    ) -> tuple[Tensor, dict[str, Any]]:
+    ) -> tuple[Tensor, Mapping[str, Any]]:
         """The input of a layer, and the arguments to change."""
         raise NotImplementedError
 
@@ -177,7 +177,8 @@ class Session:
             if rows and step.prompt and self._recorder is not None:
                 self.views.listen(self._recorder, index, step.frame, rows)
             hidden, changed = self.dress(index, step, hidden, kwargs)
-            return (hidden, *args[1:]), {**kwargs, **changed}
+            kwargs.update(changed)
+            return (hidden, *args[1:]), kwargs
 
         return hook
 

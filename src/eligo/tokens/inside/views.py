@@ -10,8 +10,8 @@ from eligo import ops
 from eligo.errors import InputError
 from eligo.tokens.hosts import Host
 from eligo.tokens.inside.attention import RowRecorder, attention_of_rows, attention_received
-from eligo.tokens.inside.frame import Frame, follow
-from eligo.tokens.inside.layout import Layout, inverse
+from eligo.tokens.inside.frame import Frame
+from eligo.tokens.inside.layout import Layout, take
 from eligo.tokens.inside.prompt import Prompt, question_of
 from eligo.tokens.reducer import Need, Reducer, ReducerContext
 
@@ -23,48 +23,53 @@ class Views:
         self.host, self.scene = host, scene
 
     def before(
-        self, reducer: Reducer, prompt: Prompt, positions: Tensor, embeds: Tensor
+        self, reducer: Reducer, prompt: Prompt, positions: Tensor, words: Tensor
     ) -> ReducerContext:
-        """Tower features, and input embeddings as the question."""
+        """Tower features, and input embeddings of the words as the question."""
         capture = self.host.capture
         assert capture is not None
         question: tuple[Tensor | None, Tensor | None] = (None, None)
         if "question" in reducer.needs:
-            question = question_of(embeds, prompt.words, prompt)
+            question = question_of(words, prompt)
         rows = capture.cls_row
         return ReducerContext(
-            features=prompt.of_images(capture.features).to(embeds.device),
+            features=prompt.of_images(capture.features).to(words.device),
             mask=prompt.columns >= 0,
             positions=positions,
             grid=prompt.grid,
             question=question[0],
             question_mask=question[1],
-            cls_row=None if rows is None else prompt.of_images(rows).to(embeds.device),
+            cls_row=None if rows is None else prompt.of_images(rows).to(words.device),
             scene=self.scene_of(prompt, positions),
+            padded=len(set(prompt.counts)) > 1,
+            question_padded=not prompt.is_all_asked,
         )
 
     def inside(
         self, reducer: Reducer, layer: int, frame: Frame, layout: Layout, hidden: Tensor
     ) -> ReducerContext:
         """States at a layer's input."""
-        device, prompt = hidden.device, frame.prompt
-        images, rows = layout.images.to(device), layout.rows.to(device)
-        if list(prompt.image_rows) == list(range(layout.batch)):
-            features = ops.gather(hidden, images)
-        else:
-            features = ops.gather(hidden[rows], images)
+        device, prompt, seats = hidden.device, frame.prompt, frame.prompt.seats
+        images = layout.images.to(device)
+        columns = seats.by_row(images, -1)
+        ragged = layout.padded or not seats.is_even
+
+        def seen(values: Tensor) -> Tensor:
+            """`batch columns *features` -> `images tokens *features`."""
+            return seats.by_image(take(values.to(device), columns, ragged=ragged))
+
         question: tuple[Tensor | None, Tensor | None] = (None, None)
         if "question" in reducer.needs:
-            question = question_of(hidden, self._words(frame, layout), prompt)
+            words = take(hidden, layout.words, ragged=prompt.ragged_words)
+            question = question_of(words, prompt)
         row, word_rows = frame.rows.get(layer - 1), frame.word_rows.get(layer - 1)
         if row is not None:
-            row = ops.gather(row.to(device)[rows], images)
+            row = seen(row)
         if word_rows is not None:
-            word_rows = word_rows.to(device)[rows].transpose(1, 2)  # (images, keys, words)
-            word_rows = ops.gather(word_rows, images).transpose(1, 2)
+            word_rows = seen(word_rows.transpose(1, 2)).transpose(1, 2)
         positions = layout.positions.to(device)
         return ReducerContext(
-            features=features,
+            features=seen(hidden),
             mask=images >= 0,
             positions=positions,
             grid=prompt.grid.to(device),
@@ -74,17 +79,9 @@ class Views:
             attention_row=row,
             question_rows=word_rows,
             scene=self.scene_of(prompt, positions),
+            padded=layout.padded,
+            question_padded=not prompt.is_all_asked,
         )
-
-    def _words(self, frame: Frame, layout: Layout) -> Tensor:
-        """Columns of the prompt's text in a layout: text is never dropped, but it moves."""
-        if layout not in frame.words:
-            words = follow(frame.prompt.words, inverse(frame.kept, frame.length), None)
-            if layout.index is not None:
-                index = layout.index.to(words.device)
-                words = follow(words, inverse(index, frame.base.width), None)
-            frame.words[layout] = words
-        return frame.words[layout]
 
     def scene_of(self, prompt: Prompt, positions: Tensor) -> Bool[Tensor, "images tokens"] | None:
         """Which tokens show what decides the answer."""
@@ -106,13 +103,11 @@ class Views:
             recorder.listeners.pop(attention, None)
             layout = frame.seen_by(layer)
             if "attention_row" in needs:
-                place = inverse(frame.kept, frame.length).gather(1, frame.prompt.last_word[:, None])
-                if layout.index is not None:
-                    index = layout.index.to(place.device)
-                    place = inverse(index, frame.base.width).gather(1, place)
+                last = frame.prompt.last_word.to(layout.words.device)
+                place = layout.words.gather(1, last).clamp_min(0)
                 frame.rows[layer] = attention_of_rows(query, key, mask, scaling, place)[:, 0]
             if "question_rows" in needs:
-                places = self._words(frame, layout).clamp_min(0)
+                places = layout.words.clamp_min(0)
                 frame.word_rows[layer] = attention_of_rows(query, key, mask, scaling, places)
 
         recorder.listeners[attention] = hear

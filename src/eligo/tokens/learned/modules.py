@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from eligo import ops
 from eligo.config import Config
 from eligo.errors import InputError
-from eligo.nn import SimilarityScale
+from eligo.nn import SimilarityScale, without_autocast
 from eligo.selection import Selection
 from eligo.tokens.learned.part import Part, Shapes
 from eligo.tokens.learned.peaks import Peaks, peak_flops
@@ -32,7 +32,6 @@ from eligo.tokens.learned.scorers import (
     SimpleScorer,
     choose,
     perturb,
-    without_autocast,
 )
 from eligo.tokens.reducer import Need, ReducerContext, Where
 
@@ -121,27 +120,31 @@ class TokenMerger(Part):
 
     def scores(self, context: ReducerContext) -> Float[Tensor, "images tokens"]:
         """How much each token matters, float32; 0 in padding."""
-        features = _real(context)
+        return self._scores(context, _real(context))
+
+    def _scores(self, context: ReducerContext, features: Tensor) -> Tensor:
         with without_autocast(features.device):
             if isinstance(self.scorer, SimpleScorer):
                 scores = self.scorer(features)
             else:
                 scores = self.scorer(features, *_question(context, self.name))
-        return scores.masked_fill(~context.mask, 0.0)
+        return scores.masked_fill(~context.mask, 0.0) if context.padded else scores
 
-    def _looks(self, context: ReducerContext) -> Float[Tensor, "images tokens dim"]:
+    def _looks(self, features: Tensor) -> Float[Tensor, "images tokens dim"]:
         """`Q x`, float32: what tokens are compared by."""
-        features = _real(context).float()
         with without_autocast(features.device):
             return self.query_proj(features)
 
     def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
         """The best centres, raster order, every other token folded into one of them."""
-        scores, looks = self.scores(context), self._looks(context)
+        features = _real(context)
+        scores, looks = self._scores(context, features), self._looks(features)
         ranks = scores if self.peaks is None else self.peaks(context, scores, looks)
-        kept = ops.top_k_mask(ranks, budget.to(scores.device), context.mask)
-        centres = ops.align_left(kept, _widest(budget, scores))
-        assignment = self._assign(context, scores, looks, centres, temperature=1.0, hard=True)
+        best, is_even = _best(ranks, budget, context)
+        centres = best.in_order(padded=not is_even).indices
+        assignment = self._assign(
+            context, features, scores, looks, centres, hard=True, padded=not is_even
+        )
         return Selection(centres, ranks, context.mask, assignment)
 
     def relax(
@@ -153,7 +156,8 @@ class TokenMerger(Part):
         size_bias: bool = True,
     ) -> Merged:
         """The training form: the same choice, with noise, temperature and gradients."""
-        scores, looks = self.scores(context), self._looks(context)
+        features = _real(context)
+        scores, looks = self._scores(context, features), self._looks(features)
         ranks = perturb(scores, relaxation)
         if self.peaks is not None:
             ranks = self.peaks(context, ranks, looks)
@@ -161,7 +165,7 @@ class TokenMerger(Part):
         centres = ops.align_left(choice.kept, _widest(budget, scores))
         temperature, hard = relaxation.temperature, relaxation.hard
         assignment = self._assign(
-            context, scores, looks, centres, temperature=temperature, hard=hard
+            context, features, scores, looks, centres, temperature=temperature, hard=hard
         )
         selection = Selection(centres, ranks, context.mask, assignment)
         keep = ops.gather(choice.keep, centres)
@@ -169,26 +173,30 @@ class TokenMerger(Part):
         if size_bias:
             sizes = selection.sizes
             key_bias = key_bias + torch.where(sizes > 0, sizes, 1.0).log()
-        features = selection.fold(context.features)
-        return Merged(features, selection, scores, key_bias, choice)
+        folded = selection.fold(context.features)
+        return Merged(folded, selection, scores, key_bias, choice)
 
     def _assign(
         self,
         context: ReducerContext,
+        features: Tensor,
         scores: Tensor,
         looks: Tensor,
         centres: Tensor,
         *,
-        temperature: float,
         hard: bool,
+        temperature: float = 1.0,
+        padded: bool = True,
     ) -> Float[Tensor, "images kept tokens"]:
-        features = _real(context).float()
+        mask = context.mask if context.padded else None
         with without_autocast(features.device):
-            keys = self.key_proj(ops.gather(features, centres))
-            logits = self.scale(keys, looks) / temperature
-            assignment = ops.soft_assignment(logits, centres, context.mask, hard=hard)
+            keys = self.key_proj(ops.gather(features, centres, padded=padded))
+            logits = self.scale(keys, looks)
+            if temperature != 1.0:
+                logits = logits / temperature
+            assignment = ops.soft_assignment(logits, centres, mask, hard=hard, padded=padded)
             is_centre = ops.kept_mask(centres, scores.shape[-1])
-            weights = torch.where(is_centre, 1.0, scores.sigmoid())
+            weights = scores.sigmoid().masked_fill(is_centre, 1.0)
             if context.sizes is not None:  # what stands for many weighs as many
                 weights = weights * context.sizes
             return assignment * weights.unsqueeze(-2)
@@ -258,13 +266,13 @@ class LayerPruner(nn.Module):
         with without_autocast(context.features.device):
             looks = self.scorer.look(_real(context))
             scores = self.scorer.judge(looks, *_question(context, self.name))
-        return scores.masked_fill(~context.mask, 0.0), looks
+        return scores.masked_fill(~context.mask, 0.0) if context.padded else scores, looks
 
     def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
         """The best `budget` tokens; the rest is dropped."""
         scores, looks = self._judge(context)
         ranks = scores if self.peaks is None else self.peaks(context, scores, looks)
-        return _best(ranks, budget, context.mask)
+        return _best(ranks, budget, context)[0]
 
     def relax(
         self, context: ReducerContext, budget: Int[Tensor, " images"], relaxation: Relaxation
@@ -275,7 +283,7 @@ class LayerPruner(nn.Module):
         if self.peaks is not None:
             ranks = self.peaks(context, ranks, looks)
         choice = choose(ranks, budget, context.mask, relaxation.temperature)
-        return _best(ranks, budget, context.mask), choice, scores
+        return _best(ranks, budget, context)[0], choice, scores
 
     def flops(
         self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
@@ -329,31 +337,35 @@ class LayerPruners(Part):
 
 
 def _real(context: ReducerContext) -> Tensor:
-    """Features with zeros in padding: a NaN there would reach gradients as 0 * NaN."""
-    return context.features.masked_fill(~context.mask.unsqueeze(-1), 0.0)
+    """Float32 features, zeros in padding: a NaN there would reach gradients as 0 * NaN."""
+    if not context.padded:
+        return context.features.float()
+    return context.features.masked_fill(~context.mask.unsqueeze(-1), 0.0).float()
 
 
 def _question(
     context: ReducerContext, name: str
-) -> tuple[Float[Tensor, "images words width"], Bool[Tensor, "images words"]]:
+) -> tuple[Float[Tensor, "images words width"], Bool[Tensor, "images words"] | None]:
     if context.question is None:
         raise InputError(
             f"{name}: got no question, expected the prompt's text: this part was trained to keep "
             "what a question needs; give a prompt with words, or use a merger of kind: simple"
         )
-    if context.question_mask is None:
-        return context.question, context.question.new_ones(
-            context.question.shape[:2], dtype=torch.bool
-        )
-    return context.question, context.question_mask
+    return context.question, context.question_mask if context.question_padded else None
 
 
 def _widest(budget: Tensor, scores: Tensor) -> int:
     """The largest budget: free, as budgets come on the CPU."""
-    return min(int(budget.max()) if budget.numel() else 0, scores.shape[-1])
+    return min(max(budget.tolist(), default=0), scores.shape[-1])
 
 
-def _best(scores: Tensor, budget: Tensor, mask: Tensor) -> Selection:
-    width = _widest(budget, scores)
-    indices = ops.top_k(scores, budget.to(scores.device), mask, width=width)
-    return Selection(indices, scores.float(), mask)
+def _best(ranks: Tensor, budget: Tensor, context: ReducerContext) -> tuple[Selection, bool]:
+    """The best, first; and whether it is known that no row is padded."""
+    width = _widest(budget, ranks)
+    is_even = not context.padded and set(budget.tolist()) == {width}
+    if is_even:
+        indices = ops.top_k(ranks, width)
+    else:
+        on_device = budget.to(ranks.device, non_blocking=True)  # blocking, it would wait for it
+        indices = ops.top_k(ranks, on_device, context.mask, width=width)
+    return Selection(indices, ranks, context.mask), is_even

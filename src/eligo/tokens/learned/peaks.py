@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from eligo import ops
-from eligo.tokens.learned.scorers import without_autocast
+from eligo.nn import without_autocast
 from eligo.tokens.reducer import ReducerContext
 
 _SAME = 1e-4  # of two tokens this much alike (1 - cosine), one is no news
@@ -43,9 +43,10 @@ class Peaks(nn.Module):
         with without_autocast(scores.device):
             units = F.normalize(looks.float(), dim=-1)
             scores = scores + self.spread * order
-            distinct = ops.distinctness(scores, units @ units.mT, context.mask)
+            mask = context.mask if context.padded else None
+            distinct = ops.distinctness(scores, units @ units.mT, mask)
             ranks = scores + self.diversity * distinct.clamp_min(_SAME).log()
-        return ranks.masked_fill(~context.mask, 0.0)
+        return ranks.masked_fill(~context.mask, 0.0) if context.padded else ranks
 
 
 def peak_flops(num_tokens: int, dim: int) -> float:

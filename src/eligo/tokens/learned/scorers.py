@@ -9,7 +9,6 @@ even under autocast (bfloat16 scores tie, and ties go to the lowest index).
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -64,11 +63,13 @@ class QuestionScorer(nn.Module):
         self,
         looks: Float[Tensor, "images tokens dim"],
         question: Float[Tensor, "images words question_width"],
-        question_mask: Bool[Tensor, "images words"],
+        question_mask: Bool[Tensor, "images words"] | None,
     ) -> Float[Tensor, "images tokens"]:
         """Scores, float32; an empty question leaves those of the tokens alone."""
-        # A NaN in padding would reach the gradient of the norm as 0 * NaN.
-        question = question.float().masked_fill(~question_mask.unsqueeze(-1), 0.0)
+        question = question.float()
+        if question_mask is not None:
+            # A NaN in padding would reach the gradient of the norm as 0 * NaN.
+            question = question.masked_fill(~question_mask.unsqueeze(-1), 0.0)
         words = self.question_proj(self.question_norm(question))
         return self.mlp(looks + self.attention(looks, words, question_mask)).squeeze(-1)
 
@@ -76,7 +77,7 @@ class QuestionScorer(nn.Module):
         self,
         features: Float[Tensor, "images tokens width"],
         question: Float[Tensor, "images words question_width"],
-        question_mask: Bool[Tensor, "images words"],
+        question_mask: Bool[Tensor, "images words"] | None,
     ) -> Float[Tensor, "images tokens"]:
         """`look`, then `judge`."""
         return self.judge(self.look(features), question, question_mask)
@@ -139,14 +140,9 @@ def choose(
     temperature: float,
 ) -> Choice:
     """`p = relaxed top-k` of the ranks; kept: their exact top-k."""
-    budget = budget.to(ranks.device)
+    budget = budget.to(ranks.device, non_blocking=True)
     return Choice(
         ranks=ranks,
         keep=ops.relaxed_top_k(ranks, budget, temperature, mask),
         kept=ops.top_k_mask(ranks, budget, mask),
     )
-
-
-def without_autocast(device: torch.device) -> torch.autocast:
-    """Inside, everything runs in the dtype it has."""
-    return torch.autocast(device.type, enabled=False)

@@ -9,8 +9,11 @@
 The baseline is the documented network as one writes it from its definition: for every text, select
 in all images, gather, fold, match. It shares no code with eligo but the weights. Both sides are
 measured in turn (loop, eligo, loop, eligo, ...), so that a busy machine slows both; a ratio is of
-medians. Memory is the peak of one training step in a process of its own: on a CPU the growth of the
-resident set over what stood before the step, on a GPU what torch allocated.
+medians. In half precision the loop also ranks in half precision, and ranks some patches otherwise
+than eligo, which ranks in float32; so differences of scores are told for all pairs, and for those
+of a small part whose patches are the same ones. Memory is the peak of one training step in a
+process of its own: on a CPU the growth of the resident set over what stood before the step, on a
+GPU what torch allocated.
 
 `--exhaustive` is a whole evaluation by eligo alone: every image with every text, features in host
 memory as an encoder left them, streamed through the device and the scores back; transfers count,
@@ -40,6 +43,7 @@ from eligo.report.provenance import provenance
 
 RESULTS = Path(__file__).parent / "results" / "patches.json"
 NUM_PATCHES, WIDTH, DENSE_WORDS, LONGEST = 196, 512, 115, 52
+_COMPARED = 64  # images and texts whose selections are compared
 
 
 @dataclass(frozen=True)
@@ -70,16 +74,24 @@ class Case:
 
 def eligo_scores(net: CrossSparseAggrNet, images: Tensor, words: Tensor, *dense: Tensor) -> Tensor:
     """All pairs by eligo."""
-    lengths = [
-        torch.full((len(part),), part.shape[1], device=images.device) for part in (words, *dense)
-    ]
-    long = (dense[0], lengths[1]) if dense else ()
-    output = net(images, words, lengths[0], *long)
+    output = net(images, *_with_lengths(words, *dense))
     return output if isinstance(output, Tensor) else output[0]
 
 
-def loop_scores(net: CrossSparseAggrNet, images: Tensor, words: Tensor, *dense: Tensor) -> Tensor:
-    """All pairs by the plain loop."""
+def _with_lengths(*texts: Tensor) -> tuple[Tensor, ...]:
+    """Words and lengths, dense words and lengths: every text is as long as its tensor."""
+    lengths = (torch.full((len(part),), part.shape[1], device=part.device) for part in texts)
+    return tuple(both for pair in zip(texts, lengths, strict=True) for both in pair)
+
+
+def loop_scores(
+    net: CrossSparseAggrNet,
+    images: Tensor,
+    words: Tensor,
+    *dense: Tensor,
+    masks: list[Tensor] | None = None,
+) -> Tensor:
+    """All pairs by the plain loop; `masks` takes what each text keeps."""
     weights = net.state_dict(keep_vars=True)
     cls, patches = images[:, :1], images[:, 1:]
     with torch.no_grad():
@@ -90,15 +102,15 @@ def loop_scores(net: CrossSparseAggrNet, images: Tensor, words: Tensor, *dense: 
         with torch.no_grad():
             s_st = (F.normalize(text.mean(0), dim=-1) * units).sum(-1)
         if not dense:
-            kept, extra = _select(patches, s_im + s_st)
+            kept, extra = _select(patches, s_im + s_st, masks)
             folded = _fold(weights, "weight", kept)
         else:
             with torch.no_grad():
                 s_dt = (F.normalize(dense[0][index].mean(0), dim=-1) * units).sum(-1)
             first = _paper_score(weights, "sparse_net_cap", patches, s_im, s_st, s_dt)
             second = _paper_score(weights, "sparse_net_long", patches, s_im, s_dt, s_st)
-            kept, extra = _select(patches, first)
-            other, other_extra = _select(patches, second)
+            kept, extra = _select(patches, first, masks)
+            other, other_extra = _select(patches, second, masks)
             folded = _fold(weights, "weight_sparse", kept) + _fold(weights, "weight_dense", other)
             extra = (extra + other_extra) / 2
         tokens = F.normalize(torch.cat([cls, folded, extra], 1), dim=-1)
@@ -107,9 +119,13 @@ def loop_scores(net: CrossSparseAggrNet, images: Tensor, words: Tensor, *dense: 
     return torch.stack(scores, 1)
 
 
-def _select(patches: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
+def _select(patches: Tensor, score: Tensor, masks: list[Tensor] | None) -> tuple[Tensor, Tensor]:
     num_kept = -(-patches.shape[1] // 2)
     values, order = score.sort(dim=1, descending=True, stable=True)
+    if masks is not None:
+        masks.append(
+            torch.zeros_like(score, dtype=torch.bool).scatter(1, order[:, :num_kept], True)
+        )
     index = order.unsqueeze(-1).expand(-1, -1, patches.shape[-1])
     kept = patches.gather(1, index[:, :num_kept])
     dropped = patches.gather(1, index[:, num_kept:])
@@ -172,6 +188,7 @@ def main(
     texts: int = 64,
     words: int = 30,
     dtype: Literal["float32", "float16"] = "float32",
+    variants: tuple[Literal["open", "paper"], ...] = ("open", "paper"),
     rounds: Annotated[int, tyro.conf.arg(help="Interleaved measurements of each side.")] = 5,
     memory: Annotated[bool, tyro.conf.arg(help="Also measure training memory.")] = True,
     exhaustive: Annotated[bool, tyro.conf.arg(help="A whole evaluation, by eligo alone.")] = False,
@@ -181,13 +198,13 @@ def main(
     torch.set_num_threads(1)
     results = {}
     if exhaustive:
-        for variant in ("open", "paper"):
+        for variant in variants:
             case = Case(variant, images, texts, LONGEST, dtype, device)
             results[variant] = {"case": asdict(case), **_exhaustive(case, chunk)}
             print(variant, json.dumps(results[variant], indent=2))
         _record(f"exhaustive {device} {dtype} {images}x{texts}", device, results)
         return
-    for variant in ("open", "paper"):
+    for variant in variants:
         case = Case(variant, images, texts, words, dtype, device)
         results[variant] = {"case": asdict(case), **_speed(case, rounds)}
         if memory:
@@ -198,7 +215,11 @@ def main(
 
 def _record(key: str, device: str, results: dict) -> None:
     everything = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    everything[key] = {**provenance("python benchmarks/patches.py", device), "results": results}
+    before = everything.get(key, {}).get("results", {})
+    everything[key] = {
+        **provenance("python benchmarks/patches.py", device),
+        "results": before | results,
+    }
     write_text(RESULTS, json.dumps(everything, indent=2) + "\n")
 
 
@@ -282,11 +303,15 @@ def _speed(case: Case, rounds: int) -> dict[str, float]:
     net, inputs = case.build()
     net.eval()
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+    outputs: dict[str, Tensor] = {}
     with torch.no_grad():
-        outputs = {name: side(net, *inputs) for name, side in SIDES.items()}  # warm
+        for name, side in SIDES.items():  # warm; the loop's steps are all alike
+            side(net, *(part[:16] if name == "loop" else part for part in inputs))
         for _ in range(rounds):
             for name, side in SIDES.items():
-                seconds[name].append(_timed(case.device, side, net, *inputs))
+                taken, outputs[name] = _timed(case.device, side, net, *inputs)
+                seconds[name].append(taken)
+        at_equal = _at_equal_selection(net, *(part[:_COMPARED] for part in inputs))
     median = {name: statistics.median(values) for name, values in seconds.items()}
     ratios = [loop / fast for loop, fast in zip(seconds["loop"], seconds["eligo"], strict=True)]
     return {
@@ -296,15 +321,36 @@ def _speed(case: Case, rounds: int) -> dict[str, float]:
         "lowest_speedup": min(ratios),
         "highest_speedup": max(ratios),
         "largest_difference": float((outputs["loop"] - outputs["eligo"]).abs().max()),
+        **at_equal,
     }
 
 
-def _timed(device: str, side: Callable[..., Tensor], *arguments) -> float:
+def _at_equal_selection(
+    net: CrossSparseAggrNet, images: Tensor, words: Tensor, *dense: Tensor
+) -> dict[str, float]:
+    """Of some pairs: how many keep the same patches on both sides, and how far those differ."""
+    masks: list[Tensor] = []
+    loop = loop_scores(net, images, words, *dense, masks=masks)
+    found = net(images, *_with_lengths(words, *dense), return_selection=True)
+    assert isinstance(found, PatchScores)
+    same = torch.ones_like(loop, dtype=torch.bool)
+    chosen = [part for part in (found.sparse, found.dense) if part is not None]
+    for which, selection in enumerate(chosen):
+        of_loop = torch.stack(masks[which :: len(chosen)], 1)  # (images, texts, patches)
+        same &= (of_loop == selection.kept_mask).all(-1)
+    difference = (loop.float() - found.scores).abs()[same]
+    return {
+        "equal_selections": float(same.float().mean()),
+        "difference_at_equal_selection": float(difference.max()) if len(difference) else 0.0,
+    }
+
+
+def _timed(device: str, side: Callable[..., Tensor], *arguments) -> tuple[float, Tensor]:
     start = time.perf_counter()
-    side(*arguments)
+    made = side(*arguments)
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, made
 
 
 def _memory(case: Case) -> dict[str, float]:

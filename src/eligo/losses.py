@@ -17,6 +17,7 @@ from eligo.ops._checks import values_are_free
 
 # Stands for a candidate that is not there: exp gives 0, and unlike -inf sums stay finite.
 _ABSENT = -1e30
+_ALL_TRIPLETS = 2**24  # held at once, where looking at values is not free
 
 
 def smoothed_cross_entropy(
@@ -231,6 +232,10 @@ def _triplet_rows(
         padded = F.pad(torch.where(negatives, similarity, -torch.inf), (0, 1), value=-torch.inf)
         violation = F.relu(margin - similarity + padded.max(-1, keepdim=True).values)
         return torch.where(positives, violation, 0.0).sum()
+    if similarity.numel() * similarity.shape[1] <= _ALL_TRIPLETS and not values_are_free(positives):
+        # All (row, positive, negative): counting the positives would wait for the device.
+        violation = F.relu(margin - similarity.unsqueeze(2) + similarity.unsqueeze(1))
+        return torch.where(positives.unsqueeze(2) & negatives.unsqueeze(1), violation, 0.0).sum()
     rows, columns = positives.nonzero(as_tuple=True)
     violation = F.relu(margin - similarity[rows, columns].unsqueeze(-1) + similarity[rows])
     return torch.where(negatives[rows], violation, 0.0).sum()

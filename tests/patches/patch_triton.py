@@ -9,7 +9,13 @@ import pytest
 import torch
 from patch_cases import DEFAULTS, MODELS, batch, golden, golden_net, tiny
 
+from eligo import ops
 from eligo.errors import InputError
+from eligo.patches.kernels import algebra, blocks
+from eligo.patches.kernels.fused import span
+from eligo.patches.kernels.hoist import halved, hoist
+from eligo.patches.kernels.keeping import keep_best
+from eligo.patches.scores import Choice
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before Triton is imported"
 
@@ -29,6 +35,81 @@ def test_triton_agrees_with_the_loop(name):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["open", "paper_dense", "masked", "one_patch"])
+def test_the_narrow_factor_agrees_with_the_loop(name, monkeypatch):
+    """The association that half precision takes, in float32, where a wrong term would show."""
+    monkeypatch.setattr(algebra, "prefers_gram", lambda *_: True)
+    monkeypatch.setattr(
+        blocks, "_with_factor", lambda rows, _: blocks.replace(rows, factor=span(rows.patches))
+    )
+    settings, shape = DEFAULTS[name]
+    inputs = batch(**shape, seed=5)
+    scores = [inputs(tiny(**settings, kernel=kernel)).scores for kernel in ("reference", "triton")]
+    assert torch.allclose(*scores, atol=2e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gram", [False, True])
+@pytest.mark.parametrize("name", ["open", "paper_dense"])
+def test_half_precision_agrees_at_equal_selection(name, gram, monkeypatch):
+    monkeypatch.setattr(algebra, "prefers_gram", lambda *_: gram)
+    settings, shape = DEFAULTS[name]
+    inputs = batch(**shape, texts=16, seed=5).to(torch.float16)
+    net = tiny(**settings, kernel="reference").half()
+    wanted = inputs(net, return_selection=True)
+    images, texts = net.sides(*inputs.arguments())
+    rows = hoist(net.parts(), images)
+    patches, norms = halved(images.patches, rows.norms)  # as on a GPU
+    rows = blocks.replace(rows, patches=patches, norms=norms)
+    assert blocks._with_factor(rows, 16).factor is not None
+    got = blocks.match_rows(net.parts(), rows, texts, choices=True, fused=True)
+    same = (wanted.sparse.kept_mask == (got.sparse.live > 0.5)).all(-1)
+    assert same.float().mean() > 0.9
+    assert (wanted.scores - got.scores).abs()[same].max() < 3e-3
+
+
+@pytest.mark.parametrize(("count", "kept"), [(1, 1), (5, 5), (16, 8), (49, 7), (196, 98)])
+def test_kept_patches_are_the_exact_top_k(count, kept):
+    """Against the sort: signs, ties, both zeros, infinities and NaN; weights of the dropped too."""
+    score = torch.randn(2, 6, count, generator=torch.Generator().manual_seed(count))
+    score[0, 0] = score[0, 0].round()
+    score[0, 1] = 0.0
+    score[0, 1, ::2] = -0.0
+    score[0, 2] = -score[0, 2].abs()
+    live, extra = keep_best(score, kept, None)
+    keep = ops.top_k_mask(score, kept)
+    assert torch.equal(live > 0.5, keep)
+    wanted = algebra.dropped_weights(Choice(score, keep.float()), None)
+    assert torch.allclose(extra, wanted, atol=1e-6)
+    score[1, 0, 0], score[1, 1, -1] = torch.nan, -torch.inf
+    assert torch.equal(keep_best(score, kept, None)[0] > 0.5, ops.top_k_mask(score, kept))
+
+
+def test_kept_patches_are_real_ones():
+    score = torch.randn(3, 4, 20, generator=torch.Generator().manual_seed(0)).round()
+    mask = torch.rand(3, 20, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask[2] = False
+    budget = torch.tensor([4, 30, 1])
+    live, extra = keep_best(score, budget, mask)
+    every = mask[:, None].expand(score.shape)
+    assert torch.equal(live > 0.5, ops.top_k_mask(score, budget[:, None].expand(3, 4), every))
+    wanted = algebra.dropped_weights(Choice(score, live), mask)
+    assert torch.allclose(extra, wanted, atol=1e-6)
+
+
+@torch.no_grad()
+def test_alike_patches_have_a_factor():
+    """A singular Gram matrix, and one of zeros."""
+    patches = torch.randn(3, 9, 16, generator=torch.Generator().manual_seed(0))
+    patches[1] = patches[1, :1]
+    patches[2] = 0.0
+    factor = span(patches)
+    assert torch.allclose(
+        factor @ factor.transpose(1, 2), patches @ patches.transpose(1, 2), atol=1e-4
+    )
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in MODELS if "cls" in name])
 def test_triton_reproduces_the_golden_files(name):
     config, tensors = golden(name)
@@ -43,8 +124,8 @@ def test_triton_reproduces_the_golden_files(name):
 
 
 @torch.no_grad()
-def test_triton_where_it_cannot():
-    """Underflow goes the other way; gradients, float64 and large inputs are refused by name."""
+def test_triton_at_its_limits():
+    """Nothing underflows; gradients, float64 and large inputs are refused by name."""
     inputs = batch(images=2, texts=3)
     scores = []
     for kernel in ("reference", "triton"):

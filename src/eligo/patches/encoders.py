@@ -168,7 +168,9 @@ class TextEncoder(nn.Module):
         self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]
     ) -> Float[Tensor, "texts words dim"]:
         """Words of word pieces; what stands in padding means nothing."""
-        states = self.backbone(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        # Of a mask with two axes transformers asks whether it is full, which waits for the device.
+        pairs = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+        states = self.backbone(input_ids=ids, attention_mask=pairs).last_hidden_state
         return self.head(states)
 
     def tokenize(

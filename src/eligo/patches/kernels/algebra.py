@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from eligo.ops._checks import values_are_free
 from eligo.patches.arithmetic import weighted_softmax, wide
 from eligo.patches.scores import Choice
 
@@ -38,17 +39,13 @@ def mixing_matrix(
     return mixing
 
 
-def slot_powers(
-    logits: Float[Tensor, "images slots patches"], live: Float[Tensor, "images texts patches"]
-) -> tuple[Float[Tensor, "images slots patches"], Float[Tensor, "images texts slots"]]:
-    """`e^(l - max l)` of each image, and its sum over what each text kept."""
-    powers = (logits - logits.amax(-1, keepdim=True).detach()).exp()
-    return powers, live @ powers.transpose(1, 2)
-
-
 def _slot_weights(logits: Tensor, live: Tensor, has_extra: bool) -> Tensor:
     """`D e^l / sum D e^l`, with a row of zeros behind for the extra token: (R, J, P, N)."""
-    powers, total = slot_powers(logits, live)
+    if not values_are_free(logits):  # looking for what underflows would wait for the device
+        weights = weighted_softmax(logits.unsqueeze(1), live.unsqueeze(2))
+        return F.pad(weights, (0, 0, 0, int(has_extra)))
+    powers = (logits - logits.amax(-1, keepdim=True).detach()).exp()
+    total = live @ powers.transpose(1, 2)  # (R, J, S)
     powers, total = F.pad(powers, (0, 0, 0, int(has_extra))), F.pad(total, (0, int(has_extra)))
     thin = total < SMALLEST_SUM
     scale = torch.where(thin, 1.0, total).reciprocal()
@@ -64,11 +61,21 @@ def _slot_weights(logits: Tensor, live: Tensor, has_extra: bool) -> Tensor:
 def extra_weights(
     chosen: tuple[Choice, ...], mask: Bool[Tensor, "images patches"] | None
 ) -> Float[Tensor, "images texts patches"]:
-    """The extra token's row of M: the mean of `(1 - D) e^s / sum (1 - D) e^s`; else zeros."""
-    return torch.stack([_extra_weights(choice, mask) for choice in chosen]).mean(0)
+    """The extra token's row of M, of one selection or the mean of two."""
+    return mean_weights([dropped_weights(choice, mask) for choice in chosen])
 
 
-def _extra_weights(choice: Choice, mask: Tensor | None) -> Tensor:
+def mean_weights(
+    weights: list[Float[Tensor, "images _ patches"]],
+) -> Float[Tensor, "images texts patches"]:
+    """Extra tokens of two selections are averaged."""
+    return weights[0] if len(weights) == 1 else torch.stack(weights).mean(0)
+
+
+def dropped_weights(
+    choice: Choice, mask: Bool[Tensor, "images patches"] | None
+) -> Float[Tensor, "images texts patches"]:
+    """`(1 - D) e^s / sum (1 - D) e^s`; zeros where nothing is dropped."""
     dropped = 1 - choice.live
     if mask is not None:
         dropped = dropped * mask.unsqueeze(1)

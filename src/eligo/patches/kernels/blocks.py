@@ -6,9 +6,11 @@ ReLU is monotone and comes after the maximum; texts are padded by repeating thei
 no maximum notices; the [CLS] row is one product over all words.
 
 Work is cut into blocks of images and texts of like length, by a byte budget. In training each block
-is a checkpoint: its intermediates are made again in the backward pass, never kept.
+is a checkpoint: its intermediates are made again in the backward pass, never kept. On a GPU no step
+waits for a value of the device, but to sort texts of more than a few words by their lengths.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 from eligo.patches.arithmetic import wide
 from eligo.patches.kernels import algebra
-from eligo.patches.kernels.hoist import ImageRows, TextRows, hoist, text_blocks, text_rows
+from eligo.patches.kernels.hoist import (
+    ImageRows,
+    TextRows,
+    are_alike,
+    hoist,
+    text_blocks,
+    text_rows,
+)
 from eligo.patches.parts import Parts
 from eligo.patches.scores import Choice, Matches
 from eligo.patches.sides import Images, Texts
@@ -26,8 +35,11 @@ from eligo.patches.token_sparse import combine
 
 BYTE_BUDGET = 256 * 2**20
 CPU_BYTE_BUDGET = 16 * 2**20  # about a cache: there larger blocks are slower
+KEPT_BYTES = 2**30  # a GPU's training batch up to here is one block and kept: half the launches
 
 Noise = tuple[Tensor | None, Tensor | None]
+Chosen = tuple[Choice, Tensor]
+"""A selection, and its weights of the extra token."""
 
 
 def match(
@@ -54,14 +66,21 @@ def match_rows(
     fused: bool = False,
 ) -> Matches:
     """All pairs of images that were hoisted before, perhaps long ago (an index)."""
-    lengths = texts.words.lengths
+    words, (num_texts, longest) = texts.words, texts.words.mask.shape
     selects_dense = parts.selects_dense(rows.s_dt is not None or texts.dense is not None)
-    noise = parts.draw(rows.s_im, len(lengths), selects_dense)
+    noise = parts.draw(rows.s_im, num_texts, selects_dense)
     on_gpu = rows.patches.is_cuda
     budget = byte_budget or (BYTE_BUDGET if on_gpu else CPU_BYTE_BUDGET)
     fixed, per_word = pair_bytes(rows, fused)
+    everything = len(rows.s_im) * num_texts * (fixed + per_word * longest)
+    keeps = on_gpu and byte_budget is None and everything <= KEPT_BYTES
+    if keeps and torch.is_grad_enabled():
+        budget = KEPT_BYTES
+    if fused:
+        rows = _with_factor(rows, num_texts)
+    alike = longest if are_alike(words) else None
     columns, order = [], []
-    for ids in text_blocks(lengths, (fixed, per_word), budget):
+    for ids in text_blocks(words.lengths, (fixed, per_word), budget, alike):
         block = text_rows(texts.words, ids).meet(rows.cls)
         dense = _dense_rows(parts, texts, ids)
         dense = None if dense is None else dense.meet(rows.cls)
@@ -71,9 +90,10 @@ def match_rows(
         column = []
         for index, image in enumerate(rows.split(num_images)):
             cut = slice(index * num_images, (index + 1) * num_images)
-            draws = tuple(None if part is None else part[cut, ids] for part in noise)
+            draws: Noise = tuple(None if part is None else part[cut, ids] for part in noise)  # pyright: ignore[reportAssignmentType]
             sides = (block.beside(cut), None if dense is None else dense.beside(cut))
-            column.append(_run(parts, image, *sides, draws, selects_dense, choices, fused))
+            some = (parts, image, *sides, draws, selects_dense, choices, fused)
+            column.append(_score(*some) if keeps else _run(*some))
         columns.append([torch.cat(part) for part in zip(*column, strict=True)])
         order.append(ids)
     back = torch.cat(order).argsort()
@@ -97,7 +117,8 @@ def match_pairs(
     budget = BYTE_BUDGET if images.patches.is_cuda else CPU_BYTE_BUDGET
     scores, order = [], []
     lengths = texts.words.lengths[text_ids]
-    for picked in text_blocks(lengths, (fixed + own, per_word), budget):
+    alike = texts.words.mask.shape[1] if are_alike(texts.words) else None
+    for picked in text_blocks(lengths, (fixed + own, per_word), budget, alike):
         image = rows.pick(image_ids[picked])
         block = text_rows(texts.words, text_ids[picked]).paired().meet(image.cls)
         dense = _dense_rows(parts, texts, text_ids[picked])
@@ -112,13 +133,27 @@ def pair_bytes(rows: ImageRows, fused: bool = False) -> tuple[int, int]:
     """Bytes of a pair's intermediates: a constant part, and a part for each word.
 
     The larger of the two associations: M and M X, or M, M G and X w^T (float32). Fused, only
-    selections and maxima.
+    selections, maxima and X w^T.
     """
     slots, patches = rows.logits.shape[1:]
     if fused:
-        return 4 * (12 * patches + 4 * slots), 4
+        return 4 * (8 * patches + 4 * slots), 4 + patches * rows.patches.element_size()
     tokens, width = slots + 1, rows.patches.shape[-1]
     return 4 * tokens * (patches + max(width, patches)), 4 * (tokens + patches)
+
+
+def _with_factor(rows: ImageRows, num_texts: int) -> ImageRows:
+    """With F where it pays: narrower than the patches, in half precision, for many texts.
+
+    In float32 its tiles do not fit on the chip; F costs about as much as N texts spare.
+    """
+    num_patches, width = rows.patches.shape[1:]
+    pays = num_patches < width and num_patches <= num_texts
+    if not pays or rows.patches.dtype == torch.float32:
+        return rows
+    from eligo.patches.kernels.fused import span  # only where Triton is installed
+
+    return replace(rows, factor=span(rows.patches))
 
 
 def _dense_rows(parts: Parts, texts: Texts, ids: Tensor) -> TextRows | None:
@@ -151,20 +186,16 @@ def _score(
         s_dt = None if image.s_dt is None else image.s_dt.unsqueeze(1)
         if dense is not None:
             s_dt = _cosines_to(image, dense.directions)
-    num_kept = parts.num_kept(image.patches.shape[1], None)
-    if image.num_kept is not None:
-        num_kept = image.num_kept.unsqueeze(1)
-
-    def choose(prediction: Tensor | None, y: Tensor, other: Tensor | None, draw: Tensor | None):
-        prediction = None if prediction is None else prediction.unsqueeze(1)
-        score = combine(prediction, s_im, y, other, parts.beta, mask)
-        live = parts.decide(score, num_kept, mask, draw, guides=1 if other is None else 2)
-        return Choice(score, live)
-
-    chosen = (choose(image.prediction, s_st, s_dt, noise[0]),)
+    prediction = [
+        None if part is None else part.unsqueeze(1)
+        for part in (image.prediction, image.prediction_dense)
+    ]
+    score = combine(prediction[0], s_im, s_st, s_dt, parts.beta, mask)
+    chosen = (_choose(parts, image, score, noise[0], 1 if s_dt is None else 2, fused),)
     if selects_dense:
         assert s_dt is not None
-        chosen = (*chosen, choose(image.prediction_dense, s_dt, s_st, noise[1]))
+        score = combine(prediction[1], s_im, s_dt, s_st, parts.beta, mask)
+        chosen = (*chosen, _choose(parts, image, score, noise[1], 2, fused))
     if parts.paper:
         score = _align(parts, image, text, chosen, fused)
     else:
@@ -172,11 +203,29 @@ def _score(
         if selects_dense:
             words = text if dense is None else dense
             score = score + _align(parts, image, words, chosen[1:], fused)
-    shares = [_share(choice.live, image.mask).expand(score.shape) for choice in chosen]
+    shares = [_share(choice.live, image.mask).expand(score.shape) for choice, _ in chosen]
     results = [score, torch.stack(shares).mean(0)]
     if choices:
-        results += [part.expand(*score.shape, -1) for choice in chosen for part in choice]
+        results += [part.expand(*score.shape, -1) for choice, _ in chosen for part in choice]
     return tuple(results)
+
+
+def _choose(
+    parts: Parts, image: ImageRows, score: Tensor, noise: Tensor | None, guides: int, fused: bool
+) -> Chosen:
+    """What the scores (R, J, N) keep, and how the dropped weigh in the extra token."""
+    mask, num_kept = image.mask, parts.num_kept(score.shape[-1], None)
+    if image.num_kept is not None:
+        num_kept = image.num_kept
+    if fused and not parts.bernoulli:
+        from eligo.patches.kernels.keeping import keep_best  # only where Triton is installed
+
+        live, extra = keep_best(score, num_kept, mask)
+        return Choice(score, live), extra
+    budget = num_kept if isinstance(num_kept, int) else num_kept.unsqueeze(1)
+    every = None if mask is None else mask.unsqueeze(1)
+    choice = Choice(score, parts.decide(score, budget, every, noise, guides))
+    return choice, algebra.dropped_weights(choice, mask)
 
 
 def _cosines_to(image: ImageRows, directions: Tensor) -> Tensor:
@@ -185,29 +234,34 @@ def _cosines_to(image: ImageRows, directions: Tensor) -> Tensor:
 
 
 def _align(
-    parts: Parts, image: ImageRows, text: TextRows, chosen: tuple[Choice, ...], fused: bool
+    parts: Parts, image: ImageRows, text: TextRows, chosen: tuple[Chosen, ...], fused: bool
 ) -> Tensor:
     """HRPA of [CLS], slots and extra token with the words: (R, J)."""
     num_patches = image.patches.shape[1]
     has_extra = not parts.keeps_all(num_patches, image.mask)
     may_lack = has_extra and parts.may_drop_nothing(num_patches, image.mask)
     nets = (image.logits, image.logits if image.logits_dense is None else image.logits_dense)
-    extra = algebra.extra_weights(chosen, image.mask) if has_extra else None  # (R, J, N)
+    nets, choices = nets[: len(chosen)], tuple(choice for choice, _ in chosen)
+    extra = algebra.mean_weights([part for _, part in chosen]) if has_extra else None  # (R, J, N)
     maxima = None
-    if fused and chosen[0].live.shape[1] == text.words.shape[1]:
+    if fused and choices[0].live.shape[1] == text.words.shape[1]:
         from eligo.patches.kernels.fused import best_cosines  # only where Triton is installed
 
+        num_words, width = text.words.shape[2:]
+        num_tokens = image.logits.shape[1] + has_extra
+        gram = algebra.prefers_gram(num_patches, width, num_words, num_tokens)
         maxima = best_cosines(
-            nets[: len(chosen)],
-            chosen,
+            nets,
+            choices,
             extra,
             image.patches,
+            image.factor if gram else None,
             text.words[0],
             extra_may_lack=may_lack,
         )
     lacks = (extra == 0).all(-1) if may_lack and extra is not None else None  # (R, J)
     if maxima is None:
-        mixing = algebra.mixing_matrix(nets[: len(chosen)], chosen, extra)
+        mixing = algebra.mixing_matrix(nets, choices, extra)
         cosines = algebra.mixed_cosines(mixing, image.patches, text.words)  # (R, J, L, tokens)
         if lacks is not None:  # there is no such token
             last = cosines[..., -1:].masked_fill(lacks[..., None, None], -torch.inf)

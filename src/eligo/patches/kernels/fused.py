@@ -1,111 +1,142 @@
 """The kernel `triton`: mixing, matching and both maxima of a pair without leaving the chip.
 
 The kernel `torch` writes M and M X of every pair to memory and reads them back; here a program
-builds M (tokens x patches) for one image and one text after the other, multiplies it with slices of
-the patches, and accumulates cosines and squared norms over the slices: what leaves the chip are the
-best token of each word and the best word of each token. Forward only: inference, and the first pass
-of `two_pass_loss`. Selection stays in torch, so that it is the same selection.
+builds M (tokens x patches) for one image and one text after the other, and what leaves the chip are
+the best token of each word and the best word of each token. Its softmax is over the kept patches
+alone, so nothing underflows. Two associations, as in `algebra`:
 
-Interpreted (`TRITON_INTERPRET=1`) it runs on a CPU, for tests.
+- direct: M meets slices of the patches; cosines and squared norms accumulate over the slices.
+- gram: `X w^T` is one large product outside, and norms are those of `M F`, where `F F^T = X X^T`
+  and F (N x N) is narrower than X: a Cholesky factor, once per image (`span`). Sums of squares,
+  unlike `rowsum((M G) * M)`, need no column of M a second time and cannot cancel.
+
+Forward only: inference, and the first pass of `two_pass_loss`. Interpreted (`TRITON_INTERPRET=1`)
+it runs on a CPU, for tests.
 """
 
-from typing import Any
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
-from eligo.patches.kernels import algebra
 from eligo.patches.scores import Choice
 
-_TEXTS = 4  # per program: they share the slot weights of their image
-_SLICE = 64  # of the width, at a time
+_SPAN_IMAGES = 256  # factored together
+
+
+class Tiles(NamedTuple):
+    """How the work is cut. Registers are what is scarce: M alone is 64 x 256 numbers."""
+
+    texts: int
+    """Per program, one after the other: what they share of their image stays in the cache."""
+    columns: int
+    """Of patches or F, at a time."""
+    warps: int
+    stages: int
+
+
+TILES = Tiles(texts=4, columns=64, warps=8, stages=3)  # half precision
+FLOAT_TILES = Tiles(texts=4, columns=32, warps=8, stages=1)
+
+
+def tiles_of(dtype: torch.dtype) -> Tiles:
+    """How the work of patches of a dtype is cut."""
+    return FLOAT_TILES if dtype == torch.float32 else TILES
 
 
 @triton.jit
+@no_type_check  # Triton's language, which type checkers cannot follow
 def _best_cosines(
-    powers,  # (R, S, N): e^(l - max), of the first weight net
+    logits,  # (R, S, N), of the first weight net
     live,  # (R, J, N): D of the first selection
-    scale,  # (R, J, S): 1 / sum D e^l
-    powers_dense,
+    logits_dense,
     live_dense,
-    scale_dense,
     extra,  # (R, J, N): the extra token's row of M
-    patches,  # (R, N, C)
-    words,  # (J, L, C), unit
+    vectors,  # (R, N, C): patches; gram: F
+    words,  # (J, L, C), unit; gram: w X^T (R, J, L, N)
     per_word,  # (R, J, L), out
     per_token,  # (R, J, P), out
     num_texts,
-    num_slots,
-    num_patches,
     num_words,
-    width,
-    DUAL: tl.constexpr,
+    NUM_SLOTS: tl.constexpr,  # sizes that are strides: known, they let loads be wide
+    NUM_PATCHES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GRAM: tl.constexpr,
+    NETS: tl.constexpr,
     HAS_EXTRA: tl.constexpr,
     EXTRA_MAY_LACK: tl.constexpr,
-    PRECISION: tl.constexpr,
     TEXTS: tl.constexpr,
     TOKENS: tl.constexpr,
     PATCHES: tl.constexpr,
     WORDS: tl.constexpr,
-    SLICE: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     image = tl.program_id(1).to(tl.int64)
     token = tl.arange(0, TOKENS)
     patch = tl.arange(0, PATCHES)
     word = tl.arange(0, WORDS)
-    column = tl.arange(0, SLICE)
-    is_slot = token < num_slots
-    is_patch = patch < num_patches
-    num_tokens = num_slots + HAS_EXTRA
-    slot_at = (image * num_slots + token[:, None]) * num_patches + patch[None, :]
-    slot_mask = is_slot[:, None] & is_patch[None, :]
-    first = tl.load(powers + slot_at, slot_mask, 0.0)
-    second = first
-    if DUAL:
-        second = tl.load(powers_dense + slot_at, slot_mask, 0.0)
+    column = tl.arange(0, COLUMNS)
+    is_patch = patch < NUM_PATCHES
+    is_word = word < num_words
+    slot_at = token[:, None] * NUM_PATCHES + patch[None, :]
+    slot_mask = (token < NUM_SLOTS)[:, None] & is_patch[None, :]
+    image_logits = image * (NUM_SLOTS * NUM_PATCHES)
+    image_vectors = vectors + image * (NUM_PATCHES * WIDTH)
 
     for step in range(TEXTS):
         text = tl.program_id(0) * TEXTS + step
         if text < num_texts:
             pair = image * num_texts + text
-            row = pair * num_patches + patch
-            at = pair * num_slots + token
-            mixing = first * tl.load(live + row, is_patch, 0.0)[None, :]
-            mixing *= tl.load(scale + at, is_slot, 0.0)[:, None]
-            if DUAL:
-                more = second * tl.load(live_dense + row, is_patch, 0.0)[None, :]
-                mixing += more * tl.load(scale_dense + at, is_slot, 0.0)[:, None]
-            last = tl.load(extra + row, is_patch, 0.0)
+            row = pair * NUM_PATCHES
+            mixing = tl.zeros((TOKENS, PATCHES), tl.float32)
+            for net in tl.static_range(NETS):
+                # Loaded anew for each text: from the cache, as registers are what is scarce.
+                slots, keeps = logits, live
+                if net == 1:
+                    slots, keeps = logits_dense, live_dense
+                slots = tl.load(slots + image_logits + slot_at, slot_mask, 0.0)
+                kept = tl.load(keeps + row + patch, is_patch, 0.0)[None, :] > 0.5
+                best = tl.max(tl.where(kept, slots, float("-inf")), 1)
+                powers = tl.where(kept, tl.exp(slots - best[:, None]), 0.0)
+                total = tl.sum(powers, 1)
+                mixing += powers * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
+            last = tl.load(extra + row + patch, is_patch, 0.0)
             if HAS_EXTRA:
-                mixing = tl.where(token[:, None] == num_slots, last[None, :], mixing)
-            mixing = mixing.to(patches.dtype.element_ty)
+                mixing = tl.where(token[:, None] == NUM_SLOTS, last[None, :], mixing)
+            mixing = mixing.to(vectors.dtype.element_ty)
 
             products = tl.zeros((TOKENS, WORDS), tl.float32)
-            squares = tl.zeros((TOKENS,), tl.float32)
-            for start in range(0, width, SLICE):
-                inside = start + column < width
-                at_patch = (image * num_patches + patch[:, None]) * width + start + column[None, :]
-                some = tl.load(patches + at_patch, is_patch[:, None] & inside[None, :], 0.0)
-                mixed = tl.dot(mixing, some, input_precision=PRECISION)  # (TOKENS, SLICE)
-                squares += tl.sum(mixed * mixed, 1)
-                at_word = (text * num_words + word[:, None]) * width + start + column[None, :]
-                word_mask = (word[:, None] < num_words) & inside[None, :]
-                vectors = tl.load(words + at_word, word_mask, 0.0)  # (WORDS, SLICE)
-                products += tl.dot(
-                    mixed.to(vectors.dtype), tl.trans(vectors), input_precision=PRECISION
-                )
-            cosines = products / tl.maximum(tl.sqrt(squares), 1e-12)[:, None]
-            present = num_tokens
+            squares = tl.zeros((TOKENS, COLUMNS), tl.float32)
+            if GRAM:
+                own = words + pair * num_words * NUM_PATCHES
+                at_word = word[:, None] * NUM_PATCHES + patch[None, :]
+                meets = tl.load(own + at_word, is_word[:, None] & is_patch[None, :], 0.0)
+                products = tl.dot(mixing, tl.trans(meets), input_precision="ieee")
+            for start in range(0, WIDTH, COLUMNS):
+                inside = start + column < WIDTH
+                at = patch[:, None] * WIDTH + start + column[None, :]
+                some = tl.load(image_vectors + at, is_patch[:, None] & inside[None, :], 0.0)
+                mixed = tl.dot(mixing, some, input_precision="ieee")  # (TOKENS, COLUMNS)
+                squares += mixed * mixed
+                if not GRAM:
+                    own = words + text.to(tl.int64) * num_words * WIDTH
+                    at_word = word[:, None] * WIDTH + start + column[None, :]
+                    unit = tl.load(own + at_word, is_word[:, None] & inside[None, :], 0.0)
+                    products += tl.dot(mixed.to(unit.dtype), tl.trans(unit), input_precision="ieee")
+            norms = tl.maximum(tl.sqrt(tl.sum(squares, 1)), 1e-12)
+            cosines = products * (1.0 / norms)[:, None]
+            present = NUM_SLOTS + HAS_EXTRA
             if EXTRA_MAY_LACK:
-                weight = tl.sum(last, 0)
-                present = tl.where(weight > 0, num_tokens, num_slots)  # pyright: ignore[reportOperatorIssue]
+                present = NUM_SLOTS + (tl.sum(last, 0) > 0).to(tl.int32)
             by_word = tl.where((token < present)[:, None], cosines, float("-inf"))
-            by_token = tl.where((word < num_words)[None, :], cosines, float("-inf"))
-            tl.store(per_word + pair * num_words + word, tl.max(by_word, 0), word < num_words)
-            tl.store(per_token + pair * num_tokens + token, tl.max(by_token, 1), token < num_tokens)
+            by_token = tl.where(is_word[None, :], cosines, float("-inf"))
+            tl.store(per_word + pair * num_words + word, tl.max(by_word, 0), is_word)
+            at_token = pair * (NUM_SLOTS + HAS_EXTRA) + token
+            tl.store(per_token + at_token, tl.max(by_token, 1), token < NUM_SLOTS + HAS_EXTRA)
 
 
 def best_cosines(
@@ -113,49 +144,65 @@ def best_cosines(
     chosen: tuple[Choice, ...],
     extra: Float[Tensor, "images texts patches"] | None,
     patches: Float[Tensor, "images patches dim"],
+    factor: Float[Tensor, "images patches columns"] | None,
     words: Float[Tensor, "texts words dim"],
     *,
     extra_may_lack: bool,
-) -> tuple[Float[Tensor, "images texts words"], Float[Tensor, "images texts tokens"]] | None:
-    """Best cosine of each word and of each token; None where a softmax sum underflows."""
+) -> tuple[Float[Tensor, "images texts words"], Float[Tensor, "images texts tokens"]]:
+    """Best cosine of each word and of each token; with a `factor` of the patches, by gram."""
     num_images, num_slots, num_patches = logits[0].shape
-    num_texts, num_words, width = words.shape
-    weights = []
-    for part, choice in zip(logits, chosen, strict=True):
-        powers, total = algebra.slot_powers(part, choice.live)
-        if bool((total < algebra.SMALLEST_SUM).any()):
-            return None
-        weights.append((powers, choice.live.contiguous(), total.reciprocal()))
-    (powers, live, scale), (powers_dense, live_dense, scale_dense) = weights[0], weights[-1]
+    num_texts, num_words, _ = words.shape
+    vectors, words = patches, words.to(patches.dtype)
+    if factor is not None:
+        vectors, every = factor, words.flatten(0, 1).expand(num_images, -1, -1)
+        words = torch.bmm(every, patches.transpose(1, 2))  # (R, J * L, N)
+    lives = [choice.live.contiguous() for choice in chosen]
     num_tokens = num_slots + (extra is not None)
     per_word = patches.new_empty(num_images, num_texts, num_words, dtype=torch.float32)
     per_token = patches.new_empty(num_images, num_texts, num_tokens, dtype=torch.float32)
-    launch: Any = _best_cosines[(triton.cdiv(num_texts, _TEXTS), num_images)]  # pyright: ignore[reportIndexIssue]
+    tiles = tiles_of(vectors.dtype)
+    launch: Any = _best_cosines[(triton.cdiv(num_texts, tiles.texts), num_images)]
     launch(
-        powers,
-        live,
-        scale,
-        powers_dense,
-        live_dense,
-        scale_dense,
-        live if extra is None else extra.contiguous(),
-        patches.contiguous(),
-        words.to(patches.dtype).contiguous(),
+        logits[0].contiguous(),
+        lives[0],
+        logits[-1].contiguous(),
+        lives[-1],
+        lives[0] if extra is None else extra.contiguous(),
+        vectors.contiguous(),
+        words.contiguous(),
         per_word,
         per_token,
         num_texts,
-        num_slots,
-        num_patches,
         num_words,
-        width,
-        DUAL=len(chosen) > 1,
+        NUM_SLOTS=num_slots,
+        NUM_PATCHES=num_patches,
+        WIDTH=vectors.shape[-1],
+        GRAM=factor is not None,
+        NETS=len(chosen),
         HAS_EXTRA=int(extra is not None),
         EXTRA_MAY_LACK=extra_may_lack,
-        PRECISION="ieee",
-        TEXTS=_TEXTS,
+        TEXTS=tiles.texts,
         TOKENS=max(16, triton.next_power_of_2(num_tokens)),
         PATCHES=max(16, triton.next_power_of_2(num_patches)),
         WORDS=max(16, triton.next_power_of_2(num_words)),
-        SLICE=_SLICE,
+        COLUMNS=tiles.columns,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )
     return per_word, per_token
+
+
+def span(patches: Float[Tensor, "images patches dim"]) -> Float[Tensor, "images patches columns"]:
+    """F with `F F^T = X X^T`: the patches in a basis of their own span, which is narrower.
+
+    Equal patches leave X X^T singular; in float64 a share of 1e-10 on its diagonal mends that, and
+    is far below what half precision can tell. Zeros fill the last tile.
+    """
+    factors = []
+    for some in patches.split(_SPAN_IMAGES):
+        exact = some.double()
+        gram = exact @ exact.transpose(1, 2)
+        diagonal = gram.diagonal(dim1=1, dim2=2)
+        diagonal += (1e-10 * diagonal.amax(1, keepdim=True)).clamp_min(1e-30)
+        factors.append(torch.linalg.cholesky_ex(gram).L.to(some.dtype))
+    return F.pad(torch.cat(factors), (0, -patches.shape[1] % TILES.columns))

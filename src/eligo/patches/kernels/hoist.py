@@ -8,12 +8,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from eligo import ops
+from eligo.ops._checks import values_are_free
 from eligo.patches.arithmetic import unit, wide
 from eligo.patches.parts import Parts
 from eligo.patches.sides import Images, Words
 
 _HALF_NORM = 16.0  # longest patch in half precision: far from overflow when multiplied or squared
 _HOIST_IMAGES = 8  # at a time without gradient: what the nets make of them stays in the cache
+_ALIKE = 16  # words: what is no longer costs a GPU the same, and its length is not worth a wait
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class ImageRows:
     mask: Bool[Tensor, "images patches"] | None = None
     num_kept: Int[Tensor, " images"] | None = None
     """K, where images have different numbers of patches."""
+    factor: Float[Tensor, "images patches columns"] | None = None
+    """F, the patches in a narrower basis (`fused.span`); made by who needs it."""
 
     def split(self, num_images: int) -> Iterator["ImageRows"]:
         """Blocks of some images; one node in the graph, not one for each block."""
@@ -136,27 +140,42 @@ def text_rows(words: Words, ids: Int[Tensor, " texts"], *, match: bool = True) -
     """Some texts, cut to the longest of them; `match=False`: only their directions are needed."""
     some = Words(words.vectors[ids], words.mask[ids])
     packed = some.packed() if match else some
-    longest = int(packed.lengths.max()) if match else 0
+    longest = 0
+    if match:
+        longest = packed.mask.shape[1] if are_alike(words) else int(packed.lengths.max())
     vectors, mask = packed.vectors[:, :longest], packed.mask[:, :longest]
     return TextRows(unit(vectors).unsqueeze(0), mask.unsqueeze(0), some.directions().unsqueeze(0))
 
 
+def are_alike(words: Words) -> bool:
+    """Whether texts are so short that nobody looks at their lengths, which waits for the device."""
+    return words.mask.shape[1] <= _ALIKE and not values_are_free(words.mask)
+
+
 def text_blocks(
-    lengths: Int[Tensor, " texts"], bytes_per_pair: tuple[int, int], budget: int
+    lengths: Int[Tensor, " texts"],
+    bytes_per_pair: tuple[int, int],
+    budget: int,
+    alike: int | None = None,
 ) -> Iterator[Int[Tensor, " block"]]:
     """Ids of texts by rising length, cut by the budget and where padding would exceed a third.
 
-    `bytes_per_pair` is what one pair costs: a constant, and so much for each word.
+    `bytes_per_pair` is what one pair costs: a constant, and so much for each word. `alike`: all
+    texts count as so long, whatever `lengths` says.
     """
-    order = lengths.argsort(stable=True)
-    ids, sizes = order.tolist(), lengths[order].tolist()
+    if alike is None:
+        order = lengths.argsort(stable=True)
+        sizes = lengths[order].tolist()
+    else:
+        order = torch.arange(len(lengths), device=lengths.device)
+        sizes = [alike] * len(lengths)
     fixed, per_word = bytes_per_pair
     start = 0
     for end, size in enumerate(sizes):
         too_many = (end - start + 1) * (fixed + per_word * size) > budget
         too_ragged = end - start >= 32 and size > 1.5 * sizes[start]
         if end > start and (too_many or too_ragged):
-            yield torch.tensor(ids[start:end], device=lengths.device)
+            yield order[start:end]
             start = end
-    if ids:
-        yield torch.tensor(ids[start:], device=lengths.device)
+    if sizes:
+        yield order[start:]

@@ -11,14 +11,17 @@ MODULES = [
     "data.pool",
     "data.text",
     "data.views",
+    "hosts.scorer",
     "index.pool_index",
     "learned.metrics",
     "measure.texts",
     "models.bi_encoder",
     "models.decoder",
     "models.steps",
+    "pipeline.documented",
     "rivals.similar",
     "search",
+    "teach.overlap",
 ]
 
 

@@ -31,6 +31,8 @@ def call(
     if not (isinstance(expected, type) and issubclass(expected, Config)):
         switches = (tyro.conf.FlagCreatePairsOff,)
         return tyro.cli(function, args=args, prog=prog, use_underscores=True, config=switches)
+    if (translate := getattr(expected, "words", None)) is not None:
+        args = translate(args)  # flags that another program's documents give for the same things
     source = args[0] if args and not args[0].startswith("-") else None
     names = configs_of(expected, family)
     layer = read_layer(source or next(iter(default), None), family, names)

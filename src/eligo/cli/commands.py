@@ -38,6 +38,9 @@ COMMANDS = {
     "demos train": Command(
         "eligo.cli.demos_train:run", "teach a pointer selector what the teacher found"
     ),
+    "demos train-learner": Command(
+        "eligo.cli.demos_train_learner:run", "train the exam's model, which learns words in context"
+    ),
     "demos predict": Command(
         "eligo.cli.demos_predict:run", "choose examples for a question, and say why those"
     ),

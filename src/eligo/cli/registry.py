@@ -18,6 +18,7 @@ from eligo.errors import ConfigError
 TASKS: dict[str, str] = {
     "demos.teach": "eligo.demos.teach.config:TeachConfig",
     "demos.train": "eligo.demos.pipeline.config:DemosTrainConfig",
+    "demos.train-learner": "eligo.demos.exam.learner_config:LearnerConfig",
     "patches.exam": "eligo.patches.training.exam_config:ExamConfig",
     "patches.train": "eligo.patches.training.config:PatchesTrainConfig",
     "pixels.exam": "eligo.pixels.exam.config:ExamConfig",

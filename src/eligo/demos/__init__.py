@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from eligo.demos.data.pool import Pool
     from eligo.demos.data.query import Query
     from eligo.demos.data.records import Record
+    from eligo.demos.data.sampler import Sampler
+    from eligo.demos.data.sampler_config import SamplerConfig
     from eligo.demos.data.text import embed_texts, read_texts, text_pool
+    from eligo.demos.hosts.generator import HostGenerator
+    from eligo.demos.hosts.reader import Reader
+    from eligo.demos.hosts.scorer import HostScorer, Scorer
     from eligo.demos.index import PoolIndex
     from eligo.demos.learned.config import FitConfig
     from eligo.demos.learned.selector import LearnedSelector
@@ -54,6 +59,7 @@ if TYPE_CHECKING:
     )
     from eligo.demos.search import beam_search, num_calls
     from eligo.demos.selector import PoolSelector, Selector, load_selector
+    from eligo.demos.teach.teacher import Lesson, teach_query
 
 _HOME = {
     "BM25": "rivals",
@@ -62,8 +68,11 @@ _HOME = {
     "DPP": "rivals",
     "FitConfig": "learned.config",
     "GreedyOracle": "rivals",
+    "HostGenerator": "hosts.generator",
+    "HostScorer": "hosts.scorer",
     "KNN": "rivals",
     "LearnedSelector": "learned.selector",
+    "Lesson": "teach.teacher",
     "MMR": "rivals",
     "PointerOutput": "models.output",
     "PointerPrediction": "models.output",
@@ -80,7 +89,11 @@ _HOME = {
     "PoolSelector": "selector",
     "Query": "data.query",
     "Random": "rivals",
+    "Reader": "hosts.reader",
     "Record": "data.records",
+    "Sampler": "data.sampler",
+    "SamplerConfig": "data.sampler_config",
+    "Scorer": "hosts.scorer",
     "Selector": "selector",
     "StaticOracle": "rivals",
     "Utility": "rivals",
@@ -96,6 +109,7 @@ _HOME = {
     "load_selector": "selector",
     "num_calls": "search",
     "read_texts": "data.text",
+    "teach_query": "teach.teacher",
     "text_pool": "data.text",
 }
 __all__ = [
@@ -107,7 +121,10 @@ __all__ = [
     "BestFixed",
     "FitConfig",
     "GreedyOracle",
+    "HostGenerator",
+    "HostScorer",
     "LearnedSelector",
+    "Lesson",
     "PointerOutput",
     "PointerPrediction",
     "PointerSelectorV0",
@@ -123,7 +140,11 @@ __all__ = [
     "PoolSelector",
     "Query",
     "Random",
+    "Reader",
     "Record",
+    "Sampler",
+    "SamplerConfig",
+    "Scorer",
     "Selector",
     "StaticOracle",
     "Utility",
@@ -139,6 +160,7 @@ __all__ = [
     "load_selector",
     "num_calls",
     "read_texts",
+    "teach_query",
     "text_pool",
 ]
 

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from eligo.config import Config
 from eligo.demos.data.draws import shuffled
 from eligo.demos.data.pool import Pool
 from eligo.demos.data.records import Record, as_example
@@ -26,44 +27,61 @@ def fit_pointer(
     config: AnyPointerConfig, records: Sequence[Record], pool: Pool, settings: FitConfig
 ) -> PointerSelector:
     """The model at its best step on records that it did not learn from."""
+    task = pointer_task(
+        config, records, pool,
+        batch_size=settings.batch_size, lr=settings.lr, weight_decay=settings.weight_decay,
+        validation=settings.validation, seed=settings.seed,
+    )  # fmt: skip
+    steps = max(settings.min_steps, settings.num_epochs * task.steps_per_epoch)
+    with TemporaryDirectory(prefix="eligo-") as folder:
+        result = fit(
+            task,
+            TrainConfig(
+                out=Path(folder), seed=settings.seed, total_steps=steps,
+                batch_size=task.batch_size, evaluate_every=max(1, steps // 20),
+                checkpoint_every=steps, patience=settings.patience,
+                monitor=task.monitor, mode="max",
+            ),
+        )  # fmt: skip
+        load_weights(result.folder / "best", task.modules)
+    return task.model.cpu().eval()
+
+
+def pointer_task(
+    config: AnyPointerConfig,
+    records: Sequence[Record],
+    pool: Pool,
+    *,
+    batch_size: int,
+    lr: float,
+    weight_decay: float,
+    validation: float,
+    seed: int,
+    whole: Config | None = None,
+) -> PointerTask:
+    """A fresh model and its examples, split by group; `whole` is saved beside checkpoints."""
     if isinstance(config, PointerSelectorV3Config) and not any(_scored(r) for r in records):
         raise InputError(
             "V3 learns from the teacher's scores, but no record has any; give Record(scores=...) "
             "or step_scores, or fit V1, which V3 is without them"
         )
-    training, validation = split_by_group(records, settings.validation, settings.seed)
-    seed_everything(settings.seed)
+    parts = split_by_group(records, validation, seed)
+    seed_everything(seed)
     model = build_model(config)
-    made = [
-        [as_example(record, pool, config.K, settings.seed) for record in part]
-        for part in (training, validation)
-    ]
-    batch_size = min(settings.batch_size, len(training))
-    per_epoch = len(training) // batch_size
-    steps = max(settings.min_steps, settings.num_epochs * per_epoch)
-    every = max(1, steps // 20)
-    task = PointerTask(
-        model, pool, *made,
+    training, held_out = (
+        [as_example(record, pool, config.K, seed) for record in part] for part in parts
+    )
+    return PointerTask(
+        model, pool, training, held_out,
         optimizer=OptimizerConfig(
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
+            lr=lr,
+            weight_decay=weight_decay,
             schedule=ScheduleConfig(kind="cosine", warmup=_WARMUP),
         ),
-        batch_size=batch_size,
-        seed=settings.seed,
+        batch_size=min(batch_size, len(training)),
+        seed=seed,
+        config=whole,
     )  # fmt: skip
-    dense = any(record.step_scores is not None for record in validation)
-    with TemporaryDirectory(prefix="eligo-") as folder:
-        result = fit(
-            task,
-            TrainConfig(
-                out=Path(folder), seed=settings.seed, total_steps=steps, batch_size=batch_size,
-                evaluate_every=every, checkpoint_every=steps, patience=settings.patience,
-                monitor="ndcg" if dense else "mrr", mode="max",
-            ),
-        )  # fmt: skip
-        load_weights(result.folder / "best", task.modules)
-    return model.cpu().eval()
 
 
 def split_by_group(

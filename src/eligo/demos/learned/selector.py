@@ -7,9 +7,9 @@ A small pool goes to the model whole. V1 and V3 without a state are their own to
 a V1 of their size, fitted on the same records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import TypeAdapter
@@ -47,6 +47,20 @@ _DEFAULTS: dict[str, AnyPointerConfig] = {
 }
 _ADAPTER: TypeAdapter[AnyPointerConfig] = TypeAdapter(AnyPointerConfig)
 _INDEX, _ROWS = "index", "rows.safetensors"
+
+
+class Option(NamedTuple):
+    """What could be picked at a step."""
+
+    id: str
+    score: float
+    """Its logit."""
+    probability: float
+    """Among what could be picked."""
+
+
+Step = list[Option]
+"""The best first."""
 
 
 class LearnedSelector(PoolSelector):
@@ -105,16 +119,32 @@ class LearnedSelector(PoolSelector):
         return selector
 
     def alternatives(
-        self, query: Query, shots: int, top_k: int = 2
-    ) -> list[list[tuple[str, float]]]:
-        """At each step the pick and the next best ones, with log-probabilities: why not those."""
-        rows = self._considered(query, self.pool.allowed(query), shots)
-        found = self._predict(query, rows, shots, top_k)
-        ids, told = self.pool.ids, []
-        steps = zip(found.predictions[0], found.log_probs[0], strict=True)
-        for places, log_probs in steps:
-            pairs = zip(places.flatten().tolist(), log_probs.flatten().tolist(), strict=True)
-            told.append([(ids[int(rows[place])], value) for place, value in pairs if place >= 0])
+        self,
+        query: Query,
+        shots: int,
+        top_k: int = 2,
+        *,
+        candidates: Iterable[str] | None = None,
+    ) -> list[Step]:
+        """At each step the pick and the next best ones: why not those."""
+        mask = self.pool.allowed(query)
+        if candidates is not None:
+            wanted = torch.zeros_like(mask)
+            wanted[self.pool.rows(candidates)] = True
+            mask &= wanted
+        rows = self._considered(query, mask, shots)
+        if not len(rows):
+            return []
+        found = self._predict(query, rows, min(shots, len(rows)), top_k)
+        parts = (found.predictions, found.scores, found.log_probs)
+        told = []
+        for places, scores, log_probs in zip(*(part[0] for part in parts), strict=True):
+            names = self.pool.names(rows[places.flatten().clamp_min(0)])
+            numbers = zip(
+                names, places.flatten().tolist(), scores.flatten().tolist(),
+                log_probs.flatten().exp().tolist(), strict=True,
+            )  # fmt: skip
+            told.append([Option(name, s, p) for name, place, s, p in numbers if place >= 0])
         return told
 
     # ------------------------------------------------------------ the parts of a PoolSelector

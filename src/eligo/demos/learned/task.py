@@ -37,6 +37,17 @@ class PointerTask(Task):
         self.training, self.validation = training, validation
         self.batch_size, self.seed = batch_size, seed
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which every record is seen once."""
+        return len(self.training) // self.batch_size
+
+    @property
+    def monitor(self) -> str:
+        """What chooses the best step: NDCG needs a score for every candidate."""
+        dense = any(example.step_scores is not None for example in self.validation)
+        return "ndcg" if dense else "mrr"
+
     def batches(
         self, start_step: int, rank: int, world_size: int, device: torch.device
     ) -> Iterator[Batch]:
@@ -56,17 +67,9 @@ class PointerTask(Task):
             losses["ranking"] = self.model.config.ranking_loss_weight * output["ranking_loss"]
         return StepOutput(losses)
 
-    @torch.no_grad()
     def evaluate(self) -> Mapping[str, float]:
-        """Means over the validation examples; what no example has is left out."""
-        device = next(self.model.parameters()).device
-        found: dict[str, list[Tensor]] = {}
-        for start in range(0, len(self.validation), _EVALUATED):
-            batch = collate(self.validation[start : start + _EVALUATED], self.pool).to(device)
-            for name, values in _measured(self.model, batch).items():
-                found.setdefault(name, []).append(values)
-        means = {name: float(torch.cat(values).nanmean()) for name, values in found.items()}
-        return {name: mean for name, mean in means.items() if mean == mean}
+        """Means over the validation examples."""
+        return means_over(self.model, self.validation, self.pool)
 
 
 def call(model: PointerSelector, batch: Batch):
@@ -82,19 +85,35 @@ def call(model: PointerSelector, batch: Batch):
     )
 
 
-def _measured(model: PointerSelector, batch: Batch) -> dict[str, Tensor]:
+@torch.no_grad()
+def measured(model: PointerSelector, batch: Batch) -> dict[str, Tensor]:
+    """One value for each row; `free_`: behind the model's own picks, a label among them a miss."""
     output = call(model, batch)
     logits, labels = output["logits"], batch.labels
     steps = labels.shape[1]
     picks = model.predict(batch.query, batch.candidates, shots=steps, cand_mask=batch.mask)
+    free = model(batch.query, batch.candidates, picks.predictions, cand_mask=batch.mask)["logits"]
     assert output["loss"] is not None
-    measured = {
+    found = {
         "loss": output["loss"].expand(len(labels)),
         **{f"top{k}": metrics.step_hits(logits, labels, k) for k in (1, 3, 5)},
+        **{f"free_top{k}": metrics.step_hits(free, labels, k) for k in (1, 3, 5)},
         "mrr": metrics.reciprocal_rank(logits[:, 0], labels),
         "set_recall": metrics.set_recall(picks.predictions, labels),
         "logits_std": metrics.logits_std(logits[:, 0]),
     }
     if batch.step_scores is not None:
-        measured["ndcg"] = metrics.ndcg(logits[:, 0], batch.step_scores[:, 0], steps)
-    return measured
+        found["ndcg"] = metrics.ndcg(logits[:, 0], batch.step_scores[:, 0], steps)
+    return found
+
+
+def means_over(model: PointerSelector, examples: Sequence[Example], pool: Pool) -> dict[str, float]:
+    """Means over examples; what no example has is left out."""
+    device = next(model.parameters()).device
+    found: dict[str, list[Tensor]] = {}
+    for start in range(0, len(examples), _EVALUATED):
+        batch = collate(examples[start : start + _EVALUATED], pool).to(device)
+        for name, values in measured(model, batch).items():
+            found.setdefault(name, []).append(values)
+    means = {name: float(torch.cat(values).nanmean()) for name, values in found.items()}
+    return {name: mean for name, mean in means.items() if mean == mean}

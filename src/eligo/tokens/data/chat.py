@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from eligo.chat import spoken_ids
 from eligo.errors import InputError
 
 _PLAIN = "USER: {image}\n{question} ASSISTANT:"  # LLaVA-1.5's, for processors without a template
@@ -83,22 +84,12 @@ def _expanded(processor: Any, prompt: str) -> str:
 
 
 def answer_ids(processor: Any, prompt: str, answer: str) -> list[int]:
-    """Tokens of the answer behind the prompt, and the end of text.
-
-    The answer is encoded together with the end of the prompt, as tokenizers write the first word
-    of a text and a later word differently.
-    """
-    tokenizer = processor.tokenizer
+    """Tokens of the answer behind the prompt, and the end of text."""
     tail = prompt.rpartition(str(processor.image_token))[2].lstrip()
-    gap = "" if prompt[-1:].isspace() else " "
-    before = tokenizer(tail, add_special_tokens=False)["input_ids"]
-    whole = tokenizer(f"{tail}{gap}{answer}", add_special_tokens=False)["input_ids"]
-    if whole[: len(before)] != before:  # the tokenizer joined the two
-        before, whole = [], tokenizer(answer, add_special_tokens=False)["input_ids"]
-    ids = whole[len(before) :]
+    ids = spoken_ids(processor.tokenizer, tail, answer)
     if not ids:
         raise InputError(f"the answer {answer!r} has no tokens in the vocabulary of this host")
-    return [*ids, tokenizer.eos_token_id]
+    return [*ids, processor.tokenizer.eos_token_id]
 
 
 def text_lengths(processor: Any, questions: Sequence[str]) -> list[int]:

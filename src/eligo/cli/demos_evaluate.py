@@ -1,0 +1,102 @@
+"""`eligo demos evaluate`: what a trained selector is worth, beside nearest and random examples."""
+
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from eligo.cli.console import plain_data, print_result
+from eligo.errors import InputError
+from eligo.files import write_text
+
+
+def run(
+    selector: Path = Path("runs/demos_v1"),
+    data: Path | None = None,
+    taught: Path | None = None,
+    model: str | None = None,
+    instruction: str = "",
+    shots: int = 6,
+    num_queries: int | None = None,
+    batch_size: int = 16,
+    device: str = "auto",
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Compare a selector with a teacher's choices (--taught), and by a host's answers (--data).
+
+    Args:
+        selector: Folder of a run of `eligo demos train`, or of its selector.
+        data: Folder of `eligo demos embed`, with the same examples and queries that were not
+            learned from; every number of shots from 0 on is tried on them.
+        taught: Folder of `eligo demos teach`, whose records were not learned from.
+        model: Folder or hub name of the host that answers --data; none: answers are compared by
+            shared pairs of words (text only).
+        instruction: Put behind every question, as in teaching.
+        shots: The largest number of examples.
+        num_queries: Only the first so many; by default all.
+        batch_size: Prompts read at a time.
+        device: Where the host runs: auto, cpu or cuda.
+        out: Also write the result, with date, hardware and command, to this JSON file.
+        json: Print one JSON document.
+    """
+    if data is None and taught is None:
+        raise InputError("give --taught (a teacher's records), or --data (queries to answer)")
+    if shots < 1:
+        raise InputError(f"--shots: got {shots}, expected at least 1")
+    if out is not None and out.is_dir():
+        raise InputError(f"--out names a file to write, {out} is a folder")
+    from eligo.demos.hosts.config import DemosHostConfig
+    from eligo.demos.pipeline.config import RecordsConfig
+    from eligo.demos.pipeline.evaluate import answering, ranking
+    from eligo.demos.pipeline.folder import open_embedded
+    from eligo.demos.pipeline.predict import open_selector
+    from eligo.demos.pipeline.train import open_records
+    from eligo.report.provenance import provenance
+
+    deployed = open_selector(selector)
+    found: dict[str, Any] = {}
+    if taught is not None:
+        opened = open_records(RecordsConfig(path=taught, embedded=data), 32, 0)
+        _same_pool(deployed, opened.pool, taught)
+        found["ranking"] = ranking(deployed, opened.lessons.records)
+    if data is not None:
+        pool, queries, _ = open_embedded(data)
+        _same_pool(deployed, pool, data)
+        host = DemosHostConfig.model_validate(
+            {
+                "model": model, "instruction": instruction, "batch_size": batch_size,
+                "device": device, "placement": deployed.placement,
+            }
+        )  # fmt: skip
+        scorer, generator = _asked(host, pool, queries)
+        found["answers"] = answering(deployed, queries, shots, scorer, generator, num_queries)
+    if out is not None:
+        whole = provenance("eligo", device) | plain_data(found)
+        write_text(out, dumps(whole, indent=1) + "\n")
+    print_result(found, json)
+
+
+def _asked(host: Any, pool: Any, queries: Any) -> tuple[Any, Any]:
+    """What scores answers, and what gives them (nothing without a model)."""
+    if host.model is None:
+        from eligo.demos.teach.overlap import OverlapScorer
+
+        return OverlapScorer(pool, queries), None
+    from eligo.demos.hosts.generator import HostGenerator
+    from eligo.demos.hosts.load import load_reader
+    from eligo.demos.hosts.scorer import HostScorer
+
+    reader = load_reader(host)
+    options = {"placement": host.placement, "batch_size": host.batch_size}
+    return HostScorer(reader, pool, queries, **options), HostGenerator(
+        reader, pool, queries, **options
+    )
+
+
+def _same_pool(deployed: Any, pool: Any, where: Path) -> None:
+    mine, theirs = deployed.selector.pool.content_hash, pool.content_hash
+    if mine != theirs:
+        raise InputError(
+            f"{where}: its examples have hash {theirs}, but the selector was trained on {mine}; "
+            "embed the same examples in the same way"
+        )

@@ -1,0 +1,56 @@
+"""`eligo demos predict`: the examples that a question should get, and why those."""
+
+from pathlib import Path
+from typing import Any
+
+from eligo.cli.console import print_result
+from eligo.errors import InputError
+
+
+def run(
+    question: str,
+    selector: Path = Path("runs/demos_v1"),
+    image: Path | None = None,
+    group: str | None = None,
+    shots: int | None = None,
+    model: str | None = None,
+    device: str = "auto",
+    json: bool = False,
+) -> None:
+    """Choose examples for a question; show their scores, and why not the next best.
+
+    Args:
+        question: What will be asked.
+        selector: Folder of a run of `eligo demos train`, or of its selector.
+        image: The image that the question is about, if examples have images.
+        group: Leave out examples of this group.
+        shots: How many examples; by default as many as the selector was made for.
+        model: Also answer the question behind the examples, by this host (folder or hub name).
+        device: Where encoder and host run: auto, cpu or cuda.
+        json: Print one JSON document.
+    """
+    if not question.strip():
+        raise InputError("--question: is empty")
+    if shots is not None and shots < 1:
+        raise InputError(f"--shots: got {shots}, expected at least 1")
+    from eligo.demos.pipeline.embed import embed_query
+    from eligo.demos.pipeline.encoders import open_encoder
+    from eligo.demos.pipeline.predict import explain, open_selector
+
+    deployed = open_selector(selector)
+    picture = None if image is None else str(image)
+    encoder = open_encoder(deployed.encoder, device)
+    query = embed_query(encoder, f"question: {question}", question, picture, group)
+    views = deployed.selector.pool.views
+    if set(query.views) != set(views):
+        has = "no --image" if image is None else "an --image"
+        raise InputError(f"got {has}, but the examples have {', '.join(views)}; expected the same")
+    count = shots or deployed.selector.model.config.shot_num
+    steps = deployed.steps(query, count)
+    told: dict[str, Any] = {"chosen": explain(deployed, query, steps)}
+    if model is not None:
+        from eligo.demos.pipeline.answer import answer
+
+        picks = [step[0].id for step in steps]
+        told["answer"] = [{"": answer(deployed, model, device, question, picture, picks)}]
+    print_result(told, json)

@@ -1,0 +1,28 @@
+"""`eligo demos train`: teach a pointer selector what a teacher found."""
+
+from typing import Annotated
+
+from eligo.cli.console import print_result
+from eligo.demos.pipeline.config import DemosTrainConfig
+
+
+def run(
+    config: Annotated[DemosTrainConfig, "demos/v1"], *, resume: bool = False, json: bool = False
+) -> None:
+    """Train a selector; the run folder, <train.out>/<train.name>, is what `predict` takes.
+
+    The flags of the guides' command are understood too: --model_version, --num_epochs,
+    --batch_size, --lr, --weight_decay, --sample_num, --icds_origin, --scoring_method, and a bare
+    folder.
+
+    Args:
+        resume: Go on from the newest checkpoint in the run folder.
+        json: Print the outcome as one JSON document.
+    """
+    from accelerate import PartialState
+
+    from eligo.demos.pipeline.train import train_selector
+
+    result = train_selector(config, resume=resume)
+    if PartialState().is_main_process:
+        print_result(result, json)

@@ -1,0 +1,99 @@
+"""Questions and answers as people have them: text lines, VQA lines, the files of VQAv2. Section 2.
+
+Questions on one image are one group: they never help each other.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eligo.demos.data.lines import read_lines
+from eligo.demos.data.pickles import refuse_pickle
+from eligo.demos.data.pool import Pool
+from eligo.demos.data.query import Query
+from eligo.demos.data.text import read_texts
+from eligo.errors import InputError
+from eligo.vqa import VqaExample, read_vqa, read_vqa_lines, usual_answer
+
+
+@dataclass(frozen=True)
+class Item:
+    """A question, what was answered, and the image that it is about."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    image: str | None = None
+    group: str | None = None
+
+    @property
+    def answer(self) -> str:
+        """What most annotators said; a single one is taken at their word."""
+        return self.answers[0] if len(self.answers) == 1 else usual_answer(self.answers)
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What a pool keeps of it: what `Turn.of` reads."""
+        kept: dict[str, Any] = {"question": self.question, "answer": self.answer}
+        if len(self.answers) > 1:
+            kept["answers"] = list(self.answers)
+        return kept if self.image is None else {**kept, "image": self.image}
+
+
+def read_items(
+    path: str | Path, annotations: str | Path | None = None, images: str | Path | None = None
+) -> list[Item]:
+    """JSON lines (`id, input, output`, or `image, question, answers`), or VQAv2's two files."""
+    path = Path(path)
+    refuse_pickle(path)
+    if path.suffix == ".json":
+        if annotations is None or images is None:
+            raise InputError(
+                f"{path}: questions of VQAv2 need --annotations (a .json file) and --images (the "
+                "folder of images); one's own data are JSON lines, .jsonl"
+            )
+        return [_of_vqa(example) for example in read_vqa(path, annotations, images)]
+    if annotations is not None:
+        raise InputError(f"--annotations goes with questions of VQAv2 (.json), got {path}")
+    first = next(read_lines(path), None)
+    if first is None:
+        raise InputError(f"{path}: holds no line")
+    if "input" in first.fields:
+        return [Item(t.id, t.input, (t.output,), None, t.group) for t in read_texts(path)]
+    return [_of_vqa(example) for example in read_vqa_lines(path, images)]
+
+
+def as_query(queries: Pool, row: int) -> Query:
+    """A row of a saved set of queries."""
+    return Query(
+        queries.ids[row],
+        {name: view[row] for name, view in queries.views.items()},
+        group=None if queries.groups is None else queries.groups[row],
+        domain=None if queries.domains is None else queries.domains[row],
+        text=None if queries.payload is None else queries.payload[row].get("question"),
+    )
+
+
+def answers_of(payload: Any) -> Sequence[str]:
+    """All annotators' answers."""
+    return payload.get("answers") or [payload["answer"]]
+
+
+def read_json(path: Path) -> Any:
+    """A whole JSON file; what is wrong with it is said with its line."""
+    refuse_pickle(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); expected a JSON file") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: is no JSON ({error.msg})") from None
+
+
+def _of_vqa(example: VqaExample) -> Item:
+    if not example.answers:
+        raise InputError(f"question {example.id}: has no answer; examples and queries need one")
+    image = str(example.image)
+    return Item(example.id, example.question, example.answers, image, image)

@@ -1,0 +1,73 @@
+"""A host that reads prompts in batches: pictures opened, rows padded on the left."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from eligo.demos.hosts.prompt import Turn, reads_images, tokenizer_of, write_prompt
+from eligo.errors import InputError
+
+_OPEN_IMAGES = 256  # kept in memory: a query's candidates come again and again
+
+
+class Reader:
+    """A frozen model with its processor, and how prompts are written for it."""
+
+    def __init__(self, model: Any, processor: Any, instruction: str = "") -> None:
+        self.model: nn.Module = model.eval()
+        self.processor, self.instruction = processor, instruction
+        self.tokenizer = tokenizer_of(processor)
+        self.tokenizer.padding_side = "left"
+        self._open = lru_cache(_OPEN_IMAGES)(open_image)
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def prompt(self, shots: Sequence[Turn], asked: Turn) -> str:
+        """What the host reads, as text."""
+        return write_prompt(self.processor, shots, asked, self.instruction)
+
+    def encode(self, shots: Sequence[Sequence[Turn]], asked: Sequence[Turn]) -> dict[str, Tensor]:
+        """One row for each question with its examples, padded on the left, on the device."""
+        prompts = [self.prompt(*pair) for pair in zip(shots, asked, strict=True)]
+        turns = [[*before, turn] for before, turn in zip(shots, asked, strict=True)]
+        images = [[t.image for t in row if t.image is not None] for row in turns]
+        if not reads_images(self.processor):
+            if any(images):
+                raise InputError(
+                    f"{type(self.model).__name__} reads text only, but examples have images; give "
+                    "a vision-language model"
+                )
+            # A chat template writes the special tokens itself.
+            special = not getattr(self.processor, "chat_template", None)
+            encoded = self.tokenizer(
+                prompts, padding=True, return_tensors="pt", add_special_tokens=special
+            )
+        elif any(images):
+            opened = [[self._open(path) for path in row] for row in images]
+            encoded = self.processor(images=opened, text=prompts, padding=True, return_tensors="pt")
+        else:
+            encoded = self.processor(text=prompts, padding=True, return_tensors="pt")
+        dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return {
+            name: value.to(self.device, dtype if value.is_floating_point() else None)
+            for name, value in encoded.items()
+            if isinstance(value, Tensor)
+        }
+
+
+def open_image(path: str) -> Image.Image:
+    """An image file in RGB."""
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read as an image ({error})") from None

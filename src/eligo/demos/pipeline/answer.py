@@ -1,0 +1,28 @@
+"""A host's answer to one new question behind chosen examples."""
+
+from collections.abc import Sequence
+
+import torch
+
+from eligo.demos.data.pool import Pool
+from eligo.demos.hosts.config import DemosHostConfig
+from eligo.demos.hosts.generator import HostGenerator
+from eligo.demos.hosts.load import load_reader
+from eligo.demos.pipeline.predict import Deployed
+
+
+def answer(
+    deployed: Deployed,
+    model: str,
+    device: str,
+    question: str,
+    image: str | None,
+    picks: Sequence[str],
+) -> str:
+    """What it says; the question needs no vector here."""
+    payload = {"question": question, "answer": "", "image": image}
+    asked = Pool(["asked"], torch.ones(1, 1), payload=[payload])
+    reader = load_reader(DemosHostConfig(model=model, device=device))
+    placement = "append" if deployed.placement == "append" else "prepend"
+    generator = HostGenerator(reader, deployed.selector.pool, asked, placement=placement)
+    return generator.answer("asked", picks)

@@ -1,0 +1,35 @@
+"""What `embed` writes: the examples, the queries, and how both were embedded. Section 2.
+
+pool/       the examples (see `Pool.save`)
+queries/    the queries, in the same form: embedded by their question alone
+embed.json  the encoder, and what of an example it read
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from eligo.demos.data.pool import Pool
+from eligo.errors import InputError
+from eligo.files import write_text
+
+POOL, QUERIES, ABOUT = "pool", "queries", "embed.json"
+
+
+def save_embedded(folder: Path, pool: Pool, queries: Pool, about: dict[str, Any]) -> None:
+    """Write the folder; embed.json last, so that it is there only if all is."""
+    pool.save(folder / POOL)
+    queries.save(folder / QUERIES)
+    write_text(folder / ABOUT, json.dumps(about, indent=1) + "\n")
+
+
+def open_embedded(folder: Path) -> tuple[Pool, Pool, dict[str, Any]]:
+    """Examples, queries, and how they were embedded."""
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder}: holds no embedded examples ({error}); make it with `eligo demos embed "
+            f"--data examples.jsonl --out {folder}`"
+        ) from None
+    return Pool.load(folder / POOL), Pool.load(folder / QUERIES), about

@@ -1,0 +1,89 @@
+"""A trained selector at work: candidates as in training, picks, and why not the next best."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eligo.demos.data.pickles import refuse_pickle
+from eligo.demos.data.query import Query
+from eligo.demos.data.sampler import Sampler
+from eligo.demos.data.sampler_config import SamplerConfig
+from eligo.demos.learned.selector import LearnedSelector, Step
+from eligo.demos.pipeline.train import PIPELINE, SELECTOR
+from eligo.demos.selector import load_selector
+from eligo.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Deployed:
+    """A selector with its sampler, and how queries are embedded."""
+
+    selector: LearnedSelector
+    sampler: Sampler
+    encoder: str
+    placement: str
+
+    def steps(self, query: Query, shots: int) -> list[Step]:
+        """The picks, each with the next best."""
+        names = self.sampler.names(query)
+        return self.selector.alternatives(query, shots, candidates=names)
+
+
+def open_selector(folder: Path) -> Deployed:
+    """Of a run folder, or of the `selector` folder in it."""
+    refuse_pickle(folder)
+    inner = folder / SELECTOR if (folder / SELECTOR).is_dir() else folder
+    try:
+        about = json.loads((inner / PIPELINE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder}: holds no trained selector ({error}); `eligo demos train` writes one"
+        ) from None
+    selector = load_selector(inner)
+    if not isinstance(selector, LearnedSelector):
+        raise InputError(f"{folder}: holds a {selector.kind}, expected a learned selector")
+    sampler = Sampler(selector.pool, SamplerConfig(**about["sampler"]))
+    return Deployed(selector, sampler, about["embed"]["encoder"], about["placement"])
+
+
+def explain(deployed: Deployed, query: Query, steps: list[Step]) -> list[dict[str, Any]]:
+    """A row for each pick: its score, what it says, and why the next best was not taken."""
+    pool = deployed.selector.pool
+    picks = [step[0].id for step in steps]
+    rows = []
+    for number, step in enumerate(steps):
+        pick = step[0]
+        row = int(pool.rows([pick.id])[0])
+        rows.append(
+            {
+                "pick": number + 1,
+                "id": pick.id,
+                "score": pick.score,
+                "probability": pick.probability,
+                "says": pool.texts[row] if pool.payload is not None else "",
+                "next best": step[1].id if len(step) > 1 else None,
+                "why not": _why(deployed, query, picks, number, step),
+            }
+        )
+    return rows
+
+
+def _why(deployed: Deployed, query: Query, picks: list[str], number: int, step: Step) -> str:
+    """What speaks against the second of a step."""
+    if len(step) < 2:
+        return "there was no other"
+    pool, (pick, other) = deployed.selector.pool, step[:2]
+    vectors = pool.vectors[pool.rows([pick.id, other.id])]
+    near, far = (vectors @ query.vector).tolist()
+    parts = [
+        f"score {other.score:.3g} to {pick.score:.3g}",
+        f"cosine with the question {far:.2f} to {near:.2f}",
+    ]
+    if number:
+        told = pool.vectors[pool.rows(picks[:number])]
+        likest = int((told @ vectors[1]).argmax())
+        parts.append(f"{float(told[likest] @ vectors[1]):.2f} like {picks[likest]}, picked before")
+    if other.id in picks[number + 1 :]:
+        parts.append(f"taken as pick {picks.index(other.id) + 1}")
+    return "; ".join(parts)

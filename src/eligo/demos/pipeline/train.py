@@ -1,0 +1,158 @@
+"""From records to a selector in a run folder. Sections 2 and 7.
+
+Beside the checkpoints stands `selector/`: the best model with its pool, and `pipeline.json`, which
+says how a new query is embedded and which candidates it gets.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+from eligo.demos.data.draws import shuffled
+from eligo.demos.data.pool import Pool
+from eligo.demos.data.records import Record
+from eligo.demos.data.sampler import Sampler
+from eligo.demos.data.sampler_config import SamplerConfig
+from eligo.demos.learned.fitting import pointer_task
+from eligo.demos.learned.selector import LearnedSelector
+from eligo.demos.pipeline.config import DemosTrainConfig, RecordsConfig
+from eligo.demos.pipeline.folder import open_embedded
+from eligo.demos.teach.read import Lessons, read_legacy_records, read_meta, read_records
+from eligo.demos.teach.shards import DATA, META
+from eligo.errors import InputError
+from eligo.files import write_text
+from eligo.train import FitResult, fit, load_weights
+
+SELECTOR, PIPELINE = "selector", "pipeline.json"
+logger = logging.getLogger("eligo.demos")
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """What a config's data are."""
+
+    pool: Pool
+    lessons: Lessons
+    sampler: SamplerConfig
+    embed: dict[str, Any]
+    placement: str
+
+
+def train_selector(config: DemosTrainConfig, *, resume: bool = False) -> FitResult:
+    """Train, and write the best model as a selector that `predict` and `evaluate` load."""
+    opened = open_records(config.data, config.model.K, config.train.seed)
+    if opened.lessons.bad_labels:
+        logger.info("%d bad labels were left out", opened.lessons.bad_labels)
+    records = _drawn(opened.lessons.records, config.data.num_anchors, config.train.seed)
+    train = config.train
+    model = config.model.replace({"d_model": opened.pool.vectors.shape[1]})
+    task = pointer_task(
+        model, records, opened.pool,
+        batch_size=train.batch_size, lr=train.lr, weight_decay=train.weight_decay,
+        validation=config.data.validation, seed=train.seed, whole=config.replace({"model": model}),
+    )  # fmt: skip
+    counted: dict[str, Any] = {"batch_size": task.batch_size}
+    if train.num_epochs is not None:
+        every = task.steps_per_epoch
+        counted |= {
+            "total_steps": train.num_epochs * every,
+            "evaluate_every": every,
+            "checkpoint_every": every,
+        }
+    if train.monitor == "ndcg":
+        counted["monitor"] = task.monitor
+    result = fit(task, train.replace(counted), resume=resume)
+    if not PartialState().is_main_process:
+        return result
+    load_weights(result.folder / "best", task.modules)
+    save_selector(
+        result.folder / SELECTOR, LearnedSelector.of(task.model.cpu(), opened.pool), opened
+    )
+    return result
+
+
+def save_selector(folder: Path, selector: LearnedSelector, opened: Opened) -> None:
+    """The selector, and what stands around it."""
+    selector.save(folder)
+    about = {
+        "sampler": opened.sampler.model_dump(mode="json"),
+        "embed": opened.embed,
+        "placement": opened.placement,
+    }
+    write_text(folder / PIPELINE, json.dumps(about, indent=1) + "\n")
+
+
+def open_records(config: RecordsConfig, num_candidates: int, seed: int) -> Opened:
+    """A teacher's folder, or a file of the V3 guide or Lever-LM."""
+    path = find_records(config)
+    if path.is_dir():
+        return _open_taught(config, path)
+    if config.embedded is None:
+        raise InputError(
+            f"{path}: names examples by id only; give --data.embedded, the folder that `eligo "
+            "demos embed` wrote of them"
+        )
+    pool, queries, about = open_embedded(config.embedded)
+    settings = SamplerConfig(
+        kind=config.sampler or "random", num_candidates=num_candidates, seed=seed
+    )
+    lessons = read_legacy_records(
+        path, Sampler(pool, settings), queries,
+        labels=config.labels, on_bad_label=config.on_bad_label,
+    )  # fmt: skip
+    return Opened(pool, lessons, settings, about, "prepend")
+
+
+def find_records(config: RecordsConfig) -> Path:
+    """The folder with meta.json, or the JSON file, that is meant."""
+    path = config.path
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise InputError(
+            f"data.path: there is no {path}; expected a folder that `eligo demos teach` wrote, or "
+            "a JSON file of the V3 guide or Lever-LM"
+        )
+    if config.split is not None and (path / config.split / META).exists():
+        return path / config.split
+    if (path / META).exists():
+        return path
+    files = sorted(path.glob("*.json"))
+    for part in (config.split, config.objective):
+        narrowed = [file for file in files if part is not None and part in file.name]
+        files = narrowed or files
+    if len(files) != 1:
+        listed = ", ".join(file.name for file in files) or "no JSON file"
+        raise InputError(
+            f"data.path: {path} holds {listed}; expected records of `eligo demos teach`, or one "
+            "file that --data.split and --data.objective tell from the others"
+        )
+    return files[0]
+
+
+def _open_taught(config: RecordsConfig, folder: Path) -> Opened:
+    meta = read_meta(folder)
+    sampler = SamplerConfig(**meta["sampler"])
+    if config.sampler not in (None, sampler.kind):
+        raise InputError(
+            f"data.sampler: got {config.sampler}, but {folder} was taught on candidates of the "
+            f"sampler {sampler.kind}; teach again, or leave it out"
+        )
+    embedded = config.embedded or Path(meta[DATA])
+    pool, queries, about = open_embedded(embedded)
+    lessons = read_records(folder, pool, queries, objective=config.objective, labels=config.labels)
+    return Opened(pool, lessons, sampler, about, meta["placement"])
+
+
+def _drawn(records: list[Record], count: int | None, seed: int) -> list[Record]:
+    if count is None:
+        return records
+    names = sorted({record.query.id for record in records})
+    order = shuffled(torch.arange(len(names)), seed, "anchors").tolist()
+    kept = {names[place] for place in order[:count]}
+    return [record for record in records if record.query.id in kept]

@@ -1,0 +1,1 @@
+"""The teacher: which list of examples makes the right answer likely? Section 2."""

@@ -1,0 +1,190 @@
+"""Records of a teacher, and of other programs, for training. Sections 2 and 9.
+
+Scores are computed from the log-probabilities that were kept, so any objective can be asked for,
+whichever one the beams were ranked by.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from eligo.demos.data.items import as_query
+from eligo.demos.data.legacy import Labelled, read_legacy
+from eligo.demos.data.lines import Line, read_lines
+from eligo.demos.data.pool import Pool
+from eligo.demos.data.query import Query
+from eligo.demos.data.records import Record
+from eligo.demos.data.sampler import Sampler
+from eligo.demos.teach.config import Objective
+from eligo.demos.teach.objective import added
+from eligo.demos.teach.shards import FORMAT, META, RECORDS, scores_file
+from eligo.errors import InputError
+
+Labels = Literal["best", "weighted"]
+OnBadLabel = Literal["error", "ignore"]
+
+
+@dataclass(frozen=True, eq=False)
+class Lessons:
+    """Records to learn from, and what was left out."""
+
+    records: list[Record]
+    bad_labels: int = 0
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """What a teacher's folder depends on."""
+    path = folder / META
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder}: has no {META} ({error}); `eligo demos teach` writes it"
+        ) from None
+    if meta.get("format") != FORMAT:
+        raise InputError(f"{path}: got format {meta.get('format')!r}, expected {FORMAT}")
+    return meta
+
+
+def read_records(
+    folder: Path,
+    pool: Pool,
+    queries: Pool,
+    *,
+    objective: Objective | None = None,
+    labels: Labels = "best",
+) -> Lessons:
+    """What `eligo demos teach` wrote."""
+    meta = read_meta(folder)
+    for name, there in (("pool", pool), ("queries", queries)):
+        if meta[name] != there.content_hash:
+            raise InputError(
+                f"{folder}: was taught on {name} of hash {meta[name]}, these have "
+                f"{there.content_hash}; teach again, or give the folder it was taught on"
+            )
+    if not (folder / RECORDS).exists():
+        raise InputError(f"{folder}: has no {RECORDS}: teaching is not finished; start it again")
+    chosen: Objective = objective or meta["objective"]
+    records: list[Record] = []
+    shard, tensors = None, {}
+    for line in read_lines(folder / RECORDS):
+        beams = line.fields.get("beams")
+        if not isinstance(beams, list):
+            raise line.problem("beams", "is missing")
+        if not beams:
+            continue  # a query without candidates: nothing to learn from
+        query = as_query(queries, int(queries.rows([line.text("query_id")])[0]))
+        if line.fields["shard"] != shard:  # they come one shard after the other
+            shard = line.fields["shard"]
+            tensors = _tensors(folder / scores_file(shard))
+        rows = _Rows(line, tensors)
+        kept = beams if labels == "weighted" else beams[:1]
+        weights = _weights([beam["value"] for beam in kept])
+        for beam, weight in zip(kept, weights, strict=True):
+            scores = rows.step_scores(beam["ids"], chosen)
+            records.append(
+                Record(query, beam["ids"], rows.names, step_scores=scores, weight=weight)
+            )
+    return Lessons(records)
+
+
+def read_legacy_records(
+    path: Path,
+    sampler: Sampler,
+    queries: Pool,
+    *,
+    labels: Labels = "best",
+    on_bad_label: OnBadLabel = "error",
+) -> Lessons:
+    """The V3 guide's or Lever-LM's file; they name no candidates, so the sampler draws them."""
+    records: list[Record] = []
+    bad = 0
+    for lists in read_legacy(path):
+        kept = lists if labels == "weighted" else lists[:1]
+        query = as_query(queries, int(queries.rows([kept[0].query])[0]))
+        weights = _weights([one.value or 0.0 for one in kept])
+        for one, weight in zip(kept, weights, strict=True):
+            places = _good_places(one, sampler.pool, query, on_bad_label, f"{path}: {one.query}")
+            bad += len(one.picks) - len(places)
+            if not places:
+                continue
+            picks = [one.picks[place] for place in places]
+            scores = None if one.scores is None else [one.scores[place] for place in places]
+            names = sampler.with_picks(query, picks)
+            records.append(Record(query, picks, names, scores=scores, weight=weight))
+    return Lessons(records, bad)
+
+
+class _Rows:
+    """The scores of one query."""
+
+    def __init__(self, line: Line, tensors: dict[str, Tensor]) -> None:
+        self.names: list[str] = line.fields["pool"]
+        start, end = line.fields["rows"]
+        self.states = tensors["states"][start:end].tolist()
+        means = tensors["logprob"][start:end] / tensors["num_tokens"][start:end].unsqueeze(1)
+        self.means = means[:, : len(self.names)]
+        self.baseline = torch.tensor(float(line.fields["baseline"]))
+
+    def step_scores(self, picks: Sequence[str], objective: Objective) -> Tensor:
+        """(picks, candidates): each candidate's score behind the picks before it."""
+        place = {name: position for position, name in enumerate(self.names)}
+        before, told, steps = self.baseline, [], []
+        for name in picks:
+            row = self.means[self.states.index(told + [-1] * (len(self.states[0]) - len(told)))]
+            steps.append(added(row, before, objective))
+            before = row[place[name]]
+            told.append(place[name])
+        return torch.stack(steps)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); teach again") from None
+
+
+def _weights(values: Sequence[float]) -> list[float]:
+    """Softmax of z-scores; equal values weigh the same."""
+    told = torch.tensor(values)
+    spread = told.std(correction=0)
+    z = (told - told.mean()) / spread if spread > 1e-6 else torch.zeros_like(told)
+    return z.softmax(0).tolist()
+
+
+def _good_places(
+    one: Labelled, pool: Pool, query: Query, on_bad_label: OnBadLabel, where: str
+) -> list[int]:
+    """Places of picks that are in the pool, come once, and do not leak."""
+    times = Counter(one.picks)
+    allowed = pool.allowed(query)
+    good, seen = [], set()
+    for place, name in enumerate(one.picks):
+        why = None
+        if name not in pool:
+            why = "is not in the pool"
+        elif name in seen:
+            why = f"comes {times[name]} times"
+        elif not allowed[pool.rows([name])].all():
+            raise InputError(
+                f"{where}: example {name!r} is the query itself, or of its group or of another "
+                "domain: its answer would leak"
+            )
+        if why is None:
+            good.append(place)
+            seen.add(name)
+        elif on_bad_label == "error":
+            raise InputError(
+                f"{where}: example {name!r} {why}; correct the file, or leave such labels out with "
+                "--data.on_bad_label ignore"
+            )
+    return good

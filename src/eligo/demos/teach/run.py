@@ -1,0 +1,167 @@
+"""Teach all queries of a folder: shard after shard, in-process or on Ray. Sections 2 and 11."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eligo.demos.data.draws import shuffled
+from eligo.demos.data.items import as_query
+from eligo.demos.data.pool import Pool
+from eligo.demos.data.query import Query
+from eligo.demos.data.sampler import Sampler
+from eligo.demos.hosts.scorer import Scorer
+from eligo.demos.pipeline.folder import open_embedded
+from eligo.demos.search import num_calls
+from eligo.demos.teach.config import TeachConfig
+from eligo.demos.teach.shards import (
+    DATA,
+    FORMAT,
+    PARTS,
+    RECORDS,
+    agree_on_meta,
+    finish,
+    is_listed,
+    write_shard,
+)
+from eligo.demos.teach.teacher import Lesson, teach_query
+from eligo.errors import EligoError, InputError
+from eligo.files import clear_unfinished, make_folder
+from eligo.train import ProgressBar, ShardFailure, map_shards
+
+MakeScorer = Callable[[TeachConfig, Pool, Pool], Scorer]
+
+
+def teach(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str, Any]:
+    """Label the queries; goes on where a former run with the same settings stopped."""
+    pool, queries, about = open_embedded(config.data)
+    rows = chosen_rows(queries, config)
+    folder = make_folder(config.out)
+    agree_on_meta(folder, _meta(config, pool, queries, about))
+    clear_unfinished(folder)
+    shards = range(-(-len(rows) // config.shard_size))
+    if (folder / RECORDS).exists() and not (folder / PARTS).exists():
+        return {"records": folder / RECORDS, "state": "was finished before"}
+    left = [shard for shard in shards if not is_listed(folder, shard)]
+    factory = partial(_worker, config, make_scorer or scorer_for)
+    with ProgressBar("teach", len(shards), len(shards) - len(left)) as bar:
+        results = map_shards(
+            factory,
+            left,
+            engine=config.engine,
+            num_workers=config.num_workers,
+            gpus_per_worker=config.gpus_per_worker,
+            keep_going=False,
+            on_done=lambda done: bar.update(len(shards) - len(left) + done),
+        )
+    assert not any(isinstance(result, ShardFailure) for result in results)
+    taught, skipped, failed = finish(folder, len(shards))
+    if failed:
+        raise EligoError(
+            f"{failed} of {len(rows)} queries failed three times; why stands in "
+            f"{folder / 'failed.jsonl'}; the same command tries them again"
+        )
+    return {"records": folder / RECORDS, "taught": taught, "skipped": skipped}
+
+
+def plan(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str, Any]:
+    """What teaching would cost: calls of the host, and hours by a measured sample."""
+    pool, queries, _ = open_embedded(config.data)
+    rows = chosen_rows(queries, config)
+    query, sampler = as_query(queries, rows[0]), Sampler(pool, config.sampler)
+    names = sampler.names(query)
+    shots = min(config.shots, len(names))
+    scorer = (make_scorer or scorer_for)(config, pool, queries)
+    scorer.baseline(query)  # the first call is slower
+    calls = num_calls(len(names), config.shots, config.beam)
+    seconds, before = 0.0, 1
+    for step in range(shots):
+        upto = num_calls(len(names), step + 1, config.beam)
+        sample = names[step : step + config.host.batch_size]
+        start = time.perf_counter()
+        scorer.score(query, names[:step], sample)
+        seconds += (time.perf_counter() - start) / len(sample) * (upto - before)
+        before = upto
+    total = calls * len(rows)
+    return {
+        "queries": len(rows),
+        "candidates": len(names),
+        "calls per query": calls,
+        "calls": total,
+        "hours on this machine, one worker": seconds * len(rows) / 3600,
+    }
+
+
+def chosen_rows(queries: Pool, config: TeachConfig) -> list[int]:
+    """Rows of the queries to label, in the order of the file."""
+    if not len(queries):
+        raise InputError(f"{config.data}: holds no queries")
+    drawn = shuffled(torch.arange(len(queries)), config.seed, "queries")
+    return sorted(drawn[: config.num_queries].tolist())
+
+
+def scorer_for(config: TeachConfig, pool: Pool, queries: Pool) -> Scorer:
+    """The host's, or shared words where there is none."""
+    if config.host.model is None:
+        from eligo.demos.teach.overlap import OverlapScorer
+
+        if any("image" in payload for payload in queries.payload or ()):
+            raise InputError("host.model: questions on images need a model to ask; name one")
+        return OverlapScorer(pool, queries)
+    from eligo.demos.hosts.load import load_reader
+    from eligo.demos.hosts.scorer import HostScorer
+
+    return HostScorer(
+        load_reader(config.host), pool, queries,
+        placement=config.host.placement, batch_size=config.host.batch_size,
+    )  # fmt: skip
+
+
+def _worker(config: TeachConfig, make_scorer: MakeScorer) -> Callable[[int], None]:
+    """Called once in every worker: the host is loaded here."""
+    pool, queries, _ = open_embedded(config.data)
+    rows, sampler = chosen_rows(queries, config), Sampler(pool, config.sampler)
+    scorer = make_scorer(config, pool, queries)
+
+    def lesson(query: Query) -> Lesson:
+        return teach_query(
+            query, sampler.names(query), scorer,
+            shots=config.shots, beam=config.beam, objective=config.objective,
+        )  # fmt: skip
+
+    def run(shard: int) -> None:
+        own = rows[shard * config.shard_size : (shard + 1) * config.shard_size]
+        write_shard(Path(config.out), shard, [as_query(queries, row) for row in own], lesson)
+
+    return run
+
+
+def _meta(config: TeachConfig, pool: Pool, queries: Pool, about: dict[str, Any]) -> dict[str, Any]:
+    host = config.host
+    template = "overlap"
+    if host.model is not None:
+        from eligo.demos.hosts.load import load_processor
+        from eligo.demos.hosts.prompt import template_hash
+
+        template = template_hash(load_processor(host), host.instruction)
+    return {
+        "format": FORMAT,
+        "pool": pool.content_hash,
+        "queries": queries.content_hash,
+        "sampler": config.sampler.model_dump(mode="json"),
+        "template": template,
+        "host": host.model,
+        "dtype": host.dtype,
+        "objective": config.objective,
+        "placement": host.placement,
+        "shots": config.shots,
+        "beam": config.beam,
+        "num_queries": config.num_queries,
+        "shard_size": config.shard_size,
+        "seed": config.seed,
+        "embed": about,
+        DATA: str(config.data),
+    }

@@ -1,0 +1,88 @@
+"""One query's lesson: a beam search over lists of examples, with all that it scored. Section 2."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from eligo.demos.data.query import Query
+from eligo.demos.hosts.scorer import Scorer
+from eligo.demos.search import Beam, beam_search
+from eligo.demos.teach.config import Objective
+from eligo.demos.teach.objective import worth
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What was found for a query."""
+
+    query: Query
+    candidates: Sequence[str]
+    baseline: float
+    """Mean log-probability of the answer without examples."""
+    num_tokens: int
+    beams: Sequence[Beam]
+    """The best first; picks are positions among the candidates."""
+    states: Int[Tensor, "states shots"]
+    """Lists whose extensions were scored, -1 behind their end."""
+    logprob: Float[Tensor, "states candidates"]
+    """Sum over the answer's tokens with the candidate added; NaN: not scored."""
+
+    def as_line(self) -> dict[str, Any]:
+        """Its line in records.jsonl, but for where its scores stand."""
+        beams = [
+            {
+                "ids": [self.candidates[place] for place in beam.picks],
+                "value": beam.value,
+                "step_values": list(beam.step_values),
+            }
+            for beam in self.beams
+        ]
+        return {
+            "query_id": self.query.id,
+            "group": self.query.group,
+            "pool": list(self.candidates),
+            "baseline": self.baseline,
+            "beams": beams,
+        }
+
+
+def teach_query(
+    query: Query,
+    candidates: Sequence[str],
+    scorer: Scorer,
+    *,
+    shots: int,
+    beam: int,
+    objective: Objective,
+) -> Lesson:
+    """The best lists of `shots` candidates for a query."""
+    start = scorer.baseline(query)
+    states: list[tuple[int, ...]] = []
+    sums: list[Tensor] = []
+
+    def extend(prefix: tuple[int, ...], places: Sequence[int]) -> Tensor:
+        told = [candidates[place] for place in prefix]
+        found = scorer.score(query, told, [candidates[place] for place in places])
+        row = torch.full((len(candidates),), torch.nan)
+        row[list(places)] = found.logprob.float()
+        states.append(prefix)
+        sums.append(row)
+        return worth(found.logprob.float() / start.num_tokens, objective)
+
+    found = beam_search(extend, len(candidates), shots, beam)
+    table = torch.full((len(states), shots), -1, dtype=torch.int32)
+    for row, prefix in enumerate(states):
+        table[row, : len(prefix)] = torch.tensor(prefix, dtype=torch.int32)
+    return Lesson(
+        query,
+        candidates,
+        float(start.logprob[0]) / start.num_tokens,
+        start.num_tokens,
+        found.beams if candidates else [],
+        table,
+        torch.stack(sums) if sums else torch.zeros(0, len(candidates)),
+    )

@@ -1,0 +1,126 @@
+"""Hosts: which tokens are scored, what their probability is, what is answered."""
+
+import pytest
+import torch
+from demo_hosts import FAMILIES, picture, reader, text_model, tokenizer
+
+from eligo.demos import Pool, Query
+from eligo.demos.hosts.generator import HostGenerator
+from eligo.demos.hosts.prompt import Turn, UnscorableError, answer_span, template_hash, write_prompt
+from eligo.demos.hosts.reader import Reader
+from eligo.demos.hosts.scorer import HostScorer, Scorer, in_prompt_order
+from eligo.errors import InputError
+
+
+def world(tmp_path, images: bool, answers=("red", "a red ball", "2", "no")):
+    """Four examples and two queries."""
+
+    def payload(n, answer):
+        image = picture(tmp_path / f"{n}.png", n, (40, 30 + n)) if images else None
+        return {"question": f"what is {'very ' * (n % 3)}{n}?", "answer": answer, "image": image}
+
+    demos = [payload(n, answer) for n, answer in enumerate(answers)]
+    asked = [payload(8, "red"), payload(9, "blue ball")]
+    pool = Pool([f"d{n}" for n in range(4)], torch.eye(4), payload=demos)
+    return pool, Pool(["q0", "q1"], torch.eye(4)[:2], payload=asked)
+
+
+def query(name: str) -> Query:
+    return Query(name, torch.ones(4))
+
+
+def by_hand(host: Reader, shots: list[Turn], asked: Turn) -> tuple[float, str]:
+    """One row, without padding: the loss of a stock model whose labels are the answer."""
+    prompt = host.encode([shots], [asked])
+    span = torch.tensor([answer_span(host.processor, host.prompt(shots, asked), asked.answer)])
+    ids = torch.cat([prompt["input_ids"], span], 1)
+    labels = torch.cat([torch.full_like(prompt["input_ids"], -100), span], 1)
+    more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    if "mm_token_type_ids" in prompt:
+        kinds = prompt["mm_token_type_ids"]
+        more["mm_token_type_ids"] = torch.cat([kinds, torch.zeros_like(span)], 1)
+    with torch.no_grad():
+        loss = host.model(**{**prompt, **more}).loss
+    return -float(loss) * span.shape[1], host.tokenizer.decode(span[0])
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "text"])
+def test_scores_are_the_answers_own(family: str, tmp_path):
+    host = reader(family)
+    pool, queries = world(tmp_path, family != "text")
+    scorer = HostScorer(host, pool, queries, batch_size=2)
+    assert isinstance(scorer, Scorer)
+    turns = {name: Turn.of(item, name) for name, item in zip(pool.ids, pool.payload, strict=True)}
+    for name, item in zip(queries.ids, queries.payload, strict=True):
+        asked = Turn.of(item, name)
+        expected, said = by_hand(host, [], asked)
+        assert said.strip() == asked.answer
+        found = scorer.baseline(query(name))
+        assert found.logprob.tolist() == pytest.approx([expected], abs=2e-4)
+        # The first pick stands nearest the question: behind the later ones.
+        found = scorer.score(query(name), ["d1"], ["d0", "d2", "d3"])
+        hands = [by_hand(host, [turns[c], turns["d1"]], asked)[0] for c in ("d0", "d2", "d3")]
+        assert found.logprob.tolist() == pytest.approx(hands, abs=2e-4)
+        assert len(set(hands)) == 3
+        assert found.num_tokens == len(host.tokenizer(said, add_special_tokens=False)["input_ids"])
+        again = scorer.score(query(name), ["d1"], ["d0", "d2", "d3"])
+        assert torch.equal(again.logprob, found.logprob)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "text"])
+def test_answers_do_not_depend_on_the_batch(family: str, tmp_path):
+    host = reader(family)
+    pool, queries = world(tmp_path, family != "text")
+    together = HostGenerator(host, pool, queries, max_new_tokens=5)
+    picks = [["d0", "d1"], ["d2"], [], ["d3", "d0", "d2"], ["d1"], ["d3"]]
+    names = ["q0", "q1"] * 3
+    alone = [together.answer(name, told) for name, told in zip(names, picks, strict=True)]
+    assert together.answers(names, picks) == alone
+    assert any(alone)
+
+
+@pytest.mark.parametrize("family", ["llava", "text"])
+def test_generation_is_the_likeliest_next_token(family: str, tmp_path):
+    host = reader(family)
+    pool, queries = world(tmp_path, family != "text")
+    said = HostGenerator(host, pool, queries, max_new_tokens=1).answer("q0", ["d0"])
+    inputs = host.encode([[Turn.of(pool.payload[0], "")]], [Turn.of(queries.payload[0], "")])
+    with torch.no_grad():
+        best = host.model(**inputs).logits[0, -1].argmax()
+    assert said == host.tokenizer.decode([best], skip_special_tokens=True).strip()
+
+
+def test_placement():
+    assert in_prompt_order([1, 2, 3], "prepend") == [3, 2, 1]
+    assert in_prompt_order([1, 2, 3], "append") == [1, 2, 3]
+
+
+def test_a_host_without_a_template(tmp_path):
+    plain = Reader(text_model(), tokenizer("text"), "be brief!")
+    shots = [Turn("one?", "1"), Turn("two?", "2")]
+    assert plain.prompt(shots, Turn("three?", "3")) == (
+        "Question: one? be brief!\nAnswer: 1\n\nQuestion: two? be brief!\nAnswer: 2\n\n"
+        "Question: three? be brief!\nAnswer:"
+    )
+    assert answer_span(plain.processor, "answer:", "red") == [
+        plain.tokenizer.convert_tokens_to_ids("Ġred")
+    ]
+    assert template_hash(plain.processor, "") != template_hash(plain.processor, "be brief!")
+    llava = reader("llava").processor
+    assert write_prompt(llava, [], Turn("q?", "", "x.png")) == "user:<image> q?.\nassistant:"
+
+
+def test_what_cannot_be_scored(tmp_path):
+    host = reader("text")
+    pool, _ = world(tmp_path, False)
+    empty = Pool(["q"], torch.eye(4)[:1], payload=[{"question": "x?", "answer": " "}])
+    with pytest.raises(UnscorableError, match="has no token"):
+        HostScorer(host, pool, empty).baseline(query("q"))
+    foreign = Pool(["q"], torch.eye(4)[:1], payload=[{"question": "x?", "answer": "Größe"}])
+    with pytest.raises(UnscorableError, match=r"reads .* in the host's tokens"):
+        HostScorer(host, pool, foreign).baseline(query("q"))
+    _, seen = world(tmp_path, True)
+    with pytest.raises(InputError, match="reads text only"):
+        HostScorer(host, pool, seen).baseline(query("q0"))
+    with pytest.raises(InputError, match="expected a mapping with question"):
+        HostScorer(host, pool, Pool(["q"], torch.eye(4)[:1])).baseline(query("q"))

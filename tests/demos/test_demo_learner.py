@@ -1,0 +1,192 @@
+"""The exam's learner: what a lesson says, how it is packed, that it trains."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from eligo.cli import main
+from eligo.config import load_config
+from eligo.demos.exam.learner import LearnerTask, _decided, _meanings
+from eligo.demos.exam.learner_config import LearnerConfig
+from eligo.demos.exam.lessons import DEMOS, OFFSETS, QUESTIONS, draw_lessons
+from eligo.demos.exam.packing import pack
+from eligo.demos.hosts.prompt import Turn
+from eligo.demos.hosts.reader import Reader
+from eligo.demos.hosts.scorer import span_logprobs
+from eligo.scenes import words
+from eligo.scenes.phrases import VOCABULARY, to_text
+from eligo.scenes.vlm.model import build_processor, build_vlm
+from eligo.train import Progress
+
+TINY = load_config(LearnerConfig, "demos/learner").smoke()
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def lessons():
+    return draw_lessons(TINY.scenes, "train", torch.arange(12), CPU)
+
+
+def objects(lessons, scene: int) -> list[list[int]]:
+    graph = lessons.rendered.graph
+    return graph.attributes[scene][graph.askable[scene]].tolist()
+
+
+def test_examples_are_true_and_clear_where_they_say_so(lessons):
+    unclear = 0
+    for lesson in range(len(lessons)):
+        lexicon = {
+            int(name): (attribute, value)
+            for attribute, row in enumerate(lessons.names[lesson].tolist())
+            for value, name in enumerate(row)
+            if name >= 0
+        }
+        for demo in range(DEMOS):
+            attribute, value = lexicon[int(lessons.demo_word[lesson, demo])]
+            assert OFFSETS[attribute] + value == int(lessons.demo_value[lesson, demo])
+            text = to_text(lessons.demo_text[lesson, demo].tolist())
+            assert text.startswith(f"what {words.ATTRIBUTES[attribute]} is the ")
+            assert text.endswith("?")
+            noun = text[:-1].split()[4:]
+            by = (
+                (words.COLOUR, words.COLOURS)
+                if noun[-1] == "thing"
+                else (words.SHAPE, words.SHAPES)
+            )
+            seen = objects(lessons, lesson * (DEMOS + 1) + demo)
+            meant = {o[attribute] for o in seen if by[1][o[by[0]]] == noun[0]}
+            assert value in meant
+            assert bool(lessons.clear[lesson, demo]) == (len(meant) == 1)
+            unclear += len(meant) > 1
+    assert unclear
+
+
+def test_questions_need_two_examples_and_have_one_answer(lessons):
+    for lesson in range(len(lessons)):
+        meaning = {
+            int(lessons.demo_word[lesson, demo]): (int(lessons.demo_value[lesson, demo]), demo)
+            for demo in range(DEMOS)
+        }
+        seen = objects(lessons, lesson * (DEMOS + 1) + DEMOS)
+        for number in range(QUESTIONS):
+            ids = [i for i in lessons.text[lesson, number].tolist() if i >= 0]
+            told = [meaning[i] for i in ids if i in meaning]
+            assert len(told) == 2
+            needs = lessons.needs[lesson, number].nonzero().flatten().tolist()
+            assert sorted(demo for _, demo in told) == needs
+            wanted = []
+            for value, _ in told:
+                attribute = max(a for a in range(4) if OFFSETS[a] <= value)
+                wanted.append((attribute, value - OFFSETS[attribute]))
+            asked = words.ATTRIBUTES.index(VOCABULARY[ids[1]])
+            assert asked not in [attribute for attribute, _ in wanted]
+            found = [o for o in seen if all(o[a] == v for a, v in wanted)]
+            assert bool(lessons.valid[lesson, number]) == (len(found) == 1)
+            if len(found) == 1:
+                answer = words.name(asked, found[0][asked])
+                assert VOCABULARY[int(lessons.answer[lesson, number])] == answer
+    assert lessons.valid.float().mean() > 0.5
+
+
+def test_plain_words_come_when_asked_for():
+    drawn = draw_lessons(TINY.scenes, "train", torch.arange(3), CPU, plain=1.0)
+    assert VOCABULARY[int(drawn.demo_word[0, 0])] in {n for row in words.VALUES for n in row}
+    nonce = draw_lessons(TINY.scenes, "validation", torch.arange(3), CPU)
+    assert VOCABULARY[int(nonce.demo_word[0, 0])] in words.NONCE
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_packed_is_what_a_host_reads(lessons, tmp_path: Path, count: int):
+    """The same tokens, positions and answers as a prompt that the processor writes."""
+    from PIL import Image
+
+    torch.manual_seed(0)
+    task = LearnerTask(TINY)
+    model, processor = build_vlm(TINY.model).eval(), build_processor(TINY.model)
+    model.load_state_dict(task.model.state_dict())
+    shown = (torch.arange(DEMOS) < count).expand(len(lessons), -1)
+    batch = task.make("train", torch.arange(12), CPU, 0.0)._replace(lessons=lessons, shown=shown)
+    task.model.eval()
+    with torch.no_grad():
+        features, _ = task.see(batch)
+        packed = pack(lessons, shown, features.shape[1])
+        answers = task.read(features, packed).answer.log_softmax(-1)
+
+    def turn(place: int, text, answer: int) -> Turn:
+        path = tmp_path / f"{place}.png"
+        Image.fromarray(lessons.rendered.rgb[place].permute(1, 2, 0).numpy()).save(path)
+        return Turn(to_text(text.tolist()), VOCABULARY[answer], str(path))
+
+    lesson, host = 1, Reader(model, processor)
+    first = lesson * (DEMOS + 1)
+    told = [
+        turn(first + d, lessons.demo_text[lesson, d], int(lessons.demo_word[lesson, d]))
+        for d in range(count)
+    ]
+    for number in (0, 5):
+        answer = int(lessons.answer[lesson, number])
+        asked = turn(first + DEMOS, lessons.text[lesson, number], answer)
+        inputs = host.encode([told], [asked])
+        place = int(packed.ask_places[lesson, number])
+        assert int(packed.positions[lesson, place]) == inputs["input_ids"].shape[1] - 1
+        seen = packed.mask[lesson, 0, place]
+        assert packed.tokens[lesson][seen].tolist() == inputs["input_ids"][0].tolist()
+        token = int(packed.answers[lesson, number])
+        expected = span_logprobs(model, inputs, [token])
+        assert float(answers[lesson, number, token]) == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_what_words_should_mean(lessons):
+    task = LearnerTask(TINY)
+    batch = task.make("train", torch.arange(12), CPU, 0.0)
+    told, meant, tellable = _meanings(batch)
+    packed = pack(batch.lessons, batch.shown, 16)
+    for lesson, number, place in tellable.nonzero().tolist():
+        token = int(packed.tokens[lesson, packed.name_places[lesson, number, place]]) - 7
+        demo = batch.lessons.demo_word[lesson].tolist().index(token)
+        assert told[lesson, demo]
+        assert int(meant[lesson, number, place]) == int(batch.lessons.demo_value[lesson, demo])
+    assert (_decided(batch) == (tellable.all(-1) & batch.lessons.valid)).all()
+
+
+def test_every_part_learns():
+    torch.manual_seed(0)
+    task = LearnerTask(TINY)
+    batch = next(task.batches(TINY.vision_steps, 0, 1, CPU))
+    output = task.step(batch, Progress(TINY.vision_steps, 4))
+    assert {"answer", "end", "demo_word", "question_word"} <= set(output.losses)
+    sum(output.losses.values()).backward()
+    for name in ("word_heads", "vlm"):
+        for path, parameter in task.modules[name].named_parameters():
+            if "post_layernorm" in path or "vision_tower" in path:
+                continue  # the tower's last layer feeds [CLS] only, as in every LLaVA
+            assert parameter.grad is not None, path
+            assert parameter.grad.abs().max() > 0, path
+
+
+def test_batches_are_functions_of_the_step():
+    task = LearnerTask(TINY)
+    later = task.batches(1, 0, 1, CPU)
+    whole = task.batches(0, 0, 1, CPU)
+    next(whole)
+    one, other = next(whole), next(later)
+    assert torch.equal(one.lessons.rendered.rgb, other.lessons.rendered.rgb)
+    assert torch.equal(one.shown, other.shown)
+
+
+def test_a_smoke_run_writes_a_model(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["demos", "train-learner", "learner", "--smoke", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"accuracy", "binding", "lookup", "zero_shot", "pair", "one", "plain"} <= set(
+        found["best"]
+    )
+    assert (tmp_path / "runs/demos_learner/model/config.json").is_file()
+
+
+def test_it_fits_the_budget():
+    model = build_vlm(load_config(LearnerConfig, "demos/learner").model)
+    size = sum(p.numel() for p in model.parameters()) * 2
+    assert size <= 7e6

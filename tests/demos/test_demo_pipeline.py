@@ -1,0 +1,203 @@
+"""embed -> teach -> train -> predict -> evaluate, from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from demo_hosts import picture, template, text_model, tokenizer
+from teach_cases import WORDS
+from tokenizers import processors
+
+from eligo.cli import main
+from eligo.config import load_config, shipped_configs
+from eligo.demos import LearnedSelector, load_selector
+from eligo.demos.models.config import (
+    PointerSelectorV0Config,
+    PointerSelectorV1Config,
+    PointerSelectorV2Config,
+    PointerSelectorV3Config,
+)
+from eligo.demos.pipeline.config import DemosTrainConfig
+from eligo.demos.pipeline.folder import open_embedded
+from eligo.demos.teach.config import TeachConfig
+
+MODELS = {
+    "v0": PointerSelectorV0Config(),
+    "v1": PointerSelectorV1Config(),
+    "v2": PointerSelectorV2Config(),
+    "v2_gru": PointerSelectorV2Config(state="gru"),
+    "v3": PointerSelectorV3Config(),
+}
+TRAIN = ["--num_epochs", "2", "--model.hidden_dim", "16"]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch, capsys):
+    """Run a command in a folder of its own; its JSON, or its error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(words: str, *more: str, code: int = 0):
+        result = main(["demos", *words.split(), *more])
+        out, err = capsys.readouterr()
+        assert result == code, err
+        return json.loads(out) if code == 0 else err
+
+    return call
+
+
+def write_texts(path: str, start: int = 0, count: int = 40) -> None:
+    lines = [
+        {"id": f"t{n}", "input": f"where is the {WORDS[n % 6]}?", "output": f"at {n % 6}"}
+        for n in range(start, start + count)
+    ]
+    Path(path).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def taught(call, *more: str) -> None:
+    write_texts("demos.jsonl")
+    call("embed --data demos.jsonl --json")
+    call("teach --shots 2 --beam 2 --sampler.num_candidates 8 --json", *more)
+
+
+def save_host(folder: str) -> str:
+    text_model().save_pretrained(folder)
+    tokenizer("text", chat_template=template("text")).save_pretrained(folder)
+    return folder
+
+
+def test_text_alone_needs_no_model(call):
+    taught(call)
+    fitted = call("train taught --json", *TRAIN, "--icds_origin", "random_train")
+    assert fitted["folder"] == "runs/demos_v1"
+    assert "ndcg" in fitted["best"]
+    again = call("train taught --json --resume", *TRAIN, "--icds_origin", "random_train")
+    assert again["best"] == fitted["best"]
+    asked = ["--question", "where is the red ball?", "--shots", "2", "--json"]
+    found = call("predict", *asked)["chosen"]
+    assert [row["pick"] for row in found] == [1, 2]
+    first = found[0]
+    assert first["score"] >= found[1]["score"]
+    assert first["says"].startswith("where is the")
+    assert first["next best"] not in (None, first["id"])
+    assert "cosine with the question" in first["why not"]
+    assert "picked before" in found[1]["why not"]
+    assert call("predict", *asked)["chosen"] == found
+    report = call("evaluate --data embedded --taught taught --shots 2 --out report.json --json")
+    assert 0 < report["ranking"]["mrr"] <= 1
+    assert {row["selector"] for row in report["answers"]} == {"none", "random", "knn", "learned"}
+    assert json.loads(Path("report.json").read_text())["ranking"] == report["ranking"]
+    assert isinstance(load_selector("runs/demos_v1/selector"), LearnedSelector)
+
+
+def test_a_host_teaches_answers_and_is_measured(call):
+    folder = save_host("host")
+    host = ["--host.model", folder, "--host.device", "cpu", "--num_queries", "20"]
+    write_texts("demos.jsonl")
+    call("embed --data demos.jsonl --json")
+    dry = ["--shots", "2", "--beam", "2", "--sampler.num_candidates", "8", "--dry-run", "--json"]
+    planned = call("teach", *host, *dry)
+    assert planned["calls"] == 20 * planned["calls per query"]
+    assert not Path("taught").exists()
+    taught(call, *host)
+    meta = json.loads(Path("taught/meta.json").read_text())
+    assert meta["host"] == folder
+    assert len(meta["template"]) == 32
+    call("train v3 --train.name run --json", *TRAIN)
+    asked = ["--selector", "runs/run", "--question", "where is it?", "--model", folder]
+    found = call("predict --json --device cpu", *asked)
+    assert isinstance(found["answer"][0][""], str)
+    report = call(
+        f"evaluate --selector runs/run --data embedded --model {folder} --device cpu "
+        "--shots 1 --num_queries 3 --json"
+    )
+    assert all(0 <= row["accuracy"] <= 1 for row in report["answers"])
+
+
+def test_a_wrong_folder_is_named(call):
+    assert "holds no embedded examples" in call("teach", code=2)
+    taught(call)
+    assert "holds no trained selector" in call("predict --question x", code=2)
+    assert "is a pickle" in call("predict --question x --selector best.pth", code=2)
+    assert "is a pickle" in call("train old.pth", code=2)
+    assert "was taught on candidates of the sampler random" in call(
+        "train taught --icds_origin text_train", code=2
+    )
+    call("train taught --json", *TRAIN)
+    assert "--question: is empty" in call("predict --question", " ", code=2)
+    assert "cannot see x.png" in call("predict --question x --image x.png", code=2)
+    assert "give --taught" in call("evaluate", code=2)
+    write_texts("others.jsonl", 40)
+    call("embed --data others.jsonl --out others --json")
+    assert "but the selector was trained on" in call("evaluate --data others", code=2)
+
+
+def test_records_of_the_guide_train_v3_but_not_without_scores(call):
+    write_texts("demos.jsonl")
+    call("embed --data demos.jsonl --json")
+    names = [f"t{n}" for n in range(40)]
+    scored = {
+        name: {"icds": [names[n - 3], names[n - 5]], "scores": [0.5, 0.1]}
+        for n, name in enumerate(names)
+    }
+    Path("records.json").write_text(json.dumps(scored))
+    assert "give --data.embedded" in call("train v3 records.json", code=2)
+    data = ["--data.embedded", "embedded", "--json"]
+    fitted = call("train v3 records.json", *TRAIN, *data, "--sample_num", "30")
+    assert "mrr" in fitted["best"]
+    assert "ndcg" not in fitted["best"]
+    bare = {name: {"icds": row["icds"]} for name, row in scored.items()}
+    Path("records.json").write_text(json.dumps(bare))
+    assert "no record has any" in call("train v3 records.json", *data, code=2)
+
+
+def test_images_are_embedded_beside_text(call):
+    from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor
+
+    sizes = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }  # fmt: skip
+    vision = {**sizes, "image_size": 16, "patch_size": 8}
+    text = {**sizes, "vocab_size": 64, "max_position_embeddings": 40}
+    text |= {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=12))
+    model.save_pretrained("clip")
+    images = CLIPImageProcessorPil(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
+    )
+    words = tokenizer("text")  # CLIP reads the vector at the end of the text
+    words.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", 1)]
+    )
+    CLIPProcessor(images, words).save_pretrained("clip")
+    lines = []
+    for n in range(12):
+        picture(f"{n // 2}.png", n // 2)
+        row = {"id": f"q{n}", "image": f"{n // 2}.png", "question": f"what {n}?"}
+        lines.append(json.dumps({**row, "answers": ["red", "red", "blue"]}) + "\n")
+    Path("vqa.jsonl").write_text("".join(lines))
+    assert "cannot see" in call("embed --data vqa.jsonl", code=2)
+    found = call("embed --data vqa.jsonl --encoder clip --device cpu --json")
+    assert found["views"] == ["image", "text"]
+    pool, queries, about = open_embedded(Path("embedded"))
+    assert about["encoder"] == "clip"
+    assert torch.equal(pool.views["image"], queries.views["image"])
+    assert not torch.equal(pool.views["text"], queries.views["text"])
+    assert torch.equal(pool.views["image"][0], pool.views["image"][1])
+    assert not torch.equal(pool.views["image"][1], pool.views["image"][2])
+    assert pool.groups[0] == pool.groups[1] != pool.groups[2]
+    assert pool.payload[0]["answer"] == "red"
+    assert "questions on images need a model" in call("teach", code=2)
+
+
+@pytest.mark.parametrize("name", sorted({*shipped_configs("demos")} - {"learner"}))
+def test_every_config_builds(name: str):
+    kind = TeachConfig if name == "vqa" else DemosTrainConfig
+    config = load_config(kind, f"demos/{name}")
+    if isinstance(config, DemosTrainConfig):
+        assert config.train.lr == 1e-4
+        assert (config.train.num_epochs, config.train.batch_size) == (20, 64)
+        assert config.model == MODELS[name]
+        other = load_config(DemosTrainConfig, f"demos/{name}", {"model.version": "v0"})
+        assert other.model == MODELS["v0"]

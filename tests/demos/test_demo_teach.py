@@ -1,0 +1,204 @@
+"""The teacher: what it finds, what it costs, what it writes, and what a kill leaves."""
+
+import json
+import subprocess
+import sys
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from teach_cases import Judge, embedded, files_of, teach_config
+
+from eligo.demos import Query, num_calls
+from eligo.demos.pipeline.folder import open_embedded
+from eligo.demos.teach.objective import added, worth
+from eligo.demos.teach.overlap import OverlapScorer, bigram_f1
+from eligo.demos.teach.read import read_records
+from eligo.demos.teach.run import plan, teach
+from eligo.demos.teach.teacher import teach_query
+from eligo.errors import EligoError, InputError
+
+QUERY = Query("q", torch.ones(2))
+
+
+@pytest.mark.parametrize("objective", ["gain", "actual", "logprob"])
+def test_a_wide_beam_finds_the_best_list(objective):
+    judge, names = Judge(), list("abcde")
+    found = teach_query(QUERY, names, judge, shots=3, beam=100, objective=objective)
+    best = max(permutations(names, 3), key=lambda told: Judge().value("q", told))
+    assert [names[place] for place in found.beams[0].picks] == list(best)
+    mean = torch.tensor(Judge().value("q", best) / 2)
+    assert found.beams[0].value == pytest.approx(float(worth(mean, objective)))
+
+
+def test_the_cost_is_as_told():
+    judge = Judge()
+    teach_query(QUERY, list("abcdefg"), judge, shots=4, beam=3, objective="gain")
+    assert len(judge.calls) == num_calls(7, 4, 3)
+
+
+def test_every_scored_pair_is_kept():
+    judge, names = Judge(), list("abcdef")
+    found = teach_query(QUERY, names, judge, shots=3, beam=2, objective="logprob")
+    assert found.states.tolist()[0] == [-1, -1, -1]
+    for state, row in zip(found.states.tolist(), found.logprob, strict=True):
+        told = [names[place] for place in state if place >= 0]
+        for place, value in enumerate(row.tolist()):
+            if names[place] in told:
+                assert value != value
+            else:
+                assert value == pytest.approx(Judge().value("q", (*told, names[place])))
+    assert int((~found.logprob.isnan()).sum()) + 1 == num_calls(6, 3, 2)
+
+
+def test_objectives():
+    after, before = torch.tensor([-1.0, -2.0]), torch.tensor(-3.0)
+    assert torch.equal(added(after, before, "logprob"), torch.tensor([2.0, 1.0]))
+    assert torch.allclose(added(after, before, "gain"), after.exp() - before.exp())
+    assert torch.equal(added(after, before, "actual"), after.exp())
+
+
+@pytest.mark.parametrize("objective", ["gain", "actual", "logprob"])
+def test_records_have_dense_scores_of_each_step(tmp_path: Path, objective):
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path, objective="gain")
+    assert teach(config, lambda *_: Judge())["taught"] == 18
+    pool, queries, _ = open_embedded(config.data)
+    lessons = read_records(config.out, pool, queries, objective=objective)
+    assert len(lessons.records) == 18
+    for record in lessons.records:
+        judge, told = Judge(), []
+        assert len(record.picks) == 2
+        for pick, scores in zip(record.picks, record.step_scores, strict=True):
+            before = torch.tensor(judge.value(record.query.id, told) / 2)
+            for name, score in zip(record.candidates, scores, strict=True):
+                if name in told:
+                    assert score.isnan()
+                    continue
+                after = torch.tensor(judge.value(record.query.id, (*told, name)) / 2)
+                expected = added(after, before, objective)
+                assert float(score) == pytest.approx(float(expected), abs=1e-6)
+            told.append(pick)
+
+
+def test_weighted_labels_are_all_beams(tmp_path: Path):
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path)
+    teach(config, lambda *_: Judge())
+    pool, queries, _ = open_embedded(config.data)
+    records = read_records(config.out, pool, queries, labels="weighted").records
+    assert len(records) == 36
+    first = records[:2]
+    assert sum(record.weight for record in first) == pytest.approx(1.0)
+    z = torch.tensor([1.0, -1.0])  # two different values, whatever they are
+    assert [record.weight for record in first] == pytest.approx(z.softmax(0).tolist())
+
+
+def test_files_are_as_the_pages_say(tmp_path: Path):
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path)
+    teach(config, lambda *_: Judge())
+    assert set(files_of(config.out)) == {
+        "meta.json", "records.jsonl", *(f"scores-{n:05d}.safetensors" for n in range(5)),
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (config.out / "records.jsonl").read_text().splitlines()]
+    assert [line["query_id"] for line in lines] == [f"t{n}" for n in range(18)]
+    assert {"query_id", "group", "pool", "baseline", "beams", "shard", "rows"} == set(lines[0])
+    for line in lines:
+        assert len(line["pool"]) == 6
+        assert line["query_id"] not in line["pool"]
+        assert all(int(name[1:]) // 2 != int(line["query_id"][1:]) // 2 for name in line["pool"])
+        assert line["beams"][0]["value"] >= line["beams"][1]["value"]
+    tensors = load_file(config.out / "scores-00004.safetensors")
+    assert tensors["states"].dtype == torch.int32
+    assert tensors["states"].shape == (6, 2)
+    assert tensors["logprob"].shape == (6, 6)
+    assert tensors["num_tokens"].tolist() == [2] * 6
+    assert teach(config, lambda *_: 1 / 0)["state"] == "was finished before"
+
+
+def test_a_killed_run_ends_byte_for_byte_alike(tmp_path: Path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        embedded(folder / "embedded")
+    teach(teach_config(whole), lambda *_: Judge())
+    script = Path(__file__).with_name("teach_cases.py")
+    died = subprocess.run([sys.executable, script, killed, "t9"], capture_output=True, timeout=60)
+    assert died.returncode == -9, died.stderr.decode()
+    config = teach_config(killed)
+    assert not (config.out / "records.jsonl").exists()
+    assert len(list((config.out / "parts").iterdir())) == 2
+    judge = Judge()
+    assert teach(config, lambda *_: judge)["taught"] == 18
+    assert {query for query, _ in judge.calls} == {f"t{n}" for n in range(8, 18)}
+    mine, theirs = files_of(config.out), files_of(teach_config(whole).out)
+    mine["meta.json"] = mine["meta.json"].replace(bytes(killed), bytes(whole))
+    assert mine == theirs
+
+
+def test_queries_that_fail_are_listed_and_tried_again(tmp_path: Path):
+    class Broken(Judge):
+        tries = 0
+
+        def baseline(self, query):
+            if query.id == "t6":
+                Broken.tries += 1
+                raise RuntimeError("out of luck")
+            return super().baseline(query)
+
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path)
+    with pytest.raises(EligoError, match="1 of 18 queries failed three times"):
+        teach(config, lambda *_: Broken())
+    assert Broken.tries == 3
+    failed = json.loads((config.out / "failed.jsonl").read_text())
+    assert failed == {"query_id": "t6", "error": "RuntimeError: out of luck"}
+    judge = Judge()
+    assert teach(config, lambda *_: judge)["taught"] == 18
+    assert {query for query, _ in judge.calls} == {"t4", "t5", "t6", "t7"}
+    assert not (config.out / "failed.jsonl").exists()
+
+
+def test_a_query_without_candidates_teaches_nothing(tmp_path: Path):
+    embedded(tmp_path / "embedded", 2)  # one group: each would leak the other's answer
+    config = teach_config(tmp_path)
+    assert teach(config, lambda *_: Judge())["taught"] == 2
+    pool, queries, _ = open_embedded(config.data)
+    assert read_records(config.out, pool, queries).records == []
+
+
+def test_other_settings_need_another_folder(tmp_path: Path):
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path)
+    teach(config, lambda *_: Judge())
+    with pytest.raises(InputError, match="was begun with beam 2, now it is 3"):
+        teach(config.replace({"beam": 3}))
+    embedded(tmp_path / "embedded", 20)
+    pool, queries, _ = open_embedded(config.data)
+    with pytest.raises(InputError, match="was taught on pool of hash"):
+        read_records(config.out, pool, queries)
+
+
+def test_a_plan_counts_calls(tmp_path: Path):
+    embedded(tmp_path / "embedded")
+    found = plan(teach_config(tmp_path, num_queries=10), lambda *_: Judge())
+    assert found["calls per query"] == num_calls(6, 2, 2)
+    assert found["calls"] == 10 * num_calls(6, 2, 2)
+    assert found["hours on this machine, one worker"] > 0
+    assert not (tmp_path / "taught").exists()
+
+
+def test_without_a_model_answers_are_compared(tmp_path: Path):
+    embedded(tmp_path / "embedded")
+    pool, queries, _ = open_embedded(tmp_path / "embedded")
+    scorer = OverlapScorer(pool, queries)
+    query = Query("t0", torch.ones(4))
+    assert float(scorer.baseline(query).logprob) == pytest.approx(-6.9078, abs=1e-3)
+    found = scorer.score(query, ["t1"], ["t6", "t4"])  # "the red ball" again; "the blue ball"
+    assert found.logprob.exp().tolist() == pytest.approx([1.0, 1e-3])
+    assert bigram_f1("two", "two") == 1.0
+    assert bigram_f1("", "two") == 0.0
+    config = teach_config(tmp_path)
+    assert teach(config)["taught"] == 18

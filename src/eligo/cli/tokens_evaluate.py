@@ -44,6 +44,7 @@ def run(
     from eligo.devices import resolve_device
     from eligo.report.provenance import provenance
     from eligo.tokens.load import load_host
+    from eligo.tokens.measure.asking import move
     from eligo.tokens.measure.evaluate import evaluate_plan, summarise
     from eligo.tokens.plan import Plan
     from eligo.train.progress import ProgressBar
@@ -55,7 +56,7 @@ def run(
     if model is not None:
         settings = settings.replace({"model": model, "random": None})
     host, processor = load_host(settings, device=device)
-    _move(plan, device)
+    move(plan, device)
     examples, instruction = _examples(config, split, questions)
     with ProgressBar("questions", len(examples)) as bar:
         answered = evaluate_plan(
@@ -86,12 +87,6 @@ def _config_of(source: Path) -> Any:
 
     found = source / "config.yaml"
     return load_config(TokensTrainConfig, found if found.is_file() else None)
-
-
-def _move(plan: Any, device: str) -> None:
-    for stage in plan.stages:
-        if hasattr(stage.reducer, "to"):
-            stage.reducer.to(device)
 
 
 def _examples(config: Any, split: Any, questions: int) -> tuple[Any, str]:

@@ -89,8 +89,8 @@ def _coded(families: list[str]) -> dict[str, Any]:
 
 def _plot(out: Path, found: Any) -> None:
     from eligo.report.plots import Panel, Point, save_panels
+    from eligo.tokens.measure.asking import BLIND, WHOLE
     from eligo.tokens.measure.evaluate import ALL
-    from eligo.tokens.measure.verdict import BLIND, WHOLE
 
     def panel(family: str) -> Panel:
         curves: dict[str, list[Point]] = {}
@@ -114,27 +114,16 @@ def _plot(out: Path, found: Any) -> None:
 
 
 def _tables(verdict: dict[str, Any]) -> list[Any]:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from eligo.cli.tokens_flags import arm_table
 
-    def table(title: str, caption: str, columns: list[str]) -> Table:
-        made = Table(
-            title=title, caption=caption, title_justify="left", caption_justify="left",
-            box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
-        )  # fmt: skip
-        made.add_column("arm", overflow="fold")
-        for name in columns:
-            made.add_column(name, justify="right", no_wrap=True)
-        return made
-
-    overall = table(
+    overall = arm_table(
         "right answers (%) on the same test questions",
         "lost: points against none, with its 95 % interval · saved: FLOPs (%) of the language "
         "model, the selector counted · runs: trainings",
         ["kept", "saved", "runs", "right", "lost", "interval"],
     )
     names = list(verdict["arms"][0]["accuracy"])
-    families = table("by family (%)", "", names)
+    families = arm_table("by family (%)", "", names)
     for row in verdict["arms"]:
         right = row["accuracy"]
         saved = row.get("flops_reduction_with_selector")

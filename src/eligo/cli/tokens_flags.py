@@ -1,11 +1,16 @@
-"""What several `tokens` commands understand alike: which plan, which device."""
+"""What several `tokens` commands have alike: which plan, which device, the table of arms."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
 from eligo.tokens.methods import METHODS, read_method
 from eligo.tokens.plan import Cut, Plan, Stage1
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MODELS = Path(__file__).parents[1] / "scenes" / "models"
 _FIRST_CUT = 2  # FastV's K: what attention says in the first two layers decides
@@ -59,6 +64,21 @@ def _of_method(name: str, budgets: tuple[int, ...], layers: tuple[int, ...]) -> 
     if len(layers) != len(budgets):
         raise InputError(f"got {len(layers)} layers and {len(budgets)} budgets, expected pairs")
     return Plan(cuts=[Cut(at, method, kept) for at, kept in zip(layers, budgets, strict=True)])
+
+
+def arm_table(title: str, caption: str, columns: Sequence[str]) -> "Table":
+    """An empty table with a row for each arm to come."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(
+        title=title, caption=caption, title_justify="left", caption_justify="left",
+        box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
+    )  # fmt: skip
+    made.add_column("arm", overflow="fold")
+    for name in columns:
+        made.add_column(name, justify="right", no_wrap=True)
+    return made
 
 
 def pick_device(device: str) -> str:

@@ -165,27 +165,16 @@ def _panel(entries: list[dict[str, Any]], family: str) -> Any:
 
 
 def _tables(entries: list[dict[str, Any]], config: SweepConfig) -> list[Any]:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from eligo.cli.tokens_flags import arm_table
 
-    def table(title: str, caption: str, columns: list[str]) -> Table:
-        made = Table(
-            title=title, caption=caption, title_justify="left", caption_justify="left",
-            box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
-        )  # fmt: skip
-        made.add_column("arm", overflow="fold")
-        for name in columns:
-            made.add_column(name, justify="right", no_wrap=True)
-        return made
-
-    overall = table(
+    overall = arm_table(
         f"right answers (%), {config.questions} questions of the {config.split} split",
         "interval: 95 % (Wilson) · drop: points against none, on the same questions · saved: "
         "FLOPs (%) of the language model, of it with the selector counted, of everything · "
         "length: tokens of a layer, mean",
         ["kept", "right", "interval", "drop", "LLM", "+sel.", "total", "length"],
     )
-    families = table("by family (%)", "", [row["family"] for row in entries[0]["rows"]])
+    families = arm_table("by family (%)", "", [row["family"] for row in entries[0]["rows"]])
     whole = next(arm for arm in entries if arm["name"] == "none")
     for arm in entries:
         overall.add_row(*_overall(arm, whole))

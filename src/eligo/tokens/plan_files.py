@@ -22,7 +22,7 @@ _FILE = "plan.json"
 
 def save(plan: Plan, folder: Path) -> None:
     """Write a plan and its parts."""
-    from eligo.tokens.learned.modules import LayerPruner, LayerPruners, PrunersShape, TokenMerger
+    from eligo.tokens.learned.modules import LayerPruner, LayerPruners, TokenMerger
 
     heads = {
         layer: cut.reducer
@@ -32,16 +32,7 @@ def save(plan: Plan, folder: Path) -> None:
     if plan.stage1 is not None and isinstance(plan.stage1.reducer, TokenMerger):
         plan.stage1.reducer.save_pretrained(folder)
     if heads:
-        head = next(iter(heads.values()))
-        scorer = head.scorer
-        shape = PrunersShape(
-            layers=tuple(heads),
-            width=scorer.vision_proj.in_features,
-            dim=scorer.vision_proj.out_features,
-            num_heads=scorer.attention.num_heads,
-            diverse=head.peaks is not None,
-        )
-        pruners = LayerPruners(shape)
+        pruners = LayerPruners(next(iter(heads.values())).shape(tuple(heads)))
         pruners.heads = nn.ModuleDict({str(layer): head for layer, head in heads.items()})
         pruners.save_pretrained(folder)
     described = {

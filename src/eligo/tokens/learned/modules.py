@@ -255,6 +255,16 @@ class LayerPruner(nn.Module):
         self.scorer = QuestionScorer(width, width, dim, num_heads)
         self.peaks = Peaks() if diverse else None
 
+    def shape(self, layers: tuple[int, ...]) -> PrunersShape:
+        """What builds heads like this one, for these layers."""
+        return PrunersShape(
+            layers=layers,
+            width=self.scorer.vision_proj.in_features,
+            dim=self.scorer.vision_proj.out_features,
+            num_heads=self.scorer.attention.num_heads,
+            diverse=self.peaks is not None,
+        )
+
     def scores(self, context: ReducerContext) -> Float[Tensor, "images tokens"]:
         """How much each token matters, float32; 0 in padding."""
         return self._judge(context)[0]

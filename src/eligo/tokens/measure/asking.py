@@ -24,6 +24,8 @@ from eligo.tokens.plan import Plan
 from eligo.tokens.predict import trace_schedules
 from eligo.vqa import vqa_accuracy
 
+WHOLE, BLIND = "none", "blind"
+"""The arms that every comparison has: all tokens, and no image at all."""
 _CHUNK = 256  # scenes drawn at once
 
 
@@ -106,7 +108,7 @@ def answer_blindly(
     return families, right
 
 
-def move(plan: Plan, device: torch.device) -> None:
+def move(plan: Plan, device: torch.device | str) -> None:
     """Take the learned parts of a plan to a device."""
     for stage in plan.stages:
         if isinstance(stage.reducer, nn.Module):
@@ -143,6 +145,15 @@ def mean_cost(shape: HostShape, plan: Plan, schedules: Counter[Schedule]) -> dic
         "flops_reduction_total": 1 - (rest + selector + llm) / (rest_full + full),
         "uncounted": list(counted[0][0].uncounted),
     }
+
+
+def bits(right: Sequence[bool]) -> str:
+    """A 0 or a 1 for each question.
+
+    >>> bits([True, False])
+    '10'
+    """
+    return "".join("01"[one] for one in right)
 
 
 def rows_of(families: Sequence[str], right: Sequence[bool]) -> list[dict[str, Any]]:

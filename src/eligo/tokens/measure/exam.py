@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from eligo.errors import InputError
 from eligo.files import write_text
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.data.scene_source import SceneSource
-from eligo.tokens.learned.modules import LayerPruners, PrunersShape, TokenMerger
+from eligo.tokens.learned.modules import LayerPruner, LayerPruners, TokenMerger
 from eligo.tokens.load import load_host
-from eligo.tokens.measure.asking import Asker, answer_blindly
+from eligo.tokens.measure.asking import BLIND, WHOLE, Asker, answer_blindly, bits
 from eligo.tokens.measure.exam_config import TWO_STAGE, ExamConfig
 from eligo.tokens.measure.matching import CLOSE, Matched, candidates, spending
 from eligo.tokens.methods import build
@@ -35,7 +34,6 @@ from eligo.train import fit
 from eligo.train.rng import mix
 
 Tell = Callable[[str, int, int], None]
-WHOLE, BLIND = "none", "blind"
 _RESULT = "exam_answers.json"
 _TUNING = "exam_tuning.json"
 _TRAINED = "trained.json"
@@ -188,8 +186,8 @@ class Exam:
         allowed = {point: self.allowed(asker, point) for point in self.config.points}
         return {
             "families": answers.families,
-            "right": {name: _bits(right) for name, right in answers.right.items()}
-            | {BLIND: _bits(blind)},
+            "right": {name: bits(right) for name, right in answers.right.items()}
+            | {BLIND: bits(blind)},
             "cost": answers.cost,
             "allowed": allowed,
         }
@@ -231,7 +229,9 @@ def untrained(plan: Plan, seed: int) -> Plan:
             stage1 = replace(stage1, reducer=TokenMerger(stage1.reducer.shape))
         if not plan.cuts:
             return replace(plan, stage1=stage1)
-        heads = LayerPruners(_shape_of(plan))
+        head = plan.cuts[0].reducer
+        assert isinstance(head, LayerPruner)
+        heads = LayerPruners(head.shape(plan.layers))
         cuts = [
             replace(cut, reducer=heads[layer])
             for layer, cut in zip(plan.layers, plan.cuts, strict=True)
@@ -251,20 +251,3 @@ def variants(plan: Plan) -> Iterator[tuple[str, Plan]]:
         first = plan.cuts[0]
         by_chance = Cut(first.layer, build("random"), first.budget, first.ratio)
         yield "first cut by chance", replace(plan, cuts=[by_chance, *plan.cuts[1:]])
-
-
-def _shape_of(plan: Plan) -> PrunersShape:
-    head: Any = plan.cuts[0].reducer
-    assert isinstance(head, nn.Module)
-    scorer: Any = head.scorer
-    return PrunersShape(
-        layers=plan.layers,
-        width=scorer.vision_proj.in_features,
-        dim=scorer.vision_proj.out_features,
-        num_heads=scorer.attention.num_heads,
-        diverse=head.peaks is not None,
-    )
-
-
-def _bits(right: list[bool]) -> str:
-    return "".join("01"[one] for one in right)

@@ -18,12 +18,10 @@ from torch import nn
 from eligo.errors import InputError
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import GRID, SceneExamples
-from eligo.tokens.measure.asking import Asker, answer_blindly, rows_of
+from eligo.tokens.measure.asking import BLIND, WHOLE, Asker, answer_blindly, bits, rows_of
 from eligo.tokens.measure.sweep_config import SweepConfig
 from eligo.tokens.methods import Method, read_method
 from eligo.tokens.plan import Cut, Plan, Stage1
-
-WHOLE, BLIND = "none", "blind"
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class Sweep:
             answers = self.asker.ask({arm.name: arm.plan}, tell)
             families, right = answers.families, answers.right[arm.name]
             cost = answers.cost[arm.name]
-        return head | cost | {"rows": rows_of(families, right), "right": _bits(right)}
+        return head | cost | {"rows": rows_of(families, right), "right": bits(right)}
 
 
 def paired_drop(whole: str, pruned: str) -> tuple[float, float, float]:
@@ -136,7 +134,3 @@ def paired_drop(whole: str, pruned: str) -> tuple[float, float, float]:
     spread = math.sqrt(sum((drop - mean) ** 2 for drop in drops) / max(1, len(drops) - 1))
     margin = 1.96 * spread / math.sqrt(len(drops))
     return mean, mean - margin, mean + margin
-
-
-def _bits(right: Sequence[bool]) -> str:
-    return "".join("01"[one] for one in right)

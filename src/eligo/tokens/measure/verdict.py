@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from eligo.report.intervals import paired_bootstrap
-from eligo.tokens.measure.asking import rows_of
+from eligo.tokens.measure.asking import WHOLE, rows_of
 from eligo.tokens.measure.evaluate import ALL
 from eligo.tokens.measure.exam_config import TWO_STAGE
 
-WHOLE, BLIND, ORACLE = "none", "blind", "oracle"
+ORACLE = "oracle"
 _MOST_LOST, _LEAST_SAVED = 3.0, 0.6
 
 

@@ -1,4 +1,4 @@
-"""A run folder that cannot be written is the user's to mend, and said to be."""
+"""A run folder finishes what a killed run left half done; one that cannot be written says so."""
 
 from pathlib import Path
 
@@ -19,7 +19,17 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_full_disk(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.prepare({}, 0, None)
+    folder.prepare({}, 0, None, keep=2)
     with pytest.raises(OutputError, match=r"No space left.*--resume"), folder.writing(3):
         raise OSError(28, "No space left on device")
     assert not folder.steps()
+
+
+def test_a_run_killed_before_old_checkpoints_went(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (4, 80, 85, 90):
+        folder.checkpoint(step).mkdir(parents=True)
+    folder.prepare({}, 90, best=4, keep=2)
+    assert folder.steps() == [4, 85, 90]
+    assert (tmp_path / "last").resolve() == folder.checkpoint(90).resolve()
+    assert (tmp_path / "best").resolve() == folder.checkpoint(4).resolve()

@@ -102,7 +102,9 @@ class _Loop:
 
         processes.wait()  # all have read what the first one now tidies
         if processes.is_main:
-            self.folder.prepare(self.record, self.standing.step, self.standing.best_step)
+            self.folder.prepare(
+                self.record, self.standing.step, self.standing.best_step, config.keep_checkpoints
+            )
         self.log = MetricLog(self.folder.path, self.standing.step) if processes.is_main else None
         self.bar = ProgressBar(
             config.name, config.total_steps, self.standing.step, visible=processes.is_main
@@ -246,8 +248,7 @@ class _Loop:
         if self.processes.is_main:
             with self.folder.writing(standing.step) as folder:
                 self.state.save(folder, self.record, summary)
-            self.folder.link_all(standing.best_step)
-            self.folder.drop_old(self.config.keep_checkpoints, standing.best_step)
+            self.folder.settle(standing.best_step, self.config.keep_checkpoints)
         self.saved_step = standing.step
         self.processes.wait()
 

@@ -44,15 +44,15 @@ class RunFolder:
             )
         refuse_changes(saved, config, _MAY_CHANGE)
 
-    def prepare(self, config: dict[str, Any], step: int, best: int | None) -> None:
-        """Write the config, clear what is half-written, drop metrics after `step`."""
+    def prepare(self, config: dict[str, Any], step: int, best: int | None, keep: int) -> None:
+        """Write the config, finish or clear what was half done, drop metrics after `step`."""
         make_folder(self.checkpoints)
         clear_unfinished(self.path)
         for leftover in self.checkpoints.glob(".*"):
             shutil.rmtree(leftover)
         write_text(self.path / "config.yaml", dump_yaml(config))
         if self.steps():
-            self.link_all(best)
+            self.settle(best, keep)
         if self.metrics.exists():
             # The last line may be torn: a line counts only with its newline.
             lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
@@ -84,6 +84,11 @@ class RunFolder:
                 f"{self.checkpoint(step)}: cannot be written ({error}); make room, then go on with "
                 "--resume"
             ) from error
+
+    def settle(self, best: int | None, keep: int) -> None:
+        """What follows a new checkpoint: the links are set anew, then old checkpoints go."""
+        self.link_all(best)
+        self.drop_old(keep, best)
 
     def link_all(self, best: int | None) -> None:
         """Point `last` at the newest checkpoint and `best` at the best, atomically."""

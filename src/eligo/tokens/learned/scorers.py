@@ -9,6 +9,7 @@ even under autocast (bfloat16 scores tie, and ties go to the lowest index).
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -17,6 +18,8 @@ from eligo.nn import CrossAttention
 
 MaskMode = Literal["straight_through", "soft"]
 
+_FIRST_SCORES = 0.1  # of their usual size: what is not learned yet should decide little
+
 
 class SimpleScorer(nn.Module):
     """`MLP(norm(x))`, width -> dim -> 1: the same for every question."""
@@ -24,7 +27,7 @@ class SimpleScorer(nn.Module):
     def __init__(self, width: int, dim: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, dim), nn.GELU(), nn.Linear(dim, 1))
+        self.mlp = _score_mlp(width, dim)
 
     def forward(
         self, features: Float[Tensor, "images tokens width"]
@@ -51,7 +54,7 @@ class QuestionScorer(nn.Module):
         self.question_proj = nn.Linear(question_width, dim)
         # The projections before it have biases; a key bias of its own would be cancelled.
         self.attention = CrossAttention(dim, dim, dim, num_heads, qkv_bias=False)
-        self.mlp = nn.Sequential(nn.Linear(dim, dim // 2), nn.GELU(), nn.Linear(dim // 2, 1))
+        self.mlp = _score_mlp(dim, dim // 2)
 
     def look(
         self, features: Float[Tensor, "images tokens width"]
@@ -92,6 +95,15 @@ class QuestionScorer(nn.Module):
         return 2.0 * (num_tokens * per_token + num_words * per_word + attention)
 
 
+def _score_mlp(width: int, hidden: int) -> nn.Sequential:
+    """width -> hidden -> 1, beginning near 0."""
+    last = nn.Linear(hidden, 1)
+    with torch.no_grad():
+        last.weight.mul_(_FIRST_SCORES)
+        last.bias.zero_()
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), last)
+
+
 @dataclass(frozen=True)
 class Relaxation:
     """How soft the choices of one training step are."""
@@ -99,7 +111,7 @@ class Relaxation:
     temperature: float
     """T of the relaxed top-k and of the soft assignment."""
     noise: float
-    """Factor on the Gumbel noise: T / T_start in training, 0 in evaluation."""
+    """Factor on the Gumbel noise: T / T_start while T falls; 0 after that, and in evaluation."""
     hard: bool
     """Whether tokens are folded wholly into one centre: after annealing."""
     mode: MaskMode = "straight_through"

@@ -195,10 +195,13 @@ class TokensTask(Task):
         temperature = self.settings.temperature
         now = temperature.at(fraction)
         assert temperature.end <= now <= temperature.start, (now, temperature)
+        # After annealing the training form chooses and folds as inference will: noise that stayed
+        # spread the choices, and parts that had learned to rely on it lost points without it.
+        annealed = fraction >= temperature.anneal_fraction
         return Relaxation(
             temperature=now,
-            noise=now / temperature.start if training else 0.0,
-            hard=fraction >= temperature.anneal_fraction,
+            noise=now / temperature.start if training and not annealed else 0.0,
+            hard=annealed,
             mode=self.settings.mask_mode,
         )
 

@@ -83,7 +83,9 @@ def choose(
     """A uniformly random allowed option per row, and whether the row had any (else option 0)."""
     priority = _shift_right(subkeys(key, stream, allowed.shape[-1]), 2) + 1
     best = torch.where(allowed, priority, 0).max(-1)
-    return best.indices, best.values > 0
+    found = best.values > 0
+    # Of equal maxima, as in a row of zeros, each device names another.
+    return best.indices.where(found, 0), found
 
 
 def choose_weighted(

@@ -28,6 +28,7 @@ from eligo.scenes.words import COLOUR, SHAPE, TEXTURE
 _TILE = 256  # side of an atlas tile, in texels
 _NOISE = 512  # side of the noise tile, in pixels
 _OUTSIDE, _BRIGHT, _DARK = range(3)
+_TOGETHER = 2048  # scenes that `render_all` paints at once
 _SHADE = 45  # percent of the colour that the dark parts of a texture keep
 
 
@@ -128,7 +129,9 @@ class Rendered:
         rows = background_depth(_rows(graph), graph.horizon, graph.wall_depth, graph.near_depth)
         table = torch.cat([torch.zeros_like(graph.depth[:, :1]), graph.depth], 1)
         chosen = table.gather(1, self.instances.flatten(1).long()).view(self.instances.shape)
-        return torch.where(self.instances == 0, rows[:, :, None], chosen).float() / 1000
+        # By a tensor: CUDA multiplies by the inverse of a plain number, a rounding away from this.
+        thousand = torch.full((), 1000.0, device=rows.device)
+        return torch.where(self.instances == 0, rows[:, :, None], chosen).float() / thousand
 
     def sensor_depth(
         self,
@@ -258,6 +261,13 @@ def render(graph: SceneGraph) -> Rendered:
         _shade(graph, painted[:, :bin_].view(scenes, height, width)),
         instances[:, :bin_].reshape(scenes, height, width),
     )
+
+
+def render_all(graph: SceneGraph) -> Rendered:
+    """The same for more scenes than can be worked on at once."""
+    parts = [render(graph[i : i + _TOGETHER]) for i in range(0, len(graph), _TOGETHER)]
+    rgb, instances = ([getattr(part, name) for part in parts] for name in ("rgb", "instances"))
+    return Rendered(graph, torch.cat(rgb), torch.cat(instances))
 
 
 def _shade(

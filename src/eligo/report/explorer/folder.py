@@ -1,0 +1,179 @@
+"""Exhibits on disk: a folder of `Selection` files and pictures, and a small JSON that joins them.
+
+    RUN/explore/<name>/exhibit.json  stage_00.safetensors ...  picture_00.png ...
+
+Anything that writes such a folder shows up in the explorer, whoever made it.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from eligo.errors import InputError
+from eligo.files import make_folder, write_text, writing
+from eligo.report.explorer.exhibit import Answer, Exhibit, Grid, Item, Stage
+from eligo.selection import Selection
+
+FORMAT = "eligo.exhibit.v1"
+FOLDER = "explore"
+_FILE = "exhibit.json"
+_MOST_PIXELS = 64_000_000
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _OverGrid(_Strict):
+    grid: Grid
+
+
+class _OverItems(_Strict):
+    items: tuple[Item, ...]
+
+
+class _StageFile(_Strict):
+    name: str
+    selection: str
+    """The file of the `Selection`, beside this one."""
+    over: _OverGrid | _OverItems
+    rows: tuple[str, ...] = ()
+    layer: int | None = None
+    candidates: tuple[int, ...] | None = None
+    note: str = ""
+
+
+class _ExhibitFile(_Strict):
+    """What `exhibit.json` holds: an `Exhibit` with names of files in place of what is in them."""
+
+    format: Literal["eligo.exhibit.v1"] = FORMAT
+    title: str
+    kind: str
+    query: str
+    pictures: dict[str, str] = {}
+    stages: tuple[_StageFile, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    cost: dict[str, str] = {}
+    note: str = ""
+
+
+def save_exhibit(exhibit: Exhibit, folder: str | Path) -> Path:
+    """Write an exhibit; the JSON comes last, so that a folder that has one is whole."""
+    folder = make_folder(Path(folder))
+    (folder / _FILE).unlink(missing_ok=True)  # an older exhibit's, until the new one is whole
+    pictures = {}
+    for number, (name, picture) in enumerate(exhibit.pictures.items()):
+        pictures[name] = f"picture_{number:02d}.png"
+        with writing(folder / pictures[name]) as temporary:
+            picture.save(temporary, "PNG")
+    stages = []
+    for number, stage in enumerate(exhibit.stages):
+        file = f"stage_{number:02d}.safetensors"
+        stage.selection.save(folder / file)
+        over = stage.over
+        stages.append(
+            _StageFile(
+                name=stage.name,
+                selection=file,
+                over=_OverGrid(grid=over) if isinstance(over, Grid) else _OverItems(items=over),
+                rows=stage.rows,
+                layer=stage.layer,
+                candidates=stage.candidates,
+                note=stage.note,
+            )
+        )
+    content = _ExhibitFile(
+        title=exhibit.title,
+        kind=exhibit.kind,
+        query=exhibit.query,
+        pictures=pictures,
+        stages=tuple(stages),
+        answers=exhibit.answers,
+        cost=dict(exhibit.cost),
+        note=exhibit.note,
+    )
+    return write_text(folder / _FILE, content.model_dump_json(indent=1) + "\n")
+
+
+def save_prediction(exhibit: Exhibit, out: str | Path) -> Path:
+    """What a single prediction leaves in its folder, so that `eligo explore OUT` shows it."""
+    return save_exhibit(exhibit, Path(out) / FOLDER / "prediction")
+
+
+def load_exhibit(folder: str | Path) -> Exhibit:
+    """Read what `save_exhibit` (or another program) wrote."""
+    path = Path(folder) / _FILE
+    try:
+        content = _ExhibitFile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise InputError(f"{path}: {where}: {first['msg']} (format {FORMAT})") from None
+    stages = tuple(_stage(path.parent, stage) for stage in content.stages)
+    pictures = {
+        name: _picture(_inside(path.parent, file)) for name, file in content.pictures.items()
+    }
+    try:
+        return Exhibit(
+            title=content.title,
+            kind=content.kind,
+            query=content.query,
+            stages=stages,
+            pictures=pictures,
+            answers=content.answers,
+            cost=content.cost,
+            note=content.note,
+        )
+    except InputError as error:  # the files do not fit together
+        raise InputError(f"{path}: {error}") from None
+
+
+def find_exhibits(run: str | Path) -> list[Path]:
+    """Folders of the exhibits of a run, of the `explore` folder in it, or one exhibit's own."""
+    run = Path(run)
+    if (run / _FILE).is_file():
+        return [run]
+    inner = run / FOLDER if (run / FOLDER).is_dir() else run
+    found = sorted(path.parent for path in inner.glob(f"*/{_FILE}"))
+    if not found:
+        raise InputError(
+            f"{run}: holds nothing to explore (expected {FOLDER}/*/{_FILE}); `eligo demo` and "
+            "the `predict` of every family write such folders"
+        )
+    return found
+
+
+def _stage(folder: Path, stage: _StageFile) -> Stage:
+    return Stage(
+        name=stage.name,
+        selection=Selection.load(_inside(folder, stage.selection)),
+        over=stage.over.grid if isinstance(stage.over, _OverGrid) else stage.over.items,
+        rows=stage.rows,
+        layer=stage.layer,
+        candidates=stage.candidates,
+        note=stage.note,
+    )
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file of the folder itself: a shared run must not make the reader open other files."""
+    if Path(name).name != name:
+        raise InputError(f"{folder / _FILE}: got file {name!r}, expected one beside it")
+    return folder / name
+
+
+def _picture(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as picture:
+            if picture.width * picture.height > _MOST_PIXELS:
+                raise InputError(
+                    f"{path}: got a picture of {picture.width} x {picture.height}, expected at "
+                    f"most {_MOST_PIXELS:,} pixels"
+                )
+            return picture.convert("RGB")
+    except (OSError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: cannot be read as a picture ({error})") from None

@@ -1,0 +1,118 @@
+// The page: its list, the exhibit that is shown, and what keys and links do.
+
+import { el, replace } from "./dom.js";
+import { showExhibit } from "./exhibit.js";
+import { startKeys } from "./keys.js";
+import { startLive } from "./live.js";
+import { nameExhibits, readHash, writeHash } from "./route.js";
+import { makeSidebar } from "./sidebar.js";
+import { startTheme } from "./theme.js";
+
+const START = { stage: 0, row: 0 };
+const MADE = "made here"; // the group of what a live page was asked for
+const MOST_MADE = 20;
+const byId = (id) => document.getElementById(id);
+
+function start() {
+  const data = JSON.parse(byId("data").textContent);
+  const taken = new Set();
+  const exhibits = nameExhibits(data.exhibits, taken);
+  const stage = byId("stage");
+  let shown = null;
+  let current = null; // {exhibit, stage, row}
+
+  const sidebar = makeSidebar({ open: (exhibit) => open({ exhibit, ...START }) });
+  byId("list").append(sidebar.node);
+  byId("version").textContent = `eligo ${data.version}`;
+
+  function open(place, { isNew = true } = {}) {
+    shown?.leave();
+    current = place;
+    writeHash(place, { isNew });
+    shown = showExhibit(place.exhibit, place, (to) => {
+      current = { exhibit: place.exhibit, ...to };
+      writeHash(current, { isNew: false });
+    });
+    replace(stage, shown.node);
+    sidebar.show(place.exhibit);
+    document.title = `${place.exhibit.title} \u00b7 ${data.title}`;
+    drawer(false);
+    if (isNew) scrollTo({ top: 0 });
+  }
+  function beside(step) {
+    const exhibit = sidebar.beside(current?.exhibit, step);
+    if (exhibit && exhibit !== current?.exhibit) open({ exhibit, ...START });
+  }
+  function drawer(isOpen) {
+    document.body.toggleAttribute("data-drawer", isOpen);
+    byId("menu").setAttribute("aria-expanded", String(isOpen));
+    if (isOpen) sidebar.search.focus();
+  }
+  function arrive() {
+    const place = readHash(exhibits);
+    if (place) open(place, { isNew: false });
+    else if (exhibits.length && !shown) open({ exhibit: exhibits[0], ...START }, { isNew: false });
+    else if (!shown) replace(stage, empty(Boolean(data.live)));
+  }
+
+  const toggleTheme = startTheme(() => shown?.view?.repaint());
+  const help = startKeys({
+    j: () => beside(1),
+    k: () => beside(-1),
+    "/": () => {
+      if (getComputedStyle(byId("menu")).display !== "none") drawer(true);
+      sidebar.search.focus();
+    },
+    "[": () => shown?.view?.keys.step(-1),
+    "]": () => shown?.view?.keys.step(1),
+    p: () => shown?.view?.keys.play(),
+    m: () => shown?.view?.keys.mode(),
+    r: () => shown?.view?.keys.row(1),
+    R: () => shown?.view?.keys.row(-1),
+    t: toggleTheme,
+    Escape: () => {
+      drawer(false);
+      shown?.view?.release();
+    },
+  });
+  byId("theme").addEventListener("click", toggleTheme);
+  byId("help").addEventListener("click", help);
+  byId("menu").addEventListener("click", () => drawer(!document.body.hasAttribute("data-drawer")));
+  byId("scrim").addEventListener("click", () => drawer(false));
+  byId("skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    stage.focus();
+  });
+  addEventListener("hashchange", arrive);
+
+  // What was just made stands at the top; another budget for the same takes its place.
+  function add(exhibit, key) {
+    const before = exhibits.find((one) => one.key === key);
+    Object.assign(exhibit, { key, group: MADE });
+    if (before) exhibits.splice(exhibits.indexOf(before), 1);
+    if (before) exhibit.id = before.id;
+    else nameExhibits([exhibit], taken);
+    exhibits.unshift(exhibit);
+    const made = exhibits.filter((one) => one.group === MADE);
+    if (made.length > MOST_MADE) exhibits.splice(exhibits.indexOf(made.at(-1)), 1);
+    const isSame = before && before === current?.exhibit && exhibit.stages[current.stage];
+    sidebar.fill(exhibits);
+    open(
+      { exhibit, ...(isSame ? { stage: current.stage, row: current.row } : START) },
+      { isNew: false },
+    );
+  }
+  sidebar.fill(exhibits);
+  const isLinked = Boolean(readHash(exhibits));
+  arrive();
+  if (data.live) startLive(byId("live"), data.live, { made: add, runs: !isLinked });
+}
+
+function empty(isLive) {
+  const text = isLive
+    ? "Choose an example above, or bring a picture of your own."
+    : "This run holds nothing to show.";
+  return el("p", { class: "empty soft" }, text);
+}
+
+start();

@@ -1,0 +1,132 @@
+// The list of exhibits: by kind, searchable, with what was answered.
+
+import { el, replace } from "./dom.js";
+import { plural, verdict } from "./words.js";
+
+export function makeSidebar({ open }) {
+  const search = el("input", {
+    type: "search",
+    placeholder: "Search",
+    "aria-label": "search exhibits",
+    autocomplete: "off",
+    oninput: () => filter(),
+    onkeydown: (event) => {
+      if (event.key === "Escape") clear();
+      if (event.key === "Enter" || event.key === "ArrowDown") enter(event);
+    },
+  });
+  const found = el("p", { class: "soft found", role: "status" });
+  const groups = el("nav", { class: "groups", "aria-label": "exhibits" });
+  let entries = [];
+
+  function fill(exhibits) {
+    const kinds = new Map();
+    for (const one of exhibits) {
+      const kind = one.group ?? one.kind;
+      kinds.set(kind, [...(kinds.get(kind) ?? []), one]);
+    }
+    entries = [];
+    replace(
+      groups,
+      [...kinds].map(([kind, members]) => {
+        const nodes = members.map((exhibit) => {
+          const node = entry(exhibit, open);
+          entries.push({ exhibit, node, text: searchText(exhibit) });
+          return node;
+        });
+        const number = el("span", { class: "count" }, members.length);
+        return el(
+          "details",
+          { open: true },
+          el("summary", { dir: "auto" }, kind, number),
+          el("ul", {}, nodes),
+        );
+      }),
+    );
+    filter();
+  }
+
+  function filter() {
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const { node, text } of entries) node.hidden = !words.every((word) => text.includes(word));
+    for (const group of groups.children) group.hidden = !group.querySelector("li:not([hidden])");
+    found.textContent = words.length ? `${plural(visible().length, "exhibit")} found` : "";
+  }
+  function clear() {
+    search.value = "";
+    filter();
+  }
+  const visible = () => entries.filter(({ node }) => !node.hidden);
+  function enter(event) {
+    event.preventDefault();
+    const [first] = visible();
+    if (!first) return;
+    first.node.firstChild.focus();
+    if (event.key === "Enter") open(first.exhibit);
+  }
+  groups.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const links = visible().map(({ node }) => node.firstChild);
+    const at = links.indexOf(document.activeElement);
+    if (!step || at < 0) return;
+    event.preventDefault();
+    if (at + step < 0) search.focus();
+    links[at + step]?.focus();
+  });
+
+  return {
+    node: el("div", { class: "sidebar-inner" }, search, found, groups),
+    fill,
+    search,
+    // The exhibit so many places further in the list as it is filtered; at its ends the last one.
+    beside(exhibit, step) {
+      const list = visible().map((one) => one.exhibit);
+      const at = list.indexOf(exhibit);
+      return at < 0 ? list[0] : list[Math.min(list.length - 1, Math.max(0, at + step))];
+    },
+    show(current) {
+      for (const { exhibit, node } of entries) {
+        const link = node.firstChild;
+        link.toggleAttribute("data-current", exhibit === current);
+        if (exhibit === current) link.setAttribute("aria-current", "page");
+        else link.removeAttribute("aria-current");
+        if (exhibit === current) link.scrollIntoView({ block: "nearest" });
+      }
+    },
+  };
+}
+
+function searchText({ title, query, kind, answers }) {
+  return [title, query, kind, ...answers.map((answer) => answer.text)].join(" ").toLowerCase();
+}
+
+function entry(exhibit, open) {
+  const [picture] = Object.values(exhibit.pictures);
+  const marks = exhibit.answers
+    .map((answer) => ({ ...verdict(answer.right), who: answer.who }))
+    .filter((one) => one.word);
+  const said = marks.map(({ who, word }) => `${who} ${word}`).join(", ");
+  const link = el(
+    "a",
+    {
+      href: `#${encodeURIComponent(exhibit.id)}`,
+      title: exhibit.title,
+      onclick: (event) => {
+        if (event.metaKey || event.ctrlKey || event.shiftKey) return;
+        event.preventDefault();
+        open(exhibit);
+      },
+    },
+    picture
+      ? el("img", { src: picture, alt: "", decoding: "async" })
+      : el("span", { class: "blank", "aria-hidden": "true" }),
+    el("span", { class: "name", dir: "auto" }, exhibit.title),
+    marks.length > 0 &&
+      el(
+        "span",
+        { class: "marks", role: "img", "aria-label": said },
+        marks.map(({ sign, name }) => el("i", { "data-verdict": name }, sign)),
+      ),
+  );
+  return el("li", {}, link);
+}

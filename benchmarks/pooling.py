@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from eligo.devices import resolve_device
 from eligo.files import write_text
 from eligo.patches.model import RetrievalModel
-from eligo.patches.pooling import LearnedTokenPooling, fit_pooling
+from eligo.patches.retrieval.pooling import LearnedTokenPooling, fit_pooling
 from eligo.report.intervals import paired_bootstrap
 from eligo.report.provenance import provenance
 from eligo.scenes import SceneConfig, draw_captions, draw_scenes, is_true, render

@@ -9,7 +9,7 @@ import torch
 
 from eligo.cli import main
 from eligo.patches import CrossSparseAggrNet
-from eligo.patches.bench import bench_kernels, bench_search
+from eligo.patches.inference.bench import bench_kernels, bench_search
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import ScenePictures, Searcher, build_index
 
@@ -43,10 +43,10 @@ def test_kernels_and_search(tmp_path):
 
 def test_the_command(tmp_path, capsys):
     RetrievalModel.tiny(kind="open").save_pretrained(tmp_path)
-    sizes = ["--images", "2", "--texts", "3", "--rounds", "1", "--json"]
+    sizes = ["--num_images", "2", "--num_texts", "3", "--rounds", "1", "--json"]
     assert main(["patches", "bench", "--model", str(tmp_path), "--device", "cpu", *sizes]) == 0
     assert len(json.loads(capsys.readouterr().out)["matching"]) == 2
-    assert main(["patches", "bench", "--model", str(tmp_path), "--images", "0"]) == 2
+    assert main(["patches", "bench", "--model", str(tmp_path), "--num_images", "0"]) == 2
     assert "got 0 images" in capsys.readouterr().err
 
 

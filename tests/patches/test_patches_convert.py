@@ -13,7 +13,7 @@ from torch import nn
 from eligo.cli import main
 from eligo.errors import InputError
 from eligo.patches import CrossSparseAggrNet
-from eligo.patches.convert import convert_checkpoint
+from eligo.patches.inference.convert import convert_checkpoint
 from eligo.patches.model import RetrievalModel
 
 

@@ -8,16 +8,13 @@ from patch_models import karpathy
 
 from eligo.errors import ConfigError, InputError
 from eligo.patches.build import scene_tokenizer
+from eligo.patches.data import augment
+from eligo.patches.data.captions import read_captions
+from eligo.patches.data.config import KarpathyDataConfig, ScenesDataConfig
+from eligo.patches.data.file_source import FileSet, FileSource
+from eligo.patches.data.scene_source import SceneSet, SceneSource, pieces_of
 from eligo.patches.model import RetrievalModel
-from eligo.patches.training import augment
-from eligo.patches.training.captions import read_captions
-from eligo.patches.training.config import (
-    KarpathyDataConfig,
-    PatchesTrainConfig,
-    ScenesDataConfig,
-)
-from eligo.patches.training.file_source import FileSet, FileSource
-from eligo.patches.training.scene_source import SceneSet, SceneSource, pieces_of
+from eligo.patches.training.config import PatchesTrainConfig
 from eligo.scenes import SceneConfig
 
 SPLITS = ("train", "restval", "val", "test", "train")
@@ -79,9 +76,10 @@ def test_no_such_split_or_file(tmp_path):
         read_captions(data, "train")
 
 
-def test_test_split_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="measured on what it was chosen by"):
-        data_of(tmp_path, dev_split="test")
+def test_the_checkpoint_is_chosen_on_val(tmp_path):
+    """Never on the test split, whatever the config says."""
+    source = FileSource(data_of(tmp_path), RetrievalModel.tiny(), dense=False)
+    assert [image.index for image in source.validation().given] == [2]
 
 
 # ------------------------------------------------------------------ dense captions
@@ -238,5 +236,5 @@ def test_every_true_image_is_a_positive():
     halves = [next(source.batches(32, 0, 0, rank, 2)) for rank in (0, 1)]
     assert torch.equal(torch.cat([half.texts[0] for half in halves]), batch.texts[0])
     assert torch.equal(halves[1].positive, batch.positive)
-    with pytest.raises(InputError, match="at least a batch, 65"):
+    with pytest.raises(InputError, match="batch_size: got 65, expected at most 64"):
         next(source.batches(65, 0, 0, 0, 1))

@@ -1,38 +1,19 @@
 """Two processes, each with half of the images and texts, train as one with all of them."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from patch_two_processes import KINDS, main
+from patches_in_two import KINDS, main
 from safetensors.torch import load_file
+
+from two_processes import two_processes
 
 
 def test_two_processes_are_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("patch_two_processes.py")
-    launch = (
-        "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 "
-        f"--mixed_precision no --dynamo_backend no --main_process_port {port}"
-    )
-    launched = subprocess.Popen(
-        [sys.executable, *launch.split(), str(script), str(tmp_path / "two")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-    )
-    main(str(tmp_path / "one"))
-    output, _ = launched.communicate(timeout=120)
-    assert launched.returncode == 0, output
-
+    with two_processes(Path(__file__).with_name("patches_in_two.py"), tmp_path / "two"):
+        main(str(tmp_path / "one"))
     for kind in KINDS:
         _compare(tmp_path / "one" / kind, tmp_path / "two" / kind)
 

@@ -8,15 +8,15 @@ from patch_models import karpathy
 
 from eligo.cli import main
 from eligo.errors import InputError
-from eligo.patches.metrics import coco_folds, retrieval_metrics
+from eligo.patches.data.captions import read_captions
+from eligo.patches.data.config import KarpathyDataConfig
+from eligo.patches.data.file_source import FileSet
+from eligo.patches.data.scene_source import SceneSet
+from eligo.patches.exam.leak import leak_test
+from eligo.patches.exam.pointing import mentioned, pointing
+from eligo.patches.measure.evaluate import fold_means, score_set, score_with_oracle
+from eligo.patches.measure.metrics import coco_folds, retrieval_metrics
 from eligo.patches.model import RetrievalModel
-from eligo.patches.training.captions import read_captions
-from eligo.patches.training.config import KarpathyDataConfig
-from eligo.patches.training.evaluate import fold_means, score_set, score_with_oracle
-from eligo.patches.training.file_source import FileSet
-from eligo.patches.training.leak import leak_test
-from eligo.patches.training.pointing import mentioned, pointing
-from eligo.patches.training.scene_source import SceneSet
 from eligo.scenes import SceneConfig
 
 

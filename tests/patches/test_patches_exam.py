@@ -7,8 +7,8 @@ import pytest
 
 from eligo.cli import main
 from eligo.errors import InputError
-from eligo.patches.training.exam import summarise
-from eligo.patches.training.exam_config import ARMS, ExamConfig
+from eligo.patches.exam.config import ARMS, ExamConfig
+from eligo.patches.exam.exam import summarise
 from eligo.report.intervals import paired_bootstrap
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from eligo.errors import InputError
 from eligo.patches import CrossSparseAggrNet
+from eligo.patches.match.sides import Images
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import (
     ImageFiles,
@@ -25,7 +26,6 @@ from eligo.patches.retrieval import (
 )
 from eligo.patches.retrieval.build import hash_of
 from eligo.patches.retrieval.entries import pack_images
-from eligo.patches.sides import Images
 
 NUM_SCENES = 11
 

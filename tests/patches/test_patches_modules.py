@@ -9,8 +9,8 @@ import torch
 
 from eligo.errors import InputError
 from eligo.patches import HRPA, DualTokenAggregation, TokenAggregation, TokenSparse
-from eligo.patches import decision as decisions
-from eligo.patches.arithmetic import min_max, unit
+from eligo.patches.match import decision as decisions
+from eligo.patches.match.arithmetic import min_max, unit
 
 
 def test_token_sparse_by_hand():
@@ -152,15 +152,15 @@ def test_help_is_a_text_book_page(module):
 
 
 EXAMPLES = {
-    "aggregation": 2,
-    "arithmetic": 3,
-    "decision": 2,
-    "hrpa": 1,
     "kernels.algebra": 1,
     "losses": 3,
-    "metrics": 1,
-    "net": 1,
-    "token_sparse": 1,
+    "match.aggregation": 2,
+    "match.arithmetic": 3,
+    "match.decision": 2,
+    "match.hrpa": 1,
+    "match.net": 1,
+    "match.token_sparse": 1,
+    "measure.metrics": 1,
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from eligo.patches.ward import cut_tree, ward_tree
+from eligo.patches.retrieval.ward import cut_tree, ward_tree
 
 pytest.importorskip("sentence_transformers.multi_vector_encoder", reason="needs eligo[pooling]")
 
@@ -22,7 +22,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from eligo.errors import InputError
 from eligo.patches.build import scene_tokenizer
-from eligo.patches.pooling import LearnedTokenPooling, fit_pooling
+from eligo.patches.retrieval.pooling import LearnedTokenPooling, fit_pooling
 
 # ------------------------------------------------------------------ Ward's tree
 

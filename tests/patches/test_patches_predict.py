@@ -9,10 +9,11 @@ from PIL import Image
 
 from eligo.cli import main
 from eligo.patches import CrossSparseAggrNet
+from eligo.patches.inference.predict import count_cost, predict
+from eligo.patches.match.sides import Images
 from eligo.patches.model import RetrievalModel
-from eligo.patches.predict import count_cost, predict
 from eligo.patches.retrieval import ScenePictures, Searcher, build_index
-from eligo.patches.sides import Images
+from eligo.report.explorer.folder import find_exhibits, load_exhibit
 from eligo.report.patches_picture import WordMatch, match_picture
 from eligo.report.pictures import rgb_picture
 
@@ -90,6 +91,9 @@ def test_the_command(folder, tmp_path, capsys):
     assert "patches 49 > 25 kept > 11 tokens, for 13 words" in told
     assert "multiply-adds" in told
     assert Image.open(tmp_path / "patches.png").width > 1000
+    (shown,) = map(load_exhibit, find_exhibits(tmp_path))
+    assert shown.query == TEXT
+    assert shown.stages[0].selection.num_kept == 25
     assert main([*command, "--text", TEXT, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["words"]) == 13
@@ -102,7 +106,7 @@ def test_the_command(folder, tmp_path, capsys):
         ({"--text": " "}, "--text: is empty"),
         ({"--image": "nowhere.png"}, "nowhere.png: cannot be read as an image"),
         ({"--dense": "a ball."}, "trained without dense captions"),
-        ({"--model": "nowhere"}, "no retrieval model in nowhere"),
+        ({"--model": "nowhere"}, "nowhere: there is no such folder"),
     ],
 )
 def test_mistakes(folder, tmp_path, capsys, change, says):

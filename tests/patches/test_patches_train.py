@@ -178,7 +178,7 @@ def test_training_on_files_with_real_encoders(tmp_path):
     result = train_model(config)
     assert result.last_step == 4
     assert 0 <= result.best["t2i_r1"] <= 100
-    with pytest.raises(ConfigError, match="more than the 8 training pairs"):
+    with pytest.raises(ConfigError, match="batch_size: got 9, expected at most 8"):
         with_counted_steps(config.replace({"train.batch_size": 9}))
 
 

@@ -3,17 +3,22 @@
 A text picks its patches, they fold into a few tokens, words and tokens are matched both ways (SEPS,
 arXiv 2511.01390; LAPS). `CrossSparseAggrNet` scores all pairs; its parts `TokenSparse`,
 `TokenAggregation`, `DualTokenAggregation` and `HRPA` stand alone, and `help()` of each shows its
-equations and the way of its tensors. Losses are in `losses`, retrieval metrics in `metrics`.
+equations and the way of its tensors. `RetrievalModel` is the network with its encoders, `predict`
+opens up one image and one text.
+
+Rooms: `match` (patches and words to scores), `kernels` (the same, fast), `data` (scenes and files),
+`training`, `measure` (metrics, evaluation), `exam`, `inference` (predict, convert, time),
+`retrieval` (an index and its search, pooling).
 
 Names are imported on first use: configs and `--help` need no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from eligo.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from eligo.patches.aggregation import DualTokenAggregation, TokenAggregation
-    from eligo.patches.hrpa import HRPA
+    from eligo.patches.inference.predict import PatchPrediction, predict
     from eligo.patches.losses import (
         PatchLoss,
         alignment_loss,
@@ -21,26 +26,32 @@ if TYPE_CHECKING:
         ratio_loss,
         two_pass_loss,
     )
-    from eligo.patches.metrics import RetrievalMetrics, coco_folds, retrieval_metrics
-    from eligo.patches.net import CrossSparseAggrNet
-    from eligo.patches.scores import PatchExplanation, PatchScores
-    from eligo.patches.token_sparse import TokenSparse
+    from eligo.patches.match.aggregation import DualTokenAggregation, TokenAggregation
+    from eligo.patches.match.hrpa import HRPA
+    from eligo.patches.match.net import CrossSparseAggrNet
+    from eligo.patches.match.scores import PatchExplanation, PatchScores
+    from eligo.patches.match.token_sparse import TokenSparse
+    from eligo.patches.measure.metrics import RetrievalMetrics, coco_folds, retrieval_metrics
+    from eligo.patches.model import RetrievalModel
 
 _HOME = {
-    "CrossSparseAggrNet": "net",
-    "DualTokenAggregation": "aggregation",
-    "HRPA": "hrpa",
-    "PatchExplanation": "scores",
+    "CrossSparseAggrNet": "match.net",
+    "DualTokenAggregation": "match.aggregation",
+    "HRPA": "match.hrpa",
+    "PatchExplanation": "match.scores",
     "PatchLoss": "losses",
-    "PatchScores": "scores",
-    "RetrievalMetrics": "metrics",
-    "TokenAggregation": "aggregation",
-    "TokenSparse": "token_sparse",
+    "PatchPrediction": "inference.predict",
+    "PatchScores": "match.scores",
+    "RetrievalMetrics": "measure.metrics",
+    "RetrievalModel": "model",
+    "TokenAggregation": "match.aggregation",
+    "TokenSparse": "match.token_sparse",
     "alignment_loss": "losses",
-    "coco_folds": "metrics",
+    "coco_folds": "measure.metrics",
     "documented_ratio_loss": "losses",
+    "predict": "inference.predict",
     "ratio_loss": "losses",
-    "retrieval_metrics": "metrics",
+    "retrieval_metrics": "measure.metrics",
     "two_pass_loss": "losses",
 }
 __all__ = [
@@ -49,24 +60,19 @@ __all__ = [
     "DualTokenAggregation",
     "PatchExplanation",
     "PatchLoss",
+    "PatchPrediction",
     "PatchScores",
     "RetrievalMetrics",
+    "RetrievalModel",
     "TokenAggregation",
     "TokenSparse",
     "alignment_loss",
     "coco_folds",
     "documented_ratio_loss",
+    "predict",
     "ratio_loss",
     "retrieval_metrics",
     "two_pass_loss",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"eligo.patches.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'eligo.patches' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -1,7 +1,5 @@
 """From configs to encoders and networks: from a folder or the hub, small and random, or saved."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,13 @@ from transformers import (
     ViTModel,
 )
 from transformers.image_processing_base import ImageProcessingMixin
-from transformers.utils import logging as transformers_logging
 
 from eligo.errors import InputError
-from eligo.patches.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.config import EncodersConfig, MatchConfig, RetrievalConfig
 from eligo.patches.encoders import ImageEncoder, Layout, TextEncoder, layout_of
-from eligo.patches.net import CrossSparseAggrNet
+from eligo.patches.match.baselines import GlobalCosine, TwoSidedMax
+from eligo.patches.match.net import CrossSparseAggrNet
+from eligo.pretrained import load_stock
 from eligo.scenes.phrases import VOCABULARY
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -34,6 +32,7 @@ PAD, UNK, CLS, SEP, MASK = range(len(SPECIAL))
 FIRST_WORD = len(SPECIAL)
 """Token id of word 0 of the scenes' vocabulary, in the small text encoder."""
 _HALVES = (0.5, 0.5, 0.5)
+_SIDES = ("vision", "text")
 
 
 def build_net(
@@ -92,7 +91,7 @@ def build_encoders(
 
 def load_encoders(encoders: EncodersConfig, folder: Path) -> tuple[ImageEncoder, TextEncoder]:
     """Encoders from the folder of a saved model; the heads are still random."""
-    vision, text = (_pretrained(name, str(folder / name)) for name in ("vision", "text"))
+    vision, text = (_pretrained(name, str(folder / name), exact=True) for name in _SIDES)
     return assemble(encoders, vision, text, load_tokenizer(str(folder / "text")))
 
 
@@ -182,15 +181,14 @@ def pooling_option(config: Any) -> dict[str, bool]:
     return {} if config.model_type.startswith("dinov2") else {"add_pooling_layer": False}
 
 
-def _pretrained(key: str, name: str) -> Any:
-    """A backbone in float32, without the pooling layer that nothing here reads."""
-    local = Path(name).is_dir()
+def _pretrained(key: str, name: str, *, exact: bool = False) -> Any:
+    """A backbone in float32, without the pooling layer that nothing here reads.
+
+    `exact`: one that we saved. Somebody else's may have heads that nothing here reads either.
+    """
     try:
         options = pooling_option(read_backbone_config(key, name))
-        with without_bars():
-            return AutoModel.from_pretrained(
-                name, dtype=torch.float32, local_files_only=local, **options
-            )
+        return load_stock(AutoModel, name, exact=exact, dtype=torch.float32, **options)
     except (OSError, ValueError, SafetensorError) as error:
         if isinstance(error, InputError):
             raise
@@ -222,15 +220,3 @@ def image_colours(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
         said = {}
     mean, std = (said.get(key, _HALVES) for key in ("image_mean", "image_std"))
     return tuple(map(float, mean)), tuple(map(float, std))
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Transformers draws none of its progress bars meanwhile."""
-    drawn = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if drawn:
-            transformers_logging.enable_progress_bar()

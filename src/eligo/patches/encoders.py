@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.patches.sides import Words
+from eligo.patches.match.sides import Words
 
 Picture = Image.Image | Tensor
 """A PIL image, or (3, height, width) bytes."""

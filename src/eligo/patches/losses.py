@@ -15,9 +15,9 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.losses import hard_negative_triplet
-from eligo.patches.net import CrossSparseAggrNet
-from eligo.patches.scores import PatchScores
-from eligo.patches.sides import Images, Texts
+from eligo.patches.match.net import CrossSparseAggrNet
+from eligo.patches.match.scores import PatchScores
+from eligo.patches.match.sides import Images, Texts
 
 
 def alignment_loss(

@@ -11,9 +11,7 @@ class layouts), heads and matching network as `heads.safetensors` and `net.safet
 torch.Size([2, 3])
 """
 
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +22,14 @@ from torch import Tensor, nn
 
 from eligo.config import load_config, save_config
 from eligo.errors import InputError
-from eligo.files import make_folder
-from eligo.patches.baselines import GlobalCosine, TwoSidedMax
-from eligo.patches.build import build_encoders, build_net, load_encoders, without_bars
+from eligo.files import writing_folder
+from eligo.patches.build import build_encoders, build_net, load_encoders
 from eligo.patches.config import RetrievalConfig
 from eligo.patches.encoders import ImageEncoder, Picture, TextEncoder, words_of
-from eligo.patches.net import CrossSparseAggrNet
-from eligo.patches.sides import Images, Texts, split_tokens
+from eligo.patches.match.baselines import GlobalCosine, TwoSidedMax
+from eligo.patches.match.net import CrossSparseAggrNet
+from eligo.patches.match.sides import Images, Texts, split_tokens
+from eligo.pretrained import find_model, quiet_transformers
 from eligo.train.weights import load_weights, save_weights
 
 Pictures = Sequence[Picture] | UInt8[Tensor, "images 3 height width"]
@@ -146,7 +145,7 @@ class RetrievalModel(nn.Module):
             "vision": self.image_encoder.backbone,
             "text": self.text_encoder.backbone,
         }
-        with _writing_folder(Path(folder)) as made, without_bars():
+        with writing_folder(folder, marker="config.yaml") as made, quiet_transformers():
             for name, backbone in backbones.items():
                 stored = deepcopy(backbone).to(dtype) if dtype else backbone
                 stored.save_pretrained(made / name)
@@ -160,10 +159,13 @@ class RetrievalModel(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, *, device: str | torch.device = "cpu"
+        cls, name: str | Path, *, device: str | torch.device = "cpu"
     ) -> "RetrievalModel":
-        """A model that `save_pretrained` wrote, in float32 and evaluation mode; or a run of it."""
-        folder = Path(folder)
+        """A model that `save_pretrained` wrote, in float32 and evaluation mode; or a run of it.
+
+        By its folder, by the name of one that comes with eligo, or by its name on the hub.
+        """
+        folder = find_model(name)
         folder = folder / "model" if (folder / "model" / "config.yaml").is_file() else folder
         if not (folder / "vision").is_dir() or not (folder / "config.yaml").is_file():
             raise InputError(
@@ -181,18 +183,3 @@ class RetrievalModel(nn.Module):
     @property
     def _heads(self) -> nn.ModuleDict:
         return nn.ModuleDict({"image": self.image_encoder.head, "text": self.text_encoder.head})
-
-
-@contextmanager
-def _writing_folder(folder: Path) -> Iterator[Path]:
-    """A folder that becomes `folder` when all is written; an older model there is replaced."""
-    if folder.exists() and any(folder.iterdir()) and not (folder / "config.yaml").is_file():
-        raise InputError(f"{folder} already holds something that is no model; choose another one")
-    made = make_folder(folder.with_name(f".{folder.name}.tmp"))
-    try:
-        yield made
-        if folder.exists():
-            shutil.rmtree(folder)
-        made.rename(folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)

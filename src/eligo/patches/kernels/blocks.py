@@ -18,7 +18,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from eligo.patches.arithmetic import wide
 from eligo.patches.kernels import algebra
 from eligo.patches.kernels.hoist import (
     ImageRows,
@@ -28,10 +27,11 @@ from eligo.patches.kernels.hoist import (
     text_blocks,
     text_rows,
 )
-from eligo.patches.parts import Parts
-from eligo.patches.scores import Choice, Matches
-from eligo.patches.sides import Images, Texts
-from eligo.patches.token_sparse import combine
+from eligo.patches.match.arithmetic import wide
+from eligo.patches.match.parts import Parts
+from eligo.patches.match.scores import Choice, Matches
+from eligo.patches.match.sides import Images, Texts
+from eligo.patches.match.token_sparse import combine
 
 BYTE_BUDGET = 256 * 2**20
 CPU_BYTE_BUDGET = 16 * 2**20  # about a cache: there larger blocks are slower

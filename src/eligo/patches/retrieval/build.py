@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from eligo.errors import InputError
+from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.model import RetrievalModel
-from eligo.patches.net import CrossSparseAggrNet
 from eligo.patches.retrieval import store
 from eligo.patches.retrieval.entries import join, pack_images, pack_texts
 from eligo.patches.retrieval.sources import Loaded, Source, Unreadable

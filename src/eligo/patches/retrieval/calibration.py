@@ -15,10 +15,10 @@ import torch
 from eligo import ops
 from eligo.errors import InputError
 from eligo.files import write_text
+from eligo.patches.match.sides import Images, Texts
 from eligo.patches.retrieval.search import Searcher
 from eligo.patches.retrieval.stage1 import cosines_of
 from eligo.patches.retrieval.store import IndexFolder
-from eligo.patches.sides import Images, Texts
 
 TOP, TARGET = 10, 0.995
 FILE = "stage1.json"

@@ -20,11 +20,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from eligo import ops
 from eligo.patches import kernels
-from eligo.patches.arithmetic import full_precision, unit, wide
 from eligo.patches.kernels.hoist import ImageRows, halved, hoist
-from eligo.patches.net import CrossSparseAggrNet
+from eligo.patches.match.arithmetic import full_precision, unit, wide
+from eligo.patches.match.net import CrossSparseAggrNet
+from eligo.patches.match.sides import Images, Texts, Words, check_finite
 from eligo.patches.retrieval.store import IndexFolder
-from eligo.patches.sides import Images, Texts, Words, check_finite
 
 _ROUNDED = ("patches", "cls", "logits", "logits_dense")
 

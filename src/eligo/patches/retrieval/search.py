@@ -16,13 +16,13 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.patches.arithmetic import wide
+from eligo.patches.match.arithmetic import wide
+from eligo.patches.match.sides import Images, Texts
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import stage1
 from eligo.patches.retrieval.build import hash_of, matching_net
 from eligo.patches.retrieval.entries import image_directions, score_images, score_texts
 from eligo.patches.retrieval.store import IndexFolder
-from eligo.patches.sides import Images, Texts
 
 RERANK = 128
 _ROWS = 512  # entries scored at a time

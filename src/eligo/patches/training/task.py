@@ -5,34 +5,45 @@ gradients are those of one process with the whole batch (see `gather`).
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eligo.errors import ConfigError, InputError
+from eligo.errors import InputError
+from eligo.patches.data.batch import Batch, CaptionSource
+from eligo.patches.data.config import ScenesDataConfig
+from eligo.patches.data.file_source import FileSource
+from eligo.patches.data.scene_source import SceneSet, SceneSource
 from eligo.patches.losses import alignment_loss, ratio_loss, two_pass_loss
+from eligo.patches.match.net import CrossSparseAggrNet
+from eligo.patches.match.sides import Images, Texts
+from eligo.patches.measure.evaluate import evaluate_set
 from eligo.patches.model import RetrievalModel, TextFeatures
-from eligo.patches.net import CrossSparseAggrNet
-from eligo.patches.sides import Images, Texts
-from eligo.patches.training.batch import Batch, Source
-from eligo.patches.training.config import PatchesTrainConfig, ScenesDataConfig
-from eligo.patches.training.evaluate import evaluate_set
-from eligo.patches.training.file_source import FileSource
+from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.gather import Peers
-from eligo.patches.training.scene_source import SceneSet, SceneSource
 from eligo.scenes.painter import Rendered
 from eligo.scenes.vlm.heads import VisionHeads, patch_targets
-from eligo.train import FitResult, OptimizerSpec, Progress, StepOutput, Task, fit, load_weights
-from eligo.train.rng import seed_everything
+from eligo.train import (
+    FitResult,
+    OptimizerSpec,
+    Progress,
+    SourcedTask,
+    StepOutput,
+    fit,
+    load_weights,
+    seed_everything,
+    steps_per_epoch,
+)
 
 
-class PatchesTask(Task):
+class PatchesTask(SourcedTask[CaptionSource]):
     """Images and texts of one step against each other."""
 
-    def __init__(self, config: PatchesTrainConfig, source: Source | None = None) -> None:
+    def __init__(self, config: PatchesTrainConfig, source: CaptionSource | None = None) -> None:
+        super().__init__(config.train, source)
         seed_everything(config.train.seed)
         self.model = RetrievalModel.build(config.model)
         self.modules = {"retriever": self.model}
@@ -42,7 +53,6 @@ class PatchesTask(Task):
             width = self.model.image_encoder.head.in_features
             self.modules["see"] = VisionHeads(width)
         self.optimizers = {"all": OptimizerSpec(config.optimizer, tuple(self.modules))}
-        self._source = source
         steps = config.train.total_steps - config.see_steps
         self._num_ramped = math.ceil(config.ramp * steps)
         self._num_easy = math.ceil(config.hardest_after * steps)
@@ -52,28 +62,13 @@ class PatchesTask(Task):
         """The other processes; the loop has found them by the first step."""
         return Peers()
 
-    @property
-    def source(self) -> Source:
-        """Where images and captions come from; made when the device is known."""
-        if self._source is None:
-            data, dense = self.config.data, self.config.model.match.dense
-            if isinstance(data, ScenesDataConfig):
-                see = self.config.see_steps > 0
-                self._source = SceneSource(data, self.model.device, dense=dense, see=see)
-            else:
-                self._source = FileSource(data, self.model, dense=dense)
-        return self._source
-
-    def batches(
-        self,
-        start_step: int,
-        rank: int,
-        world_size: int,
-        device: torch.device,  # noqa: ARG002 (the model's)
-    ) -> Iterator[Batch]:
-        """This process's share of the batch of every step."""
-        settings = self.config.train
-        return self.source.batches(settings.batch_size, settings.seed, start_step, rank, world_size)
+    def open_source(self) -> CaptionSource:
+        """Scenes or files with captions."""
+        data, dense = self.config.data, self.config.model.match.dense
+        if isinstance(data, ScenesDataConfig):
+            see = self.config.see_steps > 0
+            return SceneSource(data, self.model.device, dense=dense, see=see)
+        return FileSource(data, self.model, dense=dense)
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:
         """What each patch shows, at first; then which text belongs to which image."""
@@ -183,7 +178,7 @@ class PatchesTask(Task):
 
 
 def train_model(
-    config: PatchesTrainConfig, *, resume: bool = False, source: Source | None = None
+    config: PatchesTrainConfig, *, resume: bool = False, source: CaptionSource | None = None
 ) -> FitResult:
     """Train, then write the best weights as a model folder: `<run>/model`."""
     from accelerate import PartialState
@@ -203,12 +198,8 @@ def with_counted_steps(config: PatchesTrainConfig) -> PatchesTrainConfig:
     if isinstance(config.data, ScenesDataConfig):
         pairs = config.data.train_images
     else:
-        from eligo.patches.training.captions import read_captions
+        from eligo.patches.data.captions import read_captions
 
         pairs = sum(len(image.captions) for image in read_captions(config.data, "train"))
-    per_epoch = pairs // config.train.batch_size
-    if not per_epoch:
-        raise ConfigError(
-            f"train.batch_size: got {config.train.batch_size}, more than the {pairs} training pairs"
-        )
-    return config.replace({"train.total_steps": config.epochs * per_epoch})
+    steps = config.epochs * steps_per_epoch(pairs, config.train.batch_size)
+    return config.replace({"train.total_steps": steps})

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.patches.arithmetic import wide
+from eligo.patches.match.arithmetic import wide
 
 _SLOPE = 0.1
 

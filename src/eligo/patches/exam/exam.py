@@ -16,15 +16,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eligo.files import write_text
-from eligo.patches.metrics import AT, DirectionMetrics, retrieval_metrics
+from eligo.patches.data.config import ScenesDataConfig
+from eligo.patches.data.scene_source import SceneSet, SceneSource
+from eligo.patches.exam.config import ExamConfig
+from eligo.patches.exam.leak import leak_test
+from eligo.patches.exam.pointing import pointing
+from eligo.patches.match.net import CrossSparseAggrNet
+from eligo.patches.measure.evaluate import score_set
+from eligo.patches.measure.metrics import AT, DirectionMetrics, retrieval_metrics
 from eligo.patches.model import RetrievalModel
-from eligo.patches.net import CrossSparseAggrNet
-from eligo.patches.training.config import ScenesDataConfig
-from eligo.patches.training.evaluate import score_set
-from eligo.patches.training.exam_config import ExamConfig
-from eligo.patches.training.leak import leak_test
-from eligo.patches.training.pointing import pointing
-from eligo.patches.training.scene_source import SceneSet, SceneSource
 from eligo.patches.training.task import train_model
 from eligo.report.intervals import paired_bootstrap
 

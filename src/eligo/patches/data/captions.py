@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eligo.errors import InputError
-from eligo.patches.training.config import KarpathyDataConfig
+from eligo.patches.data.config import KarpathyDataConfig
 
 Split = Literal["train", "val", "test"]
 _SPLIT_OF = {"train": "train", "restval": "train", "val": "val", "test": "test"}

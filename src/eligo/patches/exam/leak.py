@@ -7,9 +7,9 @@ with what a query is *said* to be about.
 
 import torch
 
+from eligo.patches.data.scene_source import SceneSet
+from eligo.patches.measure.evaluate import encode_pieces, score_with_oracle
 from eligo.patches.model import RetrievalModel, TextFeatures
-from eligo.patches.training.evaluate import encode_pieces, score_with_oracle
-from eligo.patches.training.scene_source import SceneSet
 
 _SCENES = 32
 

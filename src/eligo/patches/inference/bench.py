@@ -14,7 +14,7 @@ import torch
 
 from eligo.errors import InputError
 from eligo.patches import kernels
-from eligo.patches.arithmetic import full_precision
+from eligo.patches.match.arithmetic import full_precision
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval.build import matching_net
 from eligo.patches.retrieval.search import Searcher

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from eligo.patches import decision
-from eligo.patches.aggregation import DualTokenAggregation, TokenAggregation
-from eligo.patches.hrpa import HRPA
-from eligo.patches.token_sparse import TokenSparse
+from eligo.patches.match import decision
+from eligo.patches.match.aggregation import DualTokenAggregation, TokenAggregation
+from eligo.patches.match.hrpa import HRPA
+from eligo.patches.match.token_sparse import TokenSparse
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from eligo.patches.arithmetic import weighted_softmax, wide
+from eligo.patches.match.arithmetic import weighted_softmax, wide
 
 Policy = Float[Tensor, "batch patches"] | Bool[Tensor, "batch patches"]
 

@@ -16,18 +16,18 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from eligo.errors import InputError
+from eligo.patches.data.augment import change_pieces, random_crop
+from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
+from eligo.patches.data.captions import CaptionedImage, read_captions
+from eligo.patches.data.config import KarpathyDataConfig
 from eligo.patches.encoders import TextEncoder
 from eligo.patches.model import RetrievalModel
-from eligo.patches.training.augment import change_pieces, random_crop
-from eligo.patches.training.batch import Batch, Pieces, RetrievalSet, Source, pad_pieces
-from eligo.patches.training.captions import CaptionedImage, read_captions
-from eligo.patches.training.config import KarpathyDataConfig
 from eligo.train.data import epoch_batches
 
 _log = logging.getLogger(__name__)
 
 
-class FileSource(Source):
+class FileSource(CaptionSource):
     """The training and dev splits of a Karpathy file."""
 
     def __init__(self, config: KarpathyDataConfig, model: RetrievalModel, *, dense: bool) -> None:

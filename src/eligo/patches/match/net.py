@@ -21,16 +21,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from eligo.errors import InputError
-from eligo.patches import kernels, sides
-from eligo.patches.aggregation import DualTokenAggregation, TokenAggregation
-from eligo.patches.arithmetic import full_precision
-from eligo.patches.explain import explain
-from eligo.patches.hrpa import HRPA
+from eligo.patches import kernels
+from eligo.patches.inference.explain import explain
 from eligo.patches.kernels import KERNELS, KernelName
-from eligo.patches.parts import Parts, num_slots
-from eligo.patches.scores import Matches, PatchExplanation, PatchScores
-from eligo.patches.sides import Images, Texts
-from eligo.patches.token_sparse import TokenSparse, check_beta, check_ratio
+from eligo.patches.match import sides
+from eligo.patches.match.aggregation import DualTokenAggregation, TokenAggregation
+from eligo.patches.match.arithmetic import full_precision
+from eligo.patches.match.hrpa import HRPA
+from eligo.patches.match.parts import Parts, num_slots
+from eligo.patches.match.scores import Matches, PatchExplanation, PatchScores
+from eligo.patches.match.sides import Images, Texts
+from eligo.patches.match.token_sparse import TokenSparse, check_beta, check_ratio
 
 Decision = Literal["topk", "bernoulli"]
 Lengths = Int[Tensor, " texts"] | Bool[Tensor, "texts words"] | Sequence[int]

@@ -5,12 +5,12 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from eligo.patches.arithmetic import unit, wide
 from eligo.patches.kernels import algebra, reference
 from eligo.patches.kernels.hoist import hoist
-from eligo.patches.parts import Parts
-from eligo.patches.scores import Choice, PatchExplanation
-from eligo.patches.sides import Images, Texts
+from eligo.patches.match.arithmetic import unit, wide
+from eligo.patches.match.parts import Parts
+from eligo.patches.match.scores import Choice, PatchExplanation
+from eligo.patches.match.sides import Images, Texts
 from eligo.selection import Selection
 
 
@@ -33,8 +33,10 @@ def explain(
         names.insert(0, "[CLS]")
         tokens = torch.cat([wide(images.cls), tokens])
         mixing = torch.cat([mixing.new_zeros(1, mixing.shape[1]), mixing])
-    cosines = unit(texts.words.of(0)) @ unit(tokens).T  # (words, tokens)
+    words = unit(texts.words.of(0))
+    cosines = words @ unit(tokens).T  # (words, tokens)
     best = cosines.max(1)
+    shares = mixing / torch.linalg.vector_norm(tokens, dim=-1, keepdim=True).clamp_min(1e-12)
     return PatchExplanation(
         score=float(matches.scores[0, 0]),
         sparse=_alone(matches.sparse),
@@ -43,6 +45,7 @@ def explain(
         token_names=tuple(names),
         word_tokens=best.indices,
         word_scores=best.values,
+        word_patches=shares[best.indices] * (words @ wide(images.patches[0]).T),
         heat_map=_heat_map(matches.sparse.score[0, 0], grid_hw),
     )
 

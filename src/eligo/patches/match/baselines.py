@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from eligo import ops
-from eligo.patches.arithmetic import unit, wide
-from eligo.patches.hrpa import HRPA
-from eligo.patches.sides import Images, Texts
+from eligo.patches.match.arithmetic import unit, wide
+from eligo.patches.match.hrpa import HRPA
+from eligo.patches.match.sides import Images, Texts
 
 _LARGEST = 2**26  # cosines held at a time
 

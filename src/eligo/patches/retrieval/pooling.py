@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from eligo import ops
 from eligo.errors import InputError, MissingExtraError
-from eligo.patches.arithmetic import unit, wide
-from eligo.patches.ward import cut_tree, ward_tree
+from eligo.patches.match.arithmetic import unit, wide
+from eligo.patches.retrieval.ward import cut_tree, ward_tree
 
 try:
     from sentence_transformers.multi_vector_encoder.modules import BaseTokenPooling

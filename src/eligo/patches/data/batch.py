@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from eligo.scenes.painter import Rendered
+from eligo.train.source import Source
 
 Pieces = tuple[Int[Tensor, "texts words"], Bool[Tensor, "texts words"]]
 """Word pieces and which are real."""
@@ -30,14 +31,8 @@ class Batch:
     """The scenes, where the vision encoder is to learn what every patch shows."""
 
 
-class Source(ABC):
+class CaptionSource(Source):
     """Where images and captions come from."""
-
-    @abstractmethod
-    def batches(
-        self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
-    ) -> Iterator[Batch]:
-        """Part `rank` of every step's batch from `start_step` on: a function of (seed, step)."""
 
     @abstractmethod
     def validation(self) -> "RetrievalSet":

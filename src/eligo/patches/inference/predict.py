@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 
 from eligo.patches.kernels.algebra import prefers_gram
+from eligo.patches.match.net import CrossSparseAggrNet
+from eligo.patches.match.scores import PatchExplanation
+from eligo.patches.match.sides import Images
 from eligo.patches.model import RetrievalModel
-from eligo.patches.net import CrossSparseAggrNet
 from eligo.patches.retrieval.build import matching_net
 from eligo.patches.retrieval.entries import pack_images
-from eligo.patches.scores import PatchExplanation
-from eligo.patches.sides import Images
 from eligo.report.patches_picture import WordMatch, match_picture
 from eligo.report.pictures import rgb_picture
 

@@ -8,8 +8,7 @@ read off the configs of the models that training began with.
 """
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel
-from transformers.utils import logging as transformers_logging
 
 from eligo.errors import InputError
 from eligo.patches.build import (
@@ -27,10 +25,10 @@ from eligo.patches.build import (
     load_tokenizer,
     pooling_option,
     read_backbone_config,
-    without_bars,
 )
 from eligo.patches.config import RetrievalConfig
 from eligo.patches.model import RetrievalModel
+from eligo.pretrained import quiet_transformers
 
 State = dict[str, Tensor]
 
@@ -133,7 +131,7 @@ def _backbone(path: Path, key: str, name: str, state: State) -> tuple[Any, list[
         ) from None
     options = pooling_option(config)
     kind = type(AutoModel.from_config(config, **options))
-    with _quiet(), without_bars():  # what does not fit is said here, and once
+    with quiet_transformers():  # what does not fit is said here, and once
         model, info = kind.from_pretrained(
             None, config=config, state_dict=state, output_loading_info=True,
             ignore_mismatched_sizes=True, **options,
@@ -146,16 +144,6 @@ def _backbone(path: Path, key: str, name: str, state: State) -> tuple[Any, list[
         )
     prefix = next(prefix for prefix, home in _HOMES.items() if home == key)
     return model.float(), [prefix + unused for unused in info["unexpected_keys"]]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
 
 
 def _fill(path: Path, name: str, module: nn.Module, state: State) -> None:

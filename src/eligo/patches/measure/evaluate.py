@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from eligo.errors import InputError
 from eligo.patches.build import build_net
-from eligo.patches.metrics import RetrievalMetrics, retrieval_metrics
+from eligo.patches.data.batch import Pieces, RetrievalSet
+from eligo.patches.match.net import CrossSparseAggrNet
+from eligo.patches.match.sides import Images, Texts, Words
+from eligo.patches.measure.metrics import RetrievalMetrics, retrieval_metrics
 from eligo.patches.model import RetrievalModel, TextFeatures
-from eligo.patches.net import CrossSparseAggrNet
-from eligo.patches.sides import Images, Texts, Words
-from eligo.patches.training.batch import Pieces, RetrievalSet
 from eligo.patches.training.gather import Peers
 
 _IMAGES, _TEXTS = 128, 512  # encoded at a time

@@ -11,17 +11,14 @@ import torch
 from jaxtyping import Bool, Int, Int64, UInt8
 from torch import Tensor
 
-from eligo.errors import InputError
 from eligo.patches.build import CLS, FIRST_WORD, PAD, SEP
-from eligo.patches.training.batch import Batch, Pieces, RetrievalSet, Source
-from eligo.patches.training.config import ScenesDataConfig
+from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet
+from eligo.patches.data.config import ScenesDataConfig
 from eligo.scenes.captions import Captions, draw_captions, draw_dense_captions, is_true
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.graph import Split, draw_scenes
-from eligo.scenes.painter import Rendered, render
-from eligo.train.rng import mix
-
-_PAINTED = 2048  # scenes painted together
+from eligo.scenes.painter import render_all
+from eligo.train import epoch_rows
 
 
 class SceneSet(RetrievalSet):
@@ -31,12 +28,7 @@ class SceneSet(RetrievalSet):
         self, scenes: SceneConfig, split: Split, count: int, captions: int, device: torch.device
     ) -> None:
         graph = draw_scenes(scenes, split, range(count), device)
-        painted = [render(graph[i : i + _PAINTED]) for i in range(0, count, _PAINTED)]
-        self.rendered = Rendered(
-            graph,
-            torch.cat([part.rgb for part in painted]),
-            torch.cat([part.instances for part in painted]),
-        )
+        self.rendered = render_all(graph)
         self.captions = draw_captions(graph, captions)
         self.dense_words = draw_dense_captions(graph).words
 
@@ -67,7 +59,7 @@ class SceneSet(RetrievalSet):
         yield from map(pieces_of, self.dense_words.split(size))
 
 
-class SceneSource(Source):
+class SceneSource(CaptionSource):
     """Training and validation scenes, made when they are first asked for."""
 
     def __init__(
@@ -102,23 +94,10 @@ class SceneSource(Source):
     ) -> Iterator[Batch]:
         """Shuffled epochs; every process knows the whole step, so truth crosses processes."""
         scenes = self.training
-        per_epoch = len(scenes) // batch_size
-        if not per_epoch:
-            raise InputError(
-                f"data.train_images: got {len(scenes)}, expected at least a batch, {batch_size}"
-            )
         share = batch_size // world_size
         own = slice(rank * share, (rank + 1) * share)
-        step, epoch, order, first = start_step, -1, torch.empty(0), 0
-        while True:
-            if step // per_epoch != epoch:
-                epoch = step // per_epoch
-                random = torch.Generator().manual_seed(mix(seed, epoch) % 2**63)
-                order = torch.randperm(len(scenes), generator=random).to(self.device)
-                first = int(torch.randint(self.config.captions_per_image, (), generator=random))
-            start = step % per_epoch * batch_size
-            yield self._batch(order[start : start + batch_size], first + step, own)
-            step += 1
+        for step, rows in epoch_rows(len(scenes), batch_size, seed, start_step, self.device):
+            yield self._batch(rows, step, own)
 
     def _batch(self, rows: Int64[Tensor, " images"], turn: int, own: slice) -> Batch:
         scenes, config = self.training, self.config

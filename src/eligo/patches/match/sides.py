@@ -15,7 +15,7 @@ from torch import Tensor
 from eligo import ops
 from eligo.errors import InputError
 from eligo.ops._checks import values_are_free
-from eligo.patches.arithmetic import unit, wide
+from eligo.patches.match.arithmetic import unit, wide
 
 Lengths = Int[Tensor, " texts"] | Bool[Tensor, "texts words"] | Sequence[int]
 

@@ -64,5 +64,7 @@ class PatchExplanation:
     """Each word's best token: a row of `mixing`."""
     word_scores: Float[Tensor, " words"]
     """The cosine of each word with its best token."""
+    word_patches: Float[Tensor, "words patches"]
+    """What each patch adds to that cosine, exactly: a row sums to it (to 0 where it is [CLS])."""
     heat_map: Float[Tensor, "height width"] | None
     """Selection scores on the patch grid; None where the grid is unknown."""

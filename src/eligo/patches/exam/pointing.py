@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from eligo.patches.data.scene_source import SceneSet
+from eligo.patches.match.net import CrossSparseAggrNet
+from eligo.patches.measure.evaluate import encode_image_set, encode_pieces, pick
 from eligo.patches.model import RetrievalModel
-from eligo.patches.net import CrossSparseAggrNet
-from eligo.patches.training.evaluate import encode_image_set, encode_pieces, pick
-from eligo.patches.training.scene_source import SceneSet
 
 _ON = 0.25
 """A patch is on an object if at least this share of its pixels is."""

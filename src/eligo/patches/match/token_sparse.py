@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.patches import decision
-from eligo.patches.arithmetic import min_max, unit, weighted_softmax, wide
+from eligo.patches.match import decision
+from eligo.patches.match.arithmetic import min_max, unit, weighted_softmax, wide
 
 
 class TokenSparse(nn.Module):

@@ -1,0 +1,1 @@
+"""Captioned images: scenes, Flickr30K, COCO, own files."""

@@ -1,0 +1,1 @@
+"""The embedded exam: what selecting patches costs, on generated scenes."""

@@ -22,7 +22,7 @@ class Outcome:
 @pytest.fixture
 def sample_commands(monkeypatch, tmp_path):
     """The commands of `sample_run`, in a fresh working folder, with one shipped config."""
-    for name in ("take", "take_plain", "fail", "refuse", "interrupted", "broken"):
+    for name in ("take", "take_plain", "look", "fail", "refuse", "interrupted", "broken"):
         monkeypatch.setitem(COMMANDS, f"sample {name}", Command(f"sample_run:{name}", f"to {name}"))
     for name in list(TASKS):
         monkeypatch.delitem(TASKS, name)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+import tyro
 from pydantic import Field, model_validator
 
 from eligo.config import Config
@@ -85,6 +86,29 @@ def take(config: Config, *, resume: bool = False, json: bool = False) -> None:
 def take_plain(config: Annotated[Plain, "small"]) -> None:
     """Take a plain config, the shipped one if none is given."""
     calls.append((config, {}))
+
+
+def look(
+    where: Annotated[Path | None, tyro.conf.Positional] = None,
+    *,
+    out: Path,
+    times: int = 3,
+    words: tuple[int, ...] = (),
+    model: str | None = None,
+    json: bool = False,
+) -> None:
+    """Look at what is given.
+
+    Args:
+        where: A folder.
+        out: The folder to write to.
+        times: How often.
+        words: Which of them; a long text that goes
+            on behind an indented line.
+        model: Folder of a model; by default none.
+        json: Print one JSON document.
+    """
+    calls.append((Plain(), {"where": where, "out": out, "times": times, "words": words}))
 
 
 def fail() -> None:

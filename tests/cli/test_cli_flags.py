@@ -106,6 +106,31 @@ def test_help_shows_docstrings_and_the_values_of_this_file(run):
     assert "--task" not in words
 
 
+def test_help_of_a_plain_command_says_only_what_helps(run):
+    """No default where leaving a flag out is the default, no None to type, no broken lines."""
+    outcome = run("sample", "look", "--help")
+    words = " ".join(outcome.out.replace("│", " ").split())
+    for expected in (
+        "[WHERE] A folder.",
+        "--out PATH The folder to write to. (required)",
+        "--times INT How often. (default: 3)",
+        "--words [INT [INT ...]] Which of them; a long text that goes on behind an indented line.",
+        "--model STR Folder of a model; by default none.",
+        "--json Print one JSON document.",
+    ):
+        assert expected in words
+    assert "None" not in words
+    assert "False" not in words
+    assert "(default: )" not in words
+
+
+def test_flags_of_a_plain_command(run):
+    assert run("sample", "look", "here", "--out", "there", "--words", "1", "2").code == 0
+    expected = {"where": Path("here"), "out": Path("there"), "times": 3, "words": (1, 2)}
+    assert sample_run.calls == [(Plain(), expected)]
+    assert run("sample", "look").code == 2
+
+
 def test_help_without_a_config(run):
     outcome = run("sample", "take", "--help")
     assert outcome.code == 0

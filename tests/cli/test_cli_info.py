@@ -12,24 +12,28 @@ def test_tables(run):
 
 def test_json_with_models(run, monkeypatch, tmp_path):
     for name, file, text in (
-        ("with_card", "card.json", '{"description": "tiny LLaVA"}'),
-        ("with_readme", "README.md", "\n# Patches of scenes\n\ntext"),
-        ("bare", "config.json", "{}"),
+        ("patches", "README.md", "\n# Patches of scenes\n\ntext"),
+        ("tokens_half", "README.md", "# Half of the tokens\n"),
         ("not_a_model", "notes.txt", ""),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text(text)
-    (tmp_path / "with_card" / "config.json").write_text("{}")
-    (tmp_path / "with_card" / "model.safetensors").write_bytes(bytes(1_500_000))
-    monkeypatch.setattr(info, "MODELS", tmp_path)
-    outcome = run("info", "--json")
-    document = json.loads(outcome.out)
+    (tmp_path / "patches" / "vision").mkdir()
+    (tmp_path / "patches" / "vision" / "model.safetensors").write_bytes(bytes(1_500_000))
+    monkeypatch.setattr("eligo.pretrained.SHIPPED", tmp_path)
+    monkeypatch.setattr(info, "SHIPPED", tmp_path)
+    document = json.loads(run("info", "--json").out)
     assert document["models"] == [
-        {"model": "bare", "MB": 0.0, "about": ""},
-        {"model": "with_card", "MB": 1.5, "about": "tiny LLaVA"},
-        {"model": "with_readme", "MB": 0.0, "about": "Patches of scenes"},
+        {"model": "patches", "MB": 1.5, "about": "Patches of scenes"},
+        {"model": "tokens_half", "MB": 0.0, "about": "Half of the tokens"},
     ]
     assert {row["extra"] for row in document["extras"]} >= {"tensorboard", "search", "ray"}
+
+
+def test_what_is_really_shipped(run):
+    models = {row["model"]: row for row in json.loads(run("info", "--json").out)["models"]}
+    assert models["vlm"]["about"].startswith("A tiny LLaVA")
+    assert models["vlm"]["MB"] > 10
 
 
 def test_a_missing_extra_says_how_to_get_it(run, monkeypatch):

@@ -1,12 +1,13 @@
 """The front door: finding commands, exit codes, and staying light."""
 
 import json
+from itertools import groupby
 
 import pytest
 
 from eligo import __version__
 from eligo.cli import main
-from eligo.cli.commands import COMMANDS
+from eligo.cli.commands import ABOUT, COMMANDS
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -26,7 +27,7 @@ def test_every_listed_command_exists_and_has_help(name, capsys):
         (["sample", "interrupted"], 130, ""),
         (["sample", "fial"], 2, "unknown command eligo sample fial; did you mean fail?"),
         (["smaple", "fail"], 2, "unknown command eligo smaple; did you mean sample?"),
-        (["zzz"], 2, "unknown command eligo zzz (there are: info"),
+        (["zzz"], 2, "unknown command eligo zzz (there are: demo"),
         (["--jsn"], 2, "got '--jsn', expected a command first"),
         (["sample", "--jsn"], 2, "got '--jsn', expected a command first"),
         ([], 2, "usage: eligo COMMAND"),
@@ -48,11 +49,18 @@ def test_a_bug_keeps_its_traceback(run):
 def test_help_of_all_and_of_one_family(run):
     overall = run("--help")
     assert overall.code == 0
-    assert "info     versions" in overall.out
-    assert "sample   take, take_plain, fail" in overall.out
+    assert "  info     versions" in overall.out
+    assert "  patches  which image patches" in overall.out
+    assert "  sample   \n           take, take_plain, look, fail" in overall.out
     family = run("sample", "--help")
     assert family.code == 0
     assert "  take_plain   to take_plain" in family.out
+
+
+def test_a_family_stands_together_and_says_what_it_is_about():
+    heads = [name.split()[0] for name in COMMANDS]
+    assert [head for head, _ in groupby(heads)] == list(dict.fromkeys(heads))
+    assert {head for head in heads if head not in COMMANDS} == set(ABOUT)
 
 
 def test_version(run):
@@ -77,12 +85,15 @@ def test_help_is_light(python, args, code):
     assert float(seconds) < 0.5
 
 
-def test_config_commands_parse_without_torch(python, tmp_path):
-    """What a config command imports before its own work: pydantic, tyro; still no torch."""
-    result = python(
-        "-c", "import eligo.cli.call, eligo.cli.train, sys; print('torch' in sys.modules)"
-    )
-    assert result.stdout == "False\n", result.stderr
+def test_what_commands_import_before_their_own_work_needs_no_torch(python):
+    """Their modules and, for the flags, their configs: so help is there at once."""
+    lines = ["import sys", "from eligo.cli.commands import COMMANDS"]
+    lines += ["for name, command in COMMANDS.items():", "    command.load()"]
+    lines += ["    if 'torch' in sys.modules: sys.exit(name)", "import eligo.cli.call"]
+    lines += ["from eligo.cli.registry import TASKS, resolve_task", "for name in TASKS:"]
+    lines += ["    resolve_task(name)", "    if 'torch' in sys.modules: sys.exit(name)"]
+    result = python("-c", "\n".join(lines))
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_importing_eligo_is_light(python):

@@ -31,7 +31,7 @@ def test_export_on_an_engine(tmp_path, monkeypatch, capsys):
     def export_scenes(config, out, on_progress, **options):
         heard.update(options)
 
-    monkeypatch.setattr("eligo.cli.scenes_export.export_scenes", export_scenes)
+    monkeypatch.setattr("eligo.scenes.export.export_scenes", export_scenes)
     command = ["scenes", "export", "vqa", "--out", str(tmp_path)]
     assert main([*command, "--engine", "ray", "--num_workers", "3"]) == 0
     assert heard == {"engine": "ray", "num_workers": 3}

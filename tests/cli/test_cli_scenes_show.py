@@ -1,4 +1,4 @@
-"""`eligo demo` leaves a page and a picture, and says where."""
+"""`eligo scenes show` leaves a page and a picture, and says where."""
 
 import json
 
@@ -10,27 +10,27 @@ from eligo.scenes import SceneConfig, SceneDataset
 from eligo.scenes.question_kinds import FAMILIES
 
 
-def test_demo(tmp_path, monkeypatch, capsys):
+def test_show(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["demo", "--scenes", "2"]) == 0
+    assert main(["scenes", "show", "--scenes", "2"]) == 0
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 3
-    for name in ("runs/demo/index.html", "runs/demo/contact_sheet.png"):
+    for name in ("runs/scenes/index.html", "runs/scenes/contact_sheet.png"):
         assert name in out
-    text = (tmp_path / "runs/demo/index.html").read_text(encoding="utf-8")
+    text = (tmp_path / "runs/scenes/index.html").read_text(encoding="utf-8")
     item = SceneDataset(SceneConfig(), "validation", 2)[1]
     assert item.captions[0] in text
     assert item.dense_caption in text
     for family in FAMILIES:
         assert f"{family}, " in text
     assert "http" not in text
-    with Image.open(tmp_path / "runs/demo/contact_sheet.png") as sheet:
+    with Image.open(tmp_path / "runs/scenes/contact_sheet.png") as sheet:
         assert sheet.width > 4 * 200
         assert sheet.height > 2 * 200
 
 
 def test_out_and_json(tmp_path, capsys):
-    assert main(["demo", "--scenes", "1", "--out", str(tmp_path / "a b"), "--json"]) == 0
+    assert main(["scenes", "show", "--scenes", "1", "--out", str(tmp_path / "a b"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["page"] == str(tmp_path / "a b" / "index.html")
     assert (tmp_path / "a b" / "contact_sheet.png").exists()
@@ -38,16 +38,16 @@ def test_out_and_json(tmp_path, capsys):
 
 @pytest.mark.parametrize("scenes", ["0", "101"])
 def test_how_many_scenes(tmp_path, capsys, scenes):
-    assert main(["demo", "--scenes", scenes, "--out", str(tmp_path)]) == 2
+    assert main(["scenes", "show", "--scenes", scenes, "--out", str(tmp_path)]) == 2
     assert "expected 1 to 100" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert main(["demo", "--scenes", "1", "--out", str(tmp_path / "file")]) == 2
+    assert main(["scenes", "show", "--scenes", "1", "--out", str(tmp_path / "file")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 
 def test_one_scene_is_one_scene(tmp_path, capsys):
-    assert main(["demo", "--scenes", "1", "--out", str(tmp_path)]) == 0
+    assert main(["scenes", "show", "--scenes", "1", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("1 scene with depth")

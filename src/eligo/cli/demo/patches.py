@@ -1,0 +1,110 @@
+"""Images found for captions: by one vector each, and by the patches that the caption keeps."""
+
+from statistics import median
+from time import perf_counter
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from eligo.cli.demo.part import Part, Row, Work, worth_showing
+from eligo.cli.patches_flags import SHIPPED
+from eligo.patches.data.scene_source import SceneSet
+from eligo.patches.exhibit import SearchResult, exhibit
+from eligo.patches.inference.predict import predict
+from eligo.patches.match.baselines import GlobalCosine
+from eligo.patches.measure.evaluate import encode_image_set, encode_pieces
+from eligo.patches.measure.metrics import retrieval_metrics
+from eligo.patches.model import RetrievalModel
+from eligo.patches.retrieval.build import matching_net
+from eligo.pretrained import shipped_models
+from eligo.report.explorer.exhibit import Answer, Exhibit
+from eligo.report.pictures import rgb_picture
+from eligo.scenes.config import SceneConfig
+from eligo.scenes.phrases import to_text
+from eligo.train.progress import ProgressBar
+
+NAME, ASKS = "patches", "which image patches matter to this text?"
+COSINE, OURS = "one vector each", "kept patches"
+_IMAGES, _AT_ONCE = 240, 24
+_EXHIBITS, _RESULTS = 4, 6
+_NOTE = (
+    "{count} captions look for their image among {count} fresh scenes. Score: R@1, the first one "
+    "found fits. One vector each: cosine of the means of the same encoders, which were trained to "
+    "match patches. Time: one caption with all images, median."
+)
+
+
+@torch.no_grad()
+def run(work: Work) -> Part:
+    """Match every caption with every image, both ways."""
+    if SHIPPED not in shipped_models():
+        return Part(NAME, ASKS, "no trained model is shipped yet")
+    model = RetrievalModel.from_pretrained(SHIPPED, device=torch.device(work.device))
+    net, size = matching_net(model), model.image_encoder.image_size
+    world = SceneConfig(seed=work.seed, height=size, width=size)
+    scenes = SceneSet(world, "test", work.count(_IMAGES), 1, model.device)
+    images = encode_image_set(model, scenes)
+    matchers = {COSINE: GlobalCosine().match, OURS: model.match}
+    parts: dict[str, list[Tensor]] = {name: [] for name in matchers}
+    seconds: dict[str, list[float]] = {name: [] for name in matchers}
+    with ProgressBar(NAME, len(scenes)) as bar:
+        for pieces in scenes.texts(_AT_ONCE):
+            texts = model.text_side(encode_pieces(model, [pieces]))
+            for name, match in matchers.items():
+                began = perf_counter()
+                parts[name].append(match(images, texts).cpu())
+                seconds[name].append((perf_counter() - began) / parts[name][-1].shape[1])
+            bar.update(sum(part.shape[1] for part in parts[OURS]))
+    scores = {name: torch.cat(found, 1) for name, found in parts.items()}
+    positive = scenes.positive.cpu()
+    hits = {
+        name: (retrieval_metrics(found, positive).text_to_image.ranks == 0).tolist()
+        for name, found in scores.items()
+    }
+    patches = images.patches.shape[1]
+    kept = net.sparse_net_cap.num_kept(patches)
+    rows = (
+        Row.of_hits(COSINE, hits[COSINE], f"mean of {patches}", seconds=median(seconds[COSINE])),
+        Row.of_hits(
+            OURS, hits[OURS], f"{kept} of {patches}", seconds=median(seconds[OURS]), is_ours=True
+        ),
+    )
+    won = [ours and not other for ours, other in zip(hits[OURS], hits[COSINE], strict=True)]
+    places = worth_showing(won, [not ours for ours in hits[OURS]], _EXHIBITS)
+    return Part(
+        NAME,
+        ASKS,
+        _NOTE.format(count=len(scenes)),
+        rows,
+        tuple(_exhibit(model, scenes, scores, positive, place) for place in places),
+    )
+
+
+def _exhibit(
+    model: RetrievalModel,
+    scenes: SceneSet,
+    scores: dict[str, Float[Tensor, "images texts"]],
+    positive: Bool[Tensor, "images texts"],
+    place: int,
+) -> Exhibit:
+    """A caption, the image that it found, and the next best ones."""
+    text = scenes.captions.text(place, 0)
+    best = scores[OURS][:, place].topk(min(_RESULTS, len(scenes)))
+    results = [
+        SearchResult(
+            f"scene {row}",
+            rgb_picture(scenes.rendered.rgb[row]),
+            score,
+            "the caption is true of it" if positive[row, place] else "",
+        )
+        for score, row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+    first = int(best.indices[0])
+    dense = to_text(scenes.dense_words[first].tolist()) if model.uses_dense else None
+    found = predict(model, results[0].picture, text, dense)
+    said = tuple(
+        Answer(name, f"scene {row}", bool(positive[row, place]))
+        for name, row in ((name, int(one[:, place].argmax())) for name, one in scores.items())
+    )
+    return exhibit(found, results[0].picture, text, results=results, answers=said)

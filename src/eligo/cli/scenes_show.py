@@ -1,0 +1,28 @@
+"""`eligo scenes show`: the embedded world on one page."""
+
+from pathlib import Path
+
+from eligo.cli.console import print_result
+from eligo.errors import InputError
+
+
+def run(out: Path = Path("runs/scenes"), scenes: int = 6, json: bool = False) -> None:
+    """Render a few scenes, with all that is known about them, into one HTML page.
+
+    Args:
+        out: The folder to write to.
+        scenes: How many scenes to show.
+        json: Print one JSON document.
+    """
+    if not 1 <= scenes <= 100:
+        raise InputError(f"--scenes: got {scenes}, expected 1 to 100")
+    from eligo.scenes.page import write_scenes_page
+
+    index, sheet = write_scenes_page(out, scenes)
+    if json:
+        print_result({"page": index, "contact_sheet": sheet, "scenes": scenes}, json)
+    else:
+        head = "1 scene" if scenes == 1 else f"{scenes} scenes"
+        print(f"{head} with depth, labels, captions, tags and questions:")
+        print(f"  {index}  (open it in a browser)")
+        print(f"  {sheet}")

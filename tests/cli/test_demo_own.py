@@ -1,0 +1,136 @@
+"""`eligo demo --questions FILE`: one's own questions, in every form that they come in."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from eligo import pretrained
+from eligo.cli import main
+from eligo.cli.demo.own import read_questions
+from eligo.errors import InputError
+from eligo.report.explorer.folder import find_exhibits, load_exhibit
+from eligo.tokens.methods import build
+from eligo.tokens.plan import Plan, Stage1
+from shipped_models import VLM, plan, vlm
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "my photos"
+    folder.mkdir()
+    for number in (1, 2):
+        Image.effect_noise((90, 60 + number), 60).convert("RGB").save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    vlm(root / "vlm", VLM)
+    plan(root / "tokens_small")
+    for folder in root.iterdir():
+        (folder / "README.md").write_text("# card\n")
+    return root
+
+
+def asked(folder: Path, kind: str) -> Path:
+    path = folder / {"lines": "q.txt", "jsonl": "q.jsonl", "vqa": "q.json"}[kind]
+    rows = [("1.png", "is there a ball?", "yes"), ("2.png", "what colour is it?", "red")]
+    if kind == "lines":
+        path.write_text("".join("\t".join(row) + "\n" for row in rows))
+    elif kind == "jsonl":
+        told = [{"image": i, "question": q, "answers": [a]} for i, q, a in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in told))
+    else:
+        told = [
+            {"question_id": number, "image_id": number, "question": question}
+            for number, (_, question, _) in enumerate(rows, 1)
+        ]
+        path.write_text(json.dumps({"questions": told}))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["lines", "jsonl", "vqa"])
+def test_every_form_is_read(photos: Path, kind: str):
+    found = read_questions(asked(photos, kind), photos)
+    assert [one.question for one in found] == ["is there a ball?", "what colour is it?"]
+    assert [one.image.name for one in found] == ["1.png", "2.png"]
+    assert [one.answers for one in found] == ([(), ()] if kind == "vqa" else [("yes",), ("red",)])
+
+
+def test_answers_are_not_needed(photos: Path):
+    path = photos / "q.txt"
+    path.write_text("1.png\tis there a ball?\r\n\n2.png\twhat is it?\t\n", encoding="utf-8-sig")
+    assert [one.answers for one in read_questions(path, None)] == [(), ()]
+    lines = photos / "q.jsonl"
+    lines.write_text('{"image": "1.png", "question": "what?"}\n')
+    assert read_questions(lines, None)[0].answers == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("q.txt", "1.png is there a ball?\n", "q.txt:1: got '1.png is there"),
+        ("q.txt", "1.png\twhat?\n9.png\twhat?\n", "q.txt:2: there is no image"),
+        ("q.txt", "\n", "holds no questions"),
+        ("q.jsonl", '{"image": "1.png"}\n', "q.jsonl:1: question: missing"),
+        ("q.jsonl", '{"image": "1.png", "question": "a?", "answers": []}\n', "answers: got []"),
+        ("q.json", '{"questions": []}', "need --images"),
+    ],
+)
+def test_mistakes(photos: Path, name: str, text: str, says: str):
+    (photos / name).write_text(text)
+    with pytest.raises(InputError) as error:
+        read_questions(photos / name, None)
+    assert says in str(error.value)
+
+
+def test_files_that_are_not_there(photos: Path):
+    with pytest.raises(InputError, match="cannot be read"):
+        read_questions(photos / "nothing.txt", None)
+    with pytest.raises(InputError, match="there is no folder"):
+        read_questions(photos / "q.txt", photos / "nowhere")
+
+
+def test_whole_and_pruned(photos: Path, shipped: Path, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(pretrained, "SHIPPED", shipped)
+    out = tmp_path / "out"
+    flags = ["--questions", str(asked(photos, "lines")), "--out", str(out), "--json"]
+    assert main(["demo", *flags]) == 0
+    (part,) = json.loads(capsys.readouterr().out)["parts"]
+    whole, pruned, same = part["rows"]
+    assert [row["arm"] for row in part["rows"]] == ["all tokens", "tokens_small", "same answer"]
+    assert (whole["kept"], pruned["kept"]) == ("36", "20>12>6")
+    assert whole["flops"] == 1 > pruned["flops"]
+    assert whole["seconds"] > 0 < pruned["seconds"]
+    assert same["score"] in (0, 0.5, 1)
+    assert pruned["is_ours"]
+    first, second = (load_exhibit(folder) for folder in find_exhibits(out))
+    assert (first.query, second.query) == ("is there a ball?", "what colour is it?")
+    assert [answer.who for answer in first.answers] == ["all tokens", "tokens_small"]
+    assert first.note == "1.png; the answer is: yes"
+
+
+def test_a_plan_that_keeps_all_changes_no_answer(photos, shipped, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pretrained, "SHIPPED", shipped)
+    Plan(Stage1(build("none"), 36)).save(tmp_path / "all")
+    flags = ["--questions", str(asked(photos, "vqa")), "--images", str(photos), "--json"]
+    flags += ["--plan", str(tmp_path / "all"), "--out", str(tmp_path / "out")]
+    assert main(["demo", *flags]) == 0
+    whole, pruned, same = json.loads(capsys.readouterr().out)["parts"][0]["rows"]
+    assert (whole["score"], pruned["score"], same["score"]) == (None, None, 1)
+
+
+def test_another_host_gets_a_method_that_needs_no_training(
+    photos, shipped, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(pretrained, "SHIPPED", shipped)
+    flags = ["--questions", str(asked(photos, "jsonl")), "--model", str(shipped / "vlm")]
+    assert main(["demo", *flags, "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "tome" in out
+    assert "put to vlm" in " ".join(out.split())

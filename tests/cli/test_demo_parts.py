@@ -1,0 +1,171 @@
+"""What the parts of the demo compute: equal costs, IoU with intervals, pictures, what is shown."""
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+import torch
+from rich.console import Console
+
+from eligo import pretrained
+from eligo.cli.demo import demos, pixels, tokens
+from eligo.cli.demo.part import Part, Row, Work
+from eligo.cli.demo.table import table
+from eligo.demos.exam.config import ExamConfig
+from eligo.demos.exam.lessons import DEMOS, draw_lessons
+from eligo.demos.exam.world import FIRST_LEXICON, PER_LEXICON
+from eligo.scenes.vlm.model import VlmConfig, build_vlm
+from eligo.scenes.words import LABELS, TWINS
+from eligo.tokens.cost.shapes import HostShape
+from eligo.tokens.measure.asking import WHOLE
+from eligo.tokens.measure.matching import spending
+from eligo.tokens.methods import build
+from eligo.tokens.plan import Cut, Plan, Stage1
+from shipped_models import LEARNER, selector, vlm
+
+TEXT = 12
+
+
+# ------------------------------------------------------------------ tokens
+
+
+@pytest.mark.parametrize("kept", [None, (317, 200), (98, 50)])
+def test_rivals_spend_what_the_cheapest_plan_spends(kept):
+    with torch.device("meta"):
+        shape = HostShape.of(build_vlm(VlmConfig()))
+    learned = {}
+    if kept is not None:
+        first, second = kept
+        two_stage = Plan(Stage1(build("random"), first), [Cut(3, build("random"), second)])
+        learned = {"dear": Plan(Stage1(build("random"), 400)), "ours": two_stage}
+    found = tokens.arms(shape, learned, TEXT)
+    assert list(found) == [WHOLE, *learned, *tokens.RIVALS]
+    allowed = spending(
+        shape, learned["ours"] if learned else Plan(Stage1(build("random"), 64)), TEXT
+    )
+    for name in tokens.RIVALS:
+        assert spending(shape, found[name], TEXT) == pytest.approx(allowed, rel=0.01)
+
+
+# ------------------------------------------------------------------ pixels
+
+
+def slow_iou(pixels: torch.Tensor, name: str) -> float:
+    total, at = pixels.sum(0), LABELS.index(name)
+    both = float(total[at, at])
+    return both / float(total[at].sum() + total[:, at].sum() - both)
+
+
+def test_iou_of_twins_and_its_interval():
+    counts = torch.randint(0, 50, (30, len(LABELS), len(LABELS)))
+    counts += 200 * torch.eye(len(LABELS), dtype=torch.int64)
+    mean, low, high = pixels.twin_iou(counts)
+    names = [name for pair in TWINS.items() for name in pair]
+    assert mean == pytest.approx(sum(slow_iou(counts, name) for name in names) / len(names))
+    assert low < mean < high
+    one_by_one = [pixels.twin_iou(counts[[row]])[0] for row in range(30)]
+    assert min(one_by_one) < low
+    assert high < max(one_by_one)
+
+
+@pytest.mark.parametrize(("first", "mean"), [(1.0, 1 / 4), (0.5, 1 / 3)])
+def test_who_sees_only_looks(first: float, mean: float):
+    """Both names equally often; the first is said so often, else the second: a third at most."""
+    counts = torch.zeros(2, len(LABELS), len(LABELS), dtype=torch.int64)
+    for pair in TWINS.items():
+        one, two = map(LABELS.index, pair)
+        for room, label in enumerate((one, two)):
+            counts[room, label, one] = round(10 * first)
+            counts[room, label, two] = 10 - round(10 * first)
+    assert pixels.twin_iou(counts)[0] == pytest.approx(mean)
+
+
+# ------------------------------------------------------------------ demos
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory: pytest.TempPathFactory) -> Part:
+    root = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    vlm(root / "demos_learner", LEARNER)
+    selector(root / "demos_v1")
+    for folder in root.iterdir():
+        (folder / "README.md").write_text("# card\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrained, "SHIPPED", root)
+        return demos.run(Work(3, "cpu", quick=True))
+
+
+def test_pictures_are_those_of_the_examples(chosen: Part):
+    size = LEARNER.image_size
+    scenes = ExamConfig().scenes.replace({"seed": 3, "height": size, "width": size})
+    first = FIRST_LEXICON * PER_LEXICON
+    every = draw_lessons(
+        scenes, "test", torch.arange(first, first + 2 * PER_LEXICON), torch.device("cpu"),
+        unclear=ExamConfig().unclear, per_lexicon=PER_LEXICON,
+    ).rendered.rgb  # fmt: skip
+    for shown in chosen.exhibits:
+        items = shown.stages[0].over
+        assert len(items) == 32
+        for item in items:
+            _, lesson, _, place = item.picture.split()  # "test 268435456 example 2"
+            scene = (int(lesson) - first) * (DEMOS + 1) + int(place)
+            expected = every[scene].permute(1, 2, 0).flatten().tolist()
+            assert list(shown.pictures[item.picture].tobytes()) == expected
+
+
+def test_every_selector_chose_among_the_same(chosen: Part):
+    for shown in chosen.exhibits:
+        assert [stage.name for stage in shown.stages] == ["pointer v1", "random", "kNN"]
+        assert len({stage.over for stage in shown.stages}) == 1
+        for stage in shown.stages:
+            assert len(set(stage.selection.indices.tolist())) == demos.SHOTS
+        assert [answer.who for answer in shown.answers] == [row.arm for row in chosen.rows]
+
+
+# ------------------------------------------------------------------ the table
+
+
+def printed(parts: list[Part], width: int) -> list[str]:
+    console = Console(width=width, file=StringIO())
+    console.print(table(parts, console))
+    return console.file.getvalue().splitlines()
+
+
+PART = Part(
+    "tokens", "which?", "what it means " * 12,
+    (Row("all", 0.98, 0.9, 1.0, "576", 1.0, 0.1), Row("ours", 0.5, 0.25, 0.75, "9>4", 0.1, 2e-4)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_lines_fit_and_columns_agree(width: int):
+    lines = printed([PART, Part("demos", "who?", "nothing yet")], width)
+    assert all(len(line) <= width for line in lines)
+    text = "\n".join(lines)
+    for cell in ("98.0", "90.0-100.0", "25.0-75.0", "576", "9>4", "100 %", "10 %", "100 ms"):
+        assert cell in text
+    assert "< 1 ms" in text
+    assert "nothing yet" in text
+    assert ("●" in text) == (width == 110)
+    head = next(line for line in lines if "kept" in line)
+    for row in ("576", "9>4"):
+        line = next(line for line in lines if row in line)
+        assert line.index(row) == head.index("kept")
+
+
+def test_a_score_that_nobody_knows():
+    part = replace(PART, rows=(Row.of_hits("all", [], "576"),))
+    line = next(line for line in printed([part], 110) if "all" in line)
+    assert " - " in line
+    assert "●" not in line
+
+
+def test_time_saved_is_of_the_first_arm():
+    rows = [
+        Row.of_hits(name, [True], seconds=s) for name, s in (("a", 0.2), ("b", 0.05), ("c", 1.0))
+    ]
+    lines = printed([replace(PART, rows=tuple(rows), note="")], 80)
+    ends = [line.split()[-1] for line in lines if " ms" in line]
+    assert ends == ["ms", "%", "ms"]
+    assert any(line.rstrip().endswith("50 ms   75 %") for line in lines)

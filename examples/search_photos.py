@@ -1,0 +1,29 @@
+"""Index a folder of photos, and find those that a text speaks of.
+
+    python examples/search_photos.py PHOTOS "a dog on a red sofa" [MODEL]
+
+MODEL: a retrieval model (a folder or a name) that `eligo patches train` or `convert` made; by
+default the one that comes with eligo, which knows the scenes of the embedded world and no photos.
+"""
+
+import sys
+from pathlib import Path
+
+from eligo.patches.model import RetrievalModel
+from eligo.patches.retrieval import ImageFiles, Searcher, build_index
+
+if len(sys.argv) not in (3, 4):
+    sys.exit(__doc__)
+photos, text, *given = sys.argv[1:]
+out = Path("runs/search_photos") / Path(photos).resolve().name
+
+model = RetrievalModel.from_pretrained(*given or ["patches"])
+built = build_index(lambda: model, ImageFiles.under(Path(photos)), out)
+print(f"{built.entries} photos, {built.bytes_per_entry / 1024:.0f} KiB each, in {built.folder}")
+for skipped in built.skipped:
+    print(f"not read: {skipped['id']}: {skipped['why']}")
+
+searcher = Searcher(model, built.folder)
+hits = searcher.search(model.text_side([text]), k=5)
+for entry, score in zip(searcher.ids(hits), hits.scores.tolist(), strict=True):
+    print(f"{score:.3f}  {entry['id']}")

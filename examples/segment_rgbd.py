@@ -1,0 +1,29 @@
+"""Segment a photo with its depth image, guided by a few words.
+
+    python examples/segment_rgbd.py rgb.png depth.png "desk,chair" [MODEL]
+
+MODEL: a segmentation model (a folder or a name) that `eligo pixels train` or `convert` made; by
+default the one that comes with eligo, which knows the rooms of the embedded world only. A `-`
+stands for no depth, an empty text for no words.
+"""
+
+import sys
+
+from eligo.pixels import Segmenter, predict
+
+if len(sys.argv) not in (4, 5):
+    sys.exit(__doc__)
+rgb, depth, words, *given = sys.argv[1:]
+
+segmenter = Segmenter.from_pretrained(*given)
+found = predict(
+    rgb,
+    None if depth == "-" else depth,
+    tags=[word.strip() for word in words.split(",") if word.strip()],
+    model=segmenter,
+)
+result = found.save("runs/segment_rgbd")  # label.png, overlay.png, a map for each word
+for row in result["classes"]:
+    print(f"{row['share']:6.1%}  {row['class']}  (sure: {row['confidence']:.0%})")
+for row in result["words"]:
+    print(f"{row['word']}: attention {row['attention']:.2f}")

@@ -1,0 +1,62 @@
+"""Tiny random models in the folders of those that come with eligo: to see commands run through."""
+
+from pathlib import Path
+
+import torch
+
+from eligo.config import load_config
+from eligo.demos.exam.learner_config import LearnerConfig
+from eligo.demos.models.build import build_model
+from eligo.demos.models.config import PointerSelectorV1Config
+from eligo.patches.model import RetrievalModel
+from eligo.pixels.inference.segmenter import Segmenter, text_encoder
+from eligo.pixels.model.model import PixelsModel
+from eligo.pixels.training.config import PixelsTrainConfig
+from eligo.pixels.training.task import with_classes
+from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
+from eligo.tokens.learned.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.plan import Cut, Plan, Stage1
+
+VLM = VlmConfig(
+    image_size=84, vision_layers=2, vision_width=8, layers=4, width=16, hidden=32, heads=2
+)
+LEARNER = load_config(LearnerConfig, "demos/learner").smoke().model
+
+
+def vlm(folder: Path, sizes: VlmConfig) -> None:
+    save_vlm(build_vlm(sizes), build_processor(sizes), folder)
+
+
+def plan(folder: Path) -> None:
+    heads = LayerPruners(PrunersShape(layers=(1, 2), width=VLM.width, dim=8, num_heads=2))
+    merger = TokenMerger(MergerShape(width=VLM.vision_width, dim=8))
+    Plan(Stage1(merger, 20), [Cut(1, heads[1], 12), Cut(2, heads[2], 6)]).save(folder)
+
+
+def segmenter(folder: Path) -> None:
+    config = with_classes(load_config(PixelsTrainConfig, "pixels/scenes").smoke())
+    Segmenter(config, PixelsModel(config), text_encoder(config)).save_pretrained(folder)
+
+
+def selector(folder: Path) -> None:
+    config = PointerSelectorV1Config(d_model=LEARNER.width, hidden_dim=8, K=4, shot_num=2)
+    build_model(config).save_pretrained(folder)
+
+
+MAKERS = {
+    "vlm": lambda folder: vlm(folder, VLM),
+    "tokens_small": plan,
+    "patches": lambda folder: RetrievalModel.tiny().save_pretrained(folder),
+    "pixels": segmenter,
+    "demos_learner": lambda folder: vlm(folder, LEARNER),
+    "demos_v1": selector,
+}
+
+
+def make_models(root: Path) -> Path:
+    """All of them, each with a card."""
+    torch.manual_seed(0)
+    for name, make in MAKERS.items():
+        make(root / name)
+        (root / name / "README.md").write_text(f"# {name}\n")
+    return root

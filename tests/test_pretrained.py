@@ -1,0 +1,277 @@
+"""What is trained is saved and found alike: by folder, shipped name or hub name; and strictly.
+
+The shipped models themselves are held to their promises in test_shipped_models.py.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eligo import pretrained
+from eligo.config import load_config
+from eligo.demos import PointerSelectorV2, PointerSelectorV2Config, build_model_v2
+from eligo.errors import InputError, OutputError
+from eligo.files import writing_folder
+from eligo.patches.model import RetrievalModel
+from eligo.pixels.inference.segmenter import Segmenter, plain_config, text_encoder
+from eligo.pixels.model.model import PixelsModel
+from eligo.pixels.training.config import PixelsTrainConfig
+from eligo.pretrained import find_model, load_stock, shipped_model, shipped_models
+from eligo.tokens import Cut, LayerPruners, Plan, Stage1, TokenMerger
+from eligo.tokens.learned.modules import MergerShape, PrunersShape
+from eligo.tokens.methods import build
+
+
+def merger() -> TokenMerger:
+    return TokenMerger(MergerShape(width=8, dim=16))
+
+
+def pruners() -> LayerPruners:
+    return LayerPruners(PrunersShape(layers=(1, 3), width=12, dim=16, num_heads=2))
+
+
+def plan() -> Plan:
+    heads = pruners()
+    return Plan(Stage1(merger(), 9), [Cut(1, heads[1], 6), Cut(3, heads[3], ratio=0.1)])
+
+
+def segmenter(**changes: Any) -> Segmenter:
+    small = {
+        "encoder.depths": (1, 1, 1, 1), "sam.encoder.stages": (3,), "sam.decoder.stages": (1,),
+    }  # fmt: skip
+    base = load_config(PixelsTrainConfig, "pixels/scenes").smoke().replace(small)
+    config = plain_config(base).replace(changes)
+    return Segmenter(config, PixelsModel(config), text_encoder(config))
+
+
+def pointer() -> PointerSelectorV2:
+    made = build_model_v2(PointerSelectorV2Config(d_model=8, hidden_dim=8, state="gru"))
+    assert isinstance(made, PointerSelectorV2)
+    return made
+
+
+class Trained(NamedTuple):
+    make: Callable[[], Any]
+    files: tuple[str, ...]
+    """All that hold weights."""
+    modules: Callable[[Any], list[torch.nn.Module]]
+
+
+TRAINED = {
+    "merger": Trained(merger, ("token_merger.safetensors",), lambda made: [made]),
+    "pruners": Trained(pruners, ("layer_pruners.safetensors",), lambda made: [made]),
+    "plan": Trained(
+        plan,
+        ("token_merger.safetensors", "layer_pruners.safetensors"),
+        lambda made: [stage.reducer for stage in made.stages],
+    ),
+    "retrieval": Trained(
+        RetrievalModel.tiny,
+        tuple(f"{name}.safetensors" for name in ("heads", "net", "vision/model", "text/model")),
+        lambda made: [made],
+    ),
+    "pointer": Trained(pointer, ("pointer.safetensors",), lambda made: [made]),
+    "segmenter": Trained(segmenter, ("model.safetensors",), lambda made: [made.model]),
+}
+WEIGHTS = [(name, file) for name, kind in TRAINED.items() for file in kind.files]
+
+
+def states(name: str, made: Any) -> dict[str, torch.Tensor]:
+    return {
+        f"{number}.{key}": value
+        for number, module in enumerate(TRAINED[name].modules(made))
+        for key, value in module.state_dict().items()
+    }
+
+
+def assert_same(name: str, one: Any, other: Any) -> None:
+    expected, found = states(name, one), states(name, other)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_found_by_folder_by_shipped_name_and_on_the_hub(name, tmp_path, monkeypatch):
+    made = TRAINED[name].make()
+    kind = type(made)
+    made.save_pretrained(tmp_path / "mine")
+    assert {str(path.relative_to(tmp_path / "mine")) for path in
+            (tmp_path / "mine").rglob("*.safetensors")} == set(TRAINED[name].files)  # fmt: skip
+    asked = []
+
+    def fetch(repository: str, *, ignore_patterns: list[str]) -> str:
+        asked.append((repository, "*.bin" in ignore_patterns))
+        return str(tmp_path / "mine")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
+    (tmp_path / "mine" / "README.md").write_text("# mine\n")
+    monkeypatch.chdir(tmp_path / "mine")  # so that the bare name is no folder here
+    for where in (tmp_path / "mine", str(tmp_path / "mine"), "mine", "someone/mine"):
+        again = kind.from_pretrained(where)
+        assert_same(name, made, again)
+        assert not any(module.training for module in TRAINED[name].modules(again))
+    assert asked == [("someone/mine", True)]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_half_the_bytes_and_float32_again(name, tmp_path):
+    made = TRAINED[name].make()
+    made.save_pretrained(tmp_path / "whole")
+    made.save_pretrained(tmp_path / "half", dtype=torch.float16)
+    again = type(made).from_pretrained(tmp_path / "half")
+    for key, value in states(name, again).items():
+        expected = states(name, made)[key]
+        assert value.dtype == expected.dtype
+        torch.testing.assert_close(value, expected.half().to(value.dtype))
+    sizes = [
+        sum(t.nbytes for file in TRAINED[name].files for t in load_file(folder / file).values())
+        for folder in (tmp_path / "whole", tmp_path / "half")
+    ]
+    assert sizes[1] < 0.6 * sizes[0]
+
+
+@pytest.mark.parametrize(("name", "file"), WEIGHTS)
+def test_weights_that_do_not_fit_are_listed(name, file, tmp_path):
+    made = TRAINED[name].make()
+    made.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / file)
+    gone, *rest = sorted(stored, key=lambda key: ("norm" not in key, key))
+    other = next(key for key in rest if stored[key].ndim == 2)
+    changed = {**stored, "strange.thing": torch.zeros(1), other: stored[other][:-1].clone()}
+    del changed[gone]
+    save_file(changed, tmp_path / file, metadata={"format": "pt"})
+    with pytest.raises(InputError, match="do not fit the model") as caught:
+        type(made).from_pretrained(tmp_path)
+    told = str(caught.value)
+    for start, key in (("missing", gone), ("unexpected", "strange.thing"), ("shape of", other)):
+        end = key.rpartition(".")[2]  # transformers renames the beginnings
+        assert any(line.strip().startswith(start) and end in line for line in told.splitlines())
+
+
+@pytest.mark.parametrize(("name", "file"), WEIGHTS)
+def test_half_a_file_is_no_file(name, file, tmp_path):
+    made = TRAINED[name].make()
+    made.save_pretrained(tmp_path)
+    whole = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"safetensors|cannot be read|transformers"):
+        type(made).from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_name_of_nothing(name, tmp_path, monkeypatch):
+    def refuse(repository: str, **_: Any) -> str:
+        raise OSError(f"no network to look for {repository}\nand more of it")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    kind = type(TRAINED[name].make())
+    with pytest.raises(InputError, match=r"OWNER/NAME on the hub; from the hub: no network .*x$"):
+        kind.from_pretrained("nobody/x")
+    with pytest.raises(InputError, match="expected a folder"):
+        kind.from_pretrained(tmp_path / "nowhere" / "at" / "all")
+    with pytest.raises(InputError, match=r"no |expected"):
+        kind.from_pretrained(tmp_path)  # a folder of nothing
+
+
+def test_a_table_of_words_travels_with_its_weights(tmp_path):
+    table = tmp_path / "vectors.safetensors"
+    save_file({"ball": torch.randn(8), "ring": torch.randn(8)}, table)
+    made = segmenter(**{"text.encoder": {"kind": "table", "file": str(table)}, "text_dim": 8})
+    before = made.text(["ring"])
+    made.save_pretrained(tmp_path / "model")
+    table.unlink()
+    (tmp_path / "model").rename(tmp_path / "moved")
+    again = Segmenter.from_pretrained(tmp_path / "moved")
+    assert torch.equal(again.text(["ring"]).embeddings, before.embeddings)
+    again.save_pretrained(tmp_path / "moved")  # over itself
+    assert torch.equal(
+        Segmenter.from_pretrained(tmp_path / "moved").text(["ring"]).embeddings, before.embeddings
+    )
+
+
+# ------------------------------------------------------------------ shipped names, stock models
+
+
+def test_shipped_names(tmp_path, monkeypatch):
+    assert find_model("vlm") == shipped_model("vlm", made_by="x")
+    with pytest.raises(InputError, match=r"did you mean vlm.*train one with `eligo x`"):
+        shipped_model("vlmm", made_by="eligo x")
+    monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
+    with pytest.raises(InputError, match=r"\(none does\)"):
+        shipped_model("patches", made_by="eligo x")
+    for name, file in (("tokens_a", "plan.json"), ("patches", "net.safetensors")):
+        (tmp_path / name).mkdir()
+        for each in (file, "README.md"):
+            (tmp_path / name / each).touch()
+    assert shipped_models() == ["patches", "tokens_a"]
+    assert shipped_models("plan.json") == ["tokens_a"]
+    with pytest.raises(InputError, match=r"comes with eligo \(tokens_a\)"):
+        Plan.from_pretrained("patches_")
+
+
+def test_a_plan_by_its_shipped_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
+    saved = Plan(Stage1(build("uniform"), 4))
+    saved.save_pretrained(tmp_path / "tokens_four")
+    assert Plan.from_pretrained("tokens_four") == Plan.load("tokens_four") == saved
+
+
+def test_stock_models_may_have_heads_that_nobody_wants(tmp_path):
+    from transformers import AutoModel, ViTConfig, ViTForImageClassification, ViTModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    whole = ViTForImageClassification(ViTConfig(**sizes, intermediate_size=8, image_size=32))
+    whole.save_pretrained(tmp_path)
+    found = load_stock(AutoModel, tmp_path, exact=False, add_pooling_layer=False)
+    assert isinstance(found, ViTModel)
+    assert torch.equal(found.layernorm.weight, whole.vit.layernorm.weight)
+    with pytest.raises(InputError, match=r"unexpected: classifier\.bias"):
+        load_stock(AutoModel, tmp_path, add_pooling_layer=False)
+    with pytest.raises(InputError, match=r"missing: pooler\.dense\.bias"):
+        load_stock(AutoModel, tmp_path, exact=False)
+
+
+# ------------------------------------------------------------------ folders
+
+
+def fail_to_write(folder, error: type[BaseException]) -> None:
+    with writing_folder(folder, marker="config.yaml") as made:
+        (made / "config.yaml").write_text("new")
+        raise error
+
+
+def test_a_folder_is_whole_or_as_it_was(tmp_path):
+    folder = tmp_path / "ä model"
+    with writing_folder(folder, marker="config.yaml") as made:
+        (made / "config.yaml").write_text("old")
+        assert not folder.exists()
+    for error in (RuntimeError, OSError, KeyboardInterrupt):
+        with pytest.raises(OutputError if error is OSError else error):
+            fail_to_write(folder, error)
+        assert (folder / "config.yaml").read_text() == "old"
+        assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    with writing_folder(folder, marker="config.yaml") as made:
+        (made / "config.yaml").write_text("new")
+    assert (folder / "config.yaml").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+def test_what_is_no_model_is_not_replaced(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").touch()
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "mine", tmp_path / "file"):
+        with (
+            pytest.raises(InputError, match="choose another"),
+            writing_folder(path, marker="config.yaml"),
+        ):
+            pass
+    assert (tmp_path / "mine" / "letter.txt").exists()
+    (tmp_path / "empty").mkdir()
+    with writing_folder(tmp_path / "empty", marker="config.yaml") as made:
+        (made / "a").touch()
+    assert (tmp_path / "empty" / "a").exists()

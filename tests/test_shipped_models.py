@@ -1,0 +1,131 @@
+"""What comes with eligo: each model has a card, keeps to its size, and loads."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from eligo.errors import InputError
+from eligo.pretrained import CARD, SHIPPED, shipped_models
+
+MODELS = shipped_models()
+LIMITS = {"vlm": 20, "tokens": 3, "patches": 4, "demos": 9, "pixels": 4}
+"""Megabytes of each family, as the architecture allots them."""
+DOCS = Path(__file__).parents[1] / "docs" / "shipped_models.md"
+
+
+def family(name: str) -> str:
+    return name.partition("_")[0]
+
+
+def megabytes(name: str) -> float:
+    return sum(file.stat().st_size for file in (SHIPPED / name).rglob("*") if file.is_file()) / 1e6
+
+
+def problems(card: str) -> list[str]:
+    """What a card does not say."""
+    found = []
+    if not re.match(r"# \S.{10,}\n", card):
+        found.append("a first line that says what it is")
+    for field in ("For", "Data", "Scores", "Size", "Limits", "License"):
+        if not re.search(rf"^- \*\*{field}\*\*: \S.{{9,}}", card, re.MULTILINE):
+            found.append(field)
+    if not re.search(r"\*\*Made\*\* on 20\d\d-\d\d-\d\d", card):
+        found.append("the date")
+    if not re.search(r"\*\*Hardware\*\*: \S.{4,}", card):
+        found.append("the hardware")
+    if not re.search(r"^(```sh\n(.*\n)*?|    )eligo \w+ \S+", card, re.MULTILINE):
+        found.append("the command")
+    return found
+
+
+def test_something_is_shipped():
+    assert "vlm" in MODELS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_card(name: str):
+    assert problems((SHIPPED / name / CARD).read_text(encoding="utf-8")) == []
+
+
+def test_the_template_is_a_card_and_every_line_of_it_counts():
+    (template,) = re.findall(r"```markdown\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert problems(template) == []
+    assert problems("") == [
+        "a first line that says what it is", "For", "Data", "Scores", "Size", "Limits", "License",
+        "the date", "the hardware", "the command",
+    ]  # fmt: skip
+    for word in ("# What", "**For**", "**Limits**", "2026-01-31 by", "**Hardware**", "    eligo"):
+        assert len(problems(template.replace(word, "gone"))) == 1, word
+
+
+def test_no_folder_is_without_a_card():
+    assert sorted(path.name for path in SHIPPED.iterdir() if path.is_dir()) == MODELS
+
+
+def test_sizes():
+    sizes: Counter[str] = Counter()
+    for name in MODELS:
+        assert family(name) in LIMITS, f"{name}: begins with none of {', '.join(LIMITS)}"
+        sizes[family(name)] += megabytes(name)
+    assert all(size <= LIMITS[name] for name, size in sizes.items()), sizes
+    assert sum(sizes.values()) < 40
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_halves_in_small_files(name: str):
+    files = sorted((SHIPPED / name).rglob("*.safetensors"))
+    assert files or family(name) == "tokens"  # a plan of methods has none
+    for file in files:
+        assert file.stat().st_size <= 10e6
+        with safe_open(file, framework="pt") as stored:
+            kinds = {stored.get_slice(key).get_dtype() for key in stored.keys()}  # noqa: SIM118
+        assert not kinds & {"F32", "F64"}, file
+    for path in (SHIPPED / name).rglob("*"):
+        assert path.suffix not in {".bin", ".pt", ".pth", ".pkl", ".npy"}
+
+
+def load(folder: Path) -> object:
+    """Whatever it is, by the class that its files ask for."""
+    has = {path.name for path in folder.iterdir()}
+    if "plan.json" in has:
+        from eligo.tokens import Plan
+
+        return Plan.from_pretrained(folder.name)
+    if "selector.json" in has:
+        from eligo.demos import load_selector
+
+        return load_selector(folder)
+    if "config.json" in has:
+        from eligo.scenes import load_vlm
+
+        return load_vlm(folder)
+    if "pointer.safetensors" in has:
+        from eligo.demos.models.pointer import PointerSelector
+
+        return PointerSelector.from_pretrained(folder.name)
+    if "net.safetensors" in has:
+        from eligo.patches.model import RetrievalModel
+
+        return RetrievalModel.from_pretrained(folder.name)
+    from eligo.pixels import Segmenter
+
+    return Segmenter.from_pretrained(folder.name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loads(name: str):
+    load(SHIPPED / name)
+
+
+def test_the_tiny_llava_is_read_strictly(tmp_path: Path):
+    from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, load_vlm, save_vlm
+
+    sizes = VlmConfig(image_size=28, vision_layers=2, vision_width=8, layers=1, width=8, heads=2)
+    model = build_vlm(sizes)
+    del model.model.multi_modal_projector.linear_2
+    save_vlm(model, build_processor(sizes), tmp_path)
+    with pytest.raises(InputError, match=r"missing: model\.multi_modal_projector\.linear_2\.bias"):
+        load_vlm(tmp_path)

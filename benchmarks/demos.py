@@ -1,10 +1,11 @@
-"""How fast pointer selectors train, rerank and find candidates, against the plain way.
+"""How fast pointer selectors train, rerank, find candidates and are taught, against the plain way.
 
     python benchmarks/demos.py                         all suites on a CPU, one thread
     python benchmarks/demos.py --suite train           V1's closed form, V3's pairwise loss
     python benchmarks/demos.py --suite train --device cuda
     python benchmarks/demos.py --suite rerank          candidates projected before, or not
     python benchmarks/demos.py --suite index           one query against a million candidates
+    python benchmarks/demos.py --suite teach           picks read once for all candidates, or not
 
 What is compared is said in `eligo.demos.measure`; the plain ways stand in its `slow.py` and give
 the same numbers (`difference`). Both sides run in turn; ratios are of medians, on a CPU of
@@ -21,12 +22,13 @@ import torch
 import tyro
 
 from eligo.demos.measure.search import bench_index
+from eligo.demos.measure.teaching import bench_teaching
 from eligo.demos.measure.training import bench_rerank, bench_training
 from eligo.files import write_text
 from eligo.report.provenance import provenance
 
 RESULTS = Path(__file__).parent / "results" / "demos.json"
-Suite = Literal["train", "rerank", "index"]
+Suite = Literal["train", "rerank", "index", "teach"]
 
 
 def main(
@@ -53,6 +55,7 @@ def main(
         "train": lambda: bench_training(device, rounds),
         "rerank": lambda: bench_rerank(device, rounds),
         "index": lambda: bench_index(candidates),
+        "teach": lambda: bench_teaching(device, rounds),
     }
     for name in [suite] if suite else list(runs):
         where = "cpu" if name == "index" else device

@@ -7,7 +7,7 @@ import pytest
 from eligo.cli import main
 from eligo.cli.commands import COMMANDS, Command
 from eligo.errors import InputError, OutputError
-from eligo.files import clear_unfinished, make_folder, write_text, writing
+from eligo.files import clear_unfinished, make_folder, write_text, writing, writing_folder
 
 
 def names(folder: Path) -> list[str]:
@@ -97,7 +97,9 @@ def test_what_a_killed_process_left_is_cleared(tmp_path):
     hidden = write_text(tmp_path / ".hidden", "kept")
     writer = writing(kept)
     writer.__enter__().write_text("half")  # and never leaves
-    assert len(names(kept.parent)) == 2
+    folder_writer = writing_folder(kept.parent / "model", marker="config.yaml")
+    write_text(folder_writer.__enter__() / "config.yaml", "half")
+    assert len(names(kept.parent)) == 3
     clear_unfinished(tmp_path)
     assert names(kept.parent) == ["note.txt"]
     assert hidden.exists()

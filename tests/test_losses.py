@@ -297,7 +297,7 @@ def test_adversarial_pair_equals_binary_cross_entropy():
     bce = F.binary_cross_entropy_with_logits
     generator = losses.adversarial_generator_loss(fake)
     torch.testing.assert_close(generator, bce(fake, torch.ones(4)))
-    discriminator = losses.adversarial_discriminator_loss(real, fake)
+    discriminator = sum(losses.adversarial_discriminator_losses(real, fake))
     torch.testing.assert_close(discriminator, bce(real, torch.ones(5)) + bce(fake, torch.zeros(4)))
     alive(generator, fake)
     alive(discriminator, real, fake)

@@ -9,9 +9,12 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from eligo.scenes import SceneConfig, SceneDataset
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
@@ -32,33 +35,72 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_models_configs_and_types_are_inside(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    package = SOURCE / "eligo"
-    wanted = [package / "py.typed", *package.glob("configs/**/*.yaml"), *package.rglob("*.py")]
-    models = [path for path in package.glob("scenes/models/vlm/*") if path.is_file()]
-    assert {"config.json", "tokenizer.json", "README.md"} <= {path.name for path in models}
-    assert any(path.suffix == ".safetensors" for path in models)
-    assert {path.relative_to(SOURCE).as_posix() for path in [*wanted, *models]} <= names
-    assert all(name.startswith(("eligo/", "eligo-")) for name in names)  # no tests, no tools
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("unpacked")
+    zipfile.ZipFile(wheel).extractall(out)
+    return out
 
 
-def test_the_wheel_alone_knows_its_models(wheel: Path, tmp_path: Path) -> None:
-    unpacked, elsewhere = tmp_path / "unpacked", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    zipfile.ZipFile(wheel).extractall(unpacked)
+@pytest.fixture
+def python(unpacked: Path, tmp_path: Path) -> Callable[..., str]:
+    """Runs Python in a folder of its own, where eligo is the wheel's; returns what it printed."""
 
-    def python(*arguments: str) -> str:
-        return subprocess.run(
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
             [sys.executable, *arguments],
-            cwd=elsewhere,
+            cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(unpacked), "OMP_NUM_THREADS": "1"},
-            check=True,
             capture_output=True,
             text=True,
-            timeout=120,
-        ).stdout
+            timeout=180,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
+    return run
+
+
+def test_everything_is_inside_and_nothing_else(wheel: Path):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    package = SOURCE / "eligo"
+    wanted = [
+        path.relative_to(SOURCE).as_posix()
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
+    ]
+    assert [name for name in wanted if name not in names] == []
+    assert all(name.startswith(("eligo/", "eligo-")) for name in names)  # no tests, no tools
+    assert wheel.stat().st_size < 45e6  # 40 MB of models, and the code
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "py.typed",
+        "configs/*/*.yaml",
+        "scenes/models/vlm/README.md",
+        "scenes/models/vlm/*.safetensors",
+        "scenes/models/vlm/tokenizer.json",
+        "report/explorer/page/*.html",
+        "report/explorer/page/*.css",
+        "report/explorer/page/*.js",
+    ],
+)
+def test_what_is_no_code_came_along(unpacked: Path, pattern: str):
+    found = sorted(path.relative_to(unpacked) for path in unpacked.glob(f"eligo/{pattern}"))
+    assert found
+    assert found == sorted(path.relative_to(SOURCE) for path in SOURCE.glob(f"eligo/{pattern}"))
+
+
+def test_other_programs_find_it(unpacked: Path):
+    (entries,) = unpacked.glob("eligo-*.dist-info/entry_points.txt")
+    told = entries.read_text(encoding="utf-8")
+    assert "[console_scripts]\neligo = eligo.cli:main" in told
+    assert "[lmms_eval.models]\neligo = eligo.tokens.lmms_eval:manifest" in told
+
+
+def test_the_wheel_alone_knows_its_models(python: Callable[..., str], unpacked: Path):
     where = Path(python("-c", "import eligo; print(eligo.__file__)").strip())
     assert where.is_relative_to(unpacked)
     found = json.loads(python("-m", "eligo", "info", "--json"))
@@ -66,3 +108,17 @@ def test_the_wheel_alone_knows_its_models(wheel: Path, tmp_path: Path) -> None:
     assert models["vlm"]["MB"] > 10
     assert models["vlm"]["about"]
     assert {"ray", "search", "tensorboard"} <= {row["extra"] for row in found["extras"]}
+
+
+def test_the_demo_runs_from_it(python: Callable[..., str], tmp_path: Path):
+    """On one question of one's own: the model and the page come from the wheel."""
+    from eligo.report.pictures import rgb_picture
+
+    scene = SceneDataset(SceneConfig(), "test", 1)[0]
+    asked = scene.questions[0]
+    rgb_picture(scene.rgb).save(tmp_path / "scene.png")
+    (tmp_path / "asked.txt").write_text(f"scene.png\t{asked.question}\t{asked.answer}\n")
+    python("-m", "eligo", "demo", "--questions", "asked.txt", "--quick", "--out", "seen")
+    page = (tmp_path / "seen" / "index.html").read_text(encoding="utf-8")
+    assert asked.question in page
+    assert (tmp_path / "seen" / "results.json").is_file()

@@ -6,13 +6,32 @@ examples (`demos`), image patches (`patches`), vision tokens (`tokens`), words (
 Names are imported on first use, so that `import eligo` and `eligo --help` stay light.
 """
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
+
+from eligo.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from eligo import (
+        config,
+        demos,
+        errors,
+        losses,
+        nn,
+        ops,
+        patches,
+        pixels,
+        report,
+        scenes,
+        selection,
+        tokens,
+        train,
+    )
+    from eligo.selection import Selection
 
 __version__ = "0.1.0"
 
-_HOME = {"Selection": "eligo.selection"}
-_PACKAGES = (
+__all__ = [
+    "Selection",
     "config",
     "demos",
     "errors",
@@ -20,22 +39,13 @@ _PACKAGES = (
     "nn",
     "ops",
     "patches",
+    "pixels",
     "report",
     "scenes",
     "selection",
     "tokens",
     "train",
-)
-__all__ = [*_HOME, *_PACKAGES]
+]
+_HOME = {"Selection": "selection"}
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    if name in _PACKAGES:
-        return import_module(f"eligo.{name}")
-    raise AttributeError(f"module 'eligo' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+__getattr__, __dir__ = lazy_names(__name__, _HOME, [name for name in __all__ if name not in _HOME])

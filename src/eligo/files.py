@@ -1,12 +1,13 @@
 """Files that are either whole or not there: written under a temporary name, then renamed."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from uuid import uuid4
 
-from eligo.errors import OutputError
+from eligo.errors import InputError, OutputError
 
 
 @contextmanager
@@ -32,6 +33,35 @@ def writing(path: str | Path, *, make_folder: bool = True) -> Iterator[Path]:
             temporary.unlink()
 
 
+@contextmanager
+def writing_folder(path: str | Path, *, marker: str) -> Iterator[Path]:
+    """The same for a folder; an older one is replaced if it has the file `marker`, else refused.
+
+    >>> with writing_folder("runs/model", marker="config.yaml") as temporary:  # doctest: +SKIP
+    ...     write_text(temporary / "config.yaml", "whole")
+    """
+    path = Path(path)
+    if path.exists() and not (path / marker).is_file() and (path.is_file() or any(path.iterdir())):
+        raise InputError(f"{path} already holds something that is no model; choose another one")
+    hidden = f".{path.name}.{uuid4().hex[:12]}"
+    old, temporary = path.with_name(f"{hidden}.old"), path.with_name(f"{hidden}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if path.exists():
+            path.rename(old)
+        temporary.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be written ({error}); choose another folder, or make room"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def write_text(path: str | Path, text: str) -> Path:
     """Write a text file (and the folder it is in)."""
     with writing(path) as temporary:
@@ -53,6 +83,9 @@ def make_folder(path: str | Path) -> Path:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove what a killed process left of files that it was `writing`, here and in subfolders."""
-    for leftover in folder.rglob(".*.tmp"):
-        leftover.unlink(missing_ok=True)
+    """Remove what a killed process left of all that it was `writing`, here and in subfolders."""
+    for leftover in list(folder.rglob(".*.tmp")):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)

@@ -212,15 +212,15 @@ def adversarial_generator_loss(fake_logits: Float[Tensor, "*batch"]) -> Float[Te
     return F.softplus(-fake_logits.float()).mean()
 
 
-def adversarial_discriminator_loss(
+def adversarial_discriminator_losses(
     real_logits: Float[Tensor, "*real"], fake_logits: Float[Tensor, "*fake"]
-) -> Float[Tensor, ""]:
-    """`BCE(D(real), 1) + BCE(D(fake), 0)`; detach what D is shown, not its logits.
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """`BCE(D(real), 1)` and `BCE(D(fake), 0)`, to be summed; detach what D sees, not its logits.
 
-    >>> adversarial_discriminator_loss(torch.zeros(3), torch.zeros(3)).exp()
+    >>> sum(adversarial_discriminator_losses(torch.zeros(3), torch.zeros(3))).exp()
     tensor(4.)
     """
-    return F.softplus(-real_logits.float()).mean() + F.softplus(fake_logits.float()).mean()
+    return F.softplus(-real_logits.float()).mean(), F.softplus(fake_logits.float()).mean()
 
 
 def _triplet_rows(

@@ -150,7 +150,9 @@ def read_vqa(
     return examples
 
 
-def read_vqa_lines(path: str | Path, images: str | Path | None = None) -> list[VqaExample]:
+def read_vqa_lines(
+    path: str | Path, images: str | Path | None = None, *, need_answers: bool = True
+) -> list[VqaExample]:
     """One JSON document per line: `image, question, answers`, and `id` and `kind` if one likes.
 
     Image paths are relative to `images`, by default the folder of the file.
@@ -170,8 +172,9 @@ def read_vqa_lines(path: str | Path, images: str | Path | None = None) -> list[V
         image = folder / _text(row, "image", where)
         if not image.is_file():
             raise InputError(f"{where}: image: there is no file {image}")
-        answers = _field(row, "answers", list, where)
-        if not answers or not all(isinstance(answer, str) for answer in answers):
+        asked = need_answers or "answers" in row
+        answers = _field(row, "answers", list, where) if asked else []
+        if (asked and not answers) or not all(isinstance(answer, str) for answer in answers):
             raise InputError(f"{where}: answers: got {answers!r}, expected one text or more")
         kind = str(row.get("kind", ""))
         examples.append(

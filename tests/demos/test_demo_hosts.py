@@ -90,6 +90,61 @@ def test_generation_is_the_likeliest_next_token(family: str, tmp_path):
     assert said == host.tokenizer.decode([best], skip_special_tokens=True).strip()
 
 
+class Counted:
+    """Tokens that a model reads meanwhile."""
+
+    def __init__(self, model) -> None:
+        self.tokens = 0
+        self.hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, module, args, kwargs) -> None:
+        self.tokens += kwargs["input_ids"].numel()
+
+    def __enter__(self) -> "Counted":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.hook.remove()
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "text"])
+def test_append_reads_the_picks_once(family: str, tmp_path):
+    """The same scores from fewer tokens; a host that counts positions itself reads all."""
+    host = reader(family)
+    pool, queries = world(tmp_path, family != "text")
+    scorers = [
+        HostScorer(host, pool, queries, placement="append", batch_size=2, share=share)
+        for share in (True, False)
+    ]
+    asked = (query("q1"), ["d1"], ["d0", "d2", "d3"])
+    with Counted(host.model) as few:
+        shared = scorers[0].score(*asked)
+    with Counted(host.model) as many:
+        whole = scorers[1].score(*asked)
+    assert shared.logprob.tolist() == pytest.approx(whole.logprob.tolist(), abs=2e-4)
+    assert shared.num_tokens == whole.num_tokens
+    assert (few.tokens < many.tokens) == (family != "qwen")
+    turns = {name: Turn.of(item, name) for name, item in zip(pool.ids, pool.payload, strict=True)}
+    hand, _ = by_hand(host, [turns["d1"], turns["d2"]], Turn.of(queries.payload[1], ""))
+    assert float(shared.logprob[1]) == pytest.approx(hand, abs=2e-4)
+
+
+def test_a_template_that_does_not_split_is_read_whole(tmp_path):
+    """One that says how many turns are to come."""
+    counting = "{{ messages | length }}" + tokenizer_template()
+    host = Reader(text_model(), tokenizer("text", chat_template=counting))
+    pool, queries = world(tmp_path, False)
+    scorers = [
+        HostScorer(host, pool, queries, placement="append", share=share) for share in (True, False)
+    ]
+    found = [scorer.score(query("q0"), ["d1"], ["d0", "d2"]).logprob for scorer in scorers]
+    assert torch.equal(*found)
+
+
+def tokenizer_template() -> str:
+    return str(reader("text").processor.chat_template)
+
+
 def test_placement():
     assert in_prompt_order([1, 2, 3], "prepend") == [3, 2, 1]
     assert in_prompt_order([1, 2, 3], "append") == [1, 2, 3]

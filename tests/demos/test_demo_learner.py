@@ -85,6 +85,7 @@ def test_questions_need_two_examples_and_have_one_answer(lessons):
             found = [o for o in seen if all(o[a] == v for a, v in wanted)]
             assert bool(lessons.valid[lesson, number]) == (len(found) == 1)
             if len(found) == 1:
+                assert lessons.meant[lesson, number].tolist() == found[0]
                 answer = words.name(asked, found[0][asked])
                 assert VOCABULARY[int(lessons.answer[lesson, number])] == answer
     assert lessons.valid.float().mean() > 0.5
@@ -156,7 +157,7 @@ def test_every_part_learns():
     task = LearnerTask(TINY)
     batch = next(task.batches(TINY.vision_steps, 0, 1, CPU))
     output = task.step(batch, Progress(TINY.vision_steps, 4))
-    assert {"answer", "end", "demo_word", "question_word"} <= set(output.losses)
+    assert {"answer", "end", "seen", "bound", "looked", "found"} <= set(output.losses)
     sum(output.losses.values()).backward()
     for name in ("word_heads", "vlm"):
         for path, parameter in task.modules[name].named_parameters():
@@ -180,9 +181,9 @@ def test_a_smoke_run_writes_a_model(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["demos", "train-learner", "learner", "--smoke", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {"accuracy", "binding", "lookup", "zero_shot", "pair", "one", "plain"} <= set(
-        found["best"]
-    )
+    steps = {"seen", "binding", "lookup", "found"}
+    shares = steps | {"accuracy", "zero_shot", "pair", "one", "plain"}
+    assert shares <= set(found["best"])
     assert (tmp_path / "runs/demos_learner/model/config.json").is_file()
 
 

@@ -12,6 +12,7 @@ from tokenizers import processors
 from eligo.cli import main
 from eligo.config import load_config, shipped_configs
 from eligo.demos import LearnedSelector, load_selector
+from eligo.demos.exam.config import ExamConfig
 from eligo.demos.models.config import (
     PointerSelectorV0Config,
     PointerSelectorV1Config,
@@ -193,8 +194,11 @@ def test_images_are_embedded_beside_text(call):
 
 @pytest.mark.parametrize("name", sorted({*shipped_configs("demos")} - {"learner"}))
 def test_every_config_builds(name: str):
-    kind = TeachConfig if name == "vqa" else DemosTrainConfig
-    config = load_config(kind, f"demos/{name}")
+    others = {"vqa": TeachConfig, "exam": ExamConfig, "exam_smoke": ExamConfig}
+    config = load_config(others.get(name, DemosTrainConfig), f"demos/{name}")
+    if isinstance(config, ExamConfig):
+        for arm in config.arms:  # their configs take the exam's changes
+            assert config.run(arm, 3, Path("taught"), Path("out")).train.seed == 3
     if isinstance(config, DemosTrainConfig):
         assert config.train.lr == 1e-4
         assert (config.train.num_epochs, config.train.batch_size) == (20, 64)

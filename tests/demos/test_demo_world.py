@@ -8,12 +8,28 @@ import torch
 from PIL import Image
 
 from eligo.config import load_config
-from eligo.demos import HostScorer, Pool, Reader, Sampler, SamplerConfig, Scorer, teach_query
+from eligo.demos import (
+    BestFixed,
+    HostScorer,
+    Pool,
+    Reader,
+    Record,
+    Sampler,
+    SamplerConfig,
+    Scorer,
+    teach_query,
+)
 from eligo.demos.data.items import as_query
-from eligo.demos.exam.health import exam_health
+from eligo.demos.exam.fixed import fit_fixed
+from eligo.demos.exam.health import exam_health, is_healthy
 from eligo.demos.exam.learner_config import LearnerConfig
-from eligo.demos.exam.lessons import draw_lessons
-from eligo.demos.exam.world import PER_LEXICON, LearnerScorer, make_world
+from eligo.demos.exam.lessons import DEMOS, QUESTIONS, draw_lessons
+from eligo.demos.exam.scoring import Answers, LearnerScorer
+from eligo.demos.exam.teaching import teach_together
+from eligo.demos.exam.world import FIRST_LEXICON, PER_LEXICON, make_world
+from eligo.errors import InputError
+from eligo.scenes import words
+from eligo.scenes.phrases import VOCABULARY
 from eligo.scenes.vlm.model import build_processor, build_vlm
 
 TINY = load_config(LearnerConfig, "demos/learner").smoke()
@@ -30,8 +46,18 @@ def world(model):
     return make_world(model, TINY.scenes, "test", 2)
 
 
+@pytest.fixture(scope="module")
+def drawn():
+    first = FIRST_LEXICON * PER_LEXICON
+    return draw_lessons(
+        TINY.scenes, "test", torch.arange(first, first + 2 * PER_LEXICON), torch.device("cpu"),
+        per_lexicon=PER_LEXICON, unclear=0.5,
+    )  # fmt: skip
+
+
 def test_a_domain_is_a_lexicon(world):
-    assert Counter(world.pool.domains) == {"test 0": 64, "test 1": 64}
+    domains = [f"test {FIRST_LEXICON + n}" for n in range(2)]
+    assert Counter(world.pool.domains) == dict.fromkeys(domains, 64)
     assert len(world.queries) > 150
     said = {
         domain: {
@@ -39,7 +65,7 @@ def test_a_domain_is_a_lexicon(world):
             for payload, own in zip(world.pool.payload, world.pool.domains, strict=True)
             if own == domain
         }
-        for domain in ("test 0", "test 1")
+        for domain in domains
     }
     assert all(4 <= len(words) <= 8 for words in said.values())
     for payload, domain in zip(world.queries.payload, world.queries.domains, strict=True):
@@ -55,26 +81,52 @@ def test_candidates_stay_in_their_domain(world):
     assert {world.pool.domains[row] for row in rows} == {query.domain}
 
 
-def test_lexicons_are_shared_and_other_elsewhere():
-    drawn = draw_lessons(
-        TINY.scenes, "test", torch.arange(2 * PER_LEXICON), torch.device("cpu"),
-        per_lexicon=PER_LEXICON,
-    )  # fmt: skip
+def test_lexicons_are_shared_and_other_elsewhere(drawn):
     names = drawn.names.flatten(1)
     assert (names[:PER_LEXICON] == names[0]).all()
     assert not torch.equal(names[0], names[PER_LEXICON])
 
 
-def test_scores_are_those_of_a_host(world, model, tmp_path: Path):
-    drawn = draw_lessons(
-        TINY.scenes, "test", torch.arange(2 * PER_LEXICON), torch.device("cpu"),
-        per_lexicon=PER_LEXICON, unclear=0.5,
-    )  # fmt: skip
+def test_a_guess_is_by_the_most_frequent_value(drawn):
+    graph = drawn.rendered.graph
+    for lesson in range(len(drawn)):
+        objects = graph.attributes[lesson * (DEMOS + 1) + DEMOS, :4].tolist()
+        for number in range(QUESTIONS):
+            if not drawn.valid[lesson, number]:
+                continue
+            asked = ["size", "colour", "texture", "shape"].index(
+                VOCABULARY[int(drawn.text[lesson, number, 1])]
+            )
+            names = [words.name(asked, found[asked]) for found in objects]
+            times = Counter(names)
+            frequent = [name for name, count in times.items() if count == max(times.values())]
+            answer = VOCABULARY[int(drawn.answer[lesson, number])]
+            expected = (answer in frequent) / len(frequent)
+            assert float(drawn.guess[lesson, number]) == pytest.approx(expected)
+
+
+def test_queries_are_drawn_from_every_lexicon(world):
+    asked, spare = world.draw(5, 3)
+    assert len(asked) == 10
+    assert len(spare) == 6
+    assert not set(asked.tolist()) & set(spare.tolist())
+    domains = Counter(world.queries.domains[row] for row in asked.tolist())
+    assert set(domains.values()) == {5}
+    with pytest.raises(InputError, match="expected at most"):
+        world.draw(100, 100)
+
+
+def test_scores_are_those_of_a_host(world, model, drawn, tmp_path: Path):
+    scenes = {
+        str(name): int(str(group).removeprefix("scene "))
+        for pool in (world.pool, world.queries)
+        for name, group in zip(pool.ids, pool.groups, strict=True)
+    }
 
     def with_images(pool: Pool) -> Pool:
         payload = []
         for name, item in zip(pool.ids, pool.payload, strict=True):
-            place = world.scenes[name]
+            place = scenes[name]
             path = tmp_path / f"{place}.png"
             pixels = drawn.rendered.rgb[place].permute(1, 2, 0).numpy()
             Image.fromarray(pixels).save(path)
@@ -86,7 +138,7 @@ def test_scores_are_those_of_a_host(world, model, tmp_path: Path):
         with_images(world.pool.take(torch.arange(8))),
         with_images(world.queries.take(torch.arange(2))),
     )
-    scorer = LearnerScorer(model, world, batch_size=2)
+    scorer = LearnerScorer(model, world, tokens=300)
     assert isinstance(scorer, Scorer)
     query, names = as_query(world.queries, 1), list(world.pool.ids[:8])
     assert scorer.baseline(query).logprob.tolist() == pytest.approx(
@@ -97,39 +149,98 @@ def test_scores_are_those_of_a_host(world, model, tmp_path: Path):
     assert mine.logprob.tolist() == pytest.approx(theirs.logprob.tolist(), abs=1e-4)
 
 
-def test_a_teacher_can_ask_it(world, model):
-    scorer, query = LearnerScorer(model, world), as_query(world.queries, 0)
-    names = Sampler(world.pool, SamplerConfig(num_candidates=6)).names(query)
-    lesson = teach_query(query, names, scorer, shots=2, beam=2, objective="logprob")
-    assert len(lesson.beams[0].picks) == 2
-    picks = [[], names[:2]]
-    right = scorer.right([query.id] * 2, picks)
-    best = scorer.logits([query.id] * 2, picks).argmax(-1).tolist()
-    assert right == [token == world.answers[query.id] for token in best]
+def test_many_prompts_are_answered_as_one(world, model):
+    """In any order, number, length; -1 is no example."""
+    scorer = LearnerScorer(model, world)
+    queries = torch.tensor([0, 5, 9, 0, 5])
+    picks = torch.tensor([[-1, -1], [3, -1], [40, 2], [7, 8], [3, 1]])
+    together = scorer.answers(queries, picks)
+    for row in range(5):
+        kept = picks[row][picks[row] >= 0]
+        alone = scorer.answers(queries[row : row + 1], kept[None])
+        assert float(together.logprob[row]) == pytest.approx(float(alone.logprob), abs=1e-5)
+    few = LearnerScorer(model, world, tokens=1).answers(queries, picks)
+    assert torch.allclose(few.logprob, together.logprob, atol=1e-5)
+    assert torch.equal(few.right, together.right)
+    other = LearnerScorer(model, world, placement="append").answers(queries, picks.flip(1))
+    assert torch.allclose(other.logprob, together.logprob, atol=1e-5)
+
+
+class Judge(LearnerScorer):
+    """Knows the answer behind two examples of the question's two words, and nothing else."""
+
+    def answers(self, queries, picks):
+        world, values = self.world, []
+        for row, names in zip(queries.tolist(), picks.tolist(), strict=True):
+            words = world.queries.payload[row]["question"].strip("?").split()
+            told = [world.pool.payload[name]["answer"] for name in names if name >= 0]
+            # Which of several good examples is better is decided by their rows.
+            values.append((-1.0, -0.5, 5.0)[len(set(told) & set(words))] + 1e-4 * sum(names))
+        found = torch.tensor(values)
+        return Answers(found, found > 1)
+
+
+def test_teaching_together_is_teaching_one_by_one(world, model):
+    sampler = Sampler(world.pool, SamplerConfig(num_candidates=5))
+    rows = torch.tensor([3, 60, 150])
+    candidates = torch.stack([sampler.rows(as_query(world.queries, int(row))) for row in rows])
+    for scorer in (Judge(model, world), LearnerScorer(model, world)):
+        together = teach_together(scorer, rows, candidates, shots=3, beam=4)
+        for row, found in zip(rows.tolist(), together, strict=True):
+            query = as_query(world.queries, row)
+            alone = teach_query(
+                query, sampler.names(query), scorer, shots=3, beam=4, objective="logprob"
+            )
+            assert found.query.id == query.id
+            assert list(found.candidates) == list(alone.candidates)
+            assert found.baseline == pytest.approx(alone.baseline, abs=1e-5)
+            assert [beam.picks for beam in found.beams] == [beam.picks for beam in alone.beams]
+            assert torch.equal(found.states, alone.states)
+            assert torch.allclose(found.logprob, alone.logprob, atol=1e-5, equal_nan=True)
+            shorter = teach_query(
+                query, sampler.names(query), scorer, shots=2, beam=4, objective="logprob"
+            )
+            cut = found.shortened(2, 4, "logprob")
+            assert [beam.picks for beam in cut] == [beam.picks for beam in shorter.beams]
+
+
+def test_fixed_lists_are_those_of_the_selector(world):
+    judge = Judge(None, world)
+    _, spare = world.draw(1, 3)
+    queries = [as_query(world.queries, int(row)) for row in spare]
+
+    class Worth:
+        def values(self, query, prefix, candidates):
+            return judge.score(query, prefix, candidates).logprob
+
+    slow = BestFixed(Worth(), length=2).fit([Record(q, []) for q in queries], world.pool)
+    fast = fit_fixed(judge, spare, 2)
+    assert fast.orders.keys() == slow.orders.keys()
+    for domain, order in slow.orders.items():
+        assert fast.orders[domain] == order
+    assert fast.select(queries[0], 2).num_kept == 2
+
+
+def lessons_of(scorer, world, count: int, num_candidates: int):
+    sampler = Sampler(world.pool, SamplerConfig(num_candidates=num_candidates))
+    rows, _ = world.draw(count, 0)
+    candidates = torch.stack([sampler.rows(as_query(world.queries, int(row))) for row in rows])
+    return teach_together(scorer, rows, candidates, shots=2, beam=2)
 
 
 def test_health_tells_a_model_that_knows_nothing(world, model):
-    found = exam_health(LearnerScorer(model, world), world, num_queries=6, num_candidates=5)
-    assert {"zero_shot", "random", "static", "beam", "chance"} <= set(found)
+    scorer = LearnerScorer(model, world)
+    found = exam_health(scorer, lessons_of(scorer, world, 3, 5), beam=2)
+    assert {"zero_shot", "random", "static", "beam", "chance", "blind"} <= set(found)
     assert not found["oracle_is_good"]
     assert found["zero_shot_is_chance"]
+    assert not is_healthy(found)
 
 
 def test_health_of_a_judge_who_needs_the_pair(world):
-    """Knows the answer behind two examples of the question's two words, and nothing else."""
-
-    class Judge(LearnerScorer):
-        def logits(self, queries, picks):
-            rows = torch.zeros(len(queries), 500)
-            texts = dict(zip(world.pool.ids, world.pool.payload, strict=True))
-            asked = dict(zip(world.queries.ids, world.queries.payload, strict=True))
-            for row, (query, names) in enumerate(zip(queries, picks, strict=True)):
-                words = asked[query]["question"].strip("?").split()
-                known = {texts[name]["answer"] for name in names} & set(words)
-                rows[row, world.answers[query]] = (-1.0, -0.5, 5.0)[len(known)]
-            return rows
-
-    found = exam_health(Judge(None, world), world, num_queries=40, beam=2)
+    judge = Judge(None, world)
+    found = exam_health(judge, lessons_of(judge, world, 20, 32), beam=2)
     assert found["oracle_is_good"]
     assert found["pairs_beat_singles"]
     assert found["zero_shot"] == 0
+    assert is_healthy(found)

@@ -6,7 +6,8 @@ import torch
 from eligo.demos import PointerSelectorV1Config, PointerSelectorV3Config, build_model
 from eligo.demos.measure.search import bench_index
 from eligo.demos.measure.slow import sample_loop, static_scores, step_loop
-from eligo.demos.measure.texts import bigram_f1, captions, nearest_distance, perturbed
+from eligo.demos.measure.teaching import bench_teaching
+from eligo.demos.measure.texts import captions, nearest_distance, perturbed
 from eligo.demos.measure.training import bench_rerank, bench_training
 from eligo.demos.models.closed_form import plackett_luce_steps
 from eligo.demos.models.steps import available
@@ -66,6 +67,12 @@ def test_suites_run(monkeypatch):
     assert bench_rerank(rounds=2)["same_picks"]
 
 
+def test_sharing_gives_the_same_scores(monkeypatch):
+    for name, size in (("PICKS", 2), ("CANDIDATES", 4), ("_WIDTH", 32), ("_LAYERS", 2)):
+        monkeypatch.setattr(f"eligo.demos.measure.teaching.{name}", size)
+    assert bench_teaching(rounds=3)["difference"] < 1e-4
+
+
 def test_index_suite_on_a_small_pool(monkeypatch):
     monkeypatch.setattr("eligo.demos.measure.texts.FitConfig", lambda **_: _quick())
     found = bench_index(3000, num_texts=300, num_queries=40, num_records=40, recall=0.95)
@@ -84,7 +91,6 @@ def test_texts_are_real_and_perturbed_ones_are_no_clusters():
     texts = captions("train", 50)
     assert len(set(texts)) == 50
     assert captions("train", 3, start=10) == texts[10:13]
-    assert bigram_f1(texts[0], texts[0]) == 1.0
     from eligo.demos import embed_texts
 
     vectors = embed_texts(texts)

@@ -1,9 +1,10 @@
 """Inputs for the tests of `eligo.pixels`: golden files, tiny models, made-up official weights."""
 
+import lzma
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
 
 from eligo.pixels import SIZES, EncoderConfig, PixelsConfig, PixelsModel, TextBatch
@@ -23,7 +24,8 @@ TINY = {
 
 
 def golden(name: str) -> dict[str, Tensor]:
-    return load_file(GOLDEN / f"{name}.safetensors")
+    """The tensors of a reference file, which lie here compressed (without loss)."""
+    return load(lzma.decompress((GOLDEN / f"{name}.safetensors.xz").read_bytes()))
 
 
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ EXPORT = """
 import sys
 from eligo.cli import main
 model, out = f"{sys.argv[1]}/model", f"{sys.argv[1]}/onnx"
-flags = ["--height", "48", "--width", "64", "--words", "5", "--json"]
+flags = ["--height", "48", "--width", "64", "--num_words", "5", "--json"]
 sys.exit(main(["pixels", "export", "--model", model, "--out", out, *flags]))
 """
 
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, exported in a process of its own: checks of annotations cannot be traced."""
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("models")
-    lively().save(root / "model")
+    lively().save_pretrained(root / "model")
     command = [sys.executable, "-c", EXPORT, str(root)]
     done = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True)
     assert json.loads(done.stdout)["outputs"] == ["logits", "tag_maps"]
@@ -62,7 +62,7 @@ def opened(folder: Path) -> tuple[Segmenter, Any, dict[str, Any]]:
     about = json.loads((folder / "onnx" / "onnx.json").read_text())
     session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx")
     assert [given.name for given in session.get_inputs()] == list(about["inputs"])
-    return Segmenter.load(folder / "model"), session, about
+    return Segmenter.from_pretrained(folder / "model"), session, about
 
 
 def asked(session: Any, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

@@ -95,7 +95,7 @@ def test_every_scene_once_an_epoch_and_parts_make_the_batch():
     torch.testing.assert_close(again.rgb, seen[5:])
     parts = [next(found.batches(4, 1, 0, rank, 2)).rgb for rank in range(2)]
     torch.testing.assert_close(torch.cat(parts), next(found.batches(4, 1, 0, 0, 1)).rgb)
-    with pytest.raises(InputError, match="at least a batch"):
+    with pytest.raises(InputError, match="batch_size: got 11, expected at most 10"):
         next(found.batches(11, 1, 0, 0, 1))
 
 

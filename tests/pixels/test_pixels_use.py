@@ -25,6 +25,7 @@ from eligo.pixels import (
 )
 from eligo.pixels.inference.convert import convert_official, read_official
 from eligo.pixels.inference.segmenter import model_folder
+from eligo.report.explorer.folder import find_exhibits, load_exhibit
 
 TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke()
 
@@ -49,9 +50,9 @@ def pair(rooms: Path) -> tuple[Path, Path]:
 
 
 def test_saved_and_loaded(run: Path, tmp_path: Path):
-    one = Segmenter.load(run)
-    one.save(tmp_path / "copy")
-    other = Segmenter.load(tmp_path / "copy")
+    one = Segmenter.from_pretrained(run)
+    one.save_pretrained(tmp_path / "copy")
+    other = Segmenter.from_pretrained(tmp_path / "copy")
     assert other.config == one.config
     assert "data" not in (tmp_path / "copy" / "config.yaml").read_text()
     rgb = torch.randn(1, 3, 48, 64)
@@ -59,38 +60,38 @@ def test_saved_and_loaded(run: Path, tmp_path: Path):
         text = [segmenter.text(["ball", "ring"]) for segmenter in (one, other)]
         logits = [s.model(rgb, text=t).logits for s, t in zip((one, other), text, strict=True)]
     assert torch.equal(*logits)
-    one.save(tmp_path / "half", dtype=torch.float16)
+    one.save_pretrained(tmp_path / "half", dtype=torch.float16)
     sizes = [(tmp_path / n / "model.safetensors").stat().st_size for n in ("copy", "half")]
     assert sizes[1] < 0.6 * sizes[0]
     with torch.no_grad():
-        near = Segmenter.load(tmp_path / "half").model(rgb, text=text[0]).logits
+        near = Segmenter.from_pretrained(tmp_path / "half").model(rgb, text=text[0]).logits
     torch.testing.assert_close(near, logits[0], atol=0.05, rtol=0.05)
 
 
 def test_every_kind_of_folder_is_found(run: Path):
     assert model_folder(run) == run / "model"
     assert model_folder(run / "best") == run / "best"
-    assert Segmenter.load(run / "last").config == Segmenter.load(run).config
+    assert Segmenter.from_pretrained(run / "last").config == Segmenter.from_pretrained(run).config
 
 
 def test_strict_weights_and_foreign_folders(run: Path, tmp_path: Path):
-    segmenter = Segmenter.load(run)
-    segmenter.save(tmp_path / "m")
+    segmenter = Segmenter.from_pretrained(run)
+    segmenter.save_pretrained(tmp_path / "m")
     state = load_file(tmp_path / "m" / "model.safetensors")
     del state["head.classifier.bias"]
     save_file(state | {"strange": torch.zeros(1)}, tmp_path / "m" / "model.safetensors")
     with pytest.raises(InputError, match=r"missing: model.head.classifier.bias[\s\S]*strange"):
-        Segmenter.load(tmp_path / "m")
+        Segmenter.from_pretrained(tmp_path / "m")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="no model; choose another"):
-        segmenter.save(tmp_path / "other")
+        segmenter.save_pretrained(tmp_path / "other")
     with pytest.raises(InputError, match="no segmentation model"):
-        Segmenter.load(tmp_path / "other")
+        Segmenter.from_pretrained(tmp_path / "other")
 
 
 def test_nothing_shipped_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("eligo.pixels.inference.segmenter.SHIPPED", tmp_path)
+    monkeypatch.setattr("eligo.pretrained.SHIPPED", tmp_path)
     with pytest.raises(InputError, match="eligo pixels train"):
         model_folder(None)
 
@@ -122,7 +123,7 @@ def test_predict(run: Path, pair, tmp_path: Path, with_depth: bool, tags: tuple[
 
 
 def test_other_words_leave_no_old_pictures(run: Path, pair, tmp_path: Path):
-    segmenter = Segmenter.load(run)
+    segmenter = Segmenter.from_pretrained(run)
     predict(pair[0], tags=["wall", "ring"], model=segmenter).save(tmp_path)
     predict(pair[0], tags=["ball"], model=segmenter).save(tmp_path)
     assert [path.name for path in (tmp_path / "tags").iterdir()] == ["00_ball.png"]
@@ -130,7 +131,7 @@ def test_other_words_leave_no_old_pictures(run: Path, pair, tmp_path: Path):
 
 def test_unknown_depth_is_no_depth(run: Path, pair, tmp_path: Path):
     Image.fromarray(np.zeros((48, 64), dtype=np.uint16)).save(tmp_path / "d.png")
-    segmenter = Segmenter.load(run)
+    segmenter = Segmenter.from_pretrained(run)
     one = predict(pair[0], tmp_path / "d.png", model=segmenter)
     other = predict(pair[0], model=segmenter)
     torch.testing.assert_close(one.confidence, other.confidence)
@@ -184,8 +185,8 @@ def test_an_encoder_alone_starts_a_training(tmp_path: Path):
     made = convert_official(tmp_path / "w.safetensors", base, drop=["head."])
     stem = load_file(tmp_path / "w.safetensors")["patch_embed.proj.0.weight"]
     assert torch.equal(made.model.encoder.stem[0].conv.weight, stem)  # pyright: ignore[reportAttributeAccessIssue]
-    made.save(tmp_path / "start")
-    Segmenter.load(tmp_path / "start")
+    made.save_pretrained(tmp_path / "start")
+    Segmenter.from_pretrained(tmp_path / "start")
 
 
 def test_bad_weights(tmp_path: Path):
@@ -219,7 +220,7 @@ def test_train_flags(capsys, tmp_path: Path):
     flags = ("--no-sam-decoder-use-cosine", "--sam-encoder-learnable-temp",
              "--sam-decoder-logit-init", "1.5", "--preset", "5")  # fmt: skip
     found = told(capsys, *base, *flags)
-    sam = Segmenter.load(found["folder"]).config.sam
+    sam = Segmenter.from_pretrained(found["folder"]).config.sam
     decoder, encoder = sam.decoder, sam.encoder
     assert (decoder.use_cosine, decoder.learnable_temp, decoder.logit_init) == (False, False, 1.5)
     assert (encoder.use_cosine, encoder.learnable_temp) == (True, True)
@@ -244,6 +245,8 @@ def test_predict_command(capsys, run: Path, pair, tmp_path: Path):
                  "wall, ring", "--model", run, "--out", tmp_path, "--device", "cpu")  # fmt: skip
     assert len(found["files"]) == 4
     assert all(Path(file).is_file() for file in found["files"])
+    (shown,) = map(load_exhibit, find_exhibits(tmp_path))
+    assert shown.stages[0].rows == ("wall", "ring")
     agreeing = ("--sam-decoder-use-cosine", "--preset", "1")
     told(capsys, "predict", "--image", pair[0], "--model", run, "--out", tmp_path, *agreeing)
 
@@ -282,7 +285,7 @@ def test_evaluate_command(capsys, run: Path, tmp_path: Path):
 def test_convert_command(capsys, run: Path, tmp_path: Path):
     found = told(capsys, "convert", run, "--out", tmp_path / "half", "--half")
     assert found["classes"] == 14
-    Segmenter.load(tmp_path / "half")
+    Segmenter.from_pretrained(tmp_path / "half")
     config = PixelsConfig().replace(SIZES["small"]).encoder
     torch.save(official_encoder(config), tmp_path / "w.pth")
     found = told(capsys, "convert", tmp_path / "w.pth", "--out", tmp_path / "s", "--config",

@@ -23,6 +23,7 @@ from eligo.scenes import (
     swap_twins,
     words,
 )
+from eligo.scenes.painter import render_all
 
 WORLDS = {
     "rooms": ROOMS,
@@ -249,3 +250,12 @@ def test_tags_that_cannot_be_are_refused() -> None:
         binding_tags(bound, 4)
     with pytest.raises(InputError, match="precision must lie"):
         class_tags(plain, precision=0.0)
+
+
+def test_many_scenes_are_painted_as_few_are(monkeypatch):
+    monkeypatch.setattr("eligo.scenes.painter._TOGETHER", 2)
+    graph = draw_scenes(SceneConfig(height=56, width=56), "train", range(5))
+    whole, parts = render(graph), render_all(graph)
+    assert torch.equal(whole.rgb, parts.rgb)
+    assert torch.equal(whole.instances, parts.instances)
+    assert parts.graph is graph

@@ -140,7 +140,7 @@ def test_the_table_fits_80_columns():
     )
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(_table(rows, VlmEvaluationConfig()))
+        console.print(_table(rows, "test", 0.95))
     assert "99.9-100.0" in captured.get()
     assert "…" not in captured.get()  # no cell is cut
 

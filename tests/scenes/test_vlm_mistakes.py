@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
-from eligo.cli import main, scenes_evaluate_vlm
+from eligo.cli import main
 from eligo.errors import InputError, OutputError
 from eligo.scenes import SceneConfig, load_vlm
 from eligo.scenes.question_kinds import KINDS
@@ -83,7 +83,7 @@ def answered(config, on_progress):
 
 
 def test_out_is_tried_before_the_work(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(scenes_evaluate_vlm, "evaluate_vlm", None)
+    monkeypatch.setattr("eligo.scenes.vlm.evaluate.evaluate_vlm", None)
     (tmp_path / "file").write_text("")
     out = str(tmp_path / "file" / "vlm.json")
     assert main(["scenes", "evaluate-vlm", "--device", "cpu", "--out", out]) == 2
@@ -94,8 +94,8 @@ def test_the_result_is_shown_if_it_cannot_be_written(tmp_path, monkeypatch, caps
     def full(path, text):
         raise OutputError(f"{path}: cannot be written")
 
-    monkeypatch.setattr(scenes_evaluate_vlm, "evaluate_vlm", answered)
-    monkeypatch.setattr(scenes_evaluate_vlm, "write_text", full)
+    monkeypatch.setattr("eligo.scenes.vlm.evaluate.evaluate_vlm", answered)
+    monkeypatch.setattr("eligo.cli.result_file.write_text", full)
     out = str(tmp_path / "new" / "vlm.json")
     command = ["scenes", "evaluate-vlm", "--device", "cpu", "--json", "--out", out]
     assert main(command) == 2

@@ -32,7 +32,7 @@ def timings(**milliseconds: float) -> Timings:
 
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
     out = tmp_path / "bench.json"
-    command = ["tokens", "bench", "--shape", "narrow", "--repeats", "2", "--batch", "1", "2"]
+    command = ["tokens", "bench", "--shape", "narrow", "--rounds", "2", "--batch_size", "1", "2"]
     assert main([*command, "--threads", "1", "--device", "cpu", "--out", str(out), "--json"]) == 0
     printed, written = json.loads(capsys.readouterr().out), json.loads(out.read_text())
     assert {"date", "hardware", "command", "versions"} <= written.keys()
@@ -150,8 +150,8 @@ def test_spread_and_marks():
     [
         (["--plan", "default"], "--plan goes with --shape tiny"),
         (["--shape", "tiny", "--device", "cuda"], "tiny is timed on the CPU"),
-        (["--batch", "0"], "expected numbers from 1"),
-        (["--shape", "tiny", "--plan", "no_such"], "neither a folder nor a shipped plan"),
+        (["--batch_size", "0"], "expected numbers from 1"),
+        (["--shape", "tiny", "--plan", "no_such"], "no_such: there is no such folder"),
     ],
 )
 def test_bad_flags(flags, told, capsys):

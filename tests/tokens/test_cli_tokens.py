@@ -8,14 +8,15 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText
 
 from eligo.cli import main
-from eligo.cli.tokens_flags import find_plan
 from eligo.errors import InputError
+from eligo.report.explorer.folder import find_exhibits, load_exhibit
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
 from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.load import floats_of, load_host
 from eligo.tokens.methods import build
+from eligo.tokens.naming import find_plan
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.predict import predict
 from eligo.tokens.training.inputs_config import HostConfig
@@ -96,7 +97,7 @@ def test_plan_for_a_model_and_its_questions(host, tmp_path, capsys):
         (["--cuts", "0", "--budgets", "100"], "layer 0 sees all"),
         (["--model", "nowhere"], "config.json"),
         (["--questions", "x.jsonl"], "expected with --model"),
-        (["--dtype", "int4"], "dtype 'int4'"),
+        (["--dtype", "int4"], "'int4'"),
         (["--layers", "1"], "2 or more"),
     ],
 )
@@ -127,14 +128,14 @@ def test_methods_stand_where_they_can():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((None, None, (), ()), "expected one of --plan"),
-        (("here", "fastv", (), ()), "expected one of --plan"),
+        ((None, None, (), ()), "expected one of a plan"),
+        (("here", "fastv", (), ()), "expected one of a plan"),
         ((None, "fastvv", (9,), ()), "did you mean fastv"),
-        ((None, "fastv", (), ()), "needs --budget"),
+        ((None, "fastv", (), ()), "needs a budget"),
         ((None, "uniform:last", (9,), ()), "NAME:OPTION=VALUE"),
         ((None, "uniform", (9, 4), ()), "expected one before the language model"),
         ((None, "fastv", (9, 4), (1,)), "expected pairs"),
-        (("nowhere", None, (), ()), "neither a folder nor a shipped plan"),
+        (("nowhere", None, (), ()), "nowhere: there is no such folder"),
         (("nowhere", None, (4,), ()), "a plan has its own"),
     ],
 )
@@ -162,7 +163,10 @@ def test_predict(host, tmp_path, capsys):
     assert "TTFT" not in told
     picture = Image.open(tmp_path / "tokens.png")
     assert picture.width > 2 * 336
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["explore", "tokens.png"]
+    (shown,) = map(load_exhibit, find_exhibits(tmp_path))
+    assert shown.query == host[1]
+    assert [stage.selection.num_kept.item() for stage in shown.stages] == [9]
 
 
 def test_predict_as_json_with_times(host, tmp_path, capsys):

@@ -100,7 +100,7 @@ def test_mistakes(swept, tmp_path, capsys):
         (["--methods", "fastvv"], "did you mean fastv?"),
         (["--methods", "tome:round=2"], "rounds"),
         (["--methods", "tome:8"], "NAME:OPTION=VALUE"),
-        (["--plans", "nowhere"], "neither a folder nor a shipped plan"),
+        (["--plans", "nowhere"], "nowhere: there is no such folder"),
         (["--methods", "pool", "--budgets", "99"], "pool: Plan: got a budget of 99"),
         (["--methods", "fastv", "--layer", "7", "--host.random.layers", "3"], "below 3"),
     ]

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from eligo.errors import ConfigError, InputError
-from eligo.train import epoch_batches
+from eligo.errors import ConfigError
+from eligo.train import epoch_batches, epoch_rows, steps_per_epoch
 
 
 class Augmented:
@@ -46,7 +46,35 @@ def test_an_epoch_repeats_nothing_and_the_next_is_another() -> None:
 
 
 def test_impossible_batches_are_refused() -> None:
-    with pytest.raises(InputError, match="22 examples"):
+    with pytest.raises(ConfigError, match="batch_size: got 32, expected at most 22"):
         epoch_batches(Augmented(), 32, 0, 0, 0, 1)
     with pytest.raises(ConfigError, match="multiple"):
         epoch_batches(Augmented(), 6, 0, 0, 0, 4)
+
+
+def rows(count: int, start: int = 0, batch_size: int = 6) -> list[tuple[int, torch.Tensor]]:
+    return list(islice(epoch_rows(22, batch_size, 5, start, torch.device("cpu")), count))
+
+
+def test_rows_of_what_lies_on_the_device_repeat_nothing_within_an_epoch() -> None:
+    drawn = rows(7)
+    assert [step for step, _ in drawn] == list(range(7))
+    first, second = (torch.cat([row for _, row in drawn[i : i + 3]]) for i in (0, 3))
+    assert len(first.unique()) == len(second.unique()) == 18
+    assert int(first.max()) <= 21
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 5])
+def test_any_step_can_be_the_first_row(start: int) -> None:
+    for (step, found), (again, repeated) in zip(
+        rows(8)[start:], rows(8 - start, start), strict=True
+    ):
+        assert step == again
+        assert torch.equal(found, repeated)
+
+
+def test_an_epoch_counts_whole_batches() -> None:
+    assert (steps_per_epoch(22, 6), steps_per_epoch(22, 22)) == (3, 1)
+    with pytest.raises(ConfigError, match="batch_size: got 23, expected at most 22"):
+        rows(1, batch_size=23)

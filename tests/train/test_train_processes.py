@@ -1,43 +1,23 @@
 """Two processes give what one gives at the same global batch."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from toy_in_two import OPTIONS
 from toy_task import toy
-from two_processes import OPTIONS
 
 from eligo.train import fit
+from two_processes import two_processes
 
 
 def test_two_processes_are_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("two_processes.py")
-    # Told of CPUs by a flag, `accelerate launch` would want MPI; told by the environment, it starts
-    # the processes as it does for GPUs.
-    launch = (
-        "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 "
-        f"--mixed_precision no --dynamo_backend no --main_process_port {port}"
-    )
-    launched = subprocess.Popen(
-        [sys.executable, *launch.split(), str(script), str(tmp_path / "two")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-    )
-    # A process seeds its part as an accumulated part is: with two of them even the noise is equal.
-    task = toy(tmp_path / "one", train__gradient_accumulation=2, **OPTIONS)
-    one = fit(task, task.config.train).folder
-    output, _ = launched.communicate(timeout=120)
-    assert launched.returncode == 0, output
+    with two_processes(Path(__file__).with_name("toy_in_two.py"), tmp_path / "two"):
+        # A process seeds its part as an accumulated part is: with two of them even the noise is
+        # equal.
+        task = toy(tmp_path / "one", train__gradient_accumulation=2, **OPTIONS)
+        one = fit(task, task.config.train).folder
 
     two = tmp_path / "two" / "run"
     for file in (one / "last").resolve().rglob("*.safetensors"):

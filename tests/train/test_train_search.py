@@ -14,7 +14,8 @@ from eligo.cli.search import run as search_command
 from eligo.config import dump_yaml
 from eligo.errors import ConfigError, InputError, MissingExtraError, OutputError
 from eligo.train import fit
-from eligo.train.search import RangeConfig, SearchConfig, run_search
+from eligo.train.search import run_search
+from eligo.train.search_config import RangeConfig, SearchConfig
 
 optuna: Any = pytest.importorskip("optuna", reason="optuna is not installed (extra: search)")
 
@@ -177,7 +178,7 @@ def test_only_helpers_are_told_that_their_gpus_are_chosen(
     monkeypatch.chdir(Path(__file__).parent)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # and put back afterwards
     monkeypatch.setattr(command_module.subprocess, "Popen", Helper)
-    monkeypatch.setattr(command_module, "run_search", lambda *_: {})
+    monkeypatch.setattr("eligo.train.search.run_search", lambda *_: {})
     tree = toy(tmp_path).config.model_dump(mode="json")
     tree["search"] = {"space": {"head.lr": [0.1]}, "gpus": [3, 5]}
     source = tmp_path / "search.yaml"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from eligo import __version__
-from eligo.cli.commands import COMMANDS, Command
+from eligo.cli.commands import ABOUT, COMMANDS, Command
 from eligo.errors import EligoError, InputError
 
 _FOOTER = "`eligo COMMAND --help` tells more. Exit codes: 0 done, 1 the work failed, 2 bad input."
@@ -110,19 +110,24 @@ def _unknown_command(word: str, family: str | None) -> str:
 def _help() -> str:
     lines = ["usage: eligo COMMAND [CONFIG] [--key value ...]", ""]
     lines += ["eligo learns what a vision-language model needs to see, and keeps only that.", ""]
-    heads = dict.fromkeys(name.split()[0] for name in COMMANDS)
-    rows = {
-        head: COMMANDS[head].help if head in COMMANDS else ", ".join(_verbs(head)) for head in heads
-    }
+    rows = []
+    for head in dict.fromkeys(name.split()[0] for name in COMMANDS):
+        if head in COMMANDS:
+            rows.append((head, COMMANDS[head].help))
+        else:
+            rows += [(head, ABOUT.get(head, "")), ("", ", ".join(_verbs(head)))]
     return "\n".join([*lines, *_rows(rows), "", _FOOTER])
 
 
 def _family_help(family: str) -> str:
-    rows = {verb: command.help for verb, command in _verbs(family).items()}
-    usage = f"usage: eligo {family} VERB [CONFIG] [--key value ...]"
-    return "\n".join([usage, "", *_rows(rows), "", _FOOTER])
+    rows = [(verb, command.help) for verb, command in _verbs(family).items()]
+    lines = [f"usage: eligo {family} VERB [CONFIG] [--key value ...]", ""]
+    if family in ABOUT:
+        lines += [f"{family}: {ABOUT[family]}", ""]
+    footer = _FOOTER.replace("COMMAND", f"{family} VERB")
+    return "\n".join([*lines, *_rows(rows), "", footer])
 
 
-def _rows(rows: dict[str, str]) -> list[str]:
-    width = max(map(len, rows), default=0)
-    return [f"  {name:<{width}}  {help}" for name, help in rows.items()]
+def _rows(rows: list[tuple[str, str]]) -> list[str]:
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"  {name:<{width}}  {help}" for name, help in rows]

@@ -8,6 +8,7 @@ which shipped config is meant when none is given.
 """
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import make_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -29,8 +30,7 @@ def call(
     hint = get_type_hints(function, include_extras=True).get("config")
     expected, *default = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if not (isinstance(expected, type) and issubclass(expected, Config)):
-        switches = (tyro.conf.FlagCreatePairsOff,)
-        return tyro.cli(function, args=args, prog=prog, use_underscores=True, config=switches)
+        return function(**_parsed(_dataclass(function, _own_flags(function)), args, prog))
     if (translate := getattr(expected, "words", None)) is not None:
         args = translate(args)  # flags that another program's documents give for the same things
     source = args[0] if args and not args[0].startswith("-") else None
@@ -46,8 +46,7 @@ def call(
         cls = expected
     else:
         cls = config_class(layer, expected)
-    wanted = _arguments_type(function, cls, layer, names)
-    given = vars(tyro.cli(wanted, args=args[bool(source) :], prog=prog, use_underscores=True))
+    given = _parsed(_arguments_type(function, cls, layer, names), args[bool(source) :], prog)
     if given.pop("CONFIG"):
         raise InputError(f"CONFIG comes first: {prog} CONFIG [--key value ...]")
     flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
@@ -78,17 +77,39 @@ def _arguments_type(
     """The command's parameters as a dataclass, with the config replaced by its flags."""
     about = "A YAML file" + (f", or a shipped one: {', '.join(names)}." if names else ".")
     positional = tyro.conf.arg(metavar="[CONFIG]", help=about, help_behavior_hint="")
-    hints = get_type_hints(function, include_extras=True)
     fields: dict[str, tuple[Any, Any]] = {}
     fields["CONFIG"] = (Annotated[str | None, positional, tyro.conf.Positional], None)
-    for name, parameter in inspect.signature(function).parameters.items():
-        hint = tyro.conf.FlagCreatePairsOff[bool] if hints[name] is bool else hints[name]
-        fields[name] = (hint, parameter.default)
+    fields |= _own_flags(function)
     flags = flags_of([cls], layer.tree, without=("task",))
     fields["config"] = (Annotated[flags, tyro.conf.arg(name="")], inspect.Parameter.empty)
     if hasattr(cls, "smoke"):
-        smoke = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help=_SMOKE)]
-        fields["smoke"] = (smoke, False)
+        fields["smoke"] = (Annotated[_quiet(bool), tyro.conf.arg(help=_SMOKE)], False)
+    return _dataclass(function, fields)
+
+
+def _own_flags(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """The parameters of a function: type and default."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters.items()
+    return {
+        name: (_quiet(hints[name]) if _says_nothing(parameter.default) else hints[name],
+               parameter.default)
+        for name, parameter in parameters
+    }  # fmt: skip
+
+
+def _says_nothing(default: Any) -> bool:
+    return default is None or default is False or default in ("", ())
+
+
+def _quiet(hint: Any) -> Any:
+    """A flag whose default is to leave it out: a reader need not be told, nobody types it."""
+    told = tyro.conf.arg(help_behavior_hint="")
+    return Annotated[hint, told, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff]
+
+
+def _dataclass(function: Callable[..., Any], fields: dict[str, tuple[Any, Any]]) -> type:
+    """What tyro parses, with the function's docstring; each flag's text is one line for it."""
     return make_dataclass(
         "Arguments",
         [
@@ -96,5 +117,10 @@ def _arguments_type(
             for name, (hint, default) in fields.items()
         ],
         kw_only=True,
-        namespace={"__doc__": inspect.getdoc(function)},
+        namespace={"__doc__": re.sub(r"\n {8}", " ", inspect.getdoc(function) or "")},
     )
+
+
+def _parsed(wanted: type, args: list[str], prog: str) -> dict[str, Any]:
+    switches = (tyro.conf.PositionalMetavarFromFieldName,)
+    return vars(tyro.cli(wanted, args=args, prog=prog, use_underscores=True, config=switches))

@@ -5,10 +5,11 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -56,6 +57,14 @@ def print_result(result: Any, json: bool) -> None:
         results().print(_render(plain))
 
 
+def print_outcome(result: Any, json: bool) -> None:
+    """The result of a training, once, however many processes trained."""
+    from accelerate import PartialState
+
+    if PartialState().is_main_process:
+        print_result(result, json)
+
+
 def plain_data(value: Any) -> Any:
     """What JSON can hold: configs, dataclasses, paths and 0-d tensors made plain, NaN made null."""
     if isinstance(value, float):
@@ -97,6 +106,19 @@ def _table(rows: list[dict[str, Any]], title: str | None) -> Table:
         table.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(row.get(column))) for column in columns))
+    return table
+
+
+def compact_table(title: str, caption: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
+    """An empty table that 80 columns hold: columns of names, then columns of numbers."""
+    table = Table(
+        title=title, caption=caption, title_justify="left", caption_justify="left",
+        box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
+    )  # fmt: skip
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

@@ -1,4 +1,4 @@
-"""`eligo demos bench`: how fast selectors train, rerank and search on this machine."""
+"""`eligo demos bench`: how fast selectors train, rerank, search and are taught here."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ _LEAST = 2_000  # fewer candidates need no index
 
 
 def run(
-    suite: Literal["train", "rerank", "index"] = "train",
+    suite: Literal["train", "rerank", "index", "teach"] = "train",
     rounds: int = 15,
     candidates: int = 1_000_000,
     device: str = "cpu",
@@ -21,10 +21,11 @@ def run(
 
     Args:
         suite: train: V1's closed form and V3's ranking loss; rerank: candidates projected before;
-            index: one query among many candidates, on the CPU (extra faiss).
-        rounds: Interleaved measurements of both ways (train, rerank).
+            index: one query among many candidates, on the CPU (extra faiss); teach: a step with
+            the picks before it read once.
+        rounds: Interleaved measurements of both ways (not index).
         candidates: In the index; twenty for each text they are made from.
-        device: Where to run: auto, cpu or cuda (train, rerank).
+        device: Where to run: auto, cpu or cuda (not index).
         json: Print one JSON document.
     """
     if rounds < 1 or candidates < _LEAST:
@@ -49,6 +50,10 @@ def run(
         from eligo.demos.measure.training import bench_rerank
 
         told = bench_rerank(where, rounds)
+    elif suite == "teach":
+        from eligo.demos.measure.teaching import bench_teaching
+
+        told = bench_teaching(where, rounds)
     else:
         from eligo.demos.measure.search import bench_index
 

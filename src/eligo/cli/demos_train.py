@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from eligo.cli.console import print_result
+from eligo.cli.console import print_outcome
 from eligo.demos.pipeline.config import DemosTrainConfig
 
 
@@ -17,12 +17,8 @@ def run(
 
     Args:
         resume: Go on from the newest checkpoint in the run folder.
-        json: Print the outcome as one JSON document.
+        json: Print one JSON document.
     """
-    from accelerate import PartialState
-
     from eligo.demos.pipeline.train import train_selector
 
-    result = train_selector(config, resume=resume)
-    if PartialState().is_main_process:
-        print_result(result, json)
+    print_outcome(train_selector(config, resume=resume), json)

@@ -1,6 +1,6 @@
 """`eligo demos train-learner`: the exam's model, which learns words from examples."""
 
-from eligo.cli.console import print_result
+from eligo.cli.console import print_outcome
 from eligo.demos.exam.learner_config import LearnerConfig
 
 
@@ -9,8 +9,8 @@ def run(config: LearnerConfig, *, resume: bool = False, json: bool = False) -> N
 
     Args:
         resume: Go on from the newest checkpoint in the run folder.
-        json: Print the outcome as one JSON document.
+        json: Print one JSON document.
     """
     from eligo.demos.exam.learner import train_learner
 
-    print_result(train_learner(config, resume=resume), json)
+    print_outcome(train_learner(config, resume=resume), json)

@@ -51,7 +51,7 @@ def flags_of(configs: list[Any], tree: Any, without: tuple[str, ...] = ()) -> An
 def _flag(fields: list[FieldInfo], value: Any) -> Any:
     """One flag; several fields where members of a union share a name."""
     annotation = Union[*(field.annotation for field in fields)]
-    description = fields[0].description or ""
+    description = " ".join((fields[0].description or "").split())
     inner = _nested(annotation)
     if inner:
         value = value.model_dump() if isinstance(value, Config) else value
@@ -100,6 +100,8 @@ def _is_plain(annotation: Any) -> bool:
 def _shown(value: Any) -> str:
     """A default as the user would write it."""
     plain = to_jsonable_python(value)
+    if isinstance(plain, float) and len(str(plain)) > 10:
+        return f"{plain:.4g}"
     if isinstance(plain, list) and not any(isinstance(item, dict | list) for item in plain):
         return " ".join(map(str, plain)) or "none"
     return dump_yaml(plain, flow=True) if isinstance(plain, dict | list) else str(plain)

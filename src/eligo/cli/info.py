@@ -1,34 +1,32 @@
 """`eligo info`: what is installed, what it can run on, which models came along."""
 
-import json as json_module
 import os
 import platform
 import re
 from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import eligo
 from eligo.cli.console import print_result
+from eligo.pretrained import CARD, SHIPPED, shipped_models
 
 _PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "pydantic", "tyro", "numpy")
 _FOR_DEVELOPERS = ("test", "dev")
-MODELS = Path(eligo.__file__).parent / "scenes" / "models"
 
 
 def run(json: bool = False) -> None:
     """Show versions, devices, extras and shipped models.
 
     Args:
-        json: Print one JSON document instead of tables.
+        json: Print one JSON document.
     """
     print_result(
         {
             "versions": _versions(),
             "devices": _devices(),
             "extras": _extras(),
-            "models": list(_models(MODELS)),
+            "models": list(_models()),
         },
         json,
     )
@@ -77,18 +75,10 @@ def _extras() -> list[dict[str, Any]]:
     return rows
 
 
-def _models(root: Path) -> Iterator[dict[str, Any]]:
-    for folder in sorted(path for path in root.glob("*") if path.is_dir()):
-        if (folder / "config.json").exists() or (folder / "README.md").exists():
-            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-            yield {"model": folder.name, "MB": round(size / 1e6, 1), "about": _about(folder)}
-
-
-def _about(folder: Path) -> str:
-    card, readme = folder / "card.json", folder / "README.md"
-    if card.exists():
-        return json_module.loads(card.read_text(encoding="utf-8")).get("description", "")
-    if readme.exists():
-        lines = readme.read_text(encoding="utf-8").splitlines()
-        return next((line.lstrip("# ") for line in lines if line.startswith("#")), "")
-    return ""
+def _models() -> Iterator[dict[str, Any]]:
+    """Name, size and the first line of the card of each."""
+    for name in shipped_models():
+        folder = SHIPPED / name
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        about = (folder / CARD).read_text(encoding="utf-8").strip().splitlines()[0]
+        yield {"model": name, "MB": round(size / 1e6, 1), "about": about.lstrip("# ")}

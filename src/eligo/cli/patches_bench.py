@@ -9,12 +9,12 @@ from eligo.errors import InputError
 
 
 def run(
-    images: int = 32,
-    texts: int = 32,
+    num_images: int = 32,
+    num_texts: int = 32,
     rounds: int = 5,
     index: Path | None = None,
     rerank: int = 128,
-    queries: int = 20,
+    num_queries: int = 20,
     model: str | None = None,
     device: str = "auto",
     json: bool = False,
@@ -24,24 +24,26 @@ def run(
     The committed comparison with code outside eligo is benchmarks/patches.py.
 
     Args:
-        images: Generated scenes to match.
-        texts: Captions to match them with.
+        num_images: Generated scenes to match.
+        num_texts: Captions to match them with.
         rounds: Interleaved measurements of every kernel.
         index: Also search this index.
         rerank: Entries scored exactly in a search.
-        queries: How many to search for.
+        num_queries: How many searches.
         model: Folder of a model or run; by default the one that comes with eligo.
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
     """
-    if rerank < 1 or queries < 1:
-        raise InputError(f"got --rerank {rerank} and --queries {queries}, expected at least 1")
+    if rerank < 1 or num_queries < 1:
+        raise InputError(
+            f"got --rerank {rerank} and --num_queries {num_queries}, expected at least 1"
+        )
     opened = open_model(model, device)
-    from eligo.patches.bench import bench_kernels, bench_search
+    from eligo.patches.inference.bench import bench_kernels, bench_search
     from eligo.patches.retrieval import Searcher
 
-    encode, speeds = bench_kernels(opened, images, texts, rounds)
+    encode, speeds = bench_kernels(opened, num_images, num_texts, rounds)
     told = {"encoding, ms each": encode, "matching": [asdict(speed) for speed in speeds]}
     if index is not None:
-        told["searching"] = asdict(bench_search(Searcher(opened, index), rerank, queries))
+        told["searching"] = asdict(bench_search(Searcher(opened, index), rerank, num_queries))
     print_result(told, json)

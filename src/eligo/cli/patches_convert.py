@@ -53,7 +53,7 @@ def run(
             "--text, the models that its training began with"
         )
     else:
-        from eligo.patches.convert import convert_checkpoint
+        from eligo.patches.inference.convert import convert_checkpoint
 
         given: dict[str, Any] = {
             "encoders.image_size": image_size,

@@ -1,16 +1,15 @@
 """`eligo patches evaluate`: recall and ranks of a model, every image with every text."""
 
-from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from eligo.cli.console import print_result
+from eligo.cli.result_file import check_result_file, write_result_file
 from eligo.errors import InputError
-from eligo.files import write_text
 
-Source = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_MODEL")]
+Source = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL]")]
 
 
 def run(
@@ -42,16 +41,14 @@ def run(
         oracle: Give every query the dense caption of its own image, as documented: a leak.
         device: Where to run: auto, cpu or cuda.
         out: Also write the result, with date, hardware and command, to this JSON file.
-        json: Print one JSON document instead of a table.
+        json: Print one JSON document.
     """
     if (captions is None) != (images is None):
         raise InputError("--captions and --images go together: a Karpathy file and its images")
-    if out is not None and out.is_dir():
-        raise InputError(f"--out names a file to write, {out} is a folder")
+    check_result_file(out)
     from eligo.cli.patches_flags import open_model
-    from eligo.patches.metrics import retrieval_metrics
-    from eligo.patches.training.evaluate import fold_means, score_set, score_with_oracle
-    from eligo.report.provenance import provenance
+    from eligo.patches.measure.evaluate import fold_means, score_set, score_with_oracle
+    from eligo.patches.measure.metrics import retrieval_metrics
 
     model = open_model(None if source is None else str(source), device)
     data: Any
@@ -71,14 +68,12 @@ def run(
     if folds > 1:
         means = fold_means(scores, positive, data.owners.to(scores.device), folds)
         found |= {f"{name}, mean of {folds} folds": value for name, value in means.items()}
-    if out is not None:
-        head = provenance("eligo", str(model.device))
-        write_text(out, dumps(head | found, indent=1) + "\n")
     print_result(found, json)
+    write_result_file(out, model.device, found)
 
 
 def _scenes(model: Any, split: Literal["validation", "test"], count: int) -> Any:
-    from eligo.patches.training.scene_source import SceneSet
+    from eligo.patches.data.scene_source import SceneSet
     from eligo.scenes.config import SceneConfig
 
     side = model.image_encoder.image_size
@@ -88,9 +83,9 @@ def _scenes(model: Any, split: Literal["validation", "test"], count: int) -> Any
 
 
 def _files(model: Any, captions: Path, images: Path, dense: Path | None, split: str) -> Any:
-    from eligo.patches.training.captions import read_captions
-    from eligo.patches.training.config import KarpathyDataConfig
-    from eligo.patches.training.file_source import FileSet
+    from eligo.patches.data.captions import read_captions
+    from eligo.patches.data.config import KarpathyDataConfig
+    from eligo.patches.data.file_source import FileSet
 
     config = KarpathyDataConfig(captions=captions, images=images, dense=dense)
     return FileSet(read_captions(config, "val" if split == "validation" else "test"), model)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from eligo.cli.console import print_result
 from eligo.files import write_text
-from eligo.patches.training.exam_config import ExamConfig
+from eligo.patches.exam.config import ExamConfig
 
 
 def run(
@@ -24,11 +24,11 @@ def run(
     Args:
         out: The folder to write to.
         quick: See it run through on a CPU; the numbers mean nothing.
-        json: Print one JSON document instead of tables.
+        json: Print one JSON document.
     """
     from accelerate import PartialState
 
-    from eligo.patches.training.exam import Exam
+    from eligo.patches.exam.exam import Exam
     from eligo.report.provenance import provenance
     from eligo.train.progress import ProgressBar
 

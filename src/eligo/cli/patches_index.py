@@ -47,9 +47,9 @@ def run(
         shard_size: Images or texts in a file.
         batch_size: Images or texts encoded at a time.
         device: Where to run: auto, cpu or cuda.
-        engine: This process, or Ray.
-        num_workers: Ray workers.
-        gpus_per_worker: GPUs of each of them.
+        engine: In this process, or on workers of Ray.
+        num_workers: Workers of Ray.
+        gpus_per_worker: GPUs that each of them takes.
         json: Print one JSON document.
     """
     if sum(given is not None for given in (images, texts, scenes)) != 1:

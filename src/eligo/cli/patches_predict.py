@@ -22,7 +22,8 @@ def run(
 ) -> None:
     """Score a text on an image, and show which patches it kept and what each word found.
 
-    Prints the score, each word's best token with its cosine, and the cost; writes a picture.
+    Prints the score, each word's best token with its cosine, and the cost; writes a picture, and
+    what `eligo explore OUT` shows.
 
     Args:
         image: The image file.
@@ -35,8 +36,10 @@ def run(
     """
     if not text.strip():
         raise InputError("--text: is empty")
-    from eligo.patches.predict import predict
+    from eligo.patches.exhibit import exhibit
+    from eligo.patches.inference.predict import predict
     from eligo.patches.retrieval.sources import read_picture
+    from eligo.report.explorer.folder import save_prediction
 
     opened = read_picture(image)
     loaded = open_model(model, device)
@@ -48,6 +51,7 @@ def run(
     picture = out / PICTURE
     with writing(picture) as temporary:
         made.picture.save(temporary, "PNG")
+    save_prediction(exhibit(made, opened, text), out)
     if json:
         found = {"score": made.score, "words": made.words, "picture": picture}
         print_result({**found, "cost": asdict(made.cost)}, json=True)

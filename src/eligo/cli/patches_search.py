@@ -11,9 +11,9 @@ from eligo.cli.patches_flags import open_model
 from eligo.errors import InputError
 
 if TYPE_CHECKING:
+    from eligo.patches.match.sides import Images, Texts
     from eligo.patches.model import RetrievalModel
     from eligo.patches.retrieval import Calibration, Searcher
-    from eligo.patches.sides import Images, Texts
 
 _DEV_QUERIES = 200
 _AT_ONCE = 16  # dev queries

@@ -13,8 +13,8 @@ def run(
     model: Path | None = None,
     height: int = 480,
     width: int = 640,
-    batch: int = 1,
-    words: int = 6,
+    batch_size: int = 1,
+    num_words: int = 6,
     rounds: int = 5,
     device: str = "auto",
     json: bool = False,
@@ -28,15 +28,16 @@ def run(
         model: Instead, the folder of a model or run.
         height: Of the images, in pixels.
         width: Of the images, in pixels.
-        batch: Images at a time.
-        words: Words of each image.
+        batch_size: Images at a time.
+        num_words: Words of each image.
         rounds: Interleaved measurements of every way to call it.
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
     """
-    if min(batch, rounds) < 1 or words < 0:
+    if min(batch_size, rounds) < 1 or num_words < 0:
         raise InputError(
-            f"got --batch {batch}, --rounds {rounds}, --words {words}, expected at least 1, 1 and 0"
+            f"got --batch_size {batch_size}, --rounds {rounds}, --num_words {num_words}, expected "
+            "at least 1, 1 and 0"
         )
     from eligo.devices import resolve_device
     from eligo.pixels import SIZES, PixelsConfig, PixelsModel
@@ -45,10 +46,10 @@ def run(
 
     where = resolve_device(device)
     if model is not None:
-        network = Segmenter.load(model, device=where).model
+        network = Segmenter.from_pretrained(model, device=where).model
     else:
         network = PixelsModel(PixelsConfig().replace(SIZES[size])).to(where).eval()
     found = bench_model(
-        network, height=height, width=width, batch=batch, words=words, rounds=rounds
+        network, height=height, width=width, batch=batch_size, words=num_words, rounds=rounds
     )
     print_result([asdict(speed) for speed in found], json)

@@ -52,7 +52,7 @@ def run(
         if channel_order is not None:
             changes["inputs.channel_order"] = channel_order
         segmenter = convert_official(source, with_classes(base), drop=drop, changes=changes)
-    segmenter.save(out, dtype=torch.float16 if half else None)
+    segmenter.save_pretrained(out, dtype=torch.float16 if half else None)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     made = segmenter.config
     print_result(

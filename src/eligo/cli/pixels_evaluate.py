@@ -1,6 +1,5 @@
 """`eligo pixels evaluate`: how good a model is, one row for every kind of words."""
 
-from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,8 +7,8 @@ import tyro
 
 from eligo.cli.console import print_result
 from eligo.cli.pixels_flags import NO_FLAGS, Sam, preset_changes, sam_changes
+from eligo.cli.result_file import check_result_file, write_result_file
 from eligo.errors import InputError
-from eligo.files import write_text
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_CHECKPOINT")]
 
@@ -53,10 +52,9 @@ def run(
         sam: Refuse a model that compares pixels and words otherwise.
         device: Where to run: auto, cpu or cuda.
         out: Also write the result, with date, hardware and command, to this JSON file.
-        json: Print one JSON document instead of tables.
+        json: Print one JSON document.
     """
-    if out is not None and out.is_dir():
-        raise InputError(f"--out names a file to write, {out} is a folder")
+    check_result_file(out)
     if batch_size < 1:
         raise InputError(f"--batch_size: got {batch_size}, expected at least 1")
     from eligo.devices import resolve_device
@@ -65,7 +63,6 @@ def run(
     from eligo.pixels.measure.evaluate import evaluate_rows
     from eligo.pixels.measure.views import MULTI_SCALE, WINDOW, Views
     from eligo.pixels.training.task import build_source
-    from eligo.report.provenance import provenance
 
     where = resolve_device(device)
     views = Views(
@@ -80,7 +77,7 @@ def run(
     rows, data = [], None
     per_class: dict[str, dict[str, float]] = {}
     for name, folder in places.items():
-        segmenter = Segmenter.load(folder, device=where)
+        segmenter = Segmenter.from_pretrained(folder, device=where)
         data = data or build_source(config, segmenter.encoder, where)
         for row in evaluate_rows(segmenter.model, data, split, views, batch_size):
             rows.append({"checkpoint": name, **row.shown()})
@@ -90,10 +87,9 @@ def run(
     found: dict[str, Any] = {"metrics": rows}
     if classes:
         found["iou"] = [{"class": label, **values} for label, values in per_class.items()]
-    if out is not None:
-        asked = {"split": split, "views": vars(views), "source": str(source)}
-        write_text(out, dumps(provenance("eligo", str(where)) | asked | found, indent=1) + "\n")
     print_result(found if json else _shown(found), json)
+    asked = {"split": split, "views": vars(views), "source": source}
+    write_result_file(out, where, asked | found)
 
 
 def _shown(found: dict[str, Any]) -> dict[str, Any]:

@@ -26,8 +26,8 @@ def run(
     Args:
         out: The folder to write to.
         quick: See it run through on a CPU; the numbers mean nothing.
-        workers: Runs at a time, each in a process of its own.
-        json: Print one JSON document instead of tables.
+        workers: Trainings at a time, each in a process of its own.
+        json: Print one JSON document.
     """
     if workers < 1:
         raise InputError(f"--workers: got {workers}, expected at least 1")

@@ -10,7 +10,7 @@ def run(
     out: Path,
     height: int = 480,
     width: int = 640,
-    words: int | None = None,
+    num_words: int | None = None,
     model: Path | None = None,
     sam: Sam = NO_FLAGS,
     json: bool = False,
@@ -23,7 +23,7 @@ def run(
         out: The folder to write to.
         height: Of the images, in pixels.
         width: Of the images, in pixels.
-        words: Words of an image, with padding; by default as in its training.
+        num_words: Words of an image, with padding; by default as in its training.
         model: Folder of a model or run; by default the one that comes with eligo.
         sam: Refuse a model that compares pixels and words otherwise.
         json: Print one JSON document.
@@ -31,4 +31,4 @@ def run(
     segmenter = open_segmenter(model, "cpu", sam)
     from eligo.pixels.inference.export import export_onnx
 
-    print_result(export_onnx(segmenter, out, height=height, width=width, num_words=words), json)
+    print_result(export_onnx(segmenter, out, height=height, width=width, num_words=num_words), json)

@@ -46,7 +46,9 @@ class SamFlags:
         Switch, _about("Words in the head: leave the temperature as it is.")
     ] = False
     sam_decoder_logit_init: Annotated[
-        float | None, _about(f"Words in the head: {_START}", "(default: 14.285714)")
+        float | None,
+        tyro.conf.DisallowNone,
+        _about(f"Words in the head: {_START}", "(default: 14.285714)"),
     ] = None
     sam_encoder_use_cosine: Annotated[
         Switch, _about("Words in the encoder: compare directions.")
@@ -61,7 +63,9 @@ class SamFlags:
         Switch, _about("Words in the encoder: leave the temperature as it is.", _DEFAULT)
     ] = False
     sam_encoder_logit_init: Annotated[
-        float | None, _about(f"Words in the encoder: {_START}", "(default: 1.0)")
+        float | None,
+        tyro.conf.DisallowNone,
+        _about(f"Words in the encoder: {_START}", "(default: 1.0)"),
     ] = None
 
 
@@ -98,7 +102,7 @@ def open_segmenter(
 
     folder = model_folder(model)
     refuse_other_modes(folder, stored_config(folder), asked)
-    return Segmenter.load(folder, device=resolve_device(device))
+    return Segmenter.from_pretrained(folder, device=resolve_device(device))
 
 
 def preset_changes(preset: int | None) -> dict[str, Any]:

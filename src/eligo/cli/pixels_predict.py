@@ -23,8 +23,8 @@ def run(
 ) -> None:
     """Segment an image; depth and words are optional.
 
-    Writes label.png (classes), overlay.png, tags/NN_name.png (where each word was heard) and
-    result.json.
+    Writes label.png (classes), overlay.png, tags/NN_name.png (where each word was heard),
+    result.json, and what `eligo explore OUT` shows.
 
     Args:
         image: The image file.
@@ -41,7 +41,9 @@ def run(
         json: Print one JSON document.
     """
     segmenter = open_segmenter(model, device, sam, preset)
+    from eligo.pixels.exhibit import exhibit
     from eligo.pixels.inference.predict import predict
+    from eligo.report.explorer.folder import save_prediction
 
     changes = {"depth": depth_format, "depth_scale": depth_scale}
     given = {key: value for key, value in changes.items() if value is not None}
@@ -54,6 +56,7 @@ def run(
         inputs=segmenter.config.inputs.replace(given),
     )
     result = made.save(out)
+    save_prediction(exhibit(made), out)
     if json:
         print_result(result, json=True)
         return

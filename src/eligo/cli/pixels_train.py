@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from eligo.cli.console import print_result
+from eligo.cli.console import print_outcome
 from eligo.cli.pixels_flags import NO_FLAGS, Sam, sam_changes
 from eligo.pixels.training.config import PixelsTrainConfig
 
@@ -19,12 +19,8 @@ def run(
     Args:
         sam: How pixels and words are compared.
         resume: Go on from the newest checkpoint in the run folder.
-        json: Print the outcome as one JSON document.
+        json: Print one JSON document.
     """
-    from accelerate import PartialState
-
     from eligo.pixels.training.task import train_model
 
-    result = train_model(config.replace(sam_changes(sam)), resume=resume)
-    if PartialState().is_main_process:
-        print_result(result, json)
+    print_outcome(train_model(config.replace(sam_changes(sam)), resume=resume), json)

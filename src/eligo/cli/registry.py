@@ -16,17 +16,18 @@ from eligo.config.nearest import did_you_mean
 from eligo.errors import ConfigError
 
 TASKS: dict[str, str] = {
+    "demos.exam": "eligo.demos.exam.config:ExamConfig",
     "demos.teach": "eligo.demos.teach.config:TeachConfig",
     "demos.train": "eligo.demos.pipeline.config:DemosTrainConfig",
     "demos.train-learner": "eligo.demos.exam.learner_config:LearnerConfig",
-    "patches.exam": "eligo.patches.training.exam_config:ExamConfig",
+    "patches.exam": "eligo.patches.exam.config:ExamConfig",
     "patches.train": "eligo.patches.training.config:PatchesTrainConfig",
     "pixels.exam": "eligo.pixels.exam.config:ExamConfig",
     "pixels.train": "eligo.pixels.training.config:PixelsTrainConfig",
-    "scenes.export": "eligo.scenes.export:ExportConfig",
-    "scenes.stats": "eligo.scenes.stats:StatsConfig",
-    "scenes.evaluate-vlm": "eligo.scenes.vlm.evaluate:VlmEvaluationConfig",
-    "scenes.train-vlm": "eligo.scenes.vlm.train:VlmTrainConfig",
+    "scenes.export": "eligo.scenes.export_config:ExportConfig",
+    "scenes.stats": "eligo.scenes.stats_config:StatsConfig",
+    "scenes.evaluate-vlm": "eligo.scenes.vlm.config:VlmEvaluationConfig",
+    "scenes.train-vlm": "eligo.scenes.vlm.config:VlmTrainConfig",
     "tokens.exam": "eligo.tokens.measure.exam_config:ExamConfig",
     "tokens.sweep": "eligo.tokens.measure.sweep_config:SweepConfig",
     "tokens.train": "eligo.tokens.training.config:TokensTrainConfig",

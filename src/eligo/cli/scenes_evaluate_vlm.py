@@ -1,25 +1,16 @@
 """`eligo scenes evaluate-vlm`: how often the tiny LLaVA is right, family by family."""
 
-from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from eligo.cli.console import print_result, results
-from eligo.errors import InputError
-from eligo.files import make_folder, write_text
-from eligo.report.provenance import provenance
-from eligo.scenes.vlm.evaluate import (
-    BAR,
-    Row,
-    Share,
-    VlmEvaluationConfig,
-    evaluate_vlm,
-    summarise,
-)
-from eligo.train.progress import ProgressBar
+from eligo.cli.console import compact_table, print_result, results
+from eligo.cli.result_file import check_result_file, write_result_file
+from eligo.scenes.vlm.config import VlmEvaluationConfig
+
+if TYPE_CHECKING:
+    from eligo.scenes.vlm.evaluate import Row, Share
 
 
 def run(config: VlmEvaluationConfig, *, out: Path | None = None, json: bool = False) -> None:
@@ -27,13 +18,13 @@ def run(config: VlmEvaluationConfig, *, out: Path | None = None, json: bool = Fa
 
     Args:
         out: Also write the result, with date, hardware and command, to this JSON file.
-        json: Print one JSON document instead of a table.
+        json: Print one JSON document.
     """
+    from eligo.scenes.vlm.evaluate import BAR, evaluate_vlm, summarise
+    from eligo.train.progress import ProgressBar
+
     device = config.resolved_device  # before any work: it may not be there, nor `out` writable
-    if out is not None:
-        if out.is_dir():
-            raise InputError(f"--out names a file to write, {out} is a folder")
-        make_folder(out.parent)
+    check_result_file(out)
     with ProgressBar("questions", config.questions) as bar:
         asked = evaluate_vlm(config, bar.update)
     rows = summarise(asked)
@@ -41,14 +32,12 @@ def run(config: VlmEvaluationConfig, *, out: Path | None = None, json: bool = Fa
     if json:
         print_result(document, json=True)
     else:
-        results().print(_table(rows, config))
-    if out is not None:  # last: a disk that is full by now costs the file only
-        head = provenance("eligo", device)
-        wrong = [[a.kind, a.question, a.answer, a.said] for a in asked if a.said != a.answer]
-        write_text(out, dumps(head | document | {"wrong": wrong}) + "\n")
+        results().print(_table(rows, config.split, BAR))
+    wrong = [[a.kind, a.question, a.answer, a.said] for a in asked if a.said != a.answer]
+    write_result_file(out, device, document | {"wrong": wrong})
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: "Row") -> dict[str, Any]:
     shares = {
         name: {"right": share.right, "asked": share.asked, "share": round(share.value, 4)}
         | {"interval": [round(end, 4) for end in share.interval]}
@@ -60,21 +49,15 @@ def _plain(row: Row) -> dict[str, Any]:
     return head | verdict | {"chance": round(row.chance, 4)} | shares
 
 
-def _table(rows: list[Row], config: VlmEvaluationConfig) -> Table:
-    table = Table(
-        title=f"right answers on the {config.split} split (%)",
-        caption="interval: 95 % · unknown: about a colour-shape pair that training never showed "
-        "· blind: no image, the most frequent training answer to the same words",
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,  # 80 columns hold it whole
-        pad_edge=False,
+def _table(rows: "list[Row]", split: str, bar: float) -> Table:
+    table = compact_table(
+        f"right answers on the {split} split (%)",
+        "interval: 95 % · unknown: about a colour-shape pair that training never showed · blind: "
+        "no image, the most frequent training answer to the same words",
+        ("questions",),
+        ("asked", "right", "interval", "unknown", "blind", "chance"),
     )
-    table.add_column("questions", no_wrap=True)
-    for name in ("asked", "right", "interval", "unknown", "blind", "chance"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(f">={100 * BAR:.0f}", no_wrap=True)
+    table.add_column(f">={100 * bar:.0f}", no_wrap=True)
     for row in rows:
         if not row.accuracy.asked:
             continue
@@ -94,5 +77,5 @@ def _table(rows: list[Row], config: VlmEvaluationConfig) -> Table:
     return table
 
 
-def _percent(share: Share) -> str:
+def _percent(share: "Share") -> str:
     return f"{100 * share.value:.1f}" if share.asked else "-"

@@ -1,18 +1,17 @@
 """`eligo scenes export`: scenes as files, in the formats that people have."""
 
 from pathlib import Path
+from typing import Literal
 
 from eligo.cli.console import print_result
-from eligo.scenes.export import ExportConfig, export_scenes
-from eligo.train.engine import Engine
-from eligo.train.progress import ProgressBar
+from eligo.scenes.export_config import ExportConfig
 
 
 def run(
     config: ExportConfig,
     *,
     out: Path,
-    engine: Engine = "local",
+    engine: Literal["local", "ray"] = "local",
     num_workers: int = 1,
     json: bool = False,
 ) -> None:
@@ -22,10 +21,13 @@ def run(
 
     Args:
         out: The folder to write to: a new one, or one with an export to continue.
-        engine: local: in this process; ray: on Ray (extra: ray). The files are the same.
-        num_workers: Ray processes; the local engine is one process and ignores it.
-        json: Print the outcome as one JSON document.
+        engine: In this process, or on workers of Ray; the files are the same.
+        num_workers: Workers of Ray.
+        json: Print one JSON document.
     """
+    from eligo.scenes.export import export_scenes
+    from eligo.train.progress import ProgressBar
+
     with ProgressBar("scenes", sum(config.num_scenes.values())) as bar:
         result = export_scenes(config, out, bar.update, engine=engine, num_workers=num_workers)
     print_result(result, json)

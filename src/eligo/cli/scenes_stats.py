@@ -1,14 +1,17 @@
 """`eligo scenes stats`: what a world is made of, and how far one gets in it without looking."""
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from eligo.cli.console import print_result, results
-from eligo.scenes.stats import MARGIN, Row, Stats, StatsConfig, as_plain, scene_stats
-from eligo.train.progress import ProgressBar
+from eligo.scenes.stats_config import StatsConfig
+
+if TYPE_CHECKING:
+    from eligo.scenes.stats import Row, Stats
 
 
 def run(config: StatsConfig, *, json: bool = False) -> None:
@@ -19,8 +22,11 @@ def run(config: StatsConfig, *, json: bool = False) -> None:
     chance.
 
     Args:
-        json: Print one JSON document instead of tables.
+        json: Print one JSON document.
     """
+    from eligo.scenes.stats import as_plain, scene_stats
+    from eligo.train.progress import ProgressBar
+
     with ProgressBar("scenes", config.train + config.validation) as bar:
         stats = scene_stats(config, bar.update)
     if json:
@@ -29,7 +35,7 @@ def run(config: StatsConfig, *, json: bool = False) -> None:
         results().print(Group(_questions(stats), _answers(stats), _objects(stats), _verdict(stats)))
 
 
-def _questions(stats: Stats) -> Table:
+def _questions(stats: "Stats") -> Table:
     table = Table(title="questions on the validation split (%)", title_justify="left")
     for name in ("family", "kind"):
         table.add_column(name, no_wrap=True)
@@ -41,7 +47,7 @@ def _questions(stats: Stats) -> Table:
     return table
 
 
-def _cells(row: Row) -> list[str | Text]:
+def _cells(row: "Row") -> list[str | Text]:
     low, high = row.interval
     numbers = [f"{100 * share:.1f}" for share in (row.valid, row.chance, row.blind)]
     between = f"{100 * low:.1f}-{100 * high:.1f}"
@@ -50,14 +56,14 @@ def _cells(row: Row) -> list[str | Text]:
     return [family, row.kind, str(row.count), *numbers, between, mark]
 
 
-def _answers(stats: Stats) -> Table:
+def _answers(stats: "Stats") -> Table:
     kinds_of = Counter(row.family for row in stats.rows)
     single = [row for row in stats.rows if row.kind != "all" or kinds_of[row.family] == 1]
     names = [row.family if row.kind == "all" else row.kind for row in single]
     return _shares("answers (%)", dict(zip(names, (row.answers for row in single), strict=True)))
 
 
-def _objects(stats: Stats) -> Table:
+def _objects(stats: "Stats") -> Table:
     held_out = {"held-out pairs": stats.held_out}
     return _shares("things in a scene (%)", {**stats.objects, **held_out})
 
@@ -72,7 +78,9 @@ def _shares(title: str, rows: dict[str, dict[str, float]]) -> Table:
     return table
 
 
-def _verdict(stats: Stats) -> Text:
+def _verdict(stats: "Stats") -> Text:
+    from eligo.scenes.stats import MARGIN
+
     above = [row for row in stats.rows if row.blind > row.chance + MARGIN]
     unfair, unsure = (
         ", ".join(f"{row.family}/{row.kind}" for row in above if row.fair is fair)

@@ -1,7 +1,7 @@
 """`eligo scenes train-vlm`: train a tiny LLaVA on the embedded world."""
 
-from eligo.cli.console import print_result
-from eligo.scenes.vlm.train import VlmTrainConfig, train_vlm
+from eligo.cli.console import print_outcome
+from eligo.scenes.vlm.config import VlmTrainConfig
 
 
 def run(config: VlmTrainConfig, *, resume: bool = False, json: bool = False) -> None:
@@ -9,6 +9,8 @@ def run(config: VlmTrainConfig, *, resume: bool = False, json: bool = False) -> 
 
     Args:
         resume: Go on from the newest checkpoint in the run folder.
-        json: Print the outcome as one JSON document.
+        json: Print one JSON document.
     """
-    print_result(train_vlm(config, resume=resume), json)
+    from eligo.scenes.vlm.train import train_vlm
+
+    print_outcome(train_vlm(config, resume=resume), json)

@@ -14,7 +14,7 @@ from eligo.cli.console import print_result
 from eligo.cli.registry import config_class
 from eligo.config import Config, Layer, read_layer, validate
 from eligo.errors import ConfigError, EligoError, InputError
-from eligo.train.search import SearchConfig, run_search
+from eligo.train.search_config import SearchConfig
 
 _SHARED = "ELIGO_SEARCH_GPUS_SHARED"  # tells a helper that its GPUs are chosen
 
@@ -32,7 +32,7 @@ def run(source: Source, workers: int | None = None, json: bool = False) -> None:
         source: A YAML file, or the name of a shipped config.
         workers: Processes to work with, on this machine; none: one, or as many as search.gpus
             have room for.
-        json: Print one JSON document instead of tables.
+        json: Print one JSON document.
     """
     if workers is not None and not 1 <= workers <= _MOST_WORKERS:
         raise InputError(f"--workers: got {workers}, expected 1 to {_MOST_WORKERS}")
@@ -41,6 +41,8 @@ def run(source: Source, workers: int | None = None, json: bool = False) -> None:
     if workers is None:
         workers = max(1, len(shares))
     os.environ.update(_sees(shares, 0))  # before anything looks for a device
+    from eligo.train.search import run_search
+
     with _helpers(source, workers - 1, shares):
         result = run_search(config, search)
     print_result(result, json)

@@ -1,16 +1,13 @@
 """`eligo tokens bench`: what pruning is worth by the clock, beside the unpruned model."""
 
-from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from eligo.cli.console import messages, print_result, results
-from eligo.cli.tokens_flags import find_plan
+from eligo.cli.console import compact_table, messages, print_result, results
+from eligo.cli.result_file import check_result_file, write_result_file
 from eligo.errors import InputError
-from eligo.files import write_text
 
 _RANDOM_HOST = "The model has random weights: its times are real, its answers mean nothing."
 _RANDOM_PLAN = "Merger and pruners have random weights: which tokens they keep means nothing."
@@ -22,8 +19,8 @@ _WITH_P90 = ("ttft", "answer")
 def run(
     shape: Literal["llava15", "tiny", "narrow"] = "llava15",
     plan: str | None = None,
-    batch: tuple[int, ...] = (1, 8),
-    repeats: int = 20,
+    batch_size: tuple[int, ...] = (1, 8),
+    rounds: int = 20,
     threads: int = 2,
     device: str = "auto",
     out: Path | None = None,
@@ -31,50 +28,51 @@ def run(
 ) -> None:
     """Time a plan against the unpruned model, in turns, and say which speed bars it meets.
 
-    `llava15` builds LLaVA-1.5-7B with random weights (bfloat16 on a GPU) and times the default plan
-    and FastV, the latter also in eager attention. `tiny` times whole answers of the LLaVA that
+    Shape `llava15` is LLaVA-1.5-7B with random weights (bfloat16 on a GPU), timed with the default
+    plan and FastV, the latter also in eager attention. `tiny` times whole answers of the LLaVA that
     comes with eligo, on the CPU. `narrow` is `llava15` in small, to see the command run.
 
     Args:
         shape: Which model.
         plan: For tiny: a plan's folder, or the name of a shipped one; by default the default
             schedule with random weights.
-        batch: Prompts at once; not for tiny, which answers one question at a time.
-        repeats: Turns of each side that count, after a warm-up.
+        batch_size: Prompts at a time, each number in turn; tiny answers one question at a time.
+        rounds: Interleaved measurements of every side, after a warm-up.
         threads: CPU threads.
         device: Where to run: auto, cpu or cuda; tiny runs on the CPU.
         out: Also write the result, with date, hardware and command, to this JSON file.
-        json: Print one JSON document instead of a table.
+        json: Print one JSON document.
     """
-    if out is not None and out.is_dir():
-        raise InputError(f"--out names a file to write, {out} is a folder")
+    check_result_file(out)
     if plan is not None and shape != "tiny":
         raise InputError(f"--plan goes with --shape tiny; {shape} is timed with the default plan")
     if shape == "tiny" and device not in ("auto", "cpu"):
         raise InputError(f"--device: got {device!r}, expected cpu: tiny is timed on the CPU")
-    if not batch or min(batch) < 1:
-        raise InputError(f"--batch: got {batch}, expected numbers from 1")
+    if not batch_size or min(batch_size) < 1:
+        raise InputError(f"--batch_size: got {batch_size}, expected numbers from 1")
     import torch
 
     from eligo.devices import resolve_device
-    from eligo.report.provenance import provenance
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         place = resolve_device("cpu" if shape == "tiny" else device)
         if shape == "tiny":
-            document = _tiny(plan, repeats)
+            document = _tiny(plan, rounds)
         else:
-            document = _shaped(shape, batch, repeats, place)
+            document = _shaped(shape, batch_size, rounds, place)
     finally:
         torch.set_num_threads(before)
-    document = {"shape": shape, "repeats": repeats, "threads": threads, **document}
-    if out is not None:
-        write_text(out, dumps(provenance("eligo", str(place)) | document, indent=1) + "\n")
+    document = {"shape": shape, "rounds": rounds, "threads": threads, **document}
     if json:
         print_result(document, json=True)
-        return
+    else:
+        _say(document)
+    write_result_file(out, place, document)
+
+
+def _say(document: dict[str, Any]) -> None:
     results().print(_table(document))
     for bar in document["bars"]:
         met = "met" if bar["met"] else "NOT met"
@@ -85,8 +83,8 @@ def run(
         messages().print(note, highlight=False, soft_wrap=True)
 
 
-def _shaped(shape: Any, batches: tuple[int, ...], repeats: int, device: Any) -> dict[str, Any]:
-    from eligo.tokens.cost.count import plan_cost
+def _shaped(shape: Any, batches: tuple[int, ...], rounds: int, device: Any) -> dict[str, Any]:
+    from eligo.tokens.cost.of_plan import plan_cost
     from eligo.tokens.cost.shapes import HostShape
     from eligo.tokens.measure.bench import WARM_UP, Arm, run_rounds, speed_bars
     from eligo.tokens.measure.bench_models import (
@@ -115,8 +113,8 @@ def _shaped(shape: Any, batches: tuple[int, ...], repeats: int, device: Any) -> 
     rows, bars = [], []
     for size in batches:
         inputs = random_inputs(model, size, _TEXT)
-        with ProgressBar(f"batch {size}", len(arms) * (WARM_UP + repeats)) as bar:
-            found = run_rounds(model, arms, inputs, repeats, bar.update)
+        with ProgressBar(f"batch {size}", len(arms) * (WARM_UP + rounds)) as bar:
+            found = run_rounds(model, arms, inputs, rounds, bar.update)
         full = found["unpruned"]["ttft"].p50
         for name, timings in found.items():
             speedup = full / timings["ttft"].p50
@@ -135,7 +133,7 @@ def _shaped(shape: Any, batches: tuple[int, ...], repeats: int, device: Any) -> 
     }
 
 
-def _tiny(plan: str | None, repeats: int) -> dict[str, Any]:
+def _tiny(plan: str | None, rounds: int) -> dict[str, Any]:
     from eligo.tokens.load import load_host
     from eligo.tokens.measure.bench import WARM_UP
     from eligo.tokens.measure.bench_answers import answer_bar, time_answers
@@ -147,9 +145,11 @@ def _tiny(plan: str | None, repeats: int) -> dict[str, Any]:
     if plan is None:
         chosen, notes = default_plan(model, PARTS["tiny"], _TEXT), [_RANDOM_PLAN]
     else:
-        chosen, notes = find_plan(plan, None, (), ()), []
-    with ProgressBar("answers", 2 * (WARM_UP + repeats)) as bar:
-        found, words = time_answers(model, processor, chosen, repeats, bar.update)
+        from eligo.tokens.naming import find_plan
+
+        chosen, notes = find_plan(plan), []
+    with ProgressBar("answers", 2 * (WARM_UP + rounds)) as bar:
+        found, words = time_answers(model, processor, chosen, rounds, bar.update)
     full = found["unpruned"]["answer"].p50
     rows = [
         {
@@ -174,20 +174,14 @@ def _table(document: dict[str, Any]) -> Table:
     rows = document["rows"]
     shown = [name for name in _COLUMNS if any(f"{name}_ms" in row for row in rows)]
     has_peak = any("peak_mib" in row for row in rows)
-    table = Table(
-        title=f"{document['shape']}, {document['dtype']}: milliseconds",
-        caption="speed-up: of the time to the first token (tiny: of an answer), against unpruned "
-        "in the same run · medians, of ttft and answer also p90 · decode: per token · prefill has "
-        "the selector in it",
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+    table = compact_table(
+        f"{document['shape']}, {document['dtype']}: milliseconds",
+        "speed-up: of the time to the first token (tiny: of an answer), against unpruned in the "
+        "same run · medians, of ttft and answer also p90 · decode: per token · prefill has the "
+        "selector in it",
+        ("arm",),
+        ("batch", "speed-up", *shown, *(["peak MiB"] if has_peak else [])),
     )
-    table.add_column("arm", no_wrap=True)
-    for name in ("batch", "speed-up", *shown, *(["peak MiB"] if has_peak else [])):
-        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         cells = [_cell(row.get(f"{name}_ms"), name in _WITH_P90) for name in shown]
         cells += [f"{row['peak_mib']:.0f}"] if has_peak else []

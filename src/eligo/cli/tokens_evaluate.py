@@ -1,15 +1,14 @@
 """`eligo tokens evaluate RUN_OR_PLAN`: what a pruner keeps of the accuracy, family by family."""
 
 from dataclasses import asdict
-from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from eligo.cli.console import print_result, results
+from eligo.cli.console import compact_table, print_result, results
+from eligo.cli.result_file import check_result_file, write_result_file
 from eligo.errors import InputError
-from eligo.files import write_text
 
 Source = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_PLAN")]
 
@@ -30,26 +29,27 @@ def run(
     A run brings its host and its questions; a plan alone is tried on the embedded world.
 
     Args:
-        source: Folder of a run of `eligo tokens train`, or of a saved plan.
+        source: Folder of a run of `eligo tokens train`, or of a saved plan; or a plan's name.
         model: Folder or hub name of the host, if it is not the run's (or the shipped one).
         split: Which scenes; files have a validation split only.
         questions: How many, at most.
         batch_size: Prompts in one call of `generate`.
         device: Where to run: auto, cpu or cuda.
         out: Also write the result, with date, hardware and command, to this JSON file.
-        json: Print one JSON document instead of a table.
+        json: Print one JSON document.
     """
-    if out is not None and out.is_dir():
-        raise InputError(f"--out names a file to write, {out} is a folder")
+    check_result_file(out)
     from eligo.devices import resolve_device
-    from eligo.report.provenance import provenance
+    from eligo.pretrained import find_model
     from eligo.tokens.load import load_host
     from eligo.tokens.measure.asking import move
     from eligo.tokens.measure.evaluate import evaluate_plan, summarise
     from eligo.tokens.plan import Plan
+    from eligo.tokens.plan_files import PLAN
     from eligo.train.progress import ProgressBar
 
     device = str(resolve_device(device))
+    source = find_model(source, PLAN)
     config = _config_of(source)
     plan = Plan.load(source)
     settings = config.host
@@ -70,14 +70,12 @@ def run(
         )
     rows = [asdict(row) for row in summarise(answered)]
     document: dict[str, Any] = {"plan": str(source), "split": split, "rows": rows}
-    if out is not None:
-        wrong = [asdict(one) for one in answered if one.pruned < one.whole]
-        head = provenance("eligo", device)
-        write_text(out, dumps(head | document | {"lost": wrong}, indent=1) + "\n")
     if json:
         print_result(document, json=True)
     else:
         results().print(_table(rows))
+    lost = [asdict(one) for one in answered if one.pruned < one.whole]
+    write_result_file(out, device, document | {"lost": lost})
 
 
 def _config_of(source: Path) -> Any:
@@ -106,19 +104,12 @@ def _examples(config: Any, split: Any, questions: int) -> tuple[Any, str]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(
-        title="right answers (%), with all vision tokens and with the plan's",
-        caption="drop: in points, with its 95 % interval over questions",
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
+    table = compact_table(
+        "right answers (%), with all vision tokens and with the plan's",
+        "drop: in points, with its 95 % interval over questions",
+        ("questions",),
+        ("asked", "whole", "pruned", "drop", "interval"),
     )
-    table.add_column("questions", no_wrap=True)
-    for name in ("asked", "whole", "pruned", "drop", "interval"):
-        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         percent = {name: f"{100 * row[name]:.1f}" for name in ("whole", "pruned", "drop")}
         interval = f"{100 * row['drop_low']:.1f} to {100 * row['drop_high']:.1f}"

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Annotated, Any
 
-from eligo.cli.console import print_result, results
+from eligo.cli.console import compact_table, print_result, results
 from eligo.errors import MissingExtraError
 from eligo.files import write_text
 from eligo.tokens.measure.exam_config import ExamConfig
@@ -30,7 +30,7 @@ def run(
         out: The folder to write to.
         only: Train these (NAME_SEED) and stop: so several processes can share the work.
         quick: See it run through on a CPU; the numbers mean nothing.
-        json: Print one JSON document instead of tables.
+        json: Print one JSON document.
     """
     from accelerate import PartialState
 
@@ -114,16 +114,15 @@ def _plot(out: Path, found: Any) -> None:
 
 
 def _tables(verdict: dict[str, Any]) -> list[Any]:
-    from eligo.cli.tokens_flags import arm_table
-
-    overall = arm_table(
+    overall = compact_table(
         "right answers (%) on the same test questions",
         "lost: points against none, with its 95 % interval · saved: FLOPs (%) of the language "
         "model, the selector counted · runs: trainings",
+        ("arm",),
         ["kept", "saved", "runs", "right", "lost", "interval"],
     )
     names = list(verdict["arms"][0]["accuracy"])
-    families = arm_table("by family (%)", "", names)
+    families = compact_table("by family (%)", "", ("arm",), names)
     for row in verdict["arms"]:
         right = row["accuracy"]
         saved = row.get("flops_reduction_with_selector")

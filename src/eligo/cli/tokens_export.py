@@ -8,7 +8,6 @@ from typing import Annotated
 import tyro
 
 from eligo.cli.console import messages, print_result
-from eligo.cli.tokens_flags import MODELS, find_plan
 from eligo.errors import InputError
 
 
@@ -37,14 +36,17 @@ def run(
         plain: With a method that folds: without the bias that it would like in attention.
         json: Print one JSON document.
     """
-    chosen = find_plan(plan, method, budgets, ())
+    from eligo.tokens.naming import find_plan
+
+    chosen = find_plan(plan, method, budgets)
     if plain and method is None:
         raise InputError("--plain: goes with --method; a plan was trained with its bias or without")
     chosen = replace(chosen, size_bias=chosen.size_bias and not plain)
+    from eligo.pretrained import find_model
     from eligo.tokens.cost.shapes import HostShape
     from eligo.tokens.export import export_stage1
 
-    host = HostShape.load(model or MODELS / "vlm")
+    host = HostShape.load(model or find_model("vlm"))
     if grid is None:
         if host.vision is None:
             raise InputError(f"--grid: needed, as a {host.name} sees images of any size")

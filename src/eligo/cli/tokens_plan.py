@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from eligo.cli.console import messages, print_result, results
+from eligo.cli.console import compact_table, messages, print_result, results
 from eligo.errors import InputError
 from eligo.tokens.cost.count import Cost, Schedule, count_cost
 from eligo.tokens.cost.proposals import Proposal, propose
@@ -24,7 +24,7 @@ def run(
     merge: int | None = None,
     cuts: tuple[int, ...] = (),
     budgets: tuple[int, ...] = (),
-    dtype: str = "bfloat16",
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16",
     json: bool = False,
 ) -> None:
     """Propose schedules that save a share of the language model's prefill, with their cost.
@@ -43,8 +43,8 @@ def run(
         merge: Vision tokens that enter the language model.
         cuts: Layers at whose input tokens are dropped.
         budgets: Vision tokens that are left from each cut on.
-        dtype: What the key-value cache is kept in: float32, bfloat16 or float16.
-        json: Print one JSON document instead of a table.
+        dtype: What the key-value cache is kept in.
+        json: Print one JSON document.
     """
     host = LLAVA_7B if model is None else HostShape.load(model)
     if layers is not None:
@@ -93,22 +93,14 @@ def _text_length(text: int | None, questions: Path | None, model: Path | None) -
 
 
 def _table(proposals: list[Proposal], target: float, host: HostShape) -> Table:
-    table = Table(
-        title=f"to save {target:.0%} of a language model of {host.num_layers} layers ({host.name})",
-        caption="length, kept: tokens and share of the vision tokens, mean over layers · saved: "
-        "FLOPs of the language model · total: with tower and projector, without selectors · MiB: "
-        "key-value cache",
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+    table = compact_table(
+        f"to save {target:.0%} of a language model of {host.num_layers} layers ({host.name})",
+        "length, kept: tokens and share of the vision tokens, mean over layers · saved: FLOPs of "
+        "the language model · total: with tower and projector, without selectors · MiB: key-value "
+        "cache",
+        ("schedule", "vision tokens", "cuts at"),
+        ("length", "kept", "saved", "total", "MiB"),
     )
-    table.add_column("schedule", no_wrap=True)
-    table.add_column("vision tokens", no_wrap=True)
-    table.add_column("cuts at", no_wrap=True)
-    for name in ("length", "kept", "saved", "total", "MiB"):
-        table.add_column(name, justify="right", no_wrap=True)
     for made in proposals:
         table.add_row(made.name, *_cells(made.cost), style="" if _met(made, target) else "dim")
     return table

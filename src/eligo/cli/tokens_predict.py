@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import tyro
 
 from eligo.cli.console import print_result, results
-from eligo.cli.tokens_flags import find_plan, pick_device
 from eligo.errors import InputError
 from eligo.files import writing
 
@@ -30,7 +29,8 @@ def run(
 ) -> None:
     """Answer a question about an image from the vision tokens that a plan keeps.
 
-    Prints the answer and what it cost, and writes a picture of which tokens survived each stage.
+    Prints the answer and what it cost, and writes a picture of which tokens survived each stage;
+    `eligo explore OUT` shows them one by one.
 
     Args:
         image: The image file.
@@ -50,20 +50,27 @@ def run(
     """
     if not question.strip():
         raise InputError("--question: is empty")
+    from eligo.tokens.naming import find_plan
+
     chosen = find_plan(plan, method, budgets, layers)
+    from eligo.devices import resolve_device
+    from eligo.report.explorer.folder import save_prediction
     from eligo.tokens.data.examples import open_image
+    from eligo.tokens.exhibit import exhibit
     from eligo.tokens.load import load_host
     from eligo.tokens.predict import predict
     from eligo.tokens.training.inputs_config import HostConfig
 
     opened = open_image(image)
-    host, processor = load_host(HostConfig(model=model, dtype=dtype), device=pick_device(device))
+    place = str(resolve_device(device))
+    host, processor = load_host(HostConfig(model=model, dtype=dtype), device=place)
     made = predict(
         host, processor, chosen, opened, question, max_new_tokens=max_new_tokens, timed=time
     )
     picture = out / PICTURE
     with writing(picture) as temporary:
         made.picture.save(temporary, "PNG")
+    save_prediction(exhibit(made, question), out)
     if json:
         found = {"answer": made.answer, "picture": picture, "cost": made.cost.as_plain()}
         print_result(found, json=True)

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Annotated, Any
 
-from eligo.cli.console import print_result, results
+from eligo.cli.console import compact_table, print_result, results
 from eligo.errors import InputError, MissingExtraError
 from eligo.files import write_text
 from eligo.tokens.measure.sweep_config import SweepConfig
@@ -22,7 +22,7 @@ _RESULTS = ("family", "asked", "right", "accuracy", "low", "high")
 def run(
     config: Annotated[SweepConfig, "tokens/sweep"],
     *,
-    out: Path = Path("runs/sweep"),
+    out: Path = Path("runs/tokens_sweep"),
     json: bool = False,
 ) -> None:
     """Compare methods and trained plans, budget by budget, on the same questions about scenes.
@@ -32,22 +32,23 @@ def run(
 
     Args:
         out: The folder to write to.
-        json: Print one JSON document instead of tables.
+        json: Print one JSON document.
     """
-    from eligo.cli.tokens_flags import find_plan, pick_device
+    from eligo.devices import resolve_device
     from eligo.report.provenance import provenance
     from eligo.tokens.load import load_host
     from eligo.tokens.measure.sweep import Sweep, arms_of
+    from eligo.tokens.naming import find_plan
     from eligo.train.progress import ProgressBar
 
-    arms = arms_of(config, [(name, find_plan(name, None, (), ())) for name in config.plans])
+    arms = arms_of(config, [(name, find_plan(name)) for name in config.plans])
     path = out / "sweep.json"
     done = _read(path, config)
     missing = [arm for arm in arms if arm.key not in done]
     if len(missing) < len(arms):
         logger.info("%d of %d arms are in %s", len(arms) - len(missing), len(arms), path)
     if missing:
-        device = pick_device(config.device)
+        device = str(resolve_device(config.device))
         sweep = Sweep(config, *load_host(config.host, device=device))
         sweep.check(missing)
         with ProgressBar("questions", len(missing) * config.questions) as bar:
@@ -165,16 +166,17 @@ def _panel(entries: list[dict[str, Any]], family: str) -> Any:
 
 
 def _tables(entries: list[dict[str, Any]], config: SweepConfig) -> list[Any]:
-    from eligo.cli.tokens_flags import arm_table
-
-    overall = arm_table(
+    overall = compact_table(
         f"right answers (%), {config.questions} questions of the {config.split} split",
         "interval: 95 % (Wilson) · drop: points against none, on the same questions · saved: "
         "FLOPs (%) of the language model, of it with the selector counted, of everything · "
         "length: tokens of a layer, mean",
+        ("arm",),
         ["kept", "right", "interval", "drop", "LLM", "+sel.", "total", "length"],
     )
-    families = arm_table("by family (%)", "", [row["family"] for row in entries[0]["rows"]])
+    families = compact_table(
+        "by family (%)", "", ("arm",), [row["family"] for row in entries[0]["rows"]]
+    )
     whole = next(arm for arm in entries if arm["name"] == "none")
     for arm in entries:
         overall.add_row(*_overall(arm, whole))

@@ -3,7 +3,7 @@
 import logging
 from typing import Annotated
 
-from eligo.cli.console import print_result
+from eligo.cli.console import print_outcome
 from eligo.tokens.training.config import TokensTrainConfig
 
 logger = logging.getLogger("eligo.tokens")
@@ -19,7 +19,7 @@ def run(
 
     Args:
         resume: Go on from the newest checkpoint in the run folder.
-        json: Print the outcome as one JSON document.
+        json: Print one JSON document.
     """
     from accelerate import PartialState
 
@@ -29,11 +29,9 @@ def run(
 
     config = with_counted_steps(config)
     task = TokensTask(config)
-    main = PartialState().is_main_process
-    if main:
+    if PartialState().is_main_process:
         for line in task.describe():
             logger.info(line)
     with memory_guard("training"):
         result = fit(task, config.train, resume=resume)
-    if main:
-        print_result(result, json)
+    print_outcome(result, json)

@@ -7,8 +7,9 @@ which learn from a teacher (`LearnedSelector`), and the rivals they must beat. `
 Names are imported on first use: configs and `--help` need no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from eligo.lazy import lazy_names
 
 if TYPE_CHECKING:
     from eligo.demos.data.pool import Pool
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     )
     from eligo.demos.models.decoder import PointerSelectorV0
     from eligo.demos.models.output import PointerOutput, PointerPrediction
+    from eligo.demos.models.pointer import PointerSelector
     from eligo.demos.rivals import (
         BM25,
         DPP,
@@ -76,6 +78,7 @@ _HOME = {
     "MMR": "rivals",
     "PointerOutput": "models.output",
     "PointerPrediction": "models.output",
+    "PointerSelector": "models.pointer",
     "PointerSelectorV0": "models.decoder",
     "PointerSelectorV0Config": "models.config",
     "PointerSelectorV1": "models.bi_encoder",
@@ -127,6 +130,7 @@ __all__ = [
     "Lesson",
     "PointerOutput",
     "PointerPrediction",
+    "PointerSelector",
     "PointerSelectorV0",
     "PointerSelectorV0Config",
     "PointerSelectorV1",
@@ -164,12 +168,4 @@ __all__ = [
     "text_pool",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"eligo.demos.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'eligo.demos' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -10,23 +10,27 @@ halves of a vector).
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from eligo.demos.data.pool import Pool
 from eligo.demos.data.query import Query
 
+Kind = Literal["relevance", "redundancy", "order"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 _FADE = 0.3  # of the relevance, from place to place
-_WEIGHT = {"relevance": 0.0, "redundancy": 0.7, "order": 1.6}
+_WEIGHT: dict[Kind, float] = {"relevance": 0.0, "redundancy": 0.7, "order": 1.6}
 
 
 class AnalyticUtility:
     """One of the formulas, on the vectors of a pool."""
 
-    def __init__(self, pool: Pool, kind: Literal["relevance", "redundancy", "order"]) -> None:
-        self.pool, self.kind = pool, kind
+    def __init__(self, pool: Pool, kind: Kind) -> None:
+        self.pool = pool
+        self.kind: Kind = kind
 
     def values(
         self, query: Query, prefix: tuple[str, ...], candidates: Sequence[str]
@@ -48,3 +52,20 @@ class AnalyticUtility:
         half = new.shape[1] // 2
         follows = new[:, half:] @ told[-1, : new.shape[1] - half]
         return relevance * (1 - _FADE * len(told)) + weight * follows
+
+
+def list_values(
+    candidates: Float[Tensor, "candidates dim"],
+    query: Float[Tensor, " dim"],
+    lists: Int64[Tensor, "lists shots"],
+    kind: Kind,
+) -> Float[Tensor, " lists"]:
+    """The same values of many lists at once, as products of their vectors."""
+    relevance, weight, shots = (candidates @ query)[lists], _WEIGHT[kind], lists.shape[1]
+    if kind == "order":
+        half = candidates.shape[1] // 2
+        follows = candidates[:, : candidates.shape[1] - half] @ candidates[:, half:].T
+        fade = 1 - _FADE * torch.arange(shots)
+        return (relevance * fade).sum(1) + weight * follows[lists[:, :-1], lists[:, 1:]].sum(1)
+    alike = (candidates @ candidates.T)[lists[:, :, None], lists[:, None]]
+    return relevance.sum(1) - weight * alike.triu(1).sum((1, 2))

@@ -22,6 +22,7 @@ from eligo.demos.data.records import Record
 from eligo.demos.data.views import Embeddings
 from eligo.errors import InputError
 from eligo.files import make_folder, write_text
+from eligo.pretrained import find_model
 from eligo.selection import Selection
 
 ABOUT, POOL = "selector.json", "pool"
@@ -222,12 +223,12 @@ class PoolSelector(ABC):
         return chosen[:fits], rows[torch.isin(rows, chosen[:fits]) | (costs[rows] <= left)]
 
 
-def load_selector(folder: str | Path) -> PoolSelector:
-    """Any selector that was saved."""
+def load_selector(name: str | Path) -> PoolSelector:
+    """Any selector that was saved: by its folder, or its name on the hub."""
     from eligo.demos import rivals  # noqa: F401 (so that all kinds are known)
     from eligo.demos.learned import selector as _  # noqa: F401
 
-    folder = Path(folder)
+    folder = find_model(name, ABOUT)
     path = folder / ABOUT
     try:
         about = json.loads(path.read_text(encoding="utf-8"))

@@ -11,8 +11,9 @@ Rooms: `model` (the network), `text` (words to vectors), `data` (scenes and file
 Names are imported on first use: configs and `--help` need no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from eligo.lazy import lazy_names
 
 if TYPE_CHECKING:
     from eligo.pixels.config import SIZES, EncoderConfig, PixelsConfig
@@ -78,12 +79,4 @@ __all__ = [
     "train_model",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"eligo.pixels.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'eligo.pixels' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

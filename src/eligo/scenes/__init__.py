@@ -3,8 +3,9 @@
 Names are imported on first use: configs and `--help` need no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from eligo.lazy import lazy_names
 
 if TYPE_CHECKING:
     from eligo.scenes.captions import (
@@ -77,8 +78,4 @@ __all__ = [
     "teaches",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"eligo.scenes.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'eligo.scenes' has no attribute {name!r}")
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -1,8 +1,13 @@
 """What a world of scenes looks like: size, crowd, and one switch per hard feature."""
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from eligo.config import Config
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 GRID = 4
 """Objects stand in different cells of a GRID x GRID grid, off its lines: occlusion stays partial,

@@ -5,7 +5,7 @@ in millimetres. Integers only, so that CPU and GPU make the same graph from the 
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Int64
@@ -13,13 +13,11 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.scenes import draws, words
-from eligo.scenes.config import GRID, SceneConfig
+from eligo.scenes.config import GRID, SPLITS, SceneConfig, Split
 from eligo.scenes.words import COLOUR, SHAPE, SIZE
 
 UNIT = 4096
 """Image width or height in the graph's units."""
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 OBJECT, DECOY, CAMOUFLAGED, PAINTED = range(4)
 NUM_BINDINGS = 10
 """Nonce classes of the binding task."""

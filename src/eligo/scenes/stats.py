@@ -12,35 +12,18 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int64
-from pydantic import Field
 from torch import Tensor
 
-from eligo.config import Config
 from eligo.report.intervals import wilson_interval
 from eligo.scenes import draws, words
-from eligo.scenes.config import SceneConfig
 from eligo.scenes.graph import SPLITS, SceneGraph, Split, draw_scenes
 from eligo.scenes.question_kinds import ANSWERS, CHANCE, FAMILIES, FAMILY_OF, KINDS
 from eligo.scenes.questions import draw_questions
+from eligo.scenes.stats_config import StatsConfig
 
 MARGIN = 0.05
 """How far above chance the blind baseline may be."""
 _CHUNK = 512
-
-
-class StatsConfig(Config):
-    """What to count."""
-
-    task: Literal["scenes.stats"] = "scenes.stats"
-    """Which kind of config this is."""
-    scenes: SceneConfig = SceneConfig()
-    """The world."""
-    train: int = Field(12_000, ge=1)
-    """Training scenes, on which the blind baseline is fitted."""
-    validation: int = Field(4000, ge=1)
-    """Validation scenes, on which everything is measured."""
-    questions: int = Field(16, ge=1, le=256)
-    """Questions on each scene."""
 
 
 @dataclass(frozen=True)

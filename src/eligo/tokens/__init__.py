@@ -1,16 +1,21 @@
 """Which vision tokens survive inside the language model?
 
-Say what to keep with a `Plan`, run a model `with pruning(model, plan):`, read the `Trace`. Methods
-live in `methods`, learned parts in `modules`, what it all costs in `cost`.
+Say what to keep with a `Plan`, run a model `with pruning(model, plan):`, read the `Trace`.
+
+Rooms: `methods` (training-free rivals), `learned` (merger, pruners, discriminator), `hosts` (which
+models), `inside` (how tokens leave them), `data`, `training`, `measure` (evaluation, exam, sweep,
+bench), `cost` (what it saves).
 
 Names are imported on first use: configs and `--help` need no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from eligo.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from eligo.tokens.cost.count import Cost, Schedule, count_cost, plan_cost
+    from eligo.tokens.cost.count import Cost, Schedule, count_cost
+    from eligo.tokens.cost.of_plan import plan_cost
     from eligo.tokens.cost.proposals import Proposal, default_schedule, propose
     from eligo.tokens.cost.shapes import HostShape
     from eligo.tokens.data.examples import (
@@ -68,7 +73,7 @@ _HOME = {
     "host_of": "hosts",
     "load_host": "load",
     "masking": "inside.masked",
-    "plan_cost": "cost.count",
+    "plan_cost": "cost.of_plan",
     "propose": "cost.proposals",
     "pruning": "inside.removal",
 }
@@ -111,12 +116,4 @@ __all__ = [
     "pruning",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"eligo.tokens.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'eligo.tokens' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

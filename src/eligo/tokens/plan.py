@@ -11,10 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from eligo.errors import InputError
+from eligo.pretrained import find_model
 from eligo.tokens.reducer import Reducer
+
+if TYPE_CHECKING:
+    import torch
 
 Positions = Literal["original", "reindex"]
 """What survivors keep: their place in the full sequence, or their place among the survivors."""
@@ -155,28 +159,34 @@ class Plan:
             counts.append(reached)
         return tuple(counts)
 
-    def save(self, folder: str | Path) -> None:
-        """Write `plan.json` and whatever files the reducers have (weights) into a folder."""
+    def save(self, folder: str | Path, *, dtype: "torch.dtype | None" = None) -> None:
+        """Write `plan.json` and whatever files the reducers have (weights, as `dtype`) to a folder.
+
+        Also called `save_pretrained`, as for all that is trained.
+        """
         from eligo.tokens import plan_files
 
-        plan_files.save(self, Path(folder))
+        plan_files.save(self, Path(folder), dtype)
 
     @classmethod
     def load(
         cls,
-        folder: str | Path,
+        name: str | Path,
         reducers: "Mapping[str, Callable[..., Reducer]] | None" = None,
     ) -> "Plan":
-        """Read what `save` wrote, from its folder, or what a training did: a run, a checkpoint.
+        """Read what `save` wrote: by its folder, a shipped one's name, or a name on the hub.
 
         A run gives the parts of its best checkpoint; one of `RUN/checkpoints`, `RUN/best` and
         `RUN/last` gives its own, with the plan of the run it lies in.
 
-        `reducers` adds methods of one's own: name -> what builds it from its settings.
+        `reducers` adds methods of one's own: name -> what builds it from its settings. Also called
+        `from_pretrained`, as for all that is trained.
         """
         from eligo.tokens import plan_files
 
-        return plan_files.load(Path(folder), reducers or {})
+        return plan_files.load(find_model(name, plan_files.PLAN), reducers or {})
+
+    save_pretrained, from_pretrained = save, load
 
 
 def _wanted(stage: Stage1 | Cut, full: int) -> int:

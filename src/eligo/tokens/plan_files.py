@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from eligo.errors import InputError
@@ -17,11 +18,11 @@ from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.reducer import Reducer
 
 _FORMAT = "eligo.plan.v1"
-_FILE = "plan.json"
+PLAN = "plan.json"
 
 
-def save(plan: Plan, folder: Path) -> None:
-    """Write a plan and its parts."""
+def save(plan: Plan, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write a plan and its parts, the latter's weights as `dtype`."""
     from eligo.tokens.learned.modules import LayerPruner, LayerPruners, TokenMerger
 
     heads = {
@@ -30,11 +31,11 @@ def save(plan: Plan, folder: Path) -> None:
         if isinstance(cut.reducer, LayerPruner)
     }
     if plan.stage1 is not None and isinstance(plan.stage1.reducer, TokenMerger):
-        plan.stage1.reducer.save_pretrained(folder)
+        plan.stage1.reducer.save_pretrained(folder, dtype=dtype)
     if heads:
         pruners = LayerPruners(next(iter(heads.values())).shape(tuple(heads)))
         pruners.heads = nn.ModuleDict({str(layer): head for layer, head in heads.items()})
-        pruners.save_pretrained(folder)
+        pruners.save_pretrained(folder, dtype=dtype)
     described = {
         "format": _FORMAT,
         "stage1": None if plan.stage1 is None else _describe(plan.stage1),
@@ -42,7 +43,7 @@ def save(plan: Plan, folder: Path) -> None:
         "positions": plan.positions,
         "size_bias": plan.size_bias,
     }
-    write_text(folder / _FILE, json.dumps(described, indent=1) + "\n")
+    write_text(folder / PLAN, json.dumps(described, indent=1) + "\n")
 
 
 def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
@@ -50,7 +51,7 @@ def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
     path = next((p for p in _places(folder) if p.is_file()), None)
     if path is None:
         raise InputError(
-            f"{folder}: no {_FILE} in it; expected the folder of a saved plan (Plan.save), or of "
+            f"{folder}: no {PLAN} in it; expected the folder of a saved plan (Plan.save), or of "
             "a run of `eligo tokens train` or one of its checkpoints"
         )
     try:
@@ -80,8 +81,8 @@ def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
 def _places(folder: Path) -> tuple[Path, ...]:
     """Its own; for a checkpoint, its run's, which is written once: only the parts change."""
     inside = folder.resolve()  # `best` and `last` are links
-    run = [inside.parents[1] / _FILE] if inside.parent.name == "checkpoints" else []
-    return (folder / _FILE, *run)
+    run = [inside.parents[1] / PLAN] if inside.parent.name == "checkpoints" else []
+    return (folder / PLAN, *run)
 
 
 class _Builder:

@@ -30,6 +30,8 @@ class Prediction:
     cost: Cost
     trace: Trace
     picture: Image.Image
+    seen: tuple[Image.Image, ...]
+    """What the tower was shown, cropped and scaled: the image, or its tiles."""
 
 
 def predict(
@@ -62,13 +64,14 @@ def predict(
         dtype=str(dtype).removeprefix("torch."),
         measured=measured,
     )
+    seen = _seen(processor, batch.inputs, image, trace)
     picture = stages_picture(
-        _seen(processor, batch.inputs, image, trace),
+        seen,
         [(_heading(stage), _kept(stage, trace)) for stage in trace.stages],
         title=question,
         caption=f"answer: {said}",
     )
-    return Prediction(said, cost, trace, picture)
+    return Prediction(said, cost, trace, picture, tuple(seen))
 
 
 def trace_schedule(trace: Trace, num_layers: int, row: int = 0) -> Schedule:

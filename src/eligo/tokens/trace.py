@@ -101,7 +101,7 @@ class Trace:
     @property
     def selector_ms(self) -> float:
         """All reducers together."""
-        return sum(stage.milliseconds for stage in self.stages)
+        return sum((stage.milliseconds for stage in self.stages), 0.0)
 
     def stage(self, layer: int) -> StageTrace:
         """The reduction at a layer (0: before the language model)."""

@@ -3,8 +3,9 @@
 Names are imported on first use: configs and `--help` need no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from eligo.lazy import lazy_names
 
 if TYPE_CHECKING:
     from eligo.train.config import (
@@ -13,13 +14,15 @@ if TYPE_CHECKING:
         ScheduleConfig,
         TrainConfig,
     )
-    from eligo.train.data import epoch_batches
+    from eligo.train.data import epoch_batches, epoch_rows, steps_per_epoch
     from eligo.train.engine import ShardFailure, map_shards
     from eligo.train.loop import FitResult, fit
     from eligo.train.progress import ProgressBar
     from eligo.train.rng import mix, seed_everything
     from eligo.train.schedule import lr_factor
-    from eligo.train.search import SearchConfig, SearchResult, run_search
+    from eligo.train.search import SearchResult, run_search
+    from eligo.train.search_config import SearchConfig
+    from eligo.train.source import Source, SourcedTask
     from eligo.train.task import OptimizerSpec, Progress, StepOutput, Task
     from eligo.train.update import reset_optimizer
     from eligo.train.weights import load_weights, save_weights
@@ -32,13 +35,16 @@ _HOME = {
     "Progress": "task",
     "ProgressBar": "progress",
     "ScheduleConfig": "config",
-    "SearchConfig": "search",
+    "SearchConfig": "search_config",
     "SearchResult": "search",
     "ShardFailure": "engine",
+    "Source": "source",
+    "SourcedTask": "source",
     "StepOutput": "task",
     "Task": "task",
     "TrainConfig": "config",
     "epoch_batches": "data",
+    "epoch_rows": "data",
     "fit": "loop",
     "load_weights": "weights",
     "lr_factor": "schedule",
@@ -48,6 +54,7 @@ _HOME = {
     "run_search": "search",
     "save_weights": "weights",
     "seed_everything": "rng",
+    "steps_per_epoch": "data",
 }
 __all__ = [
     "AnnealConfig",
@@ -60,10 +67,13 @@ __all__ = [
     "SearchConfig",
     "SearchResult",
     "ShardFailure",
+    "Source",
+    "SourcedTask",
     "StepOutput",
     "Task",
     "TrainConfig",
     "epoch_batches",
+    "epoch_rows",
     "fit",
     "load_weights",
     "lr_factor",
@@ -73,10 +83,7 @@ __all__ = [
     "run_search",
     "save_weights",
     "seed_everything",
+    "steps_per_epoch",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"eligo.train.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'eligo.train' has no attribute {name!r}")
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -1,13 +1,16 @@
 """Batches whose order is a pure function of (seed, step): any step can be the first."""
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from jaxtyping import Int64
+from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from eligo.errors import ConfigError, InputError
+from eligo.errors import ConfigError
 from eligo.train.rng import mix, seed_everything
 
 
@@ -38,8 +41,7 @@ def epoch_batches(
     fetched, Python, NumPy and torch are seeded from its place in the run, so augmentations
     repeat too, in any number of workers (each part has `num_workers` of its own).
     """
-    if len(dataset) < batch_size:
-        raise InputError(f"a batch of {batch_size} cannot be drawn from {len(dataset)} examples")
+    steps_per_epoch(len(dataset), batch_size)  # too few are an error here, not at the first batch
     if batch_size % world_size:
         raise ConfigError(f"batch size {batch_size} is not a multiple of {world_size} parts")
     loader = DataLoader(
@@ -54,6 +56,31 @@ def epoch_batches(
     return iter(loader)
 
 
+def epoch_rows(
+    num_examples: int, batch_size: int, seed: int, start_step: int, device: torch.device
+) -> Iterator[tuple[int, Int64[Tensor, " batch"]]]:
+    """The same for examples that all lie on a device: every step with the rows of its batch."""
+    per_epoch = steps_per_epoch(num_examples, batch_size)
+    epoch, order = -1, torch.empty(0)
+    for step in count(start_step):
+        if step // per_epoch != epoch:
+            epoch = step // per_epoch
+            random = torch.Generator().manual_seed(mix(seed, epoch))
+            order = torch.randperm(num_examples, generator=random).to(device)
+        first = step % per_epoch * batch_size
+        yield step, order[first : first + batch_size]
+
+
+def steps_per_epoch(num_examples: int, batch_size: int) -> int:
+    """Batches in one pass over the examples; the rest that fills none is left out of it."""
+    if num_examples < batch_size:
+        raise ConfigError(
+            f"train.batch_size: got {batch_size}, expected at most {num_examples}, the number of "
+            "training examples"
+        )
+    return num_examples // batch_size
+
+
 class _Places:
     """Endless batches of (place in the run, index in the dataset)."""
 
@@ -64,7 +91,7 @@ class _Places:
         self.start_step, self.rank, self.world_size = start_step, rank, world_size
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        per_epoch = self.length // self.batch_size
+        per_epoch = steps_per_epoch(self.length, self.batch_size)
         share = self.batch_size // self.world_size
         step, epoch, order = self.start_step, -1, np.empty(0, dtype=np.int64)
         while True:

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import Field
-
 from eligo.config import Config, save_config
 from eligo.config.yaml import dump_yaml
 from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError
@@ -27,6 +25,7 @@ from eligo.files import make_folder, write_text
 from eligo.train.config import TrainConfig
 from eligo.train.rng import mix
 from eligo.train.run_folder import refuse_changes
+from eligo.train.search_config import RangeConfig, SearchConfig
 
 if TYPE_CHECKING:
     import optuna
@@ -36,34 +35,6 @@ logger = logging.getLogger("eligo.train")
 _POLL_SECONDS = 0.5
 _NOT_SEARCHED = {f"train.{key}" for key in ("monitor", "mode", "out", "name")}
 _MAY_CHANGE = {"search.trials", "search.gpus", "search.gpus_per_worker"}
-
-
-class RangeConfig(Config):
-    """A range of numbers; of whole numbers if both ends are."""
-
-    low: int | float
-    """Smallest value."""
-    high: int | float
-    """Largest value."""
-    log: bool = False
-    """Sample the logarithm evenly."""
-
-
-class SearchConfig(Config):
-    """What `search:` in a run's YAML says."""
-
-    trials: int = Field(default=20, ge=1)
-    """Trials in all, over all workers and restarts."""
-    space: dict[str, RangeConfig | list[Any]] = Field(min_length=1)
-    """Dotted config keys, each with a range or a list of choices."""
-    reduction: int = Field(default=3, ge=2)
-    """Successive halving: one in so many trials goes on at evaluation 1, reduction, reduction^2."""
-    seed: int = 0
-    """Seed of the proposals."""
-    gpus: tuple[int, ...] = ()
-    """GPUs to share out among workers of `eligo search`; none: every worker sees all."""
-    gpus_per_worker: int = Field(default=1, ge=1)
-    """GPUs that each worker sees; a trial trains on the first of them."""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from eligo.errors import EligoError, InputError
-
-_SHOWN = 8  # weights of each kind that an error names; another model's would fill the screen
+from eligo.errors import InputError
+from eligo.pretrained import misfits, refuse_misfits
 
 
 def save_weights(
@@ -52,32 +52,35 @@ def load_weights(folder: Path, modules: Mapping[str, nn.Module]) -> None:
             raise InputError(f"no weights for {name!r} in {folder}: expected {single.name}")
         if len(files) > 1 and not files[0].stem.endswith(f"-of-{len(files):05d}"):
             raise InputError(f"weights of {name!r} in {folder} lack a shard: found {len(files)}")
-        stored = {key: value for file in files for key, value in load_file(file).items()}
+        stored = {key: value for file in files for key, value in _read(file).items()}
         problems += _fill(name, module, stored)
-    if problems:
-        raise EligoError(f"weights in {folder} do not fit the model:\n  " + "\n  ".join(problems))
+    refuse_misfits(folder, problems)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{file}: cannot be read ({error}); expected safetensors: copy the whole file again"
+        ) from error
 
 
 @torch.no_grad()
 def _fill(name: str, module: nn.Module, stored: Mapping[str, Tensor]) -> list[str]:
     expected = _state(module)
-    missing = [f"missing: {name}.{key}" for key in expected if key not in stored]
-    unexpected = [f"unexpected: {name}.{key}" for key in stored if key not in expected]
-    other_shape = [
-        f"shape of {name}.{key}: {tuple(stored[key].shape)} stored, {tuple(value.shape)} expected"
+    shapes = [
+        f"{key}: {tuple(stored[key].shape)} stored, {tuple(value.shape)} expected"
         for key, value in expected.items()
         if key in stored and stored[key].shape != value.shape
     ]
-    problems = [line for kind in (missing, unexpected, other_shape) for line in _first(kind)]
+    missing = [key for key in expected if key not in stored]
+    unexpected = [key for key in stored if key not in expected]
+    problems = misfits(missing, unexpected, shapes, prefix=f"{name}.")
     if not problems:
         for key, value in expected.items():
             value.copy_(stored[key])
     return problems
-
-
-def _first(lines: list[str]) -> list[str]:
-    left = len(lines) - _SHOWN
-    return [*lines[:_SHOWN], f"... and {left} more like it"] if left > 0 else lines
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:

@@ -17,6 +17,6 @@ def refuse_pickle(path: Path) -> None:
     if is_pickle(path):
         raise InputError(
             f"{path}: is a pickle, which can run any code when it is read, so it is not read; "
-            "convert it where you trust it: safetensors.torch.save_file(state_dict, "
-            "'model.safetensors') for weights, json.dump for records"
+            f"convert it: weights by `eligo demos convert {path} --version v1 --out FOLDER` (which "
+            "reads nothing but tensors), records by json.dump where you trust them"
         )

@@ -100,22 +100,49 @@ def as_example(record: Record, pool: Pool, num_candidates: int, seed: int = 0) -
     )  # fmt: skip
 
 
-def collate(examples: Sequence[Example], pool: Pool) -> Batch:
-    """Examples of any lengths in one batch."""
+class Table(NamedTuple):
+    """Examples of any lengths side by side, padded once; candidates by their rows."""
+
+    query: Float[Tensor, "examples dim"]
+    rows: Int[Tensor, "examples candidates"]
+    """Of the pool; -1: none."""
+    labels: Int[Tensor, "examples steps"]
+    scores: Float[Tensor, "examples steps"] | None
+    step_scores: Float[Tensor, "examples steps candidates"] | None
+    weights: Float[Tensor, " examples"]
+
+    def batch(self, places: Int[Tensor, " places"], pool: Pool) -> Batch:
+        """Some of the examples, with the vectors of their candidates."""
+        rows = self.rows[places]
+        mask = rows >= 0
+        return Batch(
+            self.query[places],
+            pool.vectors[rows.clamp_min(0)].masked_fill(~mask.unsqueeze(-1), 0.0),
+            mask,
+            self.labels[places],
+            None if self.scores is None else self.scores[places],
+            None if self.step_scores is None else self.step_scores[places],
+            self.weights[places],
+        )
+
+
+def tabulate(examples: Sequence[Example]) -> Table:
+    """All examples as tensors."""
     width = max(len(example.rows) for example in examples)
     steps = max(len(example.labels) for example in examples)
-    rows = _padded([example.rows for example in examples], (width,), -1)
-    mask = rows >= 0
-    candidates = pool.vectors[rows.clamp_min(0)].masked_fill(~mask.unsqueeze(-1), 0.0)
-    return Batch(
+    return Table(
         torch.stack([example.query for example in examples]),
-        candidates,
-        mask,
+        _padded([example.rows for example in examples], (width,), -1),
         _padded([example.labels for example in examples], (steps,), -1),
         _padded_scores([example.scores for example in examples], (steps,)),
         _padded_scores([example.step_scores for example in examples], (steps, width)),
         torch.tensor([example.weight for example in examples]),
     )
+
+
+def collate(examples: Sequence[Example], pool: Pool) -> Batch:
+    """Examples of any lengths in one batch."""
+    return tabulate(examples).batch(torch.arange(len(examples)), pool)
 
 
 def _scores(record: Record, where: str) -> Tensor | None:

@@ -1,10 +1,14 @@
 """Training the in-context learner: see first, then read words off examples. Section 6.
 
 A trial with answers alone learned plain words and stayed at chance on nonce words: nothing made an
-example's word read its own image. So that step has a signal of its own: half-way up the language
-model the token of an example's word predicts what it means, where the example is clear; three
-quarters up, the words of a question predict what they mean, where an example told. What is left is
-to look for the object, which plain words teach as well. `binding` and `lookup` watch both steps.
+example's word read its own image. So every step up to the answer has a signal of its own, a linear
+read-out that is thrown away afterwards. On the way up the language model
+- ASSISTANT: of an example knows what its question asks for (`seen`; in any words);
+- its word, the next token, takes that over as its meaning (`bound`);
+- the words of a question find the same words in examples and take over theirs (`looked`);
+- the question mark knows the object that has both (`found`);
+what is left is to say the attribute that was asked for. Lessons begin with plain words, nonce words
+come in, the read-outs fade. Metrics of the same names watch the steps, on nonce words only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +23,7 @@ from torch.nn import functional as F
 from eligo.demos.exam.learner_config import LearnerConfig
 from eligo.demos.exam.lessons import DEMOS, NUM_VALUES, QUESTIONS, Lessons, draw_lessons
 from eligo.demos.exam.packing import Packed, pack
-from eligo.scenes import draws
+from eligo.scenes import draws, words
 from eligo.scenes.graph import Split
 from eligo.scenes.vlm.heads import PatchTargets, VisionHeads, patch_targets
 from eligo.scenes.vlm.model import EOS, IMAGE, build_processor, build_vlm, save_vlm
@@ -37,6 +41,7 @@ from eligo.train import (
 
 _AHEAD = 8  # steps whose lessons are drawn together: drawing is many small operations
 _SHOWN = (1, 1, 2, 2, 6)  # how often 0, 1, 2, 3 and all 4 examples are shown
+_SEEN, _BOUND, _LOOKED, _FOUND = 1 / 4, 3 / 8, 1 / 2, 3 / 4  # depths at which states are read
 
 
 class Batch(NamedTuple):
@@ -51,8 +56,9 @@ class WordHeads(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.demo = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, NUM_VALUES))
-        self.question = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, NUM_VALUES))
+        self.seen, self.bound, self.looked, self.found = (
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, NUM_VALUES)) for _ in range(4)
+        )
 
 
 class Read(NamedTuple):
@@ -60,8 +66,14 @@ class Read(NamedTuple):
 
     answer: Float[Tensor, "lessons 8 tokens"]
     end: Float[Tensor, "lessons 8 tokens"]
-    demo: Float[Tensor, "lessons 4 values"]
-    question: Float[Tensor, "lessons 8 2 values"]
+    seen: Float[Tensor, "lessons 4 values"]
+    """What an example's question asks for."""
+    bound: Float[Tensor, "lessons 4 values"]
+    """What its word means."""
+    looked: Float[Tensor, "lessons 8 2 values"]
+    """What the two words of a question mean."""
+    found: Float[Tensor, "lessons 8 values"]
+    """All that is true of the object it means."""
 
 
 class LearnerTask(Task):
@@ -130,15 +142,21 @@ class LearnerTask(Task):
             use_cache=False,
             output_hidden_states=True,
         )
-        layers = len(states.hidden_states) - 1
-        middle = states.hidden_states[layers // 2]
-        late = states.hidden_states[3 * layers // 4]
         last = states.last_hidden_state
-        said = self.model.lm_head(_at(last, packed.ask_places)).float()
-        end = self.model.lm_head(_at(last, packed.ask_places + 1)).float()
-        demo = self.words.demo(_at(middle, packed.word_places).float())
-        names = _at(late, packed.name_places.flatten(1)).float()
-        return Read(said, end, demo, self.words.question(names).unflatten(1, (QUESTIONS, 2)))
+
+        def at(share: float, places: Tensor) -> Tensor:
+            layer = round(share * (len(states.hidden_states) - 1))
+            return _at(states.hidden_states[layer], places).float()
+
+        looked = self.words.looked(at(_LOOKED, packed.name_places.flatten(1)))
+        return Read(
+            answer=self.model.lm_head(_at(last, packed.ask_places)).float(),
+            end=self.model.lm_head(_at(last, packed.ask_places + 1)).float(),
+            seen=self.words.seen(at(_SEEN, packed.word_places - 1)),
+            bound=self.words.bound(at(_BOUND, packed.word_places)),
+            looked=looked.unflatten(1, (QUESTIONS, 2)),
+            found=self.words.found(at(_FOUND, packed.ask_places - 1)),
+        )
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:
         """The tower's losses, and after the first steps those of words and answers."""
@@ -148,15 +166,19 @@ class LearnerTask(Task):
             return StepOutput(losses, {"accuracy_shape": vision["accuracy_shape"]})
         losses = {name: self.config.vision_weight * value for name, value in losses.items()}
         packed = pack(batch.lessons, batch.shown, features.shape[1])
-        read, scale = self.read(features, packed), self.config.word_weight
+        read = self.read(features, packed)
+        scale = self.config.word_weight.at(progress.step / progress.total_steps)
         valid = batch.lessons.valid
         told, meant, tellable = _meanings(batch)
+        known = tellable | batch.lessons.plain[:, None, None]
         end = torch.full_like(packed.answers, EOS)
         losses |= {
             "answer": _mean_loss(read.answer, packed.answers, valid),
             "end": _mean_loss(read.end, end, valid),
-            "demo_word": scale * _mean_loss(read.demo, batch.lessons.demo_value, told),
-            "question_word": scale * _mean_loss(read.question, meant, tellable),
+            "seen": scale * _mean_loss(read.seen, batch.lessons.demo_value, told),
+            "bound": scale * _mean_loss(read.bound, batch.lessons.demo_value, told),
+            "looked": scale * _mean_loss(read.looked, meant, tellable),
+            "found": scale * _found_loss(read.found, batch.lessons, known.all(-1) & valid),
         }
         return StepOutput(losses, _metrics(batch, packed, read))
 
@@ -194,7 +216,7 @@ class LearnerTask(Task):
         asked = _decided(whole)
         if only is not None:
             right, asked = right[:, only], asked[:, only]
-        return right[asked].float().mean()
+        return _share(right, asked)
 
 
 def _decided(batch: Batch) -> Bool[Tensor, "lessons 8"]:
@@ -215,15 +237,32 @@ def _meanings(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _metrics(batch: Batch, packed: Packed, read: Read) -> dict[str, Tensor | float]:
+    """Shares of what is right, on nonce words: plain ones tell their meaning themselves."""
     told, meant, tellable = _meanings(batch)
-    right = read.answer.argmax(-1) == packed.answers
-    bound = read.demo.argmax(-1) == batch.lessons.demo_value
-    looked = read.question.argmax(-1) == meant
+    value, nonce = batch.lessons.demo_value, ~batch.lessons.plain[:, None]
     return {
-        "accuracy": right[_decided(batch)].float().mean().detach(),
-        "binding": bound[told].float().mean().detach(),
-        "lookup": looked[tellable].float().mean().detach(),
+        "accuracy": _share(read.answer.argmax(-1) == packed.answers, _decided(batch) & nonce),
+        "found": _share(_is_found(read.found, batch.lessons), _decided(batch) & nonce),
+        "seen": _share(read.seen.argmax(-1) == value, told & nonce),
+        "binding": _share(read.bound.argmax(-1) == value, told & nonce),
+        "lookup": _share(read.looked.argmax(-1) == meant, tellable & nonce[..., None]),
     }
+
+
+def _found_loss(logits: Tensor, lessons: Lessons, known: Tensor) -> Tensor:
+    """Mean over the four attributes of the object that is meant."""
+    parts = logits.split([len(values) for values in words.VALUES], -1)
+    losses = [_mean_loss(part, lessons.meant[..., n], known) for n, part in enumerate(parts)]
+    return torch.stack(losses).mean()
+
+
+def _is_found(logits: Tensor, lessons: Lessons) -> Tensor:
+    parts = logits.split([len(values) for values in words.VALUES], -1)
+    return torch.stack([part.argmax(-1) for part in parts], -1).eq(lessons.meant).all(-1)
+
+
+def _share(right: Tensor, counted: Tensor) -> Tensor:
+    return ((right & counted).sum() / counted.sum().clamp(min=1)).detach()
 
 
 def _mean_loss(logits: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:

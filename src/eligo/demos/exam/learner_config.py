@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from eligo.config import Config
 from eligo.scenes.config import SceneConfig
-from eligo.scenes.vlm.model import VlmConfig
+from eligo.scenes.vlm.config import VlmConfig
 from eligo.train.config import AnnealConfig, OptimizerConfig, TrainConfig
 
 
@@ -18,9 +18,11 @@ class LearnerConfig(Config):
     train: TrainConfig
     """The loop."""
     model: VlmConfig = VlmConfig(
-        image_size=112, vision_layers=4, vision_width=96, layers=6, width=192, hidden=480, heads=4
+        image_size=112, vision_layers=4, vision_width=96, layers=8, width=160, hidden=448, heads=4
     )
-    """3.2 million parameters: 6.4 MB in half precision."""
+    """3.1 million parameters: 6.3 MB in half precision. Deep rather than wide: what an example
+    shows, what its word means, what the question's words mean and which object that is are four
+    steps, one upon the other."""
     scenes: SceneConfig = SceneConfig(
         height=112, width=112, min_objects=4, max_objects=6, decoys=0, repeats=False,
         radii=(0.06, 0.09, 0.125),
@@ -32,8 +34,9 @@ class LearnerConfig(Config):
     """First steps that train the tower alone, on patch attributes."""
     vision_weight: float = Field(default=0.2, ge=0)
     """Weight of the patch-attribute loss afterwards."""
-    word_weight: float = Field(default=1.0, ge=0)
-    """Weight of what an example's word, and a question's words, should mean half-way up."""
+    word_weight: AnnealConfig = AnnealConfig(start=1.0, end=0.2, anneal_fraction=0.8)
+    """Weight of the read-outs on the way: what an example shows, what its word means, what a
+    question's words mean, which object that is."""
     plain: AnnealConfig = AnnealConfig(start=0.8, end=0.1, anneal_fraction=0.3)
     """Share of lessons with plain words: known words first, then nonce words."""
     unclear: float = Field(default=0.25, ge=0, le=1)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from eligo.scenes import draws, words
@@ -50,6 +50,8 @@ class Lessons:
 
     rendered: Rendered
     """(lessons * 5) scenes."""
+    plain: Bool[Tensor, " lessons"]
+    """Whether it speaks in plain words."""
     names: Int64[Tensor, "lessons 4 8"]
     """What each value is called here."""
     demo_text: Int64[Tensor, "lessons 4 7"]
@@ -64,10 +66,15 @@ class Lessons:
     """The questions' words."""
     needs: Bool[Tensor, "lessons 8 4"]
     """Which examples a question needs."""
+    meant: Int64[Tensor, "lessons 8 4"]
+    """Size, colour, texture and shape of the object that a question means."""
     answer: Int64[Tensor, "lessons 8"]
     """Word id of the plain answer."""
     valid: Bool[Tensor, "lessons 8"]
     """Whether exactly one object is meant."""
+    guess: Float[Tensor, "lessons 8"]
+    """How often one is right who sees the four objects and knows no word: by the most frequent of
+    their values."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -122,6 +129,7 @@ def draw_lessons(
     offsets = torch.tensor(OFFSETS, device=device)
     return Lessons(
         rendered=render(graph),
+        plain=known,
         names=names,
         demo_text=demo.text,
         demo_word=names.flatten(1).gather(1, attribute * 8 + value),
@@ -209,9 +217,22 @@ def _questions(
     return {
         "text": _what_is(asked, said),
         "needs": needs,
+        "meant": found,
         "answer": naming(device).flatten()[asked * 8 + answer],
         "valid": meant.sum(-1) == 1,
+        "guess": _guess(query.attributes[:, :_TARGETS], asked, answer),
     }
+
+
+def _guess(objects: Tensor, asked: Tensor, answer: Tensor) -> Tensor:
+    """Chance of the answer for a guess among the most frequent values; (lessons, questions)."""
+    index = asked[:, None, :].expand(-1, _TARGETS, -1)
+    values = objects.gather(2, index).transpose(1, 2)  # (lessons, questions, objects)
+    times = (values[..., None] == values[..., None, :]).sum(-1)
+    most = times.amax(-1)
+    frequent = ((times == most[..., None]) / times).sum(-1)  # how many values come so often
+    own = (values == answer[..., None]).sum(-1)
+    return (own == most) / frequent
 
 
 def _grid(device: torch.device) -> list[Tensor]:

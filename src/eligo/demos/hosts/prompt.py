@@ -64,6 +64,19 @@ def write_prompt(processor: Any, shots: Sequence[Turn], asked: Turn, instruction
     return "".join(parts) + _plain(plain, processor, asked, behind)
 
 
+def write_opening(processor: Any, shots: Sequence[Turn], instruction: str = "") -> str:
+    """The beginning of a prompt: these examples, and nothing behind them."""
+    if getattr(processor, "chat_template", None):
+        behind = f" {instruction}" if instruction else ""
+        messages = []
+        for shot in shots:
+            messages += [_user(processor, shot, behind), _said(processor, shot.answer)]
+        return processor.apply_chat_template(messages, tokenize=False)
+    asked = Turn("", "")
+    whole, last = (write_prompt(processor, told, asked, instruction) for told in (shots, []))
+    return whole.removesuffix(last)
+
+
 def answer_span(processor: Any, prompt: str, answer: str) -> list[int]:
     """The tokens to score, exactly the answer's.
 

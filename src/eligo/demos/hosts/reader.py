@@ -39,7 +39,16 @@ class Reader:
         """One row for each question with its examples, padded on the left, on the device."""
         prompts = [self.prompt(*pair) for pair in zip(shots, asked, strict=True)]
         turns = [[*before, turn] for before, turn in zip(shots, asked, strict=True)]
+        return self.encode_prompts(prompts, turns)
+
+    def encode_prompts(
+        self, prompts: Sequence[str], turns: Sequence[Sequence[Turn]], *, begins: bool = True
+    ) -> dict[str, Tensor]:
+        """Texts with the images of these turns; `begins`: nothing stands before them."""
         images = [[t.image for t in row if t.image is not None] for row in turns]
+        texts: dict[str, Any] = {"text": list(prompts), "padding": True, "return_tensors": "pt"}
+        if not begins:
+            texts["add_special_tokens"] = False
         if not reads_images(self.processor):
             if any(images):
                 raise InputError(
@@ -47,15 +56,14 @@ class Reader:
                     "a vision-language model"
                 )
             # A chat template writes the special tokens itself.
-            special = not getattr(self.processor, "chat_template", None)
-            encoded = self.tokenizer(
-                prompts, padding=True, return_tensors="pt", add_special_tokens=special
-            )
+            if getattr(self.processor, "chat_template", None):
+                texts["add_special_tokens"] = False
+            encoded = self.tokenizer(**texts)
         elif any(images):
             opened = [[self._open(path) for path in row] for row in images]
-            encoded = self.processor(images=opened, text=prompts, padding=True, return_tensors="pt")
+            encoded = self.processor(images=opened, **texts)
         else:
-            encoded = self.processor(text=prompts, padding=True, return_tensors="pt")
+            encoded = self.processor(**texts)
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         return {
             name: value.to(self.device, dtype if value.is_floating_point() else None)

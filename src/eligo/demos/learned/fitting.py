@@ -87,8 +87,11 @@ def pointer_task(
 def split_by_group(
     records: Sequence[Record], share: float, seed: int
 ) -> tuple[list[Record], list[Record]]:
-    """Training and validation records; a group (or a query) is never on both sides."""
-    keys = [record.query.group or record.query.id for record in records]
+    """Training and validation records; a domain, a group or a query is never on both sides."""
+    queries = [record.query for record in records]
+    keys = [query.group or query.id for query in queries]
+    if len({query.domain for query in queries}) > 1:  # what is wanted is to choose in new ones
+        keys = [query.domain or "" for query in queries]
     groups = sorted(set(keys))
     if len(groups) < 2:
         raise InputError(

@@ -38,13 +38,14 @@ from eligo.errors import InputError
 from eligo.files import writing
 from eligo.train import load_weights, save_weights
 
-_DEFAULTS: dict[str, AnyPointerConfig] = {
+NAMED: dict[str, AnyPointerConfig] = {
     "v0": PointerSelectorV0Config(),
     "v1": PointerSelectorV1Config(),
     "v2": PointerSelectorV2Config(),
     "v2+gru": PointerSelectorV2Config(state="gru"),
     "v3": PointerSelectorV3Config(),
 }
+"""Models by name."""
 _ADAPTER: TypeAdapter[AnyPointerConfig] = TypeAdapter(AnyPointerConfig)
 _INDEX, _ROWS = "index", "rows.safetensors"
 
@@ -82,12 +83,12 @@ class LearnedSelector(PoolSelector):
         approximate: bool = False,
     ) -> None:
         if isinstance(model, str):
-            if model not in _DEFAULTS:
+            if model not in NAMED:
                 raise InputError(
-                    f"LearnedSelector: got {model!r}, expected one of {', '.join(_DEFAULTS)}, or a "
+                    f"LearnedSelector: got {model!r}, expected one of {', '.join(NAMED)}, or a "
                     "PointerSelectorV1Config(...)"
                 )
-            model = _DEFAULTS[model]
+            model = NAMED[model]
         if rerank < 1:
             raise InputError(f"LearnedSelector: got rerank {rerank}, expected >= 1")
         self.config: AnyPointerConfig = model

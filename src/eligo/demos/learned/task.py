@@ -7,10 +7,10 @@ from torch import Tensor
 
 from eligo.config import Config
 from eligo.demos.data.pool import Pool
-from eligo.demos.data.records import Batch, Example, collate
+from eligo.demos.data.records import Batch, Example, collate, tabulate
 from eligo.demos.learned import metrics
 from eligo.demos.models.pointer import PointerSelector
-from eligo.train import OptimizerConfig, OptimizerSpec, Progress, StepOutput, Task, epoch_batches
+from eligo.train import OptimizerConfig, OptimizerSpec, Progress, StepOutput, Task, epoch_rows
 
 _EVALUATED = 256  # examples at a time
 
@@ -52,11 +52,12 @@ class PointerTask(Task):
         self, start_step: int, rank: int, world_size: int, device: torch.device
     ) -> Iterator[Batch]:
         """Part `rank` of the batch of every step: shuffled epochs."""
-        loader = epoch_batches(
-            self.training, self.batch_size, self.seed, start_step, rank, world_size,
-            collate=lambda examples: collate(examples, self.pool),
-        )  # fmt: skip
-        return (batch.to(device) for batch in loader)
+        table, part = tabulate(self.training), self.batch_size // world_size
+        order = epoch_rows(
+            len(self.training), self.batch_size, self.seed, start_step, torch.device("cpu")
+        )
+        for _, rows in order:
+            yield table.batch(rows[rank * part : (rank + 1) * part], self.pool).to(device)
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002
         """Cross-entropy, and V3's ranking loss."""

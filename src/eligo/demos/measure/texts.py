@@ -5,9 +5,7 @@ embeddings are perturbed, each by as much as half of them are away from their ne
 copies fill the room between texts instead of crowding around them, which would flatter an index.
 """
 
-from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 
 import torch
 from jaxtyping import Float
@@ -17,11 +15,12 @@ from torch.nn import functional as F
 from eligo.demos.data.pool import Pool
 from eligo.demos.data.query import Query
 from eligo.demos.data.records import Record
-from eligo.demos.data.text import embed_texts, words_of
+from eligo.demos.data.text import embed_texts
 from eligo.demos.learned.config import FitConfig
 from eligo.demos.learned.fitting import fit_pointer
 from eligo.demos.models.config import PointerSelectorV1Config
 from eligo.demos.models.pointer import PointerSelector
+from eligo.demos.teach.overlap import bigram_f1
 from eligo.scenes import SceneConfig, draw_scenes
 from eligo.scenes.dataset import scene_texts
 from eligo.scenes.graph import Split
@@ -38,17 +37,6 @@ def captions(split: Split, count: int, start: int = 0) -> list[str]:
         graph = draw_scenes(SceneConfig(), split, wanted)
         found += [scene.dense_caption for scene in scene_texts(graph, 0, 1)]
     return found
-
-
-def bigram_f1(text: str, other: str) -> float:
-    """Harmonic mean of the shares of pairs of words that two texts have in common.
-
-    >>> bigram_f1("a red ball", "a red box")
-    0.5
-    """
-    one, two = (Counter(pairwise(words_of(each))) for each in (text, other))
-    total = sum(one.values()) + sum(two.values())
-    return 2 * sum((one & two).values()) / total if total else 0.0
 
 
 def trained_tower(texts: list[str], vectors: Tensor, num_records: int) -> PointerSelector:

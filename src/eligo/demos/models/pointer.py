@@ -14,7 +14,8 @@ At each step the best candidate that was not picked before is picked. Departures
 - A repeated label is an ignored step, as the guides' own example has them.
 """
 
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -31,6 +32,7 @@ from eligo.errors import InputError
 from eligo.nn import SimilarityScale
 from eligo.selection import Selection
 
+PointerT = TypeVar("PointerT", bound="PointerSelector")
 _HEAD_NOISE = 0.01  # how far the towers' last layers start from the identity
 
 
@@ -218,6 +220,28 @@ class PointerSelector(nn.Module):
     def candidate_tower(self, cand_emb: Float[Tensor, "*batch d_model"]) -> Tensor:
         """Unit vectors to index once; see `query_tower`."""
         return nn.functional.normalize(self.cand_proj(self.project(cand_emb)).float(), dim=-1)
+
+    # ------------------------------------------------------------ files
+
+    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write a folder for `from_pretrained`; `dtype` torch.float16 halves it."""
+        from eligo.demos.models.pretrained import save_pointer
+
+        save_pointer(self, folder, dtype)
+
+    @classmethod
+    def from_pretrained(cls: type[PointerT], name: str | Path) -> PointerT:
+        """A model of this version (of any: `PointerSelector`), float32, in evaluation mode.
+
+        By its folder (or that of a run, a checkpoint, a selector), by the name of one that comes
+        with eligo, or by its name on the hub.
+        """
+        from eligo.demos.models.pretrained import load_pointer
+
+        found = load_pointer(name)
+        if not isinstance(found, cls):
+            raise InputError(f"{name}: holds a {type(found).__name__}, not a {cls.__name__}")
+        return found
 
     # ------------------------------------------------------------ inside
 

@@ -1,6 +1,6 @@
 """Selectors that do not look at the query: none, any, always the same."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -65,6 +65,14 @@ class BestFixed(PoolSelector):
         self.length, self.num_queries, self.seed = length, num_queries, seed
         self.orders: dict[str | None, list[str]] = {}
 
+    @classmethod
+    def of(cls, orders: Mapping[str | None, Sequence[str]], pool: Pool) -> "BestFixed":
+        """From lists that were chosen elsewhere, by domain."""
+        selector = cls()
+        selector.orders = {domain: list(order) for domain, order in orders.items()}
+        selector._pool = pool
+        return selector
+
     def _learn(self, records: Sequence[Record]) -> None:
         if self.utility is None:
             raise InputError("BestFixed: needs a utility to choose by; give BestFixed(utility)")
@@ -123,6 +131,4 @@ class BestFixed(PoolSelector):
 
     @classmethod
     def _restore(cls, settings: dict[str, Any], folder: Path, pool: Pool) -> "BestFixed":  # noqa: ARG003
-        selector = cls()
-        selector.orders = {domain: list(order) for domain, order in settings["orders"]}
-        return selector
+        return cls.of(dict(settings["orders"]), pool)

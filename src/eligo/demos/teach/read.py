@@ -6,7 +6,7 @@ whichever one the beams were ranked by.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,14 +18,15 @@ from torch import Tensor
 
 from eligo.demos.data.items import as_query
 from eligo.demos.data.legacy import Labelled, read_legacy
-from eligo.demos.data.lines import Line, read_lines
+from eligo.demos.data.lines import read_lines
 from eligo.demos.data.pool import Pool
 from eligo.demos.data.query import Query
 from eligo.demos.data.records import Record
 from eligo.demos.data.sampler import Sampler
+from eligo.demos.search import Beam
 from eligo.demos.teach.config import Objective
-from eligo.demos.teach.objective import added
 from eligo.demos.teach.shards import FORMAT, META, RECORDS, scores_file
+from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
 
 Labels = Literal["best", "weighted"]
@@ -74,6 +75,20 @@ def read_records(
         raise InputError(f"{folder}: has no {RECORDS}: teaching is not finished; start it again")
     chosen: Objective = objective or meta["objective"]
     records: list[Record] = []
+    for lesson in read_lessons(folder, queries):
+        kept = lesson.beams if labels == "weighted" else lesson.beams[:1]
+        weights = _weights([beam.value for beam in kept])
+        for beam, weight in zip(kept, weights, strict=True):
+            picks = [lesson.candidates[place] for place in beam.picks]
+            scores = lesson.step_scores(beam.picks, chosen)
+            records.append(
+                Record(lesson.query, picks, lesson.candidates, step_scores=scores, weight=weight)
+            )
+    return Lessons(records)
+
+
+def read_lessons(folder: Path, queries: Pool) -> Iterator[Lesson]:
+    """The lessons themselves, with all that was scored; those without candidates are left out."""
     shard, tensors = None, {}
     for line in read_lines(folder / RECORDS):
         beams = line.fields.get("beams")
@@ -81,19 +96,24 @@ def read_records(
             raise line.problem("beams", "is missing")
         if not beams:
             continue  # a query without candidates: nothing to learn from
-        query = as_query(queries, int(queries.rows([line.text("query_id")])[0]))
         if line.fields["shard"] != shard:  # they come one shard after the other
             shard = line.fields["shard"]
             tensors = _tensors(folder / scores_file(shard))
-        rows = _Rows(line, tensors)
-        kept = beams if labels == "weighted" else beams[:1]
-        weights = _weights([beam["value"] for beam in kept])
-        for beam, weight in zip(kept, weights, strict=True):
-            scores = rows.step_scores(beam["ids"], chosen)
-            records.append(
-                Record(query, beam["ids"], rows.names, step_scores=scores, weight=weight)
-            )
-    return Lessons(records)
+        names: list[str] = line.fields["pool"]
+        place = {name: position for position, name in enumerate(names)}
+        start, end = line.fields["rows"]
+        yield Lesson(
+            as_query(queries, int(queries.rows([line.text("query_id")])[0])),
+            names,
+            float(line.fields["baseline"]),
+            int(tensors["num_tokens"][start]),
+            [
+                Beam(tuple(place[n] for n in b["ids"]), b["value"], tuple(b["step_values"]))
+                for b in beams
+            ],
+            tensors["states"][start:end],
+            tensors["logprob"][start:end, : len(names)],
+        )
 
 
 def read_legacy_records(
@@ -121,29 +141,6 @@ def read_legacy_records(
             names = sampler.with_picks(query, picks)
             records.append(Record(query, picks, names, scores=scores, weight=weight))
     return Lessons(records, bad)
-
-
-class _Rows:
-    """The scores of one query."""
-
-    def __init__(self, line: Line, tensors: dict[str, Tensor]) -> None:
-        self.names: list[str] = line.fields["pool"]
-        start, end = line.fields["rows"]
-        self.states = tensors["states"][start:end].tolist()
-        means = tensors["logprob"][start:end] / tensors["num_tokens"][start:end].unsqueeze(1)
-        self.means = means[:, : len(self.names)]
-        self.baseline = torch.tensor(float(line.fields["baseline"]))
-
-    def step_scores(self, picks: Sequence[str], objective: Objective) -> Tensor:
-        """(picks, candidates): each candidate's score behind the picks before it."""
-        place = {name: position for position, name in enumerate(self.names)}
-        before, told, steps = self.baseline, [], []
-        for name in picks:
-            row = self.means[self.states.index(told + [-1] * (len(self.states[0]) - len(told)))]
-            steps.append(added(row, before, objective))
-            before = row[place[name]]
-            told.append(place[name])
-        return torch.stack(steps)
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

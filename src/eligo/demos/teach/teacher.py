@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from eligo.demos.data.query import Query
 from eligo.demos.hosts.scorer import Scorer
 from eligo.demos.search import Beam, beam_search
 from eligo.demos.teach.config import Objective
-from eligo.demos.teach.objective import worth
+from eligo.demos.teach.objective import added, worth
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,36 @@ class Lesson:
             "baseline": self.baseline,
             "beams": beams,
         }
+
+    def step_scores(
+        self, picks: Sequence[int], objective: Objective
+    ) -> Float[Tensor, "picks candidates"]:
+        """What each candidate adds behind the picks before it; NaN: not scored."""
+        means = self.logprob / self.num_tokens
+        before, steps = torch.tensor(self.baseline), []
+        for step, pick in enumerate(picks):
+            row = means[self._place(picks[:step])]
+            steps.append(added(row, before, objective))
+            before = row[pick]
+        return torch.stack(steps)
+
+    def shortened(self, shots: int, beam: int, objective: Objective) -> Sequence[Beam]:
+        """What the same search finds for fewer shots, without asking anybody again."""
+        means = self.logprob / self.num_tokens
+
+        def extend(prefix: tuple[int, ...], places: Sequence[int]) -> Tensor:
+            return worth(means[self._place(prefix)][list(places)], objective)
+
+        return beam_search(extend, len(self.candidates), shots, beam).beams
+
+    def _place(self, prefix: Sequence[int]) -> int:
+        """The row of a list whose extensions were scored."""
+        return self._rows[tuple(prefix)]
+
+    @cached_property
+    def _rows(self) -> dict[tuple[int, ...], int]:
+        states = self.states.tolist()
+        return {tuple(p for p in state if p >= 0): row for row, state in enumerate(states)}
 
 
 def teach_query(

@@ -1,6 +1,6 @@
 """What the network is trained and measured on: batches, and where they come from."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eligo.pixels.data.records import Split
 from eligo.pixels.text.batch import Provenance, TextBatch
+from eligo.train.source import Source
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,16 +25,10 @@ class Batch:
     text: TextBatch | None = None
 
 
-class Source(ABC):
+class ImageSource(Source):
     """Training batches without end, and the images of a split once each."""
 
     classes: tuple[str, ...]
-
-    @abstractmethod
-    def batches(
-        self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
-    ) -> Iterator[Batch]:
-        """Part `rank` of the batch of every step: a pure function of (seed, step)."""
 
     def varied(self, batch: Batch) -> Batch:
         """What a step makes of its batch, by torch's generator, which is seeded for the step."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.pixels.data.augment import Prepared, augment
-from eligo.pixels.data.batch import Batch, Source
+from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.config import AugmentConfig, FilesDataConfig, InputsConfig
 from eligo.pixels.data.inputs import normalise_rgb
 from eligo.pixels.data.pictures import read_depth, read_label, read_rgb
@@ -75,7 +75,7 @@ class Varied:
         return augment(self.images.read(index), self.config)
 
 
-class FileSource(Source):
+class FileSource(ImageSource):
     """The training, validation and test images of a data set on disk."""
 
     def __init__(

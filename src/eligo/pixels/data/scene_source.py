@@ -10,22 +10,20 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from eligo.errors import InputError
 from eligo.pixels.data.augment import mirror_some
-from eligo.pixels.data.batch import Batch, Source
+from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.config import AugmentConfig, InputsConfig, ScenesDataConfig
 from eligo.pixels.data.inputs import normalise_metres, normalise_rgb
 from eligo.pixels.data.records import Split
 from eligo.pixels.text.batch import Provenance, TextBatch
 from eligo.pixels.text.config import TextConfig
 from eligo.pixels.text.encoders import WordsEncoder
-from eligo.scenes.graph import SceneGraph, draw_scenes
-from eligo.scenes.painter import Rendered, label_names, render
+from eligo.scenes.graph import draw_scenes
+from eligo.scenes.painter import Rendered, label_names, render_all
 from eligo.scenes.phrases import WORD_ID
 from eligo.scenes.tags import Tags, binding_tags, class_tags
+from eligo.train import epoch_rows
 from eligo.train.rng import mix
-
-_PAINTED = 1024  # scenes painted together
 
 
 class SceneSet:
@@ -72,14 +70,7 @@ class SceneSet:
         return Batch(rgb, rendered.labels, depth[:, None], mask[:, None], text)
 
 
-def painted(graph: SceneGraph) -> Rendered:
-    """All scenes of a graph, however many, painted."""
-    parts = [render(graph[i : i + _PAINTED]) for i in range(0, len(graph), _PAINTED)]
-    rgb, instances = ([getattr(part, name) for part in parts] for name in ("rgb", "instances"))
-    return Rendered(graph, torch.cat(rgb), torch.cat(instances))
-
-
-class SceneSource(Source):
+class SceneSource(ImageSource):
     """Training, validation and test rooms, made when they are first asked for."""
 
     def __init__(
@@ -115,7 +106,7 @@ class SceneSource(Source):
         if split not in self._sets:
             count = getattr(self.config, f"{split}_images")
             graph = draw_scenes(self.config.scenes, split, range(count), self.device)
-            self._sets[split] = SceneSet(self.config, painted(graph))
+            self._sets[split] = SceneSet(self.config, render_all(graph))
         return self._sets[split]
 
     def batches(
@@ -123,24 +114,13 @@ class SceneSource(Source):
     ) -> Iterator[Batch]:
         """Shuffled epochs over the training scenes."""
         scenes, config = self.scenes("train"), self.config
-        per_epoch = len(scenes) // batch_size
-        if not per_epoch:
-            raise InputError(
-                f"data.train_images: got {len(scenes)}, expected at least a batch, {batch_size}"
-            )
         share = batch_size // world_size
-        step, epoch, order = start_step, -1, torch.empty(0)
-        while True:
-            if step // per_epoch != epoch:
-                epoch = step // per_epoch
-                random = torch.Generator().manual_seed(mix(seed, epoch))
-                order = torch.randperm(len(scenes), generator=random).to(self.device)
-            first = step % per_epoch * batch_size + rank * share
-            rows = order[first : first + share]
+        own = slice(rank * share, (rank + 1) * share)
+        for step, whole in epoch_rows(len(scenes), batch_size, seed, start_step, self.device):
+            rows = whole[own]
             phrases = config.phrases[mix(seed, step, 1) % len(config.phrases)]
             text = self.words(scenes, rows, config.tags, phrases)
             yield scenes.batch(rows, self.inputs, text)
-            step += 1
 
     def varied(self, batch: Batch) -> Batch:
         """Mirrored here and there."""

@@ -58,10 +58,6 @@ class LearnedTokensTask(PixelsTask):
         self.modules["tokens"] = self.tokens
         self.optimizers = {"all": OptimizerSpec(config.optimizer, ("model", "tokens"))}
 
-    @property
-    def source(self) -> TokenSource:
+    def open_source(self) -> TokenSource:
         """The scenes, with the vectors for words."""
-        if not isinstance(self._source, TokenSource):
-            device = next(self.model.parameters()).device
-            self._source = TokenSource(self.config, self.tokens, device)
-        return self._source
+        return TokenSource(self.config, self.tokens, self.device)

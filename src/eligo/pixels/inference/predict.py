@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -113,23 +113,35 @@ def predict(
     >>> from eligo.pixels import predict  # doctest: +SKIP
     >>> predict("rgb.png", "depth.png", tags=["ball", "ring"]).save("out")  # doctest: +SKIP
     """
-    if tags and captions:
-        raise InputError("got tags and captions, expected one kind of words")
     segmenter = model
     if not isinstance(segmenter, Segmenter):
-        segmenter = Segmenter.load(segmenter, device=resolve_device(device))
+        segmenter = Segmenter.from_pretrained(segmenter, device=resolve_device(device))
     inputs = inputs or segmenter.config.inputs
     image = Path(image)
     pixels = read_rgb(image)
+    read = None if depth is None else read_depth(Path(depth), inputs, (image, pixels))
+    return segment(segmenter, pixels, read, tags=tags, captions=captions, inputs=inputs)
+
+
+def segment(
+    segmenter: Segmenter,
+    pixels: UInt8[Tensor, "3 height width"],
+    depth: tuple[Float[Tensor, "1 height width"], Bool[Tensor, "1 height width"]] | None = None,
+    *,
+    tags: Sequence[str] = (),
+    captions: Sequence[str] = (),
+    inputs: InputsConfig | None = None,
+) -> PixelsPrediction:
+    """The same for what is in memory; `depth` is what `decode_depth` makes of it."""
+    if tags and captions:
+        raise InputError("got tags and captions, expected one kind of words")
+    inputs = inputs or segmenter.config.inputs
+    if depth is not None and inputs.depth == "none":
+        raise InputError("depth: this model was trained without depth (inputs.depth none)")
     text = segmenter.text(tuple(tags) or tuple(captions), sentences=bool(captions))
     where = segmenter.device
     rgb = normalise_rgb(pixels, inputs.channel_order)[None].to(where)
-    z = mask = None
-    if depth is not None and inputs.depth == "none":
-        raise InputError("depth: this model was trained without depth (inputs.depth none)")
-    if depth is not None:
-        z, mask = read_depth(Path(depth), inputs, (image, pixels))
-        z, mask = z[None].to(where), mask[None].to(where)
+    z, mask = (None, None) if depth is None else (part[None].to(where) for part in depth)
     with torch.no_grad():
         found = segmenter.model(rgb, z, mask, text)
     confidence, labels = found.logits.softmax(1)[0].max(0)

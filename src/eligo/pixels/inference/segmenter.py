@@ -4,24 +4,27 @@ The folder says how pictures become numbers, which words the model reads, and ho
 with pixels: nobody has to remember that. Checkpoints and runs of `eligo pixels train` are read too.
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from shutil import copyfile
 
 import torch
 
 from eligo.config import load_config, save_config
 from eligo.config.yaml import read_yaml
-from eligo.errors import EligoError, InputError
-from eligo.files import make_folder
+from eligo.errors import InputError
+from eligo.files import writing_folder
 from eligo.pixels.inference.config import SegmenterConfig
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.text.batch import TextBatch
+from eligo.pixels.text.config import TableTextConfig
 from eligo.pixels.text.encoders import TextEncoder, build_text_encoder
+from eligo.pretrained import find_model, shipped_model
 from eligo.train.weights import load_weights, save_weights
 
-SHIPPED = Path(__file__).parents[1] / "models" / "rooms"
-"""The small model of generated rooms, where it comes with the package."""
+SHIPPED = "pixels"
+"""The small model of generated rooms, if it comes with this eligo."""
+_TABLE, _TABLE_KEY = "words.safetensors", "text.encoder.file"
 
 
 class Segmenter:
@@ -33,35 +36,28 @@ class Segmenter:
         self.config, self.model, self.encoder = config, model, encoder
 
     @classmethod
-    def load(
-        cls, folder: str | Path | None = None, *, device: str | torch.device = "cpu"
+    def from_pretrained(
+        cls, name: str | Path | None = None, *, device: str | torch.device = "cpu"
     ) -> "Segmenter":
-        """The model of a folder (of a model, a checkpoint or a run), or the shipped one."""
-        found = model_folder(folder)
+        """A model by its folder (or a checkpoint, or a run), its name on the hub, or the shipped.
+
+        In float32 and evaluation mode.
+        """
+        found = model_folder(name)
         config = stored_config(found)
         model = PixelsModel(config)
-        try:
-            load_weights(found, {"model": model})
-        except EligoError as error:  # whoever names a folder can name another
-            raise InputError(str(error)) from error
+        load_weights(found, {"model": model})
         return cls(config, model.to(device).eval(), text_encoder(config))
 
-    def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-        """Write a folder for `load`; `dtype` torch.float16 halves it."""
-        folder = Path(folder)
-        if folder.exists() and any(folder.iterdir()) and not (folder / "config.yaml").is_file():
-            raise InputError(
-                f"{folder} already holds something that is no model; choose another one"
-            )
-        made = make_folder(folder.with_name(f".{folder.name}.tmp"))
-        try:
+    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write a folder for `from_pretrained`; `dtype` torch.float16 halves it."""
+        with writing_folder(folder, marker="config.yaml") as made:
             save_weights(made, {"model": self.model}, dtype)
-            save_config(plain_config(self.config), made / "config.yaml")
-            if folder.exists():
-                shutil.rmtree(folder)
-            made.rename(folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+            config, words = plain_config(self.config), self.config.text.encoder
+            if self.encoder and isinstance(words, TableTextConfig):  # it travels with the weights
+                copyfile(words.file, made / _TABLE)
+                config = config.replace({_TABLE_KEY: Path(_TABLE)})
+            save_config(config, made / "config.yaml")
 
     @property
     def device(self) -> torch.device:
@@ -82,16 +78,11 @@ class Segmenter:
         return TextBatch(vectors, mask, (tuple(words),), "predicted")
 
 
-def model_folder(folder: str | Path | None) -> Path:
+def model_folder(name: str | Path | None) -> Path:
     """Where a model's files are: the folder itself, or the best of a run; none: the shipped."""
-    if folder is None:
-        if not (SHIPPED / "config.yaml").is_file():
-            raise InputError(
-                "--model: none was given and none comes with this eligo; train one with "
-                "`eligo pixels train` and give its folder (random weights would say nothing)"
-            )
-        return SHIPPED
-    folder = Path(folder)
+    if name is None:
+        return shipped_model(SHIPPED, made_by="eligo pixels train")
+    folder = find_model(name)
     for place in (folder, folder / "model", folder / "best"):
         if (place / "config.yaml").is_file() and (place / "model.safetensors").is_file():
             return place
@@ -105,7 +96,11 @@ def stored_config(folder: Path) -> SegmenterConfig:
     """What a folder says about its weights; a checkpoint says more, which is left out."""
     tree, _ = read_yaml(folder / "config.yaml")
     wanted = {key: value for key, value in tree.items() if key in SegmenterConfig.model_fields}
-    return load_config(SegmenterConfig, wanted)
+    config = load_config(SegmenterConfig, wanted)
+    words = config.text.encoder
+    if isinstance(words, TableTextConfig) and words.file == Path(_TABLE):
+        config = config.replace({_TABLE_KEY: folder / _TABLE})
+    return config
 
 
 def plain_config(config: SegmenterConfig) -> SegmenterConfig:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from eligo.pixels.data.batch import Source
+from eligo.pixels.data.batch import ImageSource
 from eligo.pixels.data.records import Split
 from eligo.pixels.measure.metrics import (
     SegmentationMetrics,
@@ -40,7 +40,7 @@ class Row:
 @torch.no_grad()
 def split_confusion(
     model: PixelsModel,
-    source: Source,
+    source: ImageSource,
     split: Split,
     provenance: Provenance,
     views: Views = Views(),  # noqa: B008 (frozen)
@@ -59,7 +59,7 @@ def split_confusion(
 
 def evaluate_rows(
     model: PixelsModel,
-    source: Source,
+    source: ImageSource,
     split: Split,
     views: Views = Views(),  # noqa: B008 (frozen)
     batch_size: int = 32,

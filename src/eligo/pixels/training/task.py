@@ -1,13 +1,13 @@
 """The task of the training loop: cross-entropy of every labelled pixel."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from eligo.errors import ConfigError
-from eligo.pixels.data.batch import Batch, Source
+from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.config import ScenesDataConfig
 from eligo.pixels.data.file_source import FileSource
 from eligo.pixels.data.records import class_names, read_records
@@ -20,16 +20,26 @@ from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.text.encoders import TextEncoder, WordsEncoder
 from eligo.pixels.training.config import PixelsTrainConfig
 from eligo.scenes.painter import label_names
-from eligo.train import FitResult, OptimizerSpec, Progress, StepOutput, Task, fit, load_weights
-from eligo.train.rng import seed_everything
+from eligo.train import (
+    FitResult,
+    OptimizerSpec,
+    Progress,
+    SourcedTask,
+    StepOutput,
+    fit,
+    load_weights,
+    seed_everything,
+    steps_per_epoch,
+)
 
 
-class PixelsTask(Task):
+class PixelsTask(SourcedTask[ImageSource]):
     """Images with depth, words and labels."""
 
-    def __init__(self, config: PixelsTrainConfig, source: Source | None = None) -> None:
+    def __init__(self, config: PixelsTrainConfig, source: ImageSource | None = None) -> None:
         seed_everything(config.train.seed)
         config = with_counted_steps(with_classes(config))
+        super().__init__(config.train, source)
         self.config: PixelsTrainConfig = config  # pyright: ignore[reportIncompatibleVariableOverride]
         self.encoder = text_encoder(config)
         if config.train.init_from is not None:
@@ -37,27 +47,16 @@ class PixelsTask(Task):
         self.model = PixelsModel(config)
         self.modules = {"model": self.model}
         self.optimizers = {"all": OptimizerSpec(config.optimizer, ("model",))}
-        self._source = source
         self._forward = torch.compile(self.model, dynamic=False) if config.compile else self.model
 
-    @property
-    def source(self) -> Source:
-        """Where images come from; made when the device is known."""
-        if self._source is None:
-            device = next(self.model.parameters()).device
-            self._source = build_source(self.config, self.encoder, device)
-        return self._source
+    def open_source(self) -> ImageSource:
+        """Scenes or files with labels."""
+        return build_source(self.config, self.encoder, self.device)
 
-    def batches(
-        self,
-        start_step: int,
-        rank: int,
-        world_size: int,
-        device: torch.device,  # noqa: ARG002 (the model's)
-    ) -> Iterator[Batch]:
-        """This process's share of the batch of every step."""
-        settings = self.config.train
-        return self.source.batches(settings.batch_size, settings.seed, start_step, rank, world_size)
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return next(self.model.parameters()).device
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002 (all alike)
         """Cross-entropy; the words of some images and the depth of some are left out."""
@@ -96,7 +95,7 @@ class PixelsTask(Task):
 
 def build_source(
     config: PixelsTrainConfig, encoder: TextEncoder | None, device: torch.device
-) -> Source:
+) -> ImageSource:
     """The data set of a config."""
     data, others = config.data, (config.inputs, config.text)
     if isinstance(data, ScenesDataConfig):
@@ -125,17 +124,12 @@ def with_counted_steps(config: PixelsTrainConfig) -> PixelsTrainConfig:
         images = config.data.train_images
     else:
         images = len(read_records(config.data, "train", words=False))
-    per_epoch = images // config.train.batch_size
-    if not per_epoch:
-        raise ConfigError(
-            f"train.batch_size: got {config.train.batch_size}, more than the {images} training "
-            "images"
-        )
-    return config.replace({"train.total_steps": config.epochs * per_epoch})
+    steps = config.epochs * steps_per_epoch(images, config.train.batch_size)
+    return config.replace({"train.total_steps": steps})
 
 
 def train_model(
-    config: PixelsTrainConfig, *, resume: bool = False, source: Source | None = None
+    config: PixelsTrainConfig, *, resume: bool = False, source: ImageSource | None = None
 ) -> FitResult:
     """Train, then write the best weights as a model folder: `<run>/model`."""
     from accelerate import PartialState
@@ -144,7 +138,7 @@ def train_model(
     result = fit(task, task.config.train, resume=resume)
     if PartialState().is_main_process:
         load_weights(result.folder / "best", {"model": task.model})
-        Segmenter(task.config, task.model, task.encoder).save(result.folder / "model")
+        Segmenter(task.config, task.model, task.encoder).save_pretrained(result.folder / "model")
     return result
 
 

@@ -8,51 +8,20 @@ Questions about a colour-shape pair that training never showed are reported apar
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal
 
-from pydantic import Field
 from torch import Tensor
 
-from eligo.config import Config
-from eligo.devices import resolve_device
 from eligo.report.intervals import wilson_interval
-from eligo.scenes.config import SceneConfig
-from eligo.scenes.graph import Split, draw_scenes
+from eligo.scenes.graph import draw_scenes
 from eligo.scenes.painter import render
 from eligo.scenes.question_kinds import ANSWERS, FAMILIES, KINDS, Kind
 from eligo.scenes.questions import draw_questions
+from eligo.scenes.vlm.config import VlmEvaluationConfig
 from eligo.scenes.vlm.model import PROMPT, load_vlm
 
 BAR = 0.95
 """What the model must reach in every family."""
 _CHUNK = 64
-
-
-class VlmEvaluationConfig(Config):
-    """What to ask, and whom."""
-
-    task: Literal["scenes.evaluate-vlm"] = "scenes.evaluate-vlm"
-    """Which kind of config this is."""
-    model: Path | None = None
-    """Folder of the model; none: the shipped one."""
-    questions: int = Field(default=600, ge=len(FAMILIES))
-    """Questions in all, the same number from each family."""
-    batch_size: int = Field(default=1, ge=1)
-    """Prompts in one call of `generate`; each holds one image and one question."""
-    device: str = "auto"
-    """Where to run: auto, cpu or cuda."""
-    scenes: SceneConfig = SceneConfig()
-    """The world."""
-    split: Split = "test"
-    """Which scenes."""
-    blind_scenes: int = Field(default=4000, ge=1)
-    """Training scenes on which the blind baseline is fitted."""
-
-    @property
-    def resolved_device(self) -> str:
-        """Where it runs: `auto` takes a GPU if there is one."""
-        return str(resolve_device(self.device))
 
 
 @dataclass(frozen=True)

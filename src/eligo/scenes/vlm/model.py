@@ -5,14 +5,10 @@ projector pair, a Llama decoder: whatever is done to it is done through the code
 LLaVA. Departs from LLaVA-1.5 in size, and in a word-level tokenizer of the scenes' vocabulary.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
-from importlib.resources import files
 from pathlib import Path
 
 import torch
-from pydantic import Field, model_validator
 from safetensors import SafetensorError
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
@@ -24,11 +20,11 @@ from transformers import (
     LlavaProcessor,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import logging as transformers_logging
 
-from eligo.config import Config
 from eligo.errors import InputError
+from eligo.pretrained import load_stock, quiet_transformers, shipped_model
 from eligo.scenes.phrases import VOCABULARY
+from eligo.scenes.vlm.config import VlmConfig
 
 PROMPT = "USER: <image> {question} ASSISTANT:"
 """How a question is asked, as in LLaVA-1.5; `processor.apply_chat_template` writes the same."""
@@ -37,49 +33,13 @@ PAD, BOS, EOS, UNK, IMAGE, USER, ASSISTANT = range(len(SPECIAL))
 FIRST_WORD = len(SPECIAL)
 """Token id of word 0 of the vocabulary; word ids are shifted by it."""
 
+_MADE_BY = "eligo scenes train-vlm"
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image> "
     "{% else %}{{ part['text'] }} {% endif %}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
-
-
-class VlmConfig(Config):
-    """Size of the model."""
-
-    image_size: int = Field(default=336, ge=1)
-    """Pixels a side; a multiple of patch_size."""
-    patch_size: int = Field(default=14, ge=1)
-    """Pixels a side of a patch."""
-    vision_layers: int = Field(default=6, ge=2)
-    """Layers of the vision tower; its last but one feeds the language model."""
-    vision_width: int = Field(default=192, ge=1)
-    """Width of the vision tower; a multiple of heads."""
-    layers: int = Field(default=12, ge=1)
-    """Layers of the language model."""
-    width: int = Field(default=192, ge=1)
-    """Width of the language model; an even multiple of heads."""
-    hidden: int = Field(default=640, ge=1)
-    """Width of the feed-forward layers of the language model."""
-    heads: int = Field(default=6, ge=1)
-    """Attention heads, of both."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "VlmConfig":
-        for name, size, step, why in (
-            ("image_size", self.image_size, self.patch_size, "patch_size"),
-            ("vision_width", self.vision_width, self.heads, "heads"),
-            ("width", self.width, 2 * self.heads, "2 x heads (positions rotate pairs)"),
-        ):
-            if size % step:
-                raise ValueError(f"{name}: got {size}, expected a multiple of {step}, {why}")
-        return self
-
-    @property
-    def grid(self) -> int:
-        """Patches a side."""
-        return self.image_size // self.patch_size
 
 
 def build_processor(config: VlmConfig) -> LlavaProcessor:
@@ -166,22 +126,19 @@ def load_vlm(
     ...                    return_tensors="pt")  # doctest: +SKIP
     >>> model.generate(**inputs, max_new_tokens=4)  # doctest: +SKIP
     """
-    path = Path(str(files("eligo.scenes") / "models" / "vlm")) if folder is None else Path(folder)
+    path = shipped_model("vlm", made_by=_MADE_BY) if folder is None else Path(folder)
     if not (path / "config.json").is_file():
         raise InputError(
             f"no model in {path}: expected a folder with config.json and weights; "
-            "`eligo scenes train-vlm` makes one"
+            f"`{_MADE_BY}` makes one"
         )
     try:
-        with _without_bars():
-            model = LlavaForConditionalGeneration.from_pretrained(
-                path, dtype=torch.float32, local_files_only=True
-            )
-            processor = LlavaProcessor.from_pretrained(path, local_files_only=True)
+        model = load_stock(LlavaForConditionalGeneration, path, dtype=torch.float32)
+        processor = LlavaProcessor.from_pretrained(path, local_files_only=True)
     except (OSError, SafetensorError) as error:
         raise InputError(
             f"the model in {path} cannot be read ({' '.join(str(error).split())}); expected all "
-            "that `eligo scenes train-vlm` writes: copy the whole folder, or train it again"
+            f"that `{_MADE_BY}` writes: copy the whole folder, or train it again"
         ) from error
     return model.to(device).eval(), processor  # pyright: ignore[reportArgumentType]
 
@@ -190,18 +147,6 @@ def save_vlm(
     model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: str | Path
 ) -> None:
     """Write a folder for `load_vlm` and stock `from_pretrained`: half precision, 10 MB shards."""
-    with _without_bars():
+    with quiet_transformers():
         deepcopy(model).half().save_pretrained(folder, max_shard_size="10MB")
         processor.save_pretrained(folder)
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Transformers draws none of its progress bars meanwhile."""
-    drawn = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if drawn:
-            transformers_logging.enable_progress_bar()

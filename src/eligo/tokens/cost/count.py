@@ -5,7 +5,6 @@ is the selector, by what it says of itself. Times and memory are never computed:
 where somebody measured them.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -13,7 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from eligo.errors import InputError
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.plan import Plan
 
 SMALL_CUT = 0.01
 """A cut that saves less of the language model than this is not worth its selector."""
@@ -77,15 +75,6 @@ class Schedule:
     def lengths(self) -> tuple[int, ...]:
         """All tokens that each layer works on."""
         return tuple(count + self.text for count in self.vision_by_layer)
-
-    @classmethod
-    def of_plan(cls, plan: Plan, num_layers: int, grid: Sequence[int], text: int) -> "Schedule":
-        """What a plan makes of one image with this grid of tokens."""
-        plan = plan.resolve(num_layers)
-        counts = plan.counts(grid)
-        merged = plan.count(grid)
-        cuts = zip(plan.layers, counts[1:] if plan.stage1 else counts, strict=True)
-        return cls(math.prod(grid), merged, tuple(cuts), text, num_layers)
 
     def without_cut(self, number: int) -> "Schedule":
         """The same with one cut left out."""
@@ -305,28 +294,6 @@ def count_cost(
         dtype=dtype,
         measured=measured or Measured(),
     )
-
-
-def plan_cost(
-    host: HostShape,
-    plan: Plan,
-    text: int,
-    *,
-    grid: Sequence[int] | None = None,
-    dtype: str = "bfloat16",
-    measured: Measured | None = None,
-) -> Cost:
-    """The cost of a plan, its reducers included, for a prompt with one image.
-
-    `grid` are rows and columns of its vision tokens; a host of one image size knows their number.
-    """
-    if grid is None:
-        if host.vision is None:
-            raise InputError(f"{host.name}: vision tokens follow the image's size; give its grid")
-        grid = (host.vision,)
-    reducers = [plan.stage1.reducer if plan.stage1 else None, *(cut.reducer for cut in plan.cuts)]
-    schedule = Schedule.of_plan(plan, host.num_layers, grid, text)
-    return count_cost(host, schedule, selectors=reducers, dtype=dtype, measured=measured)
 
 
 def _llm_flops(host: HostShape, schedule: Schedule) -> float:

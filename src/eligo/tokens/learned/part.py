@@ -18,6 +18,7 @@ from eligo.config import Config, load_config
 from eligo.config.yaml import read_yaml
 from eligo.errors import InputError
 from eligo.files import write_text
+from eligo.pretrained import find_model
 from eligo.train.weights import load_weights, save_weights
 
 PartT = TypeVar("PartT", bound="Part")
@@ -41,7 +42,7 @@ class Part(nn.Module):
     def shape_of_run(run: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
         """What `shape_type` needs, from a run's config and the shapes of its weights."""
 
-    def save_pretrained(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
+    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write both files; `dtype` stores floats in it."""
         folder = Path(folder)
         save_weights(folder, {self.file_name: self}, dtype)
@@ -49,9 +50,12 @@ class Part(nn.Module):
         write_text(folder / f"{self.file_name}.json", shape + "\n")
 
     @classmethod
-    def from_pretrained(cls: type[PartT], folder: str | Path) -> PartT:
-        """The part in a folder (its own, a checkpoint, or a run: its best), float32, eval mode."""
-        folder = cls._find(Path(folder))
+    def from_pretrained(cls: type[PartT], name: str | Path) -> PartT:
+        """The part in a folder (its own, a checkpoint, or a run: its best), float32, eval mode.
+
+        Or by the name of a plan that comes with eligo, or by its name on the hub.
+        """
+        folder = cls._find(find_model(name, f"{cls.file_name}.safetensors"))
         described = folder / f"{cls.file_name}.json"
         if described.is_file():
             shape = _read_json(described)
@@ -66,11 +70,6 @@ class Part(nn.Module):
         part = cls(load_config(cls.shape_type, shape))
         load_weights(folder, {cls.file_name: part})
         return part.eval()
-
-    @classmethod
-    def is_in(cls, folder: str | Path) -> bool:
-        """Whether a folder (or the best checkpoint of a run) holds this part."""
-        return any((place / f"{cls.file_name}.safetensors").is_file() for place in _places(folder))
 
     @classmethod
     def _find(cls, folder: Path) -> Path:

@@ -22,6 +22,7 @@ from eligo.tokens.inside.removal import pruning
 from eligo.tokens.measure.evaluate import ALL, say
 from eligo.tokens.plan import Plan
 from eligo.tokens.predict import trace_schedules
+from eligo.tokens.trace import Stopwatch
 from eligo.vqa import vqa_accuracy
 
 WHOLE, BLIND = "none", "blind"
@@ -36,6 +37,10 @@ class Answers:
     families: list[str] = field(default_factory=list)
     right: dict[str, list[bool]] = field(default_factory=dict)
     """By plan."""
+    said: dict[str, list[str]] = field(default_factory=dict)
+    """By plan."""
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    """By plan: a question's share of the time that its batch took, one number for each batch."""
     cost: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By plan; means over the questions."""
 
@@ -64,7 +69,9 @@ class Asker:
         for plan in plans.values():
             move(plan, device)
         collator = Collator(self.processor)
-        answers = Answers(right={name: [] for name in plans})
+        answers = Answers()
+        for kept in (answers.right, answers.said, answers.seconds):
+            kept.update({name: [] for name in plans})
         schedules: dict[str, Counter[Schedule]] = {name: Counter() for name in plans}
         for first in range(0, len(self.examples), self.batch_size):
             last = min(first + self.batch_size, len(self.examples))
@@ -74,7 +81,11 @@ class Asker:
             for name, plan in plans.items():
                 context = pruning(self.model, plan, batch.question_mask, scene=batch.scene)
                 with torch.no_grad(), context as trace:
+                    watch = Stopwatch(device)
                     said = say(self.model, self.processor, batch, self.max_new_tokens)
+                    watch.stop()
+                answers.said[name] += said
+                answers.seconds[name].append(watch.milliseconds / 1000 / len(rows))
                 # A scene's question has one answer: right or wrong, nothing between.
                 answers.right[name] += [
                     vqa_accuracy(one, row.answers) > 0.5

@@ -138,16 +138,16 @@ def run_rounds(
     model: Any,
     arms: Sequence[Arm],
     inputs: Mapping[str, Tensor],
-    repeats: int,
+    rounds: int,
     on_turn: Callable[[int], None] = lambda _done: None,
 ) -> dict[str, Timings]:
-    """Every arm in turn, `repeats` times after the warm-up; `on_turn` hears how many are done."""
-    if repeats < 1:
-        raise InputError(f"--repeats: got {repeats}, expected 1 or more")
+    """Every arm in turn, `rounds` times after the warm-up; `on_turn` hears how many are done."""
+    if rounds < 1:
+        raise InputError(f"--rounds: got {rounds}, expected 1 or more")
     device = inputs["input_ids"].device
     found = {arm.name: Timings() for arm in arms}
     with torch.no_grad(), _marking(model, Marks(device)) as marks:
-        for turn in range(WARM_UP + repeats):
+        for turn in range(WARM_UP + rounds):
             for number, arm in enumerate(arms, 1):
                 if device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(device)

@@ -28,19 +28,19 @@ def time_answers(
     model: Any,
     processor: Any,
     plan: Plan,
-    repeats: int,
+    rounds: int,
     on_turn: Callable[[int], None] = lambda _done: None,
 ) -> tuple[dict[str, Timings], dict[str, float]]:
     """Milliseconds per answer of both sides, and how many tokens their answers had on average."""
-    if repeats < 1:
-        raise InputError(f"--repeats: got {repeats}, expected 1 or more")
+    if rounds < 1:
+        raise InputError(f"--rounds: got {rounds}, expected 1 or more")
     side = model.config.vision_config.image_size
     examples = SceneExamples(SceneConfig(height=side, width=side), "test", _NUM_QUESTIONS)
     batches = [Collator(processor)([examples[index]]) for index in range(_NUM_QUESTIONS)]
     plans = {"unpruned": None, "pruned": plan}
     found = {name: Timings() for name in plans}
     words: dict[str, list[int]] = {name: [] for name in plans}
-    for turn in range(WARM_UP + repeats):
+    for turn in range(WARM_UP + rounds):
         batch = batches[turn % len(batches)]
         for number, (name, used) in enumerate(plans.items(), 1):
             start = time.perf_counter()

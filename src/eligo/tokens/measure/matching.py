@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eligo.tokens.cost.count import plan_cost
+from eligo.tokens.cost.of_plan import plan_cost
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.methods import Method, proposals
 from eligo.tokens.plan import Cut, Plan, Stage1

@@ -17,50 +17,32 @@ from eligo.tokens.methods.method import Method, keep_best, row_flops
 from eligo.tokens.reducer import Need, ReducerContext, Where
 
 
-class FastV(Method):
-    """The tokens that the last prompt token attends to most, for one cut."""
-
+class _MostAttended(Method):
     places: ClassVar[frozenset[Where]] = frozenset({"inside"})
     reads: ClassVar[frozenset[Need]] = frozenset({"attention_row"})
+
+    def keep(
+        self, context: ReducerContext, budget: Int[Tensor, " images"], width: int
+    ) -> Selection:
+        """The most attended, first."""
+        assert context.attention_row is not None  # `select` saw to it
+        return keep_best(context, context.attention_row, budget, width)
+
+    def flops(
+        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
+    ) -> float:
+        """The row of the layer before, over vision tokens and words."""
+        del question_width, budget
+        return row_flops(num_tokens + num_words, width)
+
+
+class FastV(_MostAttended):
+    """The tokens that the last prompt token attends to most, for one cut."""
 
     name: Literal["fastv"] = "fastv"
 
-    def keep(
-        self, context: ReducerContext, budget: Int[Tensor, " images"], width: int
-    ) -> Selection:
-        """The most attended, first."""
-        return _most_attended(context, budget, width)
 
-    def flops(
-        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
-    ) -> float:
-        """The row of the layer before, over vision tokens and words."""
-        del question_width, budget
-        return row_flops(num_tokens + num_words, width)
-
-
-class PyramidDrop(Method):
+class PyramidDrop(_MostAttended):
     """The tokens that the last prompt token attends to most, for each of several cuts."""
 
-    places: ClassVar[frozenset[Where]] = frozenset({"inside"})
-    reads: ClassVar[frozenset[Need]] = frozenset({"attention_row"})
-
     name: Literal["pyramiddrop"] = "pyramiddrop"
-
-    def keep(
-        self, context: ReducerContext, budget: Int[Tensor, " images"], width: int
-    ) -> Selection:
-        """The most attended, first."""
-        return _most_attended(context, budget, width)
-
-    def flops(
-        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
-    ) -> float:
-        """The row of the layer before, over vision tokens and words."""
-        del question_width, budget
-        return row_flops(num_tokens + num_words, width)
-
-
-def _most_attended(context: ReducerContext, budget: Tensor, width: int) -> Selection:
-    assert context.attention_row is not None  # `select` saw to it
-    return keep_best(context, context.attention_row, budget, width)

@@ -21,7 +21,7 @@ from eligo.tokens.training.inputs_config import (
     ScenesDataConfig,
 )
 from eligo.train.config import AnnealConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from eligo.train.search import SearchConfig
+from eligo.train.search_config import SearchConfig
 
 _DEPTHS = (1 / 16, 1 / 4, 1 / 2)  # where the default plan cuts
 _FIRST, _LAST = 200 / 288, 100 / 288  # what its first and last cut keep of the merged tokens

@@ -63,7 +63,14 @@ class ScenesDataConfig(_DataConfig):
     """How often each family is asked: lookup, existence, count, comparison, relation, location."""
 
 
-class VqaDataConfig(_DataConfig):
+class _FilesConfig(_DataConfig):
+    instruction: str = ""
+    """Put behind every question, such as "Answer the question using a single word or phrase."."""
+    num_workers: int = Field(default=0, ge=0)
+    """Processes that open images."""
+
+
+class VqaDataConfig(_FilesConfig):
     """A folder in the format of VQAv2: questions, annotations, images."""
 
     kind: Literal["vqa"] = "vqa"
@@ -74,13 +81,9 @@ class VqaDataConfig(_DataConfig):
     """What the training files are called by."""
     validation_subtype: str = "val2014"
     """What the validation files are called by; never the test set."""
-    instruction: str = ""
-    """Put behind every question, such as "Answer the question using a single word or phrase."."""
-    num_workers: int = Field(default=0, ge=0)
-    """Processes that open images."""
 
 
-class LinesDataConfig(_DataConfig):
+class LinesDataConfig(_FilesConfig):
     """JSON lines with `image, question, answers`."""
 
     kind: Literal["jsonl"] = "jsonl"
@@ -89,10 +92,6 @@ class LinesDataConfig(_DataConfig):
     """To learn from."""
     validation_lines: Path
     """To choose the checkpoint by; never the test set."""
-    instruction: str = ""
-    """Put behind every question, such as "Answer the question using a single word or phrase."."""
-    num_workers: int = Field(default=0, ge=0)
-    """Processes that open images."""
 
 
 DataConfig = Annotated[

@@ -136,10 +136,11 @@ def adversarial_losses(
     convincing = discriminator.frozen(student.states, mask)
     real = discriminator(teacher.states.detach(), mask)
     fake = discriminator(student.states.detach(), mask)
+    of_real, of_fake = losses.adversarial_discriminator_losses(real, fake)
     found = {
         "adversarial": losses.adversarial_generator_loss(convincing),
-        "real": F.softplus(-real).mean(),
-        "fake": F.softplus(fake).mean(),
+        "real": of_real,
+        "fake": of_fake,
     }
     return found, {
         "disc_prob_real": real.detach().sigmoid().mean(),

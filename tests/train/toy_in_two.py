@@ -1,4 +1,4 @@
-"""Trains the toy task in as many processes as were launched: `two_processes.py OUT`."""
+"""Trains the toy task in as many processes as were launched: `toy_in_two.py OUT`."""
 
 import sys
 from pathlib import Path

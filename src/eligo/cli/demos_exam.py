@@ -1,0 +1,87 @@
+"""`eligo demos exam`: who chooses examples best for a model that learns from them?"""
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from eligo.cli.console import print_result
+from eligo.demos.exam.config import ExamConfig
+from eligo.errors import InputError
+from eligo.files import write_text
+
+
+def run(
+    config: Annotated[ExamConfig, "demos/exam"],
+    *,
+    out: Path = Path("runs/demos_exam"),
+    part: Literal["all", "health", "teach", "train", "measure", "analytic"] = "all",
+    workers: int = 1,
+    device: str = "auto",
+    quick: bool = False,
+    json: bool = False,
+) -> None:
+    """Teach, train and compare selectors on the embedded world; then on formulas.
+
+    Started again, it makes only what is missing. Writes exam.json: health, tables with 95 %
+    intervals, differences, every must as met or missed, and which answers were right.
+
+    Args:
+        out: The folder to write to.
+        part: Go on up to this part, then stop; analytic: only the formulas, which need no learner.
+        workers: Trainings at a time, each in a process of its own.
+        device: Where the learner runs: auto, cpu or cuda.
+        quick: See it run through on a CPU (the config exam_smoke); the numbers mean little.
+        json: Print one JSON document.
+    """
+    if workers < 1:
+        raise InputError(f"--workers: got {workers}, expected at least 1")
+    from eligo.demos.exam.analytic import analytic_exam
+    from eligo.demos.exam.exam import Exam
+    from eligo.devices import resolve_device
+    from eligo.report.provenance import provenance
+    from eligo.train.progress import ProgressBar
+
+    config = config.quick() if quick else config
+    bars: dict[str, ProgressBar] = {}
+
+    def tell(what: str, done: int, total: int) -> None:
+        bars.setdefault(what, ProgressBar(what, total)).update(done, "")
+
+    found: dict[str, Any] = {}
+    where = resolve_device(device)
+    if part != "analytic":
+        found = Exam(config, out, where, tell).run(part, workers)
+    if part in ("all", "analytic"):
+        found |= analytic_exam(config, tell)
+    if part in ("all", "measure", "analytic"):
+        head = provenance("eligo", str(where)) | {"quick": quick}
+        document = head | {"config": config.model_dump(mode="json")} | found
+        name = "analytic.json" if part == "analytic" else "exam.json"
+        write_text(out / name, json_module.dumps(document, indent=1) + "\n")
+    print_result(found if json else _shown(found), json)
+
+
+def _shown(found: dict[str, Any]) -> dict[str, Any]:
+    """Tables narrow enough to read."""
+    shown: dict[str, Any] = {k: v for k, v in found.items() if k not in ("tables", "right")}
+    tables = {
+        f"{count} examples (95 % interval)": [_row(row) for row in rows]
+        for count, rows in found.get("tables", {}).items()
+    }
+    if "comparisons" in shown:
+        shown["comparisons"] = [
+            row for row in shown["comparisons"] if row["column"] in ("accuracy", "ndcg", "mrr")
+        ]
+    return {**tables, **shown}
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, tuple | list):
+            digits = 1 if name == "accuracy" else 3
+            mean, low, high = (f"{number:.{digits}f}" for number in value)
+            told[name] = f"{mean} ({low} to {high})"
+        else:
+            told[name] = value
+    return told

@@ -1,0 +1,201 @@
+"""The exam from end to end with a learner that knows nothing, and what its judge says."""
+
+import json
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+
+from eligo.cli import main
+from eligo.config import load_config
+from eligo.demos import Query
+from eligo.demos.analytic import KINDS, AnalyticUtility, list_values
+from eligo.demos.exam.analytic import CANDIDATES, SHOTS, Task, analytic_exam, clustered_pool
+from eligo.demos.exam.config import ExamConfig
+from eligo.demos.exam.learner_config import LearnerConfig
+from eligo.demos.exam.measure import bits
+from eligo.demos.exam.verdict import judge
+from eligo.demos.rivals import StaticOracle
+from eligo.scenes.vlm.model import build_processor, build_vlm, save_vlm
+
+TINY = load_config(LearnerConfig, "demos/learner").smoke()
+
+
+@pytest.fixture(scope="module")
+def learner(tmp_path_factory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("learner")
+    save_vlm(build_vlm(TINY.model), build_processor(TINY.model), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def held(learner: Path, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("exam")
+    args = ["--quick", "--learner", str(learner), "--out", str(out), "--part", "measure"]
+    assert main(["demos", "exam", *args]) == 0
+    return out
+
+
+def test_the_table_is_whole(held: Path):
+    found = json.loads((held / "exam.json").read_text())
+    rows = ["zero_shot", "random", "best_fixed", "knn", "mmr", "dpp", "v0", "v1", "v2", "v2_gru",
+            "v3", "static_oracle", "beam_oracle"]  # fmt: skip
+    assert list(found["tables"]) == ["2", "3"]
+    for table in found["tables"].values():
+        assert [row["row"] for row in table] == rows
+        by_name = {row["row"]: row for row in table}
+        assert by_name["zero_shot"]["utility"][0] == pytest.approx(0, abs=1e-4)
+        assert by_name["beam_oracle"]["regret"][0] == pytest.approx(0, abs=1e-4)
+        assert by_name["static_oracle"]["ndcg"][0] == pytest.approx(1)
+        assert by_name["v1"]["seeds"] == 2
+        for row in rows[1:]:
+            mean, low, high = by_name[row]["regret"]
+            assert low <= mean <= high
+            # What the best list is worth is a sum: utility and regret always make it up.
+            whole = mean + by_name[row]["utility"][0]
+            assert whole == pytest.approx(by_name["beam_oracle"]["utility"][0], abs=1e-4)
+    assert {must["must"].split(":")[0] for must in found["musts"]} >= {"health"}
+    assert all(must["met"] in ("met", "MISSED") for must in found["musts"])
+    assert found["command"].startswith("eligo")
+    assert len(found["right"]) == 2 * (8 + 5 * 2)
+
+
+def test_it_goes_on_where_it_stopped(held: Path, learner: Path, monkeypatch, capsys):
+    before = {path: path.stat().st_mtime_ns for path in held.rglob("*.safetensors")}
+    (held / "measured" / "knn.json").unlink()
+    monkeypatch.setattr("eligo.demos.exam.stages.teach_together", None)
+    monkeypatch.setattr("eligo.demos.exam.arms.train_selector", None)
+    args = ["--quick", "--learner", str(learner), "--out", str(held), "--part", "measure"]
+    old = json.loads((held / "exam.json").read_text())
+    assert main(["demos", "exam", *args, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tables"] == old["tables"]
+    assert (held / "measured" / "knn.json").exists()
+    assert before == {path: path.stat().st_mtime_ns for path in held.rglob("*.safetensors")}
+
+
+def test_its_lessons_are_those_of_teach(held: Path, tmp_path: Path, monkeypatch, capsys):
+    """So that a selector can be trained on them from the command line."""
+    monkeypatch.chdir(tmp_path)
+    told = [
+        "--data.path", str(held / "taught/train"), "--train.num_epochs", "1",
+        "--train.batch_size", "4",
+    ]  # fmt: skip
+    assert main(["demos", "train", "v1", *told]) == 0
+    assert (tmp_path / "runs/demos_v1/selector/selector.json").is_file()
+
+
+def test_splits_share_nothing(held: Path):
+    seen: dict[str, set[str]] = {}
+    for split in ("train", "validation", "test"):
+        lines = (held / "embedded" / split / "pool" / "items.jsonl").read_text().splitlines()
+        seen[split] = {json.loads(line)["domain"] for line in lines}
+    assert not seen["train"] & seen["test"]
+    assert not seen["train"] & seen["validation"]
+    assert not seen["validation"] & seen["test"]
+
+
+def test_without_a_learner_it_says_how_to_get_one(tmp_path: Path, capsys):
+    assert main(["demos", "exam", "--out", str(tmp_path), "--learner", str(tmp_path / "no")]) == 2
+    assert "train" in capsys.readouterr().err
+
+
+def test_an_exam_that_is_none_stops(learner: Path, held: Path, capsys):
+    args = ["exam_smoke", "--learner", str(learner), "--out", str(held)]
+    assert main(["demos", "exam", *args, "--must_be_healthy"]) == 1
+    assert "oracle_is_good" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ the verdict
+
+
+def row(accuracy: list[float], ndcg: list[float]) -> dict:
+    return {"2": {"accuracy": accuracy, "utility": accuracy, "ndcg": ndcg, "mrr": ndcg}}
+
+
+def test_musts_are_judged_by_intervals():
+    many = 400
+    half, most = ([1.0, 0.0] * (many // 2)), ([1.0] * (many - 40) + [0.0] * 40)
+    ranked, better = [0.5] * many, [0.75] * many
+    rows = {
+        "knn": [row(half, ranked)],
+        "v1": [row(most, ranked), row(most, ranked)],
+        "v2_gru": [row(most, ranked)] * 2,
+        "v0": [row([1.0] * many, ranked)] * 2,
+        "v3": [row(most, better)] * 2,
+    }
+    health = {
+        "beam": 0.95, "static": 0.8, "zero_shot": 0.3, "chance": 0.35, "oracle_is_good": True,
+        "zero_shot_is_chance": True, "pairs_beat_singles": True,
+    }  # fmt: skip
+    found = judge(rows, health, [2], 500)
+    assert [must["met"] for must in found["musts"]] == ["met"] * 8
+    told = {(c["row"], c["against"], c["column"]): c for c in found["comparisons"]}
+    assert told["v2_gru", "v1", "accuracy"]["better"] == "neither"
+    assert told["v0", "v1", "accuracy"]["better"] == "v0"
+    assert told["v1", "knn", "accuracy"]["difference"] == pytest.approx(40)
+
+    del rows["v0"]
+    rows["v3"] = [row(half, ranked)] * 2
+    found = judge(rows, health, [2], 500)
+    met = {must["must"].split(" (")[0]: must["met"] for must in found["musts"]}
+    assert met["v2_gru or v0 above v1"] == "MISSED"
+    assert met["v3 not below v1"] == "MISSED"
+    assert met["v3 above v1 in ndcg"] == "MISSED"
+
+
+def test_a_query_without_ranking_is_left_out():
+    rows = {"knn": [row([1.0, 0.0, 1.0], [0.5, None, 0.7])]}
+    health = dict.fromkeys(("beam", "static", "zero_shot", "chance"), 0.0)
+    health |= dict.fromkeys(("oracle_is_good", "zero_shot_is_chance", "pairs_beat_singles"), False)
+    found = judge(rows, health, [2], 50)["tables"]["2"][0]
+    assert found["ndcg"][0] == pytest.approx(0.6)
+    assert found["accuracy"][0] == pytest.approx(200 / 3)
+
+
+def test_bits_keep_every_answer():
+    assert bits([1.0, 0.0, 1.0, 1.0, 0.0]) == f"{0b110110:x}"
+
+
+# ------------------------------------------------------------------ the formulas
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_lists_at_once_have_the_values_of_the_formula(kind):
+    pool = clustered_pool()
+    query, rows = Query("q", torch.randn(16)), torch.randperm(240)[:5]
+    names, utility = pool.names(rows), AnalyticUtility(pool, kind)
+    lists = torch.tensor(list(permutations(range(5), 3)))
+    found = list_values(pool.vectors[rows], query.vector, lists, kind)
+    for told, value in zip(lists.tolist(), found.tolist(), strict=True):
+        picks = [names[place] for place in told]
+        expected = utility.values(query, tuple(picks[:-1]), picks[-1:])
+        assert value == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_labels_are_the_optimum_and_a_static_oracle_has_none_to_regret_on_relevance():
+    pool = clustered_pool()
+    for kind in KINDS:
+        task = Task(pool, kind, 5)
+        records = task.records(range(5))
+        oracle = StaticOracle(task.utility).fit([], pool)
+        lost = task.regret(oracle, records)
+        assert all(value >= -1e-5 for value in lost)  # nothing is above the optimum
+        if kind == "relevance":
+            assert lost == pytest.approx([0] * 5, abs=1e-5)
+        else:
+            assert max(lost) > 0.01
+        assert records[0].step_scores.shape == (SHOTS, CANDIDATES)
+
+
+def test_the_analytic_table(capsys):
+    config = ExamConfig().quick().replace({"analytic_records": 25, "analytic_steps": 2})
+    found = analytic_exam(config, kinds=["order"])
+    assert [must["met"] for must in found["formula musts"]] in (
+        [one, other] for one in ("met", "MISSED") for other in ("met", "MISSED")
+    )
+    rows = found["formulas"]
+    assert [row["formula"] for row in rows] == ["order"] * 9
+    assert all(row["low"] <= row["regret"] <= row["high"] for row in rows)

@@ -1,0 +1,57 @@
+"""A segmented image as an exhibit: every place belongs to the word that it looks at most."""
+
+import torch
+from PIL import Image
+
+from eligo.pixels.exhibit import exhibit
+from eligo.pixels.inference.predict import PixelsPrediction
+from eligo.report.explorer.folder import load_exhibit, save_exhibit
+from eligo.selection import Selection
+
+WORDS = ("ball", "wall", "floor")
+
+
+def prediction(words=WORDS) -> PixelsPrediction:
+    maps = torch.rand(len(words), 4, 6).softmax(0) if words else None
+    labels = torch.randint(0, 3, (32, 48)).to(torch.uint8)
+    return PixelsPrediction(
+        labels=labels,
+        confidence=torch.rand(32, 48),
+        classes=("wall", "floor", "ball"),
+        words=tuple(words),
+        tag_maps=maps,
+        selection=None if maps is None else Selection.top_k(maps.mean((1, 2))[None], len(words)),
+        image=Image.effect_noise((48, 32), 50).convert("RGB"),
+        used_depth=True,
+    )
+
+
+def test_places_belong_to_words(tmp_path):
+    found = prediction()
+    depth = Image.new("RGB", (48, 32))
+    truth = Image.new("RGB", (48, 32), (9, 9, 9))
+    made = exhibit(found, depth=depth, pictures={"truth": truth}, cost={"forward": "3 ms"})
+    assert list(made.pictures) == ["image", "depth", "labels", "truth"]
+    heard, words = made.stages
+    assert heard.over.picture == "image"
+    assert heard.rows == WORDS
+    owner = found.tag_maps.flatten(1).argmax(0)
+    places = []
+    for number, row in enumerate(heard.selection.indices.tolist()):
+        mine = [place for place in row if place >= 0]
+        assert (owner[mine] == number).all()
+        scores = heard.selection.scores[number][mine]
+        assert torch.equal(scores, scores.sort(descending=True).values)
+        places += mine
+    assert sorted(places) == list(range(24))
+    assert [item.text for item in words.over] == list(WORDS)
+    assert torch.equal(words.selection.indices, found.selection.indices[0])
+    save_exhibit(made, tmp_path)
+    assert load_exhibit(tmp_path).query == "ball, wall, floor"
+
+
+def test_without_words_or_depth():
+    made = exhibit(prediction(()))
+    assert made.stages == ()
+    assert made.query == "no words"
+    assert list(made.pictures) == ["image", "labels"]

@@ -1,0 +1,36 @@
+"""Run a script in two processes, as `accelerate launch` starts them on two GPUs."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def two_processes(script: Path, *args: str | Path) -> Iterator[None]:
+    """Started on entering; on leaving both are waited for and must have ended well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # Told of CPUs by a flag, `accelerate launch` would want MPI; told by the environment, it starts
+    # the processes as it does for GPUs.
+    launch = (
+        "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 "
+        f"--mixed_precision no --dynamo_backend no --main_process_port {port}"
+    )
+    launched = subprocess.Popen(
+        [sys.executable, *launch.split(), str(script), *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield
+        output, _ = launched.communicate(timeout=120)
+        assert launched.returncode == 0, output
+    finally:
+        launched.kill()

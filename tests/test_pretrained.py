@@ -197,7 +197,15 @@ def test_a_table_of_words_travels_with_its_weights(tmp_path):
 
 
 def test_shipped_names(tmp_path, monkeypatch):
-    assert find_model("vlm") == shipped_model("vlm", made_by="x")
+    shipped = shipped_model("vlm", made_by="x")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "vlm").mkdir()  # somebody's folder must not stand in for what comes with eligo
+    assert (find_model("vlm"), str(find_model("./vlm")), str(find_model("mine"))) == (
+        shipped, "vlm", "mine"
+    )  # fmt: skip
+    (tmp_path / "mine").rmdir()
+    (tmp_path / "vlm").rmdir()
     with pytest.raises(InputError, match=r"did you mean vlm.*train one with `eligo x`"):
         shipped_model("vlmm", made_by="eligo x")
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)

@@ -42,14 +42,16 @@ def shipped_model(name: str, *, made_by: str) -> Path:
 
 
 def find_model(name: str | Path, holding: str = CARD) -> Path:
-    """The folder of a model: this one, one that comes with eligo, or one fetched from the hub.
+    """The folder of a model: one that comes with eligo, this one, or one fetched from the hub.
 
-    `holding`: of those that come with eligo, only the ones with such a file.
+    `holding`: of those that come with eligo, only the ones with such a file. A folder that happens
+    to be called like one of them is meant by `./NAME`.
     """
-    if (folder := Path(name)).is_dir():
-        return folder
-    if (name := str(name)) in (names := shipped_models(holding)):
+    folder, name = Path(name), str(name)
+    if name in (names := shipped_models(holding)):
         return SHIPPED / name
+    if folder.is_dir():
+        return folder
     reason = ""
     if _HUB_NAME.fullmatch(name):
         from huggingface_hub import snapshot_download

@@ -98,7 +98,7 @@ def test_bad_files(tmp_path: Path, document, message: str):
 
 def test_pickles_are_not_read(tmp_path: Path):
     for read_it in (read_legacy, read_items):
-        with pytest.raises(InputError, match=r"is a pickle.*save_file"):
+        with pytest.raises(InputError, match=r"is a pickle.*eligo demos convert"):
             read_it(tmp_path / "best_checkpoint.pth")
 
 

@@ -307,7 +307,7 @@ def test_mistakes_are_named(tmp_path):
     about.write_text(about.read_text().replace('"knn"', '"none"'))
     with pytest.raises(InputError, match="kind 'none'; expected"):
         load_selector(tmp_path)
-    with pytest.raises(InputError, match="is no saved selector"):
+    with pytest.raises(InputError, match="there is no such folder"):
         load_selector(tmp_path / "nowhere")
     knn.save(tmp_path)
     a_pool().save(tmp_path / "pool")

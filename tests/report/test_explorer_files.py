@@ -52,6 +52,8 @@ def test_finding(tmp_path):
     assert find_exhibits(single) == [single]
     with pytest.raises(InputError, match="nothing to explore"):
         find_exhibits(tmp_path / "run" / "explore" / "unfinished")
+    with pytest.raises(InputError, match="no such folder"):
+        find_exhibits(tmp_path / "rum")
 
 
 def test_a_second_save_that_fails_leaves_no_mixture(tmp_path):
@@ -109,6 +111,15 @@ def test_wrong_selections_and_pictures(tmp_path):
         load_exhibit(tmp_path)
     Image.new("1", (9000, 9000)).save(tmp_path / "picture_00.png")  # eleven kilobytes
     with pytest.raises(InputError, match="9000 x 9000"):
+        load_exhibit(tmp_path)
+    Image.new("RGB", (4, 4)).save(tmp_path / "picture_00.png", "EPS")  # reading it runs Ghostscript
+    with pytest.raises(InputError, match=r"picture_00\.png: cannot be read as a picture"):
+        load_exhibit(tmp_path)
+    outside = tmp_path.parent / f"{tmp_path.name}_outside.png"
+    Image.new("RGB", (4, 4)).save(outside)
+    (tmp_path / "picture_00.png").unlink()
+    (tmp_path / "picture_00.png").symlink_to(outside)
+    with pytest.raises(InputError, match="expected one beside it"):
         load_exhibit(tmp_path)
 
 

@@ -20,6 +20,7 @@ FORMAT = "eligo.exhibit.v1"
 FOLDER = "explore"
 _FILE = "exhibit.json"
 _MOST_PIXELS = 64_000_000
+_FORMATS = ("PNG", "JPEG", "WEBP")
 
 
 class _Strict(BaseModel):
@@ -135,6 +136,8 @@ def load_exhibit(folder: str | Path) -> Exhibit:
 def find_exhibits(run: str | Path) -> list[Path]:
     """Folders of the exhibits of a run, of the `explore` folder in it, or one exhibit's own."""
     run = Path(run)
+    if not run.is_dir():
+        raise InputError(f"{run}: there is no such folder; expected that of a run to explore")
     if (run / _FILE).is_file():
         return [run]
     inner = run / FOLDER if (run / FOLDER).is_dir() else run
@@ -142,7 +145,7 @@ def find_exhibits(run: str | Path) -> list[Path]:
     if not found:
         raise InputError(
             f"{run}: holds nothing to explore (expected {FOLDER}/*/{_FILE}); `eligo demo` and "
-            "the `predict` of every family write such folders"
+            "the `predict` of tokens, patches and pixels write such folders"
         )
     return found
 
@@ -161,19 +164,23 @@ def _stage(folder: Path, stage: _StageFile) -> Stage:
 
 def _inside(folder: Path, name: str) -> Path:
     """A file of the folder itself: a shared run must not make the reader open other files."""
-    if Path(name).name != name:
+    path = folder / name
+    if Path(name).name != name or "\0" in name or path.is_symlink():
         raise InputError(f"{folder / _FILE}: got file {name!r}, expected one beside it")
-    return folder / name
+    return path
 
 
 def _picture(path: Path) -> Image.Image:
     try:
-        with Image.open(path) as picture:
+        # Named formats: others, such as EPS, start programs to be read.
+        with Image.open(path, formats=_FORMATS) as picture:
             if picture.width * picture.height > _MOST_PIXELS:
                 raise InputError(
                     f"{path}: got a picture of {picture.width} x {picture.height}, expected at "
                     f"most {_MOST_PIXELS:,} pixels"
                 )
             return picture.convert("RGB")
-    except (OSError, Image.DecompressionBombError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # decoders raise all kinds of things on a damaged file
         raise InputError(f"{path}: cannot be read as a picture ({error})") from None

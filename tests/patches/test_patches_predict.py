@@ -104,7 +104,7 @@ def test_the_command(folder, tmp_path, capsys):
     ("change", "says"),
     [
         ({"--text": " "}, "--text: is empty"),
-        ({"--image": "nowhere.png"}, "nowhere.png: cannot be read as an image"),
+        ({"--image": "nowhere.png"}, "nowhere.png: there is no such image"),
         ({"--dense": "a ball."}, "trained without dense captions"),
         ({"--model": "nowhere"}, "nowhere: there is no such folder"),
     ],

@@ -107,7 +107,7 @@ def test_an_index_of_scenes_brings_its_own_dev_queries(world, tmp_path, capsys, 
         (("by_image", "a ball."), "is an index of texts, and got a text"),
         (("by_text", "a ball.", "--k", "200"), "at least as many to rerank"),
         (("images", "a ball."), "is no index"),
-        (("by_image", "--image", "nowhere.png"), "cannot be read as an image"),
+        (("by_image", "--image", "nowhere.png"), "there is no such image"),
     ],
 )
 def test_mistakes(world, capsys, words, says):

@@ -259,7 +259,7 @@ def test_contradictions_and_bad_input_exit_2(capsys, run: Path, pair, tmp_path: 
     assert "expected one of 0 to 6" in refused(capsys, *base, "--preset", "8")
     evaluate = ("evaluate", run, "--device", "cpu")
     assert "logit_init" in refused(capsys, *evaluate, "--sam-encoder-logit-init", "2.0")
-    assert "cannot be read as an image" in refused(capsys, *base, "--depth", tmp_path / "no.png")
+    assert "there is no such image" in refused(capsys, *base, "--depth", tmp_path / "no.png")
     Image.fromarray(np.zeros((48, 60), dtype=np.uint16)).save(tmp_path / "d.png")
     assert "expected the same size" in refused(capsys, *base, "--depth", tmp_path / "d.png")
     assert "is none of them" in refused(capsys, *base, "--tags", "desk")

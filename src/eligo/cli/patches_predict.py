@@ -36,12 +36,12 @@ def run(
     """
     if not text.strip():
         raise InputError("--text: is empty")
+    from eligo.images import open_image
     from eligo.patches.exhibit import exhibit
     from eligo.patches.inference.predict import predict
-    from eligo.patches.retrieval.sources import read_picture
     from eligo.report.explorer.folder import save_prediction
 
-    opened = read_picture(image)
+    opened = open_image(image)
     loaded = open_model(model, device)
     if loaded.uses_dense and dense is None:
         raise InputError("--dense: needed, as the model was trained with a dense caption per image")

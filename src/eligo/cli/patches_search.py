@@ -102,14 +102,14 @@ def _query(
         if not text.strip():
             raise InputError("the text to look for is empty")
         return model.text_side([text])
-    from eligo.patches.retrieval.sources import read_picture
+    from eligo.images import open_image
 
     assert image is not None
     if model.uses_dense and dense is None:
         raise InputError(
             "--dense: needed, as the model was trained with a dense caption for every image"
         )
-    return model.image_side([read_picture(image)], None if dense is None else [dense])
+    return model.image_side([open_image(image)], None if dense is None else [dense])
 
 
 def _recall_here(searcher: "Searcher", query: "Texts | Images", rerank: int) -> float:

@@ -54,8 +54,8 @@ def run(
 
     chosen = find_plan(plan, method, budgets, layers)
     from eligo.devices import resolve_device
+    from eligo.images import open_image
     from eligo.report.explorer.folder import save_prediction
-    from eligo.tokens.data.examples import open_image
     from eligo.tokens.exhibit import exhibit
     from eligo.tokens.load import load_host
     from eligo.tokens.predict import predict

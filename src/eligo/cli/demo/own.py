@@ -9,11 +9,11 @@ from torch import nn
 from eligo.cli.demo.part import Part, Row, Work
 from eligo.cli.demo.tokens import ASKS, NAME, RIVALS
 from eligo.errors import InputError
+from eligo.images import open_image
 from eligo.pretrained import shipped_models
 from eligo.report.explorer.exhibit import Answer
 from eligo.tokens.cost.count import Cost
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.data.examples import open_image
 from eligo.tokens.exhibit import exhibit
 from eligo.tokens.load import load_host
 from eligo.tokens.measure.asking import move

@@ -5,11 +5,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from eligo.demos.hosts.prompt import Turn, reads_images, tokenizer_of, write_prompt
 from eligo.errors import InputError
+from eligo.images import open_image
 
 _OPEN_IMAGES = 256  # kept in memory: a query's candidates come again and again
 
@@ -70,12 +70,3 @@ class Reader:
             for name, value in encoded.items()
             if isinstance(value, Tensor)
         }
-
-
-def open_image(path: str) -> Image.Image:
-    """An image file in RGB."""
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read as an image ({error})") from None

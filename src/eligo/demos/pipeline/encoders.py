@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eligo.demos.data.text import embed_texts
-from eligo.demos.hosts.reader import open_image
 from eligo.devices import resolve_device
 from eligo.errors import InputError
+from eligo.images import open_image
 
 WORDS = "words"
 _BATCH = 64

@@ -16,6 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from eligo.errors import InputError
+from eligo.images import open_image
 from eligo.patches.data.augment import change_pieces, random_crop
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
 from eligo.patches.data.captions import CaptionedImage, read_captions
@@ -195,12 +196,7 @@ class FileSet(RetrievalSet):
 
 def read_image(image: CaptionedImage) -> UInt8[Tensor, "3 height width"]:
     """The bytes of an image file."""
-    try:
-        with Image.open(image.path) as opened:
-            pixels = np.array(opened.convert("RGB"))
-    except (OSError, UnidentifiedImageError, SyntaxError) as error:
-        raise InputError(f"{image.path}: cannot be read as an image ({error})") from None
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    return torch.from_numpy(np.array(open_image(image.path))).permute(2, 0, 1)
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:

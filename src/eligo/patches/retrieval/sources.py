@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from PIL import Image
-
 from eligo.errors import InputError
+from eligo.images import open_image
 from eligo.patches.retrieval.store import Kind
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -104,19 +103,10 @@ class ImageFiles:
 
     def _open(self, name: str) -> Loaded | Unreadable:
         try:
-            picture = read_picture(self.root / name)
+            picture = open_image(self.root / name)
         except InputError as error:
             return Unreadable(str(error))
         return Loaded(picture, None if self.dense is None else self.dense[name])
-
-
-def read_picture(path: Path) -> Image.Image:
-    """A decoded colour image."""
-    try:
-        with Image.open(path) as opened:
-            return opened.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: cannot be read as an image ({error})") from error
 
 
 @dataclass(frozen=True)

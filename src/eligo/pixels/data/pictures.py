@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, UInt8
-from PIL import Image
 from torch import Tensor
 
 from eligo.errors import InputError
+from eligo.images import open_image, read_stored
 from eligo.pixels.data.config import InputsConfig
 from eligo.pixels.data.inputs import decode_depth
 
@@ -17,7 +17,7 @@ MIN_SIZE = 32
 
 def read_rgb(path: Path) -> UInt8[Tensor, "3 height width"]:
     """A colour image."""
-    pixels = np.array(_opened(path).convert("RGB"))
+    pixels = np.array(open_image(path))
     if min(pixels.shape[:2]) < MIN_SIZE:
         raise InputError(
             f"{path}: got {pixels.shape[0]} x {pixels.shape[1]} pixels, expected at least "
@@ -36,7 +36,7 @@ def read_depth(
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: cannot be read as an array ({error})") from error
     else:
-        values = np.array(_opened(path))
+        values = np.array(read_stored(path))
     if values.ndim == 3 and values.shape[2] == 3 and inputs.depth == "png8":
         values = values[..., 0]  # some store it three times
     _check_shape(path, values, like)
@@ -51,7 +51,7 @@ def read_label(
     path: Path, num_classes: int, like: tuple[Path, Tensor]
 ) -> UInt8[Tensor, "height width"]:
     """Classes 1..K on disk as 0..K-1; 0 as 255, which is ignored."""
-    values = np.array(_opened(path))
+    values = np.array(read_stored(path))
     _check_shape(path, values, like)
     if values.min() < 0 or values.max() > num_classes:
         raise InputError(
@@ -59,15 +59,6 @@ def read_label(
             f"expected 0 (ignored) to {num_classes}, the number of classes"
         )
     return torch.from_numpy(values.astype(np.uint8) - np.uint8(1))
-
-
-def _opened(path: Path) -> Image.Image:
-    try:
-        with Image.open(path) as opened:
-            opened.load()
-            return opened
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: cannot be read as an image ({error})") from error
 
 
 def _check_shape(path: Path, values: np.ndarray, like: tuple[Path, Tensor]) -> None:

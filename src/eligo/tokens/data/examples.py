@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Int, Int64, UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from eligo.errors import InputError
+from eligo.images import open_image
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.dataset import scene_id
 from eligo.scenes.graph import Split, draw_scenes
@@ -162,17 +163,6 @@ class FileExamples(Dataset[TokenExample]):
         return TokenExample(
             row.id, open_image(row.image), row.question, row.answers, row.kind, row.kind
         )
-
-
-def open_image(path: Any) -> Image.Image:
-    """An image file in RGB, or an error that names it."""
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such image") from None
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: cannot be read as an image ({error})") from None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from PIL import Image
 from eligo.config import load_config
 from eligo.devices import resolve_device
 from eligo.errors import InputError
+from eligo.images import open_image
 from eligo.tokens.cost.count import Schedule
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.chat import build_prompt
@@ -209,7 +210,7 @@ def cut(answer: str, until: str | Sequence[str] | None) -> str:
 
 def opened(image: Any) -> Image.Image:
     """An image of a document, or the file that it names, in RGB."""
-    return (image if isinstance(image, Image.Image) else Image.open(image)).convert("RGB")
+    return image.convert("RGB") if isinstance(image, Image.Image) else open_image(image)
 
 
 def numbers(name: str, given: int | float | str | None) -> tuple[Any, ...]:

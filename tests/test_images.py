@@ -1,0 +1,43 @@
+"""Image files are opened upright and in RGB; what cannot be opened is named."""
+
+import pytest
+from PIL import Image
+
+from eligo.errors import InputError
+from eligo.images import open_image, read_stored
+
+
+def test_a_photo_held_sideways_is_turned(tmp_path):
+    upright = Image.new("RGB", (20, 40), "blue")
+    upright.paste("red", (0, 0, 20, 10))  # the sky
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored lying on its left side
+    upright.rotate(90, expand=True).save(tmp_path / "photo.png", exif=exif)
+    opened = open_image(tmp_path / "photo.png")
+    assert (opened.size, opened.mode) == ((20, 40), "RGB")
+    assert opened.tobytes() == upright.tobytes()
+    assert read_stored(tmp_path / "photo.png").size == (40, 20)
+
+
+def test_stored_numbers_stay(tmp_path):
+    depth = Image.new("I;16", (3, 2), 1234)
+    depth.save(tmp_path / "depth.png")
+    assert read_stored(tmp_path / "depth.png").getpixel((2, 1)) == 1234
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(None, "there is no such image"), (b"no image", "cannot be read"), (b"", "cannot be read")],
+)
+def test_what_cannot_be_opened_is_named(tmp_path, content, says):
+    if content is not None:
+        (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(InputError, match=rf"a\.png: {says}"):
+        open_image(tmp_path / "a.png")
+
+
+def test_half_a_file(tmp_path):
+    Image.effect_noise((64, 64), 50).save(tmp_path / "whole.jpg")
+    (tmp_path / "a.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:500])
+    with pytest.raises(InputError, match=r"a\.jpg: cannot be read"):
+        open_image(tmp_path / "a.jpg")

@@ -26,12 +26,22 @@ _REPEATS = 10
 class Prediction:
     """What was said, and all that can be told about it."""
 
+    question: str
     answer: str
     cost: Cost
     trace: Trace
-    picture: Image.Image
     seen: tuple[Image.Image, ...]
     """What the tower was shown, cropped and scaled: the image, or its tiles."""
+
+    @property
+    def picture(self) -> Image.Image:
+        """Which tokens survived each stage, drawn anew at every call."""
+        return stages_picture(
+            self.seen,
+            [(_heading(stage), _kept(stage, self.trace)) for stage in self.trace.stages],
+            title=self.question,
+            caption=f"answer: {self.answer}",
+        )
 
 
 def predict(
@@ -65,13 +75,7 @@ def predict(
         measured=measured,
     )
     seen = _seen(processor, batch.inputs, image, trace)
-    picture = stages_picture(
-        seen,
-        [(_heading(stage), _kept(stage, trace)) for stage in trace.stages],
-        title=question,
-        caption=f"answer: {said}",
-    )
-    return Prediction(said, cost, trace, picture, tuple(seen))
+    return Prediction(question, said, cost, trace, tuple(seen))
 
 
 def trace_schedule(trace: Trace, num_layers: int, row: int = 0) -> Schedule:

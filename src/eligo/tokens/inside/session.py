@@ -88,6 +88,8 @@ class Session:
         self._stack.__exit__(kind, error, traceback)
         self._step = None
         self._frames.clear()
+        # It knows us: a circle, which would keep what the tower saw until the collector comes.
+        del self.entrance
 
     def _install(self, stack: ExitStack) -> None:
         host = self.host

@@ -67,8 +67,8 @@ def tokens_tool(device: str) -> LiveTool | None:
         title="Prune vision tokens",
         text=LiveText("Question", "what colour is the large ball?", examples[0].text),
         budget=LiveBudget(
-            "Vision tokens that enter the language model", step, supply, step, step * (_first(plans[0], supply) // step),
-            f"of {supply}",
+            "Vision tokens that enter the language model", step, supply, step,
+            step * (_first(plans[0], supply) // step), f"of {supply}",
         ),
         examples=examples,
         run=_Pruner(device, plans, supply, known).run,

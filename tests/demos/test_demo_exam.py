@@ -193,9 +193,7 @@ def test_labels_are_the_optimum_and_a_static_oracle_has_none_to_regret_on_releva
 def test_the_analytic_table(capsys):
     config = ExamConfig().quick().replace({"analytic_records": 25, "analytic_steps": 2})
     found = analytic_exam(config, kinds=["order"])
-    assert [must["met"] for must in found["formula musts"]] in (
-        [one, other] for one in ("met", "MISSED") for other in ("met", "MISSED")
-    )
+    assert ["v0" in must["must"] for must in found["formula musts"]] == [True, False]
     rows = found["formulas"]
     assert [row["formula"] for row in rows] == ["order"] * 9
     assert all(row["low"] <= row["regret"] <= row["high"] for row in rows)

@@ -8,16 +8,17 @@ import torch
 
 from eligo.cli import main
 from eligo.config import load_config
-from eligo.demos.exam.learner import LearnerTask, _decided, _meanings
+from eligo.demos.exam.learner import LearnerTask
 from eligo.demos.exam.learner_config import LearnerConfig
 from eligo.demos.exam.lessons import DEMOS, OFFSETS, QUESTIONS, draw_lessons
 from eligo.demos.exam.packing import pack
+from eligo.demos.exam.readouts import read_out
 from eligo.demos.hosts.prompt import Turn
 from eligo.demos.hosts.reader import Reader
 from eligo.demos.hosts.scorer import span_logprobs
 from eligo.scenes import words
 from eligo.scenes.phrases import VOCABULARY, to_text
-from eligo.scenes.vlm.model import build_processor, build_vlm
+from eligo.scenes.vlm.model import IMAGE, build_processor, build_vlm
 from eligo.train import Progress
 
 TINY = load_config(LearnerConfig, "demos/learner").smoke()
@@ -113,7 +114,7 @@ def test_packed_is_what_a_host_reads(lessons, tmp_path: Path, count: int):
     with torch.no_grad():
         features, _ = task.see(batch)
         packed = pack(lessons, shown, features.shape[1])
-        answers = task.read(features, packed).answer.log_softmax(-1)
+        answers = task.say(features, packed).answer.log_softmax(-1)
 
     def turn(place: int, text, answer: int) -> Turn:
         path = tmp_path / f"{place}.png"
@@ -142,14 +143,47 @@ def test_packed_is_what_a_host_reads(lessons, tmp_path: Path, count: int):
 def test_what_words_should_mean(lessons):
     task = LearnerTask(TINY)
     batch = task.make("train", torch.arange(12), CPU, 0.0)
-    told, meant, tellable = _meanings(batch)
+    told, (meant, tellable) = batch.told, batch.meanings()
     packed = pack(batch.lessons, batch.shown, 16)
     for lesson, number, place in tellable.nonzero().tolist():
         token = int(packed.tokens[lesson, packed.name_places[lesson, number, place]]) - 7
         demo = batch.lessons.demo_word[lesson].tolist().index(token)
         assert told[lesson, demo]
         assert int(meant[lesson, number, place]) == int(batch.lessons.demo_value[lesson, demo])
-    assert (_decided(batch) == (tellable.all(-1) & batch.lessons.valid)).all()
+    assert (batch.decided() == (tellable.all(-1) & batch.lessons.valid)).all()
+
+
+def test_the_head_that_points_is_the_models_own(lessons):
+    """Its logits are those that attention itself takes the softmax of."""
+    torch.manual_seed(0)
+    task = LearnerTask(TINY)
+    task.model.eval()
+    task.model.model.language_model.set_attn_implementation("eager")
+    shown = torch.ones(len(lessons), DEMOS, dtype=torch.bool)
+    shown[1, 3] = False
+    batch = task.make("train", torch.arange(12), CPU, 0.0)._replace(lessons=lessons, shown=shown)
+    with torch.no_grad():
+        features, _ = task.see(batch)
+        packed = pack(lessons, shown, features.shape[1])
+        vision = task.model.model.multi_modal_projector(features).view(len(lessons), -1, 32)
+        text = task.model.model.language_model.embed_tokens(packed.tokens)
+        states = task.model.model.language_model(
+            inputs_embeds=text.masked_scatter((packed.tokens == IMAGE)[..., None], vision),
+            attention_mask=torch.where(packed.mask, 0.0, -torch.inf),
+            position_ids=packed.positions, output_attentions=True, output_hidden_states=True,
+        )  # fmt: skip
+        read = read_out(task.words, task.model.model.language_model, states.hidden_states, packed)
+    layer = round(3 / 8 * TINY.model.layers)
+    for lesson, number, place in ((0, 0, 0), (1, 5, 1), (7, 3, 0)):
+        name = packed.name_places[lesson, number, place]
+        looks = states.attentions[layer][lesson, 0, name, packed.word_places[lesson]].log()
+        found = read.pointed[lesson, number, place]
+        seen = shown[lesson]
+        assert torch.allclose((found - found[0])[seen], (looks - looks[0])[seen], atol=1e-4)
+        told = packed.tokens[lesson, packed.word_places[lesson]]
+        assert read.same[lesson, number, place].tolist() == [
+            int(word) == int(packed.tokens[lesson, name]) for word in told
+        ]
 
 
 def test_every_part_learns():
@@ -157,7 +191,7 @@ def test_every_part_learns():
     task = LearnerTask(TINY)
     batch = next(task.batches(TINY.vision_steps, 0, 1, CPU))
     output = task.step(batch, Progress(TINY.vision_steps, 4))
-    assert {"answer", "end", "seen", "bound", "looked", "found"} <= set(output.losses)
+    assert {"answer", "end", "seen", "bound", "pointed", "looked", "found"} <= set(output.losses)
     sum(output.losses.values()).backward()
     for name in ("word_heads", "vlm"):
         for path, parameter in task.modules[name].named_parameters():
@@ -181,7 +215,7 @@ def test_a_smoke_run_writes_a_model(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["demos", "train-learner", "learner", "--smoke", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    steps = {"seen", "binding", "lookup", "found"}
+    steps = {"seen", "binding", "pointing", "lookup", "found"}
     shares = steps | {"accuracy", "zero_shot", "pair", "one", "plain"}
     assert shares <= set(found["best"])
     assert (tmp_path / "runs/demos_learner/model/config.json").is_file()

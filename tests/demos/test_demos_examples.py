@@ -14,7 +14,6 @@ MODULES = [
     "hosts.scorer",
     "index.pool_index",
     "learned.metrics",
-    "measure.texts",
     "models.bi_encoder",
     "models.decoder",
     "models.steps",

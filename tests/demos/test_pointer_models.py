@@ -202,6 +202,18 @@ def test_padding_order_and_batch_mates_do_not_matter(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["v0", "v1", "v2", "v2_gru"])
+def test_untrained_they_rank_by_likeness(kind: str):
+    """The query is not drowned by what is added to it: there is something to start from."""
+    model = build_model(CONFIGS[kind].replace({"d_model": 64, "hidden_dim": 64})).eval()
+    query, candidates = torch.randn(64, 64), torch.randn(64, 16, 64)
+    query, candidates = (torch.nn.functional.normalize(v, dim=-1) for v in (query, candidates))
+    found = model.predict(query, candidates, shots=1).selection.scores
+    likeness = model.scale(model.project(query).unsqueeze(1), model.project(candidates)).squeeze(1)
+    pairs = torch.stack([found.flatten(), likeness.flatten()])
+    assert torch.corrcoef(pairs)[0, 1] > 0.5
+
+
+@pytest.mark.parametrize("kind", ["v0", "v1", "v2", "v2_gru"])
 def test_batch_size_does_not_matter(kind: str):
     model = small_model(kind, d_model=64, hidden_dim=32)
     query, candidates = torch.randn(512, 64), torch.randn(512, 16, 64)

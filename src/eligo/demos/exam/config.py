@@ -58,6 +58,8 @@ class ExamConfig(Config):
     """Every arm is trained once with each."""
     changes: dict[str, Any] = Field(default_factory=dict)
     """Other values of all arms' configs, by dotted key."""
+    own_changes: dict[Arm, dict[str, Any]] = Field(default_factory=dict)
+    """Other values of single arms' configs."""
     resamples: int = Field(default=10_000, ge=10)
     """Of the bootstrap."""
     analytic_records: int = Field(default=1000, ge=20)
@@ -71,11 +73,12 @@ class ExamConfig(Config):
         """The same exam in two minutes on a CPU: the code runs, the numbers mean little."""
         return load_config(ExamConfig, "demos/exam_smoke", {"learner": self.learner})
 
-    def run(self, arm: str, seed: int, taught: Path, out: Path) -> DemosTrainConfig:
+    def run(self, arm: Arm, seed: int, taught: Path, out: Path) -> DemosTrainConfig:
         """The training of an arm."""
         own = {
             "train.name": f"{arm}_{seed}", "train.seed": seed, "train.out": out,
             "data.path": taught, "model.K": self.num_candidates,
             "model.shot_num": self.train_shots,
         }  # fmt: skip
-        return load_config(DemosTrainConfig, f"demos/{arm}", own).replace(self.changes)
+        changed = self.changes | self.own_changes.get(arm, {})
+        return load_config(DemosTrainConfig, f"demos/{arm}", own).replace(changed)

@@ -3,13 +3,13 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 from eligo.demos.data.records import Record
 from eligo.demos.exam.arms import jobs, train_arms
-from eligo.demos.exam.config import ExamConfig
+from eligo.demos.exam.config import Arm, ExamConfig
 from eligo.demos.exam.health import is_healthy
 from eligo.demos.exam.measure import bits, measure
 from eligo.demos.exam.rows import (
@@ -112,7 +112,7 @@ class Exam:
             found = chosen_by(rival(name, self.stages, self._validation()), asked, lessons, most)
         else:
             seed = int(name.rpartition("_")[2])
-            config = self.config.run(row, seed, Path(), self.selectors)
+            config = self.config.run(cast(Arm, row), seed, Path(), self.selectors)
             model = config.model.replace({"d_model": asked.world.pool.vectors.shape[1]})
             folder = config.train.folder / "best"
             found = chosen_by_model(model, folder, asked, most, self.device)

@@ -1,14 +1,8 @@
 """Training the in-context learner: see first, then read words off examples. Section 6.
 
-A trial with answers alone learned plain words and stayed at chance on nonce words: nothing made an
-example's word read its own image. So every step up to the answer has a signal of its own, a linear
-read-out that is thrown away afterwards. On the way up the language model
-- ASSISTANT: of an example knows what its question asks for (`seen`; in any words);
-- its word, the next token, takes that over as its meaning (`bound`);
-- the words of a question find the same words in examples and take over theirs (`looked`);
-- the question mark knows the object that has both (`found`);
-what is left is to say the attribute that was asked for. Lessons begin with plain words, nonce words
-come in, the read-outs fade. Metrics of the same names watch the steps, on nonce words only.
+The tower learns what patches show, then all of it learns lessons: plain words first, nonce words
+come in over the first third. What an answer needs has signals of its own on the way (`readouts`),
+which fade; `seen`, `binding`, `pointing`, `lookup` and `found` watch those steps on nonce words.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,14 +10,24 @@ from typing import NamedTuple
 
 import torch
 from accelerate import PartialState
-from jaxtyping import Bool, Float
-from torch import Tensor, nn
-from torch.nn import functional as F
+from jaxtyping import Float
+from torch import Tensor
 
+from eligo.demos.exam.batch import Batch
 from eligo.demos.exam.learner_config import LearnerConfig
-from eligo.demos.exam.lessons import DEMOS, NUM_VALUES, QUESTIONS, Lessons, draw_lessons
+from eligo.demos.exam.lessons import DEMOS, draw_lessons
 from eligo.demos.exam.packing import Packed, pack
-from eligo.scenes import draws, words
+from eligo.demos.exam.readouts import (
+    Read,
+    WordHeads,
+    gather,
+    mean_loss,
+    read_out,
+    share,
+    word_losses,
+    word_metrics,
+)
+from eligo.scenes import draws
 from eligo.scenes.graph import Split
 from eligo.scenes.vlm.heads import PatchTargets, VisionHeads, patch_targets
 from eligo.scenes.vlm.model import EOS, IMAGE, build_processor, build_vlm, save_vlm
@@ -41,39 +45,14 @@ from eligo.train import (
 
 _AHEAD = 8  # steps whose lessons are drawn together: drawing is many small operations
 _SHOWN = (1, 1, 2, 2, 6)  # how often 0, 1, 2, 3 and all 4 examples are shown
-_SEEN, _BOUND, _LOOKED, _FOUND = 1 / 4, 3 / 8, 1 / 2, 3 / 4  # depths at which states are read
 
 
-class Batch(NamedTuple):
-    """One step's lessons."""
-
-    lessons: Lessons
-    shown: Bool[Tensor, "lessons 4"]
-
-
-class WordHeads(nn.Module):
-    """What a word means, read from a state; used in training only."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.seen, self.bound, self.looked, self.found = (
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, NUM_VALUES)) for _ in range(4)
-        )
-
-
-class Read(NamedTuple):
-    """What the model says on a batch."""
+class Said(NamedTuple):
+    """What the model says on a batch, and what it knew on the way."""
 
     answer: Float[Tensor, "lessons 8 tokens"]
     end: Float[Tensor, "lessons 8 tokens"]
-    seen: Float[Tensor, "lessons 4 values"]
-    """What an example's question asks for."""
-    bound: Float[Tensor, "lessons 4 values"]
-    """What its word means."""
-    looked: Float[Tensor, "lessons 8 2 values"]
-    """What the two words of a question mean."""
-    found: Float[Tensor, "lessons 8 values"]
-    """All that is true of the object it means."""
+    read: Read
 
 
 class LearnerTask(Task):
@@ -128,7 +107,7 @@ class LearnerTask(Task):
         targets: PatchTargets = patch_targets(rendered, self.config.model.patch_size)
         return features, self.heads.losses(features, seen.pooler_output, targets)
 
-    def read(self, features: Tensor, packed: Packed) -> Read:
+    def say(self, features: Tensor, packed: Packed) -> Said:
         """Answers, and what words seem to mean on the way."""
         llava = self.model.model
         vision = llava.multi_modal_projector(features)
@@ -143,19 +122,10 @@ class LearnerTask(Task):
             output_hidden_states=True,
         )
         last = states.last_hidden_state
-
-        def at(share: float, places: Tensor) -> Tensor:
-            layer = round(share * (len(states.hidden_states) - 1))
-            return _at(states.hidden_states[layer], places).float()
-
-        looked = self.words.looked(at(_LOOKED, packed.name_places.flatten(1)))
-        return Read(
-            answer=self.model.lm_head(_at(last, packed.ask_places)).float(),
-            end=self.model.lm_head(_at(last, packed.ask_places + 1)).float(),
-            seen=self.words.seen(at(_SEEN, packed.word_places - 1)),
-            bound=self.words.bound(at(_BOUND, packed.word_places)),
-            looked=looked.unflatten(1, (QUESTIONS, 2)),
-            found=self.words.found(at(_FOUND, packed.ask_places - 1)),
+        return Said(
+            self.model.lm_head(gather(last, packed.ask_places)).float(),
+            self.model.lm_head(gather(last, packed.ask_places + 1)).float(),
+            read_out(self.words, llava.language_model, states.hidden_states, packed),
         )
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:
@@ -166,21 +136,19 @@ class LearnerTask(Task):
             return StepOutput(losses, {"accuracy_shape": vision["accuracy_shape"]})
         losses = {name: self.config.vision_weight * value for name, value in losses.items()}
         packed = pack(batch.lessons, batch.shown, features.shape[1])
-        read = self.read(features, packed)
-        scale = self.config.word_weight.at(progress.step / progress.total_steps)
-        valid = batch.lessons.valid
-        told, meant, tellable = _meanings(batch)
-        known = tellable | batch.lessons.plain[:, None, None]
-        end = torch.full_like(packed.answers, EOS)
-        losses |= {
-            "answer": _mean_loss(read.answer, packed.answers, valid),
-            "end": _mean_loss(read.end, end, valid),
-            "seen": scale * _mean_loss(read.seen, batch.lessons.demo_value, told),
-            "bound": scale * _mean_loss(read.bound, batch.lessons.demo_value, told),
-            "looked": scale * _mean_loss(read.looked, meant, tellable),
-            "found": scale * _found_loss(read.found, batch.lessons, known.all(-1) & valid),
-        }
-        return StepOutput(losses, _metrics(batch, packed, read))
+        said, valid = self.say(features, packed), batch.lessons.valid
+        losses["answer"] = mean_loss(said.answer, packed.answers, valid)
+        losses["end"] = mean_loss(said.end, torch.full_like(packed.answers, EOS), valid)
+        scale = self.config.word_weight.at(progress.fraction)
+        losses |= {name: scale * loss for name, loss in word_losses(said.read, batch).items()}
+        return StepOutput(losses, {**self._metrics(batch, packed, said)})
+
+    def _metrics(self, batch: Batch, packed: Packed, said: Said) -> dict[str, Tensor]:
+        right = said.answer.argmax(-1) == packed.answers
+        nonce = ~batch.lessons.plain[:, None]
+        return {
+            "accuracy": share(right, batch.decided() & nonce), **word_metrics(said.read, batch)
+        }  # fmt: skip
 
     @torch.no_grad()
     def evaluate(self) -> Mapping[str, float]:
@@ -194,8 +162,7 @@ class LearnerTask(Task):
             features, _ = self.see(whole)
             plain = self.make("validation", indices, device, 1.0, whole=True)
             packed = pack(whole.lessons, whole.shown, features.shape[1])
-            read = self.read(features, packed)
-            parts = _metrics(whole, packed, read)
+            parts = self._metrics(whole, packed, self.say(features, packed))
             none = Batch(whole.lessons, torch.zeros_like(whole.shown))
             parts["zero_shot"] = self._right(none, features, whole)
             half = Batch(whole.lessons, whole.shown & whole.lessons.needs[:, 0])
@@ -204,76 +171,19 @@ class LearnerTask(Task):
             parts["one"] = self._right(Batch(whole.lessons, lone), features, whole, 0)
             parts["plain"] = self._right(plain, features, plain)
             for name, value in parts.items():
-                found.setdefault(name, []).append(torch.as_tensor(value).to(device))
-        return {name: float(torch.stack(values).nanmean()) for name, values in found.items()}
+                found.setdefault(name, []).append(value)
+        return {name: float(torch.stack(values).mean()) for name, values in found.items()}
 
     def _right(
         self, batch: Batch, features: Tensor, whole: Batch, only: int | None = None
     ) -> Tensor:
         """Share of questions answered right, of those that all examples would decide."""
         packed = pack(batch.lessons, batch.shown, features.shape[1])
-        right = self.read(features, packed).answer.argmax(-1) == packed.answers
-        asked = _decided(whole)
+        right = self.say(features, packed).answer.argmax(-1) == packed.answers
+        asked = whole.decided()
         if only is not None:
             right, asked = right[:, only], asked[:, only]
-        return _share(right, asked)
-
-
-def _decided(batch: Batch) -> Bool[Tensor, "lessons 8"]:
-    """Questions that their examples decide: both are shown, and clear."""
-    useful = batch.shown & batch.lessons.clear
-    return batch.lessons.valid & (useful[:, None] | ~batch.lessons.needs).all(-1)
-
-
-def _meanings(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Which examples tell; what each question's two words mean; and whether an example told."""
-    lessons = batch.lessons
-    told = batch.shown & lessons.clear
-    # Words stand in the order of attributes, and so do values counted through all of them.
-    spoken = torch.where(lessons.needs, lessons.demo_value[:, None], NUM_VALUES)
-    meant, place = spoken.sort(-1)
-    tellable = told[:, None].expand_as(spoken).gather(2, place)[..., :2]
-    return told, meant[..., :2], tellable & lessons.valid[..., None]
-
-
-def _metrics(batch: Batch, packed: Packed, read: Read) -> dict[str, Tensor | float]:
-    """Shares of what is right, on nonce words: plain ones tell their meaning themselves."""
-    told, meant, tellable = _meanings(batch)
-    value, nonce = batch.lessons.demo_value, ~batch.lessons.plain[:, None]
-    return {
-        "accuracy": _share(read.answer.argmax(-1) == packed.answers, _decided(batch) & nonce),
-        "found": _share(_is_found(read.found, batch.lessons), _decided(batch) & nonce),
-        "seen": _share(read.seen.argmax(-1) == value, told & nonce),
-        "binding": _share(read.bound.argmax(-1) == value, told & nonce),
-        "lookup": _share(read.looked.argmax(-1) == meant, tellable & nonce[..., None]),
-    }
-
-
-def _found_loss(logits: Tensor, lessons: Lessons, known: Tensor) -> Tensor:
-    """Mean over the four attributes of the object that is meant."""
-    parts = logits.split([len(values) for values in words.VALUES], -1)
-    losses = [_mean_loss(part, lessons.meant[..., n], known) for n, part in enumerate(parts)]
-    return torch.stack(losses).mean()
-
-
-def _is_found(logits: Tensor, lessons: Lessons) -> Tensor:
-    parts = logits.split([len(values) for values in words.VALUES], -1)
-    return torch.stack([part.argmax(-1) for part in parts], -1).eq(lessons.meant).all(-1)
-
-
-def _share(right: Tensor, counted: Tensor) -> Tensor:
-    return ((right & counted).sum() / counted.sum().clamp(min=1)).detach()
-
-
-def _mean_loss(logits: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
-    """Mean over what the mask marks; 0 where it marks nothing."""
-    target = torch.where(mask, wanted, -100).flatten()
-    total = F.cross_entropy(logits.flatten(0, -2), target, ignore_index=-100, reduction="sum")
-    return total / mask.sum().clamp(min=1)
-
-
-def _at(states: Tensor, places: Tensor) -> Tensor:
-    return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+        return share(right, asked)
 
 
 def train_learner(config: LearnerConfig, *, resume: bool = False) -> FitResult:

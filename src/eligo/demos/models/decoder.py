@@ -2,7 +2,8 @@
 
 Departure from Lever-LM: no vocabulary of training items. A pick is its embedding, and the next one
 is the candidate whose embedding answers best (V1's head), so any pool works. Steps are marked by
-sinusoids, so there may be more of them than in training.
+sinusoids, so there may be more of them than in training. Embeddings are unit vectors, which those
+would drown: they are multiplied by the square root of the width, as in Vaswani et al. (2017).
 """
 
 import math
@@ -82,7 +83,8 @@ class PointerSelectorV0(PointerSelector):
 
     def _memory(self, candidates: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
         layers = (layer for layer in self.layers if isinstance(layer, DecoderLayer))
-        pairs = (layer.cross_attention.keys_values(candidates, mask) for layer in layers)
+        longer = _lengthened(candidates)
+        pairs = (layer.cross_attention.keys_values(longer, mask) for layer in layers)
         return tuple(part for pair in pairs for part in pair)
 
     def _path(self, entered: Entered, picks: Tensor) -> Tensor:
@@ -90,7 +92,7 @@ class PointerSelectorV0(PointerSelector):
         real = picks >= 0
         order = ops.align_left(real)
         told = ops.gather(entered.candidates, ops.gather(picks, order).masked_fill(order < 0, -1))
-        tokens = torch.cat([entered.query.unsqueeze(1), told], 1)
+        tokens = _lengthened(torch.cat([entered.query.unsqueeze(1), told], 1))
         tokens = tokens + _waves(tokens.shape[1], tokens)
         memory = iter(entered.memory)
         for layer in self.layers:
@@ -100,6 +102,11 @@ class PointerSelectorV0(PointerSelector):
 
     def _move(self, entered: Entered, picks: Tensor, before: Tensor | None) -> Tensor:  # noqa: ARG002
         return self._path(entered, picks)[:, -1]
+
+
+def _lengthened(vectors: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+    """From about unit length to that of a sinusoid."""
+    return vectors * math.sqrt(vectors.shape[-1])
 
 
 def _waves(num_steps: int, like: Tensor) -> Float[Tensor, "steps dim"]:

@@ -221,7 +221,7 @@ def test_bad_pictures(tmp_path: Path):
     (tmp_path / "torn.png").write_bytes(b"no image")
     with pytest.raises(InputError, match=r"torn\.png: cannot be read"):
         read_rgb(tmp_path / "torn.png")
-    with pytest.raises(InputError, match=r"no\.png: cannot be read"):
+    with pytest.raises(InputError, match=r"no\.png: there is no such image"):
         read_label(tmp_path / "no.png", 3, like)
     with pytest.raises(InputError, match="one channel"):
         read_label(image, 3, like)

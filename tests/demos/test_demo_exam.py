@@ -17,6 +17,8 @@ from eligo.demos.exam.learner_config import LearnerConfig
 from eligo.demos.exam.measure import bits
 from eligo.demos.exam.verdict import judge
 from eligo.demos.rivals import StaticOracle
+from eligo.errors import InputError
+from eligo.report.intervals import bootstrap_means, paired_bootstrap
 from eligo.scenes.vlm.model import build_processor, build_vlm, save_vlm
 
 TINY = load_config(LearnerConfig, "demos/learner").smoke()
@@ -153,6 +155,22 @@ def test_a_query_without_ranking_is_left_out():
     found = judge(rows, health, [2], 50)["tables"]["2"][0]
     assert found["ndcg"][0] == pytest.approx(0.6)
     assert found["accuracy"][0] == pytest.approx(200 / 3)
+
+
+def test_many_columns_are_resampled_as_one():
+    """The same intervals as one by one, up to chance; a higher level is wider."""
+    generator = torch.Generator().manual_seed(0)
+    columns = (
+        torch.randn(3, 2, 300, generator=generator) + torch.tensor([0.0, 1.0, 5.0])[:, None, None]
+    )
+    together = bootstrap_means(columns.tolist(), resamples=4000)
+    for column, found in zip(columns.tolist(), together, strict=True):
+        alone = paired_bootstrap(column, resamples=4000)
+        assert found == pytest.approx(alone, abs=0.02)
+    wider = bootstrap_means(columns.tolist(), resamples=4000, level=0.975)
+    assert all(w[1] < f[1] and w[2] > f[2] for w, f in zip(wider, together, strict=True))
+    with pytest.raises(InputError, match="expected as many runs"):
+        bootstrap_means([])
 
 
 def test_bits_keep_every_answer():

@@ -1,32 +1,30 @@
 """The whole exam: health, teach, train, measure, judge; started again, it makes what is missing."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
 from eligo.demos.data.records import Record
 from eligo.demos.exam.arms import jobs, train_arms
-from eligo.demos.exam.config import Arm, ExamConfig
+from eligo.demos.exam.config import ExamConfig
 from eligo.demos.exam.health import is_healthy
-from eligo.demos.exam.measure import bits, measure
+from eligo.demos.exam.measure import Chosen, Columns, ExamSet, bits
 from eligo.demos.exam.rows import (
     BEAM,
     RIVALS,
     STATIC,
     ZERO,
-    Chosen,
-    chosen_by,
-    chosen_by_model,
     oracle,
+    picked_by,
+    picked_by_model,
     rival,
 )
 from eligo.demos.exam.stages import Stages, Tell
 from eligo.demos.exam.verdict import Runs, judge
 from eligo.demos.teach.read import read_records
-from eligo.demos.teach.teacher import Lesson
 from eligo.errors import EligoError
 
 Part = Literal["all", "health", "teach", "train", "measure", "analytic"]
@@ -71,53 +69,48 @@ class Exam:
 
     # -------------------------------------------------------------- measure
 
+    @cached_property
+    def test(self) -> ExamSet:
+        """The test queries with what the teacher found for them."""
+        stages, config = self.stages, self.config
+        return ExamSet(
+            stages.scorer("test"), stages.asked("test"), stages.lessons("test"), config.shots,
+            config.beam,
+        )  # fmt: skip
+
     def measured(self) -> dict[str, Runs]:
         """Every row of the table, run by run."""
-        trained = [f"{arm}_{seed}" for arm, seed in jobs(self.config)]
-        names = [ZERO, *RIVALS, *trained, STATIC, BEAM]
-        rows: dict[str, Runs] = {name: [] for name in (ZERO, *RIVALS, *self.config.arms)}
-        rows |= {STATIC: [], BEAM: []}
-        lessons: list[Lesson] = []
-        for number, name in enumerate(names):
+        trained = {f"{arm}_{seed}": arm for arm, seed in jobs(self.config)}
+        names = {name: name for name in (ZERO, *RIVALS)} | trained | {STATIC: STATIC, BEAM: BEAM}
+        rows: dict[str, Runs] = {}
+        for row in (ZERO, *RIVALS, *self.config.arms, STATIC, BEAM):
+            rows[row] = []
+        for number, (name, row) in enumerate(names.items()):
             self.tell("measure", number, len(names))
-            lessons = lessons or self.stages.lessons("test")
-            row = name.rpartition("_")[0] if name in trained else name
-            rows[row].append(self._row(name, row, lessons))
+            key: dict[str, Any] = {"shots": self.config.shots}
+            if name in trained:
+                best = self.selectors / name / "best" / "pointer.safetensors"
+                key["weights"] = hashlib.sha256(best.read_bytes()).hexdigest()[:16]
+            look = partial(self._measure, name)
+            rows[row].append(self.stages.kept(f"measured/{name}.json", key, look))
         self.tell("measure", len(names), len(names))
         return rows
 
-    def _row(self, name: str, row: str, lessons: list[Lesson]) -> Any:
-        key: dict[str, Any] = {"shots": self.config.shots}
-        best = self.selectors / name / "best" / "pointer.safetensors"
-        if name != row:
-            key["weights"] = hashlib.sha256(best.read_bytes()).hexdigest()[:16]
+    def _measure(self, name: str) -> dict[str, Columns]:
+        return self.test.measure(self._chosen(name))
 
-        def look() -> dict[str, Any]:
-            stages = self.stages
-            chosen = self._chosen(name, row, lessons)
-            return measure(
-                chosen, stages.scorer("test"), stages.asked("test"), lessons, self.config.beam
-            )
-
-        return self.stages.kept(f"measured/{name}.json", key, look)
-
-    def _chosen(self, name: str, row: str, lessons: Sequence[Lesson]) -> Chosen:
+    def _chosen(self, name: str) -> Chosen:
         shots, most = self.config.shots, max(self.config.shots)
-        asked = self.stages.asked("test")
         if name == ZERO:
-            return Chosen(dict.fromkeys(shots, asked.candidates[:, :0]), None)
+            return Chosen(dict.fromkeys(shots, self.test.asked.candidates[:, :0]), None)
         if name in (STATIC, BEAM):
-            return oracle(name, lessons, shots, self.config.beam)
+            return oracle(name, self.test)
         if name in RIVALS:
-            found = chosen_by(rival(name, self.stages, self._validation()), asked, lessons, most)
+            found = picked_by(rival(name, self.stages, self._validation), self.test, most)
         else:
-            seed = int(name.rpartition("_")[2])
-            config = self.config.run(cast(Arm, row), seed, Path(), self.selectors)
-            model = config.model.replace({"d_model": asked.world.pool.vectors.shape[1]})
-            folder = config.train.folder / "best"
-            found = chosen_by_model(model, folder, asked, most, self.device)
-        return Chosen.nested(found.picks[most], found.scores, shots)
+            found = picked_by_model(self.selectors / name, self.test, most, self.device)
+        return Chosen.nested(*found, shots)
 
-    def _validation(self) -> Callable[[], list[Record]]:
+    def _validation(self) -> list[Record]:
         stages = self.stages
-        return lambda: read_records(stages.teach("validation"), *stages.embed("validation")).records
+        return read_records(stages.teach("validation"), *stages.embed("validation")).records

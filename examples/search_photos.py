@@ -9,21 +9,25 @@ default the one that comes with eligo, which knows the scenes of the embedded wo
 import sys
 from pathlib import Path
 
+from eligo.errors import told_plainly
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import ImageFiles, Searcher, build_index
 
-if len(sys.argv) not in (3, 4):
-    sys.exit(__doc__)
-photos, text, *given = sys.argv[1:]
-out = Path("runs/search_photos") / Path(photos).resolve().name
 
-model = RetrievalModel.from_pretrained(*given or ["patches"])
-built = build_index(lambda: model, ImageFiles.under(Path(photos)), out)
-print(f"{built.entries} photos, {built.bytes_per_entry / 1024:.0f} KiB each, in {built.folder}")
-for skipped in built.skipped:
-    print(f"not read: {skipped['id']}: {skipped['why']}")
+@told_plainly()
+def main(photos: str, text: str, name: str = "patches") -> None:
+    images = ImageFiles.under(Path(photos))
+    out = Path("runs/search_photos") / Path(photos).resolve().name
+    model = RetrievalModel.from_pretrained(name)
+    built = build_index(lambda: model, images, out)
+    print(f"{built.entries} photos, {built.bytes_per_entry / 1024:.0f} KiB each, in {built.folder}")
+    for skipped in built.skipped:
+        print(f"not read: {skipped['id']}: {skipped['why']}")
 
-searcher = Searcher(model, built.folder)
-hits = searcher.search(model.text_side([text]), k=5)
-for entry, score in zip(searcher.ids(hits), hits.scores.tolist(), strict=True):
-    print(f"{score:.3f}  {entry['id']}")
+    searcher = Searcher(model, built.folder)
+    hits = searcher.search(model.text_side([text]), k=5)
+    for entry, score in zip(searcher.ids(hits), hits.scores.tolist(), strict=True):
+        print(f"{score:.3f}  {entry['id']}")
+
+
+main(*sys.argv[1:]) if len(sys.argv) in (3, 4) else sys.exit(__doc__)

@@ -9,21 +9,24 @@ stands for no depth, an empty text for no words.
 
 import sys
 
+from eligo.errors import told_plainly
 from eligo.pixels import Segmenter, predict
 
-if len(sys.argv) not in (4, 5):
-    sys.exit(__doc__)
-rgb, depth, words, *given = sys.argv[1:]
 
-segmenter = Segmenter.from_pretrained(*given)
-found = predict(
-    rgb,
-    None if depth == "-" else depth,
-    tags=[word.strip() for word in words.split(",") if word.strip()],
-    model=segmenter,
-)
-result = found.save("runs/segment_rgbd")  # label.png, overlay.png, a map for each word
-for row in result["classes"]:
-    print(f"{row['share']:6.1%}  {row['class']}  (sure: {row['confidence']:.0%})")
-for row in result["words"]:
-    print(f"{row['word']}: attention {row['attention']:.2f}")
+@told_plainly()
+def main(rgb: str, depth: str, words: str, *given: str) -> None:
+    segmenter = Segmenter.from_pretrained(*given)
+    found = predict(
+        rgb,
+        None if depth == "-" else depth,
+        tags=[word.strip() for word in words.split(",") if word.strip()],
+        model=segmenter,
+    )
+    result = found.save("runs/segment_rgbd")  # label.png, overlay.png, a map for each word
+    for row in result["classes"]:
+        print(f"{row['share']:6.1%}  {row['class']}  (sure: {row['confidence']:.0%})")
+    for row in result["words"]:
+        print(f"{row['word']}: attention {row['attention']:.2f}")
+
+
+main(*sys.argv[1:]) if len(sys.argv) in (4, 5) else sys.exit(__doc__)

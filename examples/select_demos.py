@@ -18,21 +18,23 @@ from eligo.demos.pipeline.encoders import open_encoder
 from eligo.demos.teach.config import TeachConfig
 from eligo.demos.teach.read import read_records
 from eligo.demos.teach.run import teach
+from eligo.errors import told_plainly
 
-if len(sys.argv) not in (3, 6):
-    sys.exit(__doc__)
-data, question, photo, clip, host = [*sys.argv[1:], *[None] * 3][:5]
-items = {item.id: item for item in read_items(*data.split(","))}
-out = Path("runs/select_demos") / Path(data.split(",")[0]).stem
 
-encoder = open_encoder(clip or "words")
-pool, queries = embed(out / "embedded", [*items.values()], None, encoder, name=clip or "words")
-asked = {"shots": 2, "num_queries": 200, "host": {"model": host}}
-teach(TeachConfig(data=out / "embedded", out=out / "taught", **asked))
-records = read_records(out / "taught", pool, queries).records
-selector = LearnedSelector("v2+gru").fit(records, pool)
-selector.save(out / "selector")  # `eligo.demos.load_selector` reads it
+@told_plainly()
+def main(data: str, question: str, photo=None, clip=None, host=None) -> None:
+    items = {item.id: item for item in read_items(*data.split(","))}
+    out = Path("runs/select_demos") / Path(data.split(",")[0]).stem
+    encoder = open_encoder(clip or "words")
+    query = embed_query(encoder, "new", question, photo)
+    pool, queries = embed(out / "embedded", [*items.values()], None, encoder, name=clip or "words")
+    asked = {"shots": 2, "num_queries": 200, "host": {"model": host}}
+    teach(TeachConfig(data=out / "embedded", out=out / "taught", **asked))
+    records = read_records(out / "taught", pool, queries).records
+    selector = LearnedSelector("v2+gru").fit(records, pool)
+    selector.save(out / "selector")  # `eligo.demos.load_selector` reads it
+    for name in pool.picked(selector.select(query, shots=2)):
+        print(f"{name}: {items[name].question} {items[name].answer}")
 
-query = embed_query(encoder, "new", question, photo)
-for name in pool.picked(selector.select(query, shots=2)):
-    print(f"{name}: {items[name].question} {items[name].answer}")
+
+main(*sys.argv[1:]) if len(sys.argv) in (3, 6) else sys.exit(__doc__)

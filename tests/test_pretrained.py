@@ -201,9 +201,8 @@ def test_shipped_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "vlm").mkdir()  # somebody's folder must not stand in for what comes with eligo
-    assert (find_model("vlm"), str(find_model("./vlm")), str(find_model("mine"))) == (
-        shipped, "vlm", "mine"
-    )  # fmt: skip
+    found = [find_model(name, "config.json") for name in ("vlm", "./vlm", "mine")]
+    assert [str(path) for path in found] == [str(shipped), "vlm", "mine"]
     (tmp_path / "mine").rmdir()
     (tmp_path / "vlm").rmdir()
     with pytest.raises(InputError, match=r"did you mean vlm.*train one with `eligo x`"):
@@ -219,6 +218,23 @@ def test_shipped_names(tmp_path, monkeypatch):
     assert shipped_models("plan.json") == ["tokens_a"]
     with pytest.raises(InputError, match=r"comes with eligo \(tokens_a\)"):
         Plan.from_pretrained("patches_")
+
+
+def test_only_models_of_the_kind_are_proposed(tmp_path, monkeypatch):
+    """Whatever a family is asked for, it names its own models only."""
+    monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
+    for name, kind in TRAINED.items():
+        kind.make().save_pretrained(tmp_path / f"{name}_1")
+        (tmp_path / f"{name}_1" / "README.md").touch()
+    parts = {"merger": "merger_1, plan_1", "pruners": "plan_1, pruners_1"}  # a plan has both
+    for name, kind in TRAINED.items():
+        for other in TRAINED:
+            with pytest.raises(InputError) as caught:
+                type(kind.make()).from_pretrained(f"{other}_2")
+            told = str(caught.value)
+            assert f"comes with eligo ({parts.get(name, f'{name}_1')})" in told
+            proposed = told.partition("did you mean ")[2].partition("?")[0]
+            assert not proposed or proposed in parts.get(name, f"{name}_1")
 
 
 def test_a_plan_by_its_shipped_name(tmp_path, monkeypatch):

@@ -4,6 +4,10 @@ The message says what was got, what was expected and how to fix it; the command 
 without a traceback. Anything else that escapes is a bug of ours and keeps its traceback.
 """
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class EligoError(Exception):
     """The work failed in a way we foresaw; the command line exits with 1."""
@@ -28,3 +32,12 @@ class MissingExtraError(EligoError, ImportError):
         super().__init__(
             f"{package} is not installed; it comes with the extra: pip install 'eligo[{extra}]'"
         )
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """For scripts, around a block or a function: such an error is told, and the script ends."""
+    try:
+        yield
+    except EligoError as error:
+        sys.exit(f"error: {error}")

@@ -41,8 +41,7 @@ def writing_folder(path: str | Path, *, marker: str) -> Iterator[Path]:
     ...     write_text(temporary / "config.yaml", "whole")
     """
     path = Path(path)
-    if path.exists() and not (path / marker).is_file() and (path.is_file() or any(path.iterdir())):
-        raise InputError(f"{path} already holds something that is no model; choose another one")
+    refuse_strange(path, marker=marker)
     hidden = f".{path.name}.{uuid4().hex[:12]}"
     old, temporary = path.with_name(f"{hidden}.old"), path.with_name(f"{hidden}.tmp")
     try:
@@ -60,6 +59,14 @@ def writing_folder(path: str | Path, *, marker: str) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refuse_strange(path: Path, *, marker: str) -> None:
+    """Raise where `writing_folder` would; before long work, say it then."""
+    if path.exists() and not (path / marker).is_file() and (path.is_file() or any(path.iterdir())):
+        raise InputError(
+            f"{path} already holds something else (there is no {marker} in it); choose another one"
+        )
 
 
 def write_text(path: str | Path, text: str) -> Path:

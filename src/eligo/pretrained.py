@@ -22,13 +22,15 @@ _PICKLES = ("*.bin", "*.ckpt", "*.pkl", "*.pt", "*.pth")  # never read, so never
 _SHOWN = 8  # weights of each kind that an error names; another model's would fill the screen
 
 
-def shipped_models(holding: str = CARD) -> list[str]:
-    """Names of the models that come with eligo; `holding`: only those with such a file.
+def shipped_models(*holding: str) -> list[str]:
+    """Names of the models that come with eligo; `holding`: only those with all of these files.
 
     >>> "vlm" in shipped_models()
     True
     """
-    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{holding}"))
+    files = holding or (CARD,)
+    folders = (path.parent for path in SHIPPED.glob(f"*/{files[0]}"))
+    return sorted(one.name for one in folders if all((one / file).is_file() for file in files))
 
 
 def shipped_model(name: str, *, made_by: str) -> Path:
@@ -41,14 +43,14 @@ def shipped_model(name: str, *, made_by: str) -> Path:
     )
 
 
-def find_model(name: str | Path, holding: str = CARD) -> Path:
+def find_model(name: str | Path, holding: str, *more: str) -> Path:
     """The folder of a model: one that comes with eligo, this one, or one fetched from the hub.
 
-    `holding`: of those that come with eligo, only the ones with such a file. A folder that happens
-    to be called like one of them is meant by `./NAME`.
+    `holding`: the files by which its kind is known; of those that come with eligo, no other kind
+    is found or proposed. A folder that happens to be called like one of them is meant by `./NAME`.
     """
     folder, name = Path(name), str(name)
-    if name in (names := shipped_models(holding)):
+    if name in (names := shipped_models(holding, *more)):
         return SHIPPED / name
     if folder.is_dir():
         return folder

@@ -101,6 +101,8 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, shipped, monkey
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path / "none")
     (tmp_path / "explore").mkdir()
     (tmp_path / "explore" / "mine.txt").write_text("mine")
+    for part in ("tokens", "demos", "patches", "pixels"):  # it is said before any work
+        monkeypatch.setattr(f"eligo.cli.demo.{part}.run", lambda _: pytest.fail("worked"))
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert "explore already holds" in capsys.readouterr().err
     assert (tmp_path / "explore" / "mine.txt").exists()

@@ -1,13 +1,16 @@
 """The exam from end to end with a learner that knows nothing, and what its judge says."""
 
 import json
+from io import StringIO
 from itertools import permutations
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from eligo.cli import main
+from eligo.cli.demos_exam_tables import exam_tables
 from eligo.config import load_config
 from eligo.demos import Query
 from eligo.demos.analytic import KINDS, AnalyticUtility, list_values
@@ -99,9 +102,15 @@ def test_splits_share_nothing(held: Path):
     assert not seen["validation"] & seen["test"]
 
 
-def test_without_a_learner_it_says_how_to_get_one(tmp_path: Path, capsys):
-    assert main(["demos", "exam", "--out", str(tmp_path), "--learner", str(tmp_path / "no")]) == 2
-    assert "train" in capsys.readouterr().err
+def test_without_a_learner_it_says_how_to_get_one(tmp_path: Path, monkeypatch, capsys):
+    args = ["demos", "exam", "--out", str(tmp_path)]
+    assert main([*args, "--learner", str(tmp_path / "no")]) == 2
+    assert "expected a folder" in capsys.readouterr().err
+    assert main([*args, "--learner", str(tmp_path)]) == 2
+    assert "eligo demos train-learner" in capsys.readouterr().err
+    monkeypatch.setattr("eligo.pretrained.SHIPPED", tmp_path / "nothing")
+    assert main(args) == 2
+    assert "eligo demos train-learner" in capsys.readouterr().err
 
 
 def test_an_exam_that_is_none_stops(learner: Path, held: Path, capsys):
@@ -115,6 +124,14 @@ def test_an_exam_that_is_none_stops(learner: Path, held: Path, capsys):
 
 def row(accuracy: list[float], ndcg: list[float]) -> dict:
     return {"2": {"accuracy": accuracy, "utility": accuracy, "ndcg": ndcg, "mrr": ndcg}}
+
+
+def printed(found: dict) -> list[str]:
+    """The lines of a narrow terminal."""
+    console = Console(width=80, file=StringIO(), record=True)
+    for table in exam_tables(found):
+        console.print(table)
+    return console.export_text().splitlines()
 
 
 def test_musts_are_judged_by_intervals():
@@ -138,6 +155,10 @@ def test_musts_are_judged_by_intervals():
     assert told["v2_gru", "v1", "accuracy"]["better"] == "neither"
     assert told["v0", "v1", "accuracy"]["better"] == "v0"
     assert told["v1", "knn", "accuracy"]["difference"] == pytest.approx(40)
+    lines = printed(found)
+    assert any(line.startswith(" v1 ") and " 90.0 ±" in line for line in lines)
+    starred = {line.split("  ")[0].strip(): line.count("*") for line in lines if " - v1" in line}
+    assert starred == {"v2_gru - v1, 97.5%": 0, "v0 - v1, 97.5%": 1, "v3 - v1": 2}
 
     del rows["v0"]
     rows["v3"] = [row(half, ranked)] * 2

@@ -165,6 +165,24 @@ def test_a_host_without_a_template(tmp_path):
     assert write_prompt(llava, [], Turn("q?", "", "x.png")) == "user:<image> q?.\nassistant:"
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_image_token_in_the_words_is_an_error(family: str, tmp_path):
+    host = reader(family)
+    sign = host.processor.image_token
+    pool, queries = world(tmp_path, images=True)
+    asked = [{**queries.payload[0], "question": f"what is {sign} here?"}, queries.payload[1]]
+    odd = Pool(queries.ids, queries.vectors, payload=asked)
+    with pytest.raises(InputError, match="where the host would look for an image"):
+        HostGenerator(host, pool, odd).answer("q0", ["d0"])
+    told = [{**pool.payload[0], "answer": sign}, *pool.payload[1:]]
+    with pytest.raises(InputError, match="where the host would look for an image"):
+        HostScorer(host, Pool(pool.ids, pool.vectors, payload=told), queries).score(
+            query("q1"), ["d1"], ["d0"]
+        )
+    plain = reader("text")  # to which it is a word like any other
+    assert sign in plain.prompt([], Turn(f"what is {sign}?", ""))
+
+
 def test_what_cannot_be_scored(tmp_path):
     host = reader("text")
     pool, _ = world(tmp_path, False)

@@ -1,6 +1,7 @@
 """The exam's learner: what a lesson says, how it is packed, that it trains."""
 
 import json
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,14 @@ from eligo.demos.exam.learner import LearnerTask
 from eligo.demos.exam.learner_config import LearnerConfig
 from eligo.demos.exam.lessons import DEMOS, OFFSETS, QUESTIONS, draw_lessons
 from eligo.demos.exam.packing import pack
-from eligo.demos.exam.readouts import read_out
+from eligo.demos.exam.readouts import aim_loss, object_patches, read_out
 from eligo.demos.hosts.prompt import Turn
 from eligo.demos.hosts.reader import Reader
 from eligo.demos.hosts.scorer import span_logprobs
 from eligo.scenes import words
 from eligo.scenes.phrases import VOCABULARY, to_text
-from eligo.scenes.vlm.model import IMAGE, build_processor, build_vlm
+from eligo.scenes.vlm.heads import patch_targets
+from eligo.scenes.vlm.model import FIRST_WORD, IMAGE, build_processor, build_vlm
 from eligo.train import Progress
 
 TINY = load_config(LearnerConfig, "demos/learner").smoke()
@@ -99,8 +101,8 @@ def test_plain_words_come_when_asked_for():
     assert VOCABULARY[int(nonce.demo_word[0, 0])] in words.NONCE
 
 
-@pytest.mark.parametrize("count", [0, 2, 4])
-def test_packed_is_what_a_host_reads(lessons, tmp_path: Path, count: int):
+@pytest.mark.parametrize("which", [(), (0, 1), (1, 3), (2,), (0, 1, 2, 3)], ids=str)
+def test_packed_is_what_a_host_reads(lessons, tmp_path: Path, which: tuple[int, ...]):
     """The same tokens, positions and answers as a prompt that the processor writes."""
     from PIL import Image
 
@@ -108,11 +110,11 @@ def test_packed_is_what_a_host_reads(lessons, tmp_path: Path, count: int):
     task = LearnerTask(TINY)
     model, processor = build_vlm(TINY.model).eval(), build_processor(TINY.model)
     model.load_state_dict(task.model.state_dict())
-    shown = (torch.arange(DEMOS) < count).expand(len(lessons), -1)
+    shown = torch.tensor([demo in which for demo in range(DEMOS)]).expand(len(lessons), -1)
     batch = task.make("train", torch.arange(12), CPU, 0.0)._replace(lessons=lessons, shown=shown)
     task.model.eval()
     with torch.no_grad():
-        features, _ = task.see(batch)
+        features = task.see(batch).features
         packed = pack(lessons, shown, features.shape[1])
         answers = task.say(features, packed).answer.log_softmax(-1)
 
@@ -125,7 +127,7 @@ def test_packed_is_what_a_host_reads(lessons, tmp_path: Path, count: int):
     first = lesson * (DEMOS + 1)
     told = [
         turn(first + d, lessons.demo_text[lesson, d], int(lessons.demo_word[lesson, d]))
-        for d in range(count)
+        for d in which
     ]
     for number in (0, 5):
         answer = int(lessons.answer[lesson, number])
@@ -163,7 +165,7 @@ def test_the_head_that_points_is_the_models_own(lessons):
     shown[1, 3] = False
     batch = task.make("train", torch.arange(12), CPU, 0.0)._replace(lessons=lessons, shown=shown)
     with torch.no_grad():
-        features, _ = task.see(batch)
+        features = task.see(batch).features
         packed = pack(lessons, shown, features.shape[1])
         vision = task.model.model.multi_modal_projector(features).view(len(lessons), -1, 32)
         text = task.model.model.language_model.embed_tokens(packed.tokens)
@@ -185,13 +187,62 @@ def test_the_head_that_points_is_the_models_own(lessons):
             int(word) == int(packed.tokens[lesson, name]) for word in told
         ]
 
+    aim, seek = 0, round(7 / 8 * TINY.model.layers) - 1
+    for lesson, demo in ((0, 0), (1, 2), (7, 3)):
+        noun, patches = packed.noun_places[lesson, demo], packed.demo_patches[lesson, demo]
+        assert (packed.tokens[lesson, patches] == IMAGE).all()
+        named = lessons.demo_text[lesson, demo, 4]
+        assert int(packed.tokens[lesson, noun]) == int(named) + FIRST_WORD
+        looks = states.attentions[aim][lesson, 0, noun, patches].log()
+        found = read.aimed[lesson, demo]
+        assert torch.allclose(found - found[0], looks - looks[0], atol=1e-4)
+    for lesson, number in ((0, 0), (1, 5)):
+        mark, patches = packed.ask_places[lesson, number] - 1, packed.asked_patches[lesson]
+        assert VOCABULARY[int(packed.tokens[lesson, mark]) - FIRST_WORD] == "?"
+        looks = states.attentions[seek][lesson, 0, mark, patches].log()
+        found = read.sought[lesson, number]
+        assert torch.allclose(found - found[0], looks - looks[0], atol=1e-4)
+
+
+def test_heads_are_to_look_at_the_object_itself(lessons):
+    """By the instance map: the patches of object 0 of an example, of the one a question means."""
+    targets = patch_targets(lessons.rendered, 14)
+    of_demo, of_question = object_patches(lessons, targets)
+    instances, graph = lessons.rendered.instances, lessons.rendered.graph
+    for lesson in range(len(lessons)):
+        for demo in range(DEMOS):
+            scene = lesson * (DEMOS + 1) + demo
+            for patch in of_demo[lesson, demo].nonzero().flatten().tolist():
+                row, column = divmod(patch, 4)
+                tile = instances[scene, row * 14 :, column * 14 :][:14, :14]
+                alike = (graph.attributes[scene] == graph.attributes[scene, 0]).all(-1)
+                assert any((tile == slot + 1).any() for slot in alike.nonzero().flatten())
+        seen = of_question[lesson][lessons.valid[lesson]]
+        asked = lessons.meant[lesson][lessons.valid[lesson]]
+        for one, other in combinations(range(len(seen)), 2):
+            assert torch.equal(seen[one], seen[other]) or not torch.equal(asked[one], asked[other])
+            if not torch.equal(asked[one], asked[other]):
+                assert not (seen[one] & seen[other]).any()
+    assert of_demo.any(-1).float().mean() > 0.9  # some are hidden
+
+
+def test_a_look_at_the_object_costs_nothing():
+    wanted = torch.tensor([[[True, True, False], [False, False, False]]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    right, even = torch.tensor([9.0, 9.0, -9.0]), torch.zeros(3)
+    assert aim_loss(right.expand(1, 2, 3), wanted, mask) < 1e-6
+    expected = torch.tensor(1.5).log()  # a third of the look is lost; the other row has no object
+    torch.testing.assert_close(aim_loss(even.expand(1, 2, 3), wanted, mask), expected)
+    assert aim_loss(even.expand(1, 2, 3), wanted, ~mask) == 0
+
 
 def test_every_part_learns():
     torch.manual_seed(0)
     task = LearnerTask(TINY)
     batch = next(task.batches(TINY.vision_steps, 0, 1, CPU))
     output = task.step(batch, Progress(TINY.vision_steps, 4))
-    assert {"answer", "end", "seen", "bound", "pointed", "looked", "found"} <= set(output.losses)
+    signals = {"aimed", "named", "seen", "bound", "pointed", "looked", "sought", "found"}
+    assert signals | {"answer", "end"} <= set(output.losses)
     sum(output.losses.values()).backward()
     for name in ("word_heads", "vlm"):
         for path, parameter in task.modules[name].named_parameters():
@@ -215,7 +266,7 @@ def test_a_smoke_run_writes_a_model(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["demos", "train-learner", "learner", "--smoke", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    steps = {"seen", "binding", "pointing", "lookup", "found"}
+    steps = {"aiming", "seen", "binding", "pointing", "lookup", "seeking", "found"}
     shares = steps | {"accuracy", "zero_shot", "pair", "one", "plain"}
     assert shares <= set(found["best"])
     assert (tmp_path / "runs/demos_learner/model/config.json").is_file()

@@ -22,6 +22,8 @@ from eligo.demos.models.config import (
 from eligo.demos.pipeline.config import DemosTrainConfig
 from eligo.demos.pipeline.folder import open_embedded
 from eligo.demos.teach.config import TeachConfig
+from eligo.report.explorer.exhibit import Exhibit
+from eligo.report.explorer.folder import load_exhibit
 
 MODELS = {
     "v0": PointerSelectorV0Config(),
@@ -83,12 +85,30 @@ def test_text_alone_needs_no_model(call):
     assert first["next best"] not in (None, first["id"])
     assert "cosine with the question" in first["why not"]
     assert "picked before" in found[1]["why not"]
-    assert call("predict", *asked)["chosen"] == found
+    shown = call("predict", *asked, "--out", "seen")
+    assert shown["chosen"] == found
+    check_exhibit(load_exhibit(Path(shown["exhibit"]).parent), found)
     report = call("evaluate --data embedded --taught taught --shots 2 --out report.json --json")
     assert 0 < report["ranking"]["mrr"] <= 1
     assert {row["selector"] for row in report["answers"]} == {"none", "random", "knn", "learned"}
     assert json.loads(Path("report.json").read_text())["ranking"] == report["ranking"]
     assert isinstance(load_selector("runs/demos_v1/selector"), LearnedSelector)
+    assert len(LearnedSelector.from_pretrained("runs/demos_v1").pool) == 40
+
+
+def check_exhibit(made: Exhibit, found: list[dict]) -> None:
+    """The chosen in their order, beside all other candidates, with scores and reasons."""
+    (stage,) = made.stages
+    chosen = stage.selection.indices.tolist()
+    assert isinstance(stage.over, tuple)
+    assert len(stage.over) == 8
+    assert [stage.over[place].text for place in chosen] == [row["says"] for row in found]
+    assert stage.selection.scores[chosen].tolist() == pytest.approx([r["score"] for r in found])
+    assert stage.selection.scores.isfinite().all()
+    for place, row in zip(chosen, found, strict=True):
+        assert stage.over[place].note.startswith(f"pick {row['pick']}: score")
+    others = [item.note for place, item in enumerate(stage.over) if place not in chosen]
+    assert any("next best for pick 2: score" in note for note in others)
 
 
 def test_a_host_teaches_answers_and_is_measured(call):

@@ -85,6 +85,13 @@ def test_fit_select_save_load_add_remove(kind: str, tmp_path):
         found = [s.select(record.query, 4) for s in (selector, loaded)]
         assert torch.equal(found[0].indices, found[1].indices)
         torch.testing.assert_close(found[0].scores, found[1].scores)
+    selector.save_pretrained(tmp_path / "half", dtype=torch.float16)
+    half = LearnedSelector.from_pretrained(tmp_path / "half")
+    files = [tmp_path / name / "pointer.safetensors" for name in ("saved", "half")]
+    assert files[1].stat().st_size < 0.7 * files[0].stat().st_size
+    query = records[90].query
+    scores = [s.select(query, 4).scores for s in (selector, half)]
+    torch.testing.assert_close(*scores, atol=0.05, rtol=0.01)
 
 
 def test_the_same_records_give_the_same_selector():

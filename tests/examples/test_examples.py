@@ -22,7 +22,6 @@ from transformers import (
 )
 
 from eligo.config import load_config
-from eligo.errors import InputError
 from eligo.patches.model import RetrievalModel
 from eligo.pixels import PixelsModel, PixelsTrainConfig, Segmenter
 from eligo.pixels.inference.segmenter import plain_config, text_encoder
@@ -68,6 +67,31 @@ def test_without_arguments_they_say_what_they_want(path: Path, example):
         example(path.stem)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("prune", ("vlm", "none.png", "?"), "none.png: there is no such image"),
+        ("prune", ("nowhere/at/all", "here.png", "?"), "expected a folder with a vision-language"),
+        ("prune", (".", "here.png", "?"), "expected a folder with a vision-language"),
+        ("search_photos", ("none", "a ball"), "none: "),
+        ("search_photos", (".", "a ball", "nowhere"), "nowhere: there is no such folder"),
+        ("search_photos", (".", "a ball", "."), "no retrieval model in"),
+        ("segment_rgbd", ("here.png", "-", "", "nowhere"), "nowhere: there is no such folder"),
+        ("segment_rgbd", ("here.png", "-", "", "."), "no segmentation model in"),
+        ("select_demos", ("none.jsonl", "?"), "none.jsonl: "),
+        ("select_demos", ("qa.jsonl", "?", "here.png", "nowhere", "vlm"), "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line(name, arguments, told, example, tmp_path: Path):
+    picture(tmp_path / "here.png", 0)
+    lines(tmp_path / "qa.jsonl", [{"id": "a", "input": "?", "output": "!"}])
+    with pytest.raises(SystemExit) as caught:
+        example(name, *arguments)
+    assert str(caught.value).startswith("error: ")
+    assert told in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 # ------------------------------------------------------------------ prune
 
 
@@ -105,7 +129,7 @@ def test_prune_by_a_saved_plan(llava: Path, example, tmp_path: Path):
 def test_prune_a_qwen(llava: Path, example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     build_host("qwen").model.save_pretrained(tmp_path / "qwen")
     stock = processor("qwen")  # its loader, not it itself, needs torchvision
-    monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda name: stock)
+    monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda name, **_: stock)
     told = example("prune", tmp_path / "qwen", llava / "photo.png", "what is red?")
     whole, layers = lengths(told)
     assert whole > layers[0] > layers[1] == layers[-1]
@@ -220,9 +244,10 @@ def test_segment_rgbd(example, tmp_path: Path):
 
 def test_nothing_is_shipped_for_photos(example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("eligo.pretrained.SHIPPED", tmp_path)
-    with pytest.raises(InputError, match="comes with eligo"):
+    picture(tmp_path / "photo.png", 0)
+    with pytest.raises(SystemExit, match="comes with eligo"):
         example("search_photos", tmp_path, "a red ball")
-    with pytest.raises(InputError, match="eligo pixels train"):
+    with pytest.raises(SystemExit, match="eligo pixels train"):
         example("segment_rgbd", "rgb.png", "depth.png", "")
 
 

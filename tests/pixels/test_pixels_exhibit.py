@@ -1,11 +1,12 @@
 """A segmented image as an exhibit: every place belongs to the word that it looks at most."""
 
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 
 from eligo.pixels.exhibit import exhibit
 from eligo.pixels.inference.predict import PixelsPrediction
 from eligo.report.explorer.folder import load_exhibit, save_exhibit
+from eligo.report.pixels_picture import class_palette
 from eligo.selection import Selection
 
 WORDS = ("ball", "wall", "floor")
@@ -29,9 +30,16 @@ def prediction(words=WORDS) -> PixelsPrediction:
 def test_places_belong_to_words(tmp_path):
     found = prediction()
     depth = Image.new("RGB", (48, 32))
-    truth = Image.new("RGB", (48, 32), (9, 9, 9))
-    made = exhibit(found, depth=depth, pictures={"truth": truth}, cost={"forward": "3 ms"})
+    truth = torch.zeros(32, 48, dtype=torch.uint8)
+    truth[:8] = 2
+    made = exhibit(found, depth=depth, labels={"truth": truth}, cost={"forward": "3 ms"})
     assert list(made.pictures) == ["image", "depth", "labels", "truth"]
+    shapes = {picture.width / picture.height for picture in made.pictures.values()}
+    assert shapes == {1.5}  # no legend inside
+    assert [key.text for key in made.legends["truth"]] == ["wall  75.0 %", "ball  25.0 %"]
+    wanted = [class_palette(3)[number] for number in (0, 2)]
+    assert [ImageColor.getrgb(key.colour) for key in made.legends["truth"]] == wanted
+    assert len(made.legends["labels"]) == 3
     heard, words = made.stages
     assert heard.over.picture == "image"
     assert heard.rows == WORDS

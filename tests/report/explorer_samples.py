@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from PIL import Image, ImageDraw
 
-from eligo.report.explorer.exhibit import Answer, Exhibit, Grid, Item, Stage
+from eligo.report.explorer.exhibit import Answer, Exhibit, Grid, Item, Key, Stage
 from eligo.selection import Selection
 
 HOSTILE = "</script><script>document.title='owned'</script><!-- <img src=x onerror=alert(1)> &amp;"
@@ -137,9 +137,10 @@ def guided() -> Exhibit:
         pictures={
             "image": picture(),
             "depth": depth,
-            "labels": picture(2, (240, 300)),
+            "labels": picture(2),
         },
         answers=(Answer("without words", "0.41 mIoU"), Answer("with words", "0.72 mIoU")),
+        legends={"labels": (Key("#f0b429", "ball  61.5 %"), Key("#3d9966", "box  38.5 %"))},
     )
 
 
@@ -225,6 +226,20 @@ def tiled() -> Exhibit:
     )
     pictures = {f"tile {tile + 1}": picture(tile) for tile in range(2)}
     return Exhibit("Two tiles", "tiles", "two tiles", stages, pictures)
+
+
+def untouched() -> Exhibit:
+    """A stage that keeps all, a later layer that goes on from it, and a rival that does not."""
+    grid, some = Grid("image", 4, 4), Selection.top_k(torch.arange(16.0), 4)
+    whole = Selection.top_k(torch.zeros(16), 16)
+    stages = (
+        Stage("whole", whole, grid, layer=0),
+        Stage("cut", some, grid, layer=4),
+        Stage("all", whole, grid),
+        Stage("rival", some, grid),
+        Stage("rival inside", some, grid, layer=0),
+    )
+    return Exhibit("Nothing dropped at first", "tokens", "?", stages, {"image": picture()})
 
 
 def every() -> list[Exhibit]:

@@ -165,6 +165,69 @@ def test_errors_are_read_and_go_away(tab, desk):
     tab.problems = [said for said in tab.problems if "Failed to load resource" not in said]
 
 
+TEXT = {"name": "a.txt", "mimeType": "text/plain", "buffer": b"x"}
+
+
+def test_a_late_answer_leaves_an_error_alone(tab, desk):
+    look = tab.look
+    desk.wait(1)
+    look.fill("#live-text", "typed, and not sent yet")
+    look.set_input_files("#live-image", TEXT)
+    look.wait_for_selector(".error:has-text('a.txt is no picture')")
+    with suppress(Exception):  # the browser has let it go
+        desk.answer(0, title="late")
+    look.wait_for_timeout(700)  # longer than what is typed waits
+    assert len(desk.routes) == 1
+    assert look.locator(".error").is_visible()
+    assert look.locator("h1").count() == 0
+    assert tab.text(".status") == ""
+    look.click(".run")
+    desk.wait(2)
+    desk.answer()
+    tab.painted()
+    assert look.locator(".error").is_hidden()
+
+
+@pytest.mark.parametrize("ending", ["reject(new Error('late'))", "resolve(late)"])
+def test_a_late_file_leaves_an_answer_alone(tab, desk, ending):
+    look = tab.look
+    desk.wait(1)
+    look.evaluate("""async () => {
+      window.late = await createImageBitmap(new ImageData(8, 8));
+      window.createImageBitmap = () => new Promise((resolve, reject) => {
+        window.end = (how) => how(resolve, reject);
+      });
+    }""")
+    look.set_input_files("#live-image", {**TEXT, "mimeType": "image/png"})
+    look.get_by_role("radio", name="with depth").click()
+    desk.wait(2)
+    desk.answer(title="chosen later")
+    look.wait_for_selector("h1:text('chosen later')")
+    look.evaluate(f"() => end((resolve, reject) => {ending})")
+    look.wait_for_timeout(200)
+    assert len(desk.routes) == 2
+    assert look.locator(".error").is_hidden()
+    assert look.locator(".example[aria-checked=true]").get_attribute("title") == "with depth"
+
+
+def test_the_focus_stays_where_it_was(tab, desk):
+    look = tab.look
+    focused = "document.activeElement.title || document.activeElement.id"
+    desk.wait(1)
+    look.focus(".example >> nth=0")
+    look.keyboard.press("Enter")
+    desk.wait(2)
+    assert look.evaluate(focused) == "a red one"
+    look.keyboard.press("ArrowRight")
+    desk.wait(3)
+    assert look.evaluate(focused) == "with depth"
+    look.focus("#live-image")
+    own = {"name": "room.png", "mimeType": "image/png", "buffer": file_of((64, 32))}
+    look.set_input_files("#live-image", own)
+    desk.wait(4)
+    assert look.evaluate(focused) == "live-image"
+
+
 def test_tools_have_their_own_controls(tab, desk):
     look = tab.look
     desk.wait(1)
@@ -210,8 +273,7 @@ def test_uploads_are_scaled_down(tab, desk):
     assert look.locator(".upload img").is_visible()
     look.set_input_files("input[type=file]", {**own, "buffer": b"no picture at all"})
     look.wait_for_selector(".error:has-text('room.png cannot be read')")
-    text = {"name": "a.txt", "mimeType": "text/plain", "buffer": b"x"}
-    look.set_input_files("input[type=file]", text)
+    look.set_input_files("input[type=file]", TEXT)
     look.wait_for_selector(".error:has-text('a.txt is no picture')")
     assert len(desk.routes) == 2
 

@@ -108,6 +108,84 @@ def test_cells_by_keyboard(page, visit):
     assert look.locator(".tip").is_hidden()
 
 
+# Controls that Tab does not stop at: none, but for the others of a group that arrows go through,
+# and the names below a slider, which is a control itself.
+SKIPPED = """() => [...document.querySelectorAll('button, input, textarea, a, summary, .board')]
+  .filter((node) => node.checkVisibility({ visibilityProperty: true }) && !node.disabled)
+  .filter((node) => !node.closest('.ticks') && !window.stops.has(node))
+  .filter((node) => !node.closest('[role=radiogroup], [role=tablist]')
+    ?.querySelector('[aria-checked=true], [aria-selected=true]')
+    || node.matches('[aria-checked=true], [aria-selected=true]'))
+  .map((node) => node.outerHTML)"""
+STOP = """() => {
+  const node = document.activeElement;
+  const isNew = node !== document.body && !(window.stops ??= new Set()).has(node);
+  if (isNew) window.stops.add(node);
+  return isNew;
+}"""
+
+
+@pytest.mark.parametrize("place", ["", "#a-red-ball-beside-a-blue-box/2", "#which-dax-is-nearer"])
+def test_tab_stops_at_every_control_in_the_order_of_the_page(page, visit, place):
+    tab = visit()
+    look = tab.open(page, place)
+    look.wait_for_selector(".panel .toolbar")
+    look.keyboard.press("Tab")
+    assert look.evaluate("document.activeElement.id") == "skip"
+    while look.evaluate(STOP):
+        look.keyboard.press("Tab")
+    assert look.evaluate("window.stops.size") > 15
+    assert look.evaluate(SKIPPED) == []
+    follows = """() => [...window.stops].every((node, at, all) => !at
+      || all[at - 1].compareDocumentPosition(node) & Node.DOCUMENT_POSITION_FOLLOWING)"""
+    assert look.evaluate(follows)
+
+
+def test_the_focus_survives_another_exhibit(page, visit):
+    tab = visit()
+    look = tab.open(page)
+    tab.painted()
+    look.focus(".board")
+    look.keyboard.press("j")
+    assert look.evaluate("document.activeElement.id") == "stage"
+    look.click(".groups li >> nth=3")
+    look.focus(".more")
+    look.keyboard.press("Enter")
+    look.wait_for_selector(".more", state="detached")
+    assert look.evaluate("document.activeElement.closest('.item') !== null")
+
+
+def test_the_drawer_of_a_phone_holds_the_focus_and_gives_it_back(page, visit):
+    tab = visit(viewport={"width": 360, "height": 740})
+    look = tab.open(page)
+    tab.painted()
+    focused = "document.activeElement.id || document.activeElement.type"
+    look.focus("#menu")
+    look.keyboard.press("Enter")
+    assert look.evaluate(focused) == "search"
+    inside = "document.activeElement.matches('body, #menu, #list *')"
+    for key in ["Tab"] * 30 + ["Shift+Tab"] * 35:
+        look.keyboard.press(key)
+        assert look.evaluate(inside)
+    look.focus("input[type=search]")
+    look.keyboard.type("ball")
+    look.keyboard.press("Escape")  # first what was typed, then the drawer
+    assert look.locator("input[type=search]").input_value() == ""
+    assert look.locator("#list").is_visible()
+    look.keyboard.press("Escape")
+    assert look.locator("#list").is_hidden()
+    assert look.evaluate(focused) == "menu"
+    look.keyboard.press("/")
+    assert look.evaluate(focused) == "search"
+    look.keyboard.press("ArrowDown")
+    look.keyboard.press("Enter")
+    assert look.locator("#list").is_hidden()
+    assert look.evaluate(focused) == "stage"
+    look.click("#menu")
+    look.set_viewport_size({"width": 1280, "height": 740})  # a tablet that is turned
+    look.wait_for_function("() => !document.querySelector('main').inert")
+
+
 # ------------------------------------------------------------ looks
 
 

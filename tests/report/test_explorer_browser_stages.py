@@ -1,10 +1,15 @@
 """What an exported page shows of stages, in a real browser, against what the selections say."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
-from explorer_samples import SIDE, every, fate_of, guided, matched
+from explorer_samples import SIDE, bare, every, fate_of, guided, matched, untouched
+
+from eligo.report.explorer.export import explorer_page
+from eligo.report.explorer.inline import inline
+from eligo.selection import Selection
 
 pytestmark = pytest.mark.browser
 LINKED = "nodes => nodes.map(node => node.hasAttribute('data-linked'))"
@@ -151,6 +156,16 @@ def test_stages_that_go_on_are_one_view(page, visit):
     assert tab.texts(".legend .key") == ["8 kept", "136 dropped"]
 
 
+def test_stages_that_do_not_follow_stand_apart(tmp_path, visit):
+    path = tmp_path / "page.html"
+    path.write_text(explorer_page([inline(untouched())]))
+    tab = visit()
+    tab.open(path)
+    tab.painted()
+    assert tab.texts(".tabs button") == ["2 stages", "all", "rival", "rival inside"]
+    assert tab.texts(".ticks button") == ["before layer 0", "layer 4"]
+
+
 def test_playing(page, visit):
     tab = visit(reduced_motion="no-preference")
     look = tab.open(page)
@@ -224,7 +239,60 @@ def test_a_map_over_image_and_depth(page, visit):
     assert float(shared) == pytest.approx(float(maps.max()), rel=1e-3)
 
 
+@pytest.mark.parametrize("options", [{}, {"viewport": {"width": 360, "height": 740}}])
+def test_colours_have_a_legend_of_the_page(page, visit, options):
+    tab = visit(**options)
+    look = tab.open(page, "#ball-box-floor")
+    look.wait_for_selector(".gallery:not([hidden])")
+    words = [" ".join(key.text.split()) for key in guided().legends["labels"]]
+    patches = """nodes => nodes.map((node) => getComputedStyle(node).backgroundColor)"""
+    for place in (".gallery figure", "dialog.zoom"):
+        assert tab.texts(f"{place} .colours li") == words
+        drawn = look.locator(f"{place} .colours .swatch").evaluate_all(patches)
+        assert drawn == ["rgb(240, 180, 41)", "rgb(61, 153, 102)"]
+        size = look.locator(f"{place} .colours").evaluate(
+            "node => parseFloat(getComputedStyle(node).fontSize)"
+        )
+        assert size >= 12
+        look.locator(".gallery .thumb").first.evaluate("node => node.click()")
+        look.wait_for_selector("dialog.zoom[open]")
+    assert look.evaluate("document.documentElement.scrollWidth") <= look.viewport_size["width"]
+
+
 # ------------------------------------------------------------ items
+
+
+def bars(tab) -> list[tuple[float, float]]:
+    """Where the bar of every item begins and ends, in shares of its room."""
+    script = """nodes => nodes.map((node) => {
+      const [bar, room] = [getComputedStyle(node, '::before'), node.clientWidth];
+      const start = parseFloat(bar.left) / room;
+      return [start, start + parseFloat(bar.width) / room];
+    })"""
+    return [tuple(pair) for pair in tab.look.locator(".meter").evaluate_all(script)]
+
+
+def test_bars_begin_at_zero(tmp_path, visit):
+    scores = torch.tensor([2.0, 2.5, 4.0])
+    stage = bare().stages[0]
+    above, below, around = (
+        inline(replace(bare(), stages=(replace(stage, selection=Selection.top_k(one, 3)),)))
+        for one in (scores, scores - 5, scores - 2.5)
+    )
+    path = tmp_path / "page.html"
+    path.write_text(explorer_page([above, below, around]))
+    tab = visit()
+    look = tab.open(path)
+    assert bars(tab) == [pytest.approx(pair, abs=0.02) for pair in ((0, 1), (0, 0.625), (0, 0.5))]
+    assert tab.text(".bars-key") == "bars: 0 to 4"
+    look.keyboard.press("j")  # -1, -2.5, -3: the least of them is the longest
+    wanted = ((2 / 3, 1), (1 / 6, 1), (0, 1))
+    assert bars(tab) == [pytest.approx(pair, abs=0.02) for pair in wanted]
+    assert tab.text(".bars-key") == "bars: −3 to 0"
+    look.keyboard.press("j")  # 1.5, 0, -0.5
+    wanted = ((0.25, 1), (0.25, 0.25), (0, 0.25))
+    assert bars(tab) == [pytest.approx(pair, abs=0.02) for pair in wanted]
+    assert tab.text(".bars-key") == "bars: −0.5 to 1.5, the line is 0"
 
 
 def test_chosen_beside_rejected(page, visit):

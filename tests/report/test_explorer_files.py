@@ -78,6 +78,8 @@ def test_a_second_save_that_fails_leaves_no_mixture(tmp_path):
         ({"pictures": {"image": "/etc/hostname"}}, "expected one beside it"),
         ({"pictures": {"image": "no.png"}}, "no.png: cannot be read as a picture"),
         ({"pictures": {}}, "no picture 'image'"),
+        ({"legends": {"depth": []}}, "got a legend of 'depth', expected one of its pictures"),
+        ({"legends": {"image": [{"colour": "url(//x)", "text": ""}]}}, "like #3446c8"),
     ],
 )
 def test_wrong_files_are_named(tmp_path, change, told):

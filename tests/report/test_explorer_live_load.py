@@ -103,7 +103,8 @@ def test_from_start_to_end(process):
     out, error = process.communicate(timeout=20)
     assert process.returncode == 0
     assert out == "left in order\n"
-    assert "to try, on cpu: echo, deep, blind" in error
+    told = ["loading torch", "drawing scenes", "to try, on cpu: echo, deep, blind", "first asked"]
+    assert sorted(told, key=error.index) == told  # whoever waits knows for what
     assert "stopped" in error
     assert "Traceback" not in error
 

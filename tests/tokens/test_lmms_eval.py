@@ -222,6 +222,12 @@ def test_generation_settings():
     assert plugin.cut("a", None) == "a"
 
 
+def test_the_batch_size_is_looked_at_before_the_model_is_read(make, monkeypatch):
+    monkeypatch.setattr(import_module(PLUGIN), "load_host", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(InputError, match="batch_size: got -1"):
+        make(method="none", batch_size=-1)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -231,6 +237,8 @@ def test_generation_settings():
         ({"method": "uniform", "budget": 99}, "at most 36"),
         ({"method": "fastv", "budget": 9, "layer": 7}, "below 4"),
         ({"method": "none", "batch_size": 0}, "batch_size: got 0"),
+        ({"method": "none", "batch_size": "auto"}, "batch_size: got 'auto'"),
+        ({"method": "none", "batch_size": "1.5"}, "batch_size: got 1.5, expected a whole"),
         ({"plan": "nowhere"}, "expected a folder"),
         ({"method": "none", "dtype": "int4"}, "dtype"),
     ],

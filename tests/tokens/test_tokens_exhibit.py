@@ -42,8 +42,10 @@ def test_stages_are_on_the_image(found):
     assert made.stages[0].selection.assignment is not None  # ToMe folds
     assert [answer.text for answer in made.answers] == [found.answer]
     assert made.cost["vision tokens"] == "36 > 20 > 12 > 5"
-    assert made.cost["at layers"] == "0, 1, 2"
-    assert "ms" in made.cost["first token"]
+    assert made.cost["cut before layer"] == "0, 1, 2"
+    assert "ms" in made.cost["time to the first token"]
+    saved = 1 - (found.cost.llm + found.cost.selector) / found.cost.llm_full
+    assert made.cost["saved, net of selector"] == f"{saved:.1%}"
 
 
 def test_it_comes_back_from_disk(found, tmp_path):

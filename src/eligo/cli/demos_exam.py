@@ -4,7 +4,8 @@ import json as json_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from eligo.cli.console import print_result
+from eligo.cli.console import print_result, results
+from eligo.cli.demos_exam_tables import exam_tables
 from eligo.demos.exam.config import ExamConfig
 from eligo.errors import InputError
 from eligo.files import write_text
@@ -53,35 +54,20 @@ def run(
         found = Exam(config, out, where, tell).run(part, workers)
     if part in ("all", "analytic"):
         found |= analytic_exam(config, tell)
+    written = None
     if part in ("all", "measure", "analytic"):
         head = provenance("eligo", str(where)) | {"quick": quick}
         document = head | {"config": config.model_dump(mode="json")} | found
         name = "analytic.json" if part == "analytic" else "exam.json"
-        write_text(out / name, json_module.dumps(document, indent=1) + "\n")
-    print_result(found if json else _shown(found), json)
-
-
-def _shown(found: dict[str, Any]) -> dict[str, Any]:
-    """Tables narrow enough to read."""
-    shown: dict[str, Any] = {k: v for k, v in found.items() if k not in ("tables", "right")}
-    tables = {
-        f"{count} examples (95 % interval)": [_row(row) for row in rows]
-        for count, rows in found.get("tables", {}).items()
-    }
-    if "comparisons" in shown:
-        shown["comparisons"] = [
-            row for row in shown["comparisons"] if row["column"] in ("accuracy", "ndcg", "mrr")
-        ]
-    return {**tables, **shown}
-
-
-def _row(row: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, tuple | list):
-            digits = 1 if name == "accuracy" else 3
-            mean, low, high = (f"{number:.{digits}f}" for number in value)
-            told[name] = f"{mean} ({low} to {high})"
-        else:
-            told[name] = value
-    return told
+        written = write_text(out / name, json_module.dumps(document, indent=1) + "\n")
+    if json:
+        print_result(found, json=True)
+        return
+    for table in exam_tables(found):
+        results().print(table)
+    plain = ("health", "musts", "formula musts", "taught", "selectors")
+    print_result({name: found[name] for name in plain if name in found}, json=False)
+    if quick:
+        results().print("quick: it ran through; the numbers, and so the musts, mean little")
+    if written is not None:
+        results().print(f"written: {written}", highlight=False, markup=False, soft_wrap=True)

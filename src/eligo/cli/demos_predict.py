@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from eligo.cli.console import print_result
+from eligo.cli.console import print_result, results
 from eligo.errors import InputError
 
 
@@ -14,6 +14,7 @@ def run(
     group: str | None = None,
     shots: int | None = None,
     model: str | None = None,
+    out: Path | None = None,
     device: str = "auto",
     json: bool = False,
 ) -> None:
@@ -26,6 +27,7 @@ def run(
         group: Leave out examples of this group.
         shots: How many examples; by default as many as the selector was made for.
         model: Also answer the question behind the examples, by this host (folder or hub name).
+        out: Also write what `eligo explore OUT` shows: the chosen beside the others.
         device: Where encoder and host run: auto, cpu or cuda.
         json: Print one JSON document.
     """
@@ -53,4 +55,16 @@ def run(
 
         picks = [step[0].id for step in steps]
         told["answer"] = [{"": answer(deployed, model, device, question, picture, picks)}]
+    written = None
+    if out is not None:
+        from eligo.demos.pipeline.show import show
+        from eligo.report.explorer.folder import save_prediction
+
+        said = None if model is None else (Path(model).name, told["answer"][0][""])
+        made = show(deployed, query, question, told["chosen"], image=picture, answer=said)
+        written = save_prediction(made, out)
+        if json:
+            told["exhibit"] = written
     print_result(told, json)
+    if written is not None and not json:
+        results().print(f"written: {written}", highlight=False, markup=False, soft_wrap=True)

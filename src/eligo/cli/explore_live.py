@@ -12,6 +12,8 @@ from eligo.errors import InputError
 
 def serve(port: int, device: str) -> None:
     """Serve on loopback until Ctrl-C; `port` 0 takes a free one."""
+    said = messages()
+    said.print("loading torch ...", highlight=False)
     import torch
 
     from eligo.cli.live import live_tools
@@ -25,6 +27,7 @@ def serve(port: int, device: str) -> None:
         # The browser and the threads that serve want cores too; threads of torch that share them
         # wait for each other, and all of them are slower than half as many.
         torch.set_num_threads(max(1, torch.get_num_threads() // 2))
+    said.print("loading transformers, drawing scenes to try ...", highlight=False)
     tools = live_tools(place)
     if not tools:
         raise InputError(
@@ -33,12 +36,12 @@ def serve(port: int, device: str) -> None:
         )
     page = explorer_page([], title="live", live=describe(tools))
     server = LiveServer(page, tools, port=port)
-    said = messages()
     try:
         with _terminated_like_interrupted():
             results().print(f"eligo explorer: {server.url}", highlight=False, soft_wrap=True)
             offered = ", ".join(tool.title.lower() for tool in tools)
             said.print(f"to try, on {place}: {offered}", highlight=False, soft_wrap=True)
+            said.print("each model is read when it is first asked, which takes a moment")
             said.print("only this machine can open it; Ctrl-C stops it", highlight=False)
             server.serve_forever()
     except KeyboardInterrupt:

@@ -34,7 +34,6 @@ def run(
     """
     from accelerate import PartialState
 
-    from eligo.report.provenance import provenance
     from eligo.tokens.measure.exam import Exam
     from eligo.tokens.measure.verdict import Results, judge
     from eligo.train.progress import ProgressBar
@@ -55,7 +54,7 @@ def run(
     held = ("families", "right", "cost", "allowed")
     results_of_all = Results(**{name: found[name] for name in held}, resamples=config.resamples)
     verdict = judge(results_of_all)
-    head = provenance("eligo", str(device)) | {"quick": quick}
+    head = found["measured"] | {"quick": quick}
     raw = {"families": _coded(found["families"]), "right": _packed(found["right"])}
     document = (
         head

@@ -42,11 +42,11 @@ def run(
     if plain and method is None:
         raise InputError("--plain: goes with --method; a plan was trained with its bias or without")
     chosen = replace(chosen, size_bias=chosen.size_bias and not plain)
-    from eligo.pretrained import find_model
+    from eligo.pretrained import shipped_model
     from eligo.tokens.cost.shapes import HostShape
     from eligo.tokens.export import export_stage1
 
-    host = HostShape.load(model or find_model("vlm"))
+    host = HostShape.load(model or shipped_model("vlm", made_by="eligo scenes train-vlm"))
     if grid is None:
         if host.vision is None:
             raise InputError(f"--grid: needed, as a {host.name} sees images of any size")

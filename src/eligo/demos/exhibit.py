@@ -23,6 +23,7 @@ def exhibit(
     picture: Image.Image | None = None,
     pictures: Mapping[str, Image.Image] | None = None,
     answers: Sequence[Answer] = (),
+    notes: Mapping[str, str] | None = None,
     cost: Mapping[str, str] | None = None,
     title: str | None = None,
     note: str = "",
@@ -30,12 +31,18 @@ def exhibit(
     """A question and the examples that selectors picked for it, a stage for each selector.
 
     `candidates` are ids, `selections` choose rows of the pool, by the name of who chose; `picture`
-    is the question's, `pictures` are those of the candidates that have one, by id.
+    is the question's, `pictures` are those of the candidates that have one, by id, and `notes` say
+    something about some of them.
     """
     known = {name: image for name, image in (pictures or {}).items() if name in candidates}
     rows = pool.rows(candidates).tolist()
+    said = notes or {}
     items = tuple(
-        Item(pool.texts[row] if pool.payload is not None else name, name if name in known else None)
+        Item(
+            pool.texts[row] if pool.payload is not None else name,
+            name if name in known else None,
+            said.get(name, ""),
+        )
         for name, row in zip(candidates, rows, strict=True)
     )
     shown = {} if picture is None else {QUERY: picture}

@@ -26,6 +26,8 @@ from eligo.pretrained import find_model
 from eligo.selection import Selection
 
 ABOUT, POOL = "selector.json", "pool"
+INNER = "selector"
+"""Where a run of `eligo demos train` has it."""
 _FORMAT = 1
 _KINDS: dict[str, type["PoolSelector"]] = {}
 SelectorT = TypeVar("SelectorT", bound="PoolSelector")
@@ -148,25 +150,33 @@ class PoolSelector(ABC):
         self._pool = self.pool.remove(gone)
         self._removed(rows)
 
-    def save(self, folder: str | Path) -> None:
-        """Write the selector and its pool; `load_selector` reads them back."""
+    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write the selector and its pool for `from_pretrained`; `dtype` torch.float16 halves the
+        weights of a learned one."""
         if self.sees_answer:
             raise InputError(
                 f"{type(self).__name__}: sees the answers, so there is nothing to keep"
             )
         folder = make_folder(folder)
         self.pool.save(folder / POOL)
-        self._save(folder)
+        self._save(folder, dtype)
         about = {"format": _FORMAT, "kind": self.kind, "pool": self.pool.content_hash}
         write_text(folder / ABOUT, json.dumps({**about, **self._settings()}, indent=2) + "\n")
 
     @classmethod
-    def load(cls: type[SelectorT], folder: str | Path) -> SelectorT:
-        """Read what `save` wrote."""
-        found = load_selector(folder)
+    def from_pretrained(cls: type[SelectorT], name: str | Path) -> SelectorT:
+        """A selector of this kind (of any: `PoolSelector`), with its pool.
+
+        By its folder (or that of a run of `eligo demos train`), or by its name on the hub.
+        """
+        found = load_selector(name)
         if not isinstance(found, cls):
-            raise InputError(f"{folder}: holds a {type(found).__name__}, not a {cls.__name__}")
+            raise InputError(f"{name}: holds a {type(found).__name__}, not a {cls.__name__}")
         return found
+
+    # The protocol's names of the two.
+    save = save_pretrained
+    load = from_pretrained
 
     # ------------------------------------------------------------ what a selector decides
 
@@ -191,7 +201,7 @@ class PoolSelector(ABC):
         """What `_restore` needs, as JSON."""
         return {}
 
-    def _save(self, folder: Path) -> None:  # noqa: ARG002
+    def _save(self, folder: Path, dtype: torch.dtype | None) -> None:  # noqa: ARG002
         return
 
     @classmethod
@@ -224,11 +234,13 @@ class PoolSelector(ABC):
 
 
 def load_selector(name: str | Path) -> PoolSelector:
-    """Any selector that was saved: by its folder, or its name on the hub."""
+    """Any selector that was saved: by its folder, that of its run, or its name on the hub."""
     from eligo.demos import rivals  # noqa: F401 (so that all kinds are known)
     from eligo.demos.learned import selector as _  # noqa: F401
 
     folder = find_model(name, ABOUT)
+    if (folder / INNER / ABOUT).is_file():
+        folder = folder / INNER
     path = folder / ABOUT
     try:
         about = json.loads(path.read_text(encoding="utf-8"))

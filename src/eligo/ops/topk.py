@@ -47,7 +47,7 @@ def top_k(
     if mask is None and isinstance(k, int) and width <= num_candidates:
         return indices
     indices = torch.nn.functional.pad(indices, (0, width - indices.shape[-1]), value=-1)
-    limit = k if isinstance(k, int) else k.unsqueeze(-1)
+    limit = k if isinstance(k, int) else k.to(scores.device, non_blocking=True).unsqueeze(-1)
     if mask is not None:
         limit = mask.sum(-1, keepdim=True).clamp_max(limit)
     return torch.where(torch.arange(width, device=scores.device) < limit, indices, -1)

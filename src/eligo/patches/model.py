@@ -165,7 +165,7 @@ class RetrievalModel(nn.Module):
 
         By its folder, by the name of one that comes with eligo, or by its name on the hub.
         """
-        folder = find_model(name)
+        folder = find_model(name, "net.safetensors")
         folder = folder / "model" if (folder / "model" / "config.yaml").is_file() else folder
         if not (folder / "vision").is_dir() or not (folder / "config.yaml").is_file():
             raise InputError(

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from PIL import Image
 from torch import Tensor
 
 from eligo.pixels.inference.predict import PixelsPrediction
-from eligo.report.explorer.exhibit import Answer, Exhibit, Grid, Item, Stage
-from eligo.report.pixels_picture import overlay_picture
+from eligo.report.explorer.exhibit import Answer, Exhibit, Grid, Item, Key, Stage
+from eligo.report.pixels_picture import labels_legend, labels_over
 from eligo.selection import Selection
 
 KIND = "pixels"
@@ -20,7 +20,7 @@ def exhibit(
     found: PixelsPrediction,
     *,
     depth: Image.Image | None = None,
-    pictures: Mapping[str, Image.Image] | None = None,
+    labels: Mapping[str, Integer[Tensor, "height width"]] | None = None,
     answers: Sequence[Answer] = (),
     cost: Mapping[str, str] | None = None,
     title: str | None = None,
@@ -28,15 +28,20 @@ def exhibit(
 ) -> Exhibit:
     """An image and its words: a map for each word, and the words by attention.
 
-    `depth` is a picture of it, which the maps can be laid over as well; `pictures` are more to look
-    at (labels without words, the truth).
+    `depth` is a picture of it, which the maps can be laid over as well; `labels` are more to look
+    at beside those that were found (without words, the truth).
     """
     query = ", ".join(found.words) or "no words"
     shown = {"image": found.image}
     if depth is not None:
         shown["depth"] = depth
-    shown["labels"] = overlay_picture(found.image, found.labels, found.classes)
-    shown |= pictures or {}
+    legends = {}
+    for name, one in {"labels": found.labels, **(labels or {})}.items():
+        shown[name] = labels_over(found.image, one, len(found.classes))
+        legends[name] = tuple(
+            Key(f"#{bytes(colour).hex()}", text)
+            for colour, text in labels_legend(one, found.classes)
+        )
     stages: list[Stage] = []
     if found.tag_maps is not None and found.selection is not None:
         stages = [
@@ -49,6 +54,7 @@ def exhibit(
         query=query,
         stages=tuple(stages),
         pictures=shown,
+        legends=legends,
         answers=tuple(answers),
         cost=dict(cost or {}),
         note=note,

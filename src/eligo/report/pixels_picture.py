@@ -42,22 +42,36 @@ def overlay_picture(
     title: str = "",
 ) -> Image.Image:
     """Classes in colour over a grey image, a line between them, and a legend by size."""
-    palette = class_palette(len(classes))
+    picture = labels_over(image, labels, len(classes))
+    return _with_legend(picture, labels_legend(labels, classes), title)
+
+
+def labels_over(
+    image: Image.Image, labels: Integer[Tensor, "height width"], num_classes: int
+) -> Image.Image:
+    """Classes in colour over a grey image, and a line between them."""
+    palette = class_palette(num_classes)
     size = _shown_size(image)
     grown = np.asarray(_grown(labels, size))
     colours = np.asarray(label_picture(torch.from_numpy(grown.copy()), palette), dtype=np.float32)
     grey = np.asarray(image.convert("L").resize(size), dtype=np.float32)[..., None]
     shown = 0.45 * colours + 0.55 * grey
     shown[_edges(grown)] = _INK
-    picture = Image.fromarray(shown.round().astype(np.uint8))
+    return Image.fromarray(shown.round().astype(np.uint8))
+
+
+def labels_legend(
+    labels: Integer[Tensor, "height width"], classes: Sequence[str]
+) -> list[tuple[Colour, str]]:
+    """Colour, name and share of every class that is there, the largest first."""
+    palette = class_palette(len(classes))
     counts = torch.bincount(labels.cpu().flatten().long(), minlength=len(classes)).tolist()
     found = sorted((-count, number) for number, count in enumerate(counts) if count)
     total = max(1, sum(counts))
-    rows = [
+    return [
         (palette[number], f"{classes[number]}  {_percent(-negative / total)}")
         for negative, number in found
     ]
-    return _with_legend(picture, rows, title)
 
 
 def word_picture(

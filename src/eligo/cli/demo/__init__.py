@@ -59,9 +59,8 @@ def run(
     from eligo.cli.demo.part import Work
     from eligo.cli.demo.table import table
     from eligo.devices import resolve_device
-    from eligo.files import make_folder
 
-    make_folder(out)  # whoever cannot write there should hear it now
+    page.prepare(out)
     work = Work(seed, str(resolve_device(device)), quick)
     if questions is not None:
         parts = [_timed(lambda: own.run(work, images, questions, model, plan))]

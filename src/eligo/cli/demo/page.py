@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from eligo.cli.demo.part import Part, Work
-from eligo.files import write_text, writing_folder
+from eligo.files import make_folder, refuse_strange, write_text, writing_folder
 from eligo.report.explorer.export import export_run
 from eligo.report.explorer.folder import FOLDER, save_exhibit
 from eligo.report.provenance import provenance
 
 PAGE, RESULTS = "index.html", "results.json"
 _CONTENTS = "contents.json"  # by which a later demo knows that the exhibits are its own
+
+
+def prepare(out: Path) -> None:
+    """Whoever cannot write there should hear it now."""
+    make_folder(out)
+    refuse_strange(out / FOLDER, marker=_CONTENTS)
 
 
 def write(out: Path, parts: Sequence[Part], work: Work) -> dict[str, Any]:

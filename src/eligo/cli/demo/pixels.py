@@ -18,7 +18,6 @@ from eligo.pixels.text.encoders import WordsEncoder
 from eligo.pretrained import shipped_models
 from eligo.report.explorer.exhibit import Answer, Exhibit
 from eligo.report.pictures import depth_picture
-from eligo.report.pixels_picture import overlay_picture
 from eligo.scenes.config import ROOMS
 from eligo.scenes.painter import Rendered
 from eligo.scenes.tags import swap_twins
@@ -125,7 +124,7 @@ def _exhibit(segmenter: Segmenter, source: SceneSource, row: int) -> Exhibit:
     """A room with its own tags; beside it, what was said without them, and the truth."""
     rooms = source.scenes("test")
     tags = rooms.tags("oracle").text(row)
-    rendered, names = rooms.rendered, segmenter.config.classes
+    rendered = rooms.rendered
     batch = rooms.batch(torch.tensor([row], device=segmenter.device), source.inputs, None)
     depth = None
     if batch.depth is not None and batch.depth_mask is not None:
@@ -140,10 +139,7 @@ def _exhibit(segmenter: Segmenter, source: SceneSource, row: int) -> Exhibit:
     return exhibit(
         told,
         depth=depth_picture(rendered.depth[row].cpu(), near=near, far=far),
-        pictures={
-            "labels without tags": overlay_picture(silent.image, silent.labels, names),
-            "the truth": overlay_picture(told.image, truth, names),
-        },
+        labels={"labels without tags": silent.labels, "the truth": truth},
         answers=[
             Answer(who, f"{float((one.labels == truth).float().mean()):.1%} of the pixels right")
             for who, one in (("without tags", silent), ("with tags", told))

@@ -19,7 +19,6 @@ from eligo.pretrained import shipped_models
 from eligo.report.explorer.exhibit import Answer, Exhibit
 from eligo.report.explorer.live import LiveExample, LiveImage, LiveRequest, LiveText, LiveTool
 from eligo.report.pictures import depth_picture, rgb_picture
-from eligo.report.pixels_picture import overlay_picture
 from eligo.scenes.config import ROOMS
 from eligo.scenes.dataset import SceneDataset, SceneItem
 from eligo.scenes.painter import label_names
@@ -90,16 +89,16 @@ class _Guide:
         seconds = perf_counter() - began
         alone = segment(self.segmenter, pixels, z) if tags else found
         truth = self.truth.get(request.image)
-        pictures = {}
+        labels = {}
         if tags:
-            pictures["labels without tags"] = _overlay(alone, alone.labels)
+            labels["labels without tags"] = alone.labels
         if truth is not None:
-            pictures["the truth"] = _overlay(found, truth)
+            labels["the truth"] = truth
         named = [("with tags", found)] if tags else []
         return exhibit(
             found,
             depth=shown,
-            pictures=pictures,
+            labels=labels,
             answers=[_answer(who, made, truth) for who, made in [*named, ("without tags", alone)]],
             cost={
                 "image": f"{picture.width} x {picture.height} pixels",
@@ -118,10 +117,6 @@ def _answer(who: str, found: PixelsPrediction, truth: Tensor | None) -> Answer:
     if truth is not None:
         parts.append(f"{(found.labels == truth).float().mean():.1%} of the pixels right")
     return Answer(who, ", ".join(parts))
-
-
-def _overlay(found: PixelsPrediction, labels: Tensor) -> Image.Image:
-    return overlay_picture(found.image, labels, found.classes)
 
 
 def _scaled(picture: Image.Image) -> Image.Image:

@@ -7,7 +7,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from eligo.demos.exam.config import Arm, ExamConfig
+from eligo.demos.exam.config import ExamConfig
 from eligo.demos.pipeline.config import DemosTrainConfig
 from eligo.demos.pipeline.train import train_selector
 from eligo.files import write_text
@@ -16,7 +16,7 @@ TRAINED = "trained.json"
 Tell = Callable[[str, int, int], None]
 
 
-def jobs(config: ExamConfig) -> list[tuple[Arm, int]]:
+def jobs(config: ExamConfig) -> list[tuple[str, int]]:
     """Arm and seed of every training."""
     return [(arm, seed) for seed in config.seeds for arm in config.arms]
 
@@ -41,7 +41,7 @@ def train_arms(
                 tell("train", done + number, done + len(wanted))
 
 
-def train_arm(config: ExamConfig, taught: Path, out: Path, arm: Arm, seed: int) -> None:
+def train_arm(config: ExamConfig, taught: Path, out: Path, arm: str, seed: int) -> None:
     """One of them."""
     run = config.run(arm, seed, taught, out)
     result = train_selector(run, resume=True)
@@ -50,7 +50,7 @@ def train_arm(config: ExamConfig, taught: Path, out: Path, arm: Arm, seed: int) 
     write_text(result.folder / TRAINED, json.dumps(told, indent=1) + "\n")
 
 
-def is_trained(config: ExamConfig, taught: Path, out: Path, arm: Arm, seed: int) -> bool:
+def is_trained(config: ExamConfig, taught: Path, out: Path, arm: str, seed: int) -> bool:
     """Whether a training has ended that was asked for in the same words."""
     run = config.run(arm, seed, taught, out)
     mark = run.train.folder / TRAINED

@@ -10,9 +10,16 @@ from eligo.demos.exam.learner_config import LearnerConfig
 from eligo.demos.pipeline.config import DemosTrainConfig
 from eligo.scenes.config import SceneConfig
 
-Arm = Literal["v0", "v1", "v2", "v2_gru", "v3"]
-ARMS: tuple[Arm, ...] = ("v0", "v1", "v2", "v2_gru", "v3")
-"""The shipped configs of that name."""
+ARMS = ("v0", "v1", "v2", "v2_gru", "v3")
+
+
+class ArmConfig(Config):
+    """What is trained in an arm."""
+
+    of: Literal["v0", "v1", "v2", "v2_gru", "v3"]
+    """The shipped config of that name."""
+    changes: dict[str, Any] = Field(default_factory=dict)
+    """Other values of it, by dotted key."""
 
 
 class LexiconsConfig(Config):
@@ -31,9 +38,9 @@ class ExamConfig(Config):
 
     task: Literal["demos.exam"] = "demos.exam"
     """Which kind of config this is."""
-    learner: Path | None = None
-    """Folder of the in-context learner that teaches and judges; none: the one that comes with
-    eligo."""
+    learner: str | None = None
+    """The in-context learner that teaches and judges: its folder or its run's, or its name on the
+    hub; none: the one that comes with eligo."""
     scenes: SceneConfig = LearnerConfig.model_fields["scenes"].default
     """The world, as in the learner's training; images are as large as it wants them."""
     unclear: float = Field(default=0.5, ge=0, le=1)
@@ -52,19 +59,19 @@ class ExamConfig(Config):
     """Examples in the lists that are compared; musts are judged by the first."""
     beam: int = Field(default=5, ge=1)
     """Lists that teacher and oracle keep at each step."""
-    arms: tuple[Arm, ...] = ARMS
-    """What is trained: configs of demos."""
+    arms: dict[str, ArmConfig] = Field(
+        default_factory=lambda: {name: ArmConfig.model_validate({"of": name}) for name in ARMS}
+    )
+    """What is trained, by the name of its row."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Every arm is trained once with each."""
     changes: dict[str, Any] = Field(default_factory=dict)
     """Other values of all arms' configs, by dotted key."""
-    own_changes: dict[Arm, dict[str, Any]] = Field(default_factory=dict)
-    """Other values of single arms' configs."""
     resamples: int = Field(default=10_000, ge=10)
     """Of the bootstrap."""
-    analytic_records: int = Field(default=1000, ge=20)
+    analytic_records: int = Field(default=2500, ge=20)
     """Queries of each formula of the analytic part; a fifth of them are test queries."""
-    analytic_steps: int = Field(default=400, ge=1)
+    analytic_steps: int = Field(default=600, ge=1)
     """Training steps of each arm there."""
     must_be_healthy: bool = True
     """Stop where the exam turns out to be none."""
@@ -73,12 +80,13 @@ class ExamConfig(Config):
         """The same exam in two minutes on a CPU: the code runs, the numbers mean little."""
         return load_config(ExamConfig, "demos/exam_smoke", {"learner": self.learner})
 
-    def run(self, arm: Arm, seed: int, taught: Path, out: Path) -> DemosTrainConfig:
+    def run(self, arm: str, seed: int, taught: Path, out: Path) -> DemosTrainConfig:
         """The training of an arm."""
         own = {
             "train.name": f"{arm}_{seed}", "train.seed": seed, "train.out": out,
             "data.path": taught, "model.K": self.num_candidates,
             "model.shot_num": self.train_shots,
         }  # fmt: skip
-        changed = self.changes | self.own_changes.get(arm, {})
-        return load_config(DemosTrainConfig, f"demos/{arm}", own).replace(changed)
+        wanted = self.arms[arm]
+        base = load_config(DemosTrainConfig, f"demos/{wanted.of}", own)
+        return base.replace(self.changes | wanted.changes)

@@ -2,7 +2,8 @@
 
 The tower learns what patches show, then all of it learns lessons: plain words first, nonce words
 come in over the first third. What an answer needs has signals of its own on the way (`readouts`),
-which fade; `seen`, `binding`, `pointing`, `lookup` and `found` watch those steps on nonce words.
+which fade; `aiming`, `seen`, `binding`, `pointing`, `lookup`, `seeking` and `found` watch those
+steps on nonce words.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,15 @@ from eligo.train import (
 
 _AHEAD = 8  # steps whose lessons are drawn together: drawing is many small operations
 _SHOWN = (1, 1, 2, 2, 6)  # how often 0, 1, 2, 3 and all 4 examples are shown
+
+
+class Seen(NamedTuple):
+    """What the tower makes of some scenes, and what is true of them."""
+
+    features: Float[Tensor, "scenes patches width"]
+    targets: PatchTargets
+    told: dict[str, Tensor]
+    """Losses of the tower, and its accuracies."""
 
 
 class Said(NamedTuple):
@@ -98,14 +108,14 @@ class LearnerTask(Task):
                 yield Batch(drawn.lessons.part(rows), drawn.shown[rows])
                 step += 1
 
-    def see(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Patch features, (scenes, patches, width), and the losses of the tower."""
+    def see(self, batch: Batch) -> Seen:
+        """All scenes of a batch, by the tower."""
         rendered = batch.lessons.rendered
         tower = self.model.model.vision_tower
         seen = tower(pixel_values(rendered.rgb), output_hidden_states=True)
         features = seen.hidden_states[-2][:, 1:]
-        targets: PatchTargets = patch_targets(rendered, self.config.model.patch_size)
-        return features, self.heads.losses(features, seen.pooler_output, targets)
+        targets = patch_targets(rendered, self.config.model.patch_size)
+        return Seen(features, targets, self.heads.losses(features, seen.pooler_output, targets))
 
     def say(self, features: Tensor, packed: Packed) -> Said:
         """Answers, and what words seem to mean on the way."""
@@ -130,7 +140,7 @@ class LearnerTask(Task):
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:
         """The tower's losses, and after the first steps those of words and answers."""
-        features, vision = self.see(batch)
+        features, targets, vision = self.see(batch)
         losses = {name: v for name, v in vision.items() if not name.startswith("accuracy")}
         if progress.step < self.config.vision_steps:
             return StepOutput(losses, {"accuracy_shape": vision["accuracy_shape"]})
@@ -140,15 +150,19 @@ class LearnerTask(Task):
         losses["answer"] = mean_loss(said.answer, packed.answers, valid)
         losses["end"] = mean_loss(said.end, torch.full_like(packed.answers, EOS), valid)
         scale = self.config.word_weight.at(progress.fraction)
-        losses |= {name: scale * loss for name, loss in word_losses(said.read, batch).items()}
-        return StepOutput(losses, {**self._metrics(batch, packed, said)})
+        signals = word_losses(said.read, batch, targets)
+        losses |= {name: scale * loss for name, loss in signals.items()}
+        return StepOutput(losses, {**self._metrics(batch, targets, packed, said)})
 
-    def _metrics(self, batch: Batch, packed: Packed, said: Said) -> dict[str, Tensor]:
+    def _metrics(
+        self, batch: Batch, targets: PatchTargets, packed: Packed, said: Said
+    ) -> dict[str, Tensor]:
         right = said.answer.argmax(-1) == packed.answers
         nonce = ~batch.lessons.plain[:, None]
         return {
-            "accuracy": share(right, batch.decided() & nonce), **word_metrics(said.read, batch)
-        }  # fmt: skip
+            "accuracy": share(right, batch.decided() & nonce),
+            **word_metrics(said.read, batch, targets),
+        }
 
     @torch.no_grad()
     def evaluate(self) -> Mapping[str, float]:
@@ -159,10 +173,10 @@ class LearnerTask(Task):
             stop = min(first + size, self.config.validation_lessons)
             indices = torch.arange(first, stop)
             whole = self.make("validation", indices, device, 0.0, whole=True)
-            features, _ = self.see(whole)
+            features, targets, _ = self.see(whole)
             plain = self.make("validation", indices, device, 1.0, whole=True)
             packed = pack(whole.lessons, whole.shown, features.shape[1])
-            parts = self._metrics(whole, packed, self.say(features, packed))
+            parts = self._metrics(whole, targets, packed, self.say(features, packed))
             none = Batch(whole.lessons, torch.zeros_like(whole.shown))
             parts["zero_shot"] = self._right(none, features, whole)
             half = Batch(whole.lessons, whole.shown & whole.lessons.needs[:, 0])

@@ -79,6 +79,12 @@ class Lessons:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def shown_object(self) -> Int64[Tensor, "lessons 4 4"]:
+        """Size, colour, texture and shape of the object that an example is about."""
+        things = self.rendered.graph.attributes[:, 0]
+        return things.unflatten(0, (-1, DEMOS + 1))[:, :DEMOS]
+
     def part(self, rows: slice) -> "Lessons":
         """Some of the lessons."""
         scenes = slice(rows.start * (DEMOS + 1), rows.stop * (DEMOS + 1))

@@ -23,6 +23,7 @@ from eligo.demos.exam.lessons import (
 )
 from eligo.scenes.vlm.model import ASSISTANT, BOS, EOS, FIRST_WORD, IMAGE, PAD, USER
 
+_FRAME = 4  # words before what a question names
 _ROW = QUESTION_WORDS + 3  # a question, ASSISTANT:, answer, </s>
 
 
@@ -35,6 +36,11 @@ class Packed(NamedTuple):
     """Who may look at whom."""
     word_places: Int64[Tensor, "lessons 4"]
     """Of the examples' nonce words."""
+    noun_places: Int64[Tensor, "lessons 4"]
+    """Of what names the object in the examples' questions: its shape, or its colour."""
+    demo_patches: Int64[Tensor, "lessons 4 patches"]
+    """Of the examples' images; `asked_patches`: of the questions' one."""
+    asked_patches: Int64[Tensor, "lessons patches"]
     ask_places: Int64[Tensor, "lessons 8"]
     """Of ASSISTANT: in each question, which predicts the answer; the next predicts </s>."""
     name_places: Int64[Tensor, "lessons 8 2"]
@@ -73,13 +79,19 @@ def pack(lessons: Lessons, shown: Bool[Tensor, "lessons 4"], image_tokens: int) 
 
     first = prefix + torch.arange(QUESTIONS, device=device) * _ROW
     demo_first = 1 + torch.arange(1, DEMOS + 1, device=device) * width - 1
-    # "what colour is the" are four words: behind them stand the two names.
-    names = first[:, None] + torch.tensor([4, 5], device=device)
+    # "what colour is the" are four words: behind them stand the two names, or an example's noun.
+    names = first[:, None] + torch.tensor([_FRAME, _FRAME + 1], device=device)
+    patches = torch.arange(image_tokens, device=device)
+    demo_patches = demo_first[:, None] - (width - 2) + patches
+    nouns = demo_patches[:, -1] + 1 + _FRAME
     return Packed(
         tokens,
         positions,
         mask[:, None],
         demo_first.expand(count, -1),
+        nouns.expand(count, -1),
+        demo_patches.expand(count, -1, -1),
+        (prefix - image_tokens + patches).expand(count, -1),
         first + length,
         names.expand(count, -1, -1),
         lessons.answer + FIRST_WORD,

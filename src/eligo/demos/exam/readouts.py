@@ -3,36 +3,41 @@
 A learner that is told nothing but answers learns plain words and stays at chance on nonce words:
 nothing makes an example's word read its own image. So each step has a signal of its own:
 
+    aimed     a head looks from what names an object in an example's question to its patches
+    named     ... and takes over all that they show
     seen      ASSISTANT: of an example knows what its question asks for, in any words
     bound     its word, the next token, takes that over as its meaning
     pointed   a head looks from a question's word to the same word in an example
     looked    ... and takes over its meaning
-    found     the question mark knows the object that has both meanings
+    sought    a head looks from the question mark to the patches of the object with both meanings
+    found     ... and takes over all that they show
 
-All but `pointed` are linear read-outs of a state on the way up, thrown away afterwards; `pointed`
-is the logits of one attention head, as the model itself computes them. Why it is needed: once the
-state of a word carries a meaning, the word itself is a small part of it. The head that would have
-to tell words apart then stays with "any example of that attribute", right in every second case: on
-exact features, for 1,500 steps of 32 lessons (`lookup` 0.58), after which we did not wait. With
-this signal it told them apart after 400 (0.84), and nonce questions were answered after 800 (0.88).
+Linear read-outs of a state on the way up, thrown away afterwards; but `aimed`, `pointed` and
+`sought` are the logits of one attention head, as the model itself computes them. Why those are
+needed: a state that knows which values an image shows, and not of which object, guesses well and
+stays there for long; so does a word that knows which attribute it is of, and not which value: once
+a state carries a meaning, the word itself is a small part of it. docs/demos_exam.md has figures.
 """
 
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from eligo.demos.exam.batch import Batch
-from eligo.demos.exam.lessons import NUM_VALUES, QUESTIONS, Lessons
+from eligo.demos.exam.lessons import DEMOS, NUM_VALUES, QUESTIONS, Lessons
 from eligo.demos.exam.packing import Packed
 from eligo.scenes import words
+from eligo.scenes.vlm.heads import PatchTargets
 
-_SEEN, _BOUND, _LOOKED, _FOUND = 2 / 8, 3 / 8, 5 / 8, 7 / 8  # depths at which states are read
+_NAMED, _SEEN, _BOUND, _LOOKED, _FOUND = (n / 8 for n in (1, 2, 3, 5, 7))
+"""Depths at which states are read."""
 _HEAD = 0
-"""Which head points, in the layer that comes next after words are bound."""
+"""Which head looks: for `pointed` in the layer behind `bound`, for the others in the layer before
+what is taken over is read."""
 _NEVER = -1e4
 
 
@@ -41,14 +46,17 @@ class WordHeads(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.seen, self.bound, self.looked, self.found = (
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, NUM_VALUES)) for _ in range(4)
+        self.named, self.seen, self.bound, self.looked, self.found = (
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, NUM_VALUES)) for _ in range(5)
         )
 
 
 class Read(NamedTuple):
     """All read-outs of a batch."""
 
+    aimed: Float[Tensor, "lessons 4 patches"]
+    """Logits of an example's patches, for what names an object in its question."""
+    named: Float[Tensor, "lessons 4 values"]
     seen: Float[Tensor, "lessons 4 values"]
     bound: Float[Tensor, "lessons 4 values"]
     pointed: Float[Tensor, "lessons 8 2 examples"]
@@ -56,6 +64,8 @@ class Read(NamedTuple):
     same: Bool[Tensor, "lessons 8 2 examples"]
     """Which of them is the same word."""
     looked: Float[Tensor, "lessons 8 2 values"]
+    sought: Float[Tensor, "lessons 8 patches"]
+    """Logits of the patches of the question's image, for each question mark."""
     found: Float[Tensor, "lessons 8 values"]
 
 
@@ -67,18 +77,26 @@ def read_out(
     def at(depth: float, places: Tensor) -> Tensor:
         return gather(states[_layer(depth, states)], places).float()
 
+    def looks(layer: int, origin: Tensor, goal: Tensor) -> Tensor:
+        return head_logits(language_model, layer, states[layer], packed, origin, goal)
+
     names = packed.name_places.flatten(1)
     said, told = (packed.tokens.gather(1, places) for places in (names, packed.word_places))
-    layer = _layer(_BOUND, states)
-    pointed = head_logits(language_model, layer, states[layer], packed, names)
+    marks = packed.ask_places - 1
+    patches = looks(_layer(_NAMED, states) - 1, packed.noun_places, packed.demo_patches.flatten(1))
+    pointed = looks(_layer(_BOUND, states), names, packed.word_places)
     by_word = (QUESTIONS, 2)
     return Read(
+        # An example's noun looks at its own image only.
+        aimed=patches.unflatten(2, (DEMOS, -1)).diagonal(dim1=1, dim2=2).transpose(1, 2),
+        named=heads.named(at(_NAMED, packed.noun_places)),
         seen=heads.seen(at(_SEEN, packed.word_places - 1)),
         bound=heads.bound(at(_BOUND, packed.word_places)),
         pointed=pointed.unflatten(1, by_word),
         same=(said[..., None] == told[:, None]).unflatten(1, by_word),
         looked=heads.looked(at(_LOOKED, names)).unflatten(1, by_word),
-        found=heads.found(at(_FOUND, packed.ask_places - 1)),
+        sought=looks(_layer(_FOUND, states) - 1, marks, packed.asked_patches),
+        found=heads.found(at(_FOUND, marks)),
     )
 
 
@@ -87,9 +105,10 @@ def head_logits(
     layer: int,
     states: Float[Tensor, "lessons length width"],
     packed: Packed,
-    names: Tensor,
-) -> Float[Tensor, "lessons names examples"]:
-    """Before the softmax: how much one head of a layer looks from names to examples' words."""
+    origin: Int64[Tensor, "lessons origins"],
+    goal: Int64[Tensor, "lessons goals"],
+) -> Float[Tensor, "lessons origins goals"]:
+    """Before the softmax: how much one head of a layer looks from some places to others."""
     block = language_model.layers[layer]
     attention, entered = block.self_attn, block.input_layernorm(states)
     turns = language_model.rotary_emb(entered, packed.positions)
@@ -100,42 +119,44 @@ def head_logits(
         one = heads[:, :, _HEAD].unsqueeze(1)  # (lessons, 1, places, dim)
         return apply_rotary_pos_emb(one, one, cos, sin)[0].squeeze(1).float()
 
-    queries, keys = (
-        projected(attention.q_proj, names), projected(attention.k_proj, packed.word_places)
-    )  # fmt: skip
-    return queries @ keys.transpose(1, 2) * attention.scaling
+    queries, keys = projected(attention.q_proj, origin), projected(attention.k_proj, goal)
+    return (queries @ keys.transpose(1, 2) * attention.scaling).float()  # autocast halves it
 
 
-def word_losses(read: Read, batch: Batch) -> dict[str, Tensor]:
+def word_losses(read: Read, batch: Batch, targets: PatchTargets) -> dict[str, Tensor]:
     """A loss for each signal, over what can be known."""
     lessons, meanings = batch.lessons, batch.meanings()
     known = (meanings.tellable | lessons.plain[:, None, None]).all(-1) & lessons.valid
     logits, place, there = _pointing(read, batch)
+    of_demo, of_question = object_patches(lessons, targets)
     return {
+        "aimed": aim_loss(read.aimed, of_demo, batch.told),
+        "named": _object_loss(read.named, lessons.shown_object, batch.told),
         "seen": mean_loss(read.seen, lessons.demo_value, batch.told),
         "bound": mean_loss(read.bound, lessons.demo_value, batch.told),
         "pointed": mean_loss(logits, place, there),
         "looked": mean_loss(read.looked, meanings.values, meanings.tellable),
-        "found": torch.stack(
-            [
-                mean_loss(part, lessons.meant[..., attribute], known)
-                for attribute, part in enumerate(_by_attribute(read.found))
-            ]
-        ).mean(),
+        "sought": aim_loss(read.sought, of_question, known),
+        "found": _object_loss(read.found, lessons.meant, known),
     }
 
 
-def word_metrics(read: Read, batch: Batch) -> dict[str, Tensor]:
+def word_metrics(read: Read, batch: Batch, targets: PatchTargets) -> dict[str, Tensor]:
     """Shares of what is right, on nonce words: plain ones tell their meaning themselves."""
     lessons, meanings = batch.lessons, batch.meanings()
     nonce = ~lessons.plain[:, None]
     logits, place, there = _pointing(read, batch)
+    of_demo, of_question = object_patches(lessons, targets)
     return {
+        "aiming": share(_hits(read.aimed, of_demo), of_demo.any(-1) & batch.told),
         "seen": share(read.seen.argmax(-1) == lessons.demo_value, batch.told & nonce),
         "binding": share(read.bound.argmax(-1) == lessons.demo_value, batch.told & nonce),
         "pointing": share(logits.argmax(-1) == place, there & nonce[..., None]),
         "lookup": share(
             read.looked.argmax(-1) == meanings.values, meanings.tellable & nonce[..., None]
+        ),
+        "seeking": share(
+            _hits(read.sought, of_question), of_question.any(-1) & batch.decided() & nonce
         ),
         "found": share(_is_found(read.found, lessons), batch.decided() & nonce),
     }
@@ -149,6 +170,40 @@ def _pointing(read: Read, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return logits, same.to(torch.uint8).argmax(-1), same.any(-1)
 
 
+def object_patches(
+    lessons: Lessons, targets: PatchTargets
+) -> tuple[Bool[Tensor, "lessons 4 patches"], Bool[Tensor, "lessons 8 patches"]]:
+    """Patches of the object that each example, and each question, is about.
+
+    Objects that are alike in all four attributes cannot be told apart by words, so any will do.
+    """
+    values, owned = (
+        part.unflatten(0, (-1, DEMOS + 1)) for part in (targets.values[..., :4], targets.owned)
+    )
+
+    def shows(scene: int | slice, thing: Tensor) -> Tensor:
+        return (values[:, scene] == thing[:, :, None]).all(-1) & owned[:, scene]
+
+    return shows(slice(DEMOS), lessons.shown_object), shows(slice(DEMOS, None), lessons.meant)
+
+
+def aim_loss(logits: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
+    """How little of a head's look at an image falls on the wanted patches; where there are any."""
+    mask = mask & wanted.any(-1)
+    missed = logits.logsumexp(-1) - logits.masked_fill(~wanted, _NEVER).logsumexp(-1)
+    return torch.where(mask, missed, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def _hits(logits: Tensor, wanted: Tensor) -> Tensor:
+    return wanted.gather(-1, logits.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def _object_loss(logits: Tensor, thing: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the four attributes of an object."""
+    parts = enumerate(_by_attribute(logits))
+    return torch.stack([mean_loss(part, thing[..., n], mask) for n, part in parts]).mean()
+
+
 def _by_attribute(logits: Tensor) -> tuple[Tensor, ...]:
     return logits.split([len(values) for values in words.VALUES], -1)
 
@@ -159,7 +214,7 @@ def _is_found(logits: Tensor, lessons: Lessons) -> Tensor:
 
 
 def _layer(depth: float, states: tuple[Tensor, ...]) -> int:
-    return round(depth * (len(states) - 1))
+    return max(1, round(depth * (len(states) - 1)))
 
 
 def gather(states: Tensor, places: Tensor) -> Tensor:

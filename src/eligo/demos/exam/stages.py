@@ -41,14 +41,26 @@ from eligo.demos.teach.shards import (
     write_shard,
 )
 from eligo.demos.teach.teacher import Lesson
+from eligo.errors import InputError
 from eligo.files import clear_unfinished, make_folder, write_text
-from eligo.pretrained import shipped_model
+from eligo.pretrained import find_model, shipped_model
 from eligo.scenes.graph import Split
 from eligo.scenes.vlm.model import load_vlm
 
 LEARNER, MADE_BY = "demos_learner", "eligo demos train-learner learner"
+HELD = "processor_config.json"
+"""A file that a model which answers questions has, and no selector."""
 SHARD = 256
 Tell = Callable[[str, int, int], None]
+
+
+def find_learner(name: str | None) -> Path:
+    """The model folder of a learner: by its folder or its run's, its name on the hub, or ours."""
+    found = shipped_model(LEARNER, made_by=MADE_BY) if name is None else find_model(name, HELD)
+    for folder in (found, found / "model"):
+        if (folder / HELD).is_file():
+            return folder
+    raise InputError(f"{found}: holds no learner; expected the folder of a run of `{MADE_BY}`")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +83,7 @@ class Stages:
         self, config: ExamConfig, out: Path, device: torch.device, tell: Tell = lambda *_: None
     ) -> None:
         self.config, self.device, self.tell = config, device, tell
-        self.learner = config.learner or shipped_model(LEARNER, made_by=MADE_BY)
+        self.learner = find_learner(config.learner)
         self.out = make_folder(out)
         clear_unfinished(self.out)
         self._asked: dict[Split, Asked] = {}
@@ -87,7 +99,7 @@ class Stages:
     def learner_hash(self) -> str:
         """Of its weights."""
         digest = hashlib.sha256()
-        for path in sorted(Path(self.learner).glob("*.safetensors")):
+        for path in sorted(self.learner.glob("*.safetensors")):
             digest.update(path.read_bytes())
         return digest.hexdigest()[:16]
 

@@ -37,7 +37,7 @@ def fit_pointer(
         result = fit(
             task,
             TrainConfig(
-                out=Path(folder), seed=settings.seed, total_steps=steps,
+                out=Path(folder), name=config.version, seed=settings.seed, total_steps=steps,
                 batch_size=task.batch_size, evaluate_every=max(1, steps // 20),
                 checkpoint_every=steps, patience=settings.patience,
                 monitor=task.monitor, mode="max",

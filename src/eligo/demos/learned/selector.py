@@ -233,8 +233,8 @@ class LearnedSelector(PoolSelector):
             "approximate": self.approximate,
         }
 
-    def _save(self, folder: Path) -> None:
-        save_weights(folder, self._modules())
+    def _save(self, folder: Path, dtype: torch.dtype | None) -> None:
+        save_weights(folder, self._modules(), dtype)
         if self.approximate and self._index is not None:  # an exact one is built in a moment
             self._index.save(folder / _INDEX)
             with writing(folder / _INDEX / _ROWS) as temporary:

@@ -1,6 +1,7 @@
 """A trained selector at work: candidates as in training, picks, and why not the next best."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from eligo.demos.data.query import Query
 from eligo.demos.data.sampler import Sampler
 from eligo.demos.data.sampler_config import SamplerConfig
 from eligo.demos.learned.selector import LearnedSelector, Step
-from eligo.demos.pipeline.train import PIPELINE, SELECTOR
-from eligo.demos.selector import load_selector
+from eligo.demos.pipeline.train import PIPELINE
+from eligo.demos.selector import INNER, load_selector
 from eligo.errors import InputError
 
 
@@ -33,7 +34,7 @@ class Deployed:
 def open_selector(folder: Path) -> Deployed:
     """Of a run folder, or of the `selector` folder in it."""
     refuse_pickle(folder)
-    inner = folder / SELECTOR if (folder / SELECTOR).is_dir() else folder
+    inner = folder / INNER if (folder / INNER).is_dir() else folder
     try:
         about = json.loads((inner / PIPELINE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -47,7 +48,7 @@ def open_selector(folder: Path) -> Deployed:
     return Deployed(selector, sampler, about["embed"]["encoder"], about["placement"])
 
 
-def explain(deployed: Deployed, query: Query, steps: list[Step]) -> list[dict[str, Any]]:
+def explain(deployed: Deployed, query: Query, steps: Sequence[Step]) -> list[dict[str, Any]]:
     """A row for each pick: its score, what it says, and why the next best was not taken."""
     pool = deployed.selector.pool
     picks = [step[0].id for step in steps]

@@ -22,13 +22,14 @@ from eligo.demos.learned.fitting import pointer_task
 from eligo.demos.learned.selector import LearnedSelector
 from eligo.demos.pipeline.config import DemosTrainConfig, RecordsConfig
 from eligo.demos.pipeline.folder import open_embedded
+from eligo.demos.selector import INNER
 from eligo.demos.teach.read import Lessons, read_legacy_records, read_meta, read_records
 from eligo.demos.teach.shards import DATA, META
 from eligo.errors import InputError
 from eligo.files import write_text
 from eligo.train import FitResult, fit, load_weights
 
-SELECTOR, PIPELINE = "selector", "pipeline.json"
+PIPELINE = "pipeline.json"
 logger = logging.getLogger("eligo.demos")
 
 
@@ -70,15 +71,13 @@ def train_selector(config: DemosTrainConfig, *, resume: bool = False) -> FitResu
     if not PartialState().is_main_process:
         return result
     load_weights(result.folder / "best", task.modules)
-    save_selector(
-        result.folder / SELECTOR, LearnedSelector.of(task.model.cpu(), opened.pool), opened
-    )
+    save_selector(result.folder / INNER, LearnedSelector.of(task.model.cpu(), opened.pool), opened)
     return result
 
 
 def save_selector(folder: Path, selector: LearnedSelector, opened: Opened) -> None:
     """The selector, and what stands around it."""
-    selector.save(folder)
+    selector.save_pretrained(folder)
     about = {
         "sampler": opened.sampler.model_dump(mode="json"),
         "embed": opened.embed,

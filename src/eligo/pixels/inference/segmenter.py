@@ -24,6 +24,7 @@ from eligo.train.weights import load_weights, save_weights
 
 SHIPPED = "pixels"
 """The small model of generated rooms, if it comes with this eligo."""
+_FILES = ("config.yaml", "model.safetensors")
 _TABLE, _TABLE_KEY = "words.safetensors", "text.encoder.file"
 
 
@@ -82,9 +83,9 @@ def model_folder(name: str | Path | None) -> Path:
     """Where a model's files are: the folder itself, or the best of a run; none: the shipped."""
     if name is None:
         return shipped_model(SHIPPED, made_by="eligo pixels train")
-    folder = find_model(name)
+    folder = find_model(name, *_FILES)
     for place in (folder, folder / "model", folder / "best"):
-        if (place / "config.yaml").is_file() and (place / "model.safetensors").is_file():
+        if all((place / file).is_file() for file in _FILES):
             return place
     raise InputError(
         f"no segmentation model in {folder}: expected config.yaml and model.safetensors, as "

@@ -6,6 +6,7 @@ and perhaps a picture each (examples for a prompt, words, search results). What 
 `Selection`. So any selector can be shown by saying over what it chose.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -68,6 +69,19 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Key:
+    """A line of a picture's legend: a colour in it, and what that stands for."""
+
+    colour: str
+    """As `#rrggbb`."""
+    text: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"#[0-9a-fA-F]{6}", self.colour):
+            raise InputError(f"colour: got {self.colour!r:.60}, expected one like #3446c8")
+
+
+@dataclass(frozen=True)
 class Exhibit:
     """One query and everything that was chosen for it."""
 
@@ -82,10 +96,18 @@ class Exhibit:
     cost: Mapping[str, str] = field(default_factory=dict)
     """Lines of the cost block, as they are to be read."""
     note: str = ""
+    legends: Mapping[str, tuple[Key, ...]] = field(default_factory=dict)
+    """Of pictures whose colours stand for something (classes), by the picture's name."""
 
     def __post_init__(self) -> None:
         for stage in self.stages:
             _check(stage, self)
+        for name in self.legends:
+            if name not in self.pictures:
+                raise InputError(
+                    f"exhibit {self.title!r}: got a legend of {name!r}, expected one of its "
+                    f"pictures: {list(self.pictures)}"
+                )
 
 
 def _check(stage: Stage, exhibit: Exhibit) -> None:

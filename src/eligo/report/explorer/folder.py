@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from eligo.errors import InputError
 from eligo.files import make_folder, write_text, writing
-from eligo.report.explorer.exhibit import Answer, Exhibit, Grid, Item, Stage
+from eligo.report.explorer.exhibit import Answer, Exhibit, Grid, Item, Key, Stage
 from eligo.selection import Selection
 
 FORMAT = "eligo.exhibit.v1"
@@ -54,6 +54,7 @@ class _ExhibitFile(_Strict):
     kind: str
     query: str
     pictures: dict[str, str] = {}
+    legends: dict[str, tuple[Key, ...]] = {}
     stages: tuple[_StageFile, ...] = ()
     answers: tuple[Answer, ...] = ()
     cost: dict[str, str] = {}
@@ -90,6 +91,7 @@ def save_exhibit(exhibit: Exhibit, folder: str | Path) -> Path:
         kind=exhibit.kind,
         query=exhibit.query,
         pictures=pictures,
+        legends=dict(exhibit.legends),
         stages=tuple(stages),
         answers=exhibit.answers,
         cost=dict(exhibit.cost),
@@ -125,6 +127,7 @@ def load_exhibit(folder: str | Path) -> Exhibit:
             query=content.query,
             stages=stages,
             pictures=pictures,
+            legends=content.legends,
             answers=content.answers,
             cost=content.cost,
             note=content.note,

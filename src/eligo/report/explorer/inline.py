@@ -29,6 +29,7 @@ def inline(exhibit: Exhibit) -> dict[str, Any]:
         "kind": exhibit.kind,
         "query": exhibit.query,
         "pictures": {name: _data_url(image) for name, image in exhibit.pictures.items()},
+        "legends": {name: [vars(key) for key in keys] for name, keys in exhibit.legends.items()},
         "stages": [_stage(stage) for stage in exhibit.stages],
         "answers": [vars(answer) for answer in exhibit.answers],
         "cost": dict(exhibit.cost),

@@ -12,6 +12,7 @@ from eligo.selection import Selection
 from eligo.tokens.inside.checks import check_selection
 from eligo.tokens.inside.layout import Layout, inverse
 from eligo.tokens.inside.prompt import Prompt
+from eligo.tokens.inside.replay import choose
 from eligo.tokens.reducer import Reducer, ReducerContext
 
 
@@ -84,12 +85,9 @@ def ask(reducer: Reducer, context: ReducerContext, budget: Int[Tensor, " images"
             }
             context = replace(context, **moved)
     with torch.no_grad():
-        selection = reducer.select(context, budget)
+        selection = choose(reducer, context, budget)
     check_selection(reducer, selection, context, budget)
-    if selection.scores.device != home:
-        selection = selection.to(home)
-    # Every image has as many tokens as its budget, so only uneven budgets leave padding.
-    return selection.in_order(padded=len(set(budget.tolist())) > 1)
+    return selection if selection.scores.device == home else selection.to(home)
 
 
 def put(embeds: Tensor, vision: Tensor, columns: Tensor, rows: Tensor) -> Tensor:

@@ -173,6 +173,9 @@ class Masks(Removal):
             known = (mask, None, self._fit(mask, frame, survivors, hidden))
             step.made[survivors] = known
         changed: dict[str, Any] = {"attention_mask": known[2]}
+        if known[2] is not None and known[2].requires_grad and not hidden.requires_grad:
+            # Where the mask alone wants gradients, CUDA's fused attention forgets its log-sum-exp.
+            hidden = hidden.detach().requires_grad_()
         if survivors is not None and self.plan.positions == "reindex":
             positions: Tensor = kwargs["position_ids"]
             positions = positions - self._gone(frame, survivors).cumsum(-1).to(positions.device)

@@ -96,6 +96,7 @@ class TokenMerger(Part):
     shape_type = MergerShape
     name = "merger"
     where: frozenset[Where] = frozenset({"before"})
+    capturable = True  # `select` of even rows waits for nothing: see `inside.replay`
 
     def __init__(self, shape: MergerShape) -> None:
         super().__init__(shape)
@@ -248,6 +249,7 @@ class LayerPruner(nn.Module):
 
     name = "pruner"
     where: frozenset[Where] = frozenset({"inside"})
+    capturable = True
     needs: frozenset[Need] = frozenset({"question"})
 
     def __init__(self, width: int, dim: int, num_heads: int, *, diverse: bool = True) -> None:

@@ -70,6 +70,9 @@ class PrunedModel(lmms):
         batch_size: int | str = 1,
     ) -> None:
         super().__init__()
+        (self.batch_size,) = numbers("batch_size", batch_size)
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise InputError(f"batch_size: got {batch_size}, expected a whole number, 1 or more")
         self.plan = find_plan(plan, method, numbers("budget", budget), numbers("layer", layer))
         state = PartialState()
         several = state.num_processes > 1
@@ -80,9 +83,6 @@ class PrunedModel(lmms):
         self.shape = HostShape.of(self.model)
         self.plan.resolve(self.shape.num_layers, self.shape.vision)  # before any question is asked
         move(self.plan, self.device)
-        self.batch_size = int(batch_size)
-        if self.batch_size < 1:
-            raise InputError(f"batch_size: got {batch_size}, expected 1 or more")
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """An answer for each request, in their order."""

@@ -18,6 +18,7 @@ import torch
 
 from eligo.errors import InputError
 from eligo.files import write_text
+from eligo.report.provenance import provenance
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.data.scene_source import SceneSource
@@ -185,6 +186,7 @@ class Exam:
         _, blind = answer_blindly(asker.examples, self.config.blind_scenes)
         allowed = {point: self.allowed(asker, point) for point in self.config.points}
         return {
+            "measured": provenance("eligo", str(self.device)),
             "families": answers.families,
             "right": {name: bits(right) for name, right in answers.right.items()}
             | {BLIND: bits(blind)},

@@ -1,13 +1,19 @@
 // Questions to the live server: the newest counts, older ones are dropped.
 
 const WAIT = { soon: 120, typing: 450, now: 0 }; // milliseconds without a change before one is sent
-const BUSY = new Set([429, 503]);
+const BUSY = 503;
 
+// `ask(body, pace)` sends what `body()` is by then; `drop()` forgets what is on its way, both there
+// and back: neither its answer nor its error will be heard.
 export function makeAsker({ path, onstart, onanswer, onerror }) {
   let [timer, running] = [0, null];
 
-  async function send(body) {
+  function drop() {
+    clearTimeout(timer);
     running?.abort();
+  }
+  async function send(body) {
+    drop();
     running = new AbortController();
     const { signal } = running;
     onstart();
@@ -18,11 +24,12 @@ export function makeAsker({ path, onstart, onanswer, onerror }) {
       if (!signal.aborted) onerror(error.message);
     }
   }
-  return (body, pace = "now") => {
+  function ask(body, pace = "now") {
     clearTimeout(timer);
     if (pace === "now") send(body());
     else timer = setTimeout(() => send(body()), WAIT[pace]);
-  };
+  }
+  return { ask, drop };
 }
 
 async function post(path, body, signal) {
@@ -39,6 +46,6 @@ async function post(path, body, signal) {
   }
   const found = await reply.json().catch(() => ({}));
   if (reply.ok && found.exhibit) return found;
-  if (BUSY.has(reply.status)) throw new Error(found.error ?? "The server is busy; try again soon.");
+  if (reply.status === BUSY) throw new Error(found.error ?? "The server is busy; try again soon.");
   throw new Error(found.error ?? `The server answered with status ${reply.status}.`);
 }

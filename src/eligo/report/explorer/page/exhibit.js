@@ -4,6 +4,7 @@ import { chainView } from "./chain.js";
 import { el, mark, rove } from "./dom.js";
 import { itemsView } from "./items.js";
 import { viewsOf } from "./journey.js";
+import { legendOf } from "./legend.js";
 import { alike, ofItems } from "./picture.js";
 import { rowsView } from "./rows.js";
 import { verdict } from "./words.js";
@@ -136,14 +137,16 @@ function gallery(exhibit) {
       el(
         "div",
         { class: "figures" },
-        rest.map((name) =>
-          el(
+        rest.map((name) => {
+          const keys = exhibit.legends[name] ?? [];
+          return el(
             "figure",
             {},
-            zoomable(exhibit.pictures[name], name),
+            zoomable(exhibit.pictures[name], name, keys),
             el("figcaption", { dir: "auto" }, name),
-          ),
-        ),
+            legendOf(keys),
+          );
+        }),
       ),
     );
   });

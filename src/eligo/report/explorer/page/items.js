@@ -3,7 +3,7 @@
 import { chips, segmented } from "./controls.js";
 import { el, replace, setVars } from "./dom.js";
 import { hasRows } from "./journey.js";
-import { DROPPED, KEPT, UNREACHED, readRow, scaled } from "./reading.js";
+import { DROPPED, KEPT, UNREACHED, barOf, readRow } from "./reading.js";
 import { count, number, ordinal } from "./words.js";
 import { zoomable } from "./zoom.js";
 
@@ -19,10 +19,12 @@ export function itemsView(exhibit, view, place, moved) {
   let row = Math.min(place.row, stage.rows.length - 1);
   let order = "choice";
   const lists = el("div", { class: "lists" });
+  const key = el("span", { class: "soft bars-key" });
   const words = chips("rows", stage.rows, { choose: go, preview: () => {} });
 
   function show() {
     const reading = readRow(stage, row);
+    key.textContent = barsKey(reading);
     const places = (fate) => sorted(reading, order).filter((at) => reading.fate[at] === fate);
     const list = (name, title, found) => makeList(exhibit, stage, reading, name, title, found);
     replace(lists, [
@@ -47,7 +49,7 @@ export function itemsView(exhibit, view, place, moved) {
       "div",
       { class: "items" },
       hasRows(stage) && words.node,
-      el("div", { class: "toolbar" }, sorter.node),
+      el("div", { class: "toolbar" }, sorter.node, key),
       stage.note && el("p", { class: "soft", dir: "auto" }, stage.note),
       lists,
     ),
@@ -62,6 +64,12 @@ export function itemsView(exhibit, view, place, moved) {
       row: (by) => go(row + by),
     },
   };
+}
+
+function barsKey({ low, high, ranked }) {
+  if (!ranked.length) return "";
+  const ends = `bars: ${number(Math.min(0, low))} to ${number(Math.max(0, high))}`;
+  return low < 0 && high > 0 ? `${ends}, the line is 0` : ends;
 }
 
 function after(order) {
@@ -94,7 +102,9 @@ function makeList(exhibit, stage, reading, name, title, places) {
       onclick: () => {
         add(FOLDED, places.length);
         more.remove();
-        list.children[FOLDED].querySelector("button")?.focus();
+        const first = list.children[FOLDED];
+        first.tabIndex = -1; // some have nothing else to put the focus on
+        (first.querySelector("button") ?? first).focus();
       },
     },
     `Show ${count(rest)} more`,
@@ -128,13 +138,12 @@ function makeCard(exhibit, stage, reading, at) {
       el(
         "div",
         { class: "score" },
-        el("i", { class: "meter", "aria-hidden": "true" }),
+        el("i", { class: "meter", "aria-hidden": "true", "data-signed": reading.low < 0 }),
         el("b", {}, `score ${number(reading.score[at])}`),
         reading.rank[at] ? el("span", { class: "soft" }, `rank ${reading.rank[at]}`) : null,
       ),
     ),
   );
-  const share = Number.isNaN(reading.score[at]) ? 0 : scaled(reading.score[at], reading);
-  setVars(card, { share });
+  setVars(card, barOf(reading.score[at], reading));
   return card;
 }

@@ -26,13 +26,19 @@ export function hasRows(stage) {
   return stage.rows.length > 1 || stage.rows[0] !== "";
 }
 
-// Whether a stage chose among what the last stage of a view had kept.
+// Whether a stage chose among what the last stage of a view had kept. One that names no candidates
+// chose among all cells: it follows a stage that kept all of them only in a later layer of the same
+// model, else it stands for itself (a rival, say).
 function goesOn(exhibit, view, stage) {
   const last = exhibit.stages[view.stages.at(-1)];
   if (view.kind !== "grid" || !sameGrid(last.grid, stage.grid)) return false;
   const kept = new Set(readRow(last, 0).kept);
-  const reached = stage.candidates ?? Array.from({ length: numPlaces(stage) }, (_, at) => at);
-  return reached.every((place) => kept.has(place));
+  if (stage.candidates) return stage.candidates.every((place) => kept.has(place));
+  return kept.size === numPlaces(stage) && isLater(stage.layer, last.layer);
+}
+
+function isLater(layer, before) {
+  return Number.isInteger(layer) && Number.isInteger(before) && layer > before;
 }
 
 function sameGrid(a, b) {

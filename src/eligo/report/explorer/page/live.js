@@ -6,6 +6,10 @@ import { el, mark, replace, rove } from "./dom.js";
 import { readDepth, readImage } from "./upload.js";
 import { number } from "./words.js";
 
+// What a file that was read changes.
+const asImage = (data) => ({ image: { data }, depth: null, example: null });
+const asDepth = (data) => ({ depth: { data } });
+
 // `made(exhibit, key)` takes what came back; the key is the same for another budget of the same.
 // `runs`: begin with the first example at once.
 export function startLive(node, live, { made, runs }) {
@@ -17,8 +21,9 @@ export function startLive(node, live, { made, runs }) {
   const status = el("p", { class: "status", role: "status" });
   const error = el("p", { class: "error", role: "alert", hidden: true });
   const state = () => states.get(tool.name);
+  let newest = 0; // the file, example or tool that was chosen last
 
-  const ask = makeAsker({
+  const { ask, drop } = makeAsker({
     path: "/api/run",
     onstart() {
       node.toggleAttribute("data-busy", true);
@@ -33,7 +38,9 @@ export function startLive(node, live, { made, runs }) {
     },
     onerror: fail,
   });
+  // What is said last stays: a request that is still on its way must not replace it.
   function fail(message) {
+    drop();
     node.removeAttribute("data-busy");
     status.textContent = "";
     error.textContent = message;
@@ -53,15 +60,41 @@ export function startLive(node, live, { made, runs }) {
     if (tool.image && !state().image) return fail("Choose an example or bring a picture.");
     return ask(body, pace);
   };
-  const show = () => replace(form, parts(tool, state(), { run, fail, show }));
+  // Controls are made anew; the one that had the focus has it again.
+  const show = () => {
+    const had = form.contains(document.activeElement) ? document.activeElement : null;
+    replace(form, parts(tool, state(), { run, take, choose }));
+    if (had) form.querySelector(had.id ? `#${had.id}` : ".example[aria-checked=true]")?.focus();
+  };
+  function choose(example) {
+    newest += 1;
+    Object.assign(state(), { example: example.id, text: example.text, depth: null });
+    if (tool.image) state().image = { example: example.id };
+    show();
+    run("now");
+  }
+  // Reading a file takes a while; if something else is chosen meanwhile, that one counts.
+  async function take(file, read, kept) {
+    const turn = ++newest;
+    try {
+      const data = await read(file);
+      if (turn !== newest) return;
+      Object.assign(state(), kept(data));
+      show();
+      run("now");
+    } catch (problem) {
+      if (turn === newest) fail(problem.message);
+    }
+  }
 
   const options = tools.map((one) => ({ name: one.name, label: one.title }));
   const choice = segmented("tool", options, tool.name, (name) => {
+    newest += 1;
     tool = tools.find((one) => one.name === name);
     show();
     run("now");
   });
-  acceptDrops(node, (file) => tool.image && takeImage(file, state(), { run, fail, show }));
+  acceptDrops(node, (file) => tool.image && take(file, readImage, asImage));
   node.replaceChildren(el("div", { class: "live-head" }, choice.node, status), form, error);
   node.hidden = false;
   show();
@@ -79,8 +112,8 @@ function initial(tool) {
   };
 }
 
-function parts(tool, state, { run, fail, show }) {
-  const found = [examplesOf(tool, state, { run, fail, show })];
+function parts(tool, state, { run, take, choose }) {
+  const found = [examplesOf(tool, state, { take, choose })];
   const text = el("textarea", {
     id: "live-text",
     rows: 2,
@@ -131,13 +164,7 @@ function budgetOf(budget, state, run) {
   );
 }
 
-function examplesOf(tool, state, { run, fail, show }) {
-  const choose = (example) => {
-    Object.assign(state, { example: example.id, text: example.text, depth: null });
-    if (tool.image) state.image = { example: example.id };
-    show();
-    run("now");
-  };
+function examplesOf(tool, state, { take, choose }) {
   const nodes = tool.examples.map((example) =>
     el(
       "button",
@@ -156,20 +183,21 @@ function examplesOf(tool, state, { run, fail, show }) {
     tool.examples.findIndex((example) => example.id === state.example),
   );
   const strip = el("div", { class: "strip", role: "radiogroup", "aria-label": "examples" }, nodes);
-  rove(strip, ".example", (_, at) => {
-    choose(tool.examples[at]);
-    document.querySelector(".example[aria-checked=true]")?.focus();
-  });
+  rove(strip, ".example", (_, at) => choose(tool.examples[at]));
   const own = [
     tool.image &&
-      filePicker("your picture", state.image?.data, "image/png, image/jpeg, image/webp", (file) =>
-        takeImage(file, state, { run, fail, show }),
-      ),
+      filePicker("your picture", state.image?.data, {
+        id: "live-image",
+        accept: "image/png, image/jpeg, image/webp",
+        take: (file) => take(file, readImage, asImage),
+      }),
     tool.depth &&
       state.image?.data &&
-      filePicker("its depth", state.depth?.data, "image/png", (file) =>
-        takeDepth(file, state, { run, fail, show }),
-      ),
+      filePicker("its depth", state.depth?.data, {
+        id: "live-depth",
+        accept: "image/png",
+        take: (file) => take(file, readDepth, asDepth),
+      }),
   ];
   const label = tool.image ? "Picture, or drop your own" : "Examples";
   return el(
@@ -180,9 +208,10 @@ function examplesOf(tool, state, { run, fail, show }) {
   );
 }
 
-function filePicker(label, url, accept, take) {
+function filePicker(label, url, { id, accept, take }) {
   const input = el("input", {
     type: "file",
+    id,
     accept,
     "aria-label": label,
     onchange: () => input.files[0] && take(input.files[0]),
@@ -191,27 +220,6 @@ function filePicker(label, url, accept, take) {
     ? el("img", { src: url, alt: label })
     : el("span", {}, el("b", { "aria-hidden": "true" }, "+"), label);
   return el("label", { class: "upload", "data-full": Boolean(url) }, input, face);
-}
-
-async function takeImage(file, state, { run, fail, show }) {
-  try {
-    const data = await readImage(file);
-    Object.assign(state, { image: { data }, depth: null, example: null });
-    show();
-    run("now");
-  } catch (problem) {
-    fail(problem.message);
-  }
-}
-
-async function takeDepth(file, state, { run, fail, show }) {
-  try {
-    state.depth = { data: await readDepth(file) };
-    show();
-    run("now");
-  } catch (problem) {
-    fail(problem.message);
-  }
 }
 
 function acceptDrops(node, take) {

@@ -11,6 +11,7 @@ import { startTheme } from "./theme.js";
 const START = { stage: 0, row: 0 };
 const MADE = "made here"; // the group of what a live page was asked for
 const MOST_MADE = 20;
+const isNarrow = matchMedia("(max-width: 52rem)"); // as in layout.css: the list is a drawer
 const byId = (id) => document.getElementById(id);
 
 function start() {
@@ -18,6 +19,7 @@ function start() {
   const taken = new Set();
   const exhibits = nameExhibits(data.exhibits, taken);
   const stage = byId("stage");
+  const behind = [byId("skip"), byId("theme"), byId("help"), document.querySelector("main")];
   let shown = null;
   let current = null; // {exhibit, stage, row}
 
@@ -33,20 +35,25 @@ function start() {
       current = { exhibit: place.exhibit, ...to };
       writeHash(current, { isNew: false });
     });
+    const hadFocus = stage.contains(document.activeElement);
     replace(stage, shown.node);
+    if (hadFocus) stage.focus({ preventScroll: true });
     sidebar.show(place.exhibit);
     document.title = `${place.exhibit.title} \u00b7 ${data.title}`;
-    drawer(false);
+    drawer(false, stage);
     if (isNew) scrollTo({ top: 0 });
   }
   function beside(step) {
     const exhibit = sidebar.beside(current?.exhibit, step);
     if (exhibit && exhibit !== current?.exhibit) open({ exhibit, ...START });
   }
-  function drawer(isOpen) {
+  // On a narrow page the list lies over the rest, which then takes no focus; `to` gets it afterwards.
+  function drawer(isOpen, to = byId("menu")) {
+    if (isOpen === document.body.hasAttribute("data-drawer")) return;
     document.body.toggleAttribute("data-drawer", isOpen);
     byId("menu").setAttribute("aria-expanded", String(isOpen));
-    if (isOpen) sidebar.search.focus();
+    for (const node of behind) node.inert = isOpen;
+    (isOpen ? sidebar.search : to).focus({ preventScroll: true });
   }
   function arrive() {
     const place = readHash(exhibits);
@@ -60,7 +67,7 @@ function start() {
     j: () => beside(1),
     k: () => beside(-1),
     "/": () => {
-      if (getComputedStyle(byId("menu")).display !== "none") drawer(true);
+      if (isNarrow.matches) drawer(true);
       sidebar.search.focus();
     },
     "[": () => shown?.view?.keys.step(-1),
@@ -79,6 +86,10 @@ function start() {
   byId("help").addEventListener("click", help);
   byId("menu").addEventListener("click", () => drawer(!document.body.hasAttribute("data-drawer")));
   byId("scrim").addEventListener("click", () => drawer(false));
+  byId("list").addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !event.defaultPrevented) drawer(false);
+  });
+  isNarrow.addEventListener("change", () => drawer(false));
   byId("skip").addEventListener("click", (event) => {
     event.preventDefault();
     stage.focus();

@@ -65,11 +65,12 @@ function greyed(source, weight, offset, colour) {
   return canvas;
 }
 
-// Names of the pictures that have the shape of this one, itself first; not those of items.
+// Names of the pictures that have the shape of this one, itself first; not those of items, nor those
+// whose own colours stand for something: under a map they could not be read.
 export async function alike(exhibit, name) {
   const taken = ofItems(exhibit);
   const names = Object.keys(exhibit.pictures).filter(
-    (other) => other !== name && !taken.has(other),
+    (other) => other !== name && !taken.has(other) && !exhibit.legends[other],
   );
   const [own, ...others] = await Promise.all(
     [name, ...names].map((one) => loadPicture(exhibit.pictures[one])),

@@ -70,6 +70,15 @@ export function scaled(score, { low, high }) {
   return high > low ? Math.min(1, Math.max(0, (score - low) / (high - low))) : 0.5;
 }
 
+// The bar of a score, in shares of the room it has: a bar begins at zero, so that its length is the
+// score. Below zero it grows to the other side.
+export function barOf(score, { low, high }) {
+  const ends = { low: Math.min(0, low), high: Math.max(0, high) };
+  if (Number.isNaN(score) || ends.low === ends.high) return { zero: 0, start: 0, size: 0 };
+  const [zero, end] = [scaled(0, ends), scaled(score, ends)];
+  return { zero, start: Math.min(zero, end), size: Math.abs(end - zero) };
+}
+
 // For every place the row with the highest score there (-1 where no row has any), and that score.
 export function strongestRows(stage) {
   const best = new Int32Array(numPlaces(stage)).fill(-1);

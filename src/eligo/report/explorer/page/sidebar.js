@@ -11,7 +11,7 @@ export function makeSidebar({ open }) {
     autocomplete: "off",
     oninput: () => filter(),
     onkeydown: (event) => {
-      if (event.key === "Escape") clear();
+      if (event.key === "Escape" && search.value) clear(event);
       if (event.key === "Enter" || event.key === "ArrowDown") enter(event);
     },
   });
@@ -52,7 +52,8 @@ export function makeSidebar({ open }) {
     for (const group of groups.children) group.hidden = !group.querySelector("li:not([hidden])");
     found.textContent = words.length ? `${plural(visible().length, "exhibit")} found` : "";
   }
-  function clear() {
+  function clear(event) {
+    event.preventDefault(); // it is not for the page as well
     search.value = "";
     filter();
   }
@@ -90,10 +91,17 @@ export function makeSidebar({ open }) {
         link.toggleAttribute("data-current", exhibit === current);
         if (exhibit === current) link.setAttribute("aria-current", "page");
         else link.removeAttribute("aria-current");
-        if (exhibit === current) link.scrollIntoView({ block: "nearest" });
+        if (exhibit === current) reveal(link);
       }
     },
   };
+}
+
+// Not `scrollIntoView`: after that, Tab would go on from there.
+function reveal(link) {
+  const list = link.closest("#list");
+  const [own, room] = [link, list].map((node) => node.getBoundingClientRect());
+  list.scrollTop += Math.max(0, own.bottom - room.bottom) + Math.min(0, own.top - room.top);
 }
 
 function searchText({ title, query, kind, answers }) {

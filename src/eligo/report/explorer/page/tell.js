@@ -1,7 +1,7 @@
 // What is said of a cell: kept, folded where, dropped when, its score and rank.
 
 import { el, setVars } from "./dom.js";
-import { ABSENT, KEPT, UNREACHED, readRow, rowsAt, scaled, stageScale } from "./reading.js";
+import { ABSENT, KEPT, UNREACHED, barOf, readRow, rowsAt, stageScale } from "./reading.js";
 import { cellLabel, count, layerLabel, number, ordinal, percent, plural } from "./words.js";
 
 const MOST_ROWS = 6;
@@ -78,11 +78,15 @@ export function tellRows(cell, stage, row) {
   const bars = found.slice(0, MOST_ROWS).map((other) => {
     const bar = el(
       "div",
-      { class: other.row === row ? "bar current" : "bar", "data-kept": other.kept ? "" : null },
+      {
+        class: other.row === row ? "bar current" : "bar",
+        "data-kept": other.kept,
+        "data-signed": scale.low < 0,
+      },
       el("span", { dir: "auto" }, other.name),
       el("b", {}, number(other.score)),
     );
-    setVars(bar, { share: scaled(other.score, scale) });
+    setVars(bar, barOf(other.score, scale));
     return bar;
   });
   return stage.rows.length > 1 ? [...lines, el("div", { class: "bars" }, bars)] : lines;

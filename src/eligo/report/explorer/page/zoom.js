@@ -1,8 +1,10 @@
 // A small picture that opens large.
 
 import { el } from "./dom.js";
+import { legendOf } from "./legend.js";
 
-export function zoomable(url, text) {
+// `keys`: the legend of its colours, if it has any.
+export function zoomable(url, text, keys = []) {
   const image = el("img", { src: url, alt: "", decoding: "async" });
   return el(
     "button",
@@ -10,13 +12,13 @@ export function zoomable(url, text) {
       type: "button",
       class: "thumb",
       "aria-label": `enlarge the picture: ${text}`,
-      onclick: () => open(url, text),
+      onclick: () => enlarge(url, text, keys),
     },
     image,
   );
 }
 
-function open(url, text) {
+function enlarge(url, text, keys) {
   const dialog = el(
     "dialog",
     {
@@ -27,6 +29,7 @@ function open(url, text) {
     },
     el("img", { src: url, alt: text }),
     el("p", { dir: "auto" }, text),
+    legendOf(keys),
     el("button", { type: "button", class: "plain" }, "Close"),
   );
   document.body.append(dialog);

@@ -1,0 +1,12 @@
+// What the colours of a picture stand for, as text of the page: it is as large and as dark as the rest.
+
+import { el } from "./dom.js";
+
+export function legendOf(keys) {
+  if (!keys.length) return null;
+  const lines = keys.map(({ colour, text }) => {
+    const patch = el("i", { class: "swatch", "aria-hidden": "true", vars: { colour } });
+    return el("li", { class: "key", dir: "auto" }, patch, text);
+  });
+  return el("ul", { class: "legend colours", "aria-label": "colours" }, lines);
+}

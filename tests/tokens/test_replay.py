@@ -1,0 +1,104 @@
+"""Recorded choices are the plain ones; a part that cannot be recorded never is."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eligo.config import load_config
+from eligo.tokens.inside import replay
+from eligo.tokens.learned.modules import LayerPruner, MergerShape, TokenMerger
+from eligo.tokens.reducer import ReducerContext
+from eligo.tokens.training.config import TokensTrainConfig
+from eligo.tokens.training.train import TokensTask
+from eligo.train import fit
+
+IMAGES, TOKENS, WORDS, WIDTH = 4, 36, 7, 32
+
+
+def make_part(kind: str) -> TokenMerger | LayerPruner:
+    torch.manual_seed(0)
+    if kind == "pruner":
+        return LayerPruner(WIDTH, 16, 2).eval()
+    shape = MergerShape(kind="question_aware", width=WIDTH, question_width=WIDTH, dim=16)
+    return TokenMerger(shape).eval()
+
+
+def make_context(seed: int, words: int = WORDS, device: str = "cpu") -> ReducerContext:
+    source = torch.Generator().manual_seed(seed)
+    return ReducerContext(
+        features=torch.randn(IMAGES, TOKENS, WIDTH, generator=source).to(device),
+        mask=torch.ones(IMAGES, TOKENS, dtype=torch.bool, device=device),
+        positions=torch.arange(TOKENS, device=device).expand(IMAGES, -1),
+        grid=torch.tensor([[6, 6]], device=device).expand(IMAGES, -1),
+        question=torch.randn(IMAGES, words, WIDTH, generator=source).to(device),
+        padded=False,
+        question_padded=False,
+    )
+
+
+def test_a_cpu_records_nothing():
+    part, budget = make_part("merger"), torch.tensor([9] * IMAGES)
+    with torch.no_grad():
+        for seed in range(4):
+            replay.choose(part, make_context(seed), budget)
+    assert part not in replay._RECORDINGS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["merger", "pruner"])
+def test_replays_are_the_plain_choice(kind: str):
+    part, budget = make_part(kind).cuda(), torch.tensor([9] * IMAGES)
+    found = []
+    with torch.no_grad():
+        for seed in range(5):
+            context = make_context(seed, device="cuda")
+            found.append((context, replay.choose(part, context, budget)))
+        assert len(replay._RECORDINGS[part].made) == 1
+        for context, chosen in found:  # at the end: later replays must not change earlier choices
+            wanted = part.select(context, budget).in_order(padded=False)
+            torch.testing.assert_close(chosen.indices, wanted.indices, atol=0, rtol=0)
+            torch.testing.assert_close(chosen.scores, wanted.scores, atol=0, rtol=0)
+            if wanted.assignment is not None:
+                torch.testing.assert_close(chosen.assignment, wanted.assignment, atol=0, rtol=0)
+
+
+@pytest.mark.gpu
+def test_recordings_are_few_and_follow_the_weights():
+    part, budget = make_part("pruner").cuda(), torch.tensor([9] * IMAGES)
+    with torch.no_grad():
+        for words in range(1, replay._MOST + 3):
+            for seed in range(3):
+                replay.choose(part, make_context(seed, words, "cuda"), budget)
+        recordings = replay._RECORDINGS[part]
+        assert len(recordings.made) == replay._MOST
+        for parameter in part.parameters():
+            parameter.data = parameter.data.clone() + 0.1
+        context = make_context(0, device="cuda")
+        wanted = part.select(context, budget).in_order(padded=False)
+        assert replay.choose(part, context, budget).scores.equal(wanted.scores)
+        assert not recordings.made
+
+
+@pytest.mark.gpu
+def test_uneven_rows_and_large_batches_are_never_recorded(monkeypatch: pytest.MonkeyPatch):
+    part = make_part("pruner").cuda()
+    context = make_context(0, device="cuda")
+    with torch.no_grad():
+        for _ in range(4):
+            replay.choose(part, context, torch.tensor([9, 8, 9, 9]))
+            replay.choose(part, replace(context, padded=True), torch.tensor([9] * IMAGES))
+        monkeypatch.setattr(replay, "_TOKENS", IMAGES * TOKENS - 1)
+        for _ in range(4):
+            replay.choose(part, context, torch.tensor([9] * IMAGES))
+    assert part not in replay._RECORDINGS
+
+
+@pytest.mark.gpu
+def test_pruners_alone_train_on_a_gpu(tmp_path):
+    """Nothing before the first cut wants gradients: only the mask does."""
+    config = load_config(TokensTrainConfig, "tokens/default").smoke()
+    changes = {"merger": None, "train.out": tmp_path, "train.precision": "bf16"}
+    config = config.replace(changes)
+    result = fit(TokensTask(config), config.train)
+    assert result.last_step == config.train.total_steps

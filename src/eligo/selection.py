@@ -172,8 +172,9 @@ class Selection:
         if self.assignment is not None:
             weights = self.assignment.detach()
             _require(weights.isfinite() & (weights >= 0), weights, "finite weights >= 0")
-            usable = real.unsqueeze(-1) & self.mask.unsqueeze(-2)
-            _require(usable | (weights == 0), weights, "weight 0 in padding, of either side")
+            if not bool(real.all() & self.mask.all()):
+                usable = real.unsqueeze(-1) & self.mask.unsqueeze(-2)
+                _require(usable | (weights == 0), weights, "weight 0 in padding, of either side")
             _require(~real | (weights.sum(-1) > 0), weights, "a positive size for all that is kept")
 
     def _tensors(self) -> dict[str, Tensor]:

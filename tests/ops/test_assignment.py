@@ -139,3 +139,16 @@ def test_what_is_known_to_be_unpadded_is_assigned_alike(case: Ragged, hard: bool
     found = soft_assignment(logits, centres, hard=hard, padded=False)
     assert found.equal(soft_assignment(logits, centres, hard=hard))
     assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_short_way_without_padding_is_the_long_one(masked: bool):
+    source = torch.Generator().manual_seed(3)
+    logits = torch.randn(2, 3, 4, 9, generator=source).mul(2).round()  # with ties
+    centres = torch.rand(2, 3, 9, generator=source).argsort(-1)[..., :4]
+    mask = torch.rand(2, 3, 9, generator=source) < 0.7 if masked else None
+    if mask is not None:
+        mask = mask.scatter(-1, centres, True)
+    short = soft_assignment(logits, centres, mask, hard=True, padded=False)
+    long = soft_assignment(logits, centres, mask, hard=True)
+    assert short.equal(long)

@@ -24,7 +24,7 @@ def run(
     """Train the plans, tune the rivals, ask both the same test questions, and judge.
 
     Started again, it makes only what is missing. Writes exam.json (arms, comparisons, bars, and
-    which answers were right, question by question) and plots.
+    which answers were right, question by question) and a plot.
 
     Args:
         out: The folder to write to.
@@ -63,7 +63,7 @@ def run(
         | {"cost": found["cost"], "allowed": found["allowed"], "answers": raw}
     )
     write_text(out / "exam.json", json_module.dumps(document) + "\n")
-    _plot(out, results_of_all)
+    _plot(out, verdict)
     if json:
         print_result(verdict, json=True)
         return
@@ -86,30 +86,13 @@ def _coded(families: list[str]) -> dict[str, Any]:
     return {"names": names, "codes": "".join(str(names.index(name)) for name in families)}
 
 
-def _plot(out: Path, found: Any) -> None:
-    from eligo.report.plots import Panel, Point, save_panels
-    from eligo.tokens.measure.asking import BLIND, WHOLE
-    from eligo.tokens.measure.evaluate import ALL
+def _plot(out: Path, verdict: dict[str, Any]) -> None:
+    from eligo.tokens.measure.exam_plot import plot_exam
 
-    def panel(family: str) -> Panel:
-        curves: dict[str, list[Point]] = {}
-        for arm, runs in found.arms.items():
-            if arm in (WHOLE, BLIND) or "," in arm:
-                continue
-            spent = found.cost[runs[0]]["flops_llm"] + found.cost[runs[0]]["flops_selector"]
-            share = found.accuracies(arm)[family]
-            curve = "two_stage" if arm.startswith("two_stage") else arm.partition("@")[0]
-            curves.setdefault(curve, []).append(Point(spent / 1e9, share, share, share))
-        levels = {name: found.accuracies(name)[family] for name in (WHOLE, BLIND)}
-        return Panel(family, {n: sorted(c, key=lambda p: p.x) for n, c in curves.items()}, levels)
-
-    labels = {"x_label": "GFLOPs of language model and selector", "y_label": "right answers (%)"}
     try:
-        save_panels([panel(ALL)], out / "accuracy.png", **labels)
-        families = [panel(family) for family in dict.fromkeys(found.families)]
-        save_panels(families, out / "families.png", **labels)
+        plot_exam(verdict, out / "lost.png")
     except MissingExtraError as error:
-        logger.info("no plots: %s", error)
+        logger.info("no plot: %s", error)
 
 
 def _tables(verdict: dict[str, Any]) -> list[Any]:

@@ -34,6 +34,8 @@ def soft_assignment(
             [0.0000, 0.5000, 1.0000]])
     """
     num_kept, num_candidates = logits.shape[-2:]
+    if hard and not padded and not logits.requires_grad and num_kept > 0:
+        return _owned(logits, centres, mask)
     real_centre = (centres >= 0).unsqueeze(-1) if padded else None  # (*batch, kept, 1)
     candidates = torch.arange(num_candidates, device=logits.device)
     own = centres.unsqueeze(-1) == candidates  # (*batch, kept, candidates)
@@ -52,6 +54,15 @@ def soft_assignment(
         share = masked_softmax(logits, real_centre, dim=-2)
     assignment = torch.where(is_centre, own.to(share.dtype), share).float()
     return assignment if mask is None else assignment.masked_fill(~mask.unsqueeze(-2), 0.0)
+
+
+def _owned(logits: Tensor, centres: Tensor, mask: Tensor | None) -> Tensor:
+    """The hard form where nothing is padded and nothing is learned: one pass over all pairs."""
+    kept = torch.arange(logits.shape[-2], device=logits.device)
+    owner = logits.float().argmax(dim=-2)  # (*batch, candidates)
+    owner = owner.scatter(-1, centres.long(), kept.expand(centres.shape)).unsqueeze(-2)
+    share = owner == kept.unsqueeze(-1)
+    return (share if mask is None else share & mask.unsqueeze(-2)).float()
 
 
 def fold(

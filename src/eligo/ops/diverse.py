@@ -128,9 +128,9 @@ def distinctness(
     >>> distinctness(torch.tensor([3.0, 2.0, 1.0]), cosines)
     tensor([2.0000, 0.1000, 0.8000])
     """
-    index = torch.arange(scores.shape[-1], device=scores.device)
-    mine, other = scores.detach().unsqueeze(-1), scores.detach().unsqueeze(-2)
-    above = torch.where(index < index.unsqueeze(-1), other >= mine, other > mine)
+    order = scores.detach().argsort(dim=-1, descending=True, stable=True)
+    rank = order.argsort(dim=-1)
+    above = rank.unsqueeze(-2) < rank.unsqueeze(-1)
     if mask is not None:
         above = above & mask.unsqueeze(-2)
     return 1 - torch.where(above, similarities.float(), -1.0).amax(-1)

@@ -36,7 +36,6 @@ def host_of(model: nn.Module, make: Callable[[nn.Module], Host] | None = None) -
     """The adapter of a model, or a clear error; `make` is an adapter of one's own."""
     refuse_compiled(model)
     bare = unwrap(model)
-    refuse_compiled(bare)
     if make is None:
         make = _family(bare)
     host = make(bare)
@@ -63,11 +62,12 @@ def _family(model: nn.Module) -> type[Host]:
 
 def refuse_compiled(model: nn.Module) -> None:
     """Raise if a model, or a part of it, was compiled: hooks do not run in a compiled graph."""
-    compiled = hasattr(model, "_orig_mod") or any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
-    if compiled:
+    modules = [model]  # walked by hand: at every entrance, and `modules()` would take a millisecond
+    while modules:
+        module = modules.pop()
+        if "_orig_mod" not in module._modules and module._compiled_call_impl is None:
+            modules.extend(part for part in module._modules.values() if part is not None)
+            continue
         raise InputError(
             "got a model that torch.compile compiled; expected the plain one: lengths change from "
             "layer to layer, so its graphs would not fit"

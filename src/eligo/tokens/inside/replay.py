@@ -34,9 +34,11 @@ def choose(reducer: Reducer, context: ReducerContext, budget: Int[Tensor, " imag
 
 
 def _plainly(reducer: Reducer, context: ReducerContext, budget: Tensor) -> Selection:
+    selection = reducer.select(context, budget)
+    if getattr(reducer, "in_raster_order", False):
+        return selection
     # Every image has as many tokens as its budget, so only uneven budgets leave padding.
-    padded = len(set(budget.tolist())) > 1
-    return reducer.select(context, budget).in_order(padded=padded)
+    return selection.in_order(padded=len(set(budget.tolist())) > 1)
 
 
 def _is_even(reducer: Reducer, context: ReducerContext, budget: Tensor) -> bool:

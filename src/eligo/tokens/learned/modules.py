@@ -97,6 +97,7 @@ class TokenMerger(Part):
     name = "merger"
     where: frozenset[Where] = frozenset({"before"})
     capturable = True  # `select` of even rows waits for nothing: see `inside.replay`
+    in_raster_order = True  # what `select` gives
 
     def __init__(self, shape: MergerShape) -> None:
         super().__init__(shape)
@@ -141,8 +142,7 @@ class TokenMerger(Part):
         features = _real(context)
         scores, looks = self._scores(context, features), self._looks(features)
         ranks = scores if self.peaks is None else self.peaks(context, scores, looks)
-        best, is_even = _best(ranks, budget, context)
-        centres = best.in_order(padded=not is_even).indices
+        centres, is_even = _best(ranks, budget, context)
         assignment = self._assign(
             context, features, scores, looks, centres, hard=True, padded=not is_even
         )
@@ -250,6 +250,7 @@ class LayerPruner(nn.Module):
     name = "pruner"
     where: frozenset[Where] = frozenset({"inside"})
     capturable = True
+    in_raster_order = True
     needs: frozenset[Need] = frozenset({"question"})
 
     def __init__(self, width: int, dim: int, num_heads: int, *, diverse: bool = True) -> None:
@@ -281,10 +282,10 @@ class LayerPruner(nn.Module):
         return scores.masked_fill(~context.mask, 0.0) if context.padded else scores, looks
 
     def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
-        """The best `budget` tokens; the rest is dropped."""
+        """The best `budget` tokens in raster order; the rest is dropped."""
         scores, looks = self._judge(context)
         ranks = scores if self.peaks is None else self.peaks(context, scores, looks)
-        return _best(ranks, budget, context)[0]
+        return Selection(_best(ranks, budget, context)[0], ranks, context.mask)
 
     def relax(
         self, context: ReducerContext, budget: Int[Tensor, " images"], relaxation: Relaxation
@@ -295,7 +296,8 @@ class LayerPruner(nn.Module):
         if self.peaks is not None:
             ranks = self.peaks(context, ranks, looks)
         choice = choose(ranks, budget, context.mask, relaxation.temperature)
-        return _best(ranks, budget, context)[0], choice, scores
+        best = _best(ranks, budget, context)[0]
+        return Selection(best, ranks, context.mask), choice, scores
 
     def flops(
         self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
@@ -371,13 +373,11 @@ def _widest(budget: Tensor, scores: Tensor) -> int:
     return min(max(budget.tolist(), default=0), scores.shape[-1])
 
 
-def _best(ranks: Tensor, budget: Tensor, context: ReducerContext) -> tuple[Selection, bool]:
-    """The best, first; and whether it is known that no row is padded."""
+def _best(ranks: Tensor, budget: Tensor, context: ReducerContext) -> tuple[Tensor, bool]:
+    """Indices of the best in raster order; and whether it is known that no row is padded."""
     width = _widest(budget, ranks)
     is_even = not context.padded and set(budget.tolist()) == {width}
     if is_even:
-        indices = ops.top_k(ranks, width)
-    else:
-        on_device = budget.to(ranks.device, non_blocking=True)  # blocking, it would wait for it
-        indices = ops.top_k(ranks, on_device, context.mask, width=width)
-    return Selection(indices, ranks, context.mask), is_even
+        return ops.top_k(ranks, width).sort(dim=-1).values, True
+    best = ops.top_k(ranks, budget, context.mask, width=width)
+    return Selection(best, ranks, context.mask).in_order().indices, False

@@ -1,7 +1,4 @@
-"""Pictures of docs/tokens_exam.md, from the committed results.
-
-    python benchmarks/tokens_pictures.py
-"""
+"""Pictures of docs/tokens_exam.md, from the committed results (no arguments)."""
 
 import json
 from pathlib import Path
@@ -29,7 +26,7 @@ def main() -> None:
     groups["tiny LLaVA, 2 CPU threads"] = [dots("whole answer", {OURS: whole / pruned})]
     save_dots(
         groups, PICTURES / "tokens_speed.png", x_label="times as fast as without pruning",
-        ticks=[0.6, 0.8, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5], marked=1.0,
+        ticks=[0.6, 0.8, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5], marked=1.0,
     )  # fmt: skip
 
 

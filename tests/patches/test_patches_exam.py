@@ -8,7 +8,7 @@ import pytest
 from eligo.cli import main
 from eligo.errors import InputError
 from eligo.patches.exam.config import ARMS, ExamConfig
-from eligo.patches.exam.exam import summarise
+from eligo.patches.exam.summary import summarise
 from eligo.report.intervals import paired_bootstrap
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from eligo.cli import main
+from eligo.errors import EligoError
 from eligo.pixels import PixelsModel, PixelsOutput
 from eligo.pixels.data.scene_source import SceneSource
 from eligo.pixels.exam.arms import ARMS, BINDING_MUST
@@ -136,12 +137,30 @@ def test_runs_are_cached_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = QUICK.replace({"parts": ("depth",), "seeds": (0,)})
     told = []
     first = run_exam(config, tmp_path, tell=lambda *said: told.append(said))
-    assert told[-1] == (3, "done")
+    assert [number for number, _ in told] == [1, 2, 3]
+    assert first["missing"] == []
     monkeypatch.setattr("eligo.pixels.exam.exam.fit", lambda *_, **__: pytest.fail("trained again"))
     assert run_exam(config, tmp_path) == first
     changed = config.replace({"steps": 1})
     with pytest.raises(BaseException, match=r"trained again|another config"):
         run_arm(changed, tmp_path, "depth_stem", 0)
+
+
+def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Out of time, or a training that diverged: the others are reported."""
+    config = QUICK.replace({"parts": ("depth",), "seeds": (0,)})
+    nothing = run_exam(config, tmp_path, minutes=0.0)
+    assert nothing["musts"] == []
+    assert {row["why"] for row in nothing["missing"]} == {"out of time"}
+    run_arm(config, tmp_path, "depth_stem", 0)
+
+    def diverges(*_: object, **__: object) -> None:
+        raise EligoError("not finite")
+
+    monkeypatch.setattr("eligo.pixels.exam.exam.fit", diverges)
+    some = run_exam(config, tmp_path)
+    assert [row["arm"] for row in some["depth"]] == ["depth_stem"]
+    assert [row["why"] for row in some["missing"]] == ["not finite"] * 2
 
 
 def fake(measured: dict) -> dict:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.load import load_host
+from eligo.tokens.measure.asking import WHOLE
 from eligo.tokens.measure.exam import Exam, untrained, variants
 from eligo.tokens.measure.exam_config import RIVALS, ExamConfig
+from eligo.tokens.measure.exam_plot import plot_exam
 from eligo.tokens.measure.matching import CLOSE, Arrangement, candidates, match, spending
 from eligo.tokens.measure.verdict import Results, judge
 from eligo.tokens.methods import METHODS, build
@@ -184,3 +187,20 @@ def test_mistakes(tmp_path):
         exam.train(only=["two_stage_9"])
     with pytest.raises(InputError, match="no trainings"):
         Exam(ExamConfig(), tmp_path, torch.device("cpu"))
+
+
+def test_the_committed_result_follows_from_its_answers(tmp_path: Path):
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "tokens_exam.json"
+    told = json.loads(path.read_text(encoding="utf-8"))
+    results = Results.unpacked(told)
+    assert results.packed()["answers"] == told["answers"]
+    assert len(results.families) == told["config"]["questions"]
+    rows = {row["arm"]: row for row in told["arms"]}
+    assert list(rows) == list(results.arms)
+    for arm, row in rows.items():
+        assert results.accuracies(arm) == pytest.approx(row["accuracy"])
+    lost = rows["two_stage"]
+    found = results.difference(WHOLE, "two_stage")
+    assert found == pytest.approx((lost["drop"], lost["drop_low"], lost["drop_high"]))
+    pytest.importorskip("matplotlib")
+    assert plot_exam(told, tmp_path / "lost.png").read_bytes().startswith(b"\x89PNG")

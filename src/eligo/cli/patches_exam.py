@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from eligo.cli.console import print_result
+from eligo.errors import InputError
 from eligo.files import write_text
 from eligo.patches.exam.config import ExamConfig
 
@@ -14,6 +15,7 @@ def run(
     *,
     out: Path = Path("runs/patches_exam"),
     quick: bool = False,
+    workers: int = 1,
     json: bool = False,
 ) -> None:
     """Train and compare all arms; started again, it makes only what is missing.
@@ -24,21 +26,21 @@ def run(
     Args:
         out: The folder to write to.
         quick: See it run through on a CPU; the numbers mean nothing.
+        workers: Trainings at a time, each in a process of its own.
         json: Print one JSON document.
     """
-    from accelerate import PartialState
-
+    if workers < 1:
+        raise InputError(f"--workers: got {workers}, expected at least 1")
     from eligo.patches.exam.exam import Exam
     from eligo.report.provenance import provenance
     from eligo.train.progress import ProgressBar
 
     config = config.quick() if quick else config
-    device = PartialState().device  # where the loop trains
-    assert device is not None
     total = len(config.arms) * len(config.seeds)
+    exam = Exam(config, out)
     with ProgressBar("runs", total) as bar:
-        found = Exam(config, out, device).run(bar.update)
-    head: dict[str, Any] = provenance("eligo", str(device)) | {"quick": quick}
+        found = exam.run(workers, bar.update)
+    head: dict[str, Any] = provenance("eligo", str(exam.device)) | {"quick": quick}
     document = head | {"config": config.model_dump(mode="json")} | found
     write_text(out / "exam.json", json_module.dumps(document, indent=1) + "\n")
     print_result(document if json else _shown(found), json)

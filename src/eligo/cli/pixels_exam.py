@@ -1,6 +1,7 @@
 """`eligo pixels exam`: the embedded exam, what words, temperature and depth do."""
 
 import json as json_module
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ def run(
     out: Path = Path("runs/pixels_exam"),
     quick: bool = False,
     workers: int = 1,
+    minutes: float | None = None,
     json: bool = False,
 ) -> None:
     """Train and compare all arms; started again, it makes only what is missing.
@@ -27,10 +29,13 @@ def run(
         out: The folder to write to.
         quick: See it run through on a CPU; the numbers mean nothing.
         workers: Trainings at a time, each in a process of its own.
+        minutes: Start no training after so many; the report says what is missing.
         json: Print one JSON document.
     """
     if workers < 1:
         raise InputError(f"--workers: got {workers}, expected at least 1")
+    if minutes is not None and minutes < 0:
+        raise InputError(f"--minutes: got {minutes}, expected 0 (only report) or more")
     from accelerate import PartialState
 
     from eligo.pixels.exam.exam import run_exam
@@ -39,7 +44,8 @@ def run(
 
     config = config.quick() if quick else config
     with ProgressBar("runs", len(config.jobs())) as bar:
-        found = run_exam(config, out, workers=workers, tell=bar.update)
+        limit = math.inf if minutes is None else minutes
+        found = run_exam(config, out, workers=workers, minutes=limit, tell=bar.update)
     head: dict[str, Any] = provenance("eligo", str(PartialState().device)) | {"quick": quick}
     document = head | {"config": config.model_dump(mode="json")} | found
     write_text(out / "exam.json", json_module.dumps(document, indent=1) + "\n")

@@ -55,12 +55,11 @@ def run(
     results_of_all = Results(**{name: found[name] for name in held}, resamples=config.resamples)
     verdict = judge(results_of_all)
     head = found["measured"] | {"quick": quick}
-    raw = {"families": _coded(found["families"]), "right": _packed(found["right"])}
     document = (
         head
         | {"config": config.model_dump(mode="json"), "tuning": found["tuning"]}
         | verdict
-        | {"cost": found["cost"], "allowed": found["allowed"], "answers": raw}
+        | results_of_all.packed()
     )
     write_text(out / "exam.json", json_module.dumps(document) + "\n")
     _plot(out, verdict)
@@ -74,16 +73,6 @@ def run(
     for shape in verdict["shapes"]:
         told = "seen" if shape["holds"] else "not seen"
         results().print(f"{told}: {shape['claim']} ({shape['said']})", highlight=False)
-
-
-def _packed(right: dict[str, str]) -> dict[str, str]:
-    """Four answers in a hexadecimal digit, the first question first."""
-    return {arm: f"{int('1' + bits, 2):x}" for arm, bits in right.items()}
-
-
-def _coded(families: list[str]) -> dict[str, Any]:
-    names = list(dict.fromkeys(families))
-    return {"names": names, "codes": "".join(str(names.index(name)) for name in families)}
 
 
 def _plot(out: Path, verdict: dict[str, Any]) -> None:

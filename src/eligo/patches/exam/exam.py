@@ -2,16 +2,22 @@
 
 For every seed a vision encoder first learns what patches show; then every arm trains from it for
 the same steps, on the same scenes in the same order, and is measured on test scenes with attribute
-pairs it has never seen. Runs are folders: what is there is not made again.
+pairs it has never seen. Runs are folders: what is there is not made again. Several processes may
+work in one folder, of one command (`workers`) or of several: each takes a run that no other is at.
+On one GPU a single one of these small models would leave most of it idle.
 """
 
+import fcntl
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from jaxtyping import Float
 from torch import Tensor
 
@@ -21,24 +27,29 @@ from eligo.patches.data.scene_source import SceneSet, SceneSource
 from eligo.patches.exam.config import ExamConfig
 from eligo.patches.exam.leak import leak_test
 from eligo.patches.exam.pointing import pointing
+from eligo.patches.exam.summary import summarise
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.measure.evaluate import score_set
 from eligo.patches.measure.metrics import AT, DirectionMetrics, retrieval_metrics
 from eligo.patches.model import RetrievalModel
+from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.task import train_model
-from eligo.report.intervals import paired_bootstrap
+from eligo.report.provenance import provenance
 
 RESULT = "result.json"
 _POINTS = 100.0
-_WORSE = -1.0  # points of mean recall that slimming may cost
-_TIMES_CHANCE = 3.0
+_WAIT = 0.5  # seconds before looking again whether there is something to do
+Tell = Callable[[int, str], None]
 
 
 class Exam:
     """All runs of an exam, in one folder."""
 
-    def __init__(self, config: ExamConfig, out: Path, device: torch.device) -> None:
-        self.config, self.out, self.device = config, out, device
+    def __init__(self, config: ExamConfig, out: Path) -> None:
+        self.config, self.out = config, out
+        device = PartialState().device  # where the loop trains
+        assert device is not None
+        self.device = device
         data = config.see_run(config.seeds[0]).data
         assert isinstance(data, ScenesDataConfig)
         self.source = SceneSource(data, device, dense=False, see=True)
@@ -54,45 +65,36 @@ class Exam:
             )
         return self._test
 
-    def run(self, tell: Callable[[int, str], None] = lambda *_: None) -> dict[str, Any]:
-        """Train and measure what is missing; the whole result."""
-        runs = [(arm, seed) for seed in self.config.seeds for arm in self.config.arms]
+    def run(self, workers: int = 1, tell: Tell = lambda *_: None) -> dict[str, Any]:
+        """Train and measure what is missing, `workers` runs at a time; the whole result."""
+        # Fresh processes: a forked one could not use a GPU. One that dies costs no run: its lock
+        # goes with it, and another process takes the run.
+        count = min(workers, len(self._missing())) - 1
+        arguments = (self.config, self.out)
+        helpers = [
+            get_context("spawn").Process(target=_help, args=arguments, daemon=True)
+            for _ in range(count)
+        ]
+        for helper in helpers:
+            helper.start()
+        self.work(tell)
+        for helper in helpers:
+            helper.join()
         results: dict[str, dict[int, dict[str, Any]]] = {arm: {} for arm in self.config.arms}
-        for number, (arm, seed) in enumerate(runs):
-            tell(number, f"{arm}, seed {seed}")
-            results[arm][seed] = self.result(arm, seed)
-        tell(len(runs), "done")
+        for arm, seed in self._runs():
+            found = self._found(self._arm_run(arm, seed))
+            assert found is not None
+            results[arm][seed] = found
         return summarise(self.config, results)
 
-    def see(self, seed: int) -> Path:
-        """Folder of the vision encoder of a seed."""
-        config = self.config.see_run(seed).replace({"train.out": self.out})
-        folder = config.train.folder / "model"
-        if not (folder / "config.yaml").is_file():
-            train_model(config, resume=True, source=self.source)
-        return folder / "vision"
-
-    def result(self, arm: str, seed: int) -> dict[str, Any]:
-        """What one run came to; trained and measured if it is not there yet."""
-        vision = self.see(seed)
-        config = self.config.arm_run(arm, seed, str(vision)).replace({"train.out": self.out})
-        path = config.train.folder / RESULT
-        asked = config.model_dump(mode="json") | {
-            "test": [self.config.test_images, self.config.test_captions]
-        }
-        if path.is_file():
-            found = json.loads(path.read_text("utf-8"))
-            if found["asked"] == asked:
-                return found
-        began = time.monotonic()
-        source = self.source.beside(dense=config.model.match.dense, see=False)
-        train_model(config, resume=True, source=source)
-        trained = time.monotonic()
-        model = RetrievalModel.from_pretrained(config.train.folder, device=self.device)
-        found = {"arm": arm, "seed": seed, "asked": asked} | self.measure(model)
-        found["seconds"] = {"train": trained - began, "measure": time.monotonic() - trained}
-        write_text(path, json.dumps(found) + "\n")
-        return found
+    def work(self, tell: Tell = lambda *_: None) -> None:
+        """Make runs until none is missing; what other processes are at is waited for."""
+        total = len(self._runs())
+        while missing := self._missing():
+            tell(total - len(missing), "results")
+            if not any(self._make(*run) for run in missing):
+                time.sleep(_WAIT)
+        tell(total, "results")
 
     def measure(self, model: RetrievalModel) -> dict[str, Any]:
         """Retrieval, pointing and leak of one model on the test scenes."""
@@ -105,6 +107,75 @@ class Exam:
                 found["leak"] = leak_test(model, self.test)
         return found
 
+    def _runs(self) -> list[tuple[str, int]]:
+        return [(arm, seed) for seed in self.config.seeds for arm in self.config.arms]
+
+    def _missing(self) -> list[tuple[str, int]]:
+        return [run for run in self._runs() if self._found(self._arm_run(*run)) is None]
+
+    def _see_run(self, seed: int) -> PatchesTrainConfig:
+        return self.config.see_run(seed).replace({"train.out": self.out})
+
+    def _arm_run(self, arm: str, seed: int) -> PatchesTrainConfig:
+        eyes = self._see_run(seed).train.folder / "model" / "vision"
+        return self.config.arm_run(arm, seed, str(eyes)).replace({"train.out": self.out})
+
+    def _make(self, arm: str, seed: int) -> bool:
+        """Make a run, or first the encoder that it begins with; False if another process does."""
+        see, run = self._see_run(seed), self._arm_run(arm, seed)
+        sees = self._found(see) is not None
+        config = run if sees else see
+        with claimed(self.out / "locks" / config.train.name) as mine:
+            if mine and self._found(config) is None:  # nobody finished it just now
+                began = time.monotonic()
+                dense = config.model.match.dense
+                source = self.source.beside(dense=dense, see=not sees)
+                best = train_model(config, resume=True, source=source).best
+                trained = time.monotonic()
+                found = self._asked(config) | {"validation": best}
+                if sees:
+                    model = RetrievalModel.from_pretrained(config.train.folder, device=self.device)
+                    found |= {"arm": arm, "seed": seed} | self.measure(model)
+                found["seconds"] = {"train": trained - began, "measure": time.monotonic() - trained}
+                found["made"] = provenance("eligo", str(self.device))
+                write_text(config.train.folder / RESULT, json.dumps(found) + "\n")
+        return mine
+
+    def _asked(self, config: PatchesTrainConfig) -> dict[str, Any]:
+        """All that a result depends on; not the folder, which may be moved."""
+        elsewhere = {"train.out": Path(), "model.encoders.vision": None}
+        see = self.config.see_run(config.train.seed)
+        return {
+            "asked": config.replace(elsewhere).model_dump(mode="json"),
+            "eyes": see.model_dump(mode="json"),
+            "test": [self.config.test_images, self.config.test_captions],
+        }
+
+    def _found(self, config: PatchesTrainConfig) -> dict[str, Any] | None:
+        """What a run came to, if it is there and was made as this exam asks for."""
+        path = config.train.folder / RESULT
+        if not path.is_file():
+            return None
+        found = json.loads(path.read_text("utf-8"))
+        return found if found.items() >= self._asked(config).items() else None
+
+
+def _help(config: ExamConfig, out: Path) -> None:
+    Exam(config, out).work()
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether this process alone works on something now; a process that ends claims nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
 
 def _per_scene(
     image_to_text: DirectionMetrics, text_to_image: DirectionMetrics, scenes: SceneSet
@@ -116,69 +187,3 @@ def _per_scene(
     ]
     of_captions = hits[1].view(len(scenes), -1).mean(1)
     return (_POINTS * (hits[0] + of_captions) / 2).cpu()
-
-
-def summarise(config: ExamConfig, results: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
-    """Arms, comparisons with intervals, and whether each must is met."""
-    arms = [_arm_row(arm, list(found.values())) for arm, found in results.items()]
-
-    def compare(one: str, other: str) -> dict[str, Any]:
-        differences = [
-            [a - b for a, b in zip(left["per_scene"], right["per_scene"], strict=True)]
-            for left, right in zip(results[one].values(), results[other].values(), strict=True)
-        ]
-        mean, low, high = paired_bootstrap(differences, resamples=config.resamples)
-        return {"arm": one, "against": other, "difference": mean, "low": low, "high": high}
-
-    pairs = [
-        ("open", "ratio_1.0"), ("ratio_0.25", "ratio_1.0"), ("ratio_0.75", "ratio_1.0"),
-        ("open", "global"), ("open_dense", "global"), ("paper", "global"), ("filip", "global"),
-        ("open", "filip"), ("open_dense", "open"), ("paper", "open"),
-    ]  # fmt: skip
-    comparisons = [compare(*pair) for pair in pairs if set(pair) <= results.keys()]
-    return {"arms": arms, "comparisons": comparisons, "musts": _musts(arms, comparisons)}
-
-
-def _arm_row(arm: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    def mean(read: Callable[[dict[str, Any]], float]) -> float:
-        return sum(map(read, runs)) / len(runs)
-
-    row: dict[str, Any] = {
-        "arm": arm,
-        "mean_recall": mean(lambda run: run["metrics"]["rsum"] / 6),
-        "by_seed": [round(run["metrics"]["rsum"] / 6, 2) for run in runs],
-    }
-    for name in ("i2t_r1", "t2i_r1", "i2t_r10", "t2i_r10", "t2i_mean_recall10"):
-        row[name] = mean(lambda run, name=name: run["metrics"][name])
-    if "pointing" in runs[0]:
-        for name in runs[0]["pointing"]:
-            row[f"pointing_{name}"] = mean(lambda run, name=name: run["pointing"][name])
-    if "leak" in runs[0]:
-        row["leak_free"] = all(run["leak"]["passes"] for run in runs)
-    row["seconds"] = mean(lambda run: run["seconds"]["train"])
-    return row
-
-
-def _musts(arms: list[dict[str, Any]], comparisons: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The bars of the exam, each with what was found; those whose arms were not run are absent."""
-    found = {(row["arm"], row["against"]): row for row in comparisons}
-    rows = {row["arm"]: row for row in arms}
-    musts = []
-
-    def must(name: str, value: float | bool, bar: str, met: bool) -> None:
-        musts.append({"must": name, "found": value, "bar": bar, "met": met})
-
-    if row := found.get(("open", "ratio_1.0")):
-        must("ratio 0.5 not worse than no slimming (points, lower end)", row["low"],
-             f"> {_WORSE}", row["low"] > _WORSE)  # fmt: skip
-    if row := found.get(("open", "global")):
-        must("ratio 0.5 above global cosine (points, lower end)", row["low"], "> 0",
-             row["low"] > 0)  # fmt: skip
-    if row := rows.get("open"):
-        times = row["pointing_hit"] / max(row["pointing_chance"], 1e-9)
-        must("best-scored patch on a mentioned object (times chance)", times,
-             f">= {_TIMES_CHANCE}", times >= _TIMES_CHANCE)  # fmt: skip
-    dense = [row["leak_free"] for row in arms if "leak_free" in row]
-    if dense:
-        must("leak test passes", all(dense), "true", all(dense))
-    return musts

@@ -6,13 +6,15 @@ several processes; on one GPU a single one of these small networks would leave m
 """
 
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from eligo.errors import EligoError
 from eligo.files import write_text
 from eligo.pixels.data.scene_source import SceneSource
 from eligo.pixels.exam.arms import ARMS
@@ -20,46 +22,82 @@ from eligo.pixels.exam.config import ExamConfig
 from eligo.pixels.exam.measure import MEASURES
 from eligo.pixels.exam.summary import summarise
 from eligo.pixels.exam.tokens import LearnedTokensTask
+from eligo.pixels.training.config import PixelsTrainConfig
 from eligo.pixels.training.task import PixelsTask
 from eligo.train import fit, load_weights
 
 RESULT = "result.json"
 Tell = Callable[[int, str], None]
+Job = tuple[str, int]
 
 
 def run_exam(
-    config: ExamConfig, out: Path, *, workers: int = 1, tell: Tell = lambda *_: None
+    config: ExamConfig,
+    out: Path,
+    *,
+    workers: int = 1,
+    minutes: float = math.inf,
+    tell: Tell = lambda *_: None,
 ) -> dict[str, Any]:
-    """Train and measure what is missing, `workers` runs at a time; the whole result."""
+    """Train and measure what is missing, `workers` runs at a time; the whole result.
+
+    After `minutes` no run is started any more; the result then says which ones are missing, as it
+    does of a training that failed.
+    """
     jobs = config.jobs()
     results: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in config.arms()}
+    missing: dict[Job, str] = {}
+    until = time.time() + 60 * minutes
+    for number, ((name, seed), found) in enumerate(_results(config, out, jobs, workers, until), 1):
+        if isinstance(found, str):
+            missing[name, seed] = found
+        else:
+            results[name][seed] = found
+        tell(number, f"{name}, seed {seed}: {_gist(found)}")
+    ordered = {name: dict(sorted(found.items())) for name, found in results.items() if found}
+    return summarise(config, ordered) | {
+        "missing": [
+            {"arm": n, "seed": s, "why": missing[n, s]} for n, s in jobs if (n, s) in missing
+        ]
+    }
+
+
+def _results(
+    config: ExamConfig, out: Path, jobs: list[Job], workers: int, until: float
+) -> Iterator[tuple[Job, dict[str, Any] | str]]:
+    """What every run came to, in the order in which they end."""
     if workers == 1:
-        for number, (name, seed) in enumerate(jobs):
-            tell(number, f"{name}, seed {seed}")
-            results[name][seed] = run_arm(config, out, name, seed)
-    else:
-        # Fresh processes: a forked one could not use a GPU.
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            running = {pool.submit(run_arm, config, out, *job): job for job in jobs}
-            for number, done in enumerate(as_completed(running)):
-                name, seed = running[done]
-                results[name][seed] = done.result()
-                tell(number + 1, f"{name}, seed {seed}")
-    tell(len(jobs), "done")
-    ordered = {name: dict(sorted(found.items())) for name, found in results.items()}
-    return summarise(config, ordered)
+        for job in jobs:
+            yield job, _attempt(config, out, *job, until)
+        return
+    # Fresh processes: a forked one could not use a GPU.
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    try:
+        running = {pool.submit(_attempt, config, out, *job, until): job for job in jobs}
+        for done in as_completed(running):
+            yield running[done], done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error, nothing new
+
+
+def _attempt(
+    config: ExamConfig, out: Path, name: str, seed: int, until: float
+) -> dict[str, Any] | str:
+    """The result of a run, or why there is none: one that diverges must not end all others."""
+    late = time.time() > until and _stored(_run(config, out, name, seed)) is None
+    if late:
+        return "out of time"
+    try:
+        return run_arm(config, out, name, seed)
+    except EligoError as error:
+        return str(error)
 
 
 def run_arm(config: ExamConfig, out: Path, name: str, seed: int) -> dict[str, Any]:
     """What one run came to; trained and measured if it is not there yet."""
-    run = config.run(name, seed).replace({"train.out": out})
-    path = run.train.folder / RESULT
-    asked = run.model_dump(mode="json")
-    asked["train"].pop("out")
-    if path.is_file():
-        found = json.loads(path.read_text("utf-8"))
-        if found["asked"] == asked:
-            return found
+    run = _run(config, out, name, seed)
+    if (stored := _stored(run)) is not None:
+        return stored
     began = time.monotonic()
     arm = ARMS[name]
     task = LearnedTokensTask(run, arm.learned_tokens) if arm.learned_tokens else PixelsTask(run)
@@ -72,7 +110,7 @@ def run_arm(config: ExamConfig, out: Path, name: str, seed: int) -> dict[str, An
     found = {
         "arm": name,
         "seed": seed,
-        "asked": asked,
+        "asked": _asked(run),
         "parameters": sum(p.numel() for part in task.modules.values() for p in part.parameters()),
         "validation_miou": result.best["miou"],
         "best_step": result.best_step,
@@ -81,5 +119,45 @@ def run_arm(config: ExamConfig, out: Path, name: str, seed: int) -> dict[str, An
         "measured": MEASURES[arm.part](task.model, source),
         "seconds": {"train": trained - began, "measure": time.monotonic() - trained},
     }
-    write_text(path, json.dumps(found) + "\n")
+    write_text(run.train.folder / RESULT, json.dumps(found) + "\n")
     return found
+
+
+def _run(config: ExamConfig, out: Path, name: str, seed: int) -> PixelsTrainConfig:
+    return config.run(name, seed).replace({"train.out": out})
+
+
+def _asked(run: PixelsTrainConfig) -> dict[str, Any]:
+    """The config without the place, so that a folder can be moved."""
+    asked = run.model_dump(mode="json")
+    asked["train"].pop("out")
+    return asked
+
+
+def _stored(run: PixelsTrainConfig) -> dict[str, Any] | None:
+    """What the same run came to before."""
+    path = run.train.folder / RESULT
+    if not path.is_file():
+        return None
+    found = json.loads(path.read_text("utf-8"))
+    return found if found["asked"] == _asked(run) else None
+
+
+def _gist(found: dict[str, Any] | str) -> str:
+    """One run in a few words, to see early whether the exam goes well."""
+    if isinstance(found, str):
+        return found
+    measured, seconds = found["measured"], round(sum(found["seconds"].values()))
+    if "accuracy" in measured:
+        shares = ", ".join(f"{count}: {share:.3f}" for count, share in measured["accuracy"].items())
+        told = f"bound, by phrases {shares}"
+    elif "twin_iou" in measured:
+        told = (
+            f"IoU of twins {measured['twin_iou']:.3f}, merged {measured['merged_iou']:.3f}, "
+            f"of others {measured['other_iou']:.3f}"
+        )
+    else:
+        told = "IoU of hidden things, depth " + ", ".join(
+            f"{depth} {row['iou']:.3f}" for depth, row in measured.items()
+        )
+    return f"{told} ({seconds} s)"

@@ -104,6 +104,8 @@ def _comparisons(config: ExamConfig, results: dict[str, Runs]) -> list[dict[str,
         if not (results.get(one) and results.get(other)):
             continue
         seeds = [seed for seed in results[one] if seed in results[other]]
+        if not seeds:
+            continue
         differences = [
             [
                 _POINTS * (a - b)

@@ -8,7 +8,7 @@ from eligo.report.dots import Row, save_dots
 from eligo.tokens.measure.asking import BLIND, WHOLE
 from eligo.tokens.measure.exam_config import TWO_STAGE
 
-_TICKS = (-0.2, 0, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 80)
+_TICKS = (-0.2, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 80.0)
 
 
 def plot_exam(verdict: Mapping[str, Any], path: Path) -> Path:

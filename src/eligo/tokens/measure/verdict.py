@@ -30,6 +30,26 @@ class Results:
     """FLOPs of each point."""
     resamples: int = 2000
 
+    def packed(self) -> dict[str, Any]:
+        """For a result file: four answers in a hexadecimal digit, families by number."""
+        names = list(dict.fromkeys(self.families))
+        codes = "".join(str(names.index(name)) for name in self.families)
+        right = {arm: f"{int('1' + bits, 2):x}" for arm, bits in self.right.items()}
+        answers = {"families": {"names": names, "codes": codes}, "right": right}
+        return {"cost": self.cost, "allowed": self.allowed, "answers": answers}
+
+    @classmethod
+    def unpacked(cls, document: Mapping[str, Any]) -> "Results":
+        """Of a result file."""
+        coded, right = document["answers"]["families"], document["answers"]["right"]
+        return cls(
+            families=[coded["names"][int(code)] for code in coded["codes"]],
+            right={arm: f"{int(digits, 16):b}"[1:] for arm, digits in right.items()},
+            cost=document["cost"],
+            allowed=document["allowed"],
+            resamples=document["config"]["resamples"],
+        )
+
     @property
     def arms(self) -> dict[str, list[str]]:
         """The runs of every arm."""

@@ -8,15 +8,17 @@ import pytest
 from eligo.cli import main
 from eligo.errors import InputError
 from eligo.patches.exam.config import ARMS, ExamConfig
+from eligo.patches.exam.exam import claimed
 from eligo.patches.exam.summary import summarise
 from eligo.report.intervals import paired_bootstrap
 
+QUICK = ["patches", "exam", "--quick", "--json", "--seeds", "0", "--steps", "2", "--test_images",
+         "8", "--arms", "global", "open", "paper", "ratio_1.0"]  # fmt: skip
 
-def test_it_runs_through_and_is_not_made_twice(tmp_path, capsys):
-    command = ["patches", "exam", "--quick", "--out", str(tmp_path), "--json", "--seeds", "0",
-               "--steps", "2", "--see_steps", "2", "--test_images", "8",
-               "--arms", "global", "open", "paper", "ratio_1.0"]  # fmt: skip
-    assert main(command) == 0
+
+def test_it_runs_through_and_is_not_made_twice(tmp_path, capsys, monkeypatch):
+    command = [*QUICK, "--see_steps", "2", "--out", str(tmp_path / "exam")]
+    assert main([*command, "--workers", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["arm"] for row in found["arms"]] == ["global", "open", "paper", "ratio_1.0"]
     assert found["quick"] is True
@@ -25,13 +27,36 @@ def test_it_runs_through_and_is_not_made_twice(tmp_path, capsys):
     ]  # fmt: skip
     assert all(isinstance(must["met"], bool) for must in found["musts"])
     assert found["arms"][2]["leak_free"] is True
-    (tmp_path / "open_0" / "result.json").unlink()
+    # One process makes what is missing, and it comes out the same.
+    (tmp_path / "exam" / "open_0" / "result.json").unlink()
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
     assert main(command) == 0
     again = json.loads(capsys.readouterr().out)
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
     for first, second in zip(found["arms"], again["arms"], strict=True):
         assert first["mean_recall"] == second["mean_recall"]
+    # Another exam is not judged by these runs, nor made from their encoder.
+    assert main([*QUICK, "--see_steps", "3", "--out", str(tmp_path / "exam")]) == 2
+    assert "see_steps" in capsys.readouterr().err
+    # Results alone, in another place, can be judged.
+    monkeypatch.setattr("eligo.patches.exam.exam.train_model", None)
+    for path in stamps:
+        moved = tmp_path / "moved" / path.parent.name / path.name
+        moved.parent.mkdir(parents=True)
+        moved.write_bytes(path.read_bytes())
+    some = ["--arms", "global", "paper", "--see_steps", "2", "--out", str(tmp_path / "moved")]
+    assert main([*QUICK[: QUICK.index("--arms")], *some]) == 0
+    judged = json.loads(capsys.readouterr().out)
+    assert judged["arms"] == [found["arms"][0], found["arms"][2]]
+    assert judged["made_on"] == found["made_on"]
+
+
+def test_a_run_is_claimed_by_one(tmp_path):
+    path = tmp_path / "locks" / "open_0"
+    with claimed(path) as first, claimed(path) as second, claimed(path.with_name("x")) as other:
+        assert (first, second, other) == (True, False, True)
+    with claimed(path) as later:
+        assert later
 
 
 def test_arms_differ_only_in_how_they_match():
@@ -53,7 +78,7 @@ def run_of(recall: float, noise: float, seed: int, **more) -> dict:
     values = recall + noise * random.standard_normal(200)
     metrics = dict.fromkeys(("i2t_r1", "t2i_r1", "i2t_r10", "t2i_r10", "t2i_mean_recall10"), 1.0)
     return {"metrics": metrics | {"rsum": 6 * recall}, "per_scene": values.tolist(),
-            "seconds": {"train": 1.0}, **more}  # fmt: skip
+            "seconds": {"train": 1.0}, "made": {"hardware": "x"}, **more}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import nn
 
 from eligo.cli.demo.part import Part, Row, Work
-from eligo.cli.demo.tokens import ASKS, NAME, RIVALS
+from eligo.cli.demo.tokens import ASKS, NAME
 from eligo.errors import InputError
 from eligo.images import open_image
 from eligo.pretrained import shipped_models
@@ -27,6 +27,7 @@ from eligo.train.progress import ProgressBar
 from eligo.vqa import VqaExample, normalise_answer, read_vqa, read_vqa_lines, vqa_accuracy
 
 _EXHIBITS, _QUICK = 12, 8
+_STAND_IN = "tome"  # where no plan fits the model
 _SHARE = 1 / 3  # of the tokens, for a host that no trained plan is shipped for
 _TEXT = 20  # tokens of a question, to find the cheapest plan by
 _NOTE = (
@@ -134,7 +135,7 @@ def _plan(shape: HostShape, model: str | None, plan: str | None) -> tuple[str, P
     if model is None and learned:
         name = min(learned, key=lambda name: spending(shape, learned[name], _TEXT))
         return name, learned[name]
-    return RIVALS[0], Plan(Stage1(build(RIVALS[0]), ratio=_SHARE))
+    return _STAND_IN, Plan(Stage1(build(_STAND_IN), ratio=_SHARE))
 
 
 def _row(

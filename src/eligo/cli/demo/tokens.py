@@ -19,8 +19,8 @@ from eligo.tokens.data.examples import Collator, SceneExamples
 from eligo.tokens.exhibit import exhibit
 from eligo.tokens.load import load_host
 from eligo.tokens.measure.asking import WHOLE, Answers, Asker, answer_blindly
-from eligo.tokens.measure.matching import candidates, spending
-from eligo.tokens.methods import build
+from eligo.tokens.measure.matching import Arrangement, match, spending
+from eligo.tokens.methods import build, read_method
 from eligo.tokens.plan import Plan, Stage1
 from eligo.tokens.plan_files import PLAN
 from eligo.tokens.predict import predict
@@ -29,7 +29,8 @@ from eligo.train.progress import ProgressBar
 
 NAME, ASKS = "tokens", "which vision tokens survive inside the language model?"
 HOST = "vlm"
-RIVALS = ("tome", "visionzip")
+RIVALS = {"tome": "tome:rounds=8", "visionzip": "visionzip:contextual_ratio=0.4"}
+"""With the settings that `eligo tokens exam` found best for them at this cost."""
 BLIND = "no image (blind)"
 _QUESTIONS = 96  # sixteen of each family
 _BLIND_SCENES = 2000  # of the training split, on which blind answers are fitted
@@ -37,6 +38,7 @@ _SHARE = 1 / 9  # without a trained plan rivals spend what so many tokens would
 _EXHIBITS = 5
 _NOTE = (
     "{count} questions on as many fresh scenes, put to the tiny LLaVA. Score: right answers. "
+    "Rivals spend what the cheapest plan does, with the best settings of `eligo tokens exam`. "
     "FLOPs: language model and selector. Time: an answer, all included, "
     "in batches of six: median of {batches} batches."
 )
@@ -80,7 +82,10 @@ def arms(shape: HostShape, learned: Mapping[str, Plan], text: int) -> dict[str, 
         assert shape.vision is not None
         stand_in = Plan(Stage1(build("random"), max(1, round(_SHARE * shape.vision))))
         spent = [spending(shape, stand_in, text)]
-    rivals = {name: candidates(name, shape, text, min(spent), 1)[0].plan for name in RIVALS}
+    rivals = {
+        name: match(Arrangement(read_method(setting)), shape, text, min(spent)).plan
+        for name, setting in RIVALS.items()
+    }
     return {WHOLE: Plan(), **learned, **rivals}
 
 

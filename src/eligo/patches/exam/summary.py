@@ -28,7 +28,17 @@ def summarise(config: ExamConfig, results: dict[str, dict[int, dict[str, Any]]])
         ("open", "filip"), ("open_dense", "open"), ("paper", "open"),
     ]  # fmt: skip
     comparisons = [compare(*pair) for pair in pairs if set(pair) <= results.keys()]
-    return {"arms": arms, "comparisons": comparisons, "musts": _musts(arms, comparisons)}
+    made_on = {
+        run["made"]["hardware"].partition(", load")[0]
+        for runs in results.values()
+        for run in runs.values()
+    }
+    return {
+        "made_on": sorted(made_on),
+        "arms": arms,
+        "comparisons": comparisons,
+        "musts": _musts(arms, comparisons),
+    }
 
 
 def _arm_row(arm: str, runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from eligo.train.progress import ProgressBar
 from eligo.vqa import VqaExample, normalise_answer, read_vqa, read_vqa_lines, vqa_accuracy
 
 _EXHIBITS, _QUICK = 12, 8
-_STAND_IN = "tome"  # where no plan fits the model
-_SHARE = 1 / 3  # of the tokens, for a host that no trained plan is shipped for
+_STAND_IN = "tome"
+_SHARE = 1 / 3  # of the tokens: both for a host that no trained plan is shipped for
 _TEXT = 20  # tokens of a question, to find the cheapest plan by
 _NOTE = (
     "{count} of your questions, put to {host}. Score: right answers ('same answer': as with all "

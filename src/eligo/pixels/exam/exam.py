@@ -6,6 +6,7 @@ several processes; on one GPU a single one of these small networks would leave m
 """
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from eligo.pixels.exam.tokens import LearnedTokensTask
 from eligo.pixels.training.config import PixelsTrainConfig
 from eligo.pixels.training.task import PixelsTask
 from eligo.train import fit, load_weights
+
+logger = logging.getLogger("eligo.pixels")
 
 RESULT = "result.json"
 Tell = Callable[[int, str], None]
@@ -53,7 +56,8 @@ def run_exam(
             missing[name, seed] = found
         else:
             results[name][seed] = found
-        tell(number, f"{name}, seed {seed}: {_gist(found)}")
+        logger.info("%s, seed %d: %s", name, seed, _gist(found))
+        tell(number, f"{name}, seed {seed}")
     ordered = {name: dict(sorted(found.items())) for name, found in results.items() if found}
     return summarise(config, ordered) | {
         "missing": [

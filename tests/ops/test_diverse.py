@@ -142,6 +142,13 @@ def test_distinctness_equals_loops(size: int, seed: int):
             assert found[row, i].item() == pytest.approx(1 - max(above, default=-1.0))
 
 
+def test_distinctness_of_nothing_and_of_nan():
+    assert distinctness(torch.zeros(2, 0), torch.zeros(2, 0, 0)).shape == (2, 0)
+    cosines = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
+    found = distinctness(torch.tensor([torch.nan, -5.0]), cosines)
+    assert found.tolist() == [0.5, 2.0]  # as in top_k, a NaN comes last
+
+
 @pytest.mark.parametrize("level", [0, 1, 2, 3, 4])
 def test_ordered_dither_covers_evenly(level: int):
     """The first 4^level of 16 x 16 places are a lattice of 2^level x 2^level."""

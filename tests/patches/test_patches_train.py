@@ -113,6 +113,29 @@ def test_centred_heads():
     before = task.model.text_encoder.head.bias.clone()
     task.step(batch, Progress(2, 4))
     assert torch.equal(task.model.text_encoder.head.bias, before)  # once
+    # The image's head is drawn back in every step, by a tenth of the way, and by nothing else.
+    bias = task.model.image_encoder.head.bias
+    assert not bias.requires_grad
+    bias += 1.0
+    for left in (0.9, 0.81):
+        task.step(batch, Progress(2, 4))
+        patches = task.model.image_side(batch.images).patches.flatten(0, 1).median(0).values
+        assert torch.allclose(patches, torch.full_like(patches, left), atol=1e-5)
+
+
+def test_a_backbone_that_does_not_learn_gets_no_gradient(tmp_path):
+    vision = tmp_path / "vision"
+    PatchesTask(smoke()).model.image_encoder.backbone.save_pretrained(vision)
+    for rate, learns in ((0.1, True), (0.0, False)):
+        task = PatchesTask(
+            smoke(model__encoders__vision=str(vision), model__encoders__backbone_lr=rate, ramp=0.0)
+        )
+        task.step(first_batch(task), Progress(0, 4)).losses["align"].backward()
+        model = task.model
+        got = {name for name, weight in model.named_parameters() if weight.grad is not None}
+        assert any(name.startswith("image_encoder.backbone.") for name in got) == learns
+        assert "image_encoder.head.weight" in got
+        assert any(name.startswith("text_encoder.backbone.") for name in got)
 
 
 def test_a_run_resumes_to_the_same_losses(tmp_path):

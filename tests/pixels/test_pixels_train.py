@@ -121,18 +121,36 @@ def test_epochs_count_steps():
         with_counted_steps(config.replace({"data.train_images": 3}))
 
 
-def test_groups():
-    """Decay on matrices only; scales, gates and prior weights at ten times the rate."""
-    task = PixelsTask(TINY)
+@pytest.mark.parametrize("gate_rate", [10.0, 1.0])
+def test_groups(gate_rate: float):
+    """Decay on matrices only; scales and prior weights at ten times the rate, gates as asked."""
+    task = PixelsTask(TINY.replace({"gate_rate": gate_rate}))
     groups = parameter_groups(task.modules, task.config.optimizer)
     rate = {id(p): (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
     lr = task.config.optimizer.lr
-    fast = ("gate", "gate_ffn", "log_scale", "prior_weights")
+    gates, fast = ("gate", "gate_ffn"), ("gate", "gate_ffn", "log_scale", "prior_weights")
     for name, parameter in task.model.named_parameters():
-        wanted = 10 * lr if name.endswith(fast) else lr
+        times = gate_rate if name.endswith(gates) else 10.0 if name.endswith(fast) else 1.0
+        wanted = times * lr
         assert rate[id(parameter)][0] == pytest.approx(wanted), name
         undecayed = parameter.ndim < 2 or name.endswith(fast)
         assert (rate[id(parameter)][1] == 0) == undecayed, name
+
+
+def test_where_gates_start():
+    """Legacy weights carry their own; nothing else changes."""
+    for form, start, wanted in (
+        ("gated", 0.3, {0.3}),
+        ("gated", None, {1e-3}),
+        ("legacy", 0.3, {0.5, 0.1}),
+    ):
+        task = PixelsTask(TINY.replace({"gate_start": start, "sam.form": form}))
+        found = {
+            round(p.item(), 4)
+            for name, p in task.model.named_parameters()
+            if name.endswith(("gate", "gate_ffn"))
+        }
+        assert found == wanted
 
 
 # ------------------------------------------------------------------ steps

@@ -129,8 +129,9 @@ def test_verdict_of_a_tie_a_loss_in_one_family_and_a_dear_plan():
 
 @pytest.fixture(scope="module")
 def sat(tmp_path_factory):
-    out = tmp_path_factory.mktemp("exam")
-    args = ["tokens", "exam", "--quick", "--out", str(out)]
+    folder = tmp_path_factory.mktemp("exam")
+    out = folder / "quick"
+    args = ["tokens", "exam", "--quick", "--out", str(folder)]
     assert main([*args, "--only", "two_stage_0", "merger_alone_11_0"]) == 0
     assert {path.name for path in out.iterdir()} == {"two_stage_0", "merger_alone_11_0"}
     assert main(args) == 0
@@ -160,7 +161,7 @@ def test_the_whole_exam_in_small(sat, capsys):
     before = {path: path.stat().st_mtime_ns for path in sat.rglob("*.safetensors")}
     answered = (sat / "exam_answers.json").stat().st_mtime_ns
     capsys.readouterr()
-    assert main(["tokens", "exam", "--quick", "--out", str(sat), "--json"]) == 0
+    assert main(["tokens", "exam", "--quick", "--out", str(sat.parent), "--json"]) == 0
     assert {row["arm"] for row in json.loads(capsys.readouterr().out)["arms"]} == set(arms)
     assert {path: path.stat().st_mtime_ns for path in sat.rglob("*.safetensors")} == before
     assert (sat / "exam_answers.json").stat().st_mtime_ns == answered
@@ -178,6 +179,20 @@ def test_a_plan_untrained_and_otherwise_used(sat):
     assert [name for name, _ in variants(plan)] == [
         "positions reindexed", "sizes forgotten", "last cut by chance", "first cut by chance"
     ]  # fmt: skip
+
+
+def test_a_plan_used_otherwise_meets_its_own_training():
+    right = {"two_stage#0": "1100", "two_stage#1": "1111", "two_stage, sizes forgotten": "1000"}
+    found = Results(["a"] * 4, right, {}, {}).difference("two_stage", "two_stage, sizes forgotten")
+    assert found[0] == pytest.approx(25.0)  # not 50, against both
+
+
+def test_a_training_of_other_settings_is_not_taken_for_this_one(sat):
+    config = load_config(ExamConfig, "tokens/exam").quick()
+    changed = {"trainings": {"two_stage": {"changes": {"optim.pruners.lr": 0.5}}}}
+    exam = Exam(config.replace(changed), sat, torch.device("cpu"))
+    with pytest.raises(InputError, match="two_stage_0: was trained with other settings"):
+        exam.train(only=["two_stage_0"])
 
 
 def test_mistakes(tmp_path):

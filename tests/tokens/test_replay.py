@@ -64,6 +64,26 @@ def test_replays_are_the_plain_choice(kind: str):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_half_precision_and_padded_questions_are_replayed(mode: type):
+    part, budget = make_part("merger").cuda(), torch.tensor([9] * IMAGES)
+    for seed in range(5):
+        context = make_context(seed, device="cuda")
+        assert context.question is not None
+        context = replace(
+            context,
+            features=context.features.bfloat16(),
+            question_mask=torch.rand(IMAGES, WORDS, device="cuda") < 0.6,
+            question_padded=True,
+        )
+        with mode():
+            found = replay.choose(part, context, budget)
+            assert found.indices.equal(part.select(context, budget).indices)
+    assert len(replay._RECORDINGS[part].made) == 1
+    assert torch.backends.cuda.matmul.fp32_precision != "tf32"
+
+
+@pytest.mark.gpu
 def test_recordings_are_few_and_follow_the_weights():
     part, budget = make_part("pruner").cuda(), torch.tensor([9] * IMAGES)
     with torch.no_grad():

@@ -29,7 +29,7 @@ def run(
     Args:
         out: The folder to write to.
         only: Train these (NAME_SEED) and stop: so several processes can share the work.
-        quick: See it run through on a CPU; the numbers mean nothing.
+        quick: See it run through on a CPU, in a folder `quick` inside; the numbers mean nothing.
         json: Print one JSON document.
     """
     from accelerate import PartialState
@@ -38,12 +38,14 @@ def run(
     from eligo.tokens.measure.verdict import Results, judge
     from eligo.train.progress import ProgressBar
 
-    config = config.quick() if quick else config
+    if quick:
+        config, out = config.quick(), out / "quick"
     device = PartialState().device  # where the loop trains
     assert device is not None
     exam = Exam(config, out, device)
     if only:
         exam.train(only=only)
+        results().print(f"trained: {', '.join(only)}", highlight=False)
         return
     bars: dict[str, ProgressBar] = {}
 
@@ -73,6 +75,9 @@ def run(
     for shape in verdict["shapes"]:
         told = "seen" if shape["holds"] else "not seen"
         results().print(f"{told}: {shape['claim']} ({shape['said']})", highlight=False)
+    results().print(f"written: {out / 'exam.json'}", highlight=False)
+    if quick:
+        results().print("--quick: untrained parts in a random host; the numbers mean nothing.")
 
 
 def _plot(out: Path, verdict: dict[str, Any]) -> None:

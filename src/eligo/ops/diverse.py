@@ -122,13 +122,17 @@ def distinctness(
 ) -> Float[Tensor, "*batch candidates"]:
     """`1 - max c_ij` over real j that score higher; 2 for the best, as cosines go down to -1.
 
-    Among equal scores the lower index ranks higher. Gradients reach `similarities` only.
+    Among equal scores the lower index ranks higher, and a NaN below everything. Gradients reach
+    `similarities` only.
 
     >>> cosines = torch.tensor([[1.0, 0.9, 0.2], [0.9, 1.0, 0.0], [0.2, 0.0, 1.0]])
     >>> distinctness(torch.tensor([3.0, 2.0, 1.0]), cosines)
     tensor([2.0000, 0.1000, 0.8000])
     """
-    order = scores.detach().argsort(dim=-1, descending=True, stable=True)
+    if not scores.shape[-1]:
+        return scores.float()
+    ranked = scores.detach().nan_to_num(float("-inf"), float("inf"), float("-inf"))
+    order = ranked.argsort(dim=-1, descending=True, stable=True)
     rank = order.argsort(dim=-1)
     above = rank.unsqueeze(-2) < rank.unsqueeze(-1)
     if mask is not None:
@@ -177,6 +181,7 @@ def _real(matrix: Tensor, mask: Tensor | None) -> Tensor:
 def _joined(picks: list[Tensor], mask: Tensor, k: int | Tensor, width: int) -> Tensor:
     """The picks of all steps, and -1 behind what a row could or was asked to keep."""
     missing = mask.new_full((*mask.shape[:-1], width - len(picks)), -1, dtype=torch.int64)
-    limit = mask.sum(-1, keepdim=True).clamp_max(k if isinstance(k, int) else k.unsqueeze(-1))
+    most = k if isinstance(k, int) else k.to(mask.device, non_blocking=True).unsqueeze(-1)
+    limit = mask.sum(-1, keepdim=True).clamp_max(most)
     columns = torch.arange(width, device=mask.device)
     return torch.where(columns < limit, torch.cat([*picks, missing], -1), -1)

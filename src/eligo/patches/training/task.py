@@ -17,6 +17,7 @@ from eligo.patches.data.batch import Batch, CaptionSource
 from eligo.patches.data.config import ScenesDataConfig
 from eligo.patches.data.file_source import FileSource
 from eligo.patches.data.scene_source import SceneSet, SceneSource
+from eligo.patches.encoders import ImageEncoder, TextEncoder
 from eligo.patches.losses import alignment_loss, ratio_loss, two_pass_loss
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.match.sides import Images, Texts
@@ -38,6 +39,8 @@ from eligo.train import (
     steps_per_epoch,
 )
 
+_CENTRING = 0.1  # of the way, in every step
+
 
 class PatchesTask(SourcedTask[CaptionSource]):
     """Images and texts of one step against each other."""
@@ -47,6 +50,11 @@ class PatchesTask(SourcedTask[CaptionSource]):
         seed_everything(config.train.seed)
         self.model = RetrievalModel.build(config.model)
         self.modules = {"retriever": self.model}
+        for encoder in (self.model.image_encoder, self.model.text_encoder):
+            if encoder.lr_multiplier["backbone"] == 0:  # no gradients that nobody uses
+                encoder.backbone.requires_grad_(False)
+        if config.centre_heads:
+            self.model.image_encoder.head.bias.requires_grad_(False)
         # With what the encoders said of themselves: image size, mean, deviation.
         self.config: PatchesTrainConfig = config.replace({"model": self.model.config})  # pyright: ignore[reportIncompatibleVariableOverride]
         if config.see_steps:
@@ -76,13 +84,17 @@ class PatchesTask(SourcedTask[CaptionSource]):
             return self._see(batch)
         place = progress.step - self.config.see_steps
         if place == 0 and self.config.centre_heads:
-            self._centre(batch)
+            self._begin_centred(batch)
         images, texts = self._sides(batch)
         ramp = min(1.0, (place + 1) / max(1, self._num_ramped))
         align, ratio = self._losses(batch, images, texts, hardest=place >= self._num_easy)
         losses = {"align": ramp * self._over_processes(align)}
         if self.config.ratio_weight:
             losses["ratio"] = self.config.ratio_weight * self._over_processes(ratio)
+        if self.config.centre_heads:
+            _centre(
+                self.model.image_encoder, self.peers.rows(images.patches).flatten(0, 1), _CENTRING
+            )
         return StepOutput(losses)
 
     def evaluate(self) -> Mapping[str, float]:
@@ -104,14 +116,15 @@ class PatchesTask(SourcedTask[CaptionSource]):
         return model.image_side(tokens, dense), model.text_side(everyone)
 
     @torch.no_grad()
-    def _centre(self, batch: Batch) -> None:
-        """Move the heads' biases so that the median patch and the median word are zero."""
+    def _begin_centred(self, batch: Batch) -> None:
+        """Heads whose median patch and median word are zero."""
         model = self.model
         tokens = self.peers.rows(model.image_encoder(model.image_encoder.normalise(batch.images)))
         words, mask = self.peers.texts(model.text_encoder(*batch.texts), batch.texts[1])
-        patches = tokens[:, model.image_encoder.layout.num_prefix :].flatten(0, 1)
-        for encoder, vectors in ((model.image_encoder, patches), (model.text_encoder, words[mask])):
-            encoder.head.bias.sub_(vectors.float().median(0).values)
+        _centre(
+            model.image_encoder, tokens[:, model.image_encoder.layout.num_prefix :].flatten(0, 1)
+        )
+        _centre(model.text_encoder, words[mask])
 
     def _losses(
         self, batch: Batch, images: Images, texts: Texts, *, hardest: bool
@@ -175,6 +188,14 @@ class PatchesTask(SourcedTask[CaptionSource]):
         starts = range(0, len(scenes), size)
         found = [self._read_patches(scenes.rendered[i : i + size]) for i in starts]
         return float(sum(part["accuracy_shape"] for part in found)) / len(found)
+
+
+@torch.no_grad()
+def _centre(
+    encoder: ImageEncoder | TextEncoder, vectors: Float[Tensor, "vectors dim"], share: float = 1.0
+) -> None:
+    """Move the head's bias so that the median vector comes nearer to zero, or becomes zero."""
+    encoder.head.bias.sub_(share * vectors.float().median(0).values)
 
 
 def train_model(

@@ -36,13 +36,19 @@ class PixelsTrainConfig(SegmenterConfig):
     optimizer: OptimizerConfig = OptimizerConfig(
         lr=6e-5, weight_decay=0.01, schedule=ScheduleConfig(kind="poly", warmup=0.02, power=0.9)
     )
-    """Scales, gates and prior weights learn at ten times its rate."""
+    """Scales and prior weights learn at ten times its rate, gates at gate_rate times."""
     augment: AugmentConfig = AugmentConfig()
     """How training images are varied."""
     text_dropout: float = Field(default=0.2, ge=0, le=1)
     """Share of training images whose words are dropped."""
     depth_dropout: float = Field(default=0.0, ge=0, le=1)
     """Share of training images whose depth is dropped, for a model that can do without."""
+    gate_start: float | None = Field(default=None, gt=0)
+    """Where the gates of words start (gated form); none: at 1e-3, which leaves a trained encoder
+    undisturbed. From scratch 0.3 is better: a closed gate lets words learn little."""
+    gate_rate: float = Field(default=10.0, gt=0)
+    """Gates learn at so many times the learning rate. Gates that start open should not hurry: they
+    would close on words before these mean anything."""
     compile: bool = False
     """Compile the network for training (needs a GPU to be worth it)."""
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eligo.errors import ConfigError
 from eligo.pixels.data.batch import Batch, ImageSource
@@ -16,6 +16,7 @@ from eligo.pixels.inference.modes import modes_of, refuse_other_modes
 from eligo.pixels.inference.segmenter import Segmenter, stored_config, text_encoder
 from eligo.pixels.losses import IGNORED, segmentation_loss
 from eligo.pixels.measure.evaluate import evaluate_rows
+from eligo.pixels.model.alignment import SemanticAlignment
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.text.encoders import TextEncoder, WordsEncoder
 from eligo.pixels.training.config import PixelsTrainConfig
@@ -45,6 +46,8 @@ class PixelsTask(SourcedTask[ImageSource]):
         if config.train.init_from is not None:
             _check_start(config, config.train.init_from)
         self.model = PixelsModel(config)
+        start = config.gate_start if config.sam.form == "gated" else None
+        set_gates(self.model, start, config.gate_rate)
         self.modules = {"model": self.model}
         self.optimizers = {"all": OptimizerSpec(config.optimizer, ("model",))}
         self._forward = torch.compile(self.model, dynamic=False) if config.compile else self.model
@@ -91,6 +94,16 @@ class PixelsTask(SourcedTask[ImageSource]):
         if seen.entropy is not None:
             found["attention_entropy"] = float(seen.entropy.mean())
         return found
+
+
+def set_gates(model: PixelsModel, start: float | None, rate: float) -> None:
+    """Where the gates of words start (none: where they are), and how fast they learn."""
+    for module in model.modules():
+        if isinstance(module, SemanticAlignment):
+            gates = dict(module.named_parameters(recurse=False))
+            module.lr_multiplier = module.lr_multiplier | dict.fromkeys(gates, rate)
+            for gate in gates.values() if start is not None else ():
+                nn.init.constant_(gate, start)
 
 
 def build_source(

@@ -5,6 +5,7 @@ from then on: one launch instead of seventy. Shapes that differ from call to cal
 recording, so each part has at most `_MOST`; what comes later runs plainly. No part of the guide.
 """
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,9 +28,10 @@ def choose(reducer: Reducer, context: ReducerContext, budget: Int[Tensor, " imag
     if _is_even(reducer, context, budget):
         assert isinstance(reducer, nn.Module)
         recordings = _RECORDINGS.setdefault(reducer, _Recordings())
-        recorded = recordings.of(reducer, context, budget)
-        if recorded is not None:
-            return recorded.replay(context)
+        with torch.cuda.device(context.features.device):  # a model may be spread over several
+            recorded = recordings.of(reducer, context, budget)
+            if recorded is not None:
+                return recorded.replay(context)
     return _plainly(reducer, context, budget)
 
 
@@ -90,11 +92,13 @@ class _Recordings:
 
     def of(self, reducer: nn.Module, context: ReducerContext, budget: Tensor) -> _Recorded | None:
         """The recording that fits, made now if it is time."""
-        weights = tuple(parameter.data_ptr() for parameter in reducer.parameters())
+        held = itertools.chain(reducer.parameters(), reducer.buffers())
+        weights = tuple(tensor.data_ptr() for tensor in held)
         if weights != self.weights:
             self.weights = weights
             self.made.clear()
         key = (
+            context.features.device,
             torch.cuda.current_stream().cuda_stream,
             torch.is_inference_mode_enabled(),
             tuple((name, value.shape, value.dtype) for name, value in _tensors(context).items()),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from eligo import ops
 from eligo.config import Config
 from eligo.errors import InputError
-from eligo.nn import SimilarityScale, without_autocast
+from eligo.nn import SimilarityScale, as_exact_as, without_autocast
 from eligo.selection import Selection
 from eligo.tokens.learned.part import Part, Shapes
 from eligo.tokens.learned.peaks import Peaks, peak_flops
@@ -140,12 +140,13 @@ class TokenMerger(Part):
     def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
         """The best centres, raster order, every other token folded into one of them."""
         features = _real(context)
-        scores, looks = self._scores(context, features), self._looks(features)
-        ranks = scores if self.peaks is None else self.peaks(context, scores, looks)
-        centres, is_even = _best(ranks, budget, context)
-        assignment = self._assign(
-            context, features, scores, looks, centres, hard=True, padded=not is_even
-        )
+        with as_exact_as(context.features.dtype):
+            scores, looks = self._scores(context, features), self._looks(features)
+            ranks = scores if self.peaks is None else self.peaks(context, scores, looks)
+            centres, is_even = _best(ranks, budget, context)
+            assignment = self._assign(
+                context, features, scores, looks, centres, hard=True, padded=not is_even
+            )
         return Selection(centres, ranks, context.mask, assignment)
 
     def relax(
@@ -283,8 +284,9 @@ class LayerPruner(nn.Module):
 
     def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
         """The best `budget` tokens in raster order; the rest is dropped."""
-        scores, looks = self._judge(context)
-        ranks = scores if self.peaks is None else self.peaks(context, scores, looks)
+        with as_exact_as(context.features.dtype):
+            scores, looks = self._judge(context)
+            ranks = scores if self.peaks is None else self.peaks(context, scores, looks)
         return Selection(_best(ranks, budget, context)[0], ranks, context.mask)
 
     def relax(

@@ -1,9 +1,10 @@
 """The exam: what is learned pruning worth, against every training-free method at equal cost?
 
 Spec, "Exam on the tiny LLaVA". Plans are trained (on the training split, checkpoints chosen on the
-validation split), rivals are tuned with equally many trials on the validation split, then all
-answer the same questions of the test split once. Trainings are run folders, the other two steps
-files: what is there is not made again. Only ours is trained; that is the comparison.
+validation split), rivals are tuned on the validation split with as many trials each (or all the
+settings they have, where those are fewer), then all answer the same questions of the test split
+once. Trainings are run folders, the other two steps files: what is there is not made again. Only
+ours is trained; that is the comparison.
 """
 
 import hashlib
@@ -58,7 +59,8 @@ class Exam:
         self.model, self.processor = load_host(self.host, device=str(self.device))
         tuned = self._cached(_TUNING, self._tuning_key(), lambda: self._tune(tell))
         arms = self._arms(tuned)
-        key = self._tuning_key() | {"questions": self.config.questions, "parts": self._parts()}
+        asked = self.config.model_dump(mode="json", include={"questions", "blind_scenes"})
+        key = self._tuning_key() | asked | {"parts": self._parts()}
         found = self._cached(_RESULT, key, lambda: self._ask(arms, tell))
         return {"tuning": tuned, **found}
 
@@ -89,10 +91,17 @@ class Exam:
             tell("trainings", number, len(wanted))
             config = self.config.run(name, seed).replace({"train.out": self.out})
             mark = config.train.folder / _TRAINED
-            if not mark.is_file():
-                result = fit(TokensTask(config), config.train, resume=True)
-                told = {"best_step": result.best_step, "best": result.best}
-                write_text(mark, json.dumps(told, indent=1) + "\n")
+            asked = config.model_dump(mode="json", exclude={"train": {"out"}})
+            if mark.is_file():
+                if json.loads(mark.read_text("utf-8"))["config"] != asked:
+                    raise InputError(
+                        f"{mark.parent}: was trained with other settings; expected those of this "
+                        "exam: remove the folder, or choose another --out"
+                    )
+                continue
+            result = fit(TokensTask(config), config.train, resume=True)
+            told = {"best_step": result.best_step, "best": result.best, "config": asked}
+            write_text(mark, json.dumps(told, indent=1) + "\n")
         tell("trainings", len(wanted), len(wanted))
 
     def plan(self, name: str, seed: int) -> Plan:

@@ -41,10 +41,10 @@ class ExamConfig(Config):
     rivals: tuple[str, ...] = RIVALS
     """Training-free methods; the oracle is told what decides the answer."""
     trials: int = Field(default=5, ge=1)
-    """Settings of a rival that are tried, at every point."""
+    """Settings of a rival that are tried, at every point (all it has, where those are fewer)."""
     tuning_questions: int = Field(default=1200, ge=1)
     """Of the validation split, by which one of them is chosen."""
-    questions: int = Field(default=10000, ge=1)
+    questions: int = Field(default=8000, ge=1)
     """Of the test split."""
     blind_scenes: int = Field(default=4000, ge=1)
     """Training scenes on which the blind baseline is fitted."""

@@ -1,7 +1,8 @@
 """The oracle of the embedded world: it knows which objects decide the answer.
 
-Not a method but a bound: how little would do, if one knew where to look. What the budget leaves
-over goes to the surroundings of those objects, or over the whole grid.
+Not a method: what is it worth to know where to look? (No upper bound: what a tower saw may lie in
+other tokens than those that show it.) What the budget leaves over goes to the surroundings of those
+objects, or over the whole grid.
 """
 
 from typing import ClassVar, Literal

@@ -177,7 +177,7 @@ class Judge(LearnerScorer):
             # Which of several good examples is better is decided by their rows.
             values.append((-1.0, -0.5, 5.0)[len(set(told) & set(words))] + 1e-4 * sum(names))
         found = torch.tensor(values)
-        return Answers(found, found > 1)
+        return Answers(found, found > 1, found.long())
 
 
 def test_teaching_together_is_teaching_one_by_one(world, model):

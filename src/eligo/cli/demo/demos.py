@@ -27,7 +27,8 @@ from eligo.pretrained import shipped_model, shipped_models
 from eligo.report.explorer.exhibit import Answer, Exhibit
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
-from eligo.scenes.vlm.model import load_vlm
+from eligo.scenes.phrases import to_text
+from eligo.scenes.vlm.model import FIRST_WORD, load_vlm
 from eligo.selection import Selection
 from eligo.train.progress import ProgressBar
 
@@ -147,7 +148,7 @@ class _Shown:
         said = tuple(
             Answer(
                 name,
-                f"{float(found.logprob[place].exp()):.0%} for {payload['answer']}",
+                to_text([int(found.said[place]) - FIRST_WORD]) or "(no word)",
                 bool(found.right[place]),
             )
             for name, found in self.answers.items()

@@ -26,6 +26,8 @@ class Answers(NamedTuple):
     """Of the right answer."""
     right: Bool[Tensor, " prompts"]
     """Whether it was the likeliest."""
+    said: Int64[Tensor, " prompts"]
+    """Token of the likeliest."""
 
 
 class LearnerScorer:
@@ -67,15 +69,16 @@ class LearnerScorer:
         blocks = self._blocks(queries, picks)
         lengths = self.world.blocks.lengths.to(blocks.device)[blocks] * (blocks >= 0)
         total = lengths.sum(1)
-        logprob, right = torch.empty(len(queries)), torch.empty(len(queries), dtype=torch.bool)
+        logprob = torch.empty(len(queries))
+        said = torch.empty(len(queries), dtype=torch.int64)
         for length in total.unique().tolist():
             own = (total == length).nonzero().flatten()
             for part in own.split(max(1, self.tokens // length)):
                 logits = self._logits(blocks[part].to(self.device), length).log_softmax(-1)
                 wanted = self.world.answers[queries[part]].to(self.device)
                 logprob[part] = logits.gather(1, wanted[:, None]).squeeze(1).cpu()
-                right[part] = (logits.argmax(-1) == wanted).cpu()
-        return Answers(logprob, right)
+                said[part] = logits.argmax(-1).cpu()
+        return Answers(logprob, said == self.world.answers[queries].cpu(), said)
 
     def _blocks(self, queries: Tensor, picks: Tensor) -> Int64[Tensor, "prompts blocks"]:
         """The blocks of each prompt, in their order; -1: none."""

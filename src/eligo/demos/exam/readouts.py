@@ -33,8 +33,10 @@ from eligo.demos.exam.packing import Packed
 from eligo.scenes import words
 from eligo.scenes.vlm.heads import PatchTargets
 
-_NAMED, _SEEN, _BOUND, _LOOKED, _FOUND = (n / 8 for n in (1, 2, 3, 5, 7))
-"""Depths at which states are read."""
+_NAMED, _SEEN, _BOUND, _LOOKED, _FOUND = 1, 2, 3, 5, 7
+"""Layers behind which states are read; what is above them reads the answer off what was found."""
+_LAYERS = 8
+"""A model with fewer is read at the same depths of it."""
 _HEAD = 0
 """Which head looks: for `pointed` in the layer behind `bound`, for the others in the layer before
 what is taken over is read."""
@@ -74,8 +76,8 @@ def read_out(
 ) -> Read:
     """From the states before every layer, and after the last."""
 
-    def at(depth: float, places: Tensor) -> Tensor:
-        return gather(states[_layer(depth, states)], places).float()
+    def at(layer: int, places: Tensor) -> Tensor:
+        return gather(states[_layer(layer, states)], places).float()
 
     def looks(layer: int, origin: Tensor, goal: Tensor) -> Tensor:
         return head_logits(language_model, layer, states[layer], packed, origin, goal)
@@ -213,8 +215,9 @@ def _is_found(logits: Tensor, lessons: Lessons) -> Tensor:
     return (best == lessons.meant).all(-1)
 
 
-def _layer(depth: float, states: tuple[Tensor, ...]) -> int:
-    return max(1, round(depth * (len(states) - 1)))
+def _layer(wanted: int, states: tuple[Tensor, ...]) -> int:
+    depth = len(states) - 1
+    return wanted if depth >= _LAYERS else max(1, round(wanted * depth / _LAYERS))
 
 
 def gather(states: Tensor, places: Tensor) -> Tensor:

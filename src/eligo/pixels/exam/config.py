@@ -50,7 +50,7 @@ class ExamConfig(Config):
                 "train_images": min(self.train_images, 8), "evaluations": 1,
                 "validation_images": min(self.validation_images, 4),
                 "test_images": min(self.test_images, 4), "resamples": min(self.resamples, 100),
-                "changes": tiny | self.changes,
+                "changes": self.changes | tiny,
             }
         )  # fmt: skip
 

@@ -102,8 +102,9 @@ def set_gates(model: PixelsModel, start: float | None, rate: float) -> None:
         if isinstance(module, SemanticAlignment):
             gates = dict(module.named_parameters(recurse=False))
             module.lr_multiplier = module.lr_multiplier | dict.fromkeys(gates, rate)
-            for gate in gates.values() if start is not None else ():
-                nn.init.constant_(gate, start)
+            if start is not None:
+                for gate in gates.values():
+                    nn.init.constant_(gate, start)
 
 
 def build_source(

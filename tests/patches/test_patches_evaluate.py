@@ -104,6 +104,16 @@ def test_pointing_where_one_knows():
     found = pointing(model, data)
     assert 0 <= found["hit"] <= 1
     assert 0 < found["chance"] < 0.5
+    # Mentioned objects are some of the things: who draws among those hits more often.
+    shown = torch.stack([
+        (data.rendered.instances[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] > 0)
+        .float().mean((1, 2)) >= 0.25
+        for row in range(7) for column in range(7)
+    ], 1)  # fmt: skip
+    on = mentioned(data, (7, 7)) >= 0.25
+    among = on.sum(2) / shown.sum(1, keepdim=True).clamp_min(1)
+    assert found["chance_on_things"] == pytest.approx(float(among.mean()))
+    assert found["chance_on_things"] > found["chance"]
     share = mentioned(data, (7, 7)).flatten(0, 1)  # (texts, patches)
     match = model.net.match
 

@@ -13,6 +13,7 @@ from eligo.patches.model import RetrievalModel
 from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.task import PatchesTask, train_model, with_counted_steps
 from eligo.train import Progress
+from eligo.train.schedule import lr_factor
 
 KINDS = [("global", False), ("filip", False), ("open", False), ("open", True), ("paper", True)]
 RUNS = [name for name in shipped_configs("patches") if name.startswith(("scenes", "f30k", "coco"))]
@@ -113,14 +114,16 @@ def test_centred_heads():
     before = task.model.text_encoder.head.bias.clone()
     task.step(batch, Progress(2, 4))
     assert torch.equal(task.model.text_encoder.head.bias, before)  # once
-    # The image's head is drawn back in every step, by a tenth of the way, and by nothing else.
-    bias = task.model.image_encoder.head.bias
-    assert not bias.requires_grad
-    bias += 1.0
-    for left in (0.9, 0.81):
-        task.step(batch, Progress(2, 4))
+    # The image's head is drawn back in every step, by sixty times the learning rate.
+    bias, left = task.model.image_encoder.head.bias, 1.0
+    bias.data += 1.0
+    for step in (2, 3):
+        task.step(batch, Progress(step, 4))
+        optimizer = task.config.optimizer
+        left *= 1 - 60 * optimizer.lr * lr_factor(optimizer.schedule, step, 4)
         patches = task.model.image_side(batch.images).patches.flatten(0, 1).median(0).values
         assert torch.allclose(patches, torch.full_like(patches, left), atol=1e-5)
+    assert 0.98 < left < 0.9999
 
 
 def test_a_backbone_that_does_not_learn_gets_no_gradient(tmp_path):

@@ -29,9 +29,9 @@ class ExamConfig(Config):
     """Steps in which a vision encoder, one for all arms of a seed, learns what patches show."""
     steps: int = Field(default=1500, ge=1)
     """Steps of every arm, from there on."""
-    backbone_lr: float = Field(default=0.1, ge=0)
-    """Learning rate of that encoder in the arms, as a share of the others'."""
-    test_images: int = Field(default=1000, ge=2)
+    backbone_lr: float = Field(default=0.0, ge=0)
+    """Learning rate of that encoder in the arms, as a share of the others'; 0: it stays so."""
+    test_images: int = Field(default=2000, ge=2)
     """Scenes of the test split, with attribute pairs that no training scene has."""
     test_captions: int = Field(default=2, ge=1)
     """Sparse captions of each of them."""

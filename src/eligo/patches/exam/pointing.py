@@ -1,7 +1,7 @@
 """Does the selection look at what the text speaks of? Known exactly in scenes."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from eligo.patches.data.scene_source import SceneSet
@@ -19,16 +19,18 @@ def pointing(model: RetrievalModel, scenes: SceneSet) -> dict[str, float]:
     """How often the best-scored patch of an image is on an object its caption mentions.
 
     `hit` by the selection's score; `hit_by_text` by s_st alone; `chance` the share of patches that
-    are on such an object (or the objects' share of the area, if that is larger); `kept` the share
-    of the mentioned objects' patches that the selection keeps.
+    are on such an object (or the objects' share of the area, if that is larger); `chance_on_things`
+    their share among the patches that are on anything but the room: who only finds things hits as
+    often; `kept` the share of the mentioned objects' patches that the selection keeps.
     """
     net = model.net
     assert isinstance(net, CrossSparseAggrNet)
     images = encode_image_set(model, scenes)
     words = encode_pieces(model, scenes.texts(512))
     on_object = mentioned(scenes, model.grid_hw)  # (scenes, captions, patches)
+    on_thing = things(scenes, model.grid_hw) >= _ON  # (scenes, patches)
     num_captions = on_object.shape[1]
-    sums = torch.zeros(5, dtype=torch.float64, device=model.device)
+    sums = torch.zeros(6, dtype=torch.float64, device=model.device)
     for start in range(0, len(scenes), _SCENES):
         rows = torch.arange(start, min(start + _SCENES, len(scenes)), device=model.device)
         texts = model.text_side(
@@ -53,14 +55,18 @@ def pointing(model: RetrievalModel, scenes: SceneSet) -> dict[str, float]:
                 on.gather(2, by_text.argmax(2, keepdim=True)).sum(),
                 on.mean(2).sum(),
                 share.double().mean(2).sum(),
+                (on.sum(2) / on_thing[rows].sum(1, keepdim=True).clamp_min(1)).sum(),
                 ((on * (live > 0.5)).sum(2) / on.sum(2).clamp_min(1)).sum(),
             ]
         )
-    hit, hit_by_text, patches_on, area, kept = (sums / (len(scenes) * num_captions)).tolist()
+    hit, hit_by_text, patches_on, area, of_things, kept = (
+        sums / (len(scenes) * num_captions)
+    ).tolist()
     return {
         "hit": hit,
         "hit_by_text": hit_by_text,
         "chance": max(patches_on, area),
+        "chance_on_things": of_things,
         "kept": kept,
     }
 
@@ -69,10 +75,19 @@ def mentioned(
     scenes: SceneSet, grid_hw: tuple[int, int]
 ) -> Float[Tensor, "scenes captions patches"]:
     """Share of each patch's pixels that show an object which the caption speaks of."""
-    instances, deciding = scenes.rendered.instances, scenes.captions.deciding
-    rows, columns = grid_hw
-    tiles = instances.unflatten(2, (columns, -1)).unflatten(1, (rows, -1))
-    tiles = tiles.transpose(2, 3).flatten(3).flatten(1, 2)  # (scenes, patches, pixels)
+    tiles, deciding = _tiles(scenes, grid_hw), scenes.captions.deciding
     slots = deciding.shape[-1]
     shares = torch.stack([(tiles == slot + 1).float().mean(-1) for slot in range(slots)], -1)
     return deciding.float() @ shares.transpose(1, 2)
+
+
+def things(scenes: SceneSet, grid_hw: tuple[int, int]) -> Float[Tensor, "scenes patches"]:
+    """Share of each patch's pixels that show anything but the room."""
+    return (_tiles(scenes, grid_hw) > 0).float().mean(-1)
+
+
+def _tiles(scenes: SceneSet, grid_hw: tuple[int, int]) -> UInt8[Tensor, "scenes patches pixels"]:
+    """What every pixel of every patch shows: 0 the room, i + 1 the thing in slot i."""
+    rows, columns = grid_hw
+    tiles = scenes.rendered.instances.unflatten(2, (columns, -1)).unflatten(1, (rows, -1))
+    return tiles.transpose(2, 3).flatten(3).flatten(1, 2)

@@ -46,9 +46,9 @@ class PatchesTrainConfig(Config):
     ratio_weight: float = Field(default=0.0, ge=0)
     """Weight of the loss on the share of kept patches (match.decision bernoulli)."""
     centre_heads: bool = False
-    """Begin with heads that take the median patch and word of a batch to zero, and keep the image's
-    so in every step, by its bias alone: otherwise all that shows the room behind the objects comes
-    to point one way, s_im is highest there, and the room is kept rather than the objects."""
+    """Begin with heads that take the median patch and word of a batch to zero, and in every step
+    draw the median patch back there, as weight decay would: else the room behind the objects comes
+    to point one way, s_im is highest where it is seen, and it is kept rather than the objects."""
     see_steps: int = Field(default=0, ge=0)
     """First steps, in which the vision encoder learns what every patch shows (scenes only)."""
 

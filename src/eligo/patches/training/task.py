@@ -38,8 +38,9 @@ from eligo.train import (
     seed_everything,
     steps_per_epoch,
 )
+from eligo.train.schedule import lr_factor
 
-_CENTRING = 0.1  # of the way, in every step
+_CENTRING = 60.0  # times the learning rate: share of the way to zero that a step draws the median
 
 
 class PatchesTask(SourcedTask[CaptionSource]):
@@ -53,8 +54,6 @@ class PatchesTask(SourcedTask[CaptionSource]):
         for encoder in (self.model.image_encoder, self.model.text_encoder):
             if encoder.lr_multiplier["backbone"] == 0:  # no gradients that nobody uses
                 encoder.backbone.requires_grad_(False)
-        if config.centre_heads:
-            self.model.image_encoder.head.bias.requires_grad_(False)
         # With what the encoders said of themselves: image size, mean, deviation.
         self.config: PatchesTrainConfig = config.replace({"model": self.model.config})  # pyright: ignore[reportIncompatibleVariableOverride]
         if config.see_steps:
@@ -92,9 +91,10 @@ class PatchesTask(SourcedTask[CaptionSource]):
         if self.config.ratio_weight:
             losses["ratio"] = self.config.ratio_weight * self._over_processes(ratio)
         if self.config.centre_heads:
-            _centre(
-                self.model.image_encoder, self.peers.rows(images.patches).flatten(0, 1), _CENTRING
-            )
+            optimizer = self.config.optimizer
+            rate = optimizer.lr * lr_factor(optimizer.schedule, progress.step, progress.total_steps)
+            patches = self.peers.rows(images.patches).flatten(0, 1)
+            _centre(self.model.image_encoder, patches, min(1.0, _CENTRING * rate))
         return StepOutput(losses)
 
     def evaluate(self) -> Mapping[str, float]:

@@ -115,6 +115,22 @@ def test_uneven_rows_and_large_batches_are_never_recorded(monkeypatch: pytest.Mo
 
 
 @pytest.mark.gpu
+def test_what_cannot_be_recorded_runs_plainly(monkeypatch: pytest.MonkeyPatch, caplog):
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(replay, "_Recorded", refuse)
+    part, budget = make_part("pruner").cuda(), torch.tensor([9] * IMAGES)
+    context = make_context(0, device="cuda")
+    with torch.no_grad():
+        found = [replay.choose(part, context, budget) for _ in range(5)]
+        assert all(one.indices.equal(part.select(context, budget).indices) for one in found)
+    assert [record.message for record in caplog.records] == [
+        "pruner: choices are not replayed: no room"
+    ]
+
+
+@pytest.mark.gpu
 def test_pruners_alone_train_on_a_gpu(tmp_path):
     """Nothing before the first cut wants gradients: only the mask does."""
     config = load_config(TokensTrainConfig, "tokens/default").smoke()

@@ -6,6 +6,7 @@ recording, so each part has at most `_MOST`; what comes later runs plainly. No p
 """
 
 import itertools
+import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 
 from eligo.selection import Selection
 from eligo.tokens.reducer import Reducer, ReducerContext
+
+logger = logging.getLogger("eligo.tokens")
 
 _PLAIN = 2  # runs of the same shapes before they are recorded
 _MOST = 8  # recordings of one part: at the largest some 100 MiB each
@@ -89,6 +92,8 @@ class _Recordings:
     """Where the part's weights are: a recording reads them there."""
     seen: Counter[Any] = field(default_factory=Counter)
     made: dict[Any, _Recorded] = field(default_factory=dict)
+    is_refused: bool = False
+    """Whether one could not be made: then there is no other try."""
 
     def of(self, reducer: nn.Module, context: ReducerContext, budget: Tensor) -> _Recorded | None:
         """The recording that fits, made now if it is time."""
@@ -106,14 +111,19 @@ class _Recordings:
             tuple(budget.tolist()),
         )
         if key not in self.made:
-            if len(self.made) == _MOST:
+            if self.is_refused or len(self.made) == _MOST:
                 return None
             self.seen[key] += 1
             if self.seen[key] <= _PLAIN:
                 return None
             del self.seen[key]
             assert isinstance(reducer, Reducer)
-            self.made[key] = _Recorded(reducer, context, budget)
+            try:
+                self.made[key] = _Recorded(reducer, context, budget)
+            except RuntimeError as error:  # no memory, or something that no graph can hold
+                logger.warning("%s: choices are not replayed: %s", reducer.name, error)
+                self.is_refused = True
+                return None
         return self.made[key]
 
 

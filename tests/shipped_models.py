@@ -53,10 +53,10 @@ MAKERS = {
 }
 
 
-def make_models(root: Path) -> Path:
-    """All of them, each with a card."""
+def make_models(root: Path, *names: str) -> Path:
+    """Those of these names, or all of them, each with a card."""
     torch.manual_seed(0)
-    for name, make in MAKERS.items():
-        make(root / name)
+    for name in names or MAKERS:
+        MAKERS[name](root / name)
         (root / name / "README.md").write_text(f"# {name}\n")
     return root

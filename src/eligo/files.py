@@ -1,10 +1,12 @@
 """Files that are either whole or not there: written under a temporary name, then renamed."""
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 from uuid import uuid4
 
 from eligo.errors import InputError, OutputError
@@ -74,6 +76,17 @@ def write_text(path: str | Path, text: str) -> Path:
     with writing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return Path(path)
+
+
+def kept_json(path: Path, key: Any, make: Callable[[], Any]) -> Any:
+    """What a file holds, made and written anew if anything it depends on, `key`, has changed."""
+    if path.is_file():
+        found = json.loads(path.read_text("utf-8"))
+        if found["key"] == key:
+            return found["made"]
+    made = make()
+    write_text(path, json.dumps({"key": key, "made": made}) + "\n")
+    return made
 
 
 def make_folder(path: str | Path) -> Path:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from eligo import pretrained
@@ -14,7 +13,7 @@ from eligo.errors import InputError
 from eligo.report.explorer.folder import find_exhibits, load_exhibit
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Plan, Stage1
-from shipped_models import VLM, plan, vlm
+from shipped_models import make_models
 
 
 @pytest.fixture
@@ -28,13 +27,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
-    vlm(root / "vlm", VLM)
-    plan(root / "tokens_small")
-    for folder in root.iterdir():
-        (folder / "README.md").write_text("# card\n")
-    return root
+    return make_models(tmp_path_factory.mktemp("models"), "vlm", "tokens_small")
 
 
 def asked(folder: Path, kind: str) -> Path:

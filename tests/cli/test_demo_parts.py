@@ -21,7 +21,7 @@ from eligo.tokens.measure.asking import WHOLE
 from eligo.tokens.measure.matching import spending
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Cut, Plan, Stage1
-from shipped_models import LEARNER, selector, vlm
+from shipped_models import LEARNER, make_models
 
 TEXT = 12
 
@@ -85,12 +85,7 @@ def test_who_sees_only_looks(first: float, mean: float):
 
 @pytest.fixture(scope="module")
 def chosen(tmp_path_factory: pytest.TempPathFactory) -> Part:
-    root = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
-    vlm(root / "demos_learner", LEARNER)
-    selector(root / "demos_v1")
-    for folder in root.iterdir():
-        (folder / "README.md").write_text("# card\n")
+    root = make_models(tmp_path_factory.mktemp("models"), "demos_learner", "demos_v1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrained, "SHIPPED", root)
         return demos.run(Work(3, "cpu", quick=True))

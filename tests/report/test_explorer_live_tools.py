@@ -14,39 +14,17 @@ from PIL import Image
 from eligo import pretrained
 from eligo.cli.live import live_tools
 from eligo.cli.live.tokens import plan_at
-from eligo.config import load_config
 from eligo.demos.data.pool import Pool
-from eligo.demos.exam.learner_config import LearnerConfig
 from eligo.demos.learned.selector import LearnedSelector
 from eligo.demos.models.build import build_model
 from eligo.demos.models.config import PointerSelectorV1Config
 from eligo.errors import InputError
 from eligo.patches.model import RetrievalModel
-from eligo.pixels.inference.segmenter import Segmenter, text_encoder
-from eligo.pixels.model.model import PixelsModel
-from eligo.pixels.training.config import PixelsTrainConfig
 from eligo.report.explorer.inline import inline
 from eligo.report.explorer.live import LiveImage, LiveRequest, LiveTool, describe
-from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Cut, Plan, Stage1
-
-VLM = VlmConfig(
-    image_size=84, vision_layers=2, vision_width=8, layers=4, width=16, hidden=32, heads=2
-)
-LEARNER = load_config(LearnerConfig, "demos/learner").smoke().model
-
-
-def vlm(folder: Path, sizes: VlmConfig) -> None:
-    save_vlm(build_vlm(sizes), build_processor(sizes), folder)
-
-
-def segmenter(folder: Path) -> None:
-    config = load_config(PixelsTrainConfig, "pixels/scenes").smoke()
-    from eligo.pixels.training.task import with_classes
-
-    config = with_classes(config)
-    Segmenter(config, PixelsModel(config), text_encoder(config)).save_pretrained(folder)
+from shipped_models import LEARNER, VLM, make_models, vlm
 
 
 def selector(folder: Path) -> None:
@@ -56,22 +34,12 @@ def selector(folder: Path) -> None:
     LearnedSelector.of(model, pool).save(folder)
 
 
-MAKERS = {
-    "vlm": lambda folder: vlm(folder, VLM),
-    "patches": lambda folder: RetrievalModel.tiny().save_pretrained(folder),
-    "pixels": segmenter,
-    "demos_learner": lambda folder: vlm(folder, LEARNER),
-    "demos_v1": selector,
-}
-
-
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
-    for name, make in MAKERS.items():
-        make(root / name)
-        (root / name / "README.md").write_text(f"# {name}\n")
+    make_models(root, "vlm", "patches", "pixels", "demos_learner")
+    selector(root / "demos_v1")  # with examples of its own, as a user's may be
+    (root / "demos_v1" / "README.md").write_text("# demos_v1\n")
     return root
 
 

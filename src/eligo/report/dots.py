@@ -6,10 +6,9 @@ As in `plots`: no pyplot, and matplotlib is an extra.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from eligo.errors import MissingExtraError
 from eligo.files import writing
+from eligo.report.plots import new_figure
 
 _COLORS = ("#0b5fa5", "#d1495b", "#5b8c5a", "#8a6fb0")
 _MARKERS = "osD^"
@@ -40,13 +39,9 @@ def save_dots(
 
     `linear_to`: beyond it the axis is logarithmic. `marked`: a value that gets a line of its own.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("matplotlib", "plots") from None
     count = sum(len(rows) + 1 for rows in groups.values())
-    figure = Figure(figsize=(_WIDTH, count * _ROW + 1), layout="constrained")
-    axes: Any = figure.subplots()
+    figure = new_figure(_WIDTH, count * _ROW + 1)
+    axes = figure.subplots()
     if linear_to is not None:
         axes.set_xscale("symlog", linthresh=linear_to, linscale=1)
     axes.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
@@ -68,7 +63,8 @@ def save_dots(
                     value, low, high = row.values[name]
                     axes.errorbar(
                         value, place, xerr=[[max(0, value - low)], [max(0, high - value)]],
-                        color=_COLORS[number % len(_COLORS)], marker=_MARKERS[number % 4],
+                        color=_COLORS[number % len(_COLORS)],
+                        marker=_MARKERS[number % len(_MARKERS)],
                         markersize=7 if row.is_ours else 4.5, elinewidth=1.2, capsize=0,
                         linestyle="", label=name,
                     )  # fmt: skip

@@ -40,17 +40,20 @@ class Panel:
     """Dashed lines across: what is reached at any price."""
 
 
-def save_panels(panels: Sequence[Panel], path: str | Path, *, x_label: str, y_label: str) -> Path:
-    """Draw the panels side by side, on shared axes and with one legend."""
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure, in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("matplotlib", "plots") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_panels(panels: Sequence[Panel], path: str | Path, *, x_label: str, y_label: str) -> Path:
+    """Draw the panels side by side, on shared axes and with one legend."""
     across = min(len(panels), _MOST_ACROSS)
     down = math.ceil(len(panels) / across)
-    figure = Figure(
-        figsize=(max(2, across) * _PANEL[0], down * _PANEL[1] + 1), layout="constrained"
-    )
+    figure = new_figure(max(2, across) * _PANEL[0], down * _PANEL[1] + 1)
     axes = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
     styles = _styles(panels)
     for place, panel in zip(axes, panels, strict=False):

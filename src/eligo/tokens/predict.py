@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from PIL import Image
 from torch import Tensor
 
@@ -83,12 +83,20 @@ def trace_schedule(trace: Trace, num_layers: int, row: int = 0) -> Schedule:
     return trace_schedules(trace, num_layers)[row]
 
 
-def trace_schedules(trace: Trace, num_layers: int) -> list[Schedule]:
-    """The same for all rows, with one look at the device for each stage."""
+def trace_schedules(
+    trace: Trace, num_layers: int, attention_mask: Int[Tensor, "batch length"] | None = None
+) -> list[Schedule]:
+    """The same for all rows, with one look at the device for each stage.
+
+    A row costs what it costs alone: `attention_mask` says what of a padded prompt is its own.
+    """
     assert trace.grid is not None
     assert trace.rows is not None
     lengths = (trace.columns[0] >= 0).sum(-1).cpu()
     rows = trace.rows.cpu()
+    padding = [0] * len(lengths)
+    if attention_mask is not None:
+        padding = (attention_mask == 0).sum(-1).tolist()
 
     def per_row(counts: Tensor) -> list[int]:
         return torch.zeros_like(lengths).index_add(0, rows, counts.cpu().to(lengths.dtype)).tolist()
@@ -101,7 +109,7 @@ def trace_schedules(trace: Trace, num_layers: int) -> list[Schedule]:
             vision[row],
             merged[row],
             tuple((layer, left[layer][row]) for layer in sorted(left)),
-            length - merged[row],
+            length - merged[row] - padding[row],
             num_layers,
         )
         for row, length in enumerate(lengths.tolist())

@@ -3,8 +3,10 @@
 Tied tensors are stored once, under their first name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -55,6 +57,20 @@ def load_weights(folder: Path, modules: Mapping[str, nn.Module]) -> None:
         stored = {key: value for file in files for key, value in _read(file).items()}
         problems += _fill(name, module, stored)
     refuse_misfits(folder, problems)
+
+
+def read_pickled(path: Path, *, holds: str, made_by: str, allowed: Sequence[type] = ()) -> Any:
+    """What `torch.save` wrote: tensors in plain containers, and `allowed`; nothing is executed."""
+    try:
+        with torch.serialization.safe_globals(list(allowed)):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        raise InputError(
+            f"{path}: no checkpoint, or one that holds more than {holds} "
+            f"({str(error).splitlines()[0]}); expected what {made_by}"
+        ) from None
 
 
 def _read(file: Path) -> dict[str, Tensor]:

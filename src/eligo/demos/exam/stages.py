@@ -42,7 +42,7 @@ from eligo.demos.teach.shards import (
 )
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
-from eligo.files import clear_unfinished, make_folder, write_text
+from eligo.files import clear_unfinished, kept_json, make_folder
 from eligo.pretrained import find_model, shipped_model
 from eligo.scenes.graph import Split
 from eligo.scenes.vlm.model import load_vlm
@@ -207,11 +207,4 @@ class Stages:
         taught = {"learner", "scenes", "unclear", "lexicons", "queries", "num_candidates", "beam"}
         asked = self.config.model_dump(mode="json", include=taught - {"learner"})
         key = json.loads(json.dumps({**asked, "learner": self.learner_hash, **key}))
-        path = self.out / name
-        if path.is_file():
-            found = json.loads(path.read_text("utf-8"))
-            if found["key"] == key:
-                return found["made"]
-        made = make()
-        write_text(path, json.dumps({"key": key, "made": made}) + "\n")
-        return made
+        return kept_json(self.out / name, key, make)

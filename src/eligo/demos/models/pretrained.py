@@ -10,7 +10,6 @@ and its norm a `LayerNorm`, under whatever name.
 
 import json
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from eligo.demos.models.config import AnyPointerConfig
 from eligo.demos.models.pointer import PointerSelector
 from eligo.errors import InputError
 from eligo.pretrained import find_model, misfits, refuse_misfits
-from eligo.train.weights import load_weights, save_weights
+from eligo.train.weights import load_weights, read_pickled, save_weights
 
 FILE, CONFIG, SELECTOR = "pointer", "config.yaml", "selector.json"
 _ADAPTER: TypeAdapter[AnyPointerConfig] = TypeAdapter(AnyPointerConfig)
@@ -91,15 +90,8 @@ def import_pointer(path: Path, config: AnyPointerConfig) -> PointerSelector:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (UnpicklingError, RuntimeError, EOFError) as error:
-        raise InputError(
-            f"{path}: no checkpoint, or one that holds more than tensors "
-            f"({str(error).splitlines()[0]}); expected what torch.save made of a state_dict()"
-        ) from None
+    made_by = "torch.save made of a state_dict()"
+    found = read_pickled(path, holds="tensors", made_by=made_by)
     for name in _INNER:
         if isinstance(found, dict) and isinstance(found.get(name), dict):
             found = found[name]

@@ -13,8 +13,8 @@ from statistics import median, quantiles
 import torch
 
 from eligo.errors import InputError
+from eligo.nn import full_precision
 from eligo.patches import kernels
-from eligo.patches.match.arithmetic import full_precision
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval.build import matching_net
 from eligo.patches.retrieval.search import Searcher

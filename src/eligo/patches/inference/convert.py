@@ -10,10 +10,8 @@ read off the configs of the models that training began with.
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
@@ -29,6 +27,7 @@ from eligo.patches.build import (
 from eligo.patches.config import RetrievalConfig
 from eligo.patches.model import RetrievalModel
 from eligo.pretrained import quiet_transformers
+from eligo.train.weights import read_pickled
 
 State = dict[str, Tensor]
 
@@ -83,16 +82,12 @@ def convert_checkpoint(
 
 def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
     """Weights without `module.`, and the options of the training, from a file nobody trusts."""
-    try:
-        with torch.serialization.safe_globals([Namespace]):
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (UnpicklingError, RuntimeError, EOFError) as error:
-        raise InputError(
-            f"{path}: no checkpoint, or one that holds more than tensors and options "
-            f"({str(error).splitlines()[0]}); expected what LAPS or SEPS saved with torch.save"
-        ) from None
+    found = read_pickled(
+        path,
+        holds="tensors and options",
+        made_by="LAPS or SEPS saved with torch.save",
+        allowed=[Namespace],
+    )
     options: Any = {}
     if isinstance(found, dict) and isinstance(found.get("model"), dict):
         options = found.get("opt", {})

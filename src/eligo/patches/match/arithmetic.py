@@ -4,9 +4,6 @@ Half precision is for storing and multiplying vectors; what ranks, weighs or nor
 computed in float32 (float64 stays float64).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -61,18 +58,3 @@ def weighted_softmax(
     powers = weights * (logits - best).clamp_max(LARGEST_EXPONENT).exp()
     total = powers.sum(-1, keepdim=True)
     return powers / torch.where(total > 0, total, 1.0)
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """No autocast and no TF32: selections must not depend on who switched them on."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # pyright: ignore[reportAttributeAccessIssue]
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
-            yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision

@@ -21,12 +21,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from eligo.errors import InputError
+from eligo.nn import full_precision
 from eligo.patches import kernels
 from eligo.patches.inference.explain import explain
 from eligo.patches.kernels import KERNELS, KernelName
 from eligo.patches.match import sides
 from eligo.patches.match.aggregation import DualTokenAggregation, TokenAggregation
-from eligo.patches.match.arithmetic import full_precision
 from eligo.patches.match.hrpa import HRPA
 from eligo.patches.match.parts import Parts, num_slots
 from eligo.patches.match.scores import Matches, PatchExplanation, PatchScores

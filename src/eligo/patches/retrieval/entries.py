@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from eligo import ops
+from eligo.nn import full_precision
 from eligo.patches import kernels
 from eligo.patches.kernels.hoist import ImageRows, halved, hoist
-from eligo.patches.match.arithmetic import full_precision, unit, wide
+from eligo.patches.match.arithmetic import unit, wide
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.match.sides import Images, Texts, Words, check_finite
 from eligo.patches.retrieval.store import IndexFolder

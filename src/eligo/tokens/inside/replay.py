@@ -23,6 +23,7 @@ logger = logging.getLogger("eligo.tokens")
 
 _PLAIN = 2  # runs of the same shapes before they are recorded
 _MOST = 8  # recordings of one part: at the largest some 100 MiB each
+_REMEMBERED = 1024  # shapes that were seen and are not recorded
 _TOKENS = 2**14  # of all images together: the kernels of more take longer than their launches
 
 
@@ -113,6 +114,8 @@ class _Recordings:
         if key not in self.made:
             if self.is_refused or len(self.made) == _MOST:
                 return None
+            if len(self.seen) == _REMEMBERED:  # shapes that hardly come again
+                self.seen.clear()
             self.seen[key] += 1
             if self.seen[key] <= _PLAIN:
                 return None

@@ -162,7 +162,8 @@ class PrunedModel(lmms):
             return model.generate(**inputs, **settings)[:, length:], []
         with pruning(self.model, self.plan) as trace:
             output = model.generate(**inputs, **settings)[:, length:]
-        return output, trace_schedules(trace, self.shape.num_layers)
+        padded = inputs["attention_mask"].cpu()
+        return output, trace_schedules(trace, self.shape.num_layers, padded)
 
 
 def batches(settings: Sequence[dict[str, Any]], size: int) -> Iterator[list[int]]:

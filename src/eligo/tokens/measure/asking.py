@@ -7,7 +7,7 @@ answers were right is kept one by one, so that any two plans can be compared que
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ class Asker:
             rows = self.examples.__getitems__(range(first, last))
             answers.families += [row.family for row in rows]
             batch = collator(rows).to(device)
-            lengths = batch.num_text.tolist()
+            padded = batch.inputs["attention_mask"].cpu()
             for name, plan in plans.items():
                 context = pruning(self.model, plan, batch.question_mask, scene=batch.scene)
                 with torch.no_grad(), context as trace:
@@ -92,13 +92,7 @@ class Asker:
                     vqa_accuracy(one, row.answers) > 0.5
                     for one, row in zip(said, rows, strict=True)
                 ]
-                # A question costs what it costs alone: the batch's padding is not its own.
-                schedules[name].update(
-                    replace(schedule, text=words)
-                    for schedule, words in zip(
-                        trace_schedules(trace, self.shape.num_layers), lengths, strict=True
-                    )
-                )
+                schedules[name].update(trace_schedules(trace, self.shape.num_layers, padded))
             on_progress(last)
         answers.cost = {
             name: mean_cost(self.shape, plan, schedules[name]) for name, plan in plans.items()

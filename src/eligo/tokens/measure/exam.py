@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from eligo.errors import InputError
-from eligo.files import write_text
+from eligo.files import kept_json, write_text
 from eligo.report.provenance import provenance
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import SceneExamples
@@ -57,11 +57,11 @@ class Exam:
         """Whatever is missing; then which of whose answers were right, and what they cost."""
         self.train(tell)
         self.model, self.processor = load_host(self.host, device=str(self.device))
-        tuned = self._cached(_TUNING, self._tuning_key(), lambda: self._tune(tell))
+        tuned = kept_json(self.out / _TUNING, self._tuning_key(), lambda: self._tune(tell))
         arms = self._arms(tuned)
         asked = self.config.model_dump(mode="json", include={"questions", "blind_scenes"})
         key = self._tuning_key() | asked | {"parts": self._parts()}
-        found = self._cached(_RESULT, key, lambda: self._ask(arms, tell))
+        found = kept_json(self.out / _RESULT, key, lambda: self._ask(arms, tell))
         return {"tuning": tuned, **found}
 
     # -------------------------------------------------------------- trainings
@@ -218,17 +218,6 @@ class Exam:
         config = self.config
         named = {"points", "rivals", "trials", "tuning_questions", "base", "tiny"}
         return config.model_dump(mode="json", include=named)
-
-    def _cached(self, name: str, key: dict[str, Any], make: Callable[[], Any]) -> Any:
-        """A file of the exam's folder, made again if anything it depends on has changed."""
-        path = self.out / name
-        if path.is_file():
-            found = json.loads(path.read_text("utf-8"))
-            if found["key"] == key:
-                return found["made"]
-        made = make()
-        write_text(path, json.dumps({"key": key, "made": made}) + "\n")
-        return made
 
 
 def untrained(plan: Plan, seed: int) -> Plan:

@@ -4,11 +4,11 @@ import json
 import socket
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from io import BytesIO
-from threading import Thread, current_thread
+from threading import Event, Thread, current_thread
 from typing import Any
 
 import torch
@@ -23,6 +23,10 @@ from eligo.selection import Selection
 PAGE = "<!doctype html><title>live</title>"
 RED = Image.new("RGB", (32, 24), (200, 0, 0))
 DEPTH = Image.new("I;16", (32, 24), 1500)
+GO = Event()
+"""What a call that was told to hold waits for."""
+WORKED: list[str] = []
+"""Texts of the calls told to tell."""
 
 
 def echo(request: LiveRequest) -> Exhibit:
@@ -33,8 +37,10 @@ def echo(request: LiveRequest) -> Exhibit:
         raise EligoError("the model is not well")
     if request.text == "bug":
         raise RuntimeError("secret of the house")
-    if request.text.startswith("sleep"):
-        time.sleep(float(request.text.split()[1]))
+    if request.text == "hold":
+        assert GO.wait(20)
+    if request.text.startswith("tell"):
+        WORKED.append(request.text)
     assert request.image is not None
     picture = request.image.picture
     kept = Selection.top_k(torch.arange(6.0), int(request.budget or 0))
@@ -84,6 +90,24 @@ def serving(**options: Any) -> Iterator[LiveServer]:
         server.shutdown()
         server.close()
         thread.join(5)
+
+
+@contextmanager
+def holding() -> Iterator[Event]:
+    """Calls that are told to hold do so until this is set, or left."""
+    GO.clear()
+    try:
+        yield GO
+    finally:
+        GO.set()
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    """Wait for what happens in another thread."""
+    end = time.monotonic() + 20
+    while not is_true():
+        assert time.monotonic() < end, "it did not happen within 20 s"
+        time.sleep(0.01)
 
 
 class Reply:

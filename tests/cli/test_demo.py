@@ -11,12 +11,13 @@ from eligo import pretrained
 from eligo.cli import main
 from eligo.cli.demo import PARTS, patches, pixels, tokens
 from eligo.report.explorer.folder import find_exhibits, load_exhibit
+from eligo.scenes.words import TWINS
 from shipped_models import MAKERS, make_models
 
 ARMS = {
     "tokens": ["all tokens", "tokens_small", "tome", "visionzip", "no image (blind)"],
     "demos": ["zero-shot", "random", "kNN", "pointer v1"],
-    "patches": ["one vector each", "kept patches"],
+    "patches": ["one vector each", "all patches", "kept patches"],
     "pixels": ["no tags", "another room's tags", "a tagger's (90 %)", "its own tags"],
 }
 
@@ -79,6 +80,19 @@ def test_the_page_shows_every_part(ran: Path):
     text = (ran / "index.html").read_text(encoding="utf-8")
     for title in (title for part in told(ran)["parts"] for title in part["exhibits"]):
         assert json.dumps(title)[1:-1] in text
+
+
+def test_a_room_is_shown_with_its_twins_other_names(ran: Path):
+    rooms = [one for one in map(load_exhibit, find_exhibits(ran)) if one.kind == "pixels"]
+    other = {**TWINS, **{second: first for first, second in TWINS.items()}}
+    swapped = 0
+    for room in rooms:
+        assert list(room.pictures)[-3:] == ["without tags", "twins' other names", "the truth"]
+        told = [one.who.removeprefix("told ").split(", ") for one in room.answers[2:]]
+        own = set(room.query.split(", "))
+        assert told == [] or [set(told[0])] == [{other.get(word, word) for word in own}]
+        swapped += len(told)
+    assert swapped
 
 
 def test_again_in_the_same_folder(shipped: Path, ran: Path, monkeypatch, capsys):

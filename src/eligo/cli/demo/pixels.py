@@ -51,9 +51,7 @@ def run(work: Work) -> Part:
     segmenter = Segmenter.from_pretrained(device=torch.device(work.device))
     source = _source(segmenter, work)
     rooms = source.scenes("test")
-    shown = rooms.rendered
-    other_names = Rendered(swap_twins(shown.graph), shown.rgb, shown.instances)
-    worlds = (rooms, SceneSet(source.config, other_names))
+    worlds = (rooms, _renamed(source))
     rows = []
     with ProgressBar(NAME, len(ARMS)) as bar:
         for arm, provenance in ARMS.items():
@@ -65,8 +63,14 @@ def run(work: Work) -> Part:
     note = _NOTE.format(count=len(rooms))
     picked = range(min(_EXHIBITS, len(rooms)))
     return Part(
-        NAME, ASKS, note, tuple(rows), tuple(_exhibit(segmenter, source, r) for r in picked)
+        NAME, ASKS, note, tuple(rows), tuple(_exhibit(segmenter, source, worlds, r) for r in picked)
     )
+
+
+def _renamed(source: SceneSource) -> SceneSet:
+    """The same rooms with their twins' other names."""
+    shown = source.scenes("test").rendered
+    return SceneSet(source.config, Rendered(swap_twins(shown.graph), shown.rgb, shown.instances))
 
 
 def _source(segmenter: Segmenter, work: Work) -> SceneSource:
@@ -120,10 +124,11 @@ def twin_iou(
     return float(means[0]), low, high
 
 
-def _exhibit(segmenter: Segmenter, source: SceneSource, row: int) -> Exhibit:
-    """A room with its own tags; beside it, what was said without them, and the truth."""
-    rooms = source.scenes("test")
-    tags = rooms.tags("oracle").text(row)
+def _exhibit(
+    segmenter: Segmenter, source: SceneSource, worlds: tuple[SceneSet, SceneSet], row: int
+) -> Exhibit:
+    """A room with its own tags; beside it, what was said without any and with other names."""
+    rooms, renamed = worlds
     rendered = rooms.rendered
     batch = rooms.batch(torch.tensor([row], device=segmenter.device), source.inputs, None)
     depth = None
@@ -131,18 +136,24 @@ def _exhibit(segmenter: Segmenter, source: SceneSource, row: int) -> Exhibit:
         depth = (batch.depth[0].cpu(), batch.depth_mask[0].cpu())
     rgb = rendered.rgb[row].cpu()
     silent = segment(segmenter, rgb, depth)
+    other = segment(segmenter, rgb, depth, tags=renamed.tags("oracle").text(row))
     began = perf_counter()
-    told = segment(segmenter, rgb, depth, tags=tags)
+    told = segment(segmenter, rgb, depth, tags=rooms.tags("oracle").text(row))
     seconds = perf_counter() - began
     near, far = _DEPTH_RANGE
-    truth = rendered.labels[row].cpu()
+    truth, other_truth = (world.rendered.labels[row].cpu() for world in worlds)
+    judged = (("without tags", silent, truth), ("with tags", told, truth))
+    if other.words != told.words:  # a room without a twin has no other names
+        judged += ((f"told {', '.join(other.words)}", other, other_truth),)
     return exhibit(
         told,
         depth=depth_picture(rendered.depth[row].cpu(), near=near, far=far),
-        labels={"labels without tags": silent.labels, "the truth": truth},
+        labels={
+            "without tags": silent.labels, "twins' other names": other.labels, "the truth": truth
+        },
         answers=[
-            Answer(who, f"{float((one.labels == truth).float().mean()):.1%} of the pixels right")
-            for who, one in (("without tags", silent), ("with tags", told))
+            Answer(who, f"{float((one.labels == wanted).float().mean()):.1%} of the pixels right")
+            for who, one, wanted in judged
         ],
         cost={"one forward": f"{1000 * seconds:.0f} ms"},
-    )
+    )  # fmt: skip

@@ -64,7 +64,7 @@ def run(work: Work) -> Part:
     with ProgressBar(NAME, len(examples)) as bar:
         answers = asker.ask(plans, bar.update)
     rows = [_row(name, answers, is_ours=name in learned) for name in plans]
-    rows.append(Row.of_hits(BLIND, answer_blindly(examples, _BLIND_SCENES)[1], "0"))
+    rows.append(Row.of_hits(BLIND, answer_blindly(examples, work.count(_BLIND_SCENES))[1], "0"))
     note = _NOTE.format(count=len(examples), batches=len(answers.seconds[WHOLE]))
     return Part(
         NAME,

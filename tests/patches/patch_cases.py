@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from patch_oracle import score_all
 from safetensors import safe_open
 from torch import Tensor
 
@@ -19,6 +20,23 @@ _ARGUMENTS = (
     *("use_gumbel_softmax", "gumbel_tau", "use_dual_aggr", "beta"),
 )
 
+
+# Ways to run the documented network (`compat`) that no golden file shows, name: (network, batch).
+DOCUMENTED = {
+    "rectangular": ({}, {"images": 2, "texts": 5, "dense": 7}),
+    "no_cls": ({}, {"tokens": 16, "dense": 4}),
+    "ratio_one": ({"sparse_ratio": 1.0}, {"dense": 4}),
+    "one_patch": ({"num_patches": 1, "aggr_ratio": 1.0, "sparse_ratio": 1.0}, {"tokens": 1}),
+    "one_word": ({}, {"words": 1, "dense": 1}),
+    "many_words": ({}, {"words": 40, "dense": 9}),
+    "vit": ({"num_patches": 196}, {"images": 2, "texts": 2, "tokens": 197, "dense": 9}),
+    "swin": ({"num_patches": 49, "aggr_ratio": 0.4}, {"tokens": 49, "dense": 12}),
+    "other_count": ({}, {"tokens": 26, "dense": 3}),
+    "wide_top_k": ({"top_k": 9}, {"words": 3}),
+    "gumbel": ({"use_gumbel_softmax": True, "gumbel_tau": 0.7}, {"texts": 3, "dense": 5}),
+}
+# Open, paper, paper with a single aggregation.
+VARIANTS = [(False, True), (True, True), (True, False)]
 
 # Ways to run our defaults, name: (network, batch).
 DEFAULTS = {
@@ -132,6 +150,53 @@ def tiny(seed: int = 0, **more) -> CrossSparseAggrNet:
     torch.manual_seed(seed)
     settings = {"embed_size": 32, "num_patches": 16, "aggr_ratio": 0.5, **more}
     return perturbed(CrossSparseAggrNet(**settings))
+
+
+@dataclass
+class Documented:
+    """What the definition says of a case, in float64: scores, masks, gradients."""
+
+    scores: Tensor
+    masks: tuple[Tensor, ...]
+    probes: list[Tensor]
+    gradients: dict[str, Tensor]
+
+    @staticmethod
+    def of(net: CrossSparseAggrNet, inputs: Batch, seed: int) -> "Documented":
+        """With the noise that `seed` gives; gradients of scores and masks, times probes."""
+        leaves = {"images": inputs.images, "words": inputs.words, **net.state_dict()}
+        leaves = {name: part.detach().double().requires_grad_() for name, part in leaves.items()}
+        dense = None if inputs.dense is None else inputs.dense.double()
+        paper = net.use_paper_version
+        rules = {
+            "paper": paper,
+            "dual": paper and hasattr(net.aggr_net, "weight_dense"),
+            "ratio": net.sparse_net_cap.sparse_ratio,
+            "beta": net.beta,
+            "top_k": net.hrpa.top_k,
+            "tau": net.gumbel_tau,
+        }
+        noise = None
+        if net.use_gumbel_softmax:
+            torch.manual_seed(seed)
+            num_tokens = inputs.images.shape[1]
+            num_patches = num_tokens - (round(num_tokens**0.5) ** 2 != num_tokens)
+            num_draws = len(inputs.words) * (1 + (dense is not None and rules["dual"] >= paper))
+            shape = (len(inputs.images), num_patches)
+            noise = [torch.rand(shape).double() for _ in range(num_draws)]
+        arguments = (inputs.lengths, dense, inputs.dense_lengths, noise)
+        scores, masks = score_all(leaves, leaves["images"], leaves["words"], *arguments, **rules)
+        draw = torch.Generator().manual_seed(seed)
+        probes = [torch.randn(part.shape, generator=draw).double() for part in (scores, *masks)]
+        parts = zip((scores, *masks), probes, strict=True)
+        total = sum((part * probe).sum() for part, probe in parts)
+        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        known = {
+            name: part
+            for name, part in zip(leaves, found, strict=True)
+            if part is not None and part.abs().max() > 1e-12  # else it is 0, but for rounding
+        }
+        return Documented(scores.detach(), tuple(mask.detach() for mask in masks), probes, known)
 
 
 def gradients(net: CrossSparseAggrNet, inputs: Batch, probe: Tensor) -> dict[str, Tensor]:

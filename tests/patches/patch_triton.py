@@ -7,7 +7,17 @@ import os
 
 import pytest
 import torch
-from patch_cases import DEFAULTS, MODELS, batch, golden, golden_net, tiny
+from patch_cases import (
+    DEFAULTS,
+    DOCUMENTED,
+    MODELS,
+    VARIANTS,
+    Documented,
+    batch,
+    golden,
+    golden_net,
+    tiny,
+)
 
 from eligo import ops
 from eligo.errors import InputError
@@ -109,8 +119,24 @@ def test_alike_patches_have_a_factor():
     )
 
 
+@pytest.mark.parametrize("name", ["rectangular", "ratio_one", "swin", "gumbel"])
+@pytest.mark.parametrize(("paper", "dual"), VARIANTS)
+def test_documented_network_against_the_oracle(name, paper, dual):
+    settings, shape = DOCUMENTED[name]
+    rules = {**settings, "use_paper_version": paper, "use_dual_aggr": dual, "compat": True}
+    inputs = batch(**shape, compat=True, seed=3)
+    wanted = Documented.of(tiny(**rules), inputs, seed=11)
+    with torch.no_grad():
+        scores, masks = inputs(tiny(**rules, kernel="triton").train())
+    assert (scores.double() - wanted.scores).abs().max() < 2e-6
+    masks = masks if isinstance(masks, tuple) else (masks,)
+    assert all(
+        torch.equal(mine.double(), theirs) for mine, theirs in zip(masks, wanted.masks, strict=True)
+    )
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("name", [name for name in MODELS if "cls" in name])
+@pytest.mark.parametrize("name", MODELS)
 def test_triton_reproduces_the_golden_files(name):
     config, tensors = golden(name)
     net = golden_net(config, tensors, kernel="triton")
@@ -141,6 +167,10 @@ def test_triton_at_its_limits():
         batch(tokens=301)(tiny(num_patches=300, kernel="triton"))
     with torch.enable_grad(), pytest.raises(InputError, match="no backward pass"):
         inputs(tiny(kernel="triton"))
+    frozen = tiny(use_paper_version=True, kernel="triton")
+    frozen.aggr_net.requires_grad_(False)  # its predictors still learn
+    with torch.enable_grad(), pytest.raises(InputError, match="no backward pass"):
+        inputs(frozen)
 
 
 @torch.no_grad()

@@ -56,12 +56,18 @@ def test_coco_folders(tmp_path):
         (lambda entry: entry.update(split="dev"), "'dev'.*one of train, restval"),
         (lambda entry: entry.update(sentences=[]), "picture_1.png has no or an empty caption"),
         (lambda entry: entry.update(sentences=[{"tokens": []}]), "sentences with raw"),
+        (lambda entry: entry.update(sentences=["a ball"]), r"images\[1\].*sentences with raw"),
+        (lambda entry: entry.update(sentences=[{"raw": None}]), r"images\[1\].*with raw"),
+        (lambda entry: entry.update(filename=7), r"images\[1\].*expected filename"),
+        (lambda _: "picture_1.png", r"images\[1\]: got 'picture_1.png'"),
     ],
 )
 def test_bad_karpathy_files(tmp_path, change, said):
     data = data_of(tmp_path)
     content = json.loads(data.captions.read_text())
-    change(content["images"][1])
+    made = change(content["images"][1])
+    if isinstance(made, str) and said.endswith("'picture_1.png'"):
+        content["images"][1] = made
     data.captions.write_text(json.dumps(content))
     with pytest.raises(InputError, match=said):
         read_captions(data, "train")
@@ -117,13 +123,44 @@ def test_a_missing_or_broken_dense_caption(tmp_path):
     with pytest.raises(InputError, match=r"no dense caption for 1 of 3 images.*imgid 4"):
         read_captions(data, "train")
     data.dense.write_text('{"image_id": 0, "text": "a"}\n{"image_id": 1, "text": ""}\n')
-    with pytest.raises(InputError, match=r"dense\.jsonl:2: expected"):
+    with pytest.raises(InputError, match=r"dense\.jsonl, line 2, field text: got ''"):
+        read_captions(data, "train")
+    for bad in (b'{"image_id": 0, "text": "a"}\n{"image_id": 0, "text": "b"}', b'{"text": "\xff"}'):
+        data.dense.write_bytes(bad)
+        with pytest.raises(InputError, match=r"line 2, field image_id: '0' was|cannot be read"):
+            read_captions(data, "train")
+    mixed = [
+        {"image_id": 0, "text": "a"},
+        *[{"text": "b"}] * 4,
+    ]  # as many as images: whose are they?
+    data.dense.write_text("\n".join(map(json.dumps, mixed)))
+    with pytest.raises(InputError, match="line 2, field image_id: is missing"):
         read_captions(data, "train")
     with pytest.raises(ConfigError, match=r"needs data\.dense"):
         PatchesTrainConfig().replace(
             {"data": {"kind": "karpathy", "captions": "a", "images": "b"},
              "model.match.dense": True}
         )  # fmt: skip
+
+
+def test_files_as_other_programs_write_them(tmp_path):
+    """A byte-order mark, CRLF, names and texts in any script, line separators inside a text."""
+    data = data_of(tmp_path, dense=tmp_path / "dense.jsonl", splits=("train", "train"))
+    content = json.loads(data.captions.read_text())
+    for entry, name in zip(content["images"], ("фото é.png", "写真 🐈.png"), strict=True):
+        (data.images / entry["filename"]).rename(data.images / name)
+        entry["filename"] = name
+    raw = json.dumps(content, ensure_ascii=False, indent=1).replace("\n", "\r\n")
+    data.captions.write_bytes(raw.encode("utf-8-sig"))
+    texts = ["ein Ball\u2028ein Stern", "two\x85gems"]
+    lines = [
+        json.dumps({"image_id": entry["filename"], "text": text}, ensure_ascii=False)
+        for entry, text in zip(content["images"], texts, strict=True)
+    ]
+    data.dense.write_bytes("\r\n".join([*lines, ""]).encode("utf-8-sig"))
+    found = read_captions(data, "train")
+    assert [image.dense for image in found] == texts
+    assert not FileSet(found, RetrievalModel.tiny()).unreadable
 
 
 # ------------------------------------------------------------------ batches of files
@@ -164,7 +201,8 @@ def test_unreadable_images(tmp_path, caplog):
     dev = FileSource(data, model, dense=False).validation()
     assert [path.endswith("picture_3.png") for path in dev.unreadable] == [True]
     assert dev.positive.tolist() == [[True, True]]
-    (data.images / "picture_2.png").unlink()
+    whole = (data.images / "picture_2.png").read_bytes()
+    (data.images / "picture_2.png").write_bytes(whole[: len(whole) // 2])  # a broken download
     with pytest.raises(InputError, match="none of 2 images can be read"):
         FileSet(read_captions(data, "val"), model).kept  # noqa: B018
 

@@ -14,8 +14,8 @@ from eligo.patches.data.file_source import FileSet
 from eligo.patches.data.scene_source import SceneSet
 from eligo.patches.exam.leak import leak_test
 from eligo.patches.exam.pointing import mentioned, pointing
-from eligo.patches.measure.evaluate import fold_means, score_set, score_with_oracle
-from eligo.patches.measure.metrics import coco_folds, retrieval_metrics
+from eligo.patches.measure.evaluate import score_set, score_with_oracle
+from eligo.patches.measure.metrics import coco_folds, fold_means, retrieval_metrics
 from eligo.patches.model import RetrievalModel
 from eligo.scenes import SceneConfig
 
@@ -50,8 +50,9 @@ def test_folds_are_coco_folds():
     positive = owners == torch.arange(10).unsqueeze(1)
     wanted = coco_folds(scores, num_folds=5)
     assert fold_means(scores, positive, owners, 5) == pytest.approx(wanted)
-    with pytest.raises(InputError, match="multiple of 3"):
-        fold_means(scores, positive, owners, 3)
+    for wrong in (3, 0):
+        with pytest.raises(InputError, match=f"folds: got {wrong}, expected a divisor of the 10"):
+            fold_means(scores, positive, owners, wrong)
 
 
 @pytest.mark.parametrize("kind", ["open", "paper"])
@@ -127,7 +128,7 @@ def test_pointing_where_one_knows():
     assert pointing(model, data)["hit"] == pytest.approx(float(best.float().mean()))
 
 
-def test_command(tmp_path, capsys):
+def test_command(tmp_path, capsys, monkeypatch):
     RetrievalModel.tiny(kind="open").save_pretrained(tmp_path / "model")
     arguments = ["patches", "evaluate", str(tmp_path / "model"), "--device", "cpu", "--json"]
     assert (
@@ -139,6 +140,10 @@ def test_command(tmp_path, capsys):
     assert json.loads((tmp_path / "r.json").read_text())["rsum"] == found["rsum"]
     assert main([*arguments, "--scenes", "6", "--oracle"]) == 0
     assert json.loads(capsys.readouterr().out)["wiring"].startswith("ORACLE")
+    with monkeypatch.context() as never:
+        never.setattr(RetrievalModel, "match", None)  # folds are checked before long work
+        assert main([*arguments, "--scenes", "6", "--folds", "4"]) == 2
+        assert "divisor of the 6 images" in capsys.readouterr().err
     assert main([*arguments, "--captions", "some.json"]) == 2
     assert "go together" in capsys.readouterr().err
 

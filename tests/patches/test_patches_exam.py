@@ -8,7 +8,7 @@ import pytest
 from eligo.cli import main
 from eligo.errors import InputError
 from eligo.patches.exam.config import ARMS, ExamConfig
-from eligo.patches.exam.exam import claimed
+from eligo.patches.exam.exam import Exam, claimed
 from eligo.patches.exam.summary import summarise
 from eligo.report.intervals import paired_bootstrap
 
@@ -49,6 +49,14 @@ def test_it_runs_through_and_is_not_made_twice(tmp_path, capsys, monkeypatch):
     judged = json.loads(capsys.readouterr().out)
     assert judged["arms"] == [found["arms"][0], found["arms"][2]]
     assert judged["made_on"] == found["made_on"]
+
+
+def test_measured_on_scenes_that_choose_nothing(tmp_path):
+    """The test split: not the one that a checkpoint is chosen on, nor one that is learned from."""
+    exam = Exam(ExamConfig().quick(), tmp_path)
+    splits = [data.rendered.graph.split for data in (exam.test, exam.source.validation())]
+    assert splits == ["test", "validation"]
+    assert len(exam.test) == 32
 
 
 def test_a_run_is_claimed_by_one(tmp_path):

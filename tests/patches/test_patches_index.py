@@ -184,6 +184,44 @@ def test_other_inputs_are_refused(model, tmp_path):
         build(model, scenes(7), tmp_path)
 
 
+def test_changed_files_are_other_inputs(model, tmp_path):
+    """The same names, and something else in them: an old index would answer for what is gone."""
+    texts, images = tmp_path / "texts.txt", tmp_path / "images"
+    images.mkdir()
+    texts.write_text("a red ball.\na blue box.\n")
+    Image.new("RGB", (60, 40), "red").save(images / "a.png")
+    sources = {"t": lambda: TextLines.of(texts), "i": lambda: ImageFiles.under(images)}
+    for name, source in sources.items():
+        build(model, source(), tmp_path / name)
+        assert build(model, source(), tmp_path / name).resumed == 1
+    texts.write_text("a red ball.\na green star.\n")
+    Image.new("RGB", (90, 70), "blue").save(images / "a.png")
+    for name, source in sources.items():
+        with pytest.raises(InputError, match="holds an index with inputs"):
+            build(model, source(), tmp_path / name)
+    captions = [ImageFiles.under(images, {"a.png": text}).stamp(0) for text in ("one", "other")]
+    assert captions[0] != captions[1]
+
+
+def test_names_and_texts_in_any_script(model, tmp_path):
+    folder, texts = tmp_path / "images", tmp_path / "texts.jsonl"
+    folder.mkdir()
+    names = ["a\u2028b.png", "фото.png", "写真 🐈.png"]
+    for name in names:
+        Image.new("RGB", (60, 40), "red").save(folder / name)
+    build(model, ImageFiles.under(folder), tmp_path / "i")
+    assert [entry["id"] for entry in IndexFolder(tmp_path / "i").entries] == names
+    rows = [json.dumps({"text": text}, ensure_ascii=False) for text in names]
+    texts.write_bytes("\r\n".join(rows).encode("utf-8-sig"))
+    build(model, TextLines.of(texts), tmp_path / "t")
+    found = IndexFolder(tmp_path / "t").entries
+    assert [entry["text"] for entry in found] == names
+    Image.new("RGB", (60, 40), "red").save(folder / "x.png")
+    (folder / "x.png").rename(os.fsdecode(os.fsencode(folder) + b"/\xff.png"))
+    with pytest.raises(InputError, match="is no UTF-8; rename"):
+        ImageFiles.under(folder)
+
+
 def test_unreadable_images_are_skipped_and_listed(model, tmp_path):
     folder = tmp_path / "images"
     (folder / "deep").mkdir(parents=True)

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from patch_cases import DEFAULTS, Batch, assert_close_gradients, batch, gradients, tiny
-from patch_oracle import score_pair
+from patch_cases import (
+    DEFAULTS,
+    DOCUMENTED,
+    VARIANTS,
+    Batch,
+    Documented,
+    assert_close_gradients,
+    batch,
+    gradients,
+    tiny,
+)
 
 from eligo.errors import InputError
 from eligo.patches import alignment_loss, two_pass_loss
@@ -18,66 +27,33 @@ from eligo.patches.kernels.hoist import text_blocks
 HERE = Path(__file__).parent
 FAST = ("torch", "auto")
 
-# name: (network, batch)
-DOCUMENTED = {
-    "rectangular": ({}, {"images": 2, "texts": 5, "dense": 7}),
-    "no_cls": ({}, {"tokens": 16, "dense": 4}),
-    "ratio_one": ({"sparse_ratio": 1.0}, {"dense": 4}),
-    "one_patch": ({"num_patches": 1, "aggr_ratio": 1.0, "sparse_ratio": 1.0}, {"tokens": 1}),
-    "one_word": ({}, {"words": 1, "dense": 1}),
-    "many_words": ({}, {"words": 40, "dense": 9}),
-    "swin": ({"num_patches": 49, "aggr_ratio": 0.4}, {"tokens": 49, "dense": 12}),
-    "other_count": ({}, {"tokens": 26, "dense": 3}),
-    "wide_top_k": ({"top_k": 9}, {"words": 3}),
-}
-
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-@pytest.mark.parametrize(("paper", "dual"), [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize(("paper", "dual"), VARIANTS)
 def test_documented_network_against_the_oracle(name, paper, dual):
+    """Scores, masks and gradients, of masks too: those are live with Gumbel noise, or constant."""
     settings, shape = DOCUMENTED[name]
-    rules = {"use_paper_version": paper, "use_dual_aggr": dual}
+    rules = {**settings, "use_paper_version": paper, "use_dual_aggr": dual, "compat": True}
     inputs = batch(**shape, compat=True, seed=3)
-    wanted = masks = None
+    wanted = Documented.of(tiny(**rules), inputs, seed=11)
     for kernel in ("reference", *FAST):
-        net = tiny(**{**settings, **rules}, compat=True, kernel=kernel).train()
-        scores, got = inputs(net)
-        if wanted is None:
-            wanted, masks = _oracle(net, inputs, paper=paper, dual=dual)
-        assert (scores.double() - wanted).abs().max() < 2e-6
-        got = got if isinstance(got, tuple) else (got,)
-        assert len(got) == len(masks)
-        for mine, theirs in zip(got, masks, strict=True):
-            assert torch.equal(mine, theirs)
-
-
-def _oracle(net, inputs: Batch, *, paper: bool, dual: bool):
-    weights = {key: value.double() for key, value in net.state_dict().items()}
-    rules = {
-        "paper": paper,
-        "dual": dual,
-        "ratio": net.sparse_net_cap.sparse_ratio,
-        "top_k": net.hrpa.top_k,
-    }
-    images, words = inputs.images.double(), inputs.words.double()
-    num_patches = images.shape[1] - (round(images.shape[1] ** 0.5) ** 2 != images.shape[1])
-    scores = torch.zeros(len(images), len(words), dtype=torch.float64)
-    masks = torch.zeros(2, len(words), len(images), num_patches)
-    has_second = False
-    for j, text in enumerate(words):
-        dense = None
-        if inputs.dense is not None:
-            dense = inputs.dense[j, : inputs.dense_lengths[j]].double()
-        for i, image in enumerate(images):
-            pair = score_pair(weights, image, text[: inputs.lengths[j]], dense, **rules)
-            scores[i, j] = pair[0]
-            masks[0, j, i, pair[1]] = 1
-            if pair[2] is not None:
-                has_second = True
-                masks[1, j, i, pair[2]] = 1
-    if not paper:
-        return scores, (masks.sum(0),)
-    return scores, tuple(masks) if has_second else (masks[0],)
+        net = tiny(**rules, kernel=kernel).train()
+        images, words = (part.clone().requires_grad_() for part in (inputs.images, inputs.words))
+        torch.manual_seed(11)
+        scores, masks = Batch(images, words, *inputs.arguments()[2:])(net)
+        masks = masks if isinstance(masks, tuple) else (masks,)
+        assert (scores.double() - wanted.scores).abs().max() < 2e-6
+        for mine, theirs in zip(masks, wanted.masks, strict=True):
+            assert torch.equal(mine.double(), theirs)
+        parts = zip((scores, *masks), wanted.probes, strict=True)
+        sum((part * probe).sum() for part, probe in parts).backward()
+        leaves = {"images": images, "words": words, **dict(net.named_parameters())}
+        assert_close_gradients(
+            {name: leaves[name].grad for name in wanted.gradients}, wanted.gradients
+        )
+        unknown = leaves.keys() - wanted.gradients.keys()
+        zeros = [leaves[name].grad for name in unknown]
+        assert all(part is None or part.abs().max() < 1e-6 for part in zeros)
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

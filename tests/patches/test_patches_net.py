@@ -340,6 +340,7 @@ BAD_INPUT = {
     "text 2 is empty": _spoil(lengths=lambda x: torch.tensor([6, 1, 0, 3])),
     "dense caption 1 is empty": _spoil(dense_lengths=lambda x: torch.tensor([5, 0, 3])),
     "a length of 7": _spoil(lengths=lambda x: torch.tensor([7, 1, 2, 3])),
+    "cap_embs: got no texts": _spoil(words=lambda x: x[:0], lengths=lambda x: x[:0]),
     "cap_lens: got shape": _spoil(lengths=lambda x: x[:3]),
     "2 dense texts for 3 images": _spoil(
         dense=lambda x: x[:2], dense_lengths=lambda x: torch.tensor([5, 2])

@@ -98,6 +98,10 @@ def test_the_command(folder, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert len(found["words"]) == 13
     assert found["cost"]["kept"] == 25
+    assert main([*command, "--text", "a red Zebra, zebra [x]", "--json"]) == 0
+    told = capsys.readouterr()
+    assert "does not know these words: Zebra, zebra, [, x, ]" in told.err
+    assert len(json.loads(told.out)["words"]) == 10
 
 
 @pytest.mark.parametrize(

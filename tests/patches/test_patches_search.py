@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eligo import ops
-from eligo.errors import InputError, MissingExtraError
+from eligo.errors import InputError, MissingExtraError, OutputError
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import (
     Calibration,
@@ -153,7 +153,7 @@ def test_ties_go_to_the_first(model, tmp_path):
     assert searcher.candidates(query, 6).rows.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_faiss_finds_the_same(model, images):
+def test_faiss_finds_the_same(model, images, monkeypatch, caplog):
     pytest.importorskip("faiss")
     query = model.text_side([QUERIES[2]])
     exact = Searcher(model, images)
@@ -162,7 +162,15 @@ def test_faiss_finds_the_same(model, images):
         got, wanted = near.candidates(query, 8), exact.candidates(query, 8)
         assert got.rows.tolist() == wanted.rows.tolist()
         torch.testing.assert_close(got.cosines, wanted.cosines)
-    assert (images / "stage1.faiss").exists()
+    (images / "stage1.faiss").unlink()
+    monkeypatch.setattr("eligo.patches.retrieval.stage1.writing", _refuse)
+    near = Searcher(model, images, approximate=True)  # an index that may only be read
+    assert near.candidates(query, 8).rows.tolist() == got.rows.tolist()
+    assert "not kept: " in caplog.text
+
+
+def _refuse(path):
+    raise OutputError(f"{path}: cannot be written")
 
 
 def test_without_faiss(model, images, monkeypatch):

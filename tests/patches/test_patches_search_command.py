@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from eligo.cli import main
+from eligo.errors import OutputError
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import ScenePictures
 from eligo.patches.retrieval.sources import scene_captions
@@ -61,6 +62,11 @@ def test_images_found_by_text(world, capsys):
     exhaustive = json.loads(capsys.readouterr().out)
     assert exhaustive["found"] == found["found"]  # R = 128 is all of them
     assert exhaustive["stage 1 recall of top 10 here"] == 1
+    few = ("--rerank", "3", "--exhaustive", "--json")
+    assert search(world, "by_text", "a red ball.", "--k", "3", *few) == 0
+    fewer = json.loads(capsys.readouterr().out)
+    assert fewer["found"] == found["found"]
+    assert fewer["stage 1 recall of top 10 here"] <= 0.3  # three candidates hold three of ten
 
 
 def test_texts_found_by_image(world, capsys):
@@ -80,6 +86,18 @@ def test_rerank_auto_measures_once(world, capsys):
     assert (world / "by_text" / "stage1.json").exists()
     assert search(world, "by_text", "a ball.", "--rerank", "auto", "--k", "1", "--json") == 0
     assert json.loads(capsys.readouterr().out)["stage 1 recall of top 10 on dev"] >= 0.995
+
+
+def test_an_index_that_may_only_be_read(world, capsys, monkeypatch):
+    def refuse(path, _):
+        raise OutputError(f"{path}: cannot be written")
+
+    monkeypatch.setattr("eligo.patches.retrieval.calibration.write_text", refuse)
+    dev = ["--dev", str(world / "texts.txt")]
+    assert search(world, "by_text", "a red ball.", "--rerank", "auto", "--k", "1", *dev) == 0
+    told = capsys.readouterr()
+    assert "of the exhaustive top 10 (16 dev queries" in told.out
+    assert "not kept: " in told.err
 
 
 def test_rerank_auto_of_a_text_index(world, capsys):
@@ -108,10 +126,15 @@ def test_an_index_of_scenes_brings_its_own_dev_queries(world, tmp_path, capsys, 
         (("by_text", "a ball.", "--k", "200"), "at least as many to rerank"),
         (("images", "a ball."), "is no index"),
         (("by_image", "--image", "nowhere.png"), "there is no such image"),
+        (("by_text", "a ball.", "--dense", "a box."), "--dense: goes with --image"),
+        (("by_image", "--image", "scene", "--dense", "a box."), "trained without dense"),
+        (("by_image", "--image", "scene", "--rerank", "auto"), "a folder of images of your"),
     ],
 )
 def test_mistakes(world, capsys, words, says):
-    assert search(world, *words) == 2
+    scene = str(next((world / "images").glob("*.png")))
+    (world / "by_image" / "stage1.json").unlink(missing_ok=True)
+    assert search(world, *(scene if word == "scene" else word for word in words)) == 2
     assert says in capsys.readouterr().err
 
 

@@ -47,8 +47,8 @@ def run(
         raise InputError("--captions and --images go together: a Karpathy file and its images")
     check_result_file(out)
     from eligo.cli.patches_flags import open_model
-    from eligo.patches.measure.evaluate import fold_means, score_set, score_with_oracle
-    from eligo.patches.measure.metrics import retrieval_metrics
+    from eligo.patches.measure.evaluate import score_set, score_with_oracle
+    from eligo.patches.measure.metrics import check_folds, fold_means, retrieval_metrics
 
     model = open_model(None if source is None else str(source), device)
     data: Any
@@ -56,8 +56,9 @@ def run(
         data = _files(model, captions, images, dense, split)
     else:
         data = _scenes(model, split, scenes)
+    positive = data.positive.to(model.device)
+    check_folds(len(positive), folds)
     scores = score_with_oracle(model, data) if oracle else score_set(model, data)
-    positive = data.positive.to(scores.device)
     found: dict[str, Any] = {
         "wiring": "ORACLE: every query brings its own image's dense caption" if oracle else "ours",
         "images": scores.shape[0],
@@ -66,7 +67,7 @@ def run(
     }
     found |= retrieval_metrics(scores, positive).as_dict()
     if folds > 1:
-        means = fold_means(scores, positive, data.owners.to(scores.device), folds)
+        means = fold_means(scores, positive, data.owners.to(model.device), folds)
         found |= {f"{name}, mean of {folds} folds": value for name, value in means.items()}
     print_result(found, json)
     write_result_file(out, model.device, found)

@@ -1,7 +1,8 @@
-"""What several `patches` commands understand alike: which model, on which device."""
+"""What several `patches` commands understand alike: which model, on which device, which words."""
 
 from typing import TYPE_CHECKING
 
+from eligo.cli.console import messages
 from eligo.pretrained import shipped_model
 
 if TYPE_CHECKING:
@@ -17,3 +18,13 @@ def open_model(model: str | None, device: str) -> "RetrievalModel":
     from eligo.patches.model import RetrievalModel
 
     return RetrievalModel.from_pretrained(given, device=resolve_device(device))
+
+
+def say_unknown_words(model: "RetrievalModel", text: str) -> None:
+    """Tell of words that the model reads as [UNK]: of them it knows only that there is a word."""
+    if unknown := model.text_encoder.unknown_words(text):
+        words = ", ".join(dict.fromkeys(unknown))
+        messages().print(
+            f"the model does not know these words: {words}", markup=False, highlight=False,
+            soft_wrap=True,
+        )  # fmt: skip

@@ -102,12 +102,14 @@ def _source(
     size: int,
     uses_dense: bool,
 ) -> "Source":
+    from eligo.patches.data.lines import by_image, read_json_texts
     from eligo.patches.retrieval import ImageFiles, ScenePictures, TextLines
-    from eligo.patches.retrieval.sources import read_dense
 
     if texts is not None:
         return TextLines.of(texts)
     if scenes is not None:
         return ScenePictures.first(scenes, size, dense=uses_dense)
     assert images is not None
-    return ImageFiles.under(images, None if dense is None else read_dense(dense))
+    if dense is None:
+        return ImageFiles.under(images)
+    return ImageFiles.under(images, by_image(dense, read_json_texts(dense, "image_id")))

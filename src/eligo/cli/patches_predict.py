@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eligo.cli.console import print_result, results
-from eligo.cli.patches_flags import open_model
+from eligo.cli.patches_flags import open_model, say_unknown_words
 from eligo.errors import InputError
 from eligo.files import writing
 
@@ -47,6 +47,7 @@ def run(
         raise InputError("--dense: needed, as the model was trained with a dense caption per image")
     if dense is not None and not loaded.uses_dense:
         raise InputError("--dense: the model was trained without dense captions; leave it out")
+    say_unknown_words(loaded, text)
     made = predict(loaded, opened, text, dense)
     picture = out / PICTURE
     with writing(picture) as temporary:

@@ -120,9 +120,10 @@ class RetrievalModel(nn.Module):
         patches, cls = split_tokens(images, None, self.image_encoder.layout.num_prefix)
         if dense is None:
             return Images(patches, cls)
-        if len(dense if not isinstance(dense, TextFeatures) else dense.mask) != len(patches):
+        count = len(dense.mask if isinstance(dense, TextFeatures) else dense)
+        if count != len(patches):
             raise InputError(
-                f"dense: got {len(dense)} dense captions for {len(patches)} images, expected one "
+                f"dense: got {count} dense captions for {len(patches)} images, expected one "
                 "for every image"
             )
         if not isinstance(dense, TextFeatures):

@@ -1,19 +1,20 @@
 """Captioned images as people have them: a Karpathy JSON file and JSON lines of dense captions.
 
 `restval` counts as training data and only the first five captions of an image count, as everywhere
-in the literature. Dense captions come in two
-forms: `{"image_id", "text", ...}` (image_id is the file's imgid, cocoid or filename), or lines with
-`text` alone (and `model_id`, `metadata`) in the order of the images, if there are as many.
+in the literature. Dense captions come in two forms: `{"image_id", "text", ...}` (image_id is the
+file's imgid, cocoid or filename), or lines with `text` alone (and `model_id`, `metadata`) in the
+order of the images, if there are as many.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from eligo.errors import InputError
 from eligo.patches.data.config import KarpathyDataConfig
+from eligo.patches.data.lines import by_image, read_json_texts
 
 Split = Literal["train", "val", "test"]
 _SPLIT_OF = {"train": "train", "restval": "train", "val": "val", "test": "test"}
@@ -53,7 +54,7 @@ def read_captions(config: KarpathyDataConfig, split: Split) -> list[CaptionedIma
 
 def _read_karpathy(path: Path, folder: Path) -> list[tuple[str, CaptionedImage]]:
     try:
-        entries = json.loads(path.read_text("utf-8"))["images"]
+        entries = list(json.loads(path.read_text("utf-8-sig"))["images"])
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError):
@@ -66,14 +67,15 @@ def _read_karpathy(path: Path, folder: Path) -> list[tuple[str, CaptionedImage]]
         try:
             split, filename = _SPLIT_OF[entry["split"]], entry["filename"]
             captions = tuple(sentence["raw"].strip() for sentence in entry["sentences"][:_MOST])
-        except KeyError as error:
+            file = folder / entry.get("filepath", "") / filename
+        except (KeyError, TypeError, AttributeError) as error:
+            given = ", ".join(entry) if isinstance(entry, dict) else repr(entry)[:60]
             raise InputError(
-                f"{where}: got {', '.join(entry)} with {error}; expected filename, sentences with "
-                f"raw, and split, one of {', '.join(_SPLIT_OF)}"
+                f"{where}: got {given} with {error}; expected filename, sentences with raw, and "
+                f"split, one of {', '.join(_SPLIT_OF)}"
             ) from None
         if not captions or not all(captions):
             raise InputError(f"{where}: {filename} has no or an empty caption")
-        file = folder / entry.get("filepath", "") / filename
         names = tuple((name, entry[name]) for name in _NAMES if name in entry)
         images.append((split, CaptionedImage(index, file, captions, names)))
     return images
@@ -82,22 +84,21 @@ def _read_karpathy(path: Path, folder: Path) -> list[tuple[str, CaptionedImage]]
 def _with_dense(
     chosen: Sequence[CaptionedImage], every: Sequence[CaptionedImage], path: Path
 ) -> list[CaptionedImage]:
-    lines = list(_read_lines(path))
-    if all("image_id" in line for line in lines):
-        return _by_name(chosen, lines, path)
-    if len(lines) != len(every):
+    rows = list(read_json_texts(path, "image_id"))
+    if not rows or any(name is not None for _, name, _ in rows):
+        return _by_name(chosen, by_image(path, rows), path)
+    if len(rows) != len(every):
         raise InputError(
-            f"{path}: got {len(lines)} lines without image_id for {len(every)} images; expected "
+            f"{path}: got {len(rows)} lines without image_id for {len(every)} images; expected "
             "as many, in the order of the images, or an image_id in every line"
         )
-    texts = {image.index: line["text"] for image, line in zip(every, lines, strict=True)}
+    texts = {image.index: text for image, (_, _, text) in zip(every, rows, strict=True)}
     return [replace(image, dense=texts[image.index]) for image in chosen]
 
 
 def _by_name(
-    chosen: Sequence[CaptionedImage], lines: Sequence[dict[str, Any]], path: Path
+    chosen: Sequence[CaptionedImage], texts: dict[str, str], path: Path
 ) -> list[CaptionedImage]:
-    texts = {str(line["image_id"]): line["text"] for line in lines}
     missing: dict[str, list[str]] = {}
     for name in _NAMES:
         keys = [str(dict(image.names).get(name)) for image in chosen]
@@ -112,22 +113,3 @@ def _by_name(
         f"{path}: no dense caption for {len(missing[name])} of {len(chosen)} images, the first of "
         f"them with {name} {missing[name][0]}; expected a line for every image"
     )
-
-
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        raw = path.read_text("utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    for number, text in enumerate(raw, 1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text)
-            if not line["text"].strip():
-                raise ValueError("empty")
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise InputError(
-                f'{path}:{number}: expected {{"image_id": ..., "text": "..."}} with a text'
-            ) from None
-        yield line

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Int, UInt8
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from eligo.errors import InputError
@@ -53,6 +52,11 @@ class FileSource(CaptionSource):
 
     def validation(self) -> "FileSet":
         """The dev split."""
+        return self._dev
+
+    @cached_property
+    def _dev(self) -> "FileSet":
+        # Once for all evaluations of a run: finding what cannot be read takes a while.
         images = read_captions(self.config, "val")[: self.config.validation_images]
         return FileSet(images, self.model)
 
@@ -137,9 +141,8 @@ class FileSet(RetrievalSet):
         found = []
         for image in self.given:
             try:
-                with Image.open(image.path) as opened:
-                    opened.verify()
-            except (OSError, UnidentifiedImageError, SyntaxError):
+                open_image(image.path)  # all of it: the end may be missing
+            except InputError:
                 found.append(str(image.path))
         if found:
             _log.warning(

@@ -76,8 +76,9 @@ def _obstacle_to_triton(parts: Parts, images: Images | ImageRows, texts: Texts) 
         return "triton is not installed"
     if not images.patches.is_cuda and not _interpreted():
         return "it needs a CUDA device (or TRITON_INTERPRET=1)"
-    tensors = (images.patches, texts.words.vectors, *parts.aggregation.parameters())
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    tensors = (images.patches, images.cls, texts.words.vectors, *parts.parameters())
+    learns = any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled() and learns:
         return "it has no backward pass (use torch.no_grad())"
     if images.patches.dtype == torch.float64:
         return "it computes in float32 at most"

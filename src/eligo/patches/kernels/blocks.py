@@ -84,7 +84,9 @@ def match_rows(
         block = text_rows(texts.words, ids).meet(rows.cls)
         dense = _dense_rows(parts, texts, ids)
         dense = None if dense is None else dense.meet(rows.cls)
-        # On a GPU several images at once, which saves launches and copies the words for each.
+        # On a GPU several images at once, which saves launches and copies the words for each. On a
+        # CPU one: a search for one text would be several times faster, but what an image scores
+        # would depend, in its last bit, on its neighbours, and equal images would be no ties.
         cost = (fixed + per_word * block.mask.shape[-1]) * len(ids)
         num_images = max(1, budget // cost) if on_gpu else 1
         column = []
@@ -225,7 +227,12 @@ def _choose(
     budget = num_kept if isinstance(num_kept, int) else num_kept.unsqueeze(1)
     every = None if mask is None else mask.unsqueeze(1)
     choice = Choice(score, parts.decide(score, budget, every, noise, guides))
-    return choice, algebra.dropped_weights(choice, mask)
+    return choice, algebra.dropped_weights(_weighing(parts, choice), mask)
+
+
+def _weighing(parts: Parts, choice: Choice) -> Choice:
+    """The decision as it weighs patches: the documented one gathers, so its D teaches no score."""
+    return choice._replace(live=choice.live.detach()) if parts.compat else choice
 
 
 def _cosines_to(image: ImageRows, directions: Tensor) -> Tensor:
@@ -241,7 +248,7 @@ def _align(
     has_extra = not parts.keeps_all(num_patches, image.mask)
     may_lack = has_extra and parts.may_drop_nothing(num_patches, image.mask)
     nets = (image.logits, image.logits if image.logits_dense is None else image.logits_dense)
-    nets, choices = nets[: len(chosen)], tuple(choice for choice, _ in chosen)
+    nets, choices = nets[: len(chosen)], tuple(_weighing(parts, choice) for choice, _ in chosen)
     extra = algebra.mean_weights([part for _, part in chosen]) if has_extra else None  # (R, J, N)
     maxima = None
     if fused and choices[0].live.shape[1] == text.words.shape[1]:

@@ -1,11 +1,12 @@
 """What a kernel needs of the network: its modules, and the rules by which patches stay."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from eligo.patches.match import decision
 from eligo.patches.match.aggregation import DualTokenAggregation, TokenAggregation
@@ -32,6 +33,11 @@ class Parts:
     def paper(self) -> bool:
         """Equations 1-5 rather than the open variant."""
         return self.hrpa.use_paper_version
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Those of all modules."""
+        for module in (self.sparse, self.dense, self.aggregation, self.hrpa):
+            yield from module.parameters()
 
     def selects_dense(self, has_dense: bool) -> bool:
         """Whether the dense text makes a selection of its own, beside guiding the sparse one."""

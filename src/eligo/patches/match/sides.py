@@ -129,6 +129,8 @@ def read_words(
         raise InputError(f"{name}_lens: got None, expected the lengths (or mask) of {name}_embs")
     given = torch.as_tensor(lengths, device=vectors.device)
     num_texts, num_words = vectors.shape[:2]
+    if not num_texts:
+        raise InputError(f"{name}_embs: got no texts, expected at least one")
     shape = (num_texts, num_words) if given.dtype == torch.bool else (num_texts,)
     if tuple(given.shape) != shape:
         raise InputError(

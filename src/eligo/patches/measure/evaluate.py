@@ -7,7 +7,7 @@ documents it, to show what that leaks: every query brings the description of its
 from collections.abc import Iterable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -80,27 +80,6 @@ def score_with_oracle(
         texts = Texts(Words(words.vectors[ids], words.mask[ids]), own)
         columns.append(net.match(images, texts).scores)
     return torch.cat(columns, 1).float()
-
-
-def fold_means(
-    scores: Float[Tensor, "images texts"],
-    positive: Bool[Tensor, "images texts"],
-    owners: Int[Tensor, " texts"],
-    num_folds: int,
-) -> dict[str, float]:
-    """Means of the metrics of consecutive parts of the images with their own texts.
-
-    COCO 1K is the mean of five such folds of 5K images; see `metrics.coco_folds`.
-    """
-    if len(scores) % num_folds:
-        raise InputError(f"folds: got {len(scores)} images, expected a multiple of {num_folds}")
-    size = len(scores) // num_folds
-    folds = []
-    for fold in range(num_folds):
-        rows, columns = slice(fold * size, (fold + 1) * size), owners // size == fold
-        metrics = retrieval_metrics(scores[rows][:, columns], positive[rows][:, columns])
-        folds.append(metrics.as_dict())
-    return {name: sum(found[name] for found in folds) / num_folds for name in folds[0]}
 
 
 @torch.no_grad()

@@ -87,17 +87,31 @@ def coco_folds(
     scores: Float[Tensor, "images texts"], *, num_folds: int = 5, captions_per_image: int = 5
 ) -> dict[str, float]:
     """COCO 1K: the mean of the metrics of five consecutive folds of a 5K score matrix."""
-    images, texts = scores.shape
-    blocks_of(captions_per_image, scores.shape, scores.device)
-    if images % num_folds:
-        raise InputError(f"scores: got {images} images, expected a multiple of {num_folds} folds")
-    folds = [
-        retrieval_metrics(block, captions_per_image=captions_per_image).as_dict()
-        for rows, fold in enumerate(scores.chunk(num_folds))
-        for block in [fold.chunk(num_folds, 1)[rows]]
-    ]
-    assert texts == images * captions_per_image
-    return {name: sum(fold[name] for fold in folds) / num_folds for name in folds[0]}
+    positive = blocks_of(captions_per_image, scores.shape, scores.device)
+    return fold_means(scores, positive, positive.int().argmax(0), num_folds)
+
+
+def fold_means(
+    scores: Float[Tensor, "images texts"],
+    positive: Bool[Tensor, "images texts"],
+    owners: Int[Tensor, " texts"],
+    num_folds: int,
+) -> dict[str, float]:
+    """Means of the metrics of consecutive parts of the images with the texts written for them."""
+    check_folds(len(scores), num_folds)
+    size = len(scores) // num_folds
+    folds = []
+    for fold in range(num_folds):
+        rows, columns = slice(fold * size, (fold + 1) * size), owners // size == fold
+        metrics = retrieval_metrics(scores[rows][:, columns], positive[rows][:, columns])
+        folds.append(metrics.as_dict())
+    return {name: sum(found[name] for found in folds) / num_folds for name in folds[0]}
+
+
+def check_folds(num_images: int, num_folds: int) -> None:
+    """Folds are equally large."""
+    if num_folds < 1 or num_images % num_folds:
+        raise InputError(f"folds: got {num_folds}, expected a divisor of the {num_images} images")
 
 
 def blocks_of(

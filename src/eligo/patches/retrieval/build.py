@@ -86,7 +86,9 @@ def build_index(
     manifest = store.Manifest(
         kind=source.kind,
         model=hash_of(model),
-        inputs=store.ids_hash(source.ids),
+        inputs=store.inputs_hash(
+            (name, source.stamp(place)) for place, name in enumerate(source.ids)
+        ),
         num_inputs=len(source.ids),
         shard_size=shard_size,
         dtype=dtype,

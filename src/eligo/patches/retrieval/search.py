@@ -39,6 +39,14 @@ class Hits:
     cosines: Float[Tensor, " hits"]
     """What stage 1 thought of them."""
 
+    def first(self, k: int) -> "Hits":
+        """The k best of them."""
+        return Hits(self.rows[:k], self.scores[:k], self.cosines[:k])
+
+    def share_in(self, rows: Int[Tensor, " rows"]) -> float:
+        """How much of them is among some entries."""
+        return float(torch.isin(self.rows, rows).float().mean())
+
 
 class Searcher:
     """An index and the model that made it.

@@ -3,14 +3,14 @@
 A source is a list of ids and a way to load some of them; what cannot be read is said so, in place.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from eligo.errors import InputError
 from eligo.images import open_image
+from eligo.patches.data.lines import read_json_texts, read_lines
 from eligo.patches.retrieval.store import Kind
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -48,6 +48,10 @@ class Source(Protocol):
         """Where the inputs come from, for the index to remember."""
         ...
 
+    def stamp(self, place: int) -> str:
+        """What tells an input from another one of the same name, at little cost."""
+        ...
+
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
         """Some inputs, in order."""
         ...
@@ -79,6 +83,8 @@ class ImageFiles:
         )
         if not found:
             raise InputError(f"{root}: holds no images; expected files ending in {SUFFIXES}")
+        if strange := [name for name in found if _is_no_text(name)]:
+            raise InputError(f"{root}: the name {strange[0]!r} is no UTF-8; rename that file")
         if dense is not None:
             missing = [name for name in found if name not in dense]
             if missing:
@@ -92,6 +98,12 @@ class ImageFiles:
     def about(self) -> dict[str, Any]:
         """The folder."""
         return {"folder": str(self.root), "dense": self.dense is not None}
+
+    def stamp(self, place: int) -> str:
+        """Its size in bytes, and its dense caption."""
+        name = self.ids[place]
+        dense = "" if self.dense is None else self.dense[name]
+        return f"{(self.root / name).stat().st_size} {dense}"
 
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
         """Decode some files."""
@@ -122,9 +134,10 @@ class TextLines:
     def of(cls, path: Path) -> "TextLines":
         """Read a `.jsonl` or plain text file; blank lines are no texts."""
         if path.suffix == ".jsonl":
-            found = [(name or str(number), text) for number, name, text in _json_texts(path, "id")]
+            rows = read_json_texts(path, "id")
+            found = [(name or str(number), text) for number, name, text in rows]
         else:
-            found = [(str(number), line.strip()) for number, line in _lines(path)]
+            found = [(str(number), line.strip()) for number, line in read_lines(path)]
         if not found:
             raise InputError(f"{path}: holds no texts; expected one per line")
         return cls(path, [name for name, _ in found], [text for _, text in found])
@@ -134,6 +147,10 @@ class TextLines:
         """The file."""
         return {"file": str(self.path)}
 
+    def stamp(self, place: int) -> str:
+        """The text itself."""
+        return self.texts[place]
+
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
         """Some texts."""
         return [Loaded(self.texts[place]) for place in places]
@@ -141,43 +158,6 @@ class TextLines:
     def entry(self, place: int) -> dict[str, Any]:
         """Its id (or line) and the text itself."""
         return {"id": self.ids[place], "text": self.texts[place]}
-
-
-def read_dense(path: Path) -> dict[str, str]:
-    """Dense captions by image: JSON lines with `image_id`, the path from the folder, and `text`."""
-    found = {}
-    for number, name, text in _json_texts(path, "image_id"):
-        if name is None or name in found:
-            why = "is missing" if name is None else f"{name!r} was there before"
-            raise InputError(
-                f"{path}, line {number}, field image_id: {why}; expected one per image"
-            )
-        found[name] = text
-    return found
-
-
-def _json_texts(path: Path, key: str) -> Iterator[tuple[int, str | None, str]]:
-    """Line, id (the field `key`, if it is there) and text of every row."""
-    for number, line in _lines(path):
-        try:
-            row = json.loads(line)
-            text = row["text"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{path}, line {number}: got {line[:60]!r}; expected a JSON object with field text"
-            ) from error
-        if not isinstance(text, str) or not text.strip():
-            raise InputError(f"{path}, line {number}, field text: got {text!r}, expected words")
-        yield number, str(row[key]) if key in row else None, text.strip()
-
-
-def _lines(path: Path) -> list[tuple[int, str]]:
-    """Lines that are not blank, and their numbers."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); expected a text file") from error
-    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 @dataclass(frozen=True)
@@ -203,6 +183,10 @@ class ScenePictures:
     def about(self) -> dict[str, Any]:
         """Which scenes."""
         return {"scenes": "test", "size": self.size, "dense": self.dense}
+
+    def stamp(self, place: int) -> str:
+        """A scene is what its name says."""
+        return self.ids[place]
 
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
         """Render some scenes."""
@@ -234,3 +218,8 @@ def scene_captions(count: int) -> list[str]:
 
     drawn = draw_captions(draw_scenes(SceneConfig(), "validation", range(count)), 1)
     return [drawn.text(scene, 0) for scene in range(count)]
+
+
+def _is_no_text(name: str) -> bool:
+    """Whether a file name holds bytes that are no text, which an index could not keep."""
+    return any("\ud800" <= character <= "\udfff" for character in name)

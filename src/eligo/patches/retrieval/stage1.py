@@ -1,5 +1,6 @@
 """Stage 1: which entries are worth an exact score. One cosine each, exact or by FAISS (HNSW)."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,11 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from eligo import ops
-from eligo.errors import MissingExtraError
+from eligo.errors import MissingExtraError, OutputError
 from eligo.files import writing
 from eligo.patches.retrieval.store import IndexFolder, Shard
 
 GRAPH = "stage1.faiss"
+_log = logging.getLogger(__name__)
 _NEIGHBOURS = 32  # of each node of the HNSW graph
 
 
@@ -71,8 +73,11 @@ def open_graph(index: IndexFolder) -> Any:
     for shard in index.shards:
         if len(shard):
             graph.add(shard.tensors["direction"].float().numpy())
-    with writing(path) as temporary:
-        faiss.write_index(graph, str(temporary))
+    try:
+        with writing(path) as temporary:
+            faiss.write_index(graph, str(temporary))
+    except OutputError as error:  # an index that one may only read can be searched too
+        _log.warning("not kept: %s", error)
     return graph
 
 

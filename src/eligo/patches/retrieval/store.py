@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from eligo.errors import InputError
 from eligo.files import clear_unfinished, make_folder, write_text, writing
+from eligo.patches.data.lines import read_lines
 
 Kind = Literal["images", "texts"]
 MANIFEST, IDS, SKIPPED = "index.json", "ids.jsonl", "skipped.jsonl"
@@ -42,7 +43,7 @@ class Manifest:
     model: str
     """Hash of the model whose vectors are stored."""
     inputs: str
-    """Hash of the inputs' ids, in order."""
+    """Hash of the inputs' ids and stamps, in order."""
     num_inputs: int
     shard_size: int
     """Inputs per shard."""
@@ -72,11 +73,11 @@ def model_hash(model: nn.Module, settings: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def ids_hash(ids: Iterable[str]) -> str:
-    """Of a list of ids; other inputs have another hash."""
+def inputs_hash(inputs: Iterable[tuple[str, str]]) -> str:
+    """Of ids and stamps; other inputs have another hash, and so have those of a changed file."""
     digest = hashlib.sha256()
-    for each in ids:
-        digest.update(each.encode() + b"\0")
+    for each in inputs:
+        digest.update("\0".join((*each, "")).encode())
     return digest.hexdigest()[:32]
 
 
@@ -191,8 +192,7 @@ class IndexFolder:
     @cached_property
     def entries(self) -> list[dict[str, Any]]:
         """What each entry is: its id, and its text in a text index."""
-        lines = (self.folder / IDS).read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for _, line in read_lines(self.folder / IDS)]
 
     def gather(
         self, rows: Int[Tensor, " rows"], pick: Callable[[dict[str, Tensor], Tensor], Any]

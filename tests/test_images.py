@@ -1,7 +1,7 @@
 """Image files are opened upright and in RGB; what cannot be opened is named."""
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from eligo.errors import InputError
 from eligo.images import open_image, read_stored
@@ -41,3 +41,12 @@ def test_half_a_file(tmp_path):
     (tmp_path / "a.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:500])
     with pytest.raises(InputError, match=r"a\.jpg: cannot be read"):
         open_image(tmp_path / "a.jpg")
+
+
+def test_broken_exif_does_not_spoil_a_picture(tmp_path):
+    path = tmp_path / "a.png"
+    Image.new("RGB", (8, 6), "red").save(path, exif=b"Exif\x00\x00XX*\x00\x08\x00\x00\x00")
+    with pytest.raises(SyntaxError, match="not a TIFF file"):
+        ImageOps.exif_transpose(Image.open(path))
+    opened = open_image(path)
+    assert (opened.size, opened.getpixel((3, 3))) == ((8, 6), (255, 0, 0))

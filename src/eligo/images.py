@@ -10,7 +10,11 @@ from eligo.errors import InputError
 def open_image(path: str | Path) -> Image.Image:
     """An image in RGB, turned as its EXIF says: cameras store what they saw sideways."""
     with read_stored(path) as stored:
-        return ImageOps.exif_transpose(stored).convert("RGB")
+        try:
+            upright = ImageOps.exif_transpose(stored)
+        except Exception:  # broken EXIF raises many things, and the picture itself is whole
+            upright = stored
+        return upright.convert("RGB")
 
 
 def read_stored(path: str | Path) -> Image.Image:

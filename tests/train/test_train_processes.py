@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from toy_in_two import OPTIONS
 from toy_task import toy
 
+from eligo.errors import InputError
 from eligo.train import fit
+from eligo.train.processes import Processes
 from two_processes import two_processes
 
 
@@ -31,3 +34,9 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     for first, second in zip(*lines, strict=True):
         assert (first["step"], first["split"]) == (second["step"], second["split"])
         assert abs(first["loss"] - second["loss"]) < 1e-5
+
+
+def test_processes_that_do_not_know_of_each_other(monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="one of 2 processes that do not know"):
+        Processes()

@@ -5,6 +5,7 @@ precision is the config's, and modules stay unwrapped (see `update`), so an `Acc
 have nothing left to do.
 """
 
+import os
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
+from eligo.errors import InputError
+
 
 class Processes:
     """This process among its peers; every method is free when there is only one."""
@@ -20,6 +23,12 @@ class Processes:
     def __init__(self) -> None:
         self.state = PartialState()
         self.count: int = self.state.num_processes
+        launched = os.environ.get("WORLD_SIZE", "1")
+        if self.count == 1 and launched != "1":  # each would train alone, into the same folder
+            raise InputError(
+                f"got one of {launched} processes that do not know of each other; without a GPU "
+                "start them with `accelerate launch --cpu`"
+            )
         self.index: int = self.state.process_index
         self.is_main: bool = self.state.is_main_process
         device = self.state.device

@@ -160,7 +160,7 @@ def read_vqa_lines(
     path = Path(path)
     folder = path.parent if images is None else Path(images)
     examples, seen = [], set()
-    for number, line in enumerate(_read_text(path).splitlines(), 1):
+    for number, line in enumerate(_read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
@@ -219,7 +219,7 @@ def _image_finder(folder: Path, subtype: str):
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors put a mark first
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as error:

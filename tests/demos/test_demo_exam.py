@@ -175,6 +175,7 @@ def test_a_query_without_ranking_is_left_out():
     health |= dict.fromkeys(("oracle_is_good", "zero_shot_is_chance", "pairs_beat_singles"), False)
     found = judge(rows, health, [2], 50)["tables"]["2"][0]
     assert found["ndcg"][0] == pytest.approx(0.6)
+    assert found["without ndcg"] == 1
     assert found["accuracy"][0] == pytest.approx(200 / 3)
 
 

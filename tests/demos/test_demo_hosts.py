@@ -80,7 +80,7 @@ def test_answers_do_not_depend_on_the_batch(family: str, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["llava", "text"])
-def test_generation_is_the_likeliest_next_token(family: str, tmp_path):
+def test_generation_is_the_likeliest_next_token(family: str, tmp_path, monkeypatch):
     host = reader(family)
     pool, queries = world(tmp_path, family != "text")
     said = HostGenerator(host, pool, queries, max_new_tokens=1).answer("q0", ["d0"])
@@ -88,6 +88,11 @@ def test_generation_is_the_likeliest_next_token(family: str, tmp_path):
     with torch.no_grad():
         best = host.model(**inputs).logits[0, -1].argmax()
     assert said == host.tokenizer.decode([best], skip_special_tokens=True).strip()
+    # Also where a host comes with settings of its own (Qwen2.5-VL does).
+    monkeypatch.setattr(host.model.generation_config, "num_beams", 3)
+    for penalty in (50.0, 0.01):  # against and for what the prompt holds
+        monkeypatch.setattr(host.model.generation_config, "repetition_penalty", penalty)
+        assert HostGenerator(host, pool, queries, max_new_tokens=1).answer("q0", ["d0"]) == said
 
 
 class Counted:

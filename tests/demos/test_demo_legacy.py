@@ -82,6 +82,7 @@ def test_bad_labels(tmp_path: Path, picks: list[str], message: str):
     ("document", "message"),
     [
         ("{", "a.json:1: is no JSON"),
+        ('{"t0": {"icds": []}, "t0": {"icds": []}}', "'t0' comes twice"),
         ([], "expected an object of queries"),
         ({"t0": 3}, "t0: got 3, expected an object"),
         ({"t0": {"ids": []}}, "t0: got ids, expected icds and scores"),
@@ -131,6 +132,17 @@ def test_the_documented_command_line(tmp_path: Path):
         translated_words(["--icds_origin", "nearest"])
     with pytest.raises(InputError, match="is a pickle"):
         translated_words(["old.pth"])
+
+
+def test_an_image_is_one_group_however_its_path_is_written(tmp_path: Path, monkeypatch):
+    """Else examples would show a query the answers to other questions on its image."""
+    (tmp_path / "x.png").touch()
+    row = '{"id": "q", "image": "x.png", "question": "a?", "answers": ["b"]}\n'
+    written(tmp_path / "v.jsonl", row)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    paths = [tmp_path / "v.jsonl", Path("v.jsonl"), Path("in/../v.jsonl")]
+    assert len({read_items(path)[0].group for path in paths}) == 1
 
 
 def test_items_of_every_form(tmp_path: Path):

@@ -13,6 +13,7 @@ from eligo.cli import main
 from eligo.config import load_config, shipped_configs
 from eligo.demos import LearnedSelector, load_selector
 from eligo.demos.exam.config import ExamConfig
+from eligo.demos.hosts.reader import Reader
 from eligo.demos.models.config import (
     PointerSelectorV0Config,
     PointerSelectorV1Config,
@@ -20,7 +21,10 @@ from eligo.demos.models.config import (
     PointerSelectorV3Config,
 )
 from eligo.demos.pipeline.config import DemosTrainConfig
+from eligo.demos.pipeline.embed import embed_query
+from eligo.demos.pipeline.encoders import WordsEncoder
 from eligo.demos.pipeline.folder import open_embedded
+from eligo.demos.pipeline.predict import open_selector
 from eligo.demos.teach.config import TeachConfig
 from eligo.report.explorer.exhibit import Exhibit
 from eligo.report.explorer.folder import load_exhibit
@@ -90,6 +94,7 @@ def test_text_alone_needs_no_model(call):
     check_exhibit(load_exhibit(Path(shown["exhibit"]).parent), found)
     report = call("evaluate --data embedded --taught taught --shots 2 --out report.json --json")
     assert 0 < report["ranking"]["mrr"] <= 1
+    assert 0 <= report["ranking"]["without ndcg"] < report["ranking"]["records"]
     assert {row["selector"] for row in report["answers"]} == {"none", "random", "knn", "learned"}
     assert json.loads(Path("report.json").read_text())["ranking"] == report["ranking"]
     assert isinstance(load_selector("runs/demos_v1/selector"), LearnedSelector)
@@ -108,12 +113,13 @@ def check_exhibit(made: Exhibit, found: list[dict]) -> None:
     for place, row in zip(chosen, found, strict=True):
         assert stage.over[place].note.startswith(f"pick {row['pick']}: score")
     others = [item.note for place, item in enumerate(stage.over) if place not in chosen]
-    assert any("next best for pick 2: score" in note for note in others)
+    assert any("next best for pick 2: the same score" in note for note in others)
 
 
-def test_a_host_teaches_answers_and_is_measured(call):
+def test_a_host_teaches_answers_and_is_measured(call, monkeypatch):
     folder = save_host("host")
     host = ["--host.model", folder, "--host.device", "cpu", "--num_queries", "20"]
+    host += ["--host.instruction", "be brief!", "--host.placement", "append"]
     write_texts("demos.jsonl")
     call("embed --data demos.jsonl --json")
     dry = ["--shots", "2", "--beam", "2", "--sampler.num_candidates", "8", "--dry-run", "--json"]
@@ -125,14 +131,51 @@ def test_a_host_teaches_answers_and_is_measured(call):
     assert meta["host"] == folder
     assert len(meta["template"]) == 32
     call("train v3 --train.name run --json", *TRAIN)
+    # Questions are asked later as they were in teaching.
+    prompt = json.loads(Path("runs/run/selector/pipeline.json").read_text())["prompt"]
+    assert prompt == {"placement": "append", "instruction": "be brief!"}
+    read, seen = Reader.prompt, []
+
+    def spied(self: Reader, shots, asked):
+        seen.append(read(self, shots, asked))
+        return seen[-1]
+
+    monkeypatch.setattr(Reader, "prompt", spied)
     asked = ["--selector", "runs/run", "--question", "where is it?", "--model", folder]
     found = call("predict --json --device cpu", *asked)
-    assert isinstance(found["answer"][0][""], str)
+    assert isinstance(found["answer"], str)
+    assert seen[-1].count("be brief!") == len(found["chosen"]) + 1
     report = call(
         f"evaluate --selector runs/run --data embedded --model {folder} --device cpu "
         "--shots 1 --num_queries 3 --json"
     )
     assert all(0 <= row["accuracy"] <= 1 for row in report["answers"])
+    assert all("be brief!" in prompt for prompt in seen)
+
+
+def test_all_that_a_sampler_draws_is_looked_at(call):
+    write_texts("demos.jsonl", count=90)
+    call("embed --data demos.jsonl --json")
+    call("teach --shots 1 --beam 1 --sampler.num_candidates 80 --num_queries 8 --json")
+    call("train v2 --json", *TRAIN)
+    deployed = open_selector(Path("runs/demos_v2"))
+    query = embed_query(WordsEncoder(), "new", "where is the red ball?", None)
+    names = deployed.sampler.names(query)
+    assert len(names) == 80
+    found = deployed.selector.select(query, 1, candidates=names)
+    assert found.scores[deployed.selector.pool.rows(names)].isfinite().all()
+
+
+def test_equals_are_told_apart(call):
+    write_texts("demos.jsonl")
+    lines = Path("demos.jsonl").read_text().splitlines()
+    twins = [{**json.loads(line), "id": f"twin {n}"} for n, line in enumerate(lines)]
+    Path("demos.jsonl").write_text("\n".join([*lines, *map(json.dumps, twins)]))
+    call("embed --data demos.jsonl --json")
+    call("teach --shots 2 --beam 1 --sampler.num_candidates 79 --num_queries 8 --json")
+    call("train --json", *TRAIN)
+    found = call("predict --json --shots 2 --question", "where is the red ball?")["chosen"]
+    assert found[0]["why not"].startswith("the same score, ")
 
 
 def test_a_wrong_folder_is_named(call):
@@ -145,6 +188,11 @@ def test_a_wrong_folder_is_named(call):
         "train taught --icds_origin text_train", code=2
     )
     call("train taught --json", *TRAIN)
+    path = Path("runs/demos_v1/selector/pipeline.json")
+    whole = path.read_text()
+    path.write_text("{}")
+    assert "holds no trained selector" in call("predict --question x", code=2)
+    path.write_text(whole)
     assert "--question: is empty" in call("predict --question", " ", code=2)
     assert "cannot see x.png" in call("predict --question x --image x.png", code=2)
     assert "give --taught" in call("evaluate", code=2)

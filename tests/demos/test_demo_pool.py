@@ -12,6 +12,7 @@ from eligo.demos.data.records import as_example, collate
 from eligo.demos.data.text import embed_tokens
 from eligo.demos.data.views import joined
 from eligo.errors import InputError
+from strategies import production
 
 
 def a_pool(**changes) -> Pool:
@@ -76,6 +77,17 @@ def test_add_and_remove():
     assert len(pool) == 4
 
 
+def test_a_single_view_needs_no_name():
+    pool = Pool(["a"], {"text": torch.ones(1, 2)})
+    assert list(pool.add(["b"], torch.eye(2)[:1]).views) == ["text"]
+
+
+def test_signs_that_only_look_like_line_ends_come_back(tmp_path):
+    said = ["one\u2028two", "three\u0085four\u2029", "\x1cfive\x0b"]
+    Pool(["a", "b", "c"], torch.eye(3), payload=said).save(tmp_path / "pool")
+    assert list(Pool.load(tmp_path / "pool").payload) == said
+
+
 def test_what_may_be_shown():
     pool = a_pool()
     query = Query("c", torch.randn(6), group="x", domain="p")
@@ -101,11 +113,13 @@ def test_what_may_be_shown():
         (lambda: Pool(["a"], torch.eye(1), payload=[3]).texts, "got 3, expected text"),
         (lambda: Pool(["a"], torch.eye(1)).costs, "has no token_costs"),
         (lambda: Pool(["a"], torch.eye(1), payload=[{1j}]).content_hash, "written as JSON"),
+        (lambda: Pool([1, 2], torch.eye(2)), "Pool: got id 1, expected text"),
+        (lambda: Query(7, torch.ones(3)), "Query: got id 7, expected text"),
         (lambda: Query("q", torch.zeros(3)).vector, "Query 'q': embedding has norm 0.0"),
     ],
 )
 def test_bad_pools_are_named(make, message: str):
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(InputError, match=re.escape(message)), production():
         make()
 
 
@@ -216,6 +230,8 @@ def test_text_files(tmp_path):
     assert pool.groups == (None, "g")
     torch.testing.assert_close(pool.vectors, embed_texts(["a b", "c d"]))
     assert text_pool(read_texts(path), lambda texts: torch.eye(len(texts))).vectors.shape == (2, 2)
+    path.write_text('{"id": 1, "input": "a", "output": "b"}\n', encoding="utf-8-sig")
+    assert len(read_texts(path)) == 1
     path.write_text('{"id": 1, "input": "a"}\n')
     with pytest.raises(InputError, match=r"texts\.jsonl:1: output: got only id, input"):
         read_texts(path)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from teach_cases import Judge, embedded, files_of, teach_config
 
 from eligo.demos import Query, num_calls
+from eligo.demos.hosts.prompt import UnscorableError
 from eligo.demos.pipeline.folder import open_embedded
 from eligo.demos.teach.objective import added, worth
 from eligo.demos.teach.overlap import OverlapScorer, bigram_f1
@@ -161,6 +162,30 @@ def test_queries_that_fail_are_listed_and_tried_again(tmp_path: Path):
     assert not (config.out / "failed.jsonl").exists()
 
 
+@pytest.mark.parametrize("at", [0, 1, 2])  # shots
+def test_a_host_that_gives_no_number_is_named(tmp_path: Path, at: int):
+    class Overflown(Judge):
+        def value(self, query, names):
+            return torch.nan if len(names) == at else super().value(query, names)
+
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path)
+    with pytest.raises(EligoError, match="18 of 18 queries failed"):
+        teach(config, lambda *_: Overflown())
+    assert "try --host.dtype float32" in (config.out / "failed.jsonl").read_text()
+
+
+def test_a_kill_at_the_very_end_costs_nothing(tmp_path: Path, monkeypatch):
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path)
+    with monkeypatch.context() as killed:
+        killed.setattr("eligo.demos.teach.shards.shutil.rmtree", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            teach(config, lambda *_: Judge())
+    assert teach(config, lambda *_: 1 / 0)["state"] == "was finished before"
+    assert not [name for name in files_of(config.out) if "parts" in name]
+
+
 def test_a_query_without_candidates_teaches_nothing(tmp_path: Path):
     embedded(tmp_path / "embedded", 2)  # one group: each would leak the other's answer
     config = teach_config(tmp_path)
@@ -188,6 +213,16 @@ def test_a_plan_counts_calls(tmp_path: Path):
     assert found["calls"] == 10 * num_calls(6, 2, 2)
     assert found["hours on this machine, one worker"] > 0
     assert not (tmp_path / "taught").exists()
+
+    class Mute(Judge):
+        """Cannot say the first answer."""
+
+        def baseline(self, query):
+            if query.id == "t0":
+                raise UnscorableError("no token")
+            return super().baseline(query)
+
+    assert plan(teach_config(tmp_path), lambda *_: Mute())["queries"] == 18
 
 
 def test_without_a_model_answers_are_compared(tmp_path: Path):

@@ -61,6 +61,30 @@ def recall(selector: Selector, pool: Pool, records) -> float:
     return sum(found) / 3 / len(records)
 
 
+def test_records_without_picks_teach_nothing():
+    pool, records = world(20, 12)
+    none = [Record(Query(f"n{n}", torch.randn(10)), []) for n in range(40)]
+    few = FitConfig(num_epochs=1, min_steps=2)
+    made = [LearnedSelector("v1", fit=few).fit(told, pool) for told in (records, records + none)]
+    first, second = (selector.model.input_proj.weight for selector in made)
+    assert torch.equal(first, second)
+    with pytest.raises(InputError, match="got 0 records with picks"):
+        LearnedSelector("v1", fit=few).fit(none, pool)
+
+
+@pytest.mark.parametrize("kind", ["v0", "v2_gru"])
+def test_a_model_without_a_tower_looks_at_all(kind: str):
+    """Its own projections rank nothing by themselves."""
+    pool, records = world(90, 1)
+    model = build_model(CONFIGS[kind].replace({"d_model": 10}))
+    alone = LearnedSelector.of(model, pool).select(records[0].query, 3)
+    assert alone.scores.isfinite().all()
+    whole = model.predict(records[0].query.vector[None], pool.vectors[None], shots=3)
+    assert alone.indices.tolist() == whole.predictions[0].tolist()
+    with pytest.raises(InputError, match=r"has no tower.*give LearnedSelector\.of"):
+        _ = LearnedSelector.of(model, pool).index
+
+
 @pytest.mark.parametrize("kind", list(CONFIGS))
 def test_fit_select_save_load_add_remove(kind: str, tmp_path):
     pool, records = world()

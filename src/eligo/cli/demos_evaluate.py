@@ -14,7 +14,6 @@ def run(
     data: Path | None = None,
     taught: Path | None = None,
     model: str | None = None,
-    instruction: str = "",
     shots: int = 6,
     num_queries: int | None = None,
     batch_size: int = 16,
@@ -31,7 +30,6 @@ def run(
         taught: Folder of `eligo demos teach`, whose records were not learned from.
         model: Folder or hub name of the host that answers --data; none: answers are compared by
             shared pairs of words (text only).
-        instruction: Put behind every question, as in teaching.
         shots: The largest number of examples.
         num_queries: Only the first so many; by default all.
         batch_size: Prompts read at a time.
@@ -64,8 +62,7 @@ def run(
         _same_pool(deployed, pool, data)
         host = DemosHostConfig.model_validate(
             {
-                "model": model, "instruction": instruction, "batch_size": batch_size,
-                "device": device, "placement": deployed.placement,
+                "model": model, "batch_size": batch_size, "device": device, **deployed.prompt,
             }
         )  # fmt: skip
         scorer, generator = _asked(host, pool, queries)

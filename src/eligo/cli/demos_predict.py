@@ -25,7 +25,7 @@ def run(
         selector: Folder of a run of `eligo demos train`, or of its selector.
         image: The image that the question is about, if examples have images.
         group: Leave out examples of this group.
-        shots: How many examples; by default as many as the selector was made for.
+        shots: How many examples; by default model.shot_num of its training (6 unless changed).
         model: Also answer the question behind the examples, by this host (folder or hub name).
         out: Also write what `eligo explore OUT` shows: the chosen beside the others.
         device: Where encoder and host run: auto, cpu or cuda.
@@ -50,18 +50,20 @@ def run(
     count = shots or deployed.selector.model.config.shot_num
     steps = deployed.steps(query, count)
     told: dict[str, Any] = {"chosen": explain(deployed, query, steps)}
+    said = None
     if model is not None:
         from eligo.demos.pipeline.answer import answer
 
         picks = [step[0].id for step in steps]
-        told["answer"] = [{"": answer(deployed, model, device, question, picture, picks)}]
+        said = answer(deployed, model, device, question, picture, picks)
+        told["answer"] = said if json else [{"": said}]
     written = None
     if out is not None:
         from eligo.demos.pipeline.show import show
         from eligo.report.explorer.folder import save_prediction
 
-        said = None if model is None else (Path(model).name, told["answer"][0][""])
-        made = show(deployed, query, question, told["chosen"], image=picture, answer=said)
+        heard = None if said is None or model is None else (Path(model).name, said)
+        made = show(deployed, query, question, told["chosen"], image=picture, answer=heard)
         written = save_prediction(made, out)
         if json:
             told["exhibit"] = written

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from eligo.demos.data.records import Record
     from eligo.demos.data.sampler import Sampler
     from eligo.demos.data.sampler_config import SamplerConfig
-    from eligo.demos.data.text import embed_texts, read_texts, text_pool
+    from eligo.demos.data.text import embed_texts, embed_tokens, read_texts, text_pool
     from eligo.demos.hosts.generator import HostGenerator
     from eligo.demos.hosts.reader import Reader
     from eligo.demos.hosts.scorer import HostScorer, Scorer
@@ -109,6 +109,7 @@ _HOME = {
     "build_model_v2": "models.build",
     "build_model_v3": "models.build",
     "embed_texts": "data.text",
+    "embed_tokens": "data.text",
     "load_selector": "selector",
     "num_calls": "search",
     "read_texts": "data.text",
@@ -161,6 +162,7 @@ __all__ = [
     "build_model_v2",
     "build_model_v3",
     "embed_texts",
+    "embed_tokens",
     "load_selector",
     "num_calls",
     "read_texts",

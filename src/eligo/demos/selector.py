@@ -117,12 +117,7 @@ class PoolSelector(ABC):
         if shots < 0:
             raise InputError(f"shots: got {shots}, expected >= 0")
         pool = self.pool
-        self._check_width(query)
-        mask = pool.allowed(query, exclude)
-        if candidates is not None:
-            wanted = torch.zeros_like(mask)
-            wanted[pool.rows(candidates)] = True
-            mask &= wanted
+        mask = self._allowed(query, candidates, exclude)
         if token_budget is not None:
             mask &= pool.costs <= token_budget
         rows = self._considered(query, mask, shots)
@@ -210,10 +205,19 @@ class PoolSelector(ABC):
 
     # ------------------------------------------------------------ inside
 
-    def _check_width(self, query: Query) -> None:
+    def _allowed(
+        self, query: Query, candidates: Iterable[str] | None, exclude: Iterable[str] = ()
+    ) -> Tensor:
+        """Rows that may be shown to the query, of `candidates` if they are given."""
         expected, got = self.pool.vectors.shape[1], len(query.vector)
         if got != expected:
             raise InputError(f"query {query.id!r}: got width {got}, expected the pool's {expected}")
+        mask = self.pool.allowed(query, exclude)
+        if candidates is None:
+            return mask
+        wanted = torch.zeros_like(mask)
+        wanted[self.pool.rows(candidates)] = True
+        return mask & wanted
 
     def _within(self, budget: int | None, rows: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         """The chosen rows up to the first that is too much, and all rows that can still fit.

@@ -4,6 +4,7 @@ Questions on one image are one group: they never help each other.
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,11 @@ def read_items(
     return [_of_vqa(example) for example in read_vqa_lines(path, images)]
 
 
+def image_group(path: str) -> str:
+    """What groups the questions on one image: the file, however its path is written."""
+    return str(Path(path).resolve())
+
+
 def as_query(queries: Pool, row: int) -> Query:
     """A row of a saved set of queries."""
     return Query(
@@ -82,10 +88,19 @@ def answers_of(payload: Any) -> Sequence[str]:
 
 
 def read_json(path: Path) -> Any:
-    """A whole JSON file; what is wrong with it is said with its line."""
+    """A whole JSON file; what is wrong with it is said with its line, a name that comes twice by
+    that name."""
     refuse_pickle(path)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+            raise InputError(f"{path}: {name!r} comes twice in one object; keep one of them")
+        return found
+
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); expected a JSON file") from None
     except json.JSONDecodeError as error:
@@ -96,4 +111,4 @@ def _of_vqa(example: VqaExample) -> Item:
     if not example.answers:
         raise InputError(f"question {example.id}: has no answer; examples and queries need one")
     image = str(example.image)
-    return Item(example.id, example.question, example.answers, image, image)
+    return Item(example.id, example.question, example.answers, image, image_group(image))

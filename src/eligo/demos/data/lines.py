@@ -36,10 +36,11 @@ def read_lines(path: str | Path) -> Iterator[Line]:
     """Every object of a file; empty lines are passed over."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a mark first
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); expected JSON lines") from error
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines: it also splits at signs that JSON texts may hold as they are, such as U+2028.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from eligo.config.nearest import did_you_mean
 from eligo.demos.data.lines import read_lines, unique_ids
-from eligo.demos.data.query import Query
+from eligo.demos.data.query import Query, check_id
 from eligo.demos.data.views import Embeddings, Views, as_views, joined
 from eligo.errors import InputError
 from eligo.files import write_text, writing
@@ -55,6 +55,8 @@ class Pool:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(self.ids))
+        for name in self.ids:
+            check_id(name, "Pool")
         if len(self._rows) != len(self.ids):
             raise InputError(f"Pool: id {_repeated(self.ids)!r} stands there twice; ids are unique")
         for name, view in self.views.items():
@@ -135,6 +137,8 @@ class Pool:
 
     def add(self, ids: Sequence[str], embeddings: Embeddings, **columns: Sequence) -> "Pool":
         """A pool with more examples at its end; columns that one side lacks are None there."""
+        if isinstance(embeddings, Tensor) and len(self.views) == 1:  # no need to say its name
+            embeddings = {next(iter(self.views)): embeddings}
         more = Pool(ids, embeddings, **columns)
         if set(more.views) != set(self.views):
             raise InputError(

@@ -7,6 +7,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eligo.demos.data.views import Embeddings, Views, as_views, joined
+from eligo.errors import InputError
+
+
+def check_id(name: object, where: str) -> None:
+    """An id is text: 7 and "7" would be two, and a query could be shown its own answer."""
+    if not isinstance(name, str):
+        raise InputError(f"{where}: got id {name!r:.60}, expected text; give str(id)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +29,9 @@ class Query:
     """Only examples of this domain are shown, if the pool has domains."""
     text: str | None = None
     """What it says (BM25 reads it)."""
+
+    def __post_init__(self) -> None:
+        check_id(self.id, "Query")
 
     @cached_property
     def views(self) -> Views:

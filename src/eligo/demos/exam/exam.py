@@ -14,6 +14,7 @@ from eligo.demos.exam.health import is_healthy
 from eligo.demos.exam.measure import Chosen, Columns, ExamSet, bits
 from eligo.demos.exam.rows import (
     BEAM,
+    FIXED,
     RIVALS,
     STATIC,
     ZERO,
@@ -88,6 +89,8 @@ class Exam:
         for number, (name, row) in enumerate(names.items()):
             self.tell("measure", number, len(names))
             key: dict[str, Any] = {"shots": self.config.shots}
+            if name == FIXED:
+                key["fixed_queries"] = self.config.fixed_queries
             if name in trained:
                 best = self.selectors / name / "best" / "pointer.safetensors"
                 key["weights"] = hashlib.sha256(best.read_bytes()).hexdigest()[:16]

@@ -19,8 +19,8 @@ from eligo.demos.models.pretrained import load_pointer
 from eligo.demos.rivals import DPP, KNN, MMR, Random
 from eligo.demos.selector import PoolSelector
 
-ZERO, STATIC, BEAM = "zero_shot", "static_oracle", "beam_oracle"
-RIVALS = ("random", "best_fixed", "knn", "mmr", "dpp")
+ZERO, FIXED, STATIC, BEAM = "zero_shot", "best_fixed", "static_oracle", "beam_oracle"
+RIVALS = ("random", FIXED, "knn", "mmr", "dpp")
 _AT_ONCE = 512  # queries
 
 

@@ -45,6 +45,9 @@ class Results:
         table = []
         for row in self.rows:
             told: dict[str, Any] = {"row": row, "seeds": len(self.rows[row])}
+            ranked = self.rows[row][0][shots].get("ndcg")
+            if ranked is not None:
+                told["without ndcg"] = sum(value is None for value in ranked)
             for column in COLUMNS:
                 values = self.values(row, shots, column)
                 if values is not None and values[0]:

@@ -45,7 +45,11 @@ class HostGenerator:
             model: Any = self.reader.model
             made = model.generate(
                 **inputs,
+                # A host may come with settings of its own: a penalty on what the prompt holds
+                # would speak against the very answers that examples show.
                 do_sample=False,
+                num_beams=1,
+                repetition_penalty=1.0,
                 max_new_tokens=self.max_new_tokens,
                 pad_token_id=self.reader.tokenizer.pad_token_id,
             )

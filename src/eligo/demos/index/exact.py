@@ -1,7 +1,5 @@
 """Every vector, looked at: exact, in chunks, on any device."""
 
-from typing import ClassVar
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -13,8 +11,6 @@ _CHUNK = 65_536  # rows whose products are held at a time
 
 class ExactStore:
     """Vectors by slot, in one tensor that grows by doubling."""
-
-    exact: ClassVar[bool] = True
 
     def __init__(self, dim: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.vectors = torch.zeros(0, dim, dtype=dtype, device=device)

@@ -5,7 +5,7 @@ exact products. How many lists are looked at is measured (`calibrate`), not gues
 """
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +29,6 @@ def _faiss() -> Any:
 
 class IvfStore:
     """A trained FAISS index; FAISS keeps slots as ids."""
-
-    exact: ClassVar[bool] = False
 
     def __init__(self, index: Any) -> None:
         self.index = index

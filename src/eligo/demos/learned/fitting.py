@@ -60,6 +60,7 @@ def pointer_task(
     whole: Config | None = None,
 ) -> PointerTask:
     """A fresh model and its examples, split by group; `whole` is saved beside checkpoints."""
+    records = [record for record in records if record.picks]  # the others teach nothing
     if isinstance(config, PointerSelectorV3Config) and not any(_scored(r) for r in records):
         raise InputError(
             "V3 learns from the teacher's scores, but no record has any; give Record(scores=...) "
@@ -95,8 +96,8 @@ def split_by_group(
     groups = sorted(set(keys))
     if len(groups) < 2:
         raise InputError(
-            f"fit: got {len(records)} records of {len(groups)} group(s), expected at least 2 "
-            "groups: one to learn from, one to choose the best step by"
+            f"fit: got {len(records)} records with picks, of {len(groups)} group(s), expected at "
+            "least 2 groups: one to learn from, one to choose the best step by"
         )
     order = shuffled(torch.arange(len(groups)), seed, "split").tolist()
     held_out = {groups[place] for place in order[: max(1, math.floor(share * len(groups)))]}

@@ -3,8 +3,8 @@
     pool ──> tower (V1), once ──> index ──┐
     query ──> tower ──> the 64 nearest ───┴──> the model picks among them, step by step
 
-A small pool goes to the model whole. V1 and V3 without a state are their own tower; the others get
-a V1 of their size, fitted on the same records.
+A small pool goes to the model whole. V1 and V3 without a state are their own tower; `fit` gives the
+others a V1 of their size, fitted on the same records. Without one they look at all candidates.
 """
 
 from collections.abc import Iterable, Sequence
@@ -114,7 +114,8 @@ class LearnedSelector(PoolSelector):
         tower: PointerSelector | None = None,
         **options: Any,
     ) -> "LearnedSelector":
-        """Around models that were trained elsewhere; without a tower the model is its own."""
+        """Around models that were trained elsewhere; a model that needs a tower and has none looks
+        at all candidates, however many."""
         selector = cls(model.config, **options)
         selector._pool, selector._model, selector._tower = pool, model.eval(), tower
         return selector
@@ -128,12 +129,7 @@ class LearnedSelector(PoolSelector):
         candidates: Iterable[str] | None = None,
     ) -> list[Step]:
         """At each step the pick and the next best ones: why not those."""
-        mask = self.pool.allowed(query)
-        if candidates is not None:
-            wanted = torch.zeros_like(mask)
-            wanted[self.pool.rows(candidates)] = True
-            mask &= wanted
-        rows = self._considered(query, mask, shots)
+        rows = self._considered(query, self._allowed(query, candidates), shots)
         if not len(rows):
             return []
         found = self._predict(query, rows, min(shots, len(rows)), top_k)
@@ -162,14 +158,14 @@ class LearnedSelector(PoolSelector):
     @torch.no_grad()
     def _considered(self, query: Query, mask: Tensor, shots: int) -> Tensor:
         """At most `rerank` rows (or `shots`, if that is more): the nearest by the tower."""
-        size = max(self.rerank, shots)
-        if int(mask.sum()) <= size:
+        size, tower = max(self.rerank, shots), self._projector
+        if tower is None or int(mask.sum()) <= size:
             return mask.nonzero().flatten()
         index = self.index
         allowed = torch.zeros_like(index.alive)
         allowed[self._slots] = mask
-        asked = query.vector[None].to(_device(self._projector))
-        slots = index.search(self._projector.query_tower(asked), size, allowed).slots[0].cpu()
+        asked = query.vector[None].to(_device(tower))
+        slots = index.search(tower.query_tower(asked), size, allowed).slots[0].cpu()
         return self._row_of[slots[slots >= 0]].sort().values
 
     def _choose(self, query: Query, rows: Tensor, shots: int) -> Choice:
@@ -185,11 +181,17 @@ class LearnedSelector(PoolSelector):
         return self.model.predict(asked[None], vectors[None], top_k, shots=shots)
 
     @property
-    def _projector(self) -> PointerSelector:
-        return self.model if self._tower is None else self._tower
+    def _projector(self) -> PointerSelector | None:
+        return self.model if self._tower is None and _is_tower(self.model) else self._tower
 
     def _project(self, vectors: Tensor) -> Tensor:
-        return self._projector.candidate_tower(vectors.to(_device(self._projector)))
+        tower = self._projector
+        if tower is None:
+            raise InputError(
+                f"LearnedSelector: {type(self.model).__name__} has no tower to make an index of; "
+                "fit it here, or give LearnedSelector.of(model, pool, tower) a V1"
+            )
+        return tower.candidate_tower(vectors.to(_device(tower)))
 
     @property
     def index(self) -> PoolIndex:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from eligo.config import Config
@@ -70,7 +71,7 @@ class PointerTask(Task):
 
     def evaluate(self) -> Mapping[str, float]:
         """Means over the validation examples."""
-        return means_over(self.model, self.validation, self.pool)
+        return means_of(values_over(self.model, self.validation, self.pool))
 
 
 def call(model: PointerSelector, batch: Batch):
@@ -108,13 +109,20 @@ def measured(model: PointerSelector, batch: Batch) -> dict[str, Tensor]:
     return found
 
 
-def means_over(model: PointerSelector, examples: Sequence[Example], pool: Pool) -> dict[str, float]:
-    """Means over examples; what no example has is left out."""
+def values_over(
+    model: PointerSelector, examples: Sequence[Example], pool: Pool
+) -> dict[str, Float[Tensor, " examples"]]:
+    """What was measured of each example; NaN where it has nothing to say."""
     device = next(model.parameters()).device
     found: dict[str, list[Tensor]] = {}
     for start in range(0, len(examples), _EVALUATED):
         batch = collate(examples[start : start + _EVALUATED], pool).to(device)
         for name, values in measured(model, batch).items():
             found.setdefault(name, []).append(values)
-    means = {name: float(torch.cat(values).nanmean()) for name, values in found.items()}
+    return {name: torch.cat(values) for name, values in found.items()}
+
+
+def means_of(values: Mapping[str, Float[Tensor, " examples"]]) -> dict[str, float]:
+    """Means over examples; what no example has is left out."""
+    means = {name: float(each.nanmean()) for name, each in values.items()}
     return {name: mean for name, mean in means.items() if mean == mean}

@@ -22,7 +22,9 @@ def answer(
     """What it says; the question needs no vector here."""
     payload = {"question": question, "answer": "", "image": image}
     asked = Pool(["asked"], torch.ones(1, 1), payload=[payload])
-    reader = load_reader(DemosHostConfig(model=model, device=device))
-    placement = "append" if deployed.placement == "append" else "prepend"
-    generator = HostGenerator(reader, deployed.selector.pool, asked, placement=placement)
+    told = {"model": model, "device": device, **deployed.prompt}
+    host = DemosHostConfig.model_validate(told)
+    generator = HostGenerator(
+        load_reader(host), deployed.selector.pool, asked, placement=host.placement
+    )
     return generator.answer("asked", picks)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from eligo.demos.data.items import Item
+from eligo.demos.data.items import Item, image_group
 from eligo.demos.data.pool import Pool
 from eligo.demos.data.query import Query
 from eligo.demos.pipeline.encoders import Encoder
@@ -45,7 +45,8 @@ def embed_query(
     views = {"text": encoder.texts([question])[0]}
     if image is not None:
         views = {"image": encoder.images([image])[0], **views}
-    return Query(name, views, group=group or image, text=question)
+        group = group or image_group(image)
+    return Query(name, views, group=group, text=question)
 
 
 def _embedded(items: Sequence[Item], encoder: Encoder, with_answer: bool) -> Pool:

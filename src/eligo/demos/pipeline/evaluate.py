@@ -14,7 +14,7 @@ from eligo.demos.data.records import Record, as_example
 from eligo.demos.hosts.generator import HostGenerator
 from eligo.demos.hosts.prompt import UnscorableError
 from eligo.demos.hosts.scorer import Scorer
-from eligo.demos.learned.task import means_over
+from eligo.demos.learned.task import means_of, values_over
 from eligo.demos.pipeline.predict import Deployed
 from eligo.demos.rivals import KNN, Random
 from eligo.report.intervals import paired_bootstrap
@@ -28,7 +28,10 @@ def ranking(deployed: Deployed, records: Sequence[Record]) -> dict[str, Any]:
     """How well the teacher's choices are found again."""
     pool, model = deployed.selector.pool, deployed.selector.model
     examples = [as_example(record, pool, model.config.K) for record in records]
-    found: dict[str, Any] = {"records": len(examples), **means_over(model, examples, pool)}
+    values = values_over(model, examples, pool)
+    found: dict[str, Any] = {"records": len(examples), **means_of(values)}
+    if "ndcg" in found:  # where the teacher scored all alike there is no ranking to find
+        found["without ndcg"] = int(values["ndcg"].isnan().sum())
     low, high = _HEALTHY
     if not low <= found.get("logits_std", low) <= high:
         found["note"] = f"logits_std is outside {low} to {high}: scores are too flat, or too sharp"

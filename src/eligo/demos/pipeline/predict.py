@@ -23,7 +23,8 @@ class Deployed:
     selector: LearnedSelector
     sampler: Sampler
     encoder: str
-    placement: str
+    prompt: dict[str, str]
+    """How the teacher wrote prompts: placement, instruction."""
 
     def steps(self, query: Query, shots: int) -> list[Step]:
         """The picks, each with the next best."""
@@ -37,15 +38,16 @@ def open_selector(folder: Path) -> Deployed:
     inner = folder / INNER if (folder / INNER).is_dir() else folder
     try:
         about = json.loads((inner / PIPELINE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        settings, encoder = SamplerConfig(**about["sampler"]), about["embed"]["encoder"]
+        prompt = about["prompt"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{folder}: holds no trained selector ({error}); `eligo demos train` writes one"
+            f"{folder}: holds no trained selector ({error!r}); `eligo demos train` writes one"
         ) from None
     selector = load_selector(inner)
     if not isinstance(selector, LearnedSelector):
         raise InputError(f"{folder}: holds a {selector.kind}, expected a learned selector")
-    sampler = Sampler(selector.pool, SamplerConfig(**about["sampler"]))
-    return Deployed(selector, sampler, about["embed"]["encoder"], about["placement"])
+    return Deployed(selector, Sampler(selector.pool, settings), encoder, prompt)
 
 
 def explain(deployed: Deployed, query: Query, steps: Sequence[Step]) -> list[dict[str, Any]]:
@@ -77,8 +79,11 @@ def _why(deployed: Deployed, query: Query, picks: list[str], number: int, step: 
     pool, (pick, other) = deployed.selector.pool, step[:2]
     vectors = pool.vectors[pool.rows([pick.id, other.id])]
     near, far = (vectors @ query.vector).tolist()
+    score = f"score {other.score:.3g} to {pick.score:.3g}"
+    if other.score == pick.score:
+        score = f"the same score, {pick.score:.3g}, but later in the pool"
     parts = [
-        f"score {other.score:.3g} to {pick.score:.3g}",
+        score,
         f"cosine with the question {far:.2f} to {near:.2f}",
     ]
     if number:

@@ -41,7 +41,8 @@ class Opened:
     lessons: Lessons
     sampler: SamplerConfig
     embed: dict[str, Any]
-    placement: str
+    prompt: dict[str, str]
+    """How the teacher wrote prompts: placement, instruction."""
 
 
 def train_selector(config: DemosTrainConfig, *, resume: bool = False) -> FitResult:
@@ -81,7 +82,7 @@ def save_selector(folder: Path, selector: LearnedSelector, opened: Opened) -> No
     about = {
         "sampler": opened.sampler.model_dump(mode="json"),
         "embed": opened.embed,
-        "placement": opened.placement,
+        "prompt": opened.prompt,
     }
     write_text(folder / PIPELINE, json.dumps(about, indent=1) + "\n")
 
@@ -104,7 +105,7 @@ def open_records(config: RecordsConfig, num_candidates: int, seed: int) -> Opene
         path, Sampler(pool, settings), queries,
         labels=config.labels, on_bad_label=config.on_bad_label,
     )  # fmt: skip
-    return Opened(pool, lessons, settings, about, "prepend")
+    return Opened(pool, lessons, settings, about, {"placement": "prepend", "instruction": ""})
 
 
 def find_records(config: RecordsConfig) -> Path:
@@ -145,7 +146,8 @@ def _open_taught(config: RecordsConfig, folder: Path) -> Opened:
     embedded = config.embedded or Path(meta[DATA])
     pool, queries, about = open_embedded(embedded)
     lessons = read_records(folder, pool, queries, objective=config.objective, labels=config.labels)
-    return Opened(pool, lessons, sampler, about, meta["placement"])
+    prompt = {"placement": meta["placement"], "instruction": meta.get("instruction", "")}
+    return Opened(pool, lessons, sampler, about, prompt)
 
 
 def _drawn(records: list[Record], count: int | None, seed: int) -> list[Record]:

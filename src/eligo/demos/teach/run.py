@@ -1,7 +1,7 @@
 """Teach all queries of a folder: shard after shard, in-process or on Ray. Sections 2 and 11."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from eligo.demos.data.items import as_query
 from eligo.demos.data.pool import Pool
 from eligo.demos.data.query import Query
 from eligo.demos.data.sampler import Sampler
+from eligo.demos.hosts.prompt import UnscorableError
 from eligo.demos.hosts.scorer import Scorer
 from eligo.demos.pipeline.folder import open_embedded
 from eligo.demos.search import num_calls
@@ -71,11 +72,10 @@ def plan(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str
     """What teaching would cost: calls of the host, and hours by a measured sample."""
     pool, queries, _ = open_embedded(config.data)
     rows = chosen_rows(queries, config)
-    query, sampler = as_query(queries, rows[0]), Sampler(pool, config.sampler)
-    names = sampler.names(query)
-    shots = min(config.shots, len(names))
     scorer = (make_scorer or scorer_for)(config, pool, queries)
-    scorer.baseline(query)  # the first call is slower
+    query = _first_scorable(scorer, (as_query(queries, row) for row in rows))
+    names = Sampler(pool, config.sampler).names(query)
+    shots = min(config.shots, len(names))
     calls = num_calls(len(names), config.shots, config.beam)
     seconds, before = 0.0, 1
     for step in range(shots):
@@ -93,6 +93,17 @@ def plan(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str
         "calls": total,
         "hours on this machine, one worker": seconds * len(rows) / 3600,
     }
+
+
+def _first_scorable(scorer: Scorer, asked: Iterable[Query]) -> Query:
+    """A query to measure with; its first call, which is slower, is made here."""
+    for query in asked:
+        try:
+            scorer.baseline(query)
+        except UnscorableError:
+            continue
+        return query
+    raise InputError("no query has an answer that can be scored; give other ones, or another host")
 
 
 def chosen_rows(queries: Pool, config: TeachConfig) -> list[int]:
@@ -153,6 +164,7 @@ def _meta(config: TeachConfig, pool: Pool, queries: Pool, about: dict[str, Any])
         "queries": queries.content_hash,
         "sampler": config.sampler.model_dump(mode="json"),
         "template": template,
+        "instruction": host.instruction,
         "host": host.model,
         "dtype": host.dtype,
         "objective": config.objective,

@@ -11,6 +11,7 @@ finished shard or nothing of it, and does the rest when it is started again.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from eligo.demos.data.lines import read_lines
 from eligo.demos.hosts.prompt import UnscorableError
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
@@ -83,9 +85,8 @@ def finish(folder: Path, num_shards: int) -> tuple[int, int, int]:
             (folder / name).unlink(missing_ok=True)
     write_text(folder / RECORDS, _as_lines(taught))
     if not failed:  # else a restart tries their shards again
-        for shard in range(num_shards):
-            _part(folder, shard).unlink(missing_ok=True)
-        (folder / PARTS).rmdir()
+        # All at once, whenever a kill comes: a shard without its part would be taught again.
+        shutil.rmtree((folder / PARTS).rename(folder / f".{PARTS}.tmp"))
     return len(taught), len(skipped), len(failed)
 
 
@@ -131,7 +132,7 @@ def _part(folder: Path, shard: int) -> Path:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [line.fields for line in read_lines(path)]
 
 
 def _as_lines(rows: Iterable[dict[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from eligo.demos.hosts.scorer import Scorer
 from eligo.demos.search import Beam, beam_search
 from eligo.demos.teach.config import Objective
 from eligo.demos.teach.objective import added, worth
+from eligo.errors import EligoError
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +106,12 @@ def teach_query(
         return worth(found.logprob.float() / start.num_tokens, objective)
 
     found = beam_search(extend, len(candidates), shots, beam)
+    length = min(shots, len(candidates))
+    if len(found.beams[0].picks) < length or not start.logprob.isfinite().all():
+        raise EligoError(
+            "the host gives no number (NaN) as the log-probability of the answer; half precision "
+            "may be too narrow for it: try --host.dtype float32 (or bfloat16)"
+        )
     table = torch.full((len(states), shots), -1, dtype=torch.int32)
     for row, prefix in enumerate(states):
         table[row, : len(prefix)] = torch.tensor(prefix, dtype=torch.int32)

@@ -148,7 +148,7 @@ def find_exhibits(run: str | Path) -> list[Path]:
     if not found:
         raise InputError(
             f"{run}: holds nothing to explore (expected {FOLDER}/*/{_FILE}); `eligo demo` and "
-            "the `predict` of tokens, patches and pixels write such folders"
+            "the `predict` of all four families write such folders"
         )
     return found
 

@@ -149,7 +149,7 @@ def test_musts_are_judged_by_intervals():
         "beam": 0.95, "static": 0.8, "zero_shot": 0.3, "chance": 0.35, "oracle_is_good": True,
         "zero_shot_is_chance": True, "pairs_beat_singles": True,
     }  # fmt: skip
-    found = judge(rows, health, [2], 500)
+    found = judge(rows, health, [2], [str(n) for n in range(many)], 500)
     assert [must["met"] for must in found["musts"]] == ["met"] * 8
     told = {(c["row"], c["against"], c["column"]): c for c in found["comparisons"]}
     assert told["v2_gru", "v1", "accuracy"]["better"] == "neither"
@@ -162,7 +162,7 @@ def test_musts_are_judged_by_intervals():
 
     del rows["v0"]
     rows["v3"] = [row(half, ranked)] * 2
-    found = judge(rows, health, [2], 500)
+    found = judge(rows, health, [2], [str(n) for n in range(many)], 500)
     met = {must["must"].split(" (")[0]: must["met"] for must in found["musts"]}
     assert met["v2_gru or v0 above v1"] == "MISSED"
     assert met["v3 not below v1"] == "MISSED"
@@ -173,7 +173,7 @@ def test_a_query_without_ranking_is_left_out():
     rows = {"knn": [row([1.0, 0.0, 1.0], [0.5, None, 0.7])]}
     health = dict.fromkeys(("beam", "static", "zero_shot", "chance"), 0.0)
     health |= dict.fromkeys(("oracle_is_good", "zero_shot_is_chance", "pairs_beat_singles"), False)
-    found = judge(rows, health, [2], 50)["tables"]["2"][0]
+    found = judge(rows, health, [2], ["a", "b", "b"], 50)["tables"]["2"][0]
     assert found["ndcg"][0] == pytest.approx(0.6)
     assert found["without ndcg"] == 1
     assert found["accuracy"][0] == pytest.approx(200 / 3)
@@ -193,6 +193,22 @@ def test_many_columns_are_resampled_as_one():
     assert all(w[1] < f[1] and w[2] > f[2] for w, f in zip(wider, together, strict=True))
     with pytest.raises(InputError, match="expected as many runs"):
         bootstrap_means([])
+
+
+def test_queries_of_a_group_are_drawn_together():
+    """Copies of a value tell nothing new: as wide as one of each; unequal groups weigh by size."""
+    few = torch.randn(1, 1, 40, generator=torch.Generator().manual_seed(1))
+    many = few.repeat_interleave(10, 2).tolist()
+    groups = [f"lexicon {n // 10}" for n in range(400)]
+    once = bootstrap_means(few.tolist(), resamples=4000)[0]
+    together = bootstrap_means(many, resamples=4000, groups=groups)[0]
+    assert together == pytest.approx(once, abs=0.02)
+    apart = bootstrap_means(many, resamples=4000)[0]
+    assert apart[2] - apart[1] < 0.5 * (together[2] - together[1])
+    mean, low, high = bootstrap_means([[[1.0, 0.0, 0.0]]], resamples=500, groups="abb")[0]
+    assert (mean, low, high) == (pytest.approx(1 / 3), 0.0, 1.0)
+    with pytest.raises(InputError, match="got 2 groups, expected one for each of 3"):
+        bootstrap_means([[[1.0, 0.0, 0.0]]], groups="ab")
 
 
 def test_bits_keep_every_answer():

@@ -1,6 +1,6 @@
 """How sure a sampled number is."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import sqrt
 
 from eligo.errors import InputError
@@ -64,11 +64,13 @@ def bootstrap_means(
     resamples: int = 10_000,
     level: float = 0.95,
     seed: int = 0,
+    groups: Sequence[Hashable] | None = None,
 ) -> list[tuple[float, float, float]]:
     """Means of many columns, `columns[column][run][query]`, each with its interval.
 
     Drawn as in `paired_bootstrap`, but once for all columns: a resample is how often each query
-    comes, so that all means are one matrix product.
+    comes, so that all means are one matrix product. Queries of the same of `groups` are drawn
+    together: what they share is no chance of each.
 
     >>> bootstrap_means([[[1.0, 1.0]], [[2.0, 2.0]]], resamples=10)
     [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0)]
@@ -81,11 +83,17 @@ def bootstrap_means(
             f"got columns of shape {values.shape}, expected as many runs and queries in each"
         )
     _, runs, queries = values.shape
+    names = range(queries) if groups is None else groups
+    if len(names) != queries:
+        raise InputError(f"got {len(names)} groups, expected one for each of {queries} queries")
+    number = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    group = np.array([number[name] for name in names])
     random = np.random.default_rng(seed)
     means = np.empty((len(values), resamples))
     for first in range(0, resamples, _RESAMPLES):
         some = min(_RESAMPLES, resamples - first)
-        times = random.multinomial(queries, np.full(queries, 1 / queries), size=some) / queries
+        drawn = random.multinomial(len(number), np.full(len(number), 1 / len(number)), size=some)
+        times = drawn[:, group] / drawn[:, group].sum(1, keepdims=True)
         weights = random.multinomial(runs, np.full(runs, 1 / runs), size=some) / runs
         by_run = values @ times.T  # (columns, runs, resamples)
         means[:, first : first + some] = np.einsum("crn,nr->cn", by_run, weights)

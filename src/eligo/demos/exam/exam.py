@@ -59,7 +59,10 @@ class Exam:
         if part == "train":
             return {"health": health, "selectors": self.selectors}
         rows = self.measured()
-        found = judge(rows, health, self.config.shots, self.config.resamples)
+        asked = self.stages.asked("test")
+        domains = asked.world.queries.domains or []
+        lexicons = [domains[row] for row in asked.queries.tolist()]
+        found = judge(rows, health, self.config.shots, lexicons, self.config.resamples)
         right = {
             f"{row}#{seed}@{shots}": bits(columns["accuracy"])
             for row, runs in rows.items()

@@ -1,7 +1,8 @@
 """What the exam found: the table, differences with intervals, and every must as met or missed.
 
-Means are over queries and seeds; intervals from a paired bootstrap over both. Oracles see the
-answer and stand apart. A must is judged by the interval, never by the mean alone. Section 6.
+Means are over queries and seeds; intervals from a paired bootstrap over lexicons and seeds: queries
+of a lexicon share scenes, words and examples, so they are drawn together. Oracles see the answer
+and stand apart. A must is judged by the interval, never by the mean alone. Section 6.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +29,10 @@ _PAIRS = (
 class Results:
     """Every row's values, with the arithmetic that the verdict needs."""
 
-    def __init__(self, rows: Mapping[str, Runs], resamples: int) -> None:
-        self.rows, self.resamples = rows, resamples
+    def __init__(
+        self, rows: Mapping[str, Runs], lexicons: Sequence[str | None], resamples: int
+    ) -> None:
+        self.rows, self.lexicons, self.resamples = rows, lexicons, resamples
 
     def values(self, row: str, shots: str, column: str) -> list[list[float]] | None:
         """By seed and query; None where a row has no such column. Queries that have no value (a
@@ -51,9 +54,20 @@ class Results:
             for column in COLUMNS:
                 values = self.values(row, shots, column)
                 if values is not None and values[0]:
-                    told[column] = bootstrap_means([values], resamples=self.resamples)[0]
+                    told[column] = self._interval(values, row, shots, column)
             table.append(told)
         return table
+
+    def _interval(
+        self, values: list[list[float]], row: str, shots: str, column: str, level: float = 0.95
+    ) -> tuple[float, float, float]:
+        asked = self.rows[row][0][shots][column]
+        groups = [
+            lexicon
+            for lexicon, value in zip(self.lexicons, asked, strict=True)
+            if value is not None
+        ]
+        return bootstrap_means([values], resamples=self.resamples, level=level, groups=groups)[0]
 
     def difference(
         self, row: str, other: str, shots: str, column: str, level: float
@@ -65,14 +79,18 @@ class Results:
         count = max(len(ours), len(theirs))
         pairs = [(ours[n % len(ours)], theirs[n % len(theirs)]) for n in range(count)]
         apart = [[a - b for a, b in zip(*pair, strict=True)] for pair in pairs]
-        return bootstrap_means([apart], resamples=self.resamples, level=level)[0]
+        return self._interval(apart, row, shots, column, level)
 
 
 def judge(
-    rows: Mapping[str, Runs], health: Mapping[str, Any], shots: Sequence[int], resamples: int
+    rows: Mapping[str, Runs],
+    health: Mapping[str, Any],
+    shots: Sequence[int],
+    lexicons: Sequence[str | None],
+    resamples: int,
 ) -> dict[str, Any]:
-    """All that the exam found, as JSON holds it."""
-    results = Results(rows, resamples)
+    """All that the exam found, as JSON holds it; `lexicons` are those of the queries."""
+    results = Results(rows, lexicons, resamples)
     # What was tried to mend V3 is compared like V3 itself.
     pairs = [*_PAIRS, *((row, "v1", 0.95) for row in rows if row.startswith("v3_"))]
     comparisons = [

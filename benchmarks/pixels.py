@@ -259,9 +259,11 @@ def giga_macs(case: Case) -> float:
 
 def _speed(case: Case, what: str, rounds: int) -> dict[str, float]:
     model, rgb, depth = case.build()
-    runs = sides(model, what, case.compile)
+    runs = {
+        name: _within(case.precision, run) for name, run in sides(model, what, case.compile).items()
+    }
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    with torch.inference_mode(), case.precision():
+    with torch.inference_mode():
         outputs = {name: run(rgb, depth) for name, run in runs.items()}  # warm
         if case.device == "cuda":
             for run in runs.values():
@@ -290,6 +292,16 @@ def _speed(case: Case, what: str, rounds: int) -> dict[str, float]:
         "largest_output": max(float(out.abs().max()) for out in outputs["plain"]),
         "largest_difference": max(gaps),
     }
+
+
+def _within(precision: Callable[[], AbstractContextManager], run: Run) -> Run:
+    """Each call under an autocast of its own, which would keep the weights it has cast."""
+
+    def call(rgb: Tensor, depth: Tensor) -> tuple[Tensor, ...]:
+        with precision():
+            return run(rgb, depth)
+
+    return call
 
 
 def _timed(device: str, run: Run, *inputs: Tensor) -> tuple[float, float]:

@@ -29,10 +29,11 @@ class PlainModel(benchmark.Plain):
         """`words` are those of each sample, (number, text_dim)."""
         self.words = words
         levels = []
-        for level, x in list(enumerate(self(rgb, depth)))[1:]:
+        features = self(rgb, depth)
+        size = features[1].shape[2:]
+        for level, x in list(enumerate(features))[1:]:
             if level in self.whole.sam.decoder.stages:
                 x = self.decode(x.permute(0, 2, 3, 1), level).permute(0, 3, 1, 2)
-            size = rgb.shape[2] // 8, rgb.shape[3] // 8
             levels.append(F.interpolate(x, size, mode="bilinear", align_corners=False))
         x = F.relu(self.conv_bn(torch.cat(levels, 1), "decode_head.squeeze"))
         x = self.hamburger(x, bases)

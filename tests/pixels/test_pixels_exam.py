@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from eligo.cli import main
@@ -14,13 +15,19 @@ from eligo.pixels.data.scene_source import SceneSource
 from eligo.pixels.exam.arms import ARMS, BINDING_MUST
 from eligo.pixels.exam.config import ExamConfig
 from eligo.pixels.exam.exam import run_arm, run_exam
-from eligo.pixels.exam.measure import PHRASES, measure_binding, measure_depth, measure_twins
+from eligo.pixels.exam.measure import (
+    MEASURES,
+    PHRASES,
+    measure_binding,
+    measure_depth,
+    measure_twins,
+)
 from eligo.pixels.exam.summary import summarise
 from eligo.pixels.exam.tokens import LearnedTokensTask
 from eligo.pixels.training.task import PixelsTask
 from eligo.scenes.graph import CAMOUFLAGED
 from eligo.scenes.painter import slot_labels
-from eligo.train import Progress
+from eligo.train import Progress, fit
 
 QUICK = ExamConfig().quick()
 
@@ -133,6 +140,44 @@ def test_camouflage():
     assert found["shuffled"]["recall"] == 1
 
 
+def test_whose_depth_is_given():
+    """Own, none, and the next scene's; the image stays."""
+    source = source_of("depth_stem")
+    shown: list[tuple[torch.Tensor, ...]] = []
+
+    class Watched(Truth):
+        def forward(self, *seen, **options) -> PixelsOutput:
+            shown.append(seen[:3])
+            return super().forward(*seen, **options)
+
+    model = Watched("depth_stem")
+    model.answers = [source.scenes("test").rendered.labels] * 3
+    measure_depth(model, source)
+    own, zeroed, shuffled = shown
+    assert own[2].all()
+    assert not zeroed[2].any()
+    assert torch.equal(shuffled[1], own[1].roll(-1, 0))
+    assert not torch.equal(shuffled[1], own[1])
+    assert all(torch.equal(one[0], own[0]) for one in shown)
+
+
+@pytest.mark.parametrize("part", ["twins", "binding"])
+def test_controls_say_nothing_about_the_image(part: str):
+    says = {"twins": "twins_tags", "binding": BINDING_MUST}[part]
+    for name in (says, f"{part}_constant_words", f"{part}_learned_tokens"):
+        run = QUICK.run(name, 0)
+        count = ARMS[name].learned_tokens
+        source = (LearnedTokensTask(run, count) if count else PixelsTask(run)).source
+        assert isinstance(source, SceneSource)
+        for provenance in ("predicted", "oracle"):
+            text = source.words(source.scenes("test"), torch.arange(4), provenance, 16)
+            assert text is not None
+            told = torch.cat((text.embeddings, text.mask[..., None]), -1)
+            assert torch.equal(told, told[:1].expand_as(told)) is (name != says)
+    for name in (f"{part}_no_words", f"{part}_more_parameters"):
+        assert not QUICK.run(name, 0).guided
+
+
 def test_runs_are_cached_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = QUICK.replace({"parts": ("depth",), "seeds": (0,)})
     told = []
@@ -150,7 +195,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Out of time, or a training that diverged: the others are reported."""
     config = QUICK.replace({"parts": ("depth",), "seeds": (0,)})
     nothing = run_exam(config, tmp_path, minutes=0.0)
-    assert nothing["musts"] == []
+    assert [row["met"] for row in nothing["musts"]] == ["NOT RUN"] * 2
     assert {row["why"] for row in nothing["missing"]} == {"out of time"}
     run_arm(config, tmp_path, "depth_stem", 0)
 
@@ -161,6 +206,66 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     some = run_exam(config, tmp_path)
     assert [row["arm"] for row in some["depth"]] == ["depth_stem"]
     assert [row["why"] for row in some["missing"]] == ["not finite"] * 2
+    assert [row["met"] for row in some["musts"]] == ["NOT RUN"] * 2
+
+
+def test_musts_of_twins():
+    def twins(iou: float, merged: float, whole: float, missing: float) -> dict:
+        noise = [{"tags": "all", "twin_iou": iou, "other_iou": whole}]
+        noise.append({"tags": "missing", "twin_iou": iou, "other_iou": missing})
+        return fake(
+            {"twin_iou": iou, "merged_iou": merged, "other_iou": whole, "noise": noise,
+             "per_scene": [iou] * 2}
+        )  # fmt: skip
+
+    results = {
+        "twins_no_words": {0: twins(0.33, 0.99, 0.9, 0.9), 1: twins(0.35, 0.99, 0.9, 0.9)},
+        "twins_tags": {0: twins(0.95, 0.98, 0.9, 0.89), 1: twins(0.93, 0.98, 0.9, 0.88)},
+    }
+    rows = summarise(QUICK.replace({"parts": ("twins",)}), results)["musts"]
+    assert [row["met"] for row in rows[:3]] == ["MISSED", "met", "met"]
+    assert [row["found"] for row in rows[:3]] == pytest.approx([0.34, 0.94 / 0.98, 1.5])
+    assert [row["seeds"] for row in rows[:3]] == [2, 2, 2]
+
+
+def test_a_control_is_judged_by_its_whole_interval():
+    """Near on average, but who knows."""
+    accuracy = dict.fromkeys(map(str, PHRASES), 0.1)
+
+    def binding(*per_scene: float) -> dict:
+        return fake({"accuracy": accuracy, "per_scene": list(per_scene)})
+
+    results = {
+        "binding_no_words": {0: binding(0.1, 0.1, 0.1, 0.1)},
+        "binding_constant_words": {0: binding(0.6, -0.4, 0.6, -0.4)},
+        "binding_learned_tokens": {0: binding(0.12, 0.12, 0.12, 0.12)},
+    }
+    rows = summarise(QUICK.replace({"parts": ("binding",)}), results)
+    points = {row["arm"]: row["points"] for row in rows["differences"]}
+    assert abs(points["binding_constant_words"]) < 1e-6
+    met = {row["must"].split()[1]: row["met"] for row in rows["musts"] if row["must"][0] == "C"}
+    assert met["binding_constant_words"] == "MISSED"
+    assert met["binding_learned_tokens"] == "met"
+
+
+def test_the_best_checkpoint_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: dict[str, torch.Tensor] = {}
+    monkeypatch.setitem(MEASURES, "depth", lambda model, _: seen.update(model.state_dict()) or {})
+    best = fit
+
+    def first_is_best(task: PixelsTask, *args, **options):
+        scores = iter((2.0, 1.0, 0.0))
+        monkeypatch.setattr(task, "evaluate", lambda: {"miou": next(scores)})
+        return best(task, *args, **options)
+
+    monkeypatch.setattr("eligo.pixels.exam.exam.fit", first_is_best)
+    config = QUICK.replace({"steps": 2, "evaluations": 2})
+    found = run_arm(config, tmp_path, "depth_stem", 0)
+    assert found["best_step"] == 1
+    stored = load_file(tmp_path / "depth_stem_0" / "best" / "model.safetensors")
+    last = load_file(tmp_path / "depth_stem_0" / "last" / "model.safetensors")
+    assert all(torch.equal(seen[name], value) for name, value in stored.items())
+    assert any(not torch.equal(seen[name], value) for name, value in last.items())
 
 
 def fake(measured: dict) -> dict:
@@ -188,7 +293,13 @@ def test_musts_are_met_or_missed_by_their_numbers():
     met = {row["must"]: row["met"] for row in found["musts"]}
     assert [value for name, value in met.items() if name.startswith("G")] == ["met", "MISSED"]
     assert [value for name, value in met.items() if name.startswith("B")] == ["met", "MISSED"]
-    assert [value for name, value in met.items() if name.startswith("C")] == ["met", "MISSED"]
+    assert [met[name] for name in met if name.startswith("C: binding")] == [
+        "met", "MISSED", "NOT RUN"
+    ]  # fmt: skip
+    others = [name for name in met if name.startswith(("P", "N", "C: twins"))]
+    assert len(others) == 6
+    assert {met[name] for name in others} == {"NOT RUN"}
+    assert {row["seeds"] for row in found["musts"]} == {0, 1}
     stem = next(row for row in found["differences"] if row["arm"] == "depth_stem")
     assert stem["points"] == pytest.approx(35)
 

@@ -100,7 +100,7 @@ def test_standard_names():
 def test_validation_is_a_seeded_share_of_train_and_never_test(folders: dict[str, Path]):
     config = config_of(folders, "nyu")
     ids = {
-        split: [record.id for record in read_records(config, split, words=True)]
+        split: [record.id for record in read_records(config, split, words=("tags",))]
         for split in ("train", "validation", "test")
     }
     assert len(ids["validation"]) == 1
@@ -108,10 +108,10 @@ def test_validation_is_a_seeded_share_of_train_and_never_test(folders: dict[str,
     assert not set(ids["validation"]) & set(ids["train"])
     assert all(name.startswith("train") for name in ids["train"] + ids["validation"])
     assert all(name.startswith("test") for name in ids["test"])
-    again = read_records(config, "validation", words=True)
+    again = read_records(config, "validation", words=("tags",))
     assert [record.id for record in again] == ids["validation"]
     seeds = {
-        read_records(config.replace({"validation_seed": seed}), "validation", words=True)[0].id
+        read_records(config.replace({"validation_seed": seed}), "validation", words=("tags",))[0].id
         for seed in range(8)
     }
     assert len(seeds) > 2
@@ -125,11 +125,40 @@ def test_words_join_by_exact_id(folders: dict[str, Path], tmp_path: Path, caplog
     (tmp_path / "tags.jsonl").write_text("\n".join(renamed))
     config = config.replace({"words": tmp_path / "tags.jsonl"})
     with pytest.raises(InputError, match=r"1 of 10 images, first 'train_000003'.*allow_missing"):
-        read_records(config, "train", words=True)
+        read_records(config, "train", words=("tags",))
     config = config.replace({"allow_missing_words": True})
-    read_records(config, "train", words=True)
+    read_records(config, "train", words=("tags",))
     assert "words for 9 of 10" in caplog.text
-    read_records(config_of(folders, "nyu").replace({"words": None}), "train", words=False)
+    read_records(config_of(folders, "nyu").replace({"words": None}), "train")
+
+
+def test_lines_as_other_programs_write_them(tmp_path: Path):
+    """A byte order mark, line ends of Windows, a separator of paragraphs within a sentence."""
+    rows = [{"id": f"é {n}", "image": "ä.png", "captions": ["one\u2028two"]} for n in range(3)]
+    text = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "train.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\r\n\r\n")
+    config = JsonlDataConfig(train=tmp_path / "train.jsonl", classes=tmp_path / "c.txt")
+    records = read_records(config, "train", words=("captions",))
+    assert len(records) == 2
+    assert records[0].captions == ("one\u2028two",)
+    assert records[0].image == tmp_path / "ä.png"
+
+
+def test_words_of_the_wanted_kind(tmp_path: Path):
+    """Tags are no captions: a model of captions would train without a word."""
+    images = [{"id": name, "image": f"{name}.png"} for name in "abcd"]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, images)))
+    said = [{"id": name, "tags": ["desk"]} for name in "abcd"]
+    (tmp_path / "words.jsonl").write_text("\n".join(map(json.dumps, said)))
+    config = JsonlDataConfig(
+        train=tmp_path / "train.jsonl", classes=tmp_path / "c.txt", words=tmp_path / "words.jsonl"
+    )
+    with pytest.raises(InputError, match="has no captions for 4 of 4 images"):
+        read_records(config, "train", words=("captions",))
+    assert len(read_records(config, "train", words=("tags", "captions"))) == 3
+    (tmp_path / "words.jsonl").write_text("\n".join(map(json.dumps, [*said, said[1]])))
+    with pytest.raises(InputError, match=r"words\.jsonl:5: has 'b' again"):
+        read_records(config, "train", words=("tags",))
 
 
 def test_provenances(folders: dict[str, Path]):
@@ -185,9 +214,12 @@ def test_depth_formats():
         torch.testing.assert_close(one, other)
 
 
-def test_bgr_moves_the_statistics_with_the_colours():
-    rgb = torch.randint(256, (3, 32, 32), dtype=torch.uint8)
-    torch.testing.assert_close(normalise_rgb(rgb, "bgr"), normalise_rgb(rgb).flip(0))
+def test_colours_by_hand():
+    rgb = torch.tensor([255, 51, 102], dtype=torch.uint8).view(3, 1, 1)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    for order, seen in (("rgb", [1.0, 0.2, 0.4]), ("bgr", [0.4, 0.2, 1.0])):
+        wanted = (torch.tensor(seen) - mean) / std  # the statistics stay in their places
+        torch.testing.assert_close(normalise_rgb(rgb, order).flatten(), wanted)
 
 
 def test_arrays_and_tripled_depth_are_read(tmp_path: Path):
@@ -212,7 +244,7 @@ def test_bad_pictures(tmp_path: Path):
     like = (image, read_rgb(image))
     assert (read_label(_image(tmp_path / "0.png", 0), 3, like) == 255).all()
     assert (read_label(_image(tmp_path / "3.png", 3), 3, like) == 2).all()
-    with pytest.raises(InputError, match=r"4\.png: got label 4, expected 0 \(ignored\) to 3"):
+    with pytest.raises(InputError, match=r"4\.png: got label 4, expected 1 to 3, .* 0 for"):
         read_label(_image(tmp_path / "4.png", 4), 3, like)
     with pytest.raises(InputError, match=r"small\.png: got 31 x 48"):
         read_rgb(_image(tmp_path / "small.png", size=(31, 48, 3)))
@@ -229,6 +261,14 @@ def test_bad_pictures(tmp_path: Path):
     Image.fromarray(np.full((40, 48), 999, dtype=np.uint16)).save(deep)
     with pytest.raises(InputError, match="8 bits"):
         read_depth(deep, InputsConfig(depth="png8"), like)
+    for name, values, depth in (
+        ("complex", np.ones((40, 48), dtype=complex), "metric"),
+        ("text", np.full((40, 48), "far"), "metric"),
+        ("float", np.full((40, 48), np.nan, dtype=np.float32), "sun16"),
+    ):
+        np.save(tmp_path / f"{name}.npy", values)
+        with pytest.raises(InputError, match=rf"{name}\.npy: got .* (numbers|16 bits)"):
+            read_depth(tmp_path / f"{name}.npy", InputsConfig(depth=depth), like)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +280,8 @@ def test_bad_pictures(tmp_path: Path):
         ('{"id": "b"}', "image: got None"),
         ('{"id": "b", "image": "a.png", "tag": []}', "unknown field 'tag'.*tags"),
         ('{"id": "b", "image": "a.png", "tags": "desk"}', "tags: got 'desk'"),
+        ('{"id": "b", "image": "a.png", "depth": 3}', "depth: got 3, expected a path"),
+        ('{"id": "b", "image": "a.png", "label": ["x"]}', "label: got .'x'., expected a path"),
         ('{"id": "a", "image": "a.png"}', "'a' twice"),
     ],
 )
@@ -248,21 +290,26 @@ def test_bad_lines(tmp_path: Path, line: str, said: str):
     (tmp_path / "train.jsonl").write_text(f"{good}\n{line}\n")
     config = JsonlDataConfig(train=tmp_path / "train.jsonl", classes=tmp_path / "c.txt")
     with pytest.raises(InputError, match=said):
-        read_records(config, "train", words=True)
+        read_records(config, "train", words=("tags",))
 
 
 def test_empty_and_absent_splits(tmp_path: Path):
     (tmp_path / "train.txt").write_text("\n")
     with pytest.raises(InputError, match=r"train\.txt: lists no image"):
-        read_records(NyuDataConfig(root=tmp_path), "train", words=False)
+        read_records(NyuDataConfig(root=tmp_path), "train")
     with pytest.raises(InputError, match=r"test\.txt: cannot be read"):
-        read_records(NyuDataConfig(root=tmp_path), "test", words=False)
+        read_records(NyuDataConfig(root=tmp_path), "test")
     (tmp_path / "train.txt").write_text("images/a.jpg\n")
     with pytest.raises(InputError, match=r"train.txt:1: got 'images/a.jpg', expected RGB/<id>"):
-        read_records(NyuDataConfig(root=tmp_path), "train", words=False)
+        read_records(NyuDataConfig(root=tmp_path), "train")
     config = JsonlDataConfig(train=tmp_path / "t", classes=tmp_path / "c")
     with pytest.raises(InputError, match=r"data\.test"):
-        read_records(config, "test", words=False)
+        read_records(config, "test")
+
+
+def test_class_lists_of_other_programs(tmp_path: Path):
+    (tmp_path / "c.txt").write_bytes(b"\xef\xbb\xbfwall\r\nfl\xc3\xb6or\r\n")
+    assert read_classes(tmp_path / "c.txt") == ("wall", "flöor")
 
 
 @pytest.mark.parametrize("text", ["wall\n", "wall\nwall\n", ""])

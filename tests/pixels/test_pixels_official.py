@@ -76,6 +76,23 @@ def test_batch_counts_may_be_absent():
     assert all(torch.equal(back[name], value) for name, value in short.items())
 
 
+@pytest.mark.parametrize("wrapper", [None, "model", "state_dict"])
+def test_names_of_parallel_training(wrapper: str | None):
+    config = tiny_config(**LEGACY)
+    state = official_model(config)
+    named = {f"module.{name}": value for name, value in state.items()}
+    model = from_official(named if wrapper is None else {wrapper: named, "epoch": 3}, config)
+    assert all(torch.equal(value, state[name]) for name, value in to_official(model).items())
+
+
+def test_a_scalar_may_be_a_row_of_one():
+    config = tiny_config(**LEGACY)
+    state = official_model(config)
+    rows = {name: value[None] if value.ndim == 0 else value for name, value in state.items()}
+    back = to_official(from_official(rows, config))
+    assert all(torch.equal(value, state[name]) for name, value in back.items())
+
+
 def test_encoder_out_of_a_whole_model():
     config = tiny_config(**LEGACY)
     state = official_model(config)
@@ -111,6 +128,11 @@ def _other_shape(state: dict[str, Tensor]) -> None:
     state["extra_norms.0.weight"] = torch.zeros(7)
 
 
+def _turned(state: dict[str, Tensor]) -> None:
+    name = "layers.0.blocks.0.ffn.fc1.weight"
+    state[name] = state[name].T
+
+
 def _other_decay(state: dict[str, Tensor]) -> None:
     state["layers.0.blocks.0.Geo.decay"] = state["layers.0.blocks.0.Geo.decay"] * 1.01
 
@@ -125,6 +147,7 @@ def _other_angle(state: dict[str, Tensor]) -> None:
         (_without, r"missing: layers\.2\.blocks\.1\.Attention\.k_proj\.bias"),
         (_with_more, r"unexpected: layers\.9"),
         (_other_shape, r"shape: extra_norms\.0\.weight \(7,\)"),
+        (_turned, r"shape: layers\.0\.blocks\.0\.ffn\.fc1\.weight"),
         (_other_decay, r"value: layers\.0\.blocks\.0\.Geo\.decay"),
         (_other_angle, r"value: layers\.0\.blocks\.0\.Geo\.angle"),
     ],

@@ -95,8 +95,10 @@ def test_masked_inputs_are_absent_inputs(folder: Path):
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
 
 
-def test_bad_sizes(tmp_path: Path):
+def test_what_cannot_be_exported(tmp_path: Path):
     with pytest.raises(InputError, match="at least 32 x 32"):
         export_onnx(lively(), tmp_path, height=16, width=64)
     with pytest.raises(InputError, match="num_words"):
         export_onnx(lively(), tmp_path, height=48, width=64, num_words=0)
+    with pytest.raises(InputError, match=r"sam\.decoder\.top_m: got 2"):
+        export_onnx(lively(**{"sam.decoder.top_m": 2}), tmp_path, height=48, width=64)

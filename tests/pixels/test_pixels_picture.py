@@ -39,16 +39,21 @@ def test_overlay():
     colours = {colour for _, colour in picture.crop((0, 480, 640, picture.height)).getcolors(9999)}
     assert {palette[0], palette[3]} <= colours
     assert palette[2] not in colours  # which is nowhere
-    assert overlay_picture(IMAGE, labels, classes, title="room").height > picture.height
 
 
 def test_words_are_bright_where_they_are_heard():
     heard = torch.zeros(6, 8)
     heard[2, 6] = 0.5
     picture = word_picture(IMAGE, heard, "ring", highest=0.5)
-    brightness = np.asarray(picture.convert("L"), dtype=float)[-480:]
+    brightness = np.asarray(picture.convert("L"), dtype=float)[-514:-34]  # above the scale
     assert brightness[200, 520] > brightness[200, 100] + 50
     dimmer = word_picture(IMAGE, heard, "ring", highest=1.0)
-    assert np.asarray(dimmer.convert("L"), dtype=float)[-480:][200, 520] < brightness[200, 520]
+    assert np.asarray(dimmer.convert("L"), dtype=float)[-514:-34][200, 520] < brightness[200, 520]
+    scale = np.asarray(picture.convert("L"), dtype=int)[-20, 30:180]
+    assert (np.diff(scale) >= -1).all()  # from dark to bright
+    assert scale[-1] - scale[0] > 150
+    sentence = word_picture(IMAGE, heard, "a ring " * 40, highest=0.5)
+    assert sentence.height > picture.height
+    assert sentence.width == picture.width
     with pytest.raises(InputError, match="highest"):
         word_picture(IMAGE, heard, "ring", highest=0.0)

@@ -29,7 +29,7 @@ def test_a_whole_text_guided_model(cosine: bool, learnable: bool, counts: tuple[
     )
     state = official_model(config)
     model, plain = from_official(state, config), PlainModel(state, config)
-    rgb, depth = pictures()
+    rgb, depth = pictures(2, *((45, 67) if cosine else (64, 96)))  # any size
     text, bases = some_text(*counts), torch.rand(1, 24, 8)
     words = [text.embeddings[i, : counts[i]] for i in range(2)]
     with torch.no_grad():

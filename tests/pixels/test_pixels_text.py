@@ -197,9 +197,8 @@ def test_phrase_table():
     table = PhraseTable(encoder, said, num_places=3)
     assert len(table.strings) == 3
     numbers = torch.stack([table.numbers([said[1], said[0]]), table.numbers([])])
-    text = table.batch(numbers, "oracle", named=True)
+    text = table.batch(numbers, "oracle")
     assert text.mask.tolist() == [[True, True, False], [False] * 3]
-    assert text.words == (("red ball", "wall"), ())
     assert text.provenance == "oracle"
     torch.testing.assert_close(text.embeddings[0, :2], encoder.encode(["red ball", "wall"]))
     assert len(table.numbers([said[0]] * 5)) == 3  # cut to its places

@@ -225,6 +225,17 @@ def test_validation_tells_of_words_and_temperatures(tmp_path: Path):
     assert "gate/encoder.align.2.0" in result.best
 
 
+def test_validation_never_looks_at_test(monkeypatch: pytest.MonkeyPatch):
+    task = PixelsTask(TINY)
+    source, asked = task.source, []
+    look = source.images
+    monkeypatch.setattr(source, "images", lambda *args: asked.append(args[0]) or look(*args))
+    task.model.eval()
+    with torch.no_grad():
+        task.evaluate()
+    assert set(asked) == {"validation"}
+
+
 def test_weights_of_another_mode_are_refused(tmp_path: Path):
     result = train_model(TINY.replace({"train.out": tmp_path}))
     again = TINY.replace({"train.init_from": result.folder / "model", "train.name": "b"})

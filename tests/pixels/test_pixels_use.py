@@ -15,8 +15,10 @@ from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.pixels import (
+    PRESETS,
     SIZES,
     PixelsConfig,
+    PixelsModel,
     PixelsTrainConfig,
     Segmenter,
     predict,
@@ -24,7 +26,9 @@ from eligo.pixels import (
     train_model,
 )
 from eligo.pixels.inference.convert import convert_official, read_official
-from eligo.pixels.inference.segmenter import model_folder
+from eligo.pixels.inference.modes import refuse_other_modes
+from eligo.pixels.inference.segmenter import model_folder, plain_config, text_encoder
+from eligo.pixels.training.task import PixelsTask
 from eligo.report.explorer.folder import find_exhibits, load_exhibit
 
 TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke()
@@ -66,6 +70,22 @@ def test_saved_and_loaded(run: Path, tmp_path: Path):
     with torch.no_grad():
         near = Segmenter.from_pretrained(tmp_path / "half").model(rgb, text=text[0]).logits
     torch.testing.assert_close(near, logits[0], atol=0.05, rtol=0.05)
+
+
+def test_a_table_of_words_travels_with_the_weights(tmp_path: Path):
+    table = tmp_path / "table.safetensors"
+    save_file({name: torch.randn(16) for name in ("desk", "lamp")}, table)
+    words = {"source": "tags", "encoder": {"kind": "table", "file": table}}
+    config = plain_config(TINY).replace({"text": words})
+    one = Segmenter(config, PixelsModel(config).eval(), text_encoder(config))
+    one.save_pretrained(tmp_path / "model")
+    table.unlink()
+    (tmp_path / "model").rename(tmp_path / "moved")
+    other = Segmenter.from_pretrained(tmp_path / "moved")
+    texts = [segmenter.text(["lamp", "desk"]) for segmenter in (one, other)]
+    assert torch.equal(*(text.embeddings for text in texts if text is not None))
+    other.save_pretrained(tmp_path / "moved")  # over itself
+    Segmenter.from_pretrained(tmp_path / "moved")
 
 
 def test_every_kind_of_folder_is_found(run: Path):
@@ -115,11 +135,31 @@ def test_predict(run: Path, pair, tmp_path: Path, with_depth: bool, tags: tuple[
     assert result["provenance"] == ("predicted" if tags else "none")
     assert result["depth"] is with_depth
     assert sum(row["share"] for row in result["classes"]) == pytest.approx(1)
+    values = {row["label"]: row["class"] for row in result["classes"]}
+    assert values == {n: made.classes[n] for n in np.unique(np.asarray(stored)).tolist()}
     assert {row["word"] for row in result["words"]} == set(tags)
     if tags:
         assert sum(row["attention"] for row in result["words"]) == pytest.approx(1, abs=1e-4)
         assert made.tag_maps is not None
         torch.testing.assert_close(made.tag_maps.sum(0), torch.ones(6, 8))
+
+
+def test_colours_come_in_the_order_of_the_model(run: Path, pair, tmp_path: Path):
+    """A picture with red and blue exchanged is, to a model that wants blue first, the same."""
+    pixels = np.asarray(Image.open(pair[0]).convert("RGB"))
+    Image.fromarray(pixels[..., ::-1].copy()).save(tmp_path / "turned.png")
+    segmenter = Segmenter.from_pretrained(run)
+    plain = predict(pair[0], model=segmenter)
+    turned = {
+        order: predict(
+            tmp_path / "turned.png",
+            model=segmenter,
+            inputs=segmenter.config.inputs.replace({"channel_order": order}),
+        )
+        for order in ("rgb", "bgr")
+    }
+    assert torch.equal(turned["bgr"].confidence, plain.confidence)
+    assert not torch.equal(turned["rgb"].confidence, plain.confidence)
 
 
 def test_other_words_leave_no_old_pictures(run: Path, pair, tmp_path: Path):
@@ -191,8 +231,13 @@ def test_an_encoder_alone_starts_a_training(tmp_path: Path):
 
 def test_bad_weights(tmp_path: Path):
     (tmp_path / "torn.pth").write_bytes(b"nothing")
-    with pytest.raises(InputError, match="cannot be read as weights"):
+    with pytest.raises(InputError, match=r"torn\.pth: no checkpoint"):
         read_official(tmp_path / "torn.pth")
+    (tmp_path / "torn.safetensors").write_bytes(b"nothing")
+    with pytest.raises(InputError, match=r"torn\.safetensors: cannot be read as weights"):
+        read_official(tmp_path / "torn.safetensors")
+    with pytest.raises(InputError, match=r"none\.pth: cannot be read"):
+        read_official(tmp_path / "none.pth")
     torch.save({"a": torch.zeros(2)}, tmp_path / "other.pth")
     base = load_config(PixelsTrainConfig, "pixels/nyu_s")
     with pytest.raises(InputError, match="no DFormerv2 encoder"):
@@ -200,6 +245,10 @@ def test_bad_weights(tmp_path: Path):
     torch.save({"patch_embed.proj.9.weight": torch.zeros(63, 2)}, tmp_path / "wide.pth")
     with pytest.raises(InputError, match=r"63 wide.*64 \(S\)"):
         convert_official(tmp_path / "wide.pth", base)
+    foreign = {"backbone.patch_embed.proj.9.weight": torch.zeros(64, 2)}
+    torch.save(foreign | {"decode_head.mlp.weight": torch.zeros(2)}, tmp_path / "foreign.pth")
+    with pytest.raises(InputError, match=r"head is no DFormerv2's .*--drop decode_head\."):
+        convert_official(tmp_path / "foreign.pth", base)
 
 
 # ------------------------------------------------------------------ commands
@@ -257,6 +306,9 @@ def test_contradictions_and_bad_input_exit_2(capsys, run: Path, pair, tmp_path: 
     assert "trained with sam.decoder.use_cosine True, got False" in said
     assert "sam.encoder.use_cosine" in refused(capsys, *base, "--preset", "2")
     assert "expected one of 0 to 6" in refused(capsys, *base, "--preset", "8")
+    with pytest.raises(InputError, match=r"trained without words \(preset 0\), got sam\.decoder"):
+        refuse_other_modes(tmp_path, PixelsConfig().replace(PRESETS[0]), PRESETS[1])
+    refuse_other_modes(tmp_path, PixelsConfig().replace(PRESETS[0]), PRESETS[0])
     evaluate = ("evaluate", run, "--device", "cpu")
     assert "logit_init" in refused(capsys, *evaluate, "--sam-encoder-logit-init", "2.0")
     assert "there is no such image" in refused(capsys, *base, "--depth", tmp_path / "no.png")
@@ -292,6 +344,12 @@ def test_convert_command(capsys, run: Path, tmp_path: Path):
                  "scenes", "--channel_order", "bgr")  # fmt: skip
     assert found["channel order"] == "bgr"
     assert found["words"] == "gated"
+    for preset in (0, 2):  # a pretrained encoder starts a study of presets
+        start = tmp_path / str(preset)
+        told(capsys, "convert", tmp_path / "w.pth", "--out", start, "--config", "scenes",
+             "--preset", str(preset))  # fmt: skip
+        changes = {"preset": preset, "train.init_from": start}
+        PixelsTask(load_config(PixelsTrainConfig, "pixels/scenes", changes))
 
 
 def test_bench_command(capsys, run: Path):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import print_result
-from eligo.cli.pixels_flags import NO_FLAGS, Sam, open_segmenter, sam_changes
+from eligo.cli.pixels_flags import NO_FLAGS, Sam, open_segmenter, preset_changes, sam_changes
 
 Source = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="WEIGHTS_OR_RUN")]
 
@@ -18,6 +18,7 @@ def run(
     config: str = "nyu_s",
     drop: tuple[str, ...] = (),
     channel_order: Literal["rgb", "bgr"] | None = None,
+    preset: int | None = None,
     sam: Sam = NO_FLAGS,
     half: bool = False,
     json: bool = False,
@@ -33,14 +34,15 @@ def run(
         drop: Beginnings of names to leave out, such as a classifier's head.
         channel_order: Order of colours that the weights expect; by default bgr for whole models
             of 40 classes (NYU), else rgb.
-        sam: How the weights compare pixels and words, which the file does not say.
+        preset: How pixels and words are compared, which the file does not say: a preset 0-6.
+        sam: The same, by single flags.
         half: Store in half precision.
         json: Print one JSON document.
     """
     import torch
 
     if source.is_dir():
-        segmenter = open_segmenter(source, "cpu", sam)
+        segmenter = open_segmenter(source, "cpu", sam, preset)
     else:
         from eligo.config import find_config, load_config
         from eligo.pixels.inference.convert import convert_official
@@ -48,7 +50,7 @@ def run(
         from eligo.pixels.training.task import with_classes
 
         base = load_config(PixelsTrainConfig, find_config("pixels", config))
-        changes: dict[str, Any] = sam_changes(sam)
+        changes: dict[str, Any] = preset_changes(preset) | sam_changes(sam)
         if channel_order is not None:
             changes["inputs.channel_order"] = channel_order
         segmenter = convert_official(source, with_classes(base), drop=drop, changes=changes)

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.report.pictures import Colour, _font, label_palette, label_picture
+from eligo.report.pictures import Colour, _font, _wrap, label_palette, label_picture
 
 _SIDE = 640  # pixels that the longer side has at least, so that names can be read
 _LINE = 24
@@ -35,15 +35,11 @@ def indexed_labels(labels: Integer[Tensor, "height width"], num_classes: int) ->
 
 
 def overlay_picture(
-    image: Image.Image,
-    labels: Integer[Tensor, "height width"],
-    classes: Sequence[str],
-    *,
-    title: str = "",
+    image: Image.Image, labels: Integer[Tensor, "height width"], classes: Sequence[str]
 ) -> Image.Image:
     """Classes in colour over a grey image, a line between them, and a legend by size."""
     picture = labels_over(image, labels, len(classes))
-    return _with_legend(picture, labels_legend(labels, classes), title)
+    return _with_legend(picture, labels_legend(labels, classes), "")
 
 
 def labels_over(
@@ -87,30 +83,50 @@ def word_picture(
     size = _shown_size(image)
     share = (heard.float().cpu() / highest).clamp(0, 1).numpy()
     smooth = np.asarray(Image.fromarray(share).resize(size, Image.Resampling.BICUBIC)).clip(0, 1)
-    anchors = np.array(_HEAT, dtype=np.float32)
-    place = smooth * (len(anchors) - 1)
-    low = np.floor(place).astype(int).clip(max=len(anchors) - 2)
-    part = (place - low)[..., None]
-    heat = anchors[low] * (1 - part) + anchors[low + 1] * part
     grey = np.asarray(image.convert("L").resize(size), dtype=np.float32)[..., None]
-    picture = Image.fromarray((0.72 * heat + 0.28 * grey).round().astype(np.uint8))
+    picture = Image.fromarray((0.72 * _heat(smooth) + 0.28 * grey).round().astype(np.uint8))
     mean, most = float(heard.mean()), float(heard.max())
     title = f"{word}: attention {mean:.2f} on average, {most:.2f} at most"
-    return _with_legend(picture, [], f"{title} (bright: {highest:.2f})")
+    return _with_scale(_with_legend(picture, [], title), highest)
+
+
+def _heat(share: np.ndarray) -> np.ndarray:
+    """Colours of shares from 0 to 1: (..., 3)."""
+    anchors = np.array(_HEAT, dtype=np.float32)
+    place = share * (len(anchors) - 1)
+    low = np.floor(place).astype(int).clip(max=len(anchors) - 2)
+    part = (place - low)[..., None]
+    return anchors[low] * (1 - part) + anchors[low + 1] * part
+
+
+def _with_scale(picture: Image.Image, highest: float) -> Image.Image:
+    """The picture with a bar of its colours below, from 0 to `highest`."""
+    font, pad, bar = _font(16), 10, 160
+    sheet = Image.new("RGB", (picture.width, picture.height + _LINE + pad), _PALE)
+    sheet.paste(picture, (0, 0))
+    y, left = picture.height + pad // 2, 2 * pad + round(font.getlength("0"))
+    colours = np.broadcast_to(_heat(np.linspace(0, 1, bar)), (16, bar, 3))
+    sheet.paste(Image.fromarray(colours.round().astype(np.uint8)), (left, y + 2))
+    draw = ImageDraw.Draw(sheet)
+    draw.text((pad, y), "0", fill=_INK, font=font)
+    said = f"{highest:.2f} of a pixel's attention"
+    draw.text((left + bar + pad, y), said, fill=_INK, font=font)
+    return sheet
 
 
 def _with_legend(picture: Image.Image, rows: list[tuple[Colour, str]], title: str) -> Image.Image:
     """The picture with a title above and coloured names below, in as many columns as fit."""
     font, pad = _font(16), 10
+    heads = _wrap(title, picture.width - 2 * pad, 16)  # a word may be a sentence
     widest = max((font.getlength(text) for _, text in rows), default=0) + 44
     columns = max(1, int((picture.width - pad) // max(1, widest)))
     lines = -(-len(rows) // columns)
-    top = _LINE + pad if title else 0
+    top = len(heads) * _LINE + pad if heads else 0
     below = lines * _LINE + 2 * pad if rows else 0
     sheet = Image.new("RGB", (picture.width, picture.height + top + below), _PALE)
     draw = ImageDraw.Draw(sheet)
-    if title:
-        draw.text((pad, pad // 2 + 2), title, fill=_INK, font=font)
+    for number, head in enumerate(heads):
+        draw.text((pad, pad // 2 + 2 + number * _LINE), head, fill=_INK, font=font)
     sheet.paste(picture, (0, top))
     for number, (colour, text) in enumerate(rows):
         x = pad + (number % columns) * widest

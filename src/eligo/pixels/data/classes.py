@@ -20,7 +20,7 @@ _MOST = 254  # 255 is ignored
 def read_classes(path: Path) -> tuple[str, ...]:
     """One name per line."""
     try:
-        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+        lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a list of classes ({error})") from error
     names = tuple(line for line in lines if line)

@@ -132,8 +132,8 @@ class FileSource(ImageSource):
 
     def _images(self, split: Split) -> Images:
         if split not in self._splits:
-            needs_words = self.encoder is not None and self.text.source != "labels"
-            records = read_records(self.config, split, words=needs_words)
+            kinds = () if self.encoder is None else self.text.kinds
+            records = read_records(self.config, split, words=kinds)
             made = Images(records, self.classes, self.inputs, self.text, self.encoder)
             if made.table is not None:
                 made.table.to(self.device)

@@ -27,10 +27,11 @@ def _colours(device: torch.device) -> tuple[Tensor, Tensor]:
 def normalise_rgb(
     rgb: UInt8[Tensor, "*batch 3 height width"], channel_order: ChannelOrder = "rgb"
 ) -> Float[Tensor, "*batch 3 height width"]:
-    """ImageNet's mean and deviation; the statistics follow their colour where it moves."""
+    """ImageNet's mean and deviation, by place and not by colour: with blue first, red's are taken
+    from blue, as in the training of the official weights that want bgr."""
     mean, std = _colours(rgb.device)
-    values = (rgb.float() / 255 - mean) / std
-    return values.flip(-3) if channel_order == "bgr" else values
+    ordered = rgb.flip(-3) if channel_order == "bgr" else rgb
+    return (ordered.float() / 255 - mean) / std
 
 
 def normalise_metres(

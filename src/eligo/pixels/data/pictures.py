@@ -40,10 +40,14 @@ def read_depth(
     if values.ndim == 3 and values.shape[2] == 3 and inputs.depth == "png8":
         values = values[..., 0]  # some store it three times
     _check_shape(path, values, like)
+    if values.dtype.kind not in "uif":
+        raise InputError(f"{path}: got {values.dtype} values, expected numbers")
     if inputs.depth == "png8" and values.dtype != np.uint8:
         raise InputError(f"{path}: got {values.dtype} values, expected 8 bits (inputs.depth png8)")
-    if inputs.depth == "sun16" and (values.min() < 0 or values.max() > 65535):
-        raise InputError(f"{path}: got values beyond 16 bits (inputs.depth sun16)")
+    if inputs.depth == "sun16" and (
+        values.dtype.kind == "f" or values.min() < 0 or values.max() > 65535
+    ):
+        raise InputError(f"{path}: got other values than 16 bits (inputs.depth sun16)")
     return decode_depth(values, inputs)
 
 
@@ -56,7 +60,7 @@ def read_label(
     if values.min() < 0 or values.max() > num_classes:
         raise InputError(
             f"{path}: got label {values.max() if values.max() > num_classes else values.min()}, "
-            f"expected 0 (ignored) to {num_classes}, the number of classes"
+            f"expected 1 to {num_classes}, the number of classes, or 0 for what is ignored"
         )
     return torch.from_numpy(values.astype(np.uint8) - np.uint8(1))
 

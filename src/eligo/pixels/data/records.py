@@ -22,6 +22,7 @@ from eligo.pixels.data.config import (
 from eligo.train.rng import mix
 
 Split = Literal["train", "validation", "test"]
+Kind = Literal["tags", "captions"]
 Strings = tuple[str, ...] | None
 _log = logging.getLogger("eligo.pixels")
 
@@ -45,8 +46,10 @@ def class_names(config: FilesDataConfig) -> tuple[str, ...]:
     return SUN_37 if isinstance(config, SunDataConfig) else NYU_40
 
 
-def read_records(config: FilesDataConfig, split: Split, *, words: bool) -> list[Record]:
-    """The images of a split, with their words if they are wanted.
+def read_records(
+    config: FilesDataConfig, split: Split, *, words: tuple[Kind, ...] = ()
+) -> list[Record]:
+    """The images of a split; if `words` are wanted, every image must have one of these kinds.
 
     Validation images are a seeded share of the training images, which lack them.
     """
@@ -64,7 +67,7 @@ def read_records(config: FilesDataConfig, split: Split, *, words: bool) -> list[
         raise InputError(f"{source}: lists no image")
     _refuse_twice(source, records)
     if words:
-        records = _with_words(config, source, records)
+        records = _with_words(config, source, records, words)
     if stored == "test":
         return records
     return _share(config, source, records, split)
@@ -108,36 +111,43 @@ def _read_jsonl(source: Path) -> Iterator[Record]:
         if strange:
             hint = did_you_mean(strange[0], known)
             raise InputError(f"{source}:{number}: unknown field {strange[0]!r}{hint}")
-        if not isinstance(row.get("image"), str):
-            raise InputError(f"{source}:{number}: image: got {row.get('image')!r}, expected a path")
-        paths = {
-            key: source.parent / row[key]
-            for key in ("image", "depth", "label")
-            if row.get(key) is not None
-        }
+        paths = {}
+        for key in ("image", "depth", "label"):
+            value = row.get(key)
+            if not isinstance(value, str) and (value is not None or key == "image"):
+                raise InputError(f"{source}:{number}: {key}: got {value!r}, expected a path")
+            if value is not None:
+                paths[key] = source.parent / value
         tags, captions = _said(source, number, row)
         yield Record(_id(source, number, row), **paths, tags=tags, captions=captions)
 
 
-def _with_words(config: FilesConfig, source: Path, records: list[Record]) -> list[Record]:
+def _with_words(
+    config: FilesConfig, source: Path, records: list[Record], kinds: tuple[Kind, ...]
+) -> list[Record]:
     found: dict[str, tuple[Strings, Strings]] = {}
     if config.words is not None:
         for number, row in _json_lines(config.words):
-            found[_id(config.words, number, row)] = _said(config.words, number, row)
+            own = _id(config.words, number, row)
+            if own in found:
+                raise InputError(
+                    f"{config.words}:{number}: has {own!r} again; put all its words on one line"
+                )
+            found[own] = _said(config.words, number, row)
         records = [
             replace(record, tags=found[record.id][0], captions=found[record.id][1])
             if record.id in found
             else record
             for record in records
         ]
-    lacking = [r for r in records if r.tags is None and r.captions is None]
+    lacking = [r for r in records if all(getattr(r, kind) is None for kind in kinds)]
     if lacking and not config.allow_missing_words:
         where = config.words or source
         hint = did_you_mean(lacking[0].id, list(found))
         raise InputError(
-            f"{where}: has no words for {len(lacking)} of {len(records)} images, first "
-            f"{lacking[0].id!r}{hint}; ids must be the same; --data.allow_missing_words goes on "
-            "without, --text.source none needs none"
+            f"{where}: has no {' or '.join(kinds)} for {len(lacking)} of {len(records)} images, "
+            f"first {lacking[0].id!r}{hint}; ids must be the same; --data.allow_missing_words goes "
+            "on without, --text.source none needs none"
         )
     if lacking:
         _log.warning(
@@ -177,10 +187,10 @@ def _json_lines(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _lines(source: Path) -> Iterator[tuple[int, str]]:
     try:
-        text = source.read_text("utf-8")
+        text = source.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{source}: cannot be read ({error})") from error
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a sentence may hold other separators
         if line.strip():
             yield number, line
 

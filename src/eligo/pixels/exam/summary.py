@@ -9,6 +9,7 @@ from eligo.pixels.exam.measure import PHRASES
 from eligo.report.intervals import paired_bootstrap
 
 Runs = dict[int, dict[str, Any]]
+Find = Callable[..., float | None]
 _POINTS = 100.0
 _CEILING = 1 / 3  # of the IoU of twins without words
 _OF_MERGED, _BOUND, _BOUND_32 = 0.95, 0.95, 0.90
@@ -28,7 +29,7 @@ def summarise(config: ExamConfig, results: dict[str, Runs]) -> dict[str, Any]:
     return {
         **{name: rows for name, rows in tables.items() if rows},
         "differences": comparisons,
-        "musts": _musts(results, comparisons),
+        "musts": _musts(config, results, comparisons),
         "seconds": sum(
             sum(run["seconds"].values()) for runs in results.values() for run in runs.values()
         ),
@@ -125,44 +126,62 @@ def _per_scene(run: dict[str, Any]) -> list[float]:
     return measured["per_scene"] if "per_scene" in measured else measured["own"]["per_scene"]
 
 
-def _musts(results: dict[str, Runs], comparisons: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every must whose arms were run, met or missed, with its number."""
+def _musts(
+    config: ExamConfig, results: dict[str, Runs], comparisons: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Every must of the parts asked for: met or missed, with its number, or not run."""
     rows: list[dict[str, Any]] = []
 
-    def must(name: str, found: float, bar: str, met: bool) -> None:
-        rows.append({"must": name, "found": found, "bar": bar, "met": "met" if met else "MISSED"})
+    def must(name: str, bar: str, limit: float, find: Find, *arms: str) -> None:
+        runs = [results.get(arm, {}) for arm in arms]
+        found = find(*runs) if all(runs) else None
+        seeds = min(len(one) for one in runs)
+        met = "NOT RUN"
+        if found is not None:
+            reached = found <= limit if bar.startswith("<=") else found >= limit
+            met = "met" if reached else "MISSED"
+        rows.append({"must": name, "found": found, "bar": bar, "seeds": seeds, "met": met})
 
-    if runs := results.get("twins_no_words"):
-        found = _mean(runs, lambda m: m["twin_iou"])
-        must("P: IoU of twins without words", found, "<= 1/3", found <= _CEILING)
-    if runs := results.get("twins_tags"):
-        row = _twins_row("", runs)
-        found = row["of_merged"]
-        must("P: with tags, share of the merged IoU", found, ">= 0.95", found >= _OF_MERGED)
-        noise = {kind["tags"]: place for place, kind in enumerate(_noise(runs))}
-        whole = _mean(runs, lambda m: m["noise"][0]["other_iou"])
-        gone = _mean(runs, lambda m: m["noise"][noise["missing"]]["other_iou"])
-        cost = _POINTS * (whole - gone)
-        must("N: missing text costs other classes (points)", cost, "<= 2", cost <= _MISSING_COST)
-    if runs := results.get(BINDING_MUST):
-        row = _binding_row("", runs)
-        least = min(row[f"T {count}"] for count in PHRASES[:-1])
-        last = row[f"T {PHRASES[-1]}"]
-        must("B: gated cosine 14.285714, to T = 16", least, ">= 0.95", least >= _BOUND)
-        must("B: gated cosine 14.285714, T = 32", last, ">= 0.90", last >= _BOUND_32)
-    rgb, stem = results.get("depth_rgb_only"), results.get("depth_stem")
-    if rgb and stem:
-        base, row = _depth_row("", rgb)["own"], _depth_row("", stem)
-        gain, left = row["own"] - base, row["shuffled"] - base
-        must("G: stem over RGB only (IoU)", gain, ">= 0.3", gain >= _STEM_GAIN)
-        must("G: what is left of it with another depth", left, "<= 0.05", left <= _LOST)
-    for row in comparisons:
-        if row["arm"].endswith(CONTROLS):
-            widest = max(abs(row["low"]), abs(row["high"]))
-            name = f"C: {row['arm']} against no words (points, farther end)"
-            must(name, widest, "<= 3", widest <= _CONTROL)
+    if "twins" in config.parts:
+        name = "P: IoU of twins without words"
+        must(name, "<= 1/3", _CEILING, lambda r: _twins_row("", r)["twin_iou"], "twins_no_words")
+        name = "P: with tags, share of the merged IoU"
+        must(name, ">= 0.95", _OF_MERGED, lambda r: _twins_row("", r)["of_merged"], "twins_tags")
+        name = "N: missing text costs other classes (points)"
+        must(name, "<= 2", _MISSING_COST, _cost_of_missing, "twins_tags")
+    if "binding" in config.parts:
+        name = "B: gated cosine 14.285714, to T = 16"
+        must(name, ">= 0.95", _BOUND, lambda r: _bound(r, *PHRASES[:-1]), BINDING_MUST)
+        name = "B: gated cosine 14.285714, T = 32"
+        must(name, ">= 0.90", _BOUND_32, lambda r: _bound(r, PHRASES[-1]), BINDING_MUST)
+    if "depth" in config.parts:
+        arms = ("depth_stem", "depth_rgb_only")
+        must("G: stem over RGB only (IoU)", ">= 0.3", _STEM_GAIN, _gain("own"), *arms)
+        name = "G: what is left of it with another depth"
+        must(name, "<= 0.05", _LOST, _gain("shuffled"), *arms)
+    farthest = {row["arm"]: max(abs(row["low"]), abs(row["high"])) for row in comparisons}
+    for part in ("twins", "binding"):
+        for control in CONTROLS if part in config.parts else ():
+            arm = f"{part}_{control}"
+            name = f"C: {arm} against no words (points, farther end)"
+            find = lambda *_, arm=arm: farthest.get(arm)  # noqa: E731
+            must(name, "<= 3", _CONTROL, find, arm, f"{part}_no_words")
     return rows
 
 
-def _noise(runs: Runs) -> list[dict[str, Any]]:
-    return next(iter(runs.values()))["measured"]["noise"]
+def _cost_of_missing(runs: Runs) -> float:
+    kinds = [kind["tags"] for kind in next(iter(runs.values()))["measured"]["noise"]]
+    gone = kinds.index("missing")
+    return _POINTS * _mean(
+        runs, lambda m: m["noise"][0]["other_iou"] - m["noise"][gone]["other_iou"]
+    )
+
+
+def _bound(runs: Runs, *counts: int) -> float:
+    row = _binding_row("", runs)
+    return min(row[f"T {count}"] for count in counts)
+
+
+def _gain(depth: str) -> Find:
+    """IoU of the stem with this depth over that of RGB alone."""
+    return lambda stem, rgb: _depth_row("", stem)[depth] - _depth_row("", rgb)["own"]

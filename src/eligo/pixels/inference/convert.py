@@ -7,10 +7,8 @@ encoder alone gets a fresh head and fresh words as the given config has them, to
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -20,7 +18,8 @@ from eligo.pixels.config import SIZES, PixelsConfig
 from eligo.pixels.data.classes import NYU_40
 from eligo.pixels.inference.config import SegmenterConfig
 from eligo.pixels.inference.segmenter import Segmenter, plain_config
-from eligo.pixels.model.official import from_official
+from eligo.pixels.model.official import from_official, unwrapped
+from eligo.train.weights import read_pickled
 
 _OURS = ("head.", "text_norm.", "encoder.align.", "encoder.depth_stem.")
 _HEAD = "decode_head."
@@ -28,19 +27,15 @@ _HEAD = "decode_head."
 
 def read_official(path: Path) -> dict[str, Tensor]:
     """The tensors of a .pth or .safetensors file; nothing in it is executed."""
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, UnpicklingError, SafetensorError, EOFError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{path}: cannot be read as weights ({why})") from error
-    for key in ("model", "state_dict"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
+    if path.suffix == ".safetensors":
+        try:
+            return unwrapped(load_file(path))
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{path}: cannot be read as weights ({error})") from error
+    found = read_pickled(path, holds="tensors", made_by="DFormerv2's training code saves")
     if not isinstance(found, Mapping):
         raise InputError(f"{path}: got {type(found).__name__}, expected tensors by name")
-    return dict(found)
+    return unwrapped(found)
 
 
 def convert_official(
@@ -56,7 +51,7 @@ def convert_official(
     state = {key: value for key, value in state.items() if not (drop and key.startswith(drop))}
     whole = any(key.startswith(_HEAD) for key in state)
     base = plain_config(config)
-    wanted = base.replace({**size_of(path, state), **(_whole(state) if whole else {})})
+    wanted = base.replace({**size_of(path, state), **(_whole(path, state) if whole else {})})
     names = base.classes if len(base.classes) == wanted.num_classes else ()
     # Whole models of NYUDepthv2 (40 classes) were trained on images as OpenCV reads them.
     order = "bgr" if whole and wanted.num_classes == len(NYU_40) else "rgb"
@@ -85,16 +80,23 @@ def size_of(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
     return {key: value for key, value in changes.items() if not key.startswith("head.")}
 
 
-def _whole(state: Mapping[str, Tensor]) -> dict[str, Any]:
+def _whole(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Classes, head and words of a whole model."""
-    squeeze = state[f"{_HEAD}squeeze.conv.weight"]
-    found: dict[str, Any] = {
-        "num_classes": state[f"{_HEAD}conv_seg.weight"].shape[0],
-        "classes": (),
-        "head.channels": squeeze.shape[0],
-        "head.ham_channels": state[f"{_HEAD}hamburger.ham_in.conv.weight"].shape[0],
-        "encoder.depth_stem": False,
+    layers = {
+        "num_classes": "conv_seg.weight",
+        "head.channels": "squeeze.conv.weight",
+        "head.ham_channels": "hamburger.ham_in.conv.weight",
     }
+    lacking = [layer for layer in layers.values() if f"{_HEAD}{layer}" not in state]
+    if lacking:
+        raise InputError(
+            f"{path}: its head is no DFormerv2's (no {_HEAD}{lacking[0]}); --drop {_HEAD} takes "
+            "the encoder alone"
+        )
+    found: dict[str, Any] = {
+        key: state[f"{_HEAD}{layer}"].shape[0] for key, layer in layers.items()
+    }
+    found |= {"classes": (), "encoder.depth_stem": False}
     blocks = [key.split(".") for key in state if "encoder_sam_blocks." in key]
     levels = [key.split(".") for key in state if "dec_sam_layers." in key]
     encoder = {int(parts[parts.index("encoder_sam_blocks") + 1]) for parts in blocks}

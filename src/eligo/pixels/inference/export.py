@@ -78,6 +78,11 @@ def export_onnx(
     places = config.text.num_words(config.num_classes) if num_words is None else num_words
     if config.guided and places < 1:
         raise InputError(f"num_words: got {places}, expected at least 1")
+    if config.guided and config.sam.decoder.top_m is not None:
+        raise InputError(
+            f"sam.decoder.top_m: got {config.sam.decoder.top_m}, expected none: ONNX has no "
+            "operator for the choice of a few words; train a model without it"
+        )
     module = Exportable(segmenter.model).eval().cpu()
     arguments = example_inputs(config.text_dim, height, width, places if config.guided else 0)
     names = ["rgb", "depth", "depth_mask", "words", "word_mask"][: len(arguments)]

@@ -10,6 +10,12 @@ from eligo.pixels.config import PixelsConfig, SamConfig
 
 def refuse_other_modes(where: Path, stored: PixelsConfig, asked: Mapping[str, Any]) -> None:
     """Raise if `asked` (dotted keys, as `sam.decoder.use_cosine`) is not what a model has."""
+    wordless = not (stored.sam.encoder.stages or stored.sam.decoder.stages)
+    if asked and wordless and not any(key.endswith(".stages") for key in asked):
+        raise InputError(
+            f"{where}: its weights were trained without words (preset 0), got {', '.join(asked)}; "
+            "leave those flags out, or train a model with words"
+        )
     for key, value in asked.items():
         found: Any = stored
         for part in key.split("."):

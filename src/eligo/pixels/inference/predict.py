@@ -42,11 +42,15 @@ class PixelsPrediction:
     used_depth: bool
 
     def summary(self) -> dict[str, Any]:
-        """Classes by size with mean confidence, and words by attention."""
+        """Classes by size with mean confidence, and words by attention.
+
+        `label` is the class's value in label.png.
+        """
         shares = torch.bincount(self.labels.flatten().long(), minlength=len(self.classes))
         found = [
             {
                 "class": self.classes[number],
+                "label": number,
                 "share": count / self.labels.numel(),
                 "confidence": self.confidence[self.labels == number].mean().item(),
             }

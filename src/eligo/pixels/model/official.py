@@ -99,23 +99,23 @@ def from_official(
     their start (`head.`, to train on pretrained encoder weights).
     """
     whole = isinstance(config, PixelsConfig)
-    given = _unwrapped(state, whole, tuple(drop))
+    given = _given(state, whole, tuple(drop))
     model = PixelsModel(config) if whole else Encoder(config)
-    ours = model.state_dict()
     kept = (*_OURS_ALONE, *fresh)
-    wanted = {name: _official_names(name, whole) for name in ours if not name.startswith(kept)}
-    problems = _misfits(ours, wanted, _derived(model), given)
+    places: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        if not name.startswith(kept):
+            places |= _official_parts(name, value, whole)
+    problems = _misfits(places, _derived(model), given)
     if problems:
         raise InputError(
             "official weights do not fit the config (is it the right size, with the right stages "
             "of words?):\n  " + "\n  ".join(problems)
         )
     with torch.no_grad():
-        for name, theirs in wanted.items():
-            if all(key in given for key in theirs):
-                parts = [given[key] for key in theirs]
-                value = torch.cat(parts) if len(parts) > 1 else parts[0]
-                ours[name].copy_(value.reshape(ours[name].shape))
+        for key, place in places.items():
+            if key in given:
+                place.copy_(given[key].reshape(place.shape))
     return model.eval()
 
 
@@ -124,28 +124,24 @@ def to_official(model: PixelsModel | Encoder) -> dict[str, Tensor]:
     whole = isinstance(model, PixelsModel)
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
-        if name in _OURS_ALONE:
-            continue
-        theirs = _official_names(name, whole)
-        shape = _SHAPES.get(name.rpartition(".")[2])
-        value = value.detach().cpu()
-        for key, part in zip(
-            theirs, value.chunk(len(theirs)) if len(theirs) > 1 else (value,), strict=True
-        ):
-            state[key] = (part if shape is None else part.view(shape)).clone()
+        if name not in _OURS_ALONE:
+            parts = _official_parts(name, value, whole)
+            state |= {key: part.detach().cpu().clone() for key, part in parts.items()}
     return state | _derived(model)
 
 
-def _unwrapped(state: Mapping[str, Any], whole: bool, drop: tuple[str, ...]) -> dict[str, Tensor]:
-    """The tensors themselves; for an encoder without the prefix of whole models."""
+def unwrapped(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors by name: out of `model` or `state_dict`, without the `module.` that training on
+    several GPUs puts before every name."""
     for key in ("model", "state_dict"):
         if isinstance(state.get(key), Mapping):
             state = state[key]
-    found = (
-        {key: value for key, value in state.items() if not key.startswith(drop)}
-        if drop
-        else dict(state)
-    )
+    return {str(key).removeprefix("module."): value for key, value in state.items()}
+
+
+def _given(state: Mapping[str, Any], whole: bool, drop: tuple[str, ...]) -> dict[str, Tensor]:
+    """The tensors themselves; for an encoder without the prefix of whole models."""
+    found = {key: value for key, value in unwrapped(state).items() if not key.startswith(drop)}
     strangers = [key for key, value in found.items() if not isinstance(value, Tensor)]
     if strangers:
         raise InputError(
@@ -157,6 +153,17 @@ def _unwrapped(state: Mapping[str, Any], whole: bool, drop: tuple[str, ...]) -> 
     if whole and not any(key.startswith("backbone.") for key in found):
         found = {f"backbone.{key}": value for key, value in found.items()}
     return found
+
+
+def _official_parts(name: str, value: Tensor, whole: bool) -> dict[str, Tensor]:
+    """A tensor of ours under its official name (q, k and v: three) and in its shape; views."""
+    theirs = _official_names(name, whole)
+    shape = _SHAPES.get(name.rpartition(".")[2])
+    parts = value.chunk(len(theirs)) if len(theirs) > 1 else (value,)
+    return {
+        key: part if shape is None else part.view(shape)
+        for key, part in zip(theirs, parts, strict=True)
+    }
 
 
 def _official_names(name: str, whole: bool) -> tuple[str, ...]:
@@ -240,20 +247,19 @@ def _derived(model: PixelsModel | Encoder) -> dict[str, Tensor]:
 
 
 def _misfits(
-    ours: Mapping[str, Tensor],
-    wanted: Mapping[str, tuple[str, ...]],
-    derived: Mapping[str, Tensor],
-    given: Mapping[str, Tensor],
+    places: Mapping[str, Tensor], derived: Mapping[str, Tensor], given: Mapping[str, Tensor]
 ) -> list[str]:
-    missing, misshapen = [], []
-    for name, theirs in wanted.items():
-        absent = [key for key in theirs if key not in given]
-        if absent and not name.endswith("num_batches_tracked"):
-            missing += [f"missing: {key}" for key in absent]
-        elif not absent and sum(given[key].numel() for key in theirs) != ours[name].numel():
-            shapes = ", ".join(f"{key} {tuple(given[key].shape)}" for key in theirs)
-            misshapen.append(f"shape: {shapes} for {name} {tuple(ours[name].shape)}")
-    known = {key for theirs in wanted.values() for key in theirs} | set(derived)
+    missing = [
+        f"missing: {key}"
+        for key in places
+        if key not in given and not key.endswith("num_batches_tracked")
+    ]
+    misshapen = [
+        f"shape: {key} {tuple(given[key].shape)}, expected {tuple(place.shape)}"
+        for key, place in places.items()
+        if key in given and _sides(given[key]) != _sides(place)
+    ]
+    known = {*places, *derived}
     unexpected = [f"unexpected: {key}" for key in given if key not in known]
     other = [
         f"value: {key} is not what the config says (heads, ranges or widths differ)"
@@ -262,6 +268,11 @@ def _misfits(
     ]
     kinds = (missing, unexpected, misshapen, other)
     return [line for kind in kinds for line in _first(kind)]
+
+
+def _sides(tensor: Tensor) -> list[int]:
+    """The shape but for ones: a scalar may be stored as one number or as a row of one."""
+    return [side for side in tensor.shape if side != 1]
 
 
 def _same(given: Tensor, value: Tensor) -> bool:

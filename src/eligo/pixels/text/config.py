@@ -64,6 +64,17 @@ class TextConfig(Config):
     def _known_as(cls, source: object) -> object:
         return "tags" if source == "imglabels" else source
 
+    @property
+    def kinds(self) -> tuple[Literal["tags", "captions"], ...]:
+        """What is said about each image by itself; one of them is enough."""
+        match self.source:
+            case "tags" | "captions":
+                return (self.source,)
+            case "both":
+                return ("tags", "captions")
+            case _:
+                return ()
+
     def num_words(self, num_classes: int) -> int:
         """Places for words; the same for every image."""
         tags, captions = self.max_tags, self.max_captions

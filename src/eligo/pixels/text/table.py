@@ -68,14 +68,6 @@ class PhraseTable:
         found = [self.number[said] for said in words[: self.num_places]]
         return torch.tensor(found + [-1] * (self.num_places - len(found)), dtype=torch.int64)
 
-    def batch(
-        self, numbers: Int64[Tensor, "batch places"], provenance: Provenance, *, named: bool = False
-    ) -> TextBatch:
-        """The words of a batch; `named`: with the strings (reads the device)."""
-        words = None
-        if named:
-            words = tuple(
-                tuple(self.strings[number][0] for number in row if number >= 0)
-                for row in numbers.tolist()
-            )
-        return TextBatch(self.vectors[numbers], numbers >= 0, words, provenance)
+    def batch(self, numbers: Int64[Tensor, "batch places"], provenance: Provenance) -> TextBatch:
+        """The words of a batch."""
+        return TextBatch(self.vectors[numbers], numbers >= 0, None, provenance)

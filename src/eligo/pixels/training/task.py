@@ -137,7 +137,7 @@ def with_counted_steps(config: PixelsTrainConfig) -> PixelsTrainConfig:
     if isinstance(config.data, ScenesDataConfig):
         images = config.data.train_images
     else:
-        images = len(read_records(config.data, "train", words=False))
+        images = len(read_records(config.data, "train"))
     steps = config.epochs * steps_per_epoch(images, config.train.batch_size)
     return config.replace({"train.total_steps": steps})
 

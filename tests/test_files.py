@@ -7,7 +7,15 @@ import pytest
 from eligo.cli import main
 from eligo.cli.commands import COMMANDS, Command
 from eligo.errors import InputError, OutputError
-from eligo.files import clear_unfinished, make_folder, write_text, writing, writing_folder
+from eligo.files import (
+    clear_unfinished,
+    make_folder,
+    numbered_lines,
+    read_text,
+    write_text,
+    writing,
+    writing_folder,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -112,3 +120,19 @@ def test_a_folder_is_made_and_tried(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="no folder that can be written to"):
         make_folder(tmp_path / "file" / "b")
+
+
+def test_texts_of_other_people(tmp_path: Path):
+    """A byte order mark, CRLF, blank lines, and separators that JSON may hold inside a text."""
+    path = tmp_path / "ünï.jsonl"
+    path.write_bytes("\ufeffone\r\n\r\ntwo\u2028still two\u0085\n \nlast".encode())
+    assert read_text(path).startswith("one")
+    lines = [(number, line.rstrip("\r")) for number, line in numbered_lines(path)]
+    assert lines == [(1, "one"), (3, "two\u2028still two\u0085"), (5, "last")]
+    with pytest.raises(InputError, match=r"none: there is no such file"):
+        read_text(tmp_path / "none")
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match=r"cannot be read as UTF-8 text"):
+        list(numbered_lines(path))
+    with pytest.raises(InputError, match=r"cannot be read as UTF-8 text"):
+        read_text(tmp_path)

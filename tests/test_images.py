@@ -19,6 +19,11 @@ def test_a_photo_held_sideways_is_turned(tmp_path):
     assert read_stored(tmp_path / "photo.png").size == (40, 20)
 
 
+def test_16_bits_of_grey_become_8(tmp_path):
+    Image.new("I;16", (3, 2), 0x4080).save(tmp_path / "grey.png")
+    assert open_image(tmp_path / "grey.png").getpixel((2, 1)) == (0x40, 0x40, 0x40)
+
+
 def test_stored_numbers_stay(tmp_path):
     depth = Image.new("I;16", (3, 2), 1234)
     depth.save(tmp_path / "depth.png")

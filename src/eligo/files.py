@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written under a temporary name, then renamed."""
+"""Files that are whole or not there (written aside, then renamed), and texts that people wrote."""
 
 import json
 import shutil
@@ -76,6 +76,27 @@ def write_text(path: str | Path, text: str) -> Path:
     with writing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return Path(path)
+
+
+def read_text(path: str | Path) -> str:
+    """A text file of whoever made it; the mark that some editors put first is no text."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+
+
+def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, and their numbers.
+
+    Only a newline ends a line: `str.splitlines` would also cut at U+2028 and the like, which JSON
+    may hold inside a text.
+    """
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            yield number, line
 
 
 def kept_json(path: Path, key: Any, make: Callable[[], Any]) -> Any:

@@ -14,6 +14,8 @@ def open_image(path: str | Path) -> Image.Image:
             upright = ImageOps.exif_transpose(stored)
         except Exception:  # broken EXIF raises many things, and the picture itself is whole
             upright = stored
+        if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
+            upright = upright.convert("I").point(lambda value: value * (1 / 256)).convert("L")
         return upright.convert("RGB")
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from eligo.errors import InputError
+from eligo.files import numbered_lines, read_text
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DIGITS = {"none": "0", **{word: str(number) for number, word in enumerate(_NUMBERS)}}
@@ -160,9 +161,7 @@ def read_vqa_lines(
     path = Path(path)
     folder = path.parent if images is None else Path(images)
     examples, seen = [], set()
-    for number, line in enumerate(_read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path):
         where = f"{path}:{number}"
         row = _parse(line, where)
         name = str(row.get("id", number))
@@ -217,17 +216,8 @@ def _image_finder(folder: Path, subtype: str):
     return find
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")  # some editors put a mark first
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as UTF-8 text ({error})") from None
-
-
 def _read_json(path: Path) -> dict[str, Any]:
-    return _parse(_read_text(path), str(path))
+    return _parse(read_text(path), str(path))
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:

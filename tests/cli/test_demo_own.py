@@ -83,7 +83,7 @@ def test_mistakes(photos: Path, name: str, text: str, says: str):
 
 
 def test_files_that_are_not_there(photos: Path):
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="there is no such file"):
         read_questions(photos / "nothing.txt", None)
     with pytest.raises(InputError, match="there is no folder"):
         read_questions(photos / "q.txt", photos / "nowhere")

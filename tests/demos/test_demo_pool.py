@@ -139,7 +139,7 @@ def test_bad_files_are_named(tmp_path):
     (tmp_path / "embeddings.safetensors").write_bytes(b"no")
     with pytest.raises(InputError, match="cannot be read"):
         Pool.load(tmp_path)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="there is no such file"):
         Pool.load(tmp_path / "nowhere")
 
 

@@ -144,7 +144,7 @@ def test_mistakes(world, capsys, words, says):
         ((), "expected one of a folder of images"),
         (("--scenes", "3", "--texts", "a.txt"), "expected one of a folder of images"),
         (("--scenes", "3", "--dense", "a.jsonl"), "goes with a folder of images"),
-        (("--texts", "nowhere.txt"), "nowhere.txt: cannot be read"),
+        (("--texts", "nowhere.txt"), "nowhere.txt: there is no such file"),
         (("nowhere",), "is no folder"),
     ],
 )

@@ -297,7 +297,7 @@ def test_empty_and_absent_splits(tmp_path: Path):
     (tmp_path / "train.txt").write_text("\n")
     with pytest.raises(InputError, match=r"train\.txt: lists no image"):
         read_records(NyuDataConfig(root=tmp_path), "train")
-    with pytest.raises(InputError, match=r"test\.txt: cannot be read"):
+    with pytest.raises(InputError, match=r"test\.txt: there is no such file"):
         read_records(NyuDataConfig(root=tmp_path), "test")
     (tmp_path / "train.txt").write_text("images/a.jpg\n")
     with pytest.raises(InputError, match=r"train.txt:1: got 'images/a.jpg', expected RGB/<id>"):

@@ -9,6 +9,7 @@ from torch import nn
 from eligo.cli.demo.part import Part, Row, Work
 from eligo.cli.demo.tokens import ASKS, NAME
 from eligo.errors import InputError
+from eligo.files import numbered_lines
 from eligo.images import open_image
 from eligo.pretrained import shipped_models
 from eligo.report.explorer.exhibit import Answer
@@ -103,14 +104,8 @@ def read_questions(path: Path, images: Path | None) -> list[VqaExample]:
 
 
 def _read_lines(path: Path, folder: Path) -> list[VqaExample]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--questions: {path} cannot be read ({error})") from None
     found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path):
         image, *rest = (part.strip() for part in line.split("\t"))
         if len(rest) not in (1, 2) or not rest[0]:
             raise InputError(

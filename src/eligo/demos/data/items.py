@@ -16,6 +16,7 @@ from eligo.demos.data.pool import Pool
 from eligo.demos.data.query import Query
 from eligo.demos.data.text import read_texts
 from eligo.errors import InputError
+from eligo.files import read_text
 from eligo.vqa import VqaExample, read_vqa, read_vqa_lines, usual_answer
 
 
@@ -100,9 +101,7 @@ def read_json(path: Path) -> Any:
         return found
 
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); expected a JSON file") from None
+        return json.loads(read_text(path), object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: is no JSON ({error.msg})") from None
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eligo.errors import InputError
+from eligo.files import numbered_lines
 
 
 class Line:
@@ -35,14 +36,7 @@ class Line:
 def read_lines(path: str | Path) -> Iterator[Line]:
     """Every object of a file; empty lines are passed over."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors put a mark first
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); expected JSON lines") from error
-    # Not splitlines: it also splits at signs that JSON texts may hold as they are, such as U+2028.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path):
         try:
             fields = json.loads(line)
         except json.JSONDecodeError as error:

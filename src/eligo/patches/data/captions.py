@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from eligo.errors import InputError
+from eligo.files import read_text
 from eligo.patches.data.config import KarpathyDataConfig
 from eligo.patches.data.lines import by_image, read_json_texts
 
@@ -54,9 +55,7 @@ def read_captions(config: KarpathyDataConfig, split: Split) -> list[CaptionedIma
 
 def _read_karpathy(path: Path, folder: Path) -> list[tuple[str, CaptionedImage]]:
     try:
-        entries = list(json.loads(path.read_text("utf-8-sig"))["images"])
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        entries = list(json.loads(read_text(path))["images"])
     except (ValueError, KeyError, TypeError):
         raise InputError(
             f'{path}: expected a Karpathy file, {{"images": [...]}}, as dataset_flickr30k.json'

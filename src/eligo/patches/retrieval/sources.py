@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from eligo.errors import InputError
+from eligo.files import numbered_lines
 from eligo.images import open_image
-from eligo.patches.data.lines import read_json_texts, read_lines
+from eligo.patches.data.lines import read_json_texts
 from eligo.patches.retrieval.store import Kind
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -137,7 +138,7 @@ class TextLines:
             rows = read_json_texts(path, "id")
             found = [(name or str(number), text) for number, name, text in rows]
         else:
-            found = [(str(number), line.strip()) for number, line in read_lines(path)]
+            found = [(str(number), line.strip()) for number, line in numbered_lines(path)]
         if not found:
             raise InputError(f"{path}: holds no texts; expected one per line")
         return cls(path, [name for name, _ in found], [text for _, text in found])

@@ -25,8 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from eligo.errors import InputError
-from eligo.files import clear_unfinished, make_folder, write_text, writing
-from eligo.patches.data.lines import read_lines
+from eligo.files import clear_unfinished, make_folder, numbered_lines, write_text, writing
 
 Kind = Literal["images", "texts"]
 MANIFEST, IDS, SKIPPED = "index.json", "ids.jsonl", "skipped.jsonl"
@@ -192,7 +191,7 @@ class IndexFolder:
     @cached_property
     def entries(self) -> list[dict[str, Any]]:
         """What each entry is: its id, and its text in a text index."""
-        return [json.loads(line) for _, line in read_lines(self.folder / IDS)]
+        return [json.loads(line) for _, line in numbered_lines(self.folder / IDS)]
 
     def gather(
         self, rows: Int[Tensor, " rows"], pick: Callable[[dict[str, Tensor], Tensor], Any]

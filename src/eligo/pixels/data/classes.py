@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from eligo.errors import InputError
+from eligo.files import numbered_lines
 
 NYU_40 = (
     "wall", "floor", "cabinet", "bed", "chair", "sofa", "table", "door", "window", "bookshelf",
@@ -19,11 +20,7 @@ _MOST = 254  # 255 is ignored
 
 def read_classes(path: Path) -> tuple[str, ...]:
     """One name per line."""
-    try:
-        lines = [line.strip() for line in path.read_text("utf-8-sig").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as a list of classes ({error})") from error
-    names = tuple(line for line in lines if line)
+    names = tuple(line.strip() for _, line in numbered_lines(path))
     if not 2 <= len(names) <= _MOST or len(set(names)) != len(names):
         raise InputError(
             f"{path}: got {len(names)} names, {len(set(names))} different, expected 2 to {_MOST} "

@@ -11,6 +11,7 @@ import numpy as np
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
+from eligo.files import numbered_lines
 from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
 from eligo.pixels.data.config import (
     FilesConfig,
@@ -88,7 +89,7 @@ def _share(config: FilesConfig, source: Path, records: list[Record], split: Spli
 
 
 def _read_rooms(config: RoomsDataConfig, source: Path, folder: str) -> Iterator[Record]:
-    for number, line in _lines(source):
+    for number, line in numbered_lines(source):
         name = line.split()[0]
         path = Path(name)
         if path.parts[:1] != ("RGB",) or not path.suffix:
@@ -175,7 +176,7 @@ def _id(source: Path, number: int, row: dict[str, Any]) -> str:
 
 
 def _json_lines(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in _lines(source):
+    for number, line in numbered_lines(source):
         try:
             row = json.loads(line)
         except ValueError as error:
@@ -183,16 +184,6 @@ def _json_lines(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(row, dict):
             raise InputError(f"{source}:{number}: got {line[:40]!r}, expected a JSON object")
         yield number, row
-
-
-def _lines(source: Path) -> Iterator[tuple[int, str]]:
-    try:
-        text = source.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{source}: cannot be read ({error})") from error
-    for number, line in enumerate(text.split("\n"), 1):  # a sentence may hold other separators
-        if line.strip():
-            yield number, line
 
 
 def _refuse_twice(source: Path, records: Sequence[Record]) -> None:

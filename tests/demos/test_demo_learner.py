@@ -1,6 +1,7 @@
 """The exam's learner: what a lesson says, how it is packed, that it trains."""
 
 import json
+import math
 from itertools import combinations
 from pathlib import Path
 
@@ -13,7 +14,13 @@ from eligo.demos.exam.learner import LearnerTask
 from eligo.demos.exam.learner_config import LearnerConfig
 from eligo.demos.exam.lessons import DEMOS, OFFSETS, QUESTIONS, draw_lessons
 from eligo.demos.exam.packing import pack
-from eligo.demos.exam.readouts import aim_loss, object_patches, read_out
+from eligo.demos.exam.readouts import (
+    aim_loss,
+    object_patches,
+    read_out,
+    word_losses,
+    word_metrics,
+)
 from eligo.demos.hosts.prompt import Turn
 from eligo.demos.hosts.reader import Reader
 from eligo.demos.hosts.scorer import span_logprobs
@@ -187,7 +194,7 @@ def test_the_head_that_points_is_the_models_own(lessons):
             int(word) == int(packed.tokens[lesson, name]) for word in told
         ]
 
-    aim, seek = 0, round(7 / 8 * TINY.model.layers) - 1
+    aim, gather, seek = 0, *(round(n / 8 * TINY.model.layers) - 1 for n in (6, 7))
     for lesson, demo in ((0, 0), (1, 2), (7, 3)):
         noun, patches = packed.noun_places[lesson, demo], packed.demo_patches[lesson, demo]
         assert (packed.tokens[lesson, patches] == IMAGE).all()
@@ -202,6 +209,9 @@ def test_the_head_that_points_is_the_models_own(lessons):
         looks = states.attentions[seek][lesson, 0, mark, patches].log()
         found = read.sought[lesson, number]
         assert torch.allclose(found - found[0], looks - looks[0], atol=1e-4)
+        names = packed.name_places[lesson, number]
+        looks = states.attentions[gather][lesson, 0, mark, names].log()
+        assert torch.allclose(read.gathered[lesson, number], looks, atol=1e-4)
 
 
 def test_heads_are_to_look_at_the_object_itself(lessons):
@@ -236,12 +246,35 @@ def test_a_look_at_the_object_costs_nothing():
     assert aim_loss(even.expand(1, 2, 3), wanted, ~mask) == 0
 
 
+def test_a_question_mark_holds_both_meanings():
+    """Even looks at both words and both values likely are best; counted where examples tell."""
+    task = LearnerTask(TINY)
+    batch = task.make("train", torch.arange(12), CPU, 0.0, whole=True)
+    meanings = batch.meanings()
+    features, targets, _ = task.see(batch)
+    read = task.say(features, pack(batch.lessons, batch.shown, features.shape[1])).read
+    values = torch.full_like(read.held, -20.0).scatter(2, meanings.values, 0.0)
+    best = read._replace(held=values, gathered=torch.full_like(read.gathered, 0.5).log())
+    losses = word_losses(best, batch, targets)
+    assert float(losses["gathered"]) == pytest.approx(math.log(2))
+    assert float(losses["held"]) == pytest.approx(math.log(2), abs=1e-5)
+    assert word_metrics(best, batch, targets)["holding"] == 1
+    one = values.scatter(2, meanings.values[..., :1], -30.0)
+    assert word_metrics(best._replace(held=one), batch, targets)["holding"] == 0
+    known = meanings.tellable
+    other = torch.where(known, best.gathered, -50.0)
+    unmoved = word_losses(best._replace(gathered=other), batch, targets)
+    assert (~known).any()
+    assert torch.equal(unmoved["gathered"], losses["gathered"])
+
+
 def test_every_part_learns():
     torch.manual_seed(0)
     task = LearnerTask(TINY)
     batch = next(task.batches(TINY.vision_steps, 0, 1, CPU))
     output = task.step(batch, Progress(TINY.vision_steps, 4))
-    signals = {"aimed", "named", "seen", "bound", "pointed", "looked", "sought", "found"}
+    signals = {"aimed", "named", "seen", "bound", "pointed", "looked"}
+    signals |= {"gathered", "held", "sought", "found"}
     assert signals | {"answer", "end"} <= set(output.losses)
     sum(output.losses.values()).backward()
     for name in ("word_heads", "vlm"):
@@ -250,6 +283,24 @@ def test_every_part_learns():
                 continue  # the tower's last layer feeds [CLS] only, as in every LLaVA
             assert parameter.grad is not None, path
             assert parameter.grad.abs().max() > 0, path
+
+
+def test_compiled_layers_tell_the_same(monkeypatch):
+    """What is read on the way comes out of compiled layers as well."""
+    plainly = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **options: plainly(f, backend="eager", **options)
+    )
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        task = LearnerTask(TINY.replace({"compile": compiled}))
+        batch = next(task.batches(TINY.vision_steps, 0, 1, CPU))
+        losses = task.step(batch, Progress(TINY.vision_steps, 4)).losses
+        sum(losses.values()).backward()
+        weight = task.model.model.language_model.layers[0].self_attn.q_proj.weight
+        found.append({**losses, "gradient": weight.grad})
+    torch.testing.assert_close(*found)
 
 
 def test_batches_are_functions_of_the_step():
@@ -266,8 +317,9 @@ def test_a_smoke_run_writes_a_model(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["demos", "train-learner", "learner", "--smoke", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    steps = {"aiming", "seen", "binding", "pointing", "lookup", "seeking", "found"}
-    shares = steps | {"accuracy", "zero_shot", "pair", "one", "plain"}
+    steps = {"aiming", "seen", "binding", "pointing", "lookup", "holding"}
+    steps |= {"seeking", "found"}
+    shares = steps | {"accuracy", "zero_shot", "chance", "pair", "one", "plain"}
     assert shares <= set(found["best"])
     assert (tmp_path / "runs/demos_learner/model/config.json").is_file()
 

@@ -2,8 +2,8 @@
 
 The tower learns what patches show, then all of it learns lessons: plain words first, nonce words
 come in over the first third. What an answer needs has signals of its own on the way (`readouts`),
-which fade; `aiming`, `seen`, `binding`, `pointing`, `lookup`, `seeking` and `found` watch those
-steps on nonce words.
+which fade; `aiming`, `seen`, `binding`, `pointing`, `lookup`, `holding`, `seeking` and `found`
+watch those steps on nonce words.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ from eligo.scenes import draws
 from eligo.scenes.graph import Split
 from eligo.scenes.vlm.heads import PatchTargets, VisionHeads, patch_targets
 from eligo.scenes.vlm.model import EOS, IMAGE, build_processor, build_vlm, save_vlm
-from eligo.scenes.vlm.train import pixel_values
+from eligo.scenes.vlm.train import compile_layers, pixel_values
 from eligo.train import (
     FitResult,
     OptimizerSpec,
@@ -75,6 +75,8 @@ class LearnerTask(Task):
         self.words = WordHeads(config.model.width)
         self.modules = {"vlm": self.model, "vision_heads": self.heads, "word_heads": self.words}
         self.optimizers = {"all": OptimizerSpec(config.optimizer, tuple(self.modules))}
+        if config.compile:
+            compile_layers(self.model)
 
     def make(
         self, split: Split, indices: Tensor, device: torch.device, plain: float, whole: bool = False
@@ -119,23 +121,29 @@ class LearnerTask(Task):
 
     def say(self, features: Tensor, packed: Packed) -> Said:
         """Answers, and what words seem to mean on the way."""
-        llava = self.model.model
+        llava, language_model = self.model.model, self.model.model.language_model
         vision = llava.multi_modal_projector(features)
         vision = vision.view(len(packed.tokens), -1, vision.shape[-1])
-        text = llava.language_model.embed_tokens(packed.tokens).to(vision.dtype)
+        text = language_model.embed_tokens(packed.tokens).to(vision.dtype)
         where = (packed.tokens == IMAGE)[..., None].expand_as(text)
-        states = llava.language_model(
-            inputs_embeds=text.masked_scatter(where, vision),
+        # By hooks of our own: those of `output_hidden_states` cut compiled layers into pieces.
+        states = [text.masked_scatter(where, vision)]
+        watches = [
+            layer.register_forward_hook(lambda _layer, _inputs, output: states.append(output))
+            for layer in language_model.layers
+        ]
+        last = language_model(
+            inputs_embeds=states[0],
             attention_mask=packed.mask,
             position_ids=packed.positions,
             use_cache=False,
-            output_hidden_states=True,
-        )
-        last = states.last_hidden_state
+        ).last_hidden_state
+        for watch in watches:
+            watch.remove()
         return Said(
             self.model.lm_head(gather(last, packed.ask_places)).float(),
             self.model.lm_head(gather(last, packed.ask_places + 1)).float(),
-            read_out(self.words, llava.language_model, states.hidden_states, packed),
+            read_out(self.words, language_model, tuple(states), packed),
         )
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:
@@ -179,6 +187,8 @@ class LearnerTask(Task):
             parts = self._metrics(whole, targets, packed, self.say(features, packed))
             none = Batch(whole.lessons, torch.zeros_like(whole.shown))
             parts["zero_shot"] = self._right(none, features, whole)
+            asked = whole.decided()
+            parts["chance"] = (whole.lessons.guess * asked).sum() / asked.sum().clamp(min=1)
             half = Batch(whole.lessons, whole.shown & whole.lessons.needs[:, 0])
             parts["pair"] = self._right(half, features, whole, 0)
             lone = half.shown & (half.shown.cumsum(1) == 1)

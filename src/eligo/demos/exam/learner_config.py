@@ -41,6 +41,8 @@ class LearnerConfig(Config):
     """Share of lessons with plain words: known words first, then nonce words."""
     unclear: float = Field(default=0.25, ge=0, le=1)
     """Share of examples that are left as they were drawn: some of them could mean two things."""
+    compile: bool = False
+    """Compile the layers (needs a GPU to be worth it)."""
     validation_lessons: int = Field(default=512, ge=1)
     """Lessons of the validation split that choose `best`."""
 
@@ -72,6 +74,7 @@ class LearnerConfig(Config):
                 "precision": "no", "init_from": None, "max_minutes": None,
             },
             "validation_lessons": 8,
+            "compile": False,
             "vision_steps": min(self.vision_steps, 2),
         }  # fmt: skip
         return self.replace(changes)

@@ -80,7 +80,7 @@ def pack(lessons: Lessons, shown: Bool[Tensor, "lessons 4"], image_tokens: int) 
     first = prefix + torch.arange(QUESTIONS, device=device) * _ROW
     demo_first = 1 + torch.arange(1, DEMOS + 1, device=device) * width - 1
     # "what colour is the" are four words: behind them stand the two names, or an example's noun.
-    names = first[:, None] + torch.tensor([_FRAME, _FRAME + 1], device=device)
+    names = first[:, None] + _FRAME + torch.arange(2, device=device)
     patches = torch.arange(image_tokens, device=device)
     demo_patches = demo_first[:, None] - (width - 2) + patches
     nouns = demo_patches[:, -1] + 1 + _FRAME

@@ -9,16 +9,21 @@ nothing makes an example's word read its own image. So each step has a signal of
     bound     its word, the next token, takes that over as its meaning
     pointed   a head looks from a question's word to the same word in an example
     looked    ... and takes over its meaning
+    gathered  a head looks from the question mark to both words of its question
+    held      ... and takes over both meanings
     sought    a head looks from the question mark to the patches of the object with both meanings
     found     ... and takes over all that they show
 
-Linear read-outs of a state on the way up, thrown away afterwards; but `aimed`, `pointed` and
-`sought` are the logits of one attention head, as the model itself computes them. Why those are
-needed: a state that knows which values an image shows, and not of which object, guesses well and
-stays there for long; so does a word that knows which attribute it is of, and not which value: once
-a state carries a meaning, the word itself is a small part of it. docs/demos_exam.md has figures.
+Linear read-outs of a state on the way up, thrown away afterwards; but `aimed`, `pointed`,
+`gathered` and `sought` are the logits of one attention head, as the model itself computes them. Why
+those are needed: a state that knows which values an image shows, and not of which object, guesses
+well and stays there for long; so does a word that knows which attribute it is of, and not which
+value: once a state carries a meaning, the word itself is a small part of it. And a question mark
+that learned from plain words gathers them in layers where a nonce word means nothing yet.
+docs/demos_exam.md has figures.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -27,13 +32,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from eligo.demos.exam.batch import Batch
+from eligo.demos.exam.batch import Batch, Meanings
 from eligo.demos.exam.lessons import DEMOS, NUM_VALUES, QUESTIONS, Lessons
 from eligo.demos.exam.packing import Packed
 from eligo.scenes import words
 from eligo.scenes.vlm.heads import PatchTargets
 
-_NAMED, _SEEN, _BOUND, _LOOKED, _FOUND = 1, 2, 3, 5, 7
+_NAMED, _SEEN, _BOUND, _LOOKED, _HELD, _FOUND = 1, 2, 3, 5, 6, 7
 """Layers behind which states are read; what is above them reads the answer off what was found."""
 _LAYERS = 8
 """A model with fewer is read at the same depths of it."""
@@ -48,8 +53,8 @@ class WordHeads(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.named, self.seen, self.bound, self.looked, self.found = (
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, NUM_VALUES)) for _ in range(5)
+        self.named, self.seen, self.bound, self.looked, self.held, self.found = (
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, NUM_VALUES)) for _ in range(6)
         )
 
 
@@ -66,6 +71,9 @@ class Read(NamedTuple):
     same: Bool[Tensor, "lessons 8 2 examples"]
     """Which of them is the same word."""
     looked: Float[Tensor, "lessons 8 2 values"]
+    gathered: Float[Tensor, "lessons 8 2"]
+    """Log share of all that a question mark looks at, for each word of its question."""
+    held: Float[Tensor, "lessons 8 values"]
     sought: Float[Tensor, "lessons 8 patches"]
     """Logits of the patches of the question's image, for each question mark."""
     found: Float[Tensor, "lessons 8 values"]
@@ -74,7 +82,7 @@ class Read(NamedTuple):
 def read_out(
     heads: WordHeads, language_model: Any, states: tuple[Tensor, ...], packed: Packed
 ) -> Read:
-    """From the states before every layer, and after the last."""
+    """From what enters the first layer, and what leaves each."""
 
     def at(layer: int, places: Tensor) -> Tensor:
         return gather(states[_layer(layer, states)], places).float()
@@ -97,9 +105,20 @@ def read_out(
         pointed=pointed.unflatten(1, by_word),
         same=(said[..., None] == told[:, None]).unflatten(1, by_word),
         looked=heads.looked(at(_LOOKED, names)).unflatten(1, by_word),
+        gathered=_shares_of_look(looks, _layer(_HELD, states) - 1, packed),
+        held=heads.held(at(_HELD, marks)),
         sought=looks(_layer(_FOUND, states) - 1, marks, packed.asked_patches),
         found=heads.found(at(_FOUND, marks)),
     )
+
+
+def _shares_of_look(looks: Callable[..., Tensor], layer: int, packed: Packed) -> Tensor:
+    """From question marks to their two words, among all that they may look at."""
+    marks, length = packed.ask_places - 1, packed.tokens.shape[1]
+    everything = torch.arange(length, device=marks.device).expand(len(marks), -1)
+    sees = packed.mask[:, 0].gather(1, marks[..., None].expand(-1, -1, length))
+    logits = looks(layer, marks, everything).masked_fill(~sees, _NEVER)
+    return logits.log_softmax(-1).gather(2, packed.name_places)
 
 
 def head_logits(
@@ -138,6 +157,8 @@ def word_losses(read: Read, batch: Batch, targets: PatchTargets) -> dict[str, Te
         "bound": mean_loss(read.bound, lessons.demo_value, batch.told),
         "pointed": mean_loss(logits, place, there),
         "looked": mean_loss(read.looked, meanings.values, meanings.tellable),
+        "gathered": _mean(-read.gathered, meanings.tellable),
+        "held": mean_loss(_twice(read.held), meanings.values, meanings.tellable),
         "sought": aim_loss(read.sought, of_question, known),
         "found": _object_loss(read.found, lessons.meant, known),
     }
@@ -157,6 +178,7 @@ def word_metrics(read: Read, batch: Batch, targets: PatchTargets) -> dict[str, T
         "lookup": share(
             read.looked.argmax(-1) == meanings.values, meanings.tellable & nonce[..., None]
         ),
+        "holding": share(_are_held(read.held, meanings), batch.decided() & nonce),
         "seeking": share(
             _hits(read.sought, of_question), of_question.any(-1) & batch.decided() & nonce
         ),
@@ -193,7 +215,21 @@ def aim_loss(logits: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
     """How little of a head's look at an image falls on the wanted patches; where there are any."""
     mask = mask & wanted.any(-1)
     missed = logits.logsumexp(-1) - logits.masked_fill(~wanted, _NEVER).logsumexp(-1)
-    return torch.where(mask, missed, 0.0).sum() / mask.sum().clamp(min=1)
+    return _mean(missed, mask)
+
+
+def _mean(losses: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, losses, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def _twice(logits: Tensor) -> Tensor:
+    """For each of a question's two words."""
+    return logits[..., None, :].expand(*logits.shape[:-1], 2, -1)
+
+
+def _are_held(logits: Tensor, meanings: Meanings) -> Tensor:
+    """Whether the two likeliest values are those that the words mean; they are in order."""
+    return (logits.topk(2).indices.sort(-1).values == meanings.values).all(-1)
 
 
 def _hits(logits: Tensor, wanted: Tensor) -> Tensor:

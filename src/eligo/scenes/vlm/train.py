@@ -131,7 +131,7 @@ class VlmTask(Task):
         }
         self.optimizers = {"all": OptimizerSpec(config.optimizer, tuple(self.modules))}
         if config.compile:
-            _compile_layers(self.model)
+            compile_layers(self.model)
 
     @cached_property
     def _constants(self) -> tuple[Tensor, Tensor | BlockMask, Tensor]:
@@ -271,7 +271,7 @@ class VlmTask(Task):
         return result
 
 
-def _compile_layers(model: LlavaForConditionalGeneration) -> None:
+def compile_layers(model: LlavaForConditionalGeneration) -> None:
     """Compile the repeated blocks only: one short compilation serves all of them."""
     torch._dynamo.config.cache_size_limit = 64
     llava = model.model

@@ -7,6 +7,8 @@ import torch
 from accelerate import PartialState
 from patch_models import smoke
 
+from eligo.train.processes import end
+
 OPTIONS = {
     "train__total_steps": 3, "train__batch_size": 4, "train__log_every": 1,
     "train__evaluate_every": 3, "ramp": 0.3, "hardest_after": 0.3,
@@ -29,3 +31,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     assert PartialState(cpu=True).num_processes == 2
     main(*sys.argv[1:])
+    end()

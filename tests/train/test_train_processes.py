@@ -11,7 +11,7 @@ from toy_task import toy
 
 from eligo.errors import InputError
 from eligo.train import fit
-from eligo.train.processes import Processes
+from eligo.train.processes import Processes, end
 from two_processes import two_processes
 
 
@@ -34,6 +34,17 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     for first, second in zip(*lines, strict=True):
         assert (first["step"], first["split"]) == (second["step"], second["split"])
         assert abs(first["loss"] - second["loss"]) < 1e-5
+
+
+def test_only_programs_of_several_processes_end_at_once(monkeypatch) -> None:
+    ended = []
+    monkeypatch.setattr("os._exit", ended.append)
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: ended.append("left"))
+    end(3)
+    assert ended == []
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    end(3)
+    assert ended == ["left", 3]
 
 
 def test_processes_that_do_not_know_of_each_other(monkeypatch) -> None:

@@ -8,6 +8,7 @@ from accelerate import PartialState
 from toy_task import toy
 
 from eligo.train import fit
+from eligo.train.processes import end
 
 OPTIONS = {"train__log_every": 3, "train__ema_decay": 0.9}
 
@@ -25,3 +26,4 @@ if __name__ == "__main__":
     task = toy(out, **OPTIONS)
     result = fit(task, task.config.train, resume=True)
     assert (stopped.ended, result.ended) == ("stopped", "total_steps")
+    end()

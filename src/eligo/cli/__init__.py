@@ -21,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _dispatch(args)
         sys.stdout.flush()  # here, where a closed pipe can still be handled
+        if "eligo.train.processes" in sys.modules:  # trained, perhaps in several processes
+            sys.modules["eligo.train.processes"].end(code)
         return code
     except EligoError as error:
         from eligo.cli.console import print_error

@@ -199,6 +199,14 @@ class Documented:
         return Documented(scores.detach(), tuple(mask.detach() for mask in masks), probes, known)
 
 
+def documented(name: str, paper: bool, dual: bool) -> tuple[dict[str, Any], Batch, Documented]:
+    """A documented case: the network's settings, its inputs, and what the definition says."""
+    settings, shape = DOCUMENTED[name]
+    rules = {**settings, "use_paper_version": paper, "use_dual_aggr": dual, "compat": True}
+    inputs = batch(**shape, compat=True, seed=3)
+    return rules, inputs, Documented.of(tiny(**rules), inputs, seed=11)
+
+
 def gradients(net: CrossSparseAggrNet, inputs: Batch, probe: Tensor) -> dict[str, Tensor]:
     """Of `sum(scores * probe)`, for inputs and parameters."""
     net.zero_grad()

@@ -9,11 +9,10 @@ import pytest
 import torch
 from patch_cases import (
     DEFAULTS,
-    DOCUMENTED,
     MODELS,
     VARIANTS,
-    Documented,
     batch,
+    documented,
     golden,
     golden_net,
     tiny,
@@ -122,10 +121,7 @@ def test_alike_patches_have_a_factor():
 @pytest.mark.parametrize("name", ["rectangular", "ratio_one", "swin", "gumbel"])
 @pytest.mark.parametrize(("paper", "dual"), VARIANTS)
 def test_documented_network_against_the_oracle(name, paper, dual):
-    settings, shape = DOCUMENTED[name]
-    rules = {**settings, "use_paper_version": paper, "use_dual_aggr": dual, "compat": True}
-    inputs = batch(**shape, compat=True, seed=3)
-    wanted = Documented.of(tiny(**rules), inputs, seed=11)
+    rules, inputs, wanted = documented(name, paper, dual)
     with torch.no_grad():
         scores, masks = inputs(tiny(**rules, kernel="triton").train())
     assert (scores.double() - wanted.scores).abs().max() < 2e-6

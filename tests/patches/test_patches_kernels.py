@@ -12,9 +12,9 @@ from patch_cases import (
     DOCUMENTED,
     VARIANTS,
     Batch,
-    Documented,
     assert_close_gradients,
     batch,
+    documented,
     gradients,
     tiny,
 )
@@ -32,10 +32,7 @@ FAST = ("torch", "auto")
 @pytest.mark.parametrize(("paper", "dual"), VARIANTS)
 def test_documented_network_against_the_oracle(name, paper, dual):
     """Scores, masks and gradients, of masks too: those are live with Gumbel noise, or constant."""
-    settings, shape = DOCUMENTED[name]
-    rules = {**settings, "use_paper_version": paper, "use_dual_aggr": dual, "compat": True}
-    inputs = batch(**shape, compat=True, seed=3)
-    wanted = Documented.of(tiny(**rules), inputs, seed=11)
+    rules, inputs, wanted = documented(name, paper, dual)
     for kernel in ("reference", *FAST):
         net = tiny(**rules, kernel=kernel).train()
         images, words = (part.clone().requires_grad_() for part in (inputs.images, inputs.words))

@@ -27,6 +27,16 @@ def results() -> Console:
     return Console()
 
 
+def say(text: str) -> None:
+    """Plain words on stdout, never re-wrapped or coloured, so that they can be copied."""
+    results().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def remark(text: str) -> None:
+    """The same on stderr."""
+    messages().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def print_error(message: str) -> None:
     """One error, never re-wrapped, so that paths and keys can be copied."""
     messages().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)

@@ -4,7 +4,7 @@ import json as json_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from eligo.cli.console import print_result, results
+from eligo.cli.console import print_result, results, say
 from eligo.cli.demos_exam_tables import exam_tables
 from eligo.demos.exam.config import ExamConfig
 from eligo.errors import InputError
@@ -70,4 +70,4 @@ def run(
     if quick:
         results().print("quick: it ran through; the numbers, and so the musts, mean little")
     if written is not None:
-        results().print(f"written: {written}", highlight=False, markup=False, soft_wrap=True)
+        say(f"written: {written}")

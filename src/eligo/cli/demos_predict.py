@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from eligo.cli.console import print_result, results
+from eligo.cli.console import print_result, say
 from eligo.errors import InputError
 
 
@@ -69,4 +69,4 @@ def run(
             told["exhibit"] = written
     print_result(told, json)
     if written is not None and not json:
-        results().print(f"written: {written}", highlight=False, markup=False, soft_wrap=True)
+        say(f"written: {written}")

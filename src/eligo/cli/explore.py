@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from eligo.cli.console import print_result, results
+from eligo.cli.console import print_result, say
 from eligo.errors import InputError
 
 _PORT = 8765
@@ -52,4 +52,4 @@ def run(
         print_result({"page": written, "exhibits": len(found)}, json=True)
         return
     told = f"{len(found)} exhibit{'s' if len(found) > 1 else ''}, written: {written}"
-    results().print(told, highlight=False, markup=False, soft_wrap=True)
+    say(told)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from eligo.cli.console import messages
+from eligo.cli.console import remark
 from eligo.pretrained import shipped_model
 
 if TYPE_CHECKING:
@@ -24,7 +24,4 @@ def say_unknown_words(model: "RetrievalModel", text: str) -> None:
     """Tell of words that the model reads as [UNK]: of them it knows only that there is a word."""
     if unknown := model.text_encoder.unknown_words(text):
         words = ", ".join(dict.fromkeys(unknown))
-        messages().print(
-            f"the model does not know these words: {words}", markup=False, highlight=False,
-            soft_wrap=True,
-        )  # fmt: skip
+        remark(f"the model does not know these words: {words}")

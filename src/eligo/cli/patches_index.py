@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from eligo.cli.console import messages, print_result
+from eligo.cli.console import print_result, remark
 from eligo.cli.patches_flags import open_model
 from eligo.errors import InputError
 
@@ -79,9 +79,7 @@ def run(
             on_done=lambda done, _: bar.update(done),
         )
     for row in built.skipped[:5]:
-        messages().print(
-            f"skipped: {row['id']}: {row['why']}", markup=False, highlight=False, soft_wrap=True
-        )
+        remark(f"skipped: {row['id']}: {row['why']}")
     print_result(
         {
             "index": built.folder,

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from eligo.cli.console import print_result, results
+from eligo.cli.console import print_result, say
 from eligo.cli.patches_flags import open_model, say_unknown_words
 from eligo.errors import InputError
 from eligo.files import writing
@@ -63,7 +63,7 @@ def run(
         f"patches {cost.patches} > {cost.kept} kept > {cost.tokens} tokens, for {cost.words} words",
     ]
     for line in lines:
-        results().print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)
     print_result(made.words, json=False)
     lines = [
         f"a pair: {cost.pair_kmacs:,.0f} k multiply-adds ({cost.association}), "
@@ -73,4 +73,4 @@ def run(
         f"written: {picture}",
     ]
     for line in lines:
-        results().print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from eligo.cli.console import messages, print_result, results
+from eligo.cli.console import print_result, remark, say
 from eligo.cli.patches_flags import open_model, say_unknown_words
 from eligo.errors import InputError, OutputError
 
@@ -70,7 +70,7 @@ def run(
         try:
             measured.save(searcher.index)
         except OutputError as error:  # an index that one may only read can be searched too
-            messages().print(f"not kept: {error}", markup=False, highlight=False, soft_wrap=True)
+            remark(f"not kept: {error}")
     if rerank == "auto":
         assert measured is not None
         rerank = max(k, measured.smallest())
@@ -174,4 +174,4 @@ def _say(
     elif measured is None:
         lines.append("stage 1 was not measured yet: --rerank auto, --dev FILE or --exhaustive do")
     for line in lines:
-        results().print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)

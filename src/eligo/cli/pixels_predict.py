@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from eligo.cli.console import print_result, results
+from eligo.cli.console import print_result, say
 from eligo.cli.pixels_flags import NO_FLAGS, Sam, open_segmenter
 
 
@@ -62,4 +62,4 @@ def run(
         return
     print_result({name: result[name] for name in ("classes", "words") if result[name]}, json=False)
     for file in result["files"]:
-        results().print(f"written: {file}", highlight=False, markup=False, soft_wrap=True)
+        say(f"written: {file}")

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from eligo.cli.console import compact_table, messages, print_result, results
+from eligo.cli.console import compact_table, messages, print_result, results, say
 from eligo.cli.result_file import check_result_file, write_result_file
 from eligo.errors import InputError
 
@@ -78,7 +78,7 @@ def _say(document: dict[str, Any]) -> None:
         met = "met" if bar["met"] else "NOT met"
         sign = "<" if bar["at_most"] else ">="
         line = f"{bar['name']}: {bar['value']:.3g}, asked {sign} {bar['bound']:.3g}: {met}"
-        results().print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)
     for note in document["notes"]:
         messages().print(note, highlight=False, soft_wrap=True)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from eligo.cli.console import print_result, results
+from eligo.cli.console import print_result, say
 from eligo.errors import InputError
 from eligo.files import writing
 
@@ -75,6 +75,6 @@ def run(
         found = {"answer": made.answer, "picture": picture, "cost": made.cost.as_plain()}
         print_result(found, json=True)
         return
-    results().print(f"answer: {made.answer}\n", highlight=False, markup=False, soft_wrap=True)
-    results().print(made.cost.block(), highlight=False, markup=False, soft_wrap=True)
-    results().print(f"\nwritten: {picture}", highlight=False, markup=False, soft_wrap=True)
+    say(f"answer: {made.answer}\n")
+    say(made.cost.block())
+    say(f"\nwritten: {picture}")

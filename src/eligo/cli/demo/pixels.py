@@ -19,8 +19,6 @@ from eligo.pretrained import shipped_models
 from eligo.report.explorer.exhibit import Answer, Exhibit
 from eligo.report.pictures import depth_picture
 from eligo.scenes.config import ROOMS
-from eligo.scenes.painter import Rendered
-from eligo.scenes.tags import swap_twins
 from eligo.scenes.words import LABELS, TWINS
 from eligo.train.progress import ProgressBar
 
@@ -51,7 +49,7 @@ def run(work: Work) -> Part:
     segmenter = Segmenter.from_pretrained(device=torch.device(work.device))
     source = _source(segmenter, work)
     rooms = source.scenes("test")
-    worlds = (rooms, _renamed(source))
+    worlds = (rooms, rooms.renamed())
     rows = []
     with ProgressBar(NAME, len(ARMS)) as bar:
         for arm, provenance in ARMS.items():
@@ -65,12 +63,6 @@ def run(work: Work) -> Part:
     return Part(
         NAME, ASKS, note, tuple(rows), tuple(_exhibit(segmenter, source, worlds, r) for r in picked)
     )
-
-
-def _renamed(source: SceneSource) -> SceneSet:
-    """The same rooms with their twins' other names."""
-    shown = source.scenes("test").rendered
-    return SceneSet(source.config, Rendered(swap_twins(shown.graph), shown.rgb, shown.instances))
 
 
 def _source(segmenter: Segmenter, work: Work) -> SceneSource:

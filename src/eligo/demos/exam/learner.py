@@ -23,11 +23,13 @@ from eligo.demos.exam.readouts import (
     WordHeads,
     gather,
     mean_loss,
+    mean_where,
     read_out,
     share,
     word_losses,
     word_metrics,
 )
+from eligo.nn import watching
 from eligo.scenes import draws
 from eligo.scenes.graph import Split
 from eligo.scenes.vlm.heads import PatchTargets, VisionHeads, patch_targets
@@ -126,24 +128,18 @@ class LearnerTask(Task):
         vision = vision.view(len(packed.tokens), -1, vision.shape[-1])
         text = language_model.embed_tokens(packed.tokens).to(vision.dtype)
         where = (packed.tokens == IMAGE)[..., None].expand_as(text)
-        # By hooks of our own: those of `output_hidden_states` cut compiled layers into pieces.
-        states = [text.masked_scatter(where, vision)]
-        watches = [
-            layer.register_forward_hook(lambda _layer, _inputs, output: states.append(output))
-            for layer in language_model.layers
-        ]
-        last = language_model(
-            inputs_embeds=states[0],
-            attention_mask=packed.mask,
-            position_ids=packed.positions,
-            use_cache=False,
-        ).last_hidden_state
-        for watch in watches:
-            watch.remove()
+        entered = text.masked_scatter(where, vision)
+        with watching(language_model.layers) as left:
+            last = language_model(
+                inputs_embeds=entered,
+                attention_mask=packed.mask,
+                position_ids=packed.positions,
+                use_cache=False,
+            ).last_hidden_state
         return Said(
             self.model.lm_head(gather(last, packed.ask_places)).float(),
             self.model.lm_head(gather(last, packed.ask_places + 1)).float(),
-            read_out(self.words, language_model, tuple(states), packed),
+            read_out(self.words, language_model, (entered, *left), packed),
         )
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:
@@ -187,8 +183,7 @@ class LearnerTask(Task):
             parts = self._metrics(whole, targets, packed, self.say(features, packed))
             none = Batch(whole.lessons, torch.zeros_like(whole.shown))
             parts["zero_shot"] = self._right(none, features, whole)
-            asked = whole.decided()
-            parts["chance"] = (whole.lessons.guess * asked).sum() / asked.sum().clamp(min=1)
+            parts["chance"] = mean_where(whole.lessons.guess, whole.decided())
             half = Batch(whole.lessons, whole.shown & whole.lessons.needs[:, 0])
             parts["pair"] = self._right(half, features, whole, 0)
             lone = half.shown & (half.shown.cumsum(1) == 1)

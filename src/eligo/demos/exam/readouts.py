@@ -157,7 +157,7 @@ def word_losses(read: Read, batch: Batch, targets: PatchTargets) -> dict[str, Te
         "bound": mean_loss(read.bound, lessons.demo_value, batch.told),
         "pointed": mean_loss(logits, place, there),
         "looked": mean_loss(read.looked, meanings.values, meanings.tellable),
-        "gathered": _mean(-read.gathered, meanings.tellable),
+        "gathered": mean_where(-read.gathered, meanings.tellable),
         "held": mean_loss(_twice(read.held), meanings.values, meanings.tellable),
         "sought": aim_loss(read.sought, of_question, known),
         "found": _object_loss(read.found, lessons.meant, known),
@@ -215,11 +215,12 @@ def aim_loss(logits: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
     """How little of a head's look at an image falls on the wanted patches; where there are any."""
     mask = mask & wanted.any(-1)
     missed = logits.logsumexp(-1) - logits.masked_fill(~wanted, _NEVER).logsumexp(-1)
-    return _mean(missed, mask)
+    return mean_where(missed, mask)
 
 
-def _mean(losses: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, losses, 0.0).sum() / mask.sum().clamp(min=1)
+def mean_where(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of what the mask marks; 0 where it marks nothing."""
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def _twice(logits: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from eligo.pixels.text.encoders import WordsEncoder
 from eligo.scenes.graph import draw_scenes
 from eligo.scenes.painter import Rendered, label_names, render_all
 from eligo.scenes.phrases import WORD_ID
-from eligo.scenes.tags import Tags, binding_tags, class_tags
+from eligo.scenes.tags import Tags, binding_tags, class_tags, swap_twins
 from eligo.train import epoch_rows
 from eligo.train.rng import mix
 
@@ -35,6 +35,11 @@ class SceneSet:
 
     def __len__(self) -> int:
         return len(self.rendered.graph)
+
+    def renamed(self) -> "SceneSet":
+        """The same scenes with all twins called by their other name."""
+        shown = self.rendered
+        return SceneSet(self.config, Rendered(swap_twins(shown.graph), shown.rgb, shown.instances))
 
     def tags(self, provenance: Provenance, num_phrases: int = 0) -> Tags:
         """The tags of all scenes; `num_phrases` for binding scenes."""

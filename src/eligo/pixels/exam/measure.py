@@ -15,8 +15,7 @@ from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.text.batch import Provenance
 from eligo.scenes import words
 from eligo.scenes.graph import CAMOUFLAGED, NUM_BINDINGS
-from eligo.scenes.painter import Rendered, slot_labels
-from eligo.scenes.tags import swap_twins
+from eligo.scenes.painter import slot_labels
 
 _AT_ONCE = 50
 _ALL = slice(None)
@@ -64,9 +63,7 @@ _OTHERS = [label for label in range(len(words.LABELS)) if label not in _TWINS]
 def measure_twins(model: PixelsModel, source: SceneSource) -> dict[str, Any]:
     """Every test scene twice, the second time with all twins called by their other name."""
     scenes = source.scenes("test")
-    shown = scenes.rendered
-    other_names = Rendered(swap_twins(shown.graph), shown.rgb, shown.instances)
-    worlds = (scenes, SceneSet(source.config, other_names))
+    worlds = (scenes, scenes.renamed())
     total = _no_pixels(model)
     per_scene: list[float] = []
     for rows in _rows(scenes):

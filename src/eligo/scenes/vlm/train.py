@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import LlavaForConditionalGeneration
 from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
+from eligo.nn import watching
 from eligo.scenes.graph import Split, draw_scenes, take
 from eligo.scenes.painter import Rendered, render
 from eligo.scenes.phrases import word_ids
@@ -201,18 +202,14 @@ class VlmTask(Task):
         embed = llava.language_model.embed_tokens
         start = embed(torch.tensor([BOS, USER], device=features.device)).expand(len(vision), -1, -1)
         text = embed(packed.tokens.flatten(1))
-        middle: list[Tensor] = []
         layers = llava.language_model.layers
-        watch = layers[(len(layers) - 1) // 2].register_forward_hook(
-            lambda _module, _inputs, output: middle.append(output)
-        )
-        states = llava.language_model(
-            inputs_embeds=torch.cat([start.to(vision.dtype), vision, text.to(vision.dtype)], 1),
-            attention_mask=mask,
-            position_ids=places,
-            use_cache=False,
-        ).last_hidden_state
-        watch.remove()
+        with watching([layers[(len(layers) - 1) // 2]]) as middle:
+            states = llava.language_model(
+                inputs_embeds=torch.cat([start.to(vision.dtype), vision, text.to(vision.dtype)], 1),
+                attention_mask=mask,
+                position_ids=places,
+                use_cache=False,
+            ).last_hidden_state
 
         def of_questions(states: Tensor) -> Tensor:
             return states[:, -text.shape[1] :].unflatten(1, packed.tokens.shape[1:])

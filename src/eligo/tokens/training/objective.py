@@ -5,8 +5,8 @@ are two that imitate the whole model, whose answer and states are known (`kl`, `
 the whole and the pruned model through one function, `observe`: same positions, dtype and mode.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eligo import losses, ops
+from eligo.nn import watching
 from eligo.tokens.learned.discriminator import Discriminator
 from eligo.tokens.load import floats_of
 from eligo.tokens.training.batch import HostBatch, Packed
@@ -41,7 +42,7 @@ def observe(
     context: AbstractContextManager,
 ) -> Observed:
     """One pass over prompt and answer inside a context (`masking`, `pruning`, or none)."""
-    with context, _watching(layers, batch.tail) as found:
+    with context, watching(layers, batch.tail) as found, sdpa_kernel(_BACKENDS):
         outputs = model(
             **floats_of(model, batch.inputs),
             use_cache=False,
@@ -58,29 +59,12 @@ def observe_packed(
     def apart(values: Tensor) -> Tensor:
         return values.unflatten(1, (packed.num_rows, -1)).flatten(0, 1)
 
-    with _watching(layers, packed.num_rows * batch.tail) as found:
+    last = packed.num_rows * batch.tail
+    with watching(layers, last) as found, sdpa_kernel(_BACKENDS):
         outputs = model(
             **floats_of(model, packed.inputs), use_cache=False, logits_to_keep=packed.columns
         )
     return Observed(apart(outputs.logits), torch.stack([apart(states) for states in found]))
-
-
-@contextmanager
-def _watching(layers: Sequence[nn.Module], num_columns: int) -> Iterator[list[Tensor]]:
-    """Collects what layers put out in the last columns."""
-    found: list[Tensor] = []
-
-    def keep(_module: nn.Module, _inputs: object, output: Tensor | tuple) -> None:
-        states = output[0] if isinstance(output, tuple) else output
-        found.append(states[:, -num_columns:])
-
-    hooks = [layer.register_forward_hook(keep) for layer in layers]
-    try:
-        with sdpa_kernel(_BACKENDS):
-            yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def answers(batch: HostBatch) -> Int64[Tensor, "batch answer"]:

@@ -17,6 +17,7 @@ from eligo.pixels.model.geometry import (
     column_distances,
     full_distances,
     head_decay,
+    prior_rates,
     resize_depth,
     rotary_frequencies,
     rotary_tables,
@@ -49,12 +50,12 @@ def test_prior(kind: str, head_dim: int, spread: float):
     depth = resize_depth(Depth(tensors["depth"], None), (height, width))
     weights = tensors["weight"].flatten()
     if kind == "full":
-        found = full_distances(height, width, depth, CPU).bias(decay, weights)
+        found = full_distances(height, width, depth, CPU).bias(prior_rates(decay, weights))
         close(found.squeeze(1), tensors["mask"])
     else:
-        rows = row_distances(width, depth, CPU).bias(decay, weights)
+        rows = row_distances(width, depth, CPU).bias(prior_rates(decay, weights))
         close(rows.transpose(1, 2), tensors["mask_w"])
-        columns = column_distances(height, depth, CPU).bias(decay, weights)
+        columns = column_distances(height, depth, CPU).bias(prior_rates(decay, weights))
         close(columns.transpose(1, 2), tensors["mask_h"])
 
 

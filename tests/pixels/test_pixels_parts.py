@@ -15,6 +15,8 @@ from eligo.pixels.model.geometry import (
     Depth,
     full_distances,
     known_depth,
+    pair_turns,
+    prior_rates,
     resize_depth,
     rotary_frequencies,
     rotary_tables,
@@ -49,9 +51,9 @@ def test_prior_by_hand(full: bool):
     decay, weights = torch.tensor([-0.3, -0.1]), torch.tensor([0.7, 1.9])
     depth = Depth(z, valid)
     if full:
-        bias = full_distances(height, width, depth, CPU).bias(decay, weights)
+        bias = full_distances(height, width, depth, CPU).bias(prior_rates(decay, weights))
     else:
-        bias = row_distances(width, depth, CPU).bias(decay, weights)
+        bias = row_distances(width, depth, CPU).bias(prior_rates(decay, weights))
     for head in range(2):
         for i, j, k, m in torch.cartesian_prod(*map(torch.arange, (height, width) * 2)).tolist():
             if not full and i != k:
@@ -65,8 +67,8 @@ def test_prior_by_hand(full: bool):
 
 def test_rotation_by_hand():
     x = torch.randn(1, 2, 3, 1, 6)
-    tables = rotary_tables(2, 3, rotary_frequencies(6))
-    turned = rotate(x, *tables)
+    turns = pair_turns(*rotary_tables(2, 3, rotary_frequencies(6)))
+    turned = rotate(x, turns)
     for i, j, m in torch.cartesian_prod(*map(torch.arange, (2, 3, 3))).tolist():
         angle = (i * 3 + j) * 10000 ** (-m / 2)
         a, b = x[0, i, j, 0, 2 * m : 2 * m + 2].tolist()
@@ -78,10 +80,11 @@ def test_rotation_by_hand():
 
 
 def test_rotation_is_the_same_traced():
-    x, tables = torch.randn(2, 2, 3, 2, 6), rotary_tables(2, 3, rotary_frequencies(6))
+    x = torch.randn(2, 2, 3, 2, 6)
+    turns = pair_turns(*rotary_tables(2, 3, rotary_frequencies(6)))
     with production():  # the checks of annotations cannot be traced
         traced = torch.compile(rotate, backend="eager", fullgraph=True)
-        torch.testing.assert_close(traced(x, *tables), rotate(x, *tables))
+        torch.testing.assert_close(traced(x, turns), rotate(x, turns))
 
 
 def test_factorise_by_hand():

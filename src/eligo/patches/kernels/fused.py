@@ -39,7 +39,7 @@ class Tiles(NamedTuple):
     stages: int
 
 
-TILES = Tiles(texts=4, columns=64, warps=8, stages=3)  # half precision
+TILES = Tiles(texts=1, columns=128, warps=4, stages=1)  # half precision
 FLOAT_TILES = Tiles(texts=4, columns=32, warps=8, stages=1)
 
 

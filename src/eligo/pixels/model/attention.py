@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eligo.pixels.model.geometry import Geometry, rotate
+from eligo.pixels.model.geometry import Geometry, prior_rates, rotate
 from eligo.pixels.model.layers import Depthwise
 
 
@@ -33,17 +33,21 @@ class GeometryAttention(nn.Module):
     ) -> Float[Tensor, "batch height width dim"]:
         """Attend; `prior_weights` are the block's w0 (grid) and w1 (depth)."""
         # Three products rather than one: each result is whole in memory, and all below are views.
-        parts = zip(self.qkv.weight.chunk(3), self.qkv.bias.chunk(3), strict=True)
-        query, key, value = (F.linear(x, weight, bias) for weight, bias in parts)
-        heads = (self.num_heads, -1)
-        query = rotate(query.unflatten(-1, heads), geometry.sin, geometry.cos)
-        key = rotate(key.unflatten(-1, heads), geometry.sin, geometry.cos)
-        mixed = value.unflatten(-1, heads)  # (batch, height, width, heads, head_dim)
+        dim = x.shape[-1]
+        weights, biases = (
+            self.qkv.weight.view(3, dim, dim).unbind(),
+            self.qkv.bias.view(3, dim).unbind(),
+        )
+        query, key, value = map(F.linear, (x, x, x), weights, biases)
+        by_head = (*x.shape[:-1], self.num_heads, -1)
+        query = rotate(query.view(by_head), geometry.turns)
+        key = rotate(key.view(by_head), geometry.turns)
+        mixed = value.view(by_head)
         attends = (_full,) if len(geometry.lines) == 1 else (_rows, _columns)
+        rates = prior_rates(geometry.decay, prior_weights)
         for attend, distances in zip(attends, geometry.lines, strict=True):
-            prior = distances.bias(geometry.decay, prior_weights).to(query.dtype)
-            mixed = attend(query, key, mixed, prior)
-        return self.output(mixed.flatten(-2) + self.local(value))
+            mixed = attend(query, key, mixed, distances.bias(rates).to(query.dtype))
+        return self.output(mixed.reshape(x.shape) + self.local(value))
 
 
 def _rows(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:

@@ -69,11 +69,11 @@ class Block(nn.Module):
         x = x + self.position(x)
         branch = self.attention(self.norm_attention(x), geometry, self.prior_weights)
         if align is not None and words is not None:
-            branch = align(branch, words, self.scale_attention)
-        elif self.scale_attention is not None:
-            branch = self.scale_attention * branch
-        x = x + self.drop_path(branch)
-        refined = self.ffn(self.norm_ffn(x))
-        if self.scale_ffn is not None:
-            refined = self.scale_ffn * refined
-        return x + self.drop_path(refined)
+            x = x + self.drop_path(align(branch, words, self.scale_attention))
+        else:
+            x = _add(x, self.drop_path(branch), self.scale_attention)
+        return _add(x, self.drop_path(self.ffn(self.norm_ffn(x))), self.scale_ffn)
+
+
+def _add(x: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
+    return x + branch if scale is None else torch.addcmul(x, branch, scale)

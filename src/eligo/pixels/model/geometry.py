@@ -23,17 +23,17 @@ class Distances(NamedTuple):
     """How far apart the tokens of every line are: in the grid, and in depth (None: unknown)."""
 
     grid: Tensor  # (tokens, tokens)
-    depth: Tensor | None  # (batch, lines, tokens, tokens)
+    depth: Tensor | None  # (batch, lines, 1, tokens, tokens)
 
     def bias(
-        self, decay: Float[Tensor, " heads"], weights: Float[Tensor, "2"]
+        self, rates: tuple[Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"]]
     ) -> Float[Tensor, "batch lines heads tokens tokens"]:
         """`b_h (w0 grid + w1 depth)`; batch and lines are 1 if depth is unknown."""
-        along_grid, along_depth = (decay * weights[:, None])[..., None, None]  # (heads, 1, 1)
+        along_grid, along_depth = rates
         grid = along_grid * self.grid
         if self.depth is None:
             return grid[None, None]
-        return torch.addcmul(grid, self.depth.unsqueeze(2), along_depth)
+        return torch.addcmul(grid, self.depth, along_depth)
 
 
 class Geometry(NamedTuple):
@@ -41,8 +41,7 @@ class Geometry(NamedTuple):
 
     lines: tuple[Distances, ...]  # rows and columns, or all tokens as one line
     decay: Tensor  # (heads,)
-    sin: Tensor  # (height, width, head_dim)
-    cos: Tensor  # (height, width, head_dim)
+    turns: Tensor  # (height, width, 1, pairs, 2)
 
 
 class Depth(NamedTuple):
@@ -95,33 +94,46 @@ def rotary_tables(
     return angles.sin(), angles.cos()
 
 
+def pair_turns(
+    sin: Float[Tensor, "height width head_dim"], cos: Float[Tensor, "height width head_dim"]
+) -> Float[Tensor, "height width 1 pairs 2"]:
+    """(cos, sin) of every pair, which has the same angle twice; the same for all heads."""
+    return torch.stack((cos[..., ::2], sin[..., ::2]), -1).unsqueeze(2)
+
+
 def rotate(
     x: Float[Tensor, "batch height width heads head_dim"],
-    sin: Float[Tensor, "height width head_dim"],
-    cos: Float[Tensor, "height width head_dim"],
+    turns: Float[Tensor, "height width 1 pairs 2"],
 ) -> Float[Tensor, "batch height width heads head_dim"]:
     """Turn every pair (a, b) by its angle: (a cos - b sin, b cos + a sin).
 
     In eager mode as a product of complex numbers, one pass where pairs take many; compilers and
     exporters, which know no complex numbers, get the pairs and fuse them.
     """
-    pairs = x.float().unflatten(-1, (-1, 2))
-    sin, cos = (table[..., None, ::2] for table in (sin, cos))  # for each pair, over all heads
+    pairs = x.float().view(*x.shape[:-1], -1, 2)
     if torch.compiler.is_compiling():
-        a, b = pairs.unbind(-1)
+        (a, b), (cos, sin) = pairs.unbind(-1), turns.unbind(-1)
         turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1)
     else:
-        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin))
-    return turned.flatten(-2).to(x.dtype)
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(turns))
+    return turned.view(x.shape).to(x.dtype)
+
+
+def prior_rates(
+    decay: Float[Tensor, " heads"], weights: Float[Tensor, "2"]
+) -> tuple[Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"]]:
+    """`b_h w0` and `b_h w1` of a block: how fast each head fades along the grid and with depth."""
+    along_grid, along_depth = (weights[:, None, None, None] * decay[:, None, None]).unbind()
+    return along_grid, along_depth
 
 
 def row_distances(width: int, depth: Depth | None, device: torch.device) -> Distances:
-    """Within every row: (width, width) and (batch, height, width, width)."""
+    """Within every row: (width, width) and (batch, height, 1, width, width)."""
     return Distances(_steps(width, device), _gaps(depth, lambda z: z.squeeze(1)))
 
 
 def column_distances(height: int, depth: Depth | None, device: torch.device) -> Distances:
-    """Within every column: (height, height) and (batch, width, height, height)."""
+    """Within every column: (height, height) and (batch, width, 1, height, height)."""
     return Distances(_steps(height, device), _gaps(depth, lambda z: z.squeeze(1).mT))
 
 
@@ -151,7 +163,7 @@ def stage_geometry(
         rows = row_distances(width, at_tokens, device)
         lines = (rows, column_distances(height, at_tokens, device))
     sin, cos = rotary_tables(height, width, rotary_frequencies(head_dim, device))
-    return Geometry(lines, head_decay(num_heads, spread, device), sin, cos)
+    return Geometry(lines, head_decay(num_heads, spread, device), pair_turns(sin, cos))
 
 
 def _steps(count: int, device: torch.device) -> Tensor:
@@ -163,11 +175,11 @@ def _gaps(depth: Depth | None, lines: Callable[[Tensor], Tensor]) -> Tensor | No
     """|z - z'| within the lines that `lines` makes of a map; 0 where an end is unknown."""
     if depth is None:
         return None
-    z = lines(depth.z).contiguous()  # else all biases inherit a transposed layout
+    z = lines(depth.z).unsqueeze(2).contiguous()  # else all biases inherit a transposed layout
     gaps = (z.unsqueeze(-1) - z.unsqueeze(-2)).abs()
     if depth.valid is None:
         return gaps
-    valid = lines(depth.valid)
+    valid = lines(depth.valid).unsqueeze(2)
     return torch.where(valid.unsqueeze(-1) & valid.unsqueeze(-2), gaps, 0.0)
 
 

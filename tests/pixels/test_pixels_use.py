@@ -315,7 +315,7 @@ def test_contradictions_and_bad_input_exit_2(capsys, run: Path, pair, tmp_path: 
     Image.fromarray(np.zeros((48, 60), dtype=np.uint16)).save(tmp_path / "d.png")
     assert "expected the same size" in refused(capsys, *base, "--depth", tmp_path / "d.png")
     assert "is none of them" in refused(capsys, *base, "--tags", "desk")
-    assert "no run and no checkpoint" in refused(capsys, "evaluate", tmp_path)
+    assert "no segmentation model" in refused(capsys, "evaluate", tmp_path)
     assert "give the run" in refused(capsys, "evaluate", run / "model")
 
 
@@ -332,6 +332,15 @@ def test_evaluate_command(capsys, run: Path, tmp_path: Path):
     written = json.loads(out.read_text())
     assert written["views"]["flip"] is True
     assert written["command"]
+
+
+def test_a_model_is_evaluated_on_the_data_of_a_config(capsys, run: Path):
+    """As its run is: the model's settings are its own, only the data is the config's."""
+    own = told(capsys, "evaluate", run / "best", "--device", "cpu")["metrics"]
+    given = ("--data", run / "config.yaml", "--device", "cpu")
+    lent = told(capsys, "evaluate", run / "model", *given)["metrics"]
+    for one, other in zip(own, lent, strict=True):
+        assert one | {"checkpoint": ""} == other | {"checkpoint": ""}
 
 
 def test_convert_command(capsys, run: Path, tmp_path: Path):

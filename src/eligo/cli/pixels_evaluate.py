@@ -10,12 +10,15 @@ from eligo.cli.pixels_flags import NO_FLAGS, Sam, preset_changes, sam_changes
 from eligo.cli.result_file import check_result_file, write_result_file
 from eligo.errors import InputError
 
-Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_CHECKPOINT")]
+Run = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL]")]
+_ROOMS = "scenes"
+"""The config that the model which comes with eligo was trained by."""
 
 
 def run(
-    source: Run,
+    source: Run = None,
     *,
+    data: str | None = None,
     split: Literal["validation", "test"] = "test",
     multi_scale: bool = False,
     flip: bool = False,
@@ -32,12 +35,13 @@ def run(
     out: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Metrics of a run's best and last checkpoint on the data it was trained for.
+    """Metrics of a run's best and last checkpoint on the data it was trained for, or of a model.
 
     Oracle words are the truth told to the model: never a result to compare with others'.
 
     Args:
-        source: Folder of a run, or of one checkpoint.
+        source: Folder of a run, checkpoint or model; by default the model that comes with eligo.
+        data: A config of `eligo pixels train` whose data to take, for a folder that knows of none.
         split: Which images.
         multi_scale: Average over scales 0.5 to 1.5, mirrored too.
         flip: Average over the image and its mirror image.
@@ -59,7 +63,7 @@ def run(
         raise InputError(f"--batch_size: got {batch_size}, expected at least 1")
     from eligo.devices import resolve_device
     from eligo.pixels.inference.modes import refuse_other_modes
-    from eligo.pixels.inference.segmenter import Segmenter, stored_config
+    from eligo.pixels.inference.segmenter import SHIPPED, Segmenter, model_folder, stored_config
     from eligo.pixels.measure.evaluate import evaluate_rows
     from eligo.pixels.measure.views import MULTI_SCALE, WINDOW, Views
     from eligo.pixels.training.task import build_source
@@ -70,19 +74,22 @@ def run(
         flip or multi_scale,
         window or (WINDOW if sliding else None),
     )
-    places = _checkpoints(source)
-    config = _training_config(next(iter(places.values())), root, words)
+    places = _checkpoints(Path(source)) if source else {}
+    if not places:
+        places = {source or "shipped": model_folder(source)}
+        data = data or (_ROOMS if source in (None, SHIPPED) else None)
+    config = _training_config(next(iter(places.values())), data, root, words)
     for folder in places.values():
         refuse_other_modes(folder, stored_config(folder), preset_changes(preset) | sam_changes(sam))
-    rows, data = [], None
+    rows, images = [], None
     per_class: dict[str, dict[str, float]] = {}
     for name, folder in places.items():
         segmenter = Segmenter.from_pretrained(folder, device=where)
-        data = data or build_source(config, segmenter.encoder, where)
-        for row in evaluate_rows(segmenter.model, data, split, views, batch_size):
+        images = images or build_source(config, segmenter.encoder, where)
+        for row in evaluate_rows(segmenter.model, images, split, views, batch_size):
             rows.append({"checkpoint": name, **row.shown()})
             column = row.words if len(places) == 1 else f"{name}, {row.words}"
-            for label, iou in zip(data.classes, row.metrics.iou_per_class, strict=True):
+            for label, iou in zip(images.classes, row.metrics.iou_per_class, strict=True):
                 per_class.setdefault(label, {})[column] = iou
     found: dict[str, Any] = {"metrics": rows}
     if classes:
@@ -106,30 +113,31 @@ def _shown(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checkpoints(source: Path) -> dict[str, Path]:
-    """Best and last of a run, or one checkpoint by itself."""
+    """Best and last of a run, or one checkpoint by itself; none in what is neither."""
     found = {name: source / name for name in ("best", "last") if (source / name).is_dir()}
     if len({folder.resolve() for folder in found.values()}) == 1:
         return {" = ".join(found): next(iter(found.values()))}
-    if found:
-        return found
-    if not (source / "model.safetensors").is_file():
-        raise InputError(
-            f"{source}: no run and no checkpoint; expected the folder that `eligo pixels train` "
-            "wrote, or a folder in its checkpoints/"
-        )
-    return {source.name: source}
+    if not found and (source / "model.safetensors").is_file():
+        return {source.name: source}
+    return found
 
 
-def _training_config(folder: Path, root: Path | None, words: Path | None) -> Any:
-    from eligo.config import load_config
+def _training_config(folder: Path, data: str | None, root: Path | None, words: Path | None) -> Any:
+    """A checkpoint's own config, or, on other data, that of `data` with the model's settings."""
+    from eligo.config import find_config, load_config
     from eligo.config.yaml import read_yaml
+    from eligo.pixels.inference.segmenter import plain_config, stored_config
     from eligo.pixels.training.config import PixelsTrainConfig
 
-    tree, _ = read_yaml(folder / "config.yaml")
-    if "data" not in tree:
-        raise InputError(
-            f"{folder}: does not say what it was trained on; give the run, not <run>/model"
-        )
     moved = {"data.root": root, "data.words": words}
-    given = {key: value for key, value in moved.items() if value is not None}
-    return load_config(PixelsTrainConfig, folder / "config.yaml", given)
+    given: dict[str, Any] = {key: value for key, value in moved.items() if value is not None}
+    if data is None:
+        tree, _ = read_yaml(folder / "config.yaml")
+        if "data" not in tree:
+            raise InputError(
+                f"{folder}: does not say what it was trained on; give the run, not <run>/model, or "
+                "--data CONFIG, a config of `eligo pixels train` whose data to take"
+            )
+        return load_config(PixelsTrainConfig, folder / "config.yaml", given)
+    model = plain_config(stored_config(folder)).model_dump(mode="json")
+    return load_config(PixelsTrainConfig, find_config("pixels", data), model | given)

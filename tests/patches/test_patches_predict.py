@@ -14,7 +14,7 @@ from eligo.patches.match.sides import Images
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import ScenePictures, Searcher, build_index
 from eligo.report.explorer.folder import find_exhibits, load_exhibit
-from eligo.report.patches_picture import WordMatch, match_picture
+from eligo.report.patches_picture import WordMatch, _word_picture, match_picture
 from eligo.report.pictures import rgb_picture
 
 TEXT = "there is a red ball left of a blue box."
@@ -79,6 +79,8 @@ def test_the_picture_greys_what_was_dropped(scene):
     below = sheet[-240:-40, 14:175]  # the first word
     is_red = (below[..., 0] > 150) & (below[..., 1] < 50)
     assert is_red.sum() == pytest.approx(161 * 161 / 49, rel=0.15)
+    small = np.asarray(_word_picture(red, words[0]))[:161]
+    assert (small < 40).all(-1).sum() == 2 * 23  # a line around its patch, which is in a corner
     whole = sheet[-240:-40, 189:350]  # [CLS]: all of the image
     assert ((whole[..., 0] > 150) & (whole[..., 1] < 50)).sum() == pytest.approx(161 * 161, rel=0.1)
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.report.pictures import _font, contact_sheet, depth_picture
-from eligo.report.tokens_picture import kept_picture
+from eligo.report.tokens_picture import kept_picture, rim
 
 _PANEL, _WORD, _IN_ROW = 336, 161, 6  # three panels are as wide as six words
+_SHARE = 0.2  # of a token's largest weight, from which a patch gets a line around it
 _INK, _PALE, _GREY = (24, 24, 32), (250, 250, 252), (96, 96, 110)
 
 
@@ -69,7 +70,7 @@ def _scores_picture(image: Image.Image, scores: Tensor) -> Image.Image:
 
 
 def _word_picture(image: Image.Image, match: WordMatch) -> Image.Image:
-    """In colour what the token is made of, grey elsewhere; word, token and cosine below."""
+    """In colour, with a line, what the token is made of; below word, token and cosine."""
     size = (_WORD, _height(image, _WORD))
     pixels = np.asarray(image.convert("RGB").resize(size), dtype=np.float32)
     weights = match.weights.float().cpu().clamp_min(0)
@@ -79,6 +80,7 @@ def _word_picture(image: Image.Image, match: WordMatch) -> Image.Image:
     grown = np.asarray(Image.fromarray(share).resize(size, 0))[..., None]
     grey = pixels.mean(-1, keepdims=True) * 0.3 + 255 * 0.66
     shown = (grey + grown * (pixels - grey)).round().astype(np.uint8)
+    shown[rim(grown[..., 0] < _SHARE)] = _INK  # around them: a grey wall in colour is still grey
     cell = Image.new("RGB", (size[0], size[1] + 40), _PALE)
     cell.paste(Image.fromarray(shown), (0, 0))
     draw = ImageDraw.Draw(cell)

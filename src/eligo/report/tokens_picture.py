@@ -29,11 +29,11 @@ def kept_picture(image: Image.Image, kept: Bool[Tensor, "rows columns"]) -> Imag
     inside = np.repeat(np.repeat(kept.cpu().numpy(), height // rows, 0), width // columns, 1)
     grey = pixels.mean(-1, keepdims=True) * 0.3 + 255 * 0.66
     shown = np.where(inside[..., None], pixels, grey)
-    shown[_rim(inside)] = _LINE
+    shown[rim(inside)] = _LINE
     return Image.fromarray(shown.round().astype(np.uint8))
 
 
-def _rim(inside: np.ndarray) -> np.ndarray:
+def rim(inside: np.ndarray) -> np.ndarray:
     """Kept pixels with a dropped neighbour: a line of one pixel, inside."""
     padded = np.pad(inside, 1, mode="edge")
     around = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]

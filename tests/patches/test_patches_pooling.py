@@ -295,3 +295,15 @@ def test_the_benchmark_runs(capsys, tmp_path, monkeypatch):
     told = capsys.readouterr().out.splitlines()
     rows = [json.loads(line) for line in told if line.startswith('{"factor"')]
     assert [row["vectors"] for row in rows] == [25, 25, 13, 13, 7, 7]
+
+
+def test_no_slot_is_empty_where_few_tokens_are_worth_anything():
+    """A zero vector would be a floor under the cosine of every word."""
+    torch.manual_seed(0)
+    pooling = LearnedTokenPooling(8, 2.0)
+    with torch.no_grad():
+        pooling.mean_weight.fill_(40.0)  # a handful of tokens hold 98 % of the worth
+        for factor in (1.1, 2.0, 4.0):
+            pooled = pooling.fold(F.normalize(torch.randn(41, 8), dim=-1), factor)
+            assert len(pooled) == 1 + int(40 // factor)
+            torch.testing.assert_close(pooled.norm(dim=-1), torch.ones(len(pooled)))

@@ -58,7 +58,7 @@ def _shown(found: dict[str, Any]) -> dict[str, Any]:
     tables = {
         name: [{key: value for key, value in row.items() if key not in left_out} for row in rows]
         for name, rows in found.items()
-        if isinstance(rows, list) and rows
+        if isinstance(rows, list) and rows and name != "made_on"
     }
     for part in ("twins", "binding", "depth"):
         for row in tables.get(part, ()):

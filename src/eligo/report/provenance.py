@@ -4,6 +4,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,8 @@ def _hardware(device: str) -> str:
         names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
         model = names[0].partition(":")[2].strip() if names else model
     return f"{model}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} at the end"
+
+
+def made_on(runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The machines that runs were made on, by the provenance each keeps under `made`."""
+    return sorted({run["made"]["hardware"].partition(", load")[0] for run in runs})

@@ -5,6 +5,7 @@ from typing import Any
 
 from eligo.patches.exam.config import ExamConfig
 from eligo.report.intervals import paired_bootstrap
+from eligo.report.provenance import made_on
 
 _WORSE = -1.0  # points of mean recall that slimming may cost
 _TIMES_CHANCE = 3.0
@@ -30,13 +31,8 @@ def summarise(config: ExamConfig, results: dict[str, dict[int, dict[str, Any]]])
         ("open", "filip"), ("open_dense", "open"), ("paper", "open"),
     ]  # fmt: skip
     comparisons = [compare(*pair) for pair in pairs if set(pair) <= results.keys()]
-    made_on = {
-        run["made"]["hardware"].partition(", load")[0]
-        for runs in results.values()
-        for run in runs.values()
-    }
     return {
-        "made_on": sorted(made_on),
+        "made_on": made_on(run for runs in results.values() for run in runs.values()),
         "arms": arms,
         "comparisons": comparisons,
         "musts": judge(arms, comparisons),

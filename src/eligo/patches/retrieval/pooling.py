@@ -48,6 +48,7 @@ class LearnedTokenPooling(BaseTokenPooling):
     Symbols: v_i token i of n, unit, width D = `dim`; w a learned number; the MLP is D -> D/4 -> 1.
     Dropped are the tokens of least worth that together hold at most `dropped_share` of all worth,
     if they are more than a slot has on average; else there is no extra token, but one slot more.
+    Never so many that a slot would have no token.
 
     The way of the tensors:
         tokens (n, D)
@@ -122,7 +123,6 @@ class LearnedTokenPooling(BaseTokenPooling):
         if count >= len(rest):
             return tokens
         score = self.score(rest)
-        worth = (score - score.max()).exp().unsqueeze(-1)  # (n, 1)
         order = ops.top_k(score, len(rest))  # best first
         num_dropped = self._num_dropped(score[order], count)
         kept = order[: len(rest) - num_dropped]
@@ -131,6 +131,9 @@ class LearnedTokenPooling(BaseTokenPooling):
             has_extra = int(num_dropped > 0)  # cluster 0 is the extra token's
             found = self._clusters(rest[kept], score[kept], count - has_extra)
             clusters[kept] = found + has_extra
+        # Worth counts within a cluster: there the best has 1, and none of them underflows.
+        best = score.new_full((count,), -torch.inf).scatter_reduce(0, clusters, score, "amax")
+        worth = (score - best.detach()[clusters]).exp().unsqueeze(-1)  # (n, 1)
         sums = rest.new_zeros(count, self.dim).index_add(0, clusters, worth * rest)
         return torch.cat([head, unit(sums)])
 
@@ -138,6 +141,7 @@ class LearnedTokenPooling(BaseTokenPooling):
         """How many of the last go to the extra token; none where it would hardly hold any."""
         held = ranked.detach().softmax(0).flip(0).cumsum(0)  # by the last, the last two, ...
         dropped = int((held <= self.dropped_share).sum())
+        dropped = min(dropped, len(ranked) - (count - 1))  # a slot needs a token
         return dropped if count > 1 and dropped * count > len(ranked) else 0
 
     @staticmethod

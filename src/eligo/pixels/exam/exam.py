@@ -25,6 +25,7 @@ from eligo.pixels.exam.summary import summarise
 from eligo.pixels.exam.tokens import LearnedTokensTask
 from eligo.pixels.training.config import PixelsTrainConfig
 from eligo.pixels.training.task import PixelsTask
+from eligo.report.provenance import provenance
 from eligo.train import fit, load_weights
 
 logger = logging.getLogger("eligo.pixels")
@@ -122,6 +123,7 @@ def run_arm(config: ExamConfig, out: Path, name: str, seed: int) -> dict[str, An
         "attention_entropy": result.best.get("attention_entropy"),
         "measured": MEASURES[arm.part](task.model, source),
         "seconds": {"train": trained - began, "measure": time.monotonic() - trained},
+        "made": provenance("eligo", str(next(task.model.parameters()).device)),
     }
     write_text(run.train.folder / RESULT, json.dumps(found) + "\n")
     return found

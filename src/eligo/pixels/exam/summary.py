@@ -7,6 +7,7 @@ from eligo.pixels.exam.arms import BINDING_MUST, CONTROLS
 from eligo.pixels.exam.config import ExamConfig
 from eligo.pixels.exam.measure import PHRASES
 from eligo.report.intervals import paired_bootstrap
+from eligo.report.provenance import made_on
 
 Runs = dict[int, dict[str, Any]]
 Find = Callable[..., float | None]
@@ -26,13 +27,13 @@ def summarise(config: ExamConfig, results: dict[str, Runs]) -> dict[str, Any]:
         "depth": [_depth_row(n, r) for n, r in results.items() if n.startswith("depth")],
     }
     comparisons = _comparisons(config, results)
+    runs = [run for arm in results.values() for run in arm.values()]
     return {
+        "made_on": made_on(runs),
         **{name: rows for name, rows in tables.items() if rows},
         "differences": comparisons,
         "musts": _musts(config, results, comparisons),
-        "seconds": sum(
-            sum(run["seconds"].values()) for runs in results.values() for run in runs.values()
-        ),
+        "seconds": sum(sum(run["seconds"].values()) for run in runs),
     }
 
 

@@ -62,8 +62,10 @@ def exhibit(
 
 
 def _maps(maps: Float[Tensor, "words map_height map_width"], words: Sequence[str]) -> Stage:
-    """One row for each word; kept are the places where it is the first."""
+    """One row for each word, the loudest first; kept are the places where it is the first."""
     scores = maps.detach().float().cpu().flatten(1)
+    loudest = scores.amax(1).argsort(descending=True, stable=True)
+    scores, words = scores[loudest], [words[word] for word in loudest.tolist()]
     first = scores.argmax(0) == torch.arange(len(scores))[:, None]  # (words, places)
     ranked = torch.where(first, scores, -torch.inf)
     heard = Selection.top_k(ranked, first.sum(-1), first)

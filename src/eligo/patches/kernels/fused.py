@@ -39,13 +39,16 @@ class Tiles(NamedTuple):
     stages: int
 
 
-TILES = Tiles(texts=1, columns=128, warps=4, stages=1)  # half precision
+TILES = Tiles(texts=1, columns=128, warps=4, stages=1)  # half precision, by gram, one weight net
+WIDE_TILES = TILES._replace(warps=8)  # half precision else: more than four warps have registers for
 FLOAT_TILES = Tiles(texts=4, columns=32, warps=8, stages=1)
 
 
-def tiles_of(dtype: torch.dtype) -> Tiles:
+def tiles_of(dtype: torch.dtype, *, gram: bool, nets: int) -> Tiles:
     """How the work of patches of a dtype is cut."""
-    return FLOAT_TILES if dtype == torch.float32 else TILES
+    if dtype == torch.float32:
+        return FLOAT_TILES
+    return TILES if gram and nets == 1 else WIDE_TILES
 
 
 @triton.jit
@@ -160,7 +163,7 @@ def best_cosines(
     num_tokens = num_slots + (extra is not None)
     per_word = patches.new_empty(num_images, num_texts, num_words, dtype=torch.float32)
     per_token = patches.new_empty(num_images, num_texts, num_tokens, dtype=torch.float32)
-    tiles = tiles_of(vectors.dtype)
+    tiles = tiles_of(vectors.dtype, gram=factor is not None, nets=len(chosen))
     launch: Any = _best_cosines[(triton.cdiv(num_texts, tiles.texts), num_images)]
     launch(
         logits[0].contiguous(),

@@ -179,7 +179,7 @@ def test_one_readable_error_for_a_file(rejected, text, expected):
         (["--weights", "{kl: much}"], ["--weights.kl: got 'much', expected a valid number"]),
         (["--weights", "{kl"], ["--weights", "not valid YAML"]),
         (["--data.path", "x"], ["--data.path: unknown key", "valid keys here: kind, size"]),
-        (["stray"], ["CONFIG comes first: eligo sample take CONFIG"]),
+        (["stray"], ["got 'stray'", "CONFIG comes first (eligo sample take CONFIG", "--no_key"]),
     ],
 )
 def test_one_readable_error_for_flags(rejected, flags, expected):

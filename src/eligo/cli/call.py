@@ -47,8 +47,11 @@ def call(
     else:
         cls = config_class(layer, expected)
     given = _parsed(_arguments_type(function, cls, layer, names), args[bool(source) :], prog)
-    if given.pop("CONFIG"):
-        raise InputError(f"CONFIG comes first: {prog} CONFIG [--key value ...]")
+    if stray := given.pop("CONFIG"):
+        raise InputError(
+            f"got {str(stray)!r} where no word was expected: CONFIG comes first ({prog} CONFIG "
+            "[--key value ...]), and what is on or off takes no value (--key or --no_key)"
+        )
     flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
     if names and not (source or default or _required(cls) <= flags.keys()):
         raise InputError(needs_config)

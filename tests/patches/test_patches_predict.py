@@ -62,7 +62,8 @@ def test_the_gram_order_of_vit_224():
     net, images = CrossSparseAggrNet(), Images(torch.randn(1, 196, 512), torch.randn(1, 512))
     few, many = (count_cost(net, images, words, 41, (0.0, 0.0, 0.0)) for words in (28, 29))
     assert (few.association, many.association) == ("gram", "direct")
-    assert few.index_bytes == 219_608  # of which 215,992 are patches and slot logits
+    # patches and slot logits; the slots of stage 1; the rest
+    assert few.index_bytes == 215_992 + 39_936 + 3_616
 
 
 def test_the_picture_greys_what_was_dropped(scene):

@@ -37,8 +37,8 @@ def run(
 ) -> None:
     """Search an index: a text finds images, --image FILE finds texts.
 
-    Stage 1 compares one vector per entry, stage 2 scores the best of them exactly. Says how much of
-    the exhaustive top 10 stage 1 finds, as measured on dev queries (--rerank auto, or --dev), and
+    Stage 1 matches without selecting, stage 2 scores the best of that exactly. Says how much of the
+    exhaustive top 10 stage 1 finds, as measured on dev queries (--rerank auto, or --dev), and
     with --exhaustive for this very query.
 
     Args:
@@ -82,9 +82,9 @@ def run(
     hits = best.first(k)
     done = time.perf_counter()
     found = [
-        {"rank": place, **entry, "score": round(score, 4), "stage 1 cosine": round(cosine, 4)}
-        for place, (entry, score, cosine) in enumerate(
-            zip(searcher.ids(hits), hits.scores.tolist(), hits.cosines.tolist(), strict=True), 1
+        {"rank": place, **entry, "score": round(score, 4), "stage 1": round(guess, 4)}
+        for place, (entry, score, guess) in enumerate(
+            zip(searcher.ids(hits), hits.scores.tolist(), hits.guesses.tolist(), strict=True), 1
         )
     ]
     told: dict[str, Any] = {
@@ -149,7 +149,7 @@ def _measure(model: "RetrievalModel", searcher: "Searcher", dev: Path | None) ->
         texts = list(texts)[:_DEV_QUERIES]
         starts = range(0, len(texts), _AT_ONCE)
         sides = [model.text_side(texts[start : start + _AT_ONCE]) for start in starts]
-    count = min(_DEV_QUERIES, sum(len(searcher.direction(side)) for side in sides))
+    count = min(_DEV_QUERIES, sum(len(searcher.guides(side)) for side in sides))
     with ProgressBar("dev queries", count) as bar:
         source = "captions of validation scenes" if dev is None else str(dev)
         return calibrate(searcher, sides, source, on_done=bar.update)

@@ -17,7 +17,7 @@ from eligo.errors import InputError
 from eligo.files import write_text
 from eligo.patches.match.sides import Images, Texts
 from eligo.patches.retrieval.search import Searcher
-from eligo.patches.retrieval.stage1 import cosines_of
+from eligo.patches.retrieval.stage1 import guesses_of
 from eligo.patches.retrieval.store import IndexFolder
 
 TOP, TARGET = 10, 0.995
@@ -79,9 +79,9 @@ def calibrate(
     rows = torch.arange(len(searcher.index))
     for side in queries:
         scores = searcher.scores(side, rows)  # (entries, elements)
-        for column, direction in zip(scores.T, searcher.direction(side), strict=True):
-            cosines = torch.cat([cosines_of(shard, direction) for shard in searcher.index.shards])
-            order = ops.top_k(cosines, len(cosines))
+        for column, guide in zip(scores.T, searcher.guides(side), strict=True):
+            guesses = torch.cat([guesses_of(shard, guide) for shard in searcher.index.shards])
+            order = ops.top_k(guesses, len(guesses))
             rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
             best = ops.top_k(column, min(top, len(column)))
             ranks += rank[best].tolist()

@@ -8,7 +8,8 @@ cannot flush a small weight to zero.
 
 Of a text: its raw words, one text behind the other.
 
-Of both the direction of stage 1: the unit mean patch, the unit mean word.
+For stage 1, of an image its slots as they are when no text chooses (`fold`); of both the direction
+that FAISS walks by: the unit mean patch, the unit mean word.
 """
 
 from dataclasses import fields, replace
@@ -25,9 +26,11 @@ from eligo.patches.kernels.hoist import ImageRows, halved, hoist
 from eligo.patches.match.arithmetic import unit, wide
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.match.sides import Images, Texts, Words, check_finite
+from eligo.patches.retrieval.stage1 import Guide, words_of_rows
 from eligo.patches.retrieval.store import IndexFolder
 
 _ROUNDED = ("patches", "cls", "logits", "logits_dense")
+_OF_STAGE1 = ("direction", "folded")
 
 
 def image_directions(images: Images) -> Float[Tensor, "images dim"]:
@@ -35,6 +38,36 @@ def image_directions(images: Images) -> Float[Tensor, "images dim"]:
     patches = wide(images.patches)
     mean = patches.mean(1) if images.mask is None else ops.masked_mean(patches, images.mask)
     return unit(mean)
+
+
+def fold(rows: ImageRows) -> Float[Tensor, "images slots dim"]:
+    """Unit slots of equation 4 with every patch kept: what a text's choice starts from."""
+    nets = [rows.logits]
+    if rows.logits_dense is not None and rows.s_dt is not None:
+        nets.append(rows.logits_dense)
+    if rows.mask is not None:
+        nets = [logits.masked_fill(~rows.mask.unsqueeze(1), -torch.inf) for logits in nets]
+    weights = torch.stack([wide(logits).softmax(-1) for logits in nets]).sum(0)
+    return unit(weights @ wide(rows.patches))
+
+
+@torch.no_grad()
+def image_guides(net: CrossSparseAggrNet, images: Images) -> list[Guide]:
+    """Images as queries of stage 1."""
+    with full_precision():
+        folded = fold(hoist(net.parts(), images))
+    return [Guide(*each) for each in zip(folded.cpu(), image_directions(images).cpu(), strict=True)]
+
+
+def text_guides(texts: Texts) -> list[Guide]:
+    """Texts as queries of stage 1."""
+    words = texts.words
+    return [
+        Guide(unit(wide(vectors[mask])).cpu(), wide(direction).cpu())
+        for vectors, mask, direction in zip(
+            words.vectors, words.mask, words.directions(), strict=True
+        )
+    ]
 
 
 @torch.no_grad()
@@ -56,6 +89,7 @@ def pack_images(
         if stored[name] is not None:
             stored[name] = stored[name] - stored[name].amax(-1, keepdim=True)
     stored["direction"] = image_directions(rounded).to(dtype)
+    stored["folded"] = fold(rows).to(dtype)
     del stored["num_kept"]  # follows from the mask
     return {
         name: part.to(dtype) if name in _ROUNDED else part
@@ -108,7 +142,7 @@ def score_texts(
     net: CrossSparseAggrNet, index: IndexFolder, rows: Int[Tensor, " rows"], images: Images
 ) -> Float[Tensor, "rows images"]:
     """Exact scores of some indexed texts (ascending) with some images."""
-    picked = index.gather(rows, _pick_texts)
+    picked = index.gather(rows, words_of_rows)
     words = [text for shard in picked for text in shard]
     lengths = torch.tensor([len(text) for text in words])
     vectors = pad_sequence([wide(text) for text in words], batch_first=True)
@@ -119,13 +153,4 @@ def score_texts(
 
 
 def _pick_images(tensors: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    return {name: part[rows] for name, part in tensors.items() if name != "direction"}
-
-
-def _pick_texts(tensors: dict[str, Tensor], rows: Tensor) -> list[Tensor]:
-    ends = tensors["length"].long().cumsum(0)
-    starts = ends - tensors["length"]
-    return [
-        tensors["words"][start:end]
-        for start, end in zip(starts[rows].tolist(), ends[rows].tolist(), strict=True)
-    ]
+    return {name: part[rows] for name, part in tensors.items() if name not in _OF_STAGE1}

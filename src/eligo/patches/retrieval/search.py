@@ -1,9 +1,9 @@
-"""Two-stage search: cosines of means find candidates, the exact score ranks them.
+"""Two-stage search: words and folded patches find candidates, the exact score ranks them.
 
-Stage 1 compares one vector per entry; stage 2 reads the best R of them from the mapped files and
-scores them exactly as the network does. `rerank=None` scores everything: exhaustive search. Parts
-of an index (some shards each, in several processes) are searched alone and merged: a hit carries
-its cosine, so that the merged list is the one that the whole index would give.
+Stage 1 matches without selecting (see `stage1`); stage 2 reads the best R of it from the mapped
+files and scores them exactly as the network does. `rerank=None` scores everything: exhaustive
+search. Parts of an index (some shards each, in several processes) are searched alone and merged: a
+hit carries stage 1's guess, so that the merged list is the one that the whole index would give.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,11 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.patches.match.arithmetic import wide
 from eligo.patches.match.sides import Images, Texts
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import stage1
 from eligo.patches.retrieval.build import hash_of, matching_net
-from eligo.patches.retrieval.entries import image_directions, score_images, score_texts
+from eligo.patches.retrieval.entries import image_guides, score_images, score_texts, text_guides
 from eligo.patches.retrieval.store import IndexFolder
 
 RERANK = 128
@@ -36,16 +35,16 @@ class Hits:
     """Entries of the index."""
     scores: Float[Tensor, " hits"]
     """Exact scores."""
-    cosines: Float[Tensor, " hits"]
+    guesses: Float[Tensor, " hits"]
     """What stage 1 thought of them."""
 
     def first(self, k: int) -> "Hits":
         """The k best of them."""
-        return Hits(self.rows[:k], self.scores[:k], self.cosines[:k])
+        return Hits(self.rows[:k], self.scores[:k], self.guesses[:k])
 
     def share_in(self, rows: Int[Tensor, " rows"]) -> float:
         """How much of them is among some entries."""
-        return float(torch.isin(self.rows, rows).float().mean())
+        return float(torch.isin(self.rows, rows).double().mean())
 
 
 class Searcher:
@@ -82,15 +81,15 @@ class Searcher:
             )
         found = self.candidates(query, rerank)
         scores = self.scores(query, found.rows)[:, 0]
-        return _best(Hits(found.rows, scores, found.cosines), k)
+        return _best(Hits(found.rows, scores, found.guesses), k)
 
     @torch.no_grad()
     def candidates(self, query: Texts | Images, count: int | None) -> stage1.Candidates:
         """The entries that stage 1 likes best, in the order of the index."""
-        direction = self.direction(query)[0]
+        guide = self.guides(query)[0]
         if self._graph is not None and count is not None:
-            return stage1.approximate(self._graph, direction, count)
-        return stage1.exact(self.index, self.shards, direction, count)
+            return stage1.approximate(self.index, self._graph, guide, count)
+        return stage1.exact(self.index, self.shards, guide, count)
 
     @torch.no_grad()
     def scores(
@@ -107,8 +106,8 @@ class Searcher:
                 parts.append(score_texts(self.net, self.index, some, query))
         return torch.cat(parts).cpu()
 
-    def direction(self, query: Texts | Images) -> Float[Tensor, "queries dim"]:
-        """The vectors that stage 1 compares."""
+    def guides(self, query: Texts | Images) -> list[stage1.Guide]:
+        """Every element of a side as stage 1 sees it."""
         wanted = "images" if isinstance(query, Texts) else "texts"
         if self.index.manifest.kind != wanted:
             asked = "a text" if isinstance(query, Texts) else "an image"
@@ -116,8 +115,7 @@ class Searcher:
                 f"{self.index.folder}: is an index of {self.index.manifest.kind}, and got {asked} "
                 f"to look for; {asked} is looked for in {wanted}"
             )
-        found = query.words.directions() if isinstance(query, Texts) else image_directions(query)
-        return wide(found).cpu()
+        return text_guides(query) if isinstance(query, Texts) else image_guides(self.net, query)
 
     def ids(self, hits: Hits) -> list[dict]:
         """What `ids.jsonl` says of the hits."""
@@ -129,17 +127,17 @@ def merge_hits(parts: Sequence[Hits], *, k: int = 10, rerank: int | None = RERAN
 
     Each part must have been searched with `k = rerank`, so that nothing is missing.
     """
-    columns = zip(*((part.rows, part.scores, part.cosines) for part in parts), strict=True)
-    rows, scores, cosines = (torch.cat(column) for column in columns)
+    columns = zip(*((part.rows, part.scores, part.guesses) for part in parts), strict=True)
+    rows, scores, guesses = (torch.cat(column) for column in columns)
     order = rows.argsort()
-    rows, scores, cosines = rows[order], scores[order], cosines[order]
+    rows, scores, guesses = rows[order], scores[order], guesses[order]
     if rerank is not None:
-        kept = ops.top_k(cosines, min(rerank, len(rows))).sort().values
-        rows, scores, cosines = rows[kept], scores[kept], cosines[kept]
-    return _best(Hits(rows, scores, cosines), k)
+        kept = ops.top_k(guesses, min(rerank, len(rows))).sort().values
+        rows, scores, guesses = rows[kept], scores[kept], guesses[kept]
+    return _best(Hits(rows, scores, guesses), k)
 
 
 def _best(hits: Hits, k: int) -> Hits:
     """Rows ascend, so that ties go to the lowest."""
     order = ops.top_k(hits.scores, min(k, len(hits.rows)))
-    return Hits(hits.rows[order], hits.scores[order], hits.cosines[order])
+    return Hits(hits.rows[order], hits.scores[order], hits.guesses[order])

@@ -1,4 +1,13 @@
-"""Stage 1: which entries are worth an exact score. One cosine each, exact or by FAISS (HNSW)."""
+"""Stage 1: which entries are worth an exact score.
+
+Every image's patches are folded into the network's slots as if no text had chosen among them; slots
+and words are then matched both ways, as in equation 5. That is all of the score that needs no
+selection, at one product of S vectors for an image.
+
+Departure from LAPS-style pipelines, whose first stage is the cosine of two means: of the exhaustive
+top 10 the means find two thirds where this finds nearly all (docs/patches_retrieval.md). The means
+remain for millions of entries, where FAISS (HNSW) walks over them to find what stage 1 looks at.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -7,56 +16,54 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from eligo import ops
 from eligo.errors import MissingExtraError, OutputError
 from eligo.files import writing
+from eligo.patches.match.arithmetic import unit, wide
 from eligo.patches.retrieval.store import IndexFolder, Shard
 
 GRAPH = "stage1.faiss"
 _log = logging.getLogger(__name__)
 _NEIGHBOURS = 32  # of each node of the HNSW graph
+_WIDER = 16  # times as many entries come from the graph as stage 1 hands on
+
+
+class Guide(NamedTuple):
+    """One query as stage 1 sees it."""
+
+    vectors: Float[Tensor, "vectors dim"]
+    """Unit words of a text, or unit slots of an image."""
+    direction: Float[Tensor, " dim"]
+    """The unit mean word or patch, for FAISS."""
 
 
 class Candidates(NamedTuple):
-    """Entries in ascending order, and their cosines."""
+    """Entries in ascending order, and what stage 1 thinks of them."""
 
     rows: Int[Tensor, " rows"]
-    cosines: Float[Tensor, " rows"]
+    guesses: Float[Tensor, " rows"]
 
 
-def exact(
-    index: IndexFolder, shards: Sequence[int], direction: Float[Tensor, " dim"], count: int | None
-) -> Candidates:
-    """The `count` entries (None: all) of some shards with the largest cosines; ties to the first.
+def exact(index: IndexFolder, shards: Sequence[int], guide: Guide, count: int | None) -> Candidates:
+    """The `count` entries (None: all) of some shards with the best guesses; ties to the first.
 
     One shard after the other, keeping only its best: the memory is that of one shard.
     """
-    rows, cosines = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0)]
+    rows, guesses = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0)]
     for shard in shards:
-        found = cosines_of(index.shards[shard], direction)
-        if count is None:
-            best = torch.arange(len(found))
-        else:
-            best = ops.top_k(found, min(count, len(found)))
+        found = guesses_of(index.shards[shard], guide)
+        best = torch.arange(len(found)) if count is None else _first(found, count)
         rows.append(best + index.starts[shard])
-        cosines.append(found[best])
+        guesses.append(found[best])
     # Among equals the earlier shard, and inside it the lower row, stands first: ties stay right.
-    every, values = torch.cat(rows), torch.cat(cosines)
-    if count is not None:
-        best = ops.top_k(values, min(count, len(values)))
-        every, values = every[best], values[best]
-    order = every.argsort()
-    return Candidates(every[order], values[order])
+    return _ascending(torch.cat(rows), torch.cat(guesses), count)
 
 
-def cosines_of(shard: Shard, direction: Float[Tensor, " dim"]) -> Float[Tensor, " rows"]:
-    """The cosine of every entry of a shard."""
-    vectors = shard.tensors["direction"]
-    if not len(vectors):
-        return torch.zeros(0)
-    # In float64 a cosine does not depend on how many others are computed with it, nor on the shard.
-    return (vectors.double() @ direction.double()).float()
+def guesses_of(shard: Shard, guide: Guide) -> Float[Tensor, " rows"]:
+    """What stage 1 thinks of every entry of a shard."""
+    return _guesses(shard.tensors, guide, torch.arange(len(shard)))
 
 
 def open_graph(index: IndexFolder) -> Any:
@@ -81,11 +88,45 @@ def open_graph(index: IndexFolder) -> Any:
     return graph
 
 
-def approximate(graph: Any, direction: Float[Tensor, " dim"], count: int) -> Candidates:
-    """The `count` entries that a walk through the graph finds; a few of the best may be missed."""
-    graph.hnsw.efSearch = max(64, 2 * count)
-    values, rows = graph.search(direction.float().unsqueeze(0).numpy(), min(count, graph.ntotal))
-    found, cosines = torch.from_numpy(rows[0]), torch.from_numpy(values[0])
-    real = found >= 0
-    order = found[real].argsort()
-    return Candidates(found[real][order], cosines[real][order])
+def approximate(index: IndexFolder, graph: Any, guide: Guide, count: int) -> Candidates:
+    """The `count` best guesses among what a walk through the graph finds; some may be missed."""
+    wider = min(_WIDER * count, graph.ntotal)
+    graph.hnsw.efSearch = max(64, 2 * wider)
+    _, found = graph.search(guide.direction.float().unsqueeze(0).numpy(), wider)
+    rows = torch.from_numpy(found[0]).sort().values
+    rows = rows[rows >= 0]
+    parts = index.gather(rows, lambda tensors, inside: _guesses(tensors, guide, inside))
+    return _ascending(rows, torch.cat([torch.zeros(0), *parts]), count)
+
+
+def words_of_rows(tensors: dict[str, Tensor], rows: Int[Tensor, " rows"]) -> list[Tensor]:
+    """The words of some texts of a shard."""
+    ends = tensors["length"].long().cumsum(0)
+    starts = ends - tensors["length"]
+    return [
+        tensors["words"][start:end]
+        for start, end in zip(starts[rows].tolist(), ends[rows].tolist(), strict=True)
+    ]
+
+
+def _guesses(tensors: dict[str, Tensor], guide: Guide, rows: Tensor) -> Float[Tensor, " rows"]:
+    if not len(rows):
+        return torch.zeros(0)
+    if "folded" in tensors:
+        return ops.maxsim(guide.vectors[None], tensors["folded"][rows], two_sided=True)
+    words = [unit(wide(text)) for text in words_of_rows(tensors, rows)]
+    lengths = torch.tensor([len(text) for text in words])
+    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+    padded = pad_sequence(words, batch_first=True)
+    return ops.maxsim(padded, guide.vectors[None], mask, two_sided=True)
+
+
+def _first(guesses: Tensor, count: int) -> Tensor:
+    return ops.top_k(guesses, min(count, len(guesses)))
+
+
+def _ascending(rows: Tensor, guesses: Tensor, count: int | None) -> Candidates:
+    """The `count` best (None: all) of some entries, in the order of the index."""
+    kept = torch.arange(len(rows)) if count is None else _first(guesses, count)
+    kept = kept[rows[kept].argsort()]
+    return Candidates(rows[kept], guesses[kept])

@@ -29,7 +29,7 @@ from eligo.files import clear_unfinished, make_folder, numbered_lines, write_tex
 
 Kind = Literal["images", "texts"]
 MANIFEST, IDS, SKIPPED = "index.json", "ids.jsonl", "skipped.jsonl"
-_FORMAT = 1
+_FORMAT = 2
 # One key: the order of several would differ from file to file.
 _METADATA = "eligo"
 

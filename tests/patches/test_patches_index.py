@@ -184,6 +184,20 @@ def test_other_inputs_are_refused(model, tmp_path):
         build(model, scenes(7), tmp_path)
 
 
+def test_shards_of_who_knows_what_are_refused(model, tmp_path):
+    """Of an older format, or without the file that says what they are of."""
+    build(model, scenes(), tmp_path)
+    manifest = tmp_path / "index.json"
+    older = json.loads(manifest.read_text()) | {"format": 1}
+    manifest.write_text(json.dumps(older))
+    for use in (lambda: Searcher(model, tmp_path), lambda: build(model, scenes(), tmp_path)):
+        with pytest.raises(InputError, match=r"of another format, expected 2; remove .* and index"):
+            use()
+    manifest.unlink()
+    with pytest.raises(InputError, match=r"has shards and no index\.json"):
+        build(model, scenes(), tmp_path)
+
+
 def test_changed_files_are_other_inputs(model, tmp_path):
     """The same names, and something else in them: an old index would answer for what is gone."""
     texts, images = tmp_path / "texts.txt", tmp_path / "images"

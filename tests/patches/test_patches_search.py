@@ -5,6 +5,8 @@ import torch
 
 from eligo import ops
 from eligo.errors import InputError, MissingExtraError, OutputError
+from eligo.patches.kernels.hoist import hoist
+from eligo.patches.match.sides import Images
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import (
     Calibration,
@@ -16,6 +18,7 @@ from eligo.patches.retrieval import (
     calibrate,
     merge_hits,
 )
+from eligo.patches.retrieval.entries import fold
 from eligo.patches.retrieval.sources import scene_captions
 
 COUNT = 23
@@ -74,6 +77,27 @@ def guess_by_hand(model, place: int, text: str) -> torch.Tensor:
     return table.amax(0).mean() + table.amax(1).mean()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["open", "paper"])
+@pytest.mark.parametrize("with_dense", [False, True])
+def test_slots_are_the_networks_own(kind, with_dense):
+    """Folded as its aggregation folds all patches; masked ones as if they were not there."""
+    net = RetrievalModel.tiny(kind=kind, dense=with_dense).eval().net
+    patches, cls = torch.randn(2, 16, net.embed_size), torch.randn(2, net.embed_size)
+    dense = torch.randn(2, net.embed_size) if with_dense else None
+    found = fold(hoist(net.parts(), Images(patches, cls, None, dense)))
+    both = (patches, patches) if kind == "paper" and with_dense else (patches,)
+    wanted = torch.nn.functional.normalize(net.aggr_net(*both), dim=-1)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    mask = torch.arange(16) < torch.tensor([[16], [9]])
+    masked = fold(hoist(net.parts(), Images(patches, cls, mask, dense)))
+    fewer = None if dense is None else dense[1:]
+    cut = fold(hoist(net.parts(), Images(patches[1:, :9], cls[1:], None, fewer)))
+    torch.testing.assert_close(masked[1:], cut, atol=1e-5, rtol=0)
+    nothing = fold(hoist(net.parts(), Images(patches, cls, torch.zeros_like(mask), dense)))
+    assert (nothing == 0).all()
+
+
 @pytest.mark.parametrize("rerank", [4, 7, 15])
 def test_two_stages_by_hand(model, images, rerank):
     searcher, query = Searcher(model, images), model.text_side([QUERIES[1]])
@@ -97,6 +121,17 @@ def test_texts_found_by_an_image(model, texts):
     best = ops.top_k(scores, 10)
     torch.testing.assert_close(wanted.scores, scores[best], atol=2e-6, rtol=0)
     assert searcher.ids(wanted)[0]["text"] == scene_captions(COUNT)[int(best[0])]
+
+
+def test_texts_in_two_stages_by_hand(model, texts):
+    picture = ScenePictures.first(1, 56).load([0])[0].value
+    query = model.image_side([picture])
+    captions = scene_captions(COUNT)
+    guesses = torch.stack([guess_by_hand(model, 0, text) for text in captions])
+    found = Searcher(model, texts).candidates(query, 7)
+    chosen = guesses.argsort(descending=True, stable=True)[:7].sort().values
+    assert found.rows.tolist() == chosen.tolist()
+    torch.testing.assert_close(found.guesses, guesses[chosen], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("rerank", [6, 12, None])
@@ -171,7 +206,15 @@ def test_faiss_finds_the_same(model, images, monkeypatch, caplog):
         got, wanted = near.candidates(query, 8), exact.candidates(query, 8)
         assert got.rows.tolist() == wanted.rows.tolist()
         torch.testing.assert_close(got.guesses, wanted.guesses)
+    monkeypatch.setattr("eligo.patches.retrieval.stage1._WIDER", 2)  # means choose 6, slots 3
+    vectors = torch.cat([shard.tensors["direction"] for shard in near.index.shards]).float()
+    mean = model.encode_texts([QUERIES[2]]).words[0].mean(0)
+    first = torch.cosine_similarity(vectors, mean[None]).topk(6).indices
+    guesses = {row: guess_by_hand(model, row, QUERIES[2]) for row in first.tolist()}
+    best = sorted(sorted(guesses, key=lambda row: -guesses[row])[:3])
+    assert near.candidates(query, 3).rows.tolist() == best
     (images / "stage1.faiss").unlink()
+    monkeypatch.setattr("eligo.patches.retrieval.stage1._WIDER", 16)
     monkeypatch.setattr("eligo.patches.retrieval.stage1.writing", _refuse)
     near = Searcher(model, images, approximate=True)  # an index that may only be read
     assert near.candidates(query, 8).rows.tolist() == got.rows.tolist()

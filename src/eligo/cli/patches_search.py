@@ -51,7 +51,8 @@ def run(
         exhaustive: Score every entry exactly.
         dev: Queries to measure stage 1 with: a file of texts, or a folder of images for a text
             index. By default (an index of scenes) captions of the validation split.
-        approximate: Stage 1 by FAISS, for millions of entries.
+        approximate: Let FAISS choose what stage 1 looks at, by one vector per entry: faster, and
+            what it misses is lost.
         model: Folder of the model that made the index; by default the one that comes with eligo.
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
@@ -92,7 +93,9 @@ def run(
         "scored exactly": len(searcher.index) if exhaustive else min(rerank, len(searcher.index)),
         "encoding ms": round(1000 * (encoded - began), 1),
         "search ms": round(1000 * (done - encoded), 1),
-        "stage 1 recall of top 10 on dev": None if measured is None else measured.recall(rerank),
+        "stage 1 recall of top 10 on dev": (
+            None if measured is None or approximate else measured.recall(rerank)
+        ),
     }
     if exhaustive:
         candidates = searcher.candidates(query, rerank).rows
@@ -162,16 +165,17 @@ def _say(
         f"{told['scored exactly']} of {told['entries']} scored exactly, "
         f"{told['search ms']} ms (and {told['encoding ms']} ms to encode the query)"
     ]
-    if measured is not None:
+    if approximate:
+        lines.append("how much FAISS misses was not measured; --exhaustive tells for one query")
+    elif measured is not None:
         lines.append(
             f"stage 1 at R={rerank} finds {100 * measured.recall(rerank):.1f} % of the exhaustive "
             f"top 10 ({measured.queries} dev queries: {measured.source}); "
             f"99.5 % need R={measured.smallest()}"
-            + ("; measured without FAISS, which may miss a few more" if approximate else "")
         )
     if (here := told.get("stage 1 recall of top 10 here")) is not None:
         lines.append(f"for this query it would have found {100 * here:.0f} %")
-    elif measured is None:
+    elif measured is None and not approximate:
         lines.append("stage 1 was not measured yet: --rerank auto, --dev FILE or --exhaustive do")
     for line in lines:
         say(line)

@@ -65,7 +65,7 @@ def _maps(maps: Float[Tensor, "words map_height map_width"], words: Sequence[str
     """One row for each word, the loudest first; kept are the places where it is the first."""
     scores = maps.detach().float().cpu().flatten(1)
     loudest = scores.amax(1).argsort(descending=True, stable=True)
-    scores, words = scores[loudest], [words[word] for word in loudest.tolist()]
+    scores, named = scores[loudest], tuple(words[int(place)] for place in loudest)
     first = scores.argmax(0) == torch.arange(len(scores))[:, None]  # (words, places)
     ranked = torch.where(first, scores, -torch.inf)
     heard = Selection.top_k(ranked, first.sum(-1), first)
@@ -74,7 +74,7 @@ def _maps(maps: Float[Tensor, "words map_height map_width"], words: Sequence[str
         name="where each word is heard",
         selection=Selection(heard.indices, scores, everywhere),
         over=Grid("image", *maps.shape[1:]),
-        rows=tuple(words),
+        rows=named,
         note=_HEARD,
     )
 

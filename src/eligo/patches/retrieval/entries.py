@@ -23,7 +23,7 @@ from eligo import ops
 from eligo.nn import full_precision
 from eligo.patches import kernels
 from eligo.patches.kernels.hoist import ImageRows, halved, hoist
-from eligo.patches.match.arithmetic import unit, wide
+from eligo.patches.match.arithmetic import unit, weighted_softmax, wide
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.match.sides import Images, Texts, Words, check_finite
 from eligo.patches.retrieval.stage1 import Guide, words_of_rows
@@ -45,10 +45,9 @@ def fold(rows: ImageRows) -> Float[Tensor, "images slots dim"]:
     nets = [rows.logits]
     if rows.logits_dense is not None and rows.s_dt is not None:
         nets.append(rows.logits_dense)
-    if rows.mask is not None:
-        nets = [logits.masked_fill(~rows.mask.unsqueeze(1), -torch.inf) for logits in nets]
-    weights = torch.stack([wide(logits).softmax(-1) for logits in nets]).sum(0)
-    return unit(weights @ wide(rows.patches))
+    kept = torch.ones_like(rows.norms) if rows.mask is None else rows.mask.to(rows.norms.dtype)
+    weights = [weighted_softmax(wide(logits), kept.unsqueeze(1)) for logits in nets]
+    return unit(torch.stack(weights).sum(0) @ wide(rows.patches))
 
 
 @torch.no_grad()

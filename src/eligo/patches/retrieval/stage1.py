@@ -1,12 +1,13 @@
 """Stage 1: which entries are worth an exact score.
 
 Every image's patches are folded into the network's slots as if no text had chosen among them; slots
-and words are then matched both ways, as in equation 5. That is all of the score that needs no
-selection, at one product of S vectors for an image.
+and words are then matched both ways, as in equation 5. Left out of the score are the selection, the
+extra token, [CLS], the leaky ReLU and the learned relevance of the paper variant.
 
-Departure from LAPS-style pipelines, whose first stage is the cosine of two means: of the exhaustive
-top 10 the means find two thirds where this finds nearly all (docs/patches_retrieval.md). The means
-remain for millions of entries, where FAISS (HNSW) walks over them to find what stage 1 looks at.
+Departure from pipelines whose first stage is the cosine of two means: of the exhaustive top 10 the
+means find two thirds where this finds nearly all (docs/patches_retrieval.md). The means remain for
+indexes that are too large to look at every entry: FAISS (HNSW) walks over them to find what
+stage 1 looks at, and what the means miss is lost.
 """
 
 import logging
@@ -16,12 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from eligo import ops
 from eligo.errors import MissingExtraError, OutputError
 from eligo.files import writing
-from eligo.patches.match.arithmetic import unit, wide
+from eligo.patches.match.arithmetic import unit
 from eligo.patches.retrieval.store import IndexFolder, Shard
 
 GRAPH = "stage1.faiss"
@@ -63,7 +63,7 @@ def exact(index: IndexFolder, shards: Sequence[int], guide: Guide, count: int | 
 
 def guesses_of(shard: Shard, guide: Guide) -> Float[Tensor, " rows"]:
     """What stage 1 thinks of every entry of a shard."""
-    return _guesses(shard.tensors, guide, torch.arange(len(shard)))
+    return _guesses(shard.tensors, guide) if len(shard) else torch.zeros(0)
 
 
 def open_graph(index: IndexFolder) -> Any:
@@ -91,6 +91,8 @@ def open_graph(index: IndexFolder) -> Any:
 def approximate(index: IndexFolder, graph: Any, guide: Guide, count: int) -> Candidates:
     """The `count` best guesses among what a walk through the graph finds; some may be missed."""
     wider = min(_WIDER * count, graph.ntotal)
+    if not wider:
+        return Candidates(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
     graph.hnsw.efSearch = max(64, 2 * wider)
     _, found = graph.search(guide.direction.float().unsqueeze(0).numpy(), wider)
     rows = torch.from_numpy(found[0]).sort().values
@@ -109,16 +111,24 @@ def words_of_rows(tensors: dict[str, Tensor], rows: Int[Tensor, " rows"]) -> lis
     ]
 
 
-def _guesses(tensors: dict[str, Tensor], guide: Guide, rows: Tensor) -> Float[Tensor, " rows"]:
-    if not len(rows):
-        return torch.zeros(0)
+def _guesses(
+    tensors: dict[str, Tensor], guide: Guide, rows: Tensor | None = None
+) -> Float[Tensor, " rows"]:
+    """Of some entries of a shard (None: of all)."""
     if "folded" in tensors:
-        return ops.maxsim(guide.vectors[None], tensors["folded"][rows], two_sided=True)
-    words = [unit(wide(text)) for text in words_of_rows(tensors, rows)]
-    lengths = torch.tensor([len(text) for text in words])
-    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
-    padded = pad_sequence(words, batch_first=True)
-    return ops.maxsim(padded, guide.vectors[None], mask, two_sided=True)
+        folded = tensors["folded"] if rows is None else tensors["folded"][rows]
+        return ops.maxsim(guide.vectors[None], folded, two_sided=True)
+    words, lengths = tensors["words"], tensors["length"].long()
+    if rows is not None:
+        words, lengths = torch.cat(words_of_rows(tensors, rows)), lengths[rows]
+    # In float64, so that a text's guess does not depend on what it is computed with.
+    cosines = unit(words).double() @ guide.vectors.double().T  # (all words, slots)
+    text = torch.arange(len(lengths)).repeat_interleave(lengths)
+    per_word = torch.zeros(len(lengths), dtype=torch.float64)
+    per_word.scatter_add_(0, text, cosines.amax(1))
+    per_slot = torch.full((len(lengths), cosines.shape[1]), -torch.inf, dtype=torch.float64)
+    per_slot.scatter_reduce_(0, text.unsqueeze(1).expand_as(cosines), cosines, "amax")
+    return (per_word / lengths + per_slot.mean(1)).float()
 
 
 def _first(guesses: Tensor, count: int) -> Tensor:

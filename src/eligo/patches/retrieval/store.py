@@ -96,6 +96,11 @@ def begin(folder: Path, manifest: Manifest) -> list[int]:
                     f"{folder}: holds an index with {name} {found[name]!r}, not {value!r}; give "
                     "another folder, or remove this one"
                 )
+    elif any(folder.glob("shard_*.safetensors")):
+        raise InputError(
+            f"{folder}: has shards and no {MANIFEST}, which says what they are of; give another "
+            "folder, or remove this one"
+        )
     else:
         write_text(folder / MANIFEST, json.dumps(asdict(manifest), indent=2) + "\n")
     return [n for n in range(manifest.num_shards) if not shard_path(folder, n).exists()]
@@ -224,5 +229,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder}`"
         ) from error
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
-        raise InputError(f"{path}: is of another format; expected {_FORMAT}; index again")
+        raise InputError(
+            f"{path}: is of another format, expected {_FORMAT}; remove {folder} and index again"
+        )
     return Manifest(**found)

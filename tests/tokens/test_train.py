@@ -183,8 +183,8 @@ def test_the_whole_model_says_the_same_to_packed_rows():
 
 def test_training_brings_the_hard_form_closer_to_the_whole_model():
     """Several seeds: which tokens survive is a jump, and one training may end well or badly."""
-    left = [_distance_left(seed) for seed in range(3)]
-    assert sum(left) / len(left) < 0.85
+    left = [_distance_left(seed) for seed in range(4)]
+    assert sum(left) / len(left) < 0.8
     assert max(left) < 1
 
 

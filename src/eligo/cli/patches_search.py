@@ -147,12 +147,13 @@ def _measure(model: "RetrievalModel", searcher: "Searcher", dev: Path | None) ->
         files = ImageFiles.under(dev)
         loaded = files.load(range(min(_DEV_QUERIES, len(files.ids))))
         sides = [model.image_side([item.value]) for item in loaded if isinstance(item, Loaded)]
+        count = len(sides)
     else:
         texts = scene_captions(_DEV_QUERIES) if dev is None else TextLines.of(dev).texts
         texts = list(texts)[:_DEV_QUERIES]
         starts = range(0, len(texts), _AT_ONCE)
         sides = [model.text_side(texts[start : start + _AT_ONCE]) for start in starts]
-    count = min(_DEV_QUERIES, sum(len(searcher.guides(side)) for side in sides))
+        count = len(texts)
     with ProgressBar("dev queries", count) as bar:
         source = "captions of validation scenes" if dev is None else str(dev)
         return calibrate(searcher, sides, source, on_done=bar.update)

@@ -52,22 +52,27 @@ def run(
     print_result(document if json else _shown(found), json)
 
 
+_TITLES = {
+    "twins": "twins (IoU; of_merged: share of the IoU with both names as one)",
+    "noisy tags": "noisy tags (IoU)",
+    "binding": "binding (share of objects named right, by number of phrases)",
+    "depth": "depth (IoU of camouflaged things, by whose depth is given)",
+    "differences": "differences (points, 95 % interval)",
+    "musts": "musts",
+    "missing": "missing",
+}
+_PARTS = ("twins", "binding", "depth")
+
+
 def _shown(found: dict[str, Any]) -> dict[str, Any]:
     """Tables narrow enough to read: sizes and single seeds are in exam.json."""
     left_out = {"parameters", "by_seed"}
     tables = {
         name: [{key: value for key, value in row.items() if key not in left_out} for row in rows]
-        for name, rows in found.items()
-        if isinstance(rows, list) and rows and name != "made_on"
+        for name in _TITLES
+        if (rows := found.get(name))
     }
-    for part in ("twins", "binding", "depth"):
+    for part in _PARTS:
         for row in tables.get(part, ()):
             row["arm"] = row["arm"].removeprefix(f"{part}_")
-    titles = {
-        "twins": "twins (IoU; of_merged: share of the IoU with both names as one)",
-        "noisy tags": "noisy tags (IoU)",
-        "binding": "binding (share of objects named right, by number of phrases)",
-        "depth": "depth (IoU of camouflaged things, by whose depth is given)",
-        "differences": "differences (points, 95 % interval)",
-    }
-    return {titles.get(name, name): rows for name, rows in tables.items()}
+    return {_TITLES[name]: rows for name, rows in tables.items()}

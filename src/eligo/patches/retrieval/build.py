@@ -114,7 +114,7 @@ def build_index(
         on_done=tell,
     )
     entries, skipped = store.finish(folder, manifest)
-    size = sum(path.stat().st_size for path in folder.glob("shard_*.safetensors"))
+    size = sum(path.stat().st_size for path in store.shards_in(folder))
     return Built(folder, entries, skipped, done, size / max(1, entries))
 
 

@@ -62,7 +62,7 @@ def text_guides(texts: Texts) -> list[Guide]:
     """Texts as queries of stage 1."""
     words = texts.words
     return [
-        Guide(unit(wide(vectors[mask])).cpu(), wide(direction).cpu())
+        Guide(unit(vectors[mask]).cpu(), direction.cpu())
         for vectors, mask, direction in zip(
             words.vectors, words.mask, words.directions(), strict=True
         )

@@ -96,7 +96,7 @@ def begin(folder: Path, manifest: Manifest) -> list[int]:
                     f"{folder}: holds an index with {name} {found[name]!r}, not {value!r}; give "
                     "another folder, or remove this one"
                 )
-    elif any(folder.glob("shard_*.safetensors")):
+    elif shards_in(folder):
         raise InputError(
             f"{folder}: has shards and no {MANIFEST}, which says what they are of; give another "
             "folder, or remove this one"
@@ -141,6 +141,11 @@ def shard_path(folder: Path, number: int) -> Path:
     return folder / f"shard_{number:05d}.safetensors"
 
 
+def shards_in(folder: Path) -> list[Path]:
+    """All whole shards of a folder."""
+    return sorted(folder.glob("shard_*.safetensors"))
+
+
 # ---------------------------------------------------------------- reading
 
 
@@ -179,7 +184,7 @@ class IndexFolder:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
         if not (self.folder / IDS).exists():
-            made = len(list(self.folder.glob("shard_*.safetensors")))
+            made = len(shards_in(self.folder))
             raise InputError(
                 f"{self.folder}: is not finished ({made} of {self.manifest.num_shards} shards); "
                 "run the same `eligo patches index` again, it goes on where it stopped"

@@ -33,11 +33,8 @@ class GeometryAttention(nn.Module):
     ) -> Float[Tensor, "batch height width dim"]:
         """Attend; `prior_weights` are the block's w0 (grid) and w1 (depth)."""
         # Three products rather than one: each result is whole in memory, and all below are views.
-        dim = x.shape[-1]
-        weights, biases = (
-            self.qkv.weight.view(3, dim, dim).unbind(),
-            self.qkv.bias.view(3, dim).unbind(),
-        )
+        weights = self.qkv.weight.view(3, -1, x.shape[-1]).unbind()
+        biases = self.qkv.bias.view(3, -1).unbind()
         query, key, value = map(F.linear, (x, x, x), weights, biases)
         by_head = (*x.shape[:-1], self.num_heads, -1)
         query = rotate(query.view(by_head), geometry.turns)

@@ -105,6 +105,11 @@ def test_the_command(folder, tmp_path, capsys):
     told = capsys.readouterr()
     assert "does not know these words: Zebra, zebra, [, x, ]" in told.err
     assert len(json.loads(told.out)["words"]) == 10
+    assert "cut" not in told.err
+    assert main([*command, "--text", "a red ball. " * 20, "--json"]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("the text is cut: it has 82 word pieces, and the model reads 64") == 1
+    assert len(json.loads(told.out)["words"]) == 64
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,26 @@ def test_an_index_of_scenes_brings_its_own_dev_queries(world, tmp_path, capsys, 
     assert "3 dev queries: captions of validation scenes" in capsys.readouterr().out
 
 
+def test_texts_that_are_cut_are_told_of_once(world, tmp_path, capsys):
+    long = "a red ball. " * 16  # 64 word pieces, and [CLS] and [SEP]
+    assert search(world, "by_text", long, "--k", "1", "--json") == 0
+    told = capsys.readouterr()
+    assert told.err.count("the text is cut: it has 66 word pieces, and the model reads 64") == 1
+    assert json.loads(told.out)["found"]
+    assert search(world, "by_text", long.removesuffix("red ball. "), "--k", "1") == 0
+    assert "cut" not in capsys.readouterr().err
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(["a box.", long, *["a gem."] * 8, long + "a gem."]))
+    says = "2 of 11 texts are cut: the longest has 69 word pieces, and the model reads 64"
+    flags = ["--model", str(world / "model"), "--device", "cpu", "--shard-size", "4"]
+    index = ["patches", "index", "--texts", str(texts), "--out", str(tmp_path / "index"), *flags]
+    assert main(index) == 0
+    assert capsys.readouterr().err.count(says) == 1
+    assert search(world, "by_text", "a gem.", "--k", "1", "--dev", str(texts)) == 0
+    assert capsys.readouterr().err.count(says) == 1
+    (world / "by_text" / "stage1.json").unlink()  # as the other tests want it
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -170,6 +190,12 @@ def test_dense_captions_of_a_file(tmp_path, capsys):
     with dense.open("a") as file:
         file.write('{"image_id": "b.png", "text": "a blue box.", "model": "m", "prompt": "p"}\n')
     assert main([*command, "--dense", str(dense)]) == 0
+    assert "cut" not in capsys.readouterr().err
+    long = json.dumps({"image_id": "b.png", "text": "a red ball. " * 40})
+    dense.write_text(dense.read_text().splitlines()[0] + f"\n{long}\n")
+    assert main([*command[:4], str(tmp_path / "other"), *command[5:], "--dense", str(dense)]) == 0
+    told = capsys.readouterr().err
+    assert "1 of 2 dense captions are cut: the longest has 162 word pieces" in told
     with dense.open("a") as file:
         file.write('{"text": "whose?"}\n')
     assert main([*command, "--dense", str(dense)]) == 2

@@ -1,5 +1,6 @@
 """What several `patches` commands understand alike: which model, on which device, which words."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from eligo.cli.console import remark
@@ -25,3 +26,17 @@ def say_unknown_words(model: "RetrievalModel", text: str) -> None:
     if unknown := model.text_encoder.unknown_words(text):
         words = ", ".join(dict.fromkeys(unknown))
         remark(f"the model does not know these words: {words}")
+
+
+def say_cut(model: "RetrievalModel", texts: Sequence[str], *, dense: bool = False) -> None:
+    """Tell of texts that are too long for the model, which reads their beginning alone."""
+    counts = model.text_encoder.count_pieces(texts)
+    read = model.text_encoder.longest(dense=dense)
+    if cut := [count for count in counts if count > read]:
+        what = "dense caption" if dense else "text"
+        which, of_them = (
+            (f"the {what} is", "it")
+            if len(texts) == 1
+            else (f"{len(cut)} of {len(texts)} {what}s are", "the longest")
+        )
+        remark(f"{which} cut: {of_them} has {max(cut)} word pieces, and the model reads {read}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import print_result, remark, say
-from eligo.cli.patches_flags import open_model, say_unknown_words
+from eligo.cli.patches_flags import open_model, say_cut, say_unknown_words
 from eligo.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def _query(
         if not text.strip():
             raise InputError("the text to look for is empty")
         say_unknown_words(model, text)
+        say_cut(model, [text])
         return model.text_side([text])
     from eligo.images import open_image
 
@@ -124,6 +125,8 @@ def _query(
         )
     if dense is not None and not model.uses_dense:
         raise InputError("--dense: the model was trained without dense captions; leave it out")
+    if dense is not None:
+        say_cut(model, [dense], dense=True)
     return model.image_side([open_image(image)], None if dense is None else [dense])
 
 
@@ -151,6 +154,7 @@ def _measure(model: "RetrievalModel", searcher: "Searcher", dev: Path | None) ->
     else:
         texts = scene_captions(_DEV_QUERIES) if dev is None else TextLines.of(dev).texts
         texts = list(texts)[:_DEV_QUERIES]
+        say_cut(model, texts)
         starts = range(0, len(texts), _AT_ONCE)
         sides = [model.text_side(texts[start : start + _AT_ONCE]) for start in starts]
         count = len(texts)

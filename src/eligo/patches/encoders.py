@@ -20,6 +20,7 @@ from eligo.patches.match.sides import Words
 
 Picture = Image.Image | Tensor
 """A PIL image, or (3, height, width) bytes."""
+_AT_ONCE = 1024  # texts whose pieces are counted
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,10 @@ class TextEncoder(nn.Module):
     def tokenize(
         self, texts: Sequence[str], *, dense: bool = False
     ) -> tuple[Int[Tensor, "texts words"], Bool[Tensor, "texts words"]]:
-        """Word pieces and which are real, padded to the longest text, on the encoder's device."""
+        """Word pieces and which are real, padded to the longest text, on the encoder's device.
+
+        A text with more pieces than `longest` is cut (see `count_pieces`).
+        """
         empty = next((i for i, text in enumerate(texts) if not text.strip()), None)
         if empty is not None:
             what = "dense caption" if dense else "text"
@@ -185,11 +189,21 @@ class TextEncoder(nn.Module):
             list(texts),
             padding=True,
             truncation=True,
-            max_length=self.max_dense_words if dense else self.max_words,
+            max_length=self.longest(dense=dense),
             return_tensors="pt",
         )
         device = self.head.weight.device
         return found["input_ids"].to(device), found["attention_mask"].to(device).bool()
+
+    def longest(self, *, dense: bool = False) -> int:
+        """Word pieces that are read of a text, [CLS] and [SEP] included."""
+        return self.max_dense_words if dense else self.max_words
+
+    def count_pieces(self, texts: Sequence[str]) -> list[int]:
+        """How many word pieces each text has as a whole, [CLS] and [SEP] included."""
+        parts = (list(texts[i : i + _AT_ONCE]) for i in range(0, len(texts), _AT_ONCE))
+        found = (self.tokenizer(part, verbose=False)["input_ids"] for part in parts)
+        return [len(ids) for part in found for ids in part]
 
     def pieces(self, text: str) -> list[str]:
         """The word pieces of a text, as the words of `forward` stand for them."""

@@ -111,11 +111,24 @@ def test_pictures_are_those_of_the_examples(chosen: Part):
 
 def test_every_selector_chose_among_the_same(chosen: Part):
     for shown in chosen.exhibits:
-        assert [stage.name for stage in shown.stages] == ["pointer v1", "random", "kNN"]
+        assert [stage.name for stage in shown.stages] == ["pointer v1", "random", "kNN", "DPP"]
         assert len({stage.over for stage in shown.stages}) == 1
         for stage in shown.stages:
             assert len(set(stage.selection.indices.tolist())) == demos.SHOTS
         assert [answer.who for answer in shown.answers] == [row.arm for row in chosen.rows]
+
+
+def test_what_is_shipped_chooses_pairs(monkeypatch: pytest.MonkeyPatch):
+    """The real ones: two words need two examples, and who knows what it took picks both."""
+    monkeypatch.setattr(demos, "_LEXICONS", 6)
+    part = demos.run(Work(5, "cpu"))
+    scores = {row.arm: row.score for row in part.rows}
+    best = f"pointer {demos.BEST.removeprefix('demos_')}"
+    assert next(row.arm for row in part.rows if row.is_ours) == best
+    assert part.exhibits[0].stages[0].name == best
+    assert (scores[best] or 0) > 0.75
+    for plainer in ("zero-shot", "random", "kNN", "pointer v1"):
+        assert (scores[best] or 0) > (scores[plainer] or 0) + 0.05, plainer
 
 
 # ------------------------------------------------------------------ the table

@@ -253,3 +253,40 @@ def test_the_analytic_table(capsys):
     rows = found["formulas"]
     assert [row["formula"] for row in rows] == ["order"] * 9
     assert all(row["low"] <= row["regret"] <= row["high"] for row in rows)
+
+
+# -------------------------------------------------------------- the committed result
+
+
+def test_the_committed_result_follows_from_its_answers():
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "demos_exam.json"
+    told = json.loads(path.read_text(encoding="utf-8"))
+    config = ExamConfig.model_validate(told["config"])
+    number = config.lexicons.test * config.queries
+    rows: dict[str, list[dict[str, dict[str, list[float | None]]]]] = {}
+    for name, packed in told["right"].items():
+        run, _, shots = name.partition("@")
+        row, _, seed = run.partition("#")
+        right = [float(bit) for bit in f"{int(packed, 16):b}"[1:]]
+        assert len(right) == number
+        runs = rows.setdefault(row, [])
+        if int(seed) == len(runs):
+            runs.append({})
+        runs[int(seed)][shots] = {"accuracy": list(right)}
+    lexicons = [str(query // config.queries) for query in range(number)]
+    shots = config.shots[0]
+    found = judge(rows, told["health"], [shots], lexicons, config.resamples)
+    table = told["tables"][str(shots)]
+    assert [row["row"] for row in table] == list(rows)
+    for ours, theirs in zip(found["tables"][str(shots)], table, strict=True):
+        assert ours["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-9)
+    theirs = [
+        one for one in told["comparisons"] if one["column"] == "accuracy" and one["shots"] == shots
+    ]
+    for ours, one in zip(found["comparisons"], theirs, strict=True):
+        assert ours["low"] == pytest.approx(one["low"], abs=1e-9)
+        assert ours["better"] == one["better"]
+    judged = {must["must"]: must["met"] for must in told["musts"]}
+    assert len(judged) == 8
+    for must in found["musts"]:
+        assert judged[must["must"]] == must["met"]

@@ -21,7 +21,7 @@ from eligo.demos.exam.world import FIRST_LEXICON, PER_LEXICON, ExamWorld, make_w
 from eligo.demos.exhibit import exhibit
 from eligo.demos.learned.selector import LearnedSelector
 from eligo.demos.models.pretrained import FILE, load_pointer
-from eligo.demos.rivals import KNN, Random, ZeroShot
+from eligo.demos.rivals import DPP, KNN, Random, ZeroShot
 from eligo.demos.selector import PoolSelector
 from eligo.pretrained import shipped_model, shipped_models
 from eligo.report.explorer.exhibit import Answer, Exhibit
@@ -34,6 +34,7 @@ from eligo.train.progress import ProgressBar
 
 NAME, ASKS = "demos", "which examples enter the prompt?"
 NONE, NEAREST = "zero-shot", "kNN"
+BEST = "demos_v2_gru"
 SHOTS = 2
 _EXAM = ExamConfig()
 _LEXICONS, _QUERIES = 8, 16
@@ -46,7 +47,7 @@ _NOTE = (
 
 
 def run(work: Work) -> Part:
-    """Choose by nobody, by chance, by likeness and by what was learned; ask the learner."""
+    """Choose by nobody, by chance, by likeness, by volume and by what was learned; ask."""
     selectors = shipped_selectors()
     if LEARNER not in shipped_models() or not selectors:
         return Part(NAME, ASKS, "no trained model is shipped yet")
@@ -84,8 +85,8 @@ def run(work: Work) -> Part:
 
 
 def shipped_selectors() -> list[str]:
-    """Names of the pointer selectors that come with eligo, with examples of their own or not."""
-    return shipped_models(f"{FILE}.safetensors")
+    """Names of the pointer selectors that come with eligo, the best of the exam first."""
+    return sorted(shipped_models(f"{FILE}.safetensors"), key=lambda name: name != BEST)
 
 
 def on_pool(name: str, pool: Pool) -> LearnedSelector:
@@ -100,7 +101,7 @@ def choose(
     seed: int,
 ) -> dict[str, list[Selection]]:
     """What every selector picks for every query, all among the same candidates."""
-    rivals = {NONE: ZeroShot(), "random": Random(seed=seed), NEAREST: KNN()}
+    rivals = {NONE: ZeroShot(), "random": Random(seed=seed), NEAREST: KNN(), "DPP": DPP()}
     arms = {name: rival.fit([], world.pool) for name, rival in rivals.items()} | dict(learned)
     sampler = Sampler(world.pool, SamplerConfig(num_candidates=_EXAM.num_candidates))
     queries = [as_query(world.queries, row) for row in asked.tolist()]

@@ -36,9 +36,16 @@ def scores(page: Page) -> None:
     page.mouse.move(0, 0)
 
 
+def examples(page: Page) -> None:
+    """What was chosen for the first question that needs examples."""
+    page.locator("details:has(summary:has-text('demos')) a").first.click()
+    page.mouse.move(0, 0)
+
+
 SHOTS = {
     "explorer": (1320, 900, "light", hover),
     "explorer_scores": (1320, 900, "dark", scores),
+    "explorer_demos": (1320, 760, "light", examples),
     "explorer_phone": (390, 800, "light", lambda page: page.keyboard.press("]")),
 }
 

@@ -162,7 +162,7 @@ class _Shown:
             picture=self._pictures(world.queries, [row])[world.queries.ids[row]],
             pictures=pictures,
             answers=said,
-            note=f"the answer is: {payload['answer']}",
+            note=f"the answer is: {payload['answer']}; scores are those before the first pick",
         )
 
     def _pictures(self, pool: Pool, rows: list[int]) -> dict[str, Image.Image]:

@@ -59,7 +59,8 @@ def demos_tool(device: str) -> LiveTool | None:
     lessons = _lessons(scenes)
     examples, known = [], {}
     for number in range(_EXAMPLES):
-        place = int(lessons.valid[number].int().argmax())
+        # The question that is hardest to guess, so that examples matter.
+        place = int(lessons.guess[number].masked_fill(~lessons.valid[number], 2).argmin())
         question = to_text(lessons.text[number, place].tolist())
         picture = _picture(lessons, (DEMOS + 1) * number + DEMOS)
         example = LiveExample(f"lesson {number}", question, picture, question)

@@ -31,7 +31,7 @@ def main(data: str, question: str, photo=None, clip=None, host=None) -> None:
     asked = {"shots": 2, "num_queries": 200, "host": {"model": host}}
     teach(TeachConfig(data=out / "embedded", out=out / "taught", **asked))
     records = read_records(out / "taught", pool, queries).records
-    selector = LearnedSelector("v2+gru").fit(records, pool)
+    selector = LearnedSelector("v2_gru").fit(records, pool)
     selector.save(out / "selector")  # `eligo.demos.load_selector` reads it
     for name in pool.picked(selector.select(query, shots=2)):
         print(f"{name}: {items[name].question} {items[name].answer}")

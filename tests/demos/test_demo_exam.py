@@ -14,12 +14,15 @@ from eligo.cli.demos_exam_tables import exam_tables
 from eligo.config import load_config
 from eligo.demos import Query
 from eligo.demos.analytic import KINDS, AnalyticUtility, list_values
+from eligo.demos.exam import rows
 from eligo.demos.exam.analytic import CANDIDATES, SHOTS, Task, analytic_exam, clustered_pool
 from eligo.demos.exam.config import ExamConfig
 from eligo.demos.exam.learner_config import LearnerConfig
 from eligo.demos.exam.measure import bits
+from eligo.demos.exam.stages import Stages
 from eligo.demos.exam.verdict import judge
-from eligo.demos.rivals import StaticOracle
+from eligo.demos.rivals import MMR, Random, StaticOracle
+from eligo.demos.selector import PoolSelector
 from eligo.errors import InputError
 from eligo.report.intervals import bootstrap_means, paired_bootstrap
 from eligo.scenes.vlm.model import build_processor, build_vlm, save_vlm
@@ -100,6 +103,43 @@ def test_splits_share_nothing(held: Path):
     assert not seen["train"] & seen["test"]
     assert not seen["train"] & seen["validation"]
     assert not seen["validation"] & seen["test"]
+
+
+def test_best_fixed_never_sees_what_is_asked(held: Path, learner: Path, monkeypatch):
+    stages = Stages(ExamConfig(learner=str(learner)).quick(), held, torch.device("cpu"))
+    asked, seen = stages.asked("test"), []
+
+    def fit_fixed(scorer: object, queries: torch.Tensor, most: int) -> PoolSelector:
+        seen.extend(queries.tolist())
+        return Random().fit([], asked.world.pool)
+
+    monkeypatch.setattr(rows, "fit_fixed", fit_fixed)
+    rows.rival("best_fixed", stages)
+    assert seen == asked.spare.tolist()
+    assert not set(seen) & set(asked.queries.tolist())
+
+
+def test_mmr_is_tuned_for_each_number_of_shots(held: Path, learner: Path):
+    """By the likelihood of answers to validation queries, over the whole grid."""
+    config = ExamConfig(learner=str(learner)).quick()
+    stages = Stages(config, held, torch.device("cpu"))
+    told = json.loads((held / "exam.json").read_text())["tuned"]["mmr"]
+    asked, lessons = stages.asked("validation"), stages.lessons("validation")
+    for count in config.shots:
+        likely = []
+        for balance in rows.LAMBDAS:
+            selector = MMR(balance).fit([], asked.world.pool)
+            names = [
+                asked.world.pool.rows(
+                    asked.world.pool.picked(
+                        selector.select(lesson.query, count, candidates=lesson.candidates)
+                    )
+                )
+                for lesson in lessons
+            ]
+            found = stages.scorer("validation").answers(asked.queries, torch.stack(names))
+            likely.append(float(found.logprob.mean()))
+        assert told[str(count)] == rows.LAMBDAS[likely.index(max(likely))]
 
 
 def test_without_a_learner_it_says_how_to_get_one(tmp_path: Path, monkeypatch, capsys):
@@ -286,7 +326,12 @@ def test_the_committed_result_follows_from_its_answers():
     for ours, one in zip(found["comparisons"], theirs, strict=True):
         assert ours["low"] == pytest.approx(one["low"], abs=1e-9)
         assert ours["better"] == one["better"]
-    judged = {must["must"]: must["met"] for must in told["musts"]}
+    judged = {must["must"]: must for must in told["musts"]}
     assert len(judged) == 8
+    assert len(found["musts"]) == 6  # two are of rankings
     for must in found["musts"]:
-        assert judged[must["must"]] == must["met"]
+        theirs = judged[must["must"]]
+        assert (must["bar"], must["met"]) == (theirs["bar"], theirs["met"])
+        assert must["found"] == pytest.approx(theirs["found"], abs=1e-9)
+    bars = [must["bar"] for must in told["musts"]]
+    assert bars == [">= 0.9", "<= 0.05", ">= 0.1", "> 0", "> 0", "> -1.0", "> 0", "> 0"]

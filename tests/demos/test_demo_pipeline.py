@@ -89,6 +89,9 @@ def test_text_alone_needs_no_model(call):
     assert first["next best"] not in (None, first["id"])
     assert "cosine with the question" in first["why not"]
     assert "picked before" in found[1]["why not"]
+    usual = call("predict", *asked[:2], "--json")  # as many as were taught
+    assert len(usual["chosen"]) == 2
+    assert usual["among"] == "8 of 40 examples, drawn by the sampler random"
     shown = call("predict", *asked, "--out", "seen")
     assert shown["chosen"] == found
     check_exhibit(load_exhibit(Path(shown["exhibit"]).parent), found)
@@ -99,6 +102,13 @@ def test_text_alone_needs_no_model(call):
     assert json.loads(Path("report.json").read_text())["ranking"] == report["ranking"]
     assert isinstance(load_selector("runs/demos_v1/selector"), LearnedSelector)
     assert len(LearnedSelector.from_pretrained("runs/demos_v1").pool) == 40
+
+
+def test_a_selector_without_examples_cannot_choose(call):
+    for name, why in {"demos_v1": "comes without examples", "runs/no": "is no folder"}.items():
+        told = call("predict", "--selector", name, "--question", "what?", code=2)
+        assert f"{name}: {why}" in told
+        assert "eligo demos train" in told
 
 
 def check_exhibit(made: Exhibit, found: list[dict]) -> None:
@@ -181,7 +191,7 @@ def test_equals_are_told_apart(call):
 def test_a_wrong_folder_is_named(call):
     assert "holds no embedded examples" in call("teach", code=2)
     taught(call)
-    assert "holds no trained selector" in call("predict --question x", code=2)
+    assert "runs/demos_v1: is no folder" in call("predict --question x", code=2)
     assert "is a pickle" in call("predict --question x --selector best.pth", code=2)
     assert "is a pickle" in call("train old.pth", code=2)
     assert "was taught on candidates of the sampler random" in call(

@@ -194,7 +194,7 @@ def test_mistakes_are_named():
     pool, records = world(num_queries=4)
     bare = [Record(r.query, r.picks) for r in records]
     for make, message in [
-        (lambda: LearnedSelector("v9"), "got 'v9', expected one of v0, v1, v2, v2+gru, v3"),
+        (lambda: LearnedSelector("v9"), "got 'v9', expected one of v0, v1, v2, v2_gru, v3"),
         (lambda: LearnedSelector(rerank=0), "got rerank 0"),
         (lambda: LearnedSelector().select(records[0].query, 1), "has no pool yet"),
         (lambda: LearnedSelector().model, "is not fitted yet"),

@@ -104,6 +104,7 @@ def test_dpp():
         rest = [i for i in near if i not in picks]
         picks.append(max(rest, key=lambda i: float(kernel[[*picks, i]][:, [*picks, i]].det())))
     assert DPP(top=7, scale=0.5).fit([], pool).select(query, 4).indices.tolist() == picks
+    assert (DPP().top, DPP().scale) == (100, 0.1)  # OpenICL's
 
 
 def test_bm25():

@@ -25,7 +25,8 @@ def run(
         selector: Folder of a run of `eligo demos train`, or of its selector.
         image: The image that the question is about, if examples have images.
         group: Leave out examples of this group.
-        shots: How many examples; by default model.shot_num of its training (6 unless changed).
+        shots: How many examples; by default as many as the lists that it learned (at most 6 unless
+            changed in training).
         model: Also answer the question behind the examples, by this host (folder or hub name).
         out: Also write what `eligo explore OUT` shows: the chosen beside the others.
         device: Where encoder and host run: auto, cpu or cuda.
@@ -50,6 +51,9 @@ def run(
     count = shots or deployed.selector.model.config.shot_num
     steps = deployed.steps(query, count)
     told: dict[str, Any] = {"chosen": explain(deployed, query, steps)}
+    among = deployed.looked_at(query)
+    if json:
+        told["among"] = among
     said = None
     if model is not None:
         from eligo.demos.pipeline.answer import answer
@@ -68,5 +72,7 @@ def run(
         if json:
             told["exhibit"] = written
     print_result(told, json)
+    if not json:
+        say(f"chosen among {among}")
     if written is not None and not json:
         say(f"written: {written}")

@@ -120,7 +120,7 @@ def _musts(
         name = "relevance: regret of v1, as a share of chance's"
         return [must(name, share, f"<= {_NEARLY}", share <= _NEARLY)]
     musts = []
-    for arm in ("v0", "v2+gru"):
+    for arm in ("v0", "v2_gru"):
         apart = [one - other for one, other in zip(lost["v1"], lost[arm], strict=True)]
         _, low, _ = _means(config, [apart])[0]
         musts.append(must(f"{kind}: {arm} regrets less than v1 (lower end)", low, "> 0", low > 0))

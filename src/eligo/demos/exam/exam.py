@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 
-from eligo.demos.data.records import Record
 from eligo.demos.exam.arms import jobs, train_arms
 from eligo.demos.exam.config import ExamConfig
 from eligo.demos.exam.health import is_healthy
@@ -17,15 +16,17 @@ from eligo.demos.exam.rows import (
     FIXED,
     RIVALS,
     STATIC,
+    TUNED,
     ZERO,
+    balances,
     oracle,
     picked_by,
     picked_by_model,
     rival,
+    tuned_mmr,
 )
 from eligo.demos.exam.stages import Stages, Tell
 from eligo.demos.exam.verdict import Runs, judge
-from eligo.demos.teach.read import read_records
 from eligo.errors import EligoError
 
 Part = Literal["all", "health", "teach", "train", "measure", "analytic"]
@@ -69,7 +70,8 @@ class Exam:
             for seed, run in enumerate(runs)
             for shots, columns in run.items()
         }
-        return {"health": health, **found, "right": right}
+        tuned = {TUNED: {str(count): one for count, one in balances(self.stages).items()}}
+        return {"health": health, "tuned": tuned, **found, "right": right}
 
     # -------------------------------------------------------------- measure
 
@@ -94,6 +96,8 @@ class Exam:
             key: dict[str, Any] = {"shots": self.config.shots}
             if name == FIXED:
                 key["fixed_queries"] = self.config.fixed_queries
+            if name == TUNED:
+                key["balances"] = {str(n): one for n, one in balances(self.stages).items()}
             if name in trained:
                 best = self.selectors / name / "best" / "pointer.safetensors"
                 key["weights"] = hashlib.sha256(best.read_bytes()).hexdigest()[:16]
@@ -111,12 +115,11 @@ class Exam:
             return Chosen(dict.fromkeys(shots, self.test.asked.candidates[:, :0]), None)
         if name in (STATIC, BEAM):
             return oracle(name, self.test)
+        if name == TUNED:
+            return tuned_mmr(self.stages, self.test)
         if name in RIVALS:
-            found = picked_by(rival(name, self.stages, self._validation), self.test, most)
+            selector = rival(name, self.stages)
+            found = picked_by(selector, self.test.lessons, self.test.asked, most)
         else:
             found = picked_by_model(self.selectors / name, self.test, most, self.device)
         return Chosen.nested(*found, shots)
-
-    def _validation(self) -> list[Record]:
-        stages = self.stages
-        return read_records(stages.teach("validation"), *stages.embed("validation")).records

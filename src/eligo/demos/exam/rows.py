@@ -4,28 +4,31 @@ All choose among the same candidates. Every row but the beam oracle picks one ex
 other, so its list of two is the beginning of its list of four.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from eligo import ops
-from eligo.demos.data.records import Record
 from eligo.demos.exam.fixed import fit_fixed
 from eligo.demos.exam.measure import Chosen, ExamSet
-from eligo.demos.exam.stages import Stages
+from eligo.demos.exam.stages import Asked, Stages
 from eligo.demos.models.pretrained import load_pointer
 from eligo.demos.rivals import DPP, KNN, MMR, Random
+from eligo.demos.rivals.similar import LAMBDAS
 from eligo.demos.selector import PoolSelector
+from eligo.demos.teach.teacher import Lesson
 
 ZERO, FIXED, STATIC, BEAM = "zero_shot", "best_fixed", "static_oracle", "beam_oracle"
-RIVALS = ("random", FIXED, "knn", "mmr", "dpp")
+TUNED = "mmr"
+RIVALS = ("random", FIXED, "knn", TUNED, "dpp")
 _AT_ONCE = 512  # queries
 
 
-def rival(name: str, stages: Stages, validation: Callable[[], list[Record]]) -> PoolSelector:
-    """A rival on the test pool; what can be tuned is tuned on the validation split."""
+def rival(name: str, stages: Stages) -> PoolSelector:
+    """A rival that has nothing to tune, on the test pool."""
     pool, most = stages.asked("test").world.pool, max(stages.config.shots)
     match name:
         case "random":
@@ -34,18 +37,49 @@ def rival(name: str, stages: Stages, validation: Callable[[], list[Record]]) -> 
             return KNN().fit([], pool)
         case "dpp":
             return DPP().fit([], pool)
-        case "mmr":
-            tuned = MMR().fit(validation(), stages.embed("validation")[0])
-            return MMR(tuned.balance).fit([], pool)
         case "best_fixed":
             return fit_fixed(stages.scorer("test"), stages.asked("test").spare, most)
     raise ValueError(name)
 
 
-def picked_by(selector: PoolSelector, test: ExamSet, most: int) -> tuple[Tensor, Tensor]:
+def tuned_mmr(stages: Stages, test: ExamSet) -> Chosen:
+    """MMR with the balance that was found for each number of shots."""
+    chosen, scores = {}, None
+    for count, balance in balances(stages).items():
+        selector = MMR(balance).fit([], test.asked.world.pool)
+        chosen[count], scores = picked_by(selector, test.lessons, test.asked, count)
+    return Chosen(chosen, scores)
+
+
+def balances(stages: Stages) -> dict[int, float]:
+    """MMR's lambda by number of shots: the one that makes answers of validation queries likeliest.
+
+    Not the one that agrees most with the teacher's lists: many lists are as good as the best one.
+    """
+    shots = stages.config.shots
+
+    def look() -> dict[str, float]:
+        asked, lessons = stages.asked("validation"), stages.lessons("validation")
+        scorer = stages.scorer("validation")
+
+        def helped(balance: float, count: int) -> float:
+            selector = MMR(balance).fit([], asked.world.pool)
+            picks, _ = picked_by(selector, lessons, asked, count)
+            found = scorer.answers(asked.queries, asked.candidates.gather(1, picks))
+            return float(found.logprob.mean())
+
+        return {str(count): max(LAMBDAS, key=partial(helped, count=count)) for count in shots}
+
+    found = stages.kept("balances.json", {"shots": shots}, look)
+    return {count: found[str(count)] for count in shots}
+
+
+def picked_by(
+    selector: PoolSelector, lessons: Sequence[Lesson], asked: Asked, most: int
+) -> tuple[Tensor, Tensor]:
     """Picks and first scores of a selector that takes one query at a time."""
     picks, scores = [], []
-    for lesson, rows in zip(test.lessons, test.asked.candidates, strict=True):
+    for lesson, rows in zip(lessons, asked.candidates, strict=True):
         found = selector.select(lesson.query, most, candidates=lesson.candidates)
         place = torch.full((len(selector.pool),), -1)
         place[rows] = torch.arange(len(rows))

@@ -42,7 +42,7 @@ NAMED: dict[str, AnyPointerConfig] = {
     "v0": PointerSelectorV0Config(),
     "v1": PointerSelectorV1Config(),
     "v2": PointerSelectorV2Config(),
-    "v2+gru": PointerSelectorV2Config(state="gru"),
+    "v2_gru": PointerSelectorV2Config(state="gru"),
     "v3": PointerSelectorV3Config(),
 }
 """Models by name."""
@@ -67,7 +67,7 @@ Step = list[Option]
 class LearnedSelector(PoolSelector):
     """`LearnedSelector("v1").fit(records, pool).select(query, shots=4)`.
 
-    The model is a name (v0, v1, v2, v2+gru, v3) or a config, whose d_model becomes the pool's
+    The model is a name (v0, v1, v2, v2_gru, v3) or a config, whose d_model becomes the pool's
     width. More than `rerank` candidates are first cut down to so many by the tower; `approximate`:
     by FAISS, for pools of a million.
     """

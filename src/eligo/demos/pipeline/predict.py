@@ -11,9 +11,11 @@ from eligo.demos.data.query import Query
 from eligo.demos.data.sampler import Sampler
 from eligo.demos.data.sampler_config import SamplerConfig
 from eligo.demos.learned.selector import LearnedSelector, Step
+from eligo.demos.models.pretrained import FILE
 from eligo.demos.pipeline.train import PIPELINE
 from eligo.demos.selector import INNER, load_selector
 from eligo.errors import InputError
+from eligo.pretrained import shipped_models
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +30,24 @@ class Deployed:
 
     def steps(self, query: Query, shots: int) -> list[Step]:
         """The picks, each with the next best."""
-        names = self.sampler.names(query)
-        return self.selector.alternatives(query, shots, candidates=names)
+        return self.selector.alternatives(query, shots, candidates=self.sampler.names(query))
+
+    def looked_at(self, query: Query) -> str:
+        """How many examples could have been picked, and who drew them."""
+        count, pool = len(self.sampler.names(query)), len(self.selector.pool)
+        return f"{count} of {pool} examples, drawn by the sampler {self.sampler.config.kind}"
 
 
 def open_selector(folder: Path) -> Deployed:
     """Of a run folder, or of the `selector` folder in it."""
     refuse_pickle(folder)
+    if not folder.is_dir():
+        ours = str(folder) in shipped_models(f"{FILE}.safetensors")
+        what = "comes without examples to choose from" if ours else "is no folder"
+        raise InputError(
+            f"{folder}: {what}; expected the folder of a run of `eligo demos train`, which learns "
+            "from your own examples"
+        )
     inner = folder / INNER if (folder / INNER).is_dir() else folder
     try:
         about = json.loads((inner / PIPELINE).read_text(encoding="utf-8"))

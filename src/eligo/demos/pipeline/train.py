@@ -52,7 +52,14 @@ def train_selector(config: DemosTrainConfig, *, resume: bool = False) -> FitResu
         logger.info("%d bad labels were left out", opened.lessons.bad_labels)
     records = _drawn(opened.lessons.records, config.data.num_anchors, config.train.seed)
     train = config.train
-    model = config.model.replace({"d_model": opened.pool.vectors.shape[1]})
+    # Lists longer than those it learned would be a guess: `predict` picks `shot_num` by default.
+    taught = max((len(record.picks) for record in records), default=1)
+    model = config.model.replace(
+        {
+            "d_model": opened.pool.vectors.shape[1],
+            "shot_num": min(config.model.shot_num, max(1, taught)),
+        }
+    )
     task = pointer_task(
         model, records, opened.pool,
         batch_size=train.batch_size, lr=train.lr, weight_decay=train.weight_decay,

@@ -240,11 +240,19 @@ def main(
     for what in ("encoder", "model"):
         results[what] = _speed(case, what, rounds)
     print(json.dumps(results, indent=2))
+    for what in ("encoder", "model"):
+        print(f"{what}: {_line(results[what])}")
     everything = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     mode = " compiled" if compile else ""
     key = f"{device} {dtype} {size} {height}x{width} batch {batch}{mode}"
     everything[key] = {**provenance("python benchmarks/pixels.py", device), "results": results}
     write_text(RESULTS, json.dumps(everything, indent=2) + "\n")
+
+
+def _line(found: dict[str, float]) -> str:
+    spread = f"{found['lowest_speedup']:.2f}-{found['highest_speedup']:.2f}"
+    times = f"plain {found['plain_seconds']:.4g} s, eligo {found['eligo_seconds']:.4g} s"
+    return f"{found['speedup']:.2f} x ({spread}); {times}"
 
 
 def giga_macs(case: Case) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.pixels.model.geometry import Geometry, prior_rates, rotate
-from eligo.pixels.model.layers import Depthwise
+from eligo.pixels.model.layers import Depthwise, use_kernels
 
 
 class GeometryAttention(nn.Module):
@@ -32,19 +32,30 @@ class GeometryAttention(nn.Module):
         prior_weights: Float[Tensor, "2"],
     ) -> Float[Tensor, "batch height width dim"]:
         """Attend; `prior_weights` are the block's w0 (grid) and w1 (depth)."""
-        # Three products rather than one: each result is whole in memory, and all below are views.
+        query, key, value = self._project(x, geometry.turns)
+        mixed = value
+        attends = (_full,) if len(geometry.lines) == 1 else (_rows, _columns)
+        rates = prior_rates(geometry.decay, prior_weights)
+        for attend, distances in zip(attends, geometry.lines, strict=True):
+            mixed = attend(query, key, mixed, distances.bias(rates, query.dtype))
+        return self.output(self.local(value.view(x.shape), onto=mixed.reshape(x.shape)))
+
+    def _project(self, x: Tensor, turns: Tensor) -> tuple[Tensor, ...]:
+        """Queries and keys, turned, and values: each (batch, height, width, heads, head_dim)."""
+        if use_kernels(x, self.qkv.weight, self.qkv.bias):
+            from eligo.pixels.model import kernels
+
+            return kernels.turned(self.qkv(x), turns)
+        # Three products rather than one: each result is whole in memory, and all else are views.
         weights = self.qkv.weight.view(3, -1, x.shape[-1]).unbind()
         biases = self.qkv.bias.view(3, -1).unbind()
         query, key, value = map(F.linear, (x, x, x), weights, biases)
         by_head = (*x.shape[:-1], self.num_heads, -1)
-        query = rotate(query.view(by_head), geometry.turns)
-        key = rotate(key.view(by_head), geometry.turns)
-        mixed = value.view(by_head)
-        attends = (_full,) if len(geometry.lines) == 1 else (_rows, _columns)
-        rates = prior_rates(geometry.decay, prior_weights)
-        for attend, distances in zip(attends, geometry.lines, strict=True):
-            mixed = attend(query, key, mixed, distances.bias(rates).to(query.dtype))
-        return self.output(mixed.reshape(x.shape) + self.local(value))
+        return (
+            rotate(query.view(by_head), turns),
+            rotate(key.view(by_head), turns),
+            value.view(by_head),
+        )
 
 
 def _rows(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:

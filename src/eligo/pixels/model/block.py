@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from eligo.pixels.model.alignment import AnyEncoderAlignment, Words
 from eligo.pixels.model.attention import GeometryAttention
 from eligo.pixels.model.geometry import Geometry
-from eligo.pixels.model.layers import Depthwise, DropPath
+from eligo.pixels.model.layers import Depthwise, DropPath, TokenNorm
 
 
 class FeedForward(nn.Module):
@@ -29,7 +29,7 @@ class FeedForward(nn.Module):
     ) -> Float[Tensor, "batch height width dim"]:
         """Each token with its neighbours."""
         hidden = F.gelu(self.expand(x))
-        return self.contract(hidden + self.depthwise(hidden))
+        return self.contract(self.depthwise(hidden, onto=hidden))
 
 
 class Block(nn.Module):
@@ -47,9 +47,9 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.position = Depthwise(dim, 3)
-        self.norm_attention = nn.LayerNorm(dim, eps=1e-6)
+        self.norm_attention = TokenNorm(dim, eps=1e-6)
         self.attention = GeometryAttention(dim, num_heads)
-        self.norm_ffn = nn.LayerNorm(dim, eps=1e-6)
+        self.norm_ffn = TokenNorm(dim, eps=1e-6)
         self.ffn = FeedForward(dim, ffn_dim)
         self.drop_path = DropPath(drop_path)
         self.prior_weights = nn.Parameter(torch.ones(2))
@@ -66,7 +66,7 @@ class Block(nn.Module):
         words: Words | None = None,
     ) -> Float[Tensor, "batch height width dim"]:
         """One block; `align` lets the attention branch hear `words`."""
-        x = x + self.position(x)
+        x = self.position(x, onto=x)
         branch = self.attention(self.norm_attention(x), geometry, self.prior_weights)
         if align is not None and words is not None:
             x = x + self.drop_path(align(branch, words, self.scale_attention))

@@ -18,6 +18,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from eligo.pixels.model.layers import use_kernels
+
 
 class Distances(NamedTuple):
     """How far apart the tokens of every line are: in the grid, and in depth (None: unknown)."""
@@ -26,14 +28,20 @@ class Distances(NamedTuple):
     depth: Tensor | None  # (batch, lines, 1, tokens, tokens)
 
     def bias(
-        self, rates: tuple[Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"]]
+        self,
+        rates: tuple[Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"]],
+        dtype: torch.dtype = torch.float32,
     ) -> Float[Tensor, "batch lines heads tokens tokens"]:
         """`b_h (w0 grid + w1 depth)`; batch and lines are 1 if depth is unknown."""
         along_grid, along_depth = rates
+        if self.depth is not None and use_kernels(self.depth, along_grid):
+            from eligo.pixels.model import kernels
+
+            return kernels.biases(self.grid, self.depth, rates, dtype)
         grid = along_grid * self.grid
         if self.depth is None:
-            return grid[None, None]
-        return torch.addcmul(grid, self.depth, along_depth)
+            return grid[None, None].to(dtype)
+        return torch.addcmul(grid, self.depth, along_depth).to(dtype)
 
 
 class Geometry(NamedTuple):

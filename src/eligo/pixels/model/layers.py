@@ -1,8 +1,46 @@
 """Small layers that several parts of the pixels model are made of."""
 
+import logging
+import os
+from functools import cache
+from importlib.util import find_spec
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+_KERNEL_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+_log = logging.getLogger(__name__)
+
+
+def use_kernels(x: Tensor, *weights: Tensor) -> bool:
+    """Whether `kernels` may stand in for torch: on a GPU, if nothing learns and nothing traces."""
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False
+    if not (x.is_cuda or (x.is_cpu and os.environ.get("TRITON_INTERPRET") == "1")):
+        return False
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights)):
+        return False
+    if x.is_cuda and x.get_device() != torch.cuda.current_device():  # where Triton would start it
+        return False
+    return type(x) is Tensor and x.dtype in _KERNEL_TYPES and _triton_works(x.device, x.dtype)
+
+
+@cache
+def _triton_works(device: torch.device, dtype: torch.dtype) -> bool:
+    """By trial: it may lack a C compiler, or not know the GPU or the type."""
+    if find_spec("triton") is None:
+        return False
+    one = torch.ones(1, dtype=dtype, device=device)
+    try:
+        from eligo.pixels.model import kernels
+
+        kernels.norm(one, one, one, 1.0, dtype)
+    except Exception as error:
+        _log.warning("Triton does not work here (%s); torch takes its place, slower", error)
+        return False
+    return True
 
 
 class ConvNorm(nn.Module):
@@ -29,10 +67,35 @@ class Depthwise(nn.Conv2d):
         super().__init__(dim, dim, kernel, padding=kernel // 2, groups=dim)
 
     def forward(
-        self, input: Float[Tensor, "batch height width dim"]
+        self,
+        input: Float[Tensor, "batch height width dim"],
+        onto: Float[Tensor, "batch height width dim"] | None = None,
     ) -> Float[Tensor, "batch height width dim"]:
-        """Filter every channel; both permutes are views (the memory is channels-last)."""
-        return super().forward(input.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        """Filter every channel, and add it to `onto`."""
+        # In half precision cuDNN is the faster one at large filters.
+        small = self.kernel_size[0] == 3 or input.element_size() == 4
+        if small and self.bias is not None and use_kernels(input, self.weight, self.bias):
+            from eligo.pixels.model import kernels
+
+            return kernels.depthwise(input, self.weight, self.bias, onto)
+        # Both permutes are views (the memory is channels-last).
+        filtered = super().forward(input.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return filtered if onto is None else onto + filtered
+
+
+class TokenNorm(nn.LayerNorm):
+    """LayerNorm of tokens that a product takes next: under autocast, maybe in its type already."""
+
+    def forward(self, input: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        """Normalise every token."""
+        if not use_kernels(input, self.weight, self.bias):
+            return super().forward(input)
+        from eligo.pixels.model import kernels
+
+        device = input.device.type
+        half = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if half else input.dtype
+        return kernels.norm(input, self.weight, self.bias, self.eps, dtype)
 
 
 class DropPath(nn.Module):

@@ -1,0 +1,189 @@
+"""The Triton kernels, interpreted on the CPU: `TRITON_INTERPRET=1 pytest pixel_triton.py`.
+
+Not collected by itself; `test_pixels_kernels.py` runs it in a process of its own.
+"""
+
+import os
+
+import pytest
+import torch
+from pixel_cases import pictures, some_text, tiny_model
+from torch.nn import functional as F
+
+from eligo.pixels.model import kernels, layers
+from eligo.pixels.model.block import Block
+from eligo.pixels.model.geometry import (
+    Depth,
+    column_distances,
+    full_distances,
+    pair_turns,
+    prior_rates,
+    rotary_frequencies,
+    rotary_tables,
+    rotate,
+    row_distances,
+    stage_geometry,
+)
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before Triton is imported"
+
+CPU = torch.device("cpu")
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+# Half precision: one rounding at the end, of numbers up to about 8.
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """`expected` is in float32, from the same (rounded) inputs."""
+    tolerance = TOLERANCES[found.dtype]
+    torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def filtered(x, weight, bias, onto):
+    padding = weight.shape[-1] // 2
+    parts = (part.float() for part in (x.permute(0, 3, 1, 2), weight, bias))
+    out = F.conv2d(*parts, padding=padding, groups=len(weight)).permute(0, 2, 3, 1)
+    return out if onto is None else out + onto.float()
+
+
+@DTYPES
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (2, 3, 5, 8), (1, 2, 33, 40)])
+def test_filter(shape: tuple[int, ...], kernel: int, dtype: torch.dtype):
+    """Odd sizes, rows and channels that fill no tile, images smaller than the filter."""
+    x, onto = torch.randn(2, *shape, dtype=dtype)
+    weight, bias = torch.randn(shape[-1], 1, kernel, kernel).div(kernel), torch.randn(shape[-1])
+    for base in (onto, x, None):
+        found = kernels.depthwise(x, weight, bias, base)
+        assert found.dtype == dtype
+        assert found.is_contiguous()
+        close(found, filtered(x, weight, bias, base))
+    half_weights = weight.to(dtype), bias.to(dtype)
+    close(kernels.depthwise(x, *half_weights, onto), filtered(x, *half_weights, onto))
+
+
+def test_filter_of_views():
+    """Not whole in memory: transposed, of every second token, of some channels; mixed types."""
+    wide = torch.randn(2, 6, 10, 24)
+    views = (
+        wide.transpose(1, 2),
+        wide[:, :, ::2],
+        wide[..., 8:16],
+        wide.movedim(-1, 1),
+        wide[:1].expand(2, -1, -1, -1),
+    )
+    for x in views:
+        weight, bias = torch.randn(x.shape[-1], 1, 3, 3), torch.randn(x.shape[-1])
+        close(kernels.depthwise(x, weight, bias, x), filtered(x, weight, bias, x))
+    flipped = torch.randn(24, 1, 3, 3).mT
+    close(
+        kernels.depthwise(wide, flipped, bias[:1].expand(24)),
+        filtered(wide, flipped, bias[:1].expand(24), None),
+    )
+    mixed = kernels.depthwise(wide.half(), flipped, torch.zeros(24), wide)
+    assert mixed.dtype == torch.float32
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("height", "width", "heads", "head_dim"),
+    [(1, 1, 1, 2), (3, 5, 2, 16), (5, 7, 3, 6), (4, 9, 5, 16), (2, 3, 4, 32), (1, 40, 7, 16)],
+)
+def test_turns(height: int, width: int, heads: int, head_dim: int, dtype: torch.dtype):
+    together = torch.randn(2, height, width, 3 * heads * head_dim, dtype=dtype)
+    turns = pair_turns(*rotary_tables(height, width, rotary_frequencies(head_dim)))
+    for given in (together, together.transpose(0, 1).contiguous().transpose(0, 1)):
+        found = kernels.turned(given, turns)
+        expected = given.view(2, height, width, 3, heads, head_dim).unbind(3)
+        assert all(part.is_contiguous() for part in found)  # what attention takes without a copy
+        close(found[0], rotate(expected[0].float(), turns))
+        close(found[1], rotate(expected[1].float(), turns))
+        assert torch.equal(found[2], expected[2])
+
+
+@DTYPES
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 33), (5, 7)])
+def test_biases(height: int, width: int, dtype: torch.dtype):
+    depth = Depth(torch.randn(2, 1, height, width), torch.rand(2, 1, height, width) < 0.6)
+    decay, weights = -torch.rand(3), torch.tensor([0.7, 1.9])
+    rates = prior_rates(decay, weights)
+    every = (
+        row_distances(width, depth, CPU),
+        column_distances(height, depth, CPU),
+        full_distances(height, width, depth, CPU),
+    )
+    for distances in every:
+        found = kernels.biases(distances.grid, distances.depth, rates, dtype)
+        grid, gaps = (rate * part for rate, part in zip(rates, distances, strict=True))
+        assert found.dtype == dtype
+        close(found, grid + gaps)
+        # Attention on a GPU would copy a bias whose rows do not start at such steps.
+        assert all(step % 16 == 0 for step in found.stride()[:-1])
+        assert found.flatten(0, 1).data_ptr() == found.data_ptr()
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 5, 16), (1, 7, 11, 80), (1, 2, 3, 600)])
+def test_norms(shape: tuple[int, ...], dtype: torch.dtype):
+    x = 3 * torch.randn(shape, dtype=dtype) + 5  # far from 0
+    weight, bias = torch.randn(2, shape[-1])
+    for given in (x, x.transpose(1, 2)):
+        expected = F.layer_norm(given.float(), shape[-1:], weight, bias, 1e-6)
+        for out in (dtype, torch.float32):
+            found = kernels.norm(given, weight, bias, 1e-6, out)
+            assert found.dtype == out
+            close(found, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("full", "scale"), [(False, None), (True, 0.5)])
+def test_a_block(full: bool, scale: float | None, monkeypatch: pytest.MonkeyPatch):
+    block = Block(24, 3, 40, scale)
+    for parameter in block.parameters():
+        parameter.copy_(torch.randn(parameter.shape) * 0.3)
+    depth = Depth(torch.randn(2, 1, 5, 9), torch.rand(2, 1, 5, 9) < 0.7)
+    for known in (depth, None):
+        geometry = stage_geometry(
+            (5, 9), known, num_heads=3, head_dim=8, spread=4.0, full=full, device=CPU
+        )
+        x = torch.randn(2, 5, 9, 24)
+        found = block(x, geometry)
+        with monkeypatch.context() as patch:
+            patch.setattr(layers, "_triton_works", lambda *_: False)
+            expected = block(x, geometry)
+        assert not torch.equal(found, expected)  # two ways
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("half", [False, True])
+def test_a_whole_model(half: bool, monkeypatch: pytest.MonkeyPatch):
+    """With words, depth partly unknown, an odd size, LayerScale; alone and under autocast."""
+    model = tiny_model(
+        **{"encoder.depths": (1, 1, 1, 1), "encoder.layer_scale": (None, 0.5, 1.0, None)}
+    )
+    inputs = (*pictures(2, 33, 47), torch.rand(2, 1, 33, 47) < 0.7, some_text(3, 0))
+    found = []
+    for there in (True, False):
+        monkeypatch.setattr(layers, "_triton_works", lambda *_, there=there: there)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            found.append(model(*inputs).logits)
+    assert not torch.equal(*found)
+    assert found[0].dtype == found[1].dtype
+    spread = found[1].float().std()
+    assert (found[0] - found[1]).float().abs().max() < (0.1 if half else 1e-4) * spread
+
+
+def test_torch_takes_over_where_triton_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fail(*_: object) -> None:
+        raise RuntimeError("no C compiler")
+
+    x = torch.randn(2, 3)
+    assert layers.use_kernels(x)
+    layers._triton_works.cache_clear()
+    monkeypatch.setattr(kernels, "norm", fail)
+    assert not layers.use_kernels(x)
+    assert "no C compiler" in caplog.text
+    layers._triton_works.cache_clear()

@@ -61,6 +61,15 @@ def test_scaled(scale: float):
     assert found.depth_mask.all()
 
 
+@pytest.mark.parametrize("scale", [0.5, 1.5, 0.75])
+def test_taken_from_where_the_middle_of_the_new_pixel_lies(scale: float):
+    """Not from its corner, which would move depth and labels against the mixed colours."""
+    found = scaled(image(), scale)
+    width = found.labels.shape[1]
+    middles = (torch.arange(width) + 0.5) * 50 / width
+    assert torch.equal(found.labels[0].long(), middles.floor().long())
+
+
 def test_mirrored_batches():
     one = image()
     parts = (one.rgb, one.labels, one.depth, one.depth_mask)

@@ -14,7 +14,7 @@ from eligo.pixels import PixelsModel, PixelsOutput
 from eligo.pixels.data.scene_source import SceneSource
 from eligo.pixels.exam.arms import ARMS, BINDING_MUST
 from eligo.pixels.exam.config import ExamConfig
-from eligo.pixels.exam.exam import run_arm, run_exam
+from eligo.pixels.exam.exam import RESULT, run_arm, run_exam
 from eligo.pixels.exam.measure import (
     MEASURES,
     PHRASES,
@@ -185,6 +185,11 @@ def test_runs_are_cached_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [number for number, _ in told] == [1, 2, 3]
     assert first["missing"] == []
     monkeypatch.setattr("eligo.pixels.exam.exam.fit", lambda *_, **__: pytest.fail("trained again"))
+    assert run_exam(config, tmp_path) == first
+    stored = tmp_path / "depth_stem_0" / RESULT  # from before a setting was added
+    found = json.loads(stored.read_text())
+    del found["asked"]["word_dropout"], found["asked"]["head"]["bases_seed"]
+    stored.write_text(json.dumps(found))
     assert run_exam(config, tmp_path) == first
     changed = config.replace({"steps": 1})
     with pytest.raises(BaseException, match=r"trained again|another config"):

@@ -124,7 +124,9 @@ def test_words_join_by_exact_id(folders: dict[str, Path], tmp_path: Path, caplog
     renamed = [line.replace("train_000003", "train_3") for line in lines]
     (tmp_path / "tags.jsonl").write_text("\n".join(renamed))
     config = config.replace({"words": tmp_path / "tags.jsonl"})
-    with pytest.raises(InputError, match=r"1 of 10 images, first 'train_000003'.*allow_missing"):
+    with pytest.raises(
+        InputError, match=r"1 of 10 images, first 'train_000003'; did you mean .*allow_missing"
+    ):
         read_records(config, "train", words=("tags",))
     config = config.replace({"allow_missing_words": True})
     read_records(config, "train", words=("tags",))
@@ -153,8 +155,9 @@ def test_words_of_the_wanted_kind(tmp_path: Path):
     config = JsonlDataConfig(
         train=tmp_path / "train.jsonl", classes=tmp_path / "c.txt", words=tmp_path / "words.jsonl"
     )
-    with pytest.raises(InputError, match="has no captions for 4 of 4 images"):
+    with pytest.raises(InputError, match="has no captions for 4 of 4 images") as caught:
         read_records(config, "train", words=("captions",))
+    assert "did you mean" not in str(caught.value)  # the ids are right
     assert len(read_records(config, "train", words=("tags", "captions"))) == 3
     (tmp_path / "words.jsonl").write_text("\n".join(map(json.dumps, [*said, said[1]])))
     with pytest.raises(InputError, match=r"words\.jsonl:5: has 'b' again"):
@@ -177,6 +180,25 @@ def test_provenances(folders: dict[str, Path]):
     assert labels.provenances == ("predicted", "none")
     assert next(labels.images("test", "predicted", 4)).text.mask.sum() == 4 * 14  # pyright: ignore[reportOptionalMemberAccess]
     assert source(config, text=TEXT.replace({"source": "none"})).provenances == ("none",)
+
+
+def test_one_image_has_no_other_ones_words(folders: dict[str, Path], tmp_path: Path):
+    line = (folders["jsonl"] / "test.jsonl").read_text().splitlines()[0]
+    alone = folders["jsonl"] / "one.jsonl"
+    alone.write_text(line)
+    found = source(config_of(folders, "jsonl").replace({"test": alone}))
+    assert [len(batch.rgb) for batch in found.images("test", "predicted", 4)] == [1]
+    assert not list(found.images("test", "shuffled", 4))
+
+
+def test_implausible_depth_is_remarked_once(folders: dict[str, Path], caplog):
+    next(source(config_of(folders, "nyu")).batches(4, 3, 0, 0, 1))
+    assert not caplog.messages
+    found = source(config_of(folders, "nyu8"), "metric")
+    stream = found.batches(4, 3, 0, 0, 1)
+    next(stream), next(stream)
+    (said,) = caplog.messages
+    assert "inputs.depth png8" in said
 
 
 def test_training_batches_repeat_and_split(folders: dict[str, Path]):
@@ -265,6 +287,7 @@ def test_bad_pictures(tmp_path: Path):
         ("complex", np.ones((40, 48), dtype=complex), "metric"),
         ("text", np.full((40, 48), "far"), "metric"),
         ("float", np.full((40, 48), np.nan, dtype=np.float32), "sun16"),
+        ("bytes", np.full((40, 48), 200, dtype=np.uint8), "sun16"),
     ):
         np.save(tmp_path / f"{name}.npy", values)
         with pytest.raises(InputError, match=rf"{name}\.npy: got .* (numbers|16 bits)"):

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 from pixel_cases import pictures, some_text, tiny_model
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.nn import CrossAttention
 from eligo.pixels import TextBatch
 from eligo.pixels.config import SamConfig
-from eligo.pixels.model.alignment import DecoderAlignment, EncoderAlignment
+from eligo.pixels.model.alignment import DecoderAlignment, EncoderAlignment, SemanticAlignment
 from eligo.pixels.text.batch import Text
 
 DIM, TEXT_DIM, HEADS = 16, 10, 4
@@ -100,3 +100,32 @@ def test_length_and_mean_of_words_say_nothing():
             model = tiny_model(**{"sam.form": form})
             found, other = (model(rgb, depth, None, t).logits for t in (text, louder))
             assert torch.allclose(found, other, atol=1e-4) is alike
+
+
+@pytest.mark.parametrize("form", ["gated", "legacy"])
+def test_a_block_uses_the_module_of_its_group(form: str):
+    """Block b the one of number b // group, with that module's own keys: by hand, one by one."""
+    encoder = tiny_model(**{"sam.form": form, "sam.encoder.groups": (1, 1, 2, 1)}).encoder
+    stage, modules = encoder.stages[2], list(encoder.align["2"])
+    assert (len(stage.blocks), len(modules)) == (3, 2)
+    batch = some_text(3, 1)
+    text, x = Text(batch.embeddings, batch.mask), torch.randn(2, 5, 6, 48)
+    with torch.no_grad():
+        whole = stage(x, None, modules, text, 2)
+        by_hand, first_only = x, x
+        for block, module in zip(list(stage.blocks), (0, 0, 1), strict=True):
+            stage.blocks = nn.ModuleList([block])
+            by_hand = stage(by_hand, None, [modules[module]], text)
+            first_only = stage(first_only, None, [modules[0]], text)
+    torch.testing.assert_close(whole, by_hand)
+    assert (whole - first_only).abs().max() > 1e-2
+
+
+def test_every_stage_has_groups_of_its_own():
+    model = tiny_model(**{"sam.encoder.groups": (1, 1, 2, 1)})
+    heard: list[str] = []
+    for path, module in model.encoder.align.named_modules():
+        if isinstance(module, SemanticAlignment):
+            module.register_forward_hook(lambda *_, path=path: heard.append(path))
+    model(*pictures(), None, some_text(3, 1))
+    assert heard == ["1.0", "1.1", "2.0", "2.0", "2.1", "3.0", "3.1"]

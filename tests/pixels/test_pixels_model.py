@@ -360,6 +360,8 @@ def test_text_batch():
     dropped = text.without(torch.tensor([True, False]))
     assert dropped.words == ((), ("c", "d"))
     assert dropped.mask.tolist() == [[False, False], [True, True]]
+    padded = TextBatch(torch.randn(1, 3, 4), torch.tensor([[True, False, True]]), (("a", "b"),))
+    assert padded.only(torch.tensor([[False, True, True]])).words == (("b",),)
     assert text.to("meta").embeddings.is_meta
     with production(), pytest.raises(InputError, match="expected"):
         TextBatch(torch.randn(2, 2, 4), torch.ones(2, 3).bool())

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from pixel_cases import tiny_config
+from pixel_cases import tiny_config, tiny_model
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassConfusionMatrix
 
@@ -131,6 +131,24 @@ def test_drop_path():
     assert torch.equal(kept.amin((1, 2)), kept.amax((1, 2)))  # whole samples
     assert kept[:, 0, 0].mean().item() == pytest.approx(1.0, abs=0.05)
     assert torch.equal(drop.eval()(x), x)
+
+
+def test_whole_channels_are_dropped_before_the_classifier():
+    head = tiny_model(**{"head.dropout": 0.25}).head
+    seen: dict[str, torch.Tensor] = {}
+    head.refine.register_forward_hook(lambda _, __, out: seen.update(before=F.relu(out)))
+    head.classifier.register_forward_pre_hook(lambda _, inputs: seen.update(after=inputs[0]))
+    features = tuple(torch.randn(16, dim, 4, 6) for dim in (16, 32, 48, 64))
+    head.train()
+    head(features)
+    lively = seen["before"].amax((2, 3)) > 0  # (samples, channels)
+    kept = (seen["after"].amax((2, 3)) > 0)[lively]
+    assert 0.65 < kept.float().mean() < 0.85
+    expected = seen["before"] / 0.75 * (seen["after"].amax((2, 3), keepdim=True) > 0)
+    torch.testing.assert_close(seen["after"], expected)
+    head.eval()
+    head(features)
+    assert torch.equal(seen["after"], seen["before"])
 
 
 def test_drop_path_rises_over_all_blocks():

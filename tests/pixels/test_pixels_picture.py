@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from eligo.errors import InputError
+from eligo.pixels.data.classes import NYU_40
 from eligo.report.pixels_picture import (
     class_palette,
     indexed_labels,
@@ -18,10 +19,20 @@ IMAGE = Image.new("RGB", (64, 48), (128, 128, 128))
 
 def test_labels_keep_their_values_and_colours():
     labels = torch.arange(48 * 64).view(48, 64) % 14
-    picture = indexed_labels(labels, 14)
+    names = ("wall", "floor", *map(str, range(12)))
+    picture = indexed_labels(labels, names)
     assert np.array_equal(np.asarray(picture), labels.numpy())
-    assert picture.convert("RGB").getpixel((5, 0)) == class_palette(14)[5]
-    assert len(set(class_palette(40))) == 40
+    assert picture.convert("RGB").getpixel((5, 0)) == class_palette(names)[5]
+    assert len(set(class_palette(NYU_40))) == 40
+
+
+def test_only_walls_and_floors_are_grey():
+    def colour(rgb: tuple[int, int, int]) -> int:
+        return max(rgb) - min(rgb)
+
+    assert max(map(colour, class_palette(("wall", "floor", "ball"))[:2])) < 20
+    assert min(map(colour, class_palette(("cat", "dog", "ball")))) > 60
+    assert len(set(class_palette(NYU_40[2:]))) == 38
 
 
 def test_overlay():
@@ -31,7 +42,7 @@ def test_overlay():
     picture = overlay_picture(IMAGE, labels, classes)
     assert picture.width == 640
     assert picture.height > 480  # the legend
-    palette = class_palette(4)
+    palette = class_palette(classes)
     for x, number in ((100, 0), (500, 3)):
         wanted = [round(0.45 * part + 0.55 * 128) for part in palette[number]]
         assert np.allclose(picture.getpixel((x, 200)), wanted, atol=1)

@@ -1,6 +1,7 @@
 """Training: presets, exact resume, dropout, what is refused; every YAML builds and runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,17 @@ from pixel_files import exported
 
 from eligo.config import load_config, shipped_configs
 from eligo.errors import ConfigError, InputError
-from eligo.pixels import PRESETS, SIZES, PixelsConfig, PixelsModel, PixelsTrainConfig, Segmenter
+from eligo.pixels import (
+    PRESETS,
+    SIZES,
+    PixelsConfig,
+    PixelsModel,
+    PixelsTrainConfig,
+    Segmenter,
+    TextBatch,
+)
 from eligo.pixels.training.task import PixelsTask, train_model, with_counted_steps
-from eligo.train import Progress
+from eligo.train import Progress, seed_everything
 from eligo.train.groups import parameter_groups
 
 YAMLS = sorted(set(shipped_configs("pixels")) - {"exam"})
@@ -28,7 +37,17 @@ def losses(folder: Path) -> list[float]:
 
 def test_the_yamls_are_there():
     sizes = [f"{data}_{size}" for data in ("nyu", "sun") for size in "slb"]
-    assert set(YAMLS) >= {"scenes", *sizes}
+    assert set(YAMLS) >= {"scenes", "shipped", *sizes}
+
+
+def test_only_the_shipped_model_learns_from_some_words():
+    """The exam's arms are changes of scenes.yaml, which stays as it was."""
+    dropped = {n: load_config(PixelsTrainConfig, f"pixels/{n}").word_dropout for n in YAMLS}
+    assert dropped.pop("shipped") == 0.5
+    assert set(dropped.values()) == {0.0}
+    scenes, shipped = (load_config(PixelsTrainConfig, f"pixels/{n}") for n in ("scenes", "shipped"))
+    own = {"word_dropout": 0.5, "train.name": "pixels_shipped"}
+    assert shipped == scenes.replace(own)
 
 
 @pytest.mark.parametrize("name", [name for name in YAMLS if "_" in name])
@@ -167,6 +186,45 @@ def test_dropout_of_words_and_depth():
     assert not text.mask.any()
     assert batch.text is not None
     assert batch.text.mask.any()
+
+
+def test_some_words_are_dropped():
+    """Of half of the images, each word stays with a chance of the image's own."""
+    task = PixelsTask(TINY.replace({"text_dropout": 0.0, "word_dropout": 0.5}))
+    seen = []
+    task._forward = lambda *inputs, **_: seen.append(inputs[3]) or task.model(*inputs, maps=False)
+    batch = next(task.batches(0, 0, 1, torch.device("cpu")))
+    assert batch.text is not None
+    many = TextBatch(torch.randn(4, 400, 16), torch.arange(400).expand(4, 400) < 300)
+    shares = []
+    for seed in range(100):
+        for _ in range(2):  # the same again
+            seed_everything(seed)
+            task.step(replace(batch, text=many), Progress(0, 4))
+        assert torch.equal(seen[-1].mask, seen[-2].mask)
+        assert not (seen[-1].mask & ~many.mask).any()
+        shares += (seen[-1].mask.sum(1) / 300).tolist()
+    whole = torch.tensor(shares) == 1
+    assert 0.4 < whole.float().mean() < 0.6
+    some = torch.tensor(shares)[~whole]
+    assert 0.4 < some.mean() < 0.6
+    assert 0.2 < (some < 0.3).float().mean() < 0.4  # few and many words alike
+    assert 0.2 < (some > 0.7).float().mean() < 0.4
+
+
+def test_dropping_no_words_draws_nothing():
+    """What was trained before comes out the same."""
+    task = PixelsTask(TINY)
+    assert task.config.word_dropout == 0
+    batch = next(task.batches(0, 0, 1, torch.device("cpu")))
+    seed_everything(3)
+    task.step(batch, Progress(0, 4))
+    after = torch.rand(())
+    seed_everything(3)
+    task.source.varied(batch)
+    torch.rand(2, 4)  # of text_dropout and depth_dropout
+    task.model(batch.rgb, batch.depth, batch.depth_mask, batch.text, maps=False)
+    assert torch.equal(torch.rand(()), after)
 
 
 def test_ignored_pixels_weigh_nothing():

@@ -199,6 +199,7 @@ def test_a_whole_official_model(tmp_path: Path, classes: int, order: str):
          "sam.form": "legacy", "sam.decoder.stages": (1, 3), "sam.encoder.stages": (2,)}
     )  # fmt: skip
     state = official_model(config)
+    state["backbone.encoder_sam_blocks.2.0.encoder_logit_scale"] = torch.zeros(())  # ln 1, fixed
     fewer = {"encoder.depths": (1, 1, 1, 1), "encoder.drop_path": 0.0}
     base = load_config(PixelsTrainConfig, "pixels/nyu_s", fewer)
     changes = {"encoder.depths": (1, 1, 1, 1)}
@@ -231,8 +232,16 @@ def test_an_encoder_alone_starts_a_training(tmp_path: Path):
 
 def test_bad_weights(tmp_path: Path):
     (tmp_path / "torn.pth").write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"torn\.pth: no checkpoint"):
+    with pytest.raises(InputError, match=r"torn\.pth: no checkpoint") as caught:
         read_official(tmp_path / "torn.pth")
+    torch.save({"a": Path("x")}, tmp_path / "more.pth")
+    with pytest.raises(
+        InputError, match=r"more\.pth: no checkpoint, or one that holds more"
+    ) as more:
+        read_official(tmp_path / "more.pth")
+    for text in map(str, (caught.value, more.value)):
+        assert "\x1b" not in text
+        assert "weights_only" not in text.lower()
     (tmp_path / "torn.safetensors").write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"torn\.safetensors: cannot be read as weights"):
         read_official(tmp_path / "torn.safetensors")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from eligo.errors import ConfigError
+from eligo.errors import ConfigError, InputError
 from eligo.train import epoch_batches, epoch_rows, steps_per_epoch
 
 
@@ -78,3 +78,26 @@ def test_an_epoch_counts_whole_batches() -> None:
     assert (steps_per_epoch(22, 6), steps_per_epoch(22, 22)) == (3, 1)
     with pytest.raises(ConfigError, match="batch_size: got 23, expected at most 22"):
         rows(1, batch_size=23)
+
+
+class Torn(Augmented):
+    """One example cannot be read."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 7:
+            raise InputError("7.png: cannot be read as an image")
+        return super().__getitem__(index)
+
+
+def no_batch(_: list) -> None:
+    raise InputError("images of several sizes")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_bad_data_is_told_alike_by_all_workers(workers: int) -> None:
+    with pytest.raises(InputError) as caught:
+        list(islice(epoch_batches(Torn(), 6, 5, 0, 0, 1, num_workers=workers), 4))
+    assert str(caught.value) == "7.png: cannot be read as an image"
+    with pytest.raises(InputError) as caught:
+        next(epoch_batches(Augmented(), 6, 5, 0, 0, 1, num_workers=workers, collate=no_batch))
+    assert str(caught.value) == "images of several sizes"

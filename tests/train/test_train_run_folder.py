@@ -1,12 +1,14 @@
 """A run folder finishes what a killed run left half done; one that cannot be written says so."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from toy_task import toy
+from toy_task import ToyTask, toy
 
-from eligo.errors import OutputError
-from eligo.train import fit
+from eligo.errors import InputError, OutputError
+from eligo.train import FitResult, fit
 from eligo.train.run_folder import RunFolder
 
 
@@ -33,3 +35,48 @@ def test_a_run_killed_before_old_checkpoints_went(tmp_path: Path) -> None:
     assert folder.steps() == [4, 85, 90]
     assert (tmp_path / "last").resolve() == folder.checkpoint(90).resolve()
     assert (tmp_path / "best").resolve() == folder.checkpoint(4).resolve()
+
+
+def run(task: ToyTask, **options: Any) -> FitResult:
+    return fit(task, task.config.train, **options)
+
+
+def failing(out: Path, at: int, **changes: Any) -> ToyTask:
+    """A task whose step `at` finds bad data."""
+    task = toy(out, **changes)
+    step = task.step
+
+    def stepping(batch: Any, progress: Any) -> Any:
+        if progress.step == at:
+            raise InputError("a picture is torn")
+        return step(batch, progress)
+
+    task.step = stepping
+    return task
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
+    """There is nothing to go on from, so the mended command must not be refused."""
+    for changes in ({}, {"head__lr": 0.5}):
+        with pytest.raises(InputError, match="torn"):
+            run(failing(tmp_path, 2, **changes))
+    with pytest.raises(InputError, match="torn"):
+        run(failing(tmp_path, 6))  # checkpoints are after 4 steps
+    with pytest.raises(InputError, match="already holds a run"):
+        run(toy(tmp_path))
+    assert run(toy(tmp_path), resume=True).last_step == 12
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    steps = [line["step"] for line in map(json.loads, lines) if line["split"] == "train"]
+    assert steps == list(range(1, 13))
+
+
+def test_a_run_that_is_under_way_is_not_started_twice(tmp_path: Path) -> None:
+    """Before its first checkpoint neither."""
+    task = toy(tmp_path)
+
+    def after_step(*_: Any) -> None:
+        with pytest.raises(InputError, match="already holds a run"):
+            run(toy(tmp_path))
+
+    task.after_step = after_step
+    assert run(task).last_step == 12

@@ -47,13 +47,14 @@ def run(
         from eligo.config import find_config, load_config
         from eligo.pixels.inference.convert import convert_official
         from eligo.pixels.training.config import PixelsTrainConfig
-        from eligo.pixels.training.task import with_classes
+        from eligo.pixels.training.task import with_classes, with_image_size
 
         base = load_config(PixelsTrainConfig, find_config("pixels", config))
         changes: dict[str, Any] = preset_changes(preset) | sam_changes(sam)
         if channel_order is not None:
             changes["inputs.channel_order"] = channel_order
-        segmenter = convert_official(source, with_classes(base), drop=drop, changes=changes)
+        base = with_image_size(with_classes(base))
+        segmenter = convert_official(source, base, drop=drop, changes=changes)
     segmenter.save_pretrained(out, dtype=torch.float16 if half else None)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     made = segmenter.config

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import print_result
-from eligo.cli.pixels_flags import NO_FLAGS, Sam, preset_changes, sam_changes
+from eligo.cli.pixels_flags import NO_FLAGS, SamCheck, preset_changes, sam_changes
 from eligo.cli.result_file import check_result_file, write_result_file
 from eligo.errors import InputError
 
@@ -29,8 +29,9 @@ def run(
     words: Path | None = None,
     batch_size: int = 8,
     classes: bool = False,
+    some_tags: bool = False,
     preset: int | None = None,
-    sam: Sam = NO_FLAGS,
+    sam: SamCheck = NO_FLAGS,
     device: str = "auto",
     out: Path | None = None,
     json: bool = False,
@@ -52,6 +53,8 @@ def run(
         words: File of the words, if it has moved.
         batch_size: Images at a time.
         classes: Also the IoU of every class.
+        some_tags: Also with true tags of which one thing's is left out, and with those of wall,
+            floor and that one thing (generated rooms).
         preset: Refuse a model that compares pixels and words otherwise than this preset.
         sam: Refuse a model that compares pixels and words otherwise.
         device: Where to run: auto, cpu or cuda.
@@ -62,9 +65,11 @@ def run(
     if batch_size < 1:
         raise InputError(f"--batch_size: got {batch_size}, expected at least 1")
     from eligo.devices import resolve_device
+    from eligo.pixels.data.batch import ImageSource
     from eligo.pixels.inference.modes import refuse_other_modes
     from eligo.pixels.inference.segmenter import SHIPPED, Segmenter, model_folder, stored_config
     from eligo.pixels.measure.evaluate import evaluate_rows
+    from eligo.pixels.measure.some_tags import TOLD, SomeTags
     from eligo.pixels.measure.views import MULTI_SCALE, WINDOW, Views
     from eligo.pixels.training.task import build_source
 
@@ -86,9 +91,17 @@ def run(
     for name, folder in places.items():
         segmenter = Segmenter.from_pretrained(folder, device=where)
         images = images or build_source(config, segmenter.encoder, where)
-        for row in evaluate_rows(segmenter.model, images, split, views, batch_size):
-            rows.append({"checkpoint": name, **row.shown()})
-            column = row.words if len(places) == 1 else f"{name}, {row.words}"
+        told: dict[str, ImageSource] = {"": images}
+        if some_tags:
+            told |= {f", {part}": SomeTags(images, part) for part in TOLD}
+        measured = [
+            (f"{row.words}{part}", row)
+            for part, shown in told.items()
+            for row in evaluate_rows(segmenter.model, shown, split, views, batch_size)
+        ]
+        for said, row in measured:
+            rows.append({"checkpoint": name, **row.shown(), "words": said})
+            column = said if len(places) == 1 else f"{name}, {said}"
             for label, iou in zip(images.classes, row.metrics.iou_per_class, strict=True):
                 per_class.setdefault(label, {})[column] = iou
     found: dict[str, Any] = {"metrics": rows}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from eligo.cli.console import print_result
-from eligo.cli.pixels_flags import NO_FLAGS, Sam, open_segmenter
+from eligo.cli.pixels_flags import NO_FLAGS, SamCheck, open_segmenter
 
 
 def run(
@@ -12,7 +12,7 @@ def run(
     width: int = 640,
     num_words: int | None = None,
     model: Path | None = None,
-    sam: Sam = NO_FLAGS,
+    sam: SamCheck = NO_FLAGS,
     json: bool = False,
 ) -> None:
     """Write model.onnx and onnx.json, which describes it.

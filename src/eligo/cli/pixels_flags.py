@@ -70,6 +70,8 @@ class SamFlags:
 
 
 Sam = Annotated[SamFlags, tyro.conf.arg(name="")]
+SamCheck = Annotated[SamFlags, tyro.conf.arg(name="model must have"), tyro.conf.OmitArgPrefixes]
+"""The same flags where a model has its modes already, in a box of help that says so."""
 NO_FLAGS = SamFlags()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from eligo.cli.console import print_result, say
-from eligo.cli.pixels_flags import NO_FLAGS, Sam, open_segmenter
+from eligo.cli.pixels_flags import NO_FLAGS, SamCheck, open_segmenter
 
 
 def run(
@@ -16,8 +16,9 @@ def run(
     model: Path | None = None,
     depth_format: Literal["png8", "metric", "sun16"] | None = None,
     depth_scale: float | None = None,
+    size: tuple[int, int] | None = None,
     preset: int | None = None,
-    sam: Sam = NO_FLAGS,
+    sam: SamCheck = NO_FLAGS,
     device: str = "auto",
     json: bool = False,
 ) -> None:
@@ -30,11 +31,15 @@ def run(
         image: The image file.
         out: The folder to write to.
         depth: Its depth: a PNG, TIFF or .npy file of the same size.
-        tags: What is in the image, between commas: "wall,floor,ball".
+        tags: What is in the image, between commas: all that is there, or nothing. "wall,floor,ball"
+            says that there is no box; the model may then not see one.
         text: Instead of tags, a sentence about it, for a model that was trained with captions.
-        model: Folder of a model or run; by default the one that comes with eligo.
+        model: Folder of a model or run; by default the one that comes with eligo, which knows
+            generated rooms only: for photos, `eligo pixels convert` or train.
         depth_format: How depth is stored, if not as in the model's training.
-        depth_scale: Units per metre of metric depth, likewise.
+        depth_scale: Units per metre of metric depth, likewise (1: metres).
+        size: Height and width to look at the image in; labels come back in its own. A model knows
+            things by the size they had in its training: 96 128 for the one that comes with eligo.
         preset: Refuse a model that compares pixels and words otherwise than this preset.
         sam: Refuse a model that compares pixels and words otherwise.
         device: Where to run: auto, cpu or cuda.
@@ -50,10 +55,11 @@ def run(
     made = predict(
         image,
         depth,
-        tags=[tag.strip() for tag in tags.split(",") if tag.strip()],
-        captions=[text] if text.strip() else (),
+        tags=tags,
+        captions=text,
         model=segmenter,
         inputs=segmenter.config.inputs.replace(given),
+        size=size,
     )
     result = made.save(out)
     save_prediction(exhibit(made), out)

@@ -37,7 +37,7 @@ def exhibit(
         shown["depth"] = depth
     legends = {}
     for name, one in {"labels": found.labels, **(labels or {})}.items():
-        shown[name] = labels_over(found.image, one, len(found.classes))
+        shown[name] = labels_over(found.image, one, found.classes)
         legends[name] = tuple(
             Key(f"#{bytes(colour).hex()}", text)
             for colour, text in labels_legend(one, found.classes)

@@ -21,15 +21,16 @@ _HEAT = (
 )  # fmt: skip
 
 
-def class_palette(num_classes: int) -> tuple[Colour, ...]:
-    """Colours of classes; the first two, wall and floor in every room, are quiet greys."""
-    return label_palette(num_classes, ((188, 188, 196), (134, 126, 118)))
+def class_palette(classes: Sequence[str]) -> tuple[Colour, ...]:
+    """Colours of classes; wall and floor, if they are the first, are quiet greys."""
+    rooms = tuple(classes[:2]) == ("wall", "floor")
+    return label_palette(len(classes), ((188, 188, 196), (134, 126, 118)) if rooms else ())
 
 
-def indexed_labels(labels: Integer[Tensor, "height width"], num_classes: int) -> Image.Image:
+def indexed_labels(labels: Integer[Tensor, "height width"], classes: Sequence[str]) -> Image.Image:
     """A palette picture: the pixel values are the classes, from 0."""
     picture = Image.fromarray(labels.cpu().to(torch.uint8).numpy()).convert("P")
-    flat = [value for colour in class_palette(num_classes) for value in colour]
+    flat = [value for colour in class_palette(classes) for value in colour]
     picture.putpalette(flat + [0] * (768 - len(flat)))
     return picture
 
@@ -38,15 +39,15 @@ def overlay_picture(
     image: Image.Image, labels: Integer[Tensor, "height width"], classes: Sequence[str]
 ) -> Image.Image:
     """Classes in colour over a grey image, a line between them, and a legend by size."""
-    picture = labels_over(image, labels, len(classes))
+    picture = labels_over(image, labels, classes)
     return _with_legend(picture, labels_legend(labels, classes), "")
 
 
 def labels_over(
-    image: Image.Image, labels: Integer[Tensor, "height width"], num_classes: int
+    image: Image.Image, labels: Integer[Tensor, "height width"], classes: Sequence[str]
 ) -> Image.Image:
     """Classes in colour over a grey image, and a line between them."""
-    palette = class_palette(num_classes)
+    palette = class_palette(classes)
     size = _shown_size(image)
     grown = np.asarray(_grown(labels, size))
     colours = np.asarray(label_picture(torch.from_numpy(grown.copy()), palette), dtype=np.float32)
@@ -60,7 +61,7 @@ def labels_legend(
     labels: Integer[Tensor, "height width"], classes: Sequence[str]
 ) -> list[tuple[Colour, str]]:
     """Colour, name and share of every class that is there, the largest first."""
-    palette = class_palette(len(classes))
+    palette = class_palette(classes)
     counts = torch.bincount(labels.cpu().flatten().long(), minlength=len(classes)).tolist()
     found = sorted((-count, number) for number, count in enumerate(counts) if count)
     total = max(1, sum(counts))

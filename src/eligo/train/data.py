@@ -1,6 +1,7 @@
 """Batches whose order is a pure function of (seed, step): any step can be the first."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +11,7 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from eligo.errors import ConfigError
+from eligo.errors import ConfigError, InputError
 from eligo.train.rng import mix, seed_everything
 
 
@@ -48,12 +49,12 @@ def epoch_batches(
         _Seeded(dataset, seed),  # pyright: ignore[reportArgumentType]
         batch_sampler=_Places(len(dataset), batch_size, seed, start_step, rank, world_size),
         num_workers=num_workers,
-        collate_fn=collate,
+        collate_fn=partial(_collated, collate),
         pin_memory=pin_memory,
         # The loader would otherwise draw a seed from the global generator.
         generator=torch.Generator().manual_seed(seed),
     )
-    return iter(loader)
+    return _told(iter(loader))
 
 
 def epoch_rows(
@@ -104,6 +105,29 @@ class _Places:
             step += 1
 
 
+class _Problem(str):
+    """What is wrong with the data: torch would wrap an error of a worker in two tracebacks."""
+
+    __slots__ = ()
+
+
+def _collated(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Any:
+    for example in examples:
+        if isinstance(example, _Problem):
+            return example
+    try:
+        return collate(examples)
+    except InputError as error:
+        return _Problem(error)
+
+
+def _told(batches: Iterator[Any]) -> Iterator[Any]:
+    for batch in batches:
+        if isinstance(batch, _Problem):
+            raise InputError(str(batch))
+        yield batch
+
+
 class _Seeded:
     def __init__(self, dataset: Examples, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
@@ -111,7 +135,10 @@ class _Seeded:
     def __getitem__(self, place_and_index: tuple[int, int]) -> Any:
         place, index = place_and_index
         seed_everything(self.seed, place)
-        return self.dataset[index]
+        try:
+            return self.dataset[index]
+        except InputError as error:
+            return _Problem(error)
 
     def __len__(self) -> int:
         return len(self.dataset)

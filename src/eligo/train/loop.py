@@ -66,7 +66,13 @@ def fit(
     is none. `on_evaluate(step, metrics)` sees every evaluation and may return True to stop. The
     last step is evaluated however the run ends, so that it can be the best.
     """
-    return _Loop(task, config, resume, on_evaluate).run()
+    loop = _Loop(task, config, resume, on_evaluate)
+    try:
+        return loop.run()
+    except BaseException:
+        if loop.processes.is_main:
+            loop.folder.abandon()
+        raise
 
 
 class _Loop:

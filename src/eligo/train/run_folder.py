@@ -61,6 +61,11 @@ class RunFolder:
             ]
             write_text(self.metrics, "".join(kept))
 
+    def abandon(self) -> None:
+        """After a failure: what has no checkpoint is no run any more, and may be started anew."""
+        if not self.steps():
+            (self.path / "config.yaml").unlink(missing_ok=True)
+
     def steps(self) -> list[int]:
         """Steps of the whole checkpoints, ascending."""
         return sorted(int(path.name[5:]) for path in self.checkpoints.glob("step_*"))

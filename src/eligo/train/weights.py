@@ -66,10 +66,10 @@ def read_pickled(path: Path, *, holds: str, made_by: str, allowed: Sequence[type
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (UnpicklingError, RuntimeError, EOFError) as error:
+    except (UnpicklingError, RuntimeError, EOFError):
         raise InputError(
-            f"{path}: no checkpoint, or one that holds more than {holds} "
-            f"({str(error).splitlines()[0]}); expected what {made_by}"
+            f"{path}: no checkpoint, or one that holds more than {holds} and would have to be "
+            f"executed to be read; expected what {made_by}"
         ) from None
 
 

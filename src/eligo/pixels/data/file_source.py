@@ -10,7 +10,7 @@ from eligo.pixels.data.augment import Prepared, augment
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.config import AugmentConfig, FilesDataConfig, InputsConfig
 from eligo.pixels.data.inputs import normalise_rgb
-from eligo.pixels.data.pictures import read_depth, read_label, read_rgb
+from eligo.pixels.data.pictures import read_depth, read_label, read_rgb, remark_depth
 from eligo.pixels.data.records import Record, Split, class_names, read_records
 from eligo.pixels.text.batch import Provenance
 from eligo.pixels.text.config import TextConfig
@@ -108,6 +108,11 @@ class FileSource(ImageSource):
     ) -> Iterator[Batch]:
         """Shuffled epochs over the training images."""
         images = self._images("train")
+        path = images.records[0].depth
+        if rank == 0 and path is not None:
+            first = images.read(0)
+            flags = ("--inputs.depth", "--inputs.depth_scale")
+            remark_depth(path, (first.depth, first.depth_mask), self.inputs, flags)
         found = epoch_batches(
             Varied(images, self.augmentation), batch_size, seed, start_step, rank, world_size,
             num_workers=self.config.num_workers, collate=_stacked,
@@ -120,6 +125,8 @@ class FileSource(ImageSource):
     def images(self, split: Split, provenance: Provenance, batch_size: int) -> Iterator[Batch]:
         """Every image of a split once; successive ones of one size come together."""
         images = self._images(split)
+        if provenance == "shuffled" and len(images) == 1:
+            return  # there is no other one
         waiting: list[Prepared] = []
         for index in range(len(images)):
             other = (index + max(1, len(images) // 2)) % len(images)

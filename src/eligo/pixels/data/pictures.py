@@ -1,26 +1,35 @@
 """Picture files: colour images, depth, labels; each problem names the file."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, UInt8
+from PIL import Image
 from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.images import open_image, read_stored
 from eligo.pixels.data.config import InputsConfig
-from eligo.pixels.data.inputs import decode_depth
+from eligo.pixels.data.inputs import decode_depth, normalise_metres
 
 MIN_SIZE = 32
+_NEAR, _FAR = 0.3, 10.0  # metres within which, or beyond which, no whole image lies
+_log = logging.getLogger("eligo.pixels")
 
 
 def read_rgb(path: Path) -> UInt8[Tensor, "3 height width"]:
     """A colour image."""
-    pixels = np.array(open_image(path))
+    return rgb_pixels(open_image(path), path)
+
+
+def rgb_pixels(image: Image.Image, name: Path) -> UInt8[Tensor, "3 height width"]:
+    """The pixels of a colour image, which errors call `name`."""
+    pixels = np.array(image.convert("RGB"))
     if min(pixels.shape[:2]) < MIN_SIZE:
         raise InputError(
-            f"{path}: got {pixels.shape[0]} x {pixels.shape[1]} pixels, expected at least "
+            f"{name}: got {pixels.shape[0]} x {pixels.shape[1]} pixels, expected at least "
             f"{MIN_SIZE} x {MIN_SIZE}; enlarge the image"
         )
     return torch.from_numpy(pixels).permute(2, 0, 1)
@@ -45,10 +54,39 @@ def read_depth(
     if inputs.depth == "png8" and values.dtype != np.uint8:
         raise InputError(f"{path}: got {values.dtype} values, expected 8 bits (inputs.depth png8)")
     if inputs.depth == "sun16" and (
-        values.dtype.kind == "f" or values.min() < 0 or values.max() > 65535
+        values.dtype.kind == "f"
+        or values.dtype.itemsize < 2
+        or values.min() < 0
+        or values.max() > 65535
     ):
-        raise InputError(f"{path}: got other values than 16 bits (inputs.depth sun16)")
+        raise InputError(
+            f"{path}: got {values.dtype} values, expected 16 bits (inputs.depth sun16)"
+        )
     return decode_depth(values, inputs)
+
+
+def remark_depth(
+    path: Path,
+    depth: tuple[Float[Tensor, "1 height width"], Bool[Tensor, "1 height width"]],
+    inputs: InputsConfig,
+    flags: tuple[str, str] = ("--depth_format", "--depth_scale"),
+) -> None:
+    """Say if all of it is so near or so far that it must be stored in another way."""
+    z, known = depth
+    if inputs.depth != "metric" or not bool(known.any()):
+        return
+    near, far = (float(normalise_metres(torch.tensor(metres))) for metres in (_NEAR, _FAR))
+    if float(z[known].max()) < near:
+        where = f"within {_NEAR} m"
+    elif float(z[known].min()) >= far:
+        where = f"beyond {_FAR:g} m"
+    else:
+        return
+    _log.warning(
+        "%s: got everything %s at %g units per metre; is it stored in 8 bits (%s png8), or in "
+        "other units (%s 1 for metres)?",
+        path, where, inputs.depth_scale, *flags,
+    )  # fmt: skip
 
 
 def read_label(

@@ -144,10 +144,11 @@ def _with_words(
     lacking = [r for r in records if all(getattr(r, kind) is None for kind in kinds)]
     if lacking and not config.allow_missing_words:
         where = config.words or source
-        hint = did_you_mean(lacking[0].id, list(found))
+        named = lacking[0].id
+        hint = "" if named in found else did_you_mean(named, list(found))
         raise InputError(
             f"{where}: has no {' or '.join(kinds)} for {len(lacking)} of {len(records)} images, "
-            f"first {lacking[0].id!r}{hint}; ids must be the same; --data.allow_missing_words goes "
+            f"first {named!r}{hint}; ids must be the same; --data.allow_missing_words goes "
             "on without, --text.source none needs none"
         )
     if lacking:

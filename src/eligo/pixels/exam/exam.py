@@ -15,7 +15,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from eligo.errors import EligoError
+from eligo.config import load_config
+from eligo.errors import ConfigError, EligoError
 from eligo.files import write_text
 from eligo.pixels.data.scene_source import SceneSource
 from eligo.pixels.exam.arms import ARMS
@@ -141,12 +142,16 @@ def _asked(run: PixelsTrainConfig) -> dict[str, Any]:
 
 
 def _stored(run: PixelsTrainConfig) -> dict[str, Any] | None:
-    """What the same run came to before."""
+    """What the same run came to before; a setting that is newer than its result has its default."""
     path = run.train.folder / RESULT
     if not path.is_file():
         return None
     found = json.loads(path.read_text("utf-8"))
-    return found if found["asked"] == _asked(run) else None
+    try:
+        asked = _asked(load_config(PixelsTrainConfig, found["asked"]))
+    except ConfigError:
+        return None
+    return found if asked == _asked(run) else None
 
 
 def _gist(found: dict[str, Any] | str) -> str:

@@ -12,6 +12,8 @@ class SegmenterConfig(PixelsConfig):
 
     classes: tuple[str, ...] = ()
     """Names of the classes, in order; a training fills them in from its data."""
+    image_size: tuple[int, int] | None = None
+    """Height and width of the images it was trained on; a training fills it in, if there is one."""
     text: TextConfig = TextConfig()
     """Words."""
     inputs: InputsConfig = InputsConfig()

@@ -1,11 +1,13 @@
 """Official files as a model folder: what they are is read off their tensors. Section 2.
 
-A whole model says its size, classes, head and where words enter; how it compares pixels and words
-is not in there (give the flags it was trained with) and its words are of the `legacy` form. An
-encoder alone gets a fresh head and fresh words as the given config has them, to train from.
+A whole model says its size, classes, head, where words enter and the multipliers of their logits;
+how else it compares pixels and words is not in there (give the flags it was trained with) and its
+words are of the `legacy` form. An encoder alone gets a fresh head and fresh words as the given
+config has them, to train from.
 """
 
 from collections.abc import Iterable, Mapping
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from eligo.train.weights import read_pickled
 
 _OURS = ("head.", "text_norm.", "encoder.align.", "encoder.depth_stem.")
 _HEAD = "decode_head."
+_ALIKE = 1e-3  # numbers in half precision
 
 
 def read_official(path: Path) -> dict[str, Tensor]:
@@ -56,14 +59,16 @@ def convert_official(
     # Whole models of NYUDepthv2 (40 classes) were trained on images as OpenCV reads them.
     order = "bgr" if whole and wanted.num_classes == len(NYU_40) else "rgb"
     told = {"classes": names, "inputs.channel_order": order}
-    wanted = wanted.replace(told | dict(changes or {}))
-    if whole:
-        return Segmenter(wanted, from_official(state, wanted), None)
-    return Segmenter(wanted, from_official(state, wanted, fresh=_OURS), None)
+    changes = dict(changes or {})
+    wanted = wanted.replace(told | changes)
+    if not whole:
+        return Segmenter(wanted, from_official(state, wanted, fresh=_OURS))
+    wanted = wanted.replace(_multipliers(path, state, wanted, changes))
+    return Segmenter(wanted, from_official(state, wanted))
 
 
 def size_of(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The changes that make the encoder as wide as the file's."""
+    """The changes that make the encoder the file's, but for what only training has."""
     stem = next((v for k, v in state.items() if k.endswith("patch_embed.proj.9.weight")), None)
     if stem is None:
         raise InputError(f"{path}: holds no DFormerv2 encoder (no patch_embed.proj.9.weight)")
@@ -75,9 +80,10 @@ def size_of(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
             f"{path}: got an encoder {stem.shape[0]} wide at its first stage, expected one of "
             f"{', '.join(f'{width} ({size})' for width, size in zip(widths, SIZES, strict=True))}"
         )
-    # The heads of `small` are ours alone; a file says its own.
-    changes = widths[stem.shape[0]]
-    return {key: value for key, value in changes.items() if not key.startswith("head.")}
+    found = PixelsConfig().replace(widths[stem.shape[0]])
+    encoder = found.encoder.model_dump(exclude={"drop_path", "depth_stem"})
+    changes = {f"encoder.{key}": value for key, value in encoder.items()}
+    return changes | {"sam.encoder.groups": found.sam.encoder.groups}
 
 
 def _whole(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -108,4 +114,31 @@ def _whole(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
     ]
     if keys:
         found |= {"sam.form": "legacy", "text_dim": keys[0].shape[1]}
+    return found
+
+
+def _multipliers(
+    path: Path, state: Mapping[str, Tensor], config: SegmenterConfig, asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`logit_init` of the sides whose multiplier is fixed; where a learned one began is unknown."""
+    found: dict[str, Any] = {}
+    for side, modes in (("encoder", config.sam.encoder), ("decoder", config.sam.decoder)):
+        logs = [value for key, value in state.items() if key.endswith(f".{side}_logit_scale")]
+        if modes.learnable_temp or not logs:
+            continue
+        low, high = (pick(value.double().exp().item() for value in logs) for pick in (min, max))
+        if not isclose(low, high, rel_tol=_ALIKE):
+            raise InputError(
+                f"{path}: the multipliers of the {side}'s logits differ ({low:.6g} to {high:.6g}), "
+                f"so they were learned; give --sam-{side}-learnable-temp"
+            )
+        if isclose(low, modes.logit_init, rel_tol=_ALIKE):
+            continue
+        key = f"sam.{side}.logit_init"
+        if key in asked:
+            raise InputError(
+                f"{path}: {key}: got {modes.logit_init}, but the file has a fixed multiplier of "
+                f"{low:.6g}; leave that flag (or preset) out and give the others"
+            )
+        found[key] = float(f"{low:.6g}")
     return found

@@ -1,6 +1,7 @@
 """Two picture files and a few words in; classes, and which word guided which pixel, out."""
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +12,22 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from eligo.devices import resolve_device
 from eligo.errors import InputError
 from eligo.files import write_text, writing
 from eligo.pixels.data.config import InputsConfig
 from eligo.pixels.data.inputs import normalise_rgb
-from eligo.pixels.data.pictures import read_depth, read_rgb
+from eligo.pixels.data.pictures import MIN_SIZE, read_depth, read_rgb, remark_depth, rgb_pixels
 from eligo.pixels.inference.segmenter import Segmenter
+from eligo.pixels.measure.views import Seen, resized
 from eligo.report.pictures import rgb_picture
 from eligo.report.pixels_picture import indexed_labels, overlay_picture, word_picture
 from eligo.selection import Selection
+
+_OTHER = 2.0  # times the size of the training images, from which on things are another's size
+_log = logging.getLogger("eligo.pixels")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +82,8 @@ class PixelsPrediction:
     def save(self, out: str | Path) -> dict[str, Any]:
         """Write label.png, overlay.png, tags/NN_name.png and result.json; returns the last."""
         out = Path(out)
-        count = len(self.classes)
         pictures = {
-            "label.png": indexed_labels(self.labels, count),
+            "label.png": indexed_labels(self.labels, self.classes),
             "overlay.png": overlay_picture(self.image, self.labels, self.classes),
         }
         if self.tag_maps is not None:
@@ -100,31 +105,42 @@ class PixelsPrediction:
 
 
 def predict(
-    image: str | Path,
+    image: str | Path | Image.Image,
     depth: str | Path | None = None,
     *,
-    tags: Sequence[str] = (),
-    captions: Sequence[str] = (),
+    tags: str | Sequence[str] | None = (),
+    captions: str | Sequence[str] | None = (),
     model: str | Path | Segmenter | None = None,
     inputs: InputsConfig | None = None,
+    size: tuple[int, int] | None = None,
     device: str = "auto",
 ) -> PixelsPrediction:
-    """Segment one image; depth and words are optional.
+    """Segment one image; depth and words are optional. Name all that is there, or nothing.
 
-    `model` is a folder (by default the shipped one) or a loaded `Segmenter`; `inputs` says how the
-    files are stored, where that is not as in the model's training.
+    `tags` are a list or one string with commas, `captions` sentences. `model` is a folder (by
+    default the shipped one) or a loaded `Segmenter`; `inputs` says how the files are stored, where
+    that is not as in the model's training; `size` is the height and width to look at the image in.
 
     >>> from eligo.pixels import predict  # doctest: +SKIP
-    >>> predict("rgb.png", "depth.png", tags=["ball", "ring"]).save("out")  # doctest: +SKIP
+    >>> predict("rgb.png", "depth.png", tags="wall, floor, ball").save("out")  # doctest: +SKIP
     """
     segmenter = model
     if not isinstance(segmenter, Segmenter):
         segmenter = Segmenter.from_pretrained(segmenter, device=resolve_device(device))
     inputs = inputs or segmenter.config.inputs
-    image = Path(image)
-    pixels = read_rgb(image)
-    read = None if depth is None else read_depth(Path(depth), inputs, (image, pixels))
-    return segment(segmenter, pixels, read, tags=tags, captions=captions, inputs=inputs)
+    if isinstance(image, Image.Image):
+        name = Path("image")
+        pixels = rgb_pixels(image, name)
+    else:
+        name = Path(image)
+        pixels = read_rgb(name)
+    read = None
+    if depth is not None:
+        read = read_depth(Path(depth), inputs, (name, pixels))
+        remark_depth(Path(depth), read, inputs)
+    if size is None:
+        _remark_size(name, pixels, segmenter.config.image_size)
+    return segment(segmenter, pixels, read, tags=tags, captions=captions, inputs=inputs, size=size)
 
 
 def segment(
@@ -132,23 +148,34 @@ def segment(
     pixels: UInt8[Tensor, "3 height width"],
     depth: tuple[Float[Tensor, "1 height width"], Bool[Tensor, "1 height width"]] | None = None,
     *,
-    tags: Sequence[str] = (),
-    captions: Sequence[str] = (),
+    tags: str | Sequence[str] | None = (),
+    captions: str | Sequence[str] | None = (),
     inputs: InputsConfig | None = None,
+    size: tuple[int, int] | None = None,
 ) -> PixelsPrediction:
     """The same for what is in memory; `depth` is what `decode_depth` makes of it."""
-    if tags and captions:
+    names, sentences = _listed(tags, ","), _listed(captions)
+    if names and sentences:
         raise InputError("got tags and captions, expected one kind of words")
     inputs = inputs or segmenter.config.inputs
     if depth is not None and inputs.depth == "none":
         raise InputError("depth: this model was trained without depth (inputs.depth none)")
-    text = segmenter.text(tuple(tags) or tuple(captions), sentences=bool(captions))
+    text = segmenter.text(names or sentences, sentences=bool(sentences))
     where = segmenter.device
     rgb = normalise_rgb(pixels, inputs.channel_order)[None].to(where)
     z, mask = (None, None) if depth is None else (part[None].to(where) for part in depth)
+    seen = Seen(rgb, z, mask, text)
+    if size is not None:
+        if min(size) < MIN_SIZE:
+            raise InputError(f"size: got {size[0]} x {size[1]}, expected at least 32 x 32")
+        seen = resized(seen, size, antialias=True)
     with torch.no_grad():
-        found = segmenter.model(rgb, z, mask, text)
-    confidence, labels = found.logits.softmax(1)[0].max(0)
+        found = segmenter.model(*seen)
+    chances = found.logits.softmax(1)
+    if size is not None:
+        own = rgb.shape[-2:]
+        chances = F.interpolate(chances, size=own, mode="bilinear", align_corners=False)
+    confidence, labels = chances[0].max(0)
     classes = segmenter.config.classes or tuple(map(str, range(segmenter.config.num_classes)))
     return PixelsPrediction(
         labels=labels.to(torch.uint8).cpu(),
@@ -160,3 +187,24 @@ def segment(
         image=rgb_picture(pixels),
         used_depth=depth is not None,
     )
+
+
+def _listed(words: str | Sequence[str] | None, between: str | None = None) -> list[str]:
+    """Words however they were given, without empty ones."""
+    if isinstance(words, str):
+        words = words.split(between) if between else [words]
+    return [word.strip() for word in words or () if word.strip()]
+
+
+def _remark_size(name: Path, pixels: Tensor, trained: tuple[int, int] | None) -> None:
+    """Say if things must look much larger or smaller than in the model's training."""
+    if trained is None:
+        return
+    height, width = pixels.shape[-2:]
+    times = max(height / trained[0], width / trained[1])
+    if not 1 / _OTHER < times < _OTHER:
+        _log.warning(
+            "%s: got %d x %d pixels, but this model was trained on %d x %d and knows things by "
+            "their size; --size %d %d looks at the image in that size",
+            name, height, width, *trained, *trained,
+        )  # fmt: skip

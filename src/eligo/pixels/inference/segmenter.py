@@ -32,9 +32,9 @@ class Segmenter:
     """A network, its class names and its text encoder."""
 
     def __init__(
-        self, config: SegmenterConfig, model: PixelsModel, encoder: TextEncoder | None
+        self, config: SegmenterConfig, model: PixelsModel, encoder: TextEncoder | None = None
     ) -> None:
-        self.config, self.model, self.encoder = config, model, encoder
+        self.config, self.model, self._encoder = config, model, encoder
 
     @classmethod
     def from_pretrained(
@@ -48,17 +48,24 @@ class Segmenter:
         config = stored_config(found)
         model = PixelsModel(config)
         load_weights(found, {"model": model})
-        return cls(config, model.to(device).eval(), text_encoder(config))
+        return cls(config, model.to(device).eval())
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a folder for `from_pretrained`; `dtype` torch.float16 halves it."""
         with writing_folder(folder, marker="config.yaml") as made:
             save_weights(made, {"model": self.model}, dtype)
             config, words = plain_config(self.config), self.config.text.encoder
-            if self.encoder and isinstance(words, TableTextConfig):  # it travels with the weights
+            if isinstance(words, TableTextConfig) and self.encoder:  # it travels with the weights
                 copyfile(words.file, made / _TABLE)
                 config = config.replace({_TABLE_KEY: Path(_TABLE)})
             save_config(config, made / "config.yaml")
+
+    @property
+    def encoder(self) -> TextEncoder | None:
+        """What turns words into vectors, opened on first use; None: no word reaches the network."""
+        if self._encoder is None:
+            self._encoder = text_encoder(self.config)
+        return self._encoder
 
     @property
     def device(self) -> torch.device:
@@ -114,7 +121,7 @@ def text_encoder(config: SegmenterConfig) -> TextEncoder | None:
     """What turns words into vectors; None where no word reaches the network."""
     if not config.guided:
         return None
-    encoder = build_text_encoder(config.text.encoder)
+    encoder = build_text_encoder(config.text.encoder, config.classes)
     if encoder.dim != config.text_dim:
         raise InputError(
             f"text_dim: got {config.text_dim}, expected {encoder.dim}, the width of the "

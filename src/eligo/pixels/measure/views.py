@@ -72,8 +72,15 @@ def probabilities(
 
 def scaled(seen: Seen, scale: float) -> Seen:
     """The images in another size, sides rounded up to multiples of 32."""
-    size = [ceil(round(side * scale, 6) / _MULTIPLE) * _MULTIPLE for side in seen.rgb.shape[-2:]]
-    if size == list(seen.rgb.shape[-2:]):
+    height, width = (
+        ceil(round(side * scale, 6) / _MULTIPLE) * _MULTIPLE for side in seen.rgb.shape[-2:]
+    )
+    return resized(seen, (height, width))
+
+
+def resized(seen: Seen, size: tuple[int, int], *, antialias: bool = False) -> Seen:
+    """The images in this size; with `antialias`, what is made smaller is smoothed first."""
+    if size == tuple(seen.rgb.shape[-2:]):
         return seen
 
     def taken(x: Tensor | None) -> Tensor | None:
@@ -81,7 +88,9 @@ def scaled(seen: Seen, scale: float) -> Seen:
             return None
         return F.interpolate(x.float(), size=size, mode="nearest-exact").to(x.dtype)
 
-    rgb = F.interpolate(seen.rgb, size=size, mode="bilinear", align_corners=False)
+    rgb = F.interpolate(
+        seen.rgb, size=size, mode="bilinear", align_corners=False, antialias=antialias
+    )
     return Seen(rgb, taken(seen.depth), taken(seen.depth_mask), seen.text)
 
 

@@ -1,6 +1,7 @@
 """TextBatch: the words of a batch of images, as vectors, and where they come from."""
 
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Literal, NamedTuple
 
 import torch
@@ -64,12 +65,17 @@ class TextBatch:
 
     def without(self, dropped: Bool[Tensor, " batch"]) -> "TextBatch":
         """The same batch, without the words of some images: for dropout of text."""
+        return self.only(~dropped.unsqueeze(-1).expand_as(self.mask))
+
+    def only(self, kept: Bool[Tensor, "batch words"]) -> "TextBatch":
+        """The same batch with some of its words."""
         words = self.words
         if words is not None:
             words = tuple(
-                () if gone else kept for kept, gone in zip(words, dropped.tolist(), strict=True)
+                tuple(compress(said, stays[real].tolist()))
+                for said, stays, real in zip(words, kept, self.mask, strict=True)
             )
-        return replace(self, mask=self.mask & ~dropped.unsqueeze(-1), words=words)
+        return replace(self, mask=self.mask & kept, words=words)
 
 
 def legacy_text_mask(

@@ -30,6 +30,7 @@ from eligo.pixels.text.config import (
 )
 from eligo.pixels.text.phrases import TEMPLATES, readable, with_article
 from eligo.scenes.phrases import VOCABULARY, WORD_ID
+from eligo.scenes.words import NONCE
 from eligo.train.rng import mix
 
 _OFFSET = 1.55  # length of what all phrases share, over a phrase's own length: cosines 0.7-0.9
@@ -51,8 +52,8 @@ class TextEncoder(ABC):
 class WordsEncoder(TextEncoder):
     """Fixed random vectors for the words of the embedded world."""
 
-    def __init__(self, config: WordsTextConfig) -> None:
-        self.dim = config.dim
+    def __init__(self, config: WordsTextConfig, classes: Sequence[str] = ()) -> None:
+        self.dim, self.classes = config.dim, classes
         generator = torch.Generator().manual_seed(mix(config.seed, 0x776F7264))
         drawn = torch.randn(len(VOCABULARY) + 1, config.dim, generator=generator)
         drawn = F.normalize(drawn, dim=-1)
@@ -70,10 +71,22 @@ class WordsEncoder(TextEncoder):
         sentences: bool = False,  # noqa: ARG002 (both are sums of words)
     ) -> Float[Tensor, "strings dim"]:
         """Phrases of known words; an unknown one is an error with the nearest known."""
-        rows = [[_word_id(word, text) for word in _words(text)] for text in strings]
+        rows = [[self._word_id(word, text) for word in _words(text)] for text in strings]
         longest = max((len(row) for row in rows), default=0)
         ids = torch.tensor([row + [-1] * (longest - len(row)) for row in rows], dtype=torch.int64)
         return self.encode_ids(ids.view(len(rows), longest).to(self.words.device))
+
+    def _word_id(self, word: str, text: str) -> int:
+        if word not in WORD_ID:
+            listed = f" ({', '.join(self.classes)}, ...)" if self.classes else ""
+            plain = [known for known in VOCABULARY if known not in NONCE]
+            hint = did_you_mean(word, self.classes) or did_you_mean(word, plain)
+            raise InputError(
+                f"{text!r}: this model knows generated rooms only; it reads their words{listed}, "
+                f"and {word!r} is none of them{hint}; for photos, take a model that was made by "
+                "`eligo pixels convert` or by training on photos"
+            )
+        return WORD_ID[word]
 
     def encode_ids(self, ids: Int64[Tensor, "*batch length"]) -> Float[Tensor, "*batch dim"]:
         """Phrases as rows of word ids, -1 for nothing; never looks at the device."""
@@ -178,29 +191,20 @@ class ClipEncoder(TextEncoder):
                 save_file(self.known, temporary)
 
 
-def build_text_encoder(config: AnyTextEncoderConfig) -> TextEncoder:
-    """The encoder that a config describes."""
+def build_text_encoder(config: AnyTextEncoderConfig, classes: Sequence[str] = ()) -> TextEncoder:
+    """The encoder that a config describes; `classes` are names to suggest for unknown words."""
     match config:
         case ClipTextConfig():
             return ClipEncoder(config)
         case TableTextConfig():
             return TableEncoder(config)
         case WordsTextConfig():
-            return WordsEncoder(config)
+            return WordsEncoder(config, classes)
 
 
 def _words(text: str) -> list[str]:
     spaced = text.replace("?", " ?").replace(".", " .").replace(",", " ,")
     return readable(spaced).lower().split()
-
-
-def _word_id(word: str, text: str) -> int:
-    if word not in WORD_ID:
-        raise InputError(
-            f"{text!r}: this model reads the scenes' words, and {word!r} is none of them"
-            f"{did_you_mean(word, VOCABULARY)}"
-        )
-    return WORD_ID[word]
 
 
 def _read_vectors(path: Path) -> dict[str, Tensor]:

@@ -41,6 +41,9 @@ class PixelsTrainConfig(SegmenterConfig):
     """How training images are varied."""
     text_dropout: float = Field(default=0.2, ge=0, le=1)
     """Share of training images whose words are dropped."""
+    word_dropout: float = Field(default=0.0, ge=0, le=1)
+    """Share of the others of which some words are dropped: each stays with a probability drawn for
+    its image, for a model that must not take what is not named for absent."""
     depth_dropout: float = Field(default=0.0, ge=0, le=1)
     """Share of training images whose depth is dropped, for a model that can do without."""
     gate_start: float | None = Field(default=None, gt=0)

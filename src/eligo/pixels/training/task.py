@@ -39,7 +39,7 @@ class PixelsTask(SourcedTask[ImageSource]):
 
     def __init__(self, config: PixelsTrainConfig, source: ImageSource | None = None) -> None:
         seed_everything(config.train.seed)
-        config = with_counted_steps(with_classes(config))
+        config = with_counted_steps(with_image_size(with_classes(config)))
         super().__init__(config.train, source)
         self.config: PixelsTrainConfig = config  # pyright: ignore[reportIncompatibleVariableOverride]
         self.encoder = text_encoder(config)
@@ -62,11 +62,13 @@ class PixelsTask(SourcedTask[ImageSource]):
         return next(self.model.parameters()).device
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002 (all alike)
-        """Cross-entropy; the words of some images and the depth of some are left out."""
+        """Cross-entropy; all words of some images, some of others', some depth are left out."""
         batch = self.source.varied(batch)
         text, mask = batch.text, batch.depth_mask
         if text is not None and self.config.text_dropout:
             text = text.without(_some(batch.rgb, self.config.text_dropout))
+        if text is not None and self.config.word_dropout:
+            text = text.only(_some_words(text.mask, self.config.word_dropout))
         if mask is not None and self.config.depth_dropout:
             mask = mask & ~_some(batch.rgb, self.config.depth_dropout)[:, None, None, None]
         found = self._forward(batch.rgb, batch.depth, mask, text, maps=False)
@@ -130,6 +132,14 @@ def with_classes(config: PixelsTrainConfig) -> PixelsTrainConfig:
     return config.replace({"classes": names})
 
 
+def with_image_size(config: PixelsTrainConfig) -> PixelsTrainConfig:
+    """The config with the size of its training images; files may have any, unless they are cut."""
+    data, size = config.data, config.augment.crop
+    if isinstance(data, ScenesDataConfig):
+        size = (data.scenes.height, data.scenes.width)
+    return config.replace({"image_size": size})
+
+
 def with_counted_steps(config: PixelsTrainConfig) -> PixelsTrainConfig:
     """The config with the steps that `epochs` means."""
     if config.epochs is None:
@@ -164,3 +174,10 @@ def _check_start(config: PixelsTrainConfig, folder: Path) -> None:
 
 def _some(like: Tensor, share: float) -> Tensor:
     return torch.rand(like.shape[0], device=like.device) < share
+
+
+def _some_words(like: Tensor, share: float) -> Tensor:
+    """Which words stay: all, but in a share of the images each with a chance of the image's own."""
+    chance = torch.rand(like.shape[0], 1, device=like.device)
+    stays = torch.rand(like.shape, device=like.device) < chance
+    return stays | ~_some(like, share)[:, None]

@@ -44,6 +44,19 @@ def test_size_s_with_words_round_trip():
     assert_same(to_official(from_official(state, config)), state)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_read(dtype: torch.dtype):
+    """What is derived and stored beside the weights is rounded there as well."""
+    config = tiny_config(**LEGACY)
+    state = {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in official_model(config).items()
+    }
+    model = from_official(state, config)
+    again = to_official(model)
+    assert all(torch.equal(again[name].to(value.dtype), value) for name, value in state.items())
+
+
 def test_stacking_keeps_each_projection():
     config = tiny_config().encoder
     state = official_encoder(config)

@@ -24,7 +24,7 @@ from eligo.scenes.dataset import SceneDataset, SceneItem
 from eligo.scenes.painter import label_names
 
 _EXAMPLES = 8
-_SIDE = 256  # pixels that a longer side is scaled down to: rooms of the training have 128
+_SIDE = 128  # pixels of the longer side, as in the rooms of the training
 _MOST_TAGS = 32
 _SHOWN = 0.01  # share of the pixels from which on a class is named
 _FARTHEST = 65535  # of sixteen bits
@@ -120,12 +120,13 @@ def _answer(who: str, found: PixelsPrediction, truth: Tensor | None) -> Answer:
 
 
 def _scaled(picture: Image.Image) -> Image.Image:
-    """At most _SIDE a side, so that it takes no longer than a room of the training."""
-    picture = picture.copy()
-    picture.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    if min(picture.size) < MIN_SIZE:
-        raise InputError(
-            f"image: got {picture.width} x {picture.height} pixels at {_SIDE} a side, expected at "
-            f"least {MIN_SIZE}; crop or enlarge it"
-        )
-    return picture
+    """As large as a room of the training; a narrow one twice that, so that enough is left."""
+    for side in (_SIDE, 2 * _SIDE):
+        small = picture.copy()
+        small.thumbnail((side, side), Image.Resampling.LANCZOS)
+        if min(small.size) >= MIN_SIZE:
+            return small
+    raise InputError(
+        f"image: got {picture.width} x {picture.height} pixels, expected at least {MIN_SIZE} each "
+        f"way when it is scaled down to {2 * _SIDE}; crop or enlarge it"
+    )

@@ -276,9 +276,11 @@ def _sides(tensor: Tensor) -> list[int]:
 
 
 def _same(given: Tensor, value: Tensor) -> bool:
+    """To what the file's own type can hold."""
     if given.numel() != value.numel():
         return False
-    return torch.allclose(given.float().reshape(value.shape).cpu(), value, rtol=1e-5, atol=0)
+    close = max(1e-5, torch.finfo(given.dtype).eps) if given.is_floating_point() else 1e-5
+    return torch.allclose(given.float().reshape(value.shape).cpu(), value, rtol=close, atol=0)
 
 
 def _first(lines: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ from shipped_models import MAKERS, make_models
 
 ARMS = {
     "tokens": ["all tokens", "tokens_small", "tome", "visionzip", "no image (blind)"],
-    "demos": ["zero-shot", "random", "kNN", "DPP", "pointer v1"],
+    "demos": ["zero-shot", "random", "kNN", "MMR", "pointer v1"],
     "patches": ["one vector each", "all patches", "kept patches"],
     "pixels": ["no tags", "another room's tags", "a tagger's (90 %)", "its own tags"],
 }

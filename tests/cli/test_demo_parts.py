@@ -111,7 +111,7 @@ def test_pictures_are_those_of_the_examples(chosen: Part):
 
 def test_every_selector_chose_among_the_same(chosen: Part):
     for shown in chosen.exhibits:
-        assert [stage.name for stage in shown.stages] == ["pointer v1", "random", "kNN", "DPP"]
+        assert [stage.name for stage in shown.stages] == ["pointer v1", "random", "kNN", "MMR"]
         assert len({stage.over for stage in shown.stages}) == 1
         for stage in shown.stages:
             assert len(set(stage.selection.indices.tolist())) == demos.SHOTS

@@ -21,7 +21,7 @@ from eligo.demos.exam.world import FIRST_LEXICON, PER_LEXICON, ExamWorld, make_w
 from eligo.demos.exhibit import exhibit
 from eligo.demos.learned.selector import LearnedSelector
 from eligo.demos.models.pretrained import FILE, load_pointer
-from eligo.demos.rivals import DPP, KNN, Random, ZeroShot
+from eligo.demos.rivals import KNN, MMR, Random, ZeroShot
 from eligo.demos.selector import PoolSelector
 from eligo.pretrained import shipped_model, shipped_models
 from eligo.report.explorer.exhibit import Answer, Exhibit
@@ -36,6 +36,7 @@ NAME, ASKS = "demos", "which examples enter the prompt?"
 NONE, NEAREST = "zero-shot", "kNN"
 BEST = "demos_v2_gru"
 SHOTS = 2
+_BALANCE = 0.6  # of MMR, as `eligo demos exam` tuned it for two examples
 _EXAM = ExamConfig()
 _LEXICONS, _QUERIES = 8, 16
 _EXHIBITS = 3
@@ -47,7 +48,7 @@ _NOTE = (
 
 
 def run(work: Work) -> Part:
-    """Choose by nobody, by chance, by likeness, by volume and by what was learned; ask."""
+    """Choose by nobody, by chance, by likeness, with variety, and by what was learned; ask."""
     selectors = shipped_selectors()
     if LEARNER not in shipped_models() or not selectors:
         return Part(NAME, ASKS, "no trained model is shipped yet")
@@ -101,7 +102,7 @@ def choose(
     seed: int,
 ) -> dict[str, list[Selection]]:
     """What every selector picks for every query, all among the same candidates."""
-    rivals = {NONE: ZeroShot(), "random": Random(seed=seed), NEAREST: KNN(), "DPP": DPP()}
+    rivals = {NONE: ZeroShot(), "random": Random(seed=seed), NEAREST: KNN(), "MMR": MMR(_BALANCE)}
     arms = {name: rival.fit([], world.pool) for name, rival in rivals.items()} | dict(learned)
     sampler = Sampler(world.pool, SamplerConfig(num_candidates=_EXAM.num_candidates))
     queries = [as_query(world.queries, row) for row in asked.tolist()]

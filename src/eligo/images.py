@@ -8,15 +8,20 @@ from eligo.errors import InputError
 
 
 def open_image(path: str | Path) -> Image.Image:
-    """An image in RGB, turned as its EXIF says: cameras store what they saw sideways."""
+    """An image file in RGB, upright."""
     with read_stored(path) as stored:
-        try:
-            upright = ImageOps.exif_transpose(stored)
-        except Exception:  # broken EXIF raises many things, and the picture itself is whole
-            upright = stored
-        if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
-            upright = upright.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-        return upright.convert("RGB")
+        return upright_rgb(stored)
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """An image in RGB, turned as its EXIF says: cameras store what they saw sideways."""
+    try:
+        upright = ImageOps.exif_transpose(image)
+    except Exception:  # broken EXIF raises many things, and the picture itself is whole
+        upright = image
+    if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
+        upright = upright.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    return upright.convert("RGB")
 
 
 def read_stored(path: str | Path) -> Image.Image:

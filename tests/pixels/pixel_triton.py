@@ -174,8 +174,17 @@ def test_a_whole_model(half: bool, monkeypatch: pytest.MonkeyPatch):
     assert (found[0] - found[1]).float().abs().max() < (0.1 if half else 1e-4) * spread
 
 
+def test_what_learns_behind_a_frozen_filter_keeps_its_gradient():
+    """`onto` may need one where the filter and what it filters do not."""
+    filtered = layers.Depthwise(4, 3).requires_grad_(False)
+    onto = torch.randn(1, 5, 6, 4, requires_grad=True)
+    assert filtered(torch.randn(1, 5, 6, 4), onto).requires_grad
+    assert not filtered(torch.randn(1, 5, 6, 4), onto.detach()).requires_grad
+
+
+@pytest.mark.parametrize("which", ["norm", "depthwise", "turned", "biases"])
 def test_torch_takes_over_where_triton_fails(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    which: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     def fail(*_: object) -> None:
         raise RuntimeError("no C compiler")
@@ -183,7 +192,7 @@ def test_torch_takes_over_where_triton_fails(
     x = torch.randn(2, 3)
     assert layers.use_kernels(x)
     layers._triton_works.cache_clear()
-    monkeypatch.setattr(kernels, "norm", fail)
+    monkeypatch.setattr(kernels, which, fail)
     assert not layers.use_kernels(x)
     assert "no C compiler" in caplog.text
     layers._triton_works.cache_clear()

@@ -59,6 +59,9 @@ def test_an_image_in_memory(run: Path, image: Path):
     with Image.open(image) as opened:
         found = predict(opened, model=model)
     assert torch.equal(found.confidence, predict(str(image), model=model).confidence)
+    sideways = Image.new("RGB", (64, 40))
+    sideways.getexif()[0x0112] = 6  # turn it to see it
+    assert predict(sideways, model=model).labels.shape == (64, 40)
     with pytest.raises(InputError, match=r"image: got 31 x 40 pixels"):
         predict(Image.new("RGB", (40, 31)), model=model)
     depth = stored(image.with_name("d.png"), np.ones((48, 60), dtype=np.uint16))
@@ -85,7 +88,7 @@ def test_help_says_what_to_name(capsys):
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "all that is there, or nothing" in shown
     assert "generated rooms only" in shown
-    about = shown.split("Refuse a model that compares pixels and words otherwise.", 1)[1]
+    about = shown.split("Refuse a model that compares pixels and words otherwise;", 1)[1]
     assert about.index("--sam_decoder_use_cosine") < 200  # a box of its own, with that title
 
 

@@ -70,6 +70,20 @@ def test_a_run_that_failed_before_its_first_checkpoint_starts_anew(tmp_path: Pat
     assert steps == list(range(1, 13))
 
 
+def test_who_fails_on_another_s_run_leaves_it_alone(tmp_path: Path) -> None:
+    """A second process with --resume, before the first checkpoint of the first one."""
+    task = toy(tmp_path)
+
+    def after_step(*_: Any) -> None:
+        task.after_step = lambda *_: None
+        with pytest.raises(InputError, match="torn"):
+            run(failing(tmp_path, 0), resume=True)
+        assert (tmp_path / "run" / "config.yaml").is_file()
+
+    task.after_step = after_step
+    assert run(task).last_step == 12
+
+
 def test_a_run_that_is_under_way_is_not_started_twice(tmp_path: Path) -> None:
     """Before its first checkpoint neither."""
     task = toy(tmp_path)

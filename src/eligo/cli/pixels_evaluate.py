@@ -56,7 +56,8 @@ def run(
         some_tags: Also with true tags of which one thing's is left out, and with those of wall,
             floor and that one thing (generated rooms).
         preset: Refuse a model that compares pixels and words otherwise than this preset.
-        sam: Refuse a model that compares pixels and words otherwise.
+        sam: Refuse a model that compares pixels and words otherwise; what is not given is not
+            checked.
         device: Where to run: auto, cpu or cuda.
         out: Also write the result, with date, hardware and command, to this JSON file.
         json: Print one JSON document.

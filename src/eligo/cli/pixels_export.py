@@ -25,7 +25,8 @@ def run(
         width: Of the images, in pixels.
         num_words: Words of an image, with padding; by default as in its training.
         model: Folder of a model or run; by default the one that comes with eligo.
-        sam: Refuse a model that compares pixels and words otherwise.
+        sam: Refuse a model that compares pixels and words otherwise; what is not given is not
+            checked.
         json: Print one JSON document.
     """
     segmenter = open_segmenter(model, "cpu", sam)

@@ -41,7 +41,8 @@ def run(
         size: Height and width to look at the image in; labels come back in its own. A model knows
             things by the size they had in its training: 96 128 for the one that comes with eligo.
         preset: Refuse a model that compares pixels and words otherwise than this preset.
-        sam: Refuse a model that compares pixels and words otherwise.
+        sam: Refuse a model that compares pixels and words otherwise; what is not given is not
+            checked.
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
     """

@@ -8,7 +8,7 @@ name and renamed, so that a folder called `step_...` is always whole.
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class RunFolder:
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
+        self._is_ours = False  # whether this process began the run
 
     def check(self, config: dict[str, Any], resume: bool) -> None:
         """Refuse to write over another run, or to continue a run under another config."""
@@ -47,6 +48,7 @@ class RunFolder:
     def prepare(self, config: dict[str, Any], step: int, best: int | None, keep: int) -> None:
         """Write the config, finish or clear what was half done, drop metrics after `step`."""
         make_folder(self.checkpoints)
+        self._is_ours = not (self.path / "config.yaml").exists()
         clear_unfinished(self.path)
         for leftover in self.checkpoints.glob(".*"):
             shutil.rmtree(leftover)
@@ -62,9 +64,10 @@ class RunFolder:
             write_text(self.metrics, "".join(kept))
 
     def abandon(self) -> None:
-        """After a failure: what has no checkpoint is no run any more, and may be started anew."""
-        if not self.steps():
-            (self.path / "config.yaml").unlink(missing_ok=True)
+        """After a failure: a run that we began and that has no checkpoint may be started anew."""
+        if self._is_ours and not self.steps():
+            with suppress(OSError):  # the failure itself is what is to be told
+                (self.path / "config.yaml").unlink()
 
     def steps(self) -> list[int]:
         """Steps of the whole checkpoints, ascending."""

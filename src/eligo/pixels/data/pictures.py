@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.images import open_image, read_stored
+from eligo.images import open_image, read_stored, upright_rgb
 from eligo.pixels.data.config import InputsConfig
 from eligo.pixels.data.inputs import decode_depth, normalise_metres
 
@@ -26,7 +26,7 @@ def read_rgb(path: Path) -> UInt8[Tensor, "3 height width"]:
 
 def rgb_pixels(image: Image.Image, name: Path) -> UInt8[Tensor, "3 height width"]:
     """The pixels of a colour image, which errors call `name`."""
-    pixels = np.array(image.convert("RGB"))
+    pixels = np.array(upright_rgb(image))
     if min(pixels.shape[:2]) < MIN_SIZE:
         raise InputError(
             f"{name}: got {pixels.shape[0]} x {pixels.shape[1]} pixels, expected at least "

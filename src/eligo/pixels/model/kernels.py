@@ -103,13 +103,14 @@ def _turned(
     cos, sin = tl.split(turn.reshape(TOKENS, CHANNELS // 2, 2))
     source = together + token[:, None] * (3 * num_channels) + channel[None, :]
     place = out + token[:, None] * num_channels + channel[None, :]
-    for part in tl.static_range(3):
+    for part in tl.static_range(3):  # in steps, as a product of them could pass 32 bits
         value = tl.load(source + part * num_channels, inside, 0.0)
         if part < 2:
             a, b = tl.split(value.to(tl.float32).reshape(TOKENS, CHANNELS // 2, 2))
             turned = tl.join(a * cos - b * sin, b * cos + a * sin)
             value = turned.reshape(TOKENS, CHANNELS).to(out.dtype.element_ty)
-        tl.store(place + part * step, value, inside)
+        tl.store(place, value, inside)
+        place += step
 
 
 def turned(

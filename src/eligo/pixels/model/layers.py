@@ -11,12 +11,17 @@ from torch import Tensor, nn
 
 _KERNEL_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
+_SWITCH = "ELIGO_PIXELS_KERNEL"
+"""Environment variable: `triton` turns kernels on; torch is the default until they are timed."""
+
 _log = logging.getLogger(__name__)
 
 
 def use_kernels(x: Tensor, *weights: Tensor) -> bool:
-    """Whether `kernels` may stand in for torch: on a GPU, if nothing learns and nothing traces."""
+    """Whether `kernels` stand in for torch: where wanted, on a GPU, if nothing learns or traces."""
     if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False
+    if os.environ.get(_SWITCH) != "triton":
         return False
     if not (x.is_cuda or (x.is_cpu and os.environ.get("TRITON_INTERPRET") == "1")):
         return False
@@ -37,6 +42,10 @@ def _triton_works(device: torch.device, dtype: torch.dtype) -> bool:
         from eligo.pixels.model import kernels
 
         kernels.norm(one, one, one, 1.0, dtype)
+        kernels.depthwise(one.view(1, 1, 1, 1), one.expand(1, 1, 3, 3), one)
+        kernels.turned(one.expand(1, 1, 1, 6), one.float().expand(1, 1, 1, 1, 2).contiguous())
+        rate = one.float().view(1, 1, 1)
+        kernels.biases(rate[0], rate.view(1, 1, 1, 1, 1), (rate, rate), dtype)
     except Exception as error:
         _log.warning("Triton does not work here (%s); torch takes its place, slower", error)
         return False
@@ -74,7 +83,8 @@ class Depthwise(nn.Conv2d):
         """Filter every channel, and add it to `onto`."""
         # In half precision cuDNN is the faster one at large filters.
         small = self.kernel_size[0] == 3 or input.element_size() == 4
-        if small and self.bias is not None and use_kernels(input, self.weight, self.bias):
+        seen = [part for part in (self.weight, self.bias, onto) if part is not None]
+        if small and self.bias is not None and use_kernels(input, *seen):
             from eligo.pixels.model import kernels
 
             return kernels.depthwise(input, self.weight, self.bias, onto)

@@ -30,12 +30,12 @@ import torch
 import tyro
 from torch import Tensor
 
-from eligo import ops
 from eligo.files import write_text
 from eligo.patches.inference.bench import bench_search
 from eligo.patches.match.sides import Texts
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import Calibration, ScenePictures, Searcher, build_index
+from eligo.patches.retrieval.calibration import TOP, ranks_of_best
 from eligo.patches.retrieval.search import RERANK
 from eligo.patches.retrieval.sources import scene_captions
 from eligo.patches.retrieval.stage1 import Guide, guesses_of
@@ -43,23 +43,13 @@ from eligo.report.intervals import paired_bootstrap
 from eligo.report.provenance import provenance
 
 RESULTS = Path(__file__).parent / "results" / "search.json"
-TOP, AT_ONCE = 10, 16
+AT_ONCE = 16
 SEARCHES, EXHAUSTIVE = 20, 3  # timed queries
 BUDGETS = (10, 32, 64, 128, 256, 512)
 SOURCE = "captions of validation scenes"
 
 Guess = Callable[[Guide], Tensor]
 """What a first stage thinks of every entry."""
-
-
-def ranks_of_best(searcher: Searcher, side: Texts, guess: Guess, scores: Tensor) -> list[list[int]]:
-    """For each query, the ranks that a first stage gives to the exhaustive top 10."""
-    found = []
-    for column, guide in zip(scores.T, searcher.guides(side), strict=True):
-        guesses = guess(guide)
-        rank = ops.top_k(guesses, len(guesses)).argsort()
-        found.append(rank[ops.top_k(column, min(TOP, len(column)))].tolist())
-    return found
 
 
 def told(ranks: list[list[int]]) -> dict[str, Any]:
@@ -100,8 +90,9 @@ def measure_stage1(searcher: Searcher, captions: list[str]) -> dict[str, Any]:
     for first in range(0, len(captions), AT_ONCE):
         side = searcher.model.text_side(captions[first : first + AT_ONCE])
         scores = searcher.scores(side, torch.arange(len(searcher.index)))
-        for name, guess in stages.items():
-            ranks[name] += ranks_of_best(searcher, side, guess, scores)
+        for column, guide in zip(scores.T, searcher.guides(side), strict=True):
+            for name, guess in stages.items():
+                ranks[name].append(ranks_of_best(guess(guide), column))
     return {
         "queries": len(captions),
         "source": SOURCE,

@@ -1,12 +1,12 @@
 """`eligo patches bench` and the streamed evaluation of `benchmarks/patches.py`, at toy sizes."""
 
 import json
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmark_scripts import load_benchmark
 from eligo.cli import main
 from eligo.patches import CrossSparseAggrNet
 from eligo.patches.inference.bench import bench_kernels, bench_search
@@ -18,13 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def script():
-    spec = spec_from_file_location("bench_patches", ROOT / "benchmarks" / "patches.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    __import__("sys").modules["bench_patches"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("patches")
 
 
 def test_kernels_and_search(tmp_path):

@@ -1,8 +1,6 @@
 """LearnedTokenPooling: exact counts, unit vectors, nested clusters, files; it learns."""
 
 import json
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from benchmark_scripts import load_benchmark
 from eligo.patches.retrieval.ward import cut_tree, ward_tree
 
 pytest.importorskip("sentence_transformers.multi_vector_encoder", reason="needs eligo[pooling]")
@@ -285,13 +284,7 @@ def test_per_call(encoder):
 
 
 def test_the_benchmark_runs(capsys, tmp_path, monkeypatch):
-    path = Path(__file__).parents[2] / "benchmarks" / "pooling.py"
-    spec = spec_from_file_location("bench_pooling", path)
-    assert spec is not None
-    assert spec.loader is not None
-    script = module_from_spec(spec)
-    spec.loader.exec_module(script)
-    script.main(smoke=True)
+    load_benchmark("pooling").main(smoke=True)
     told = capsys.readouterr().out.splitlines()
     rows = [json.loads(line) for line in told if line.startswith('{"factor"')]
     assert [row["vectors"] for row in rows] == [25, 25, 13, 13, 7, 7]

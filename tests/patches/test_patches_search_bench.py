@@ -1,12 +1,12 @@
 """`benchmarks/search.py` at toy sizes, and the page that quotes its result."""
 
 import json
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmark_scripts import load_benchmark
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import ScenePictures, Searcher, build_index, calibrate
 from eligo.patches.retrieval.sources import scene_captions
@@ -16,12 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def script():
-    spec = spec_from_file_location("bench_search", ROOT / "benchmarks" / "search.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("search")
 
 
 @pytest.fixture(scope="module")

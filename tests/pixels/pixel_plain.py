@@ -1,22 +1,16 @@
 """A whole text-guided model of the legacy form, by its equations: the benchmark's plain encoder,
 the alignment sample by sample and word by word, the head. From official weights alone."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmark_scripts import load_benchmark
 from eligo.pixels import PixelsConfig
 
-_FILE = Path(__file__).parents[2] / "benchmarks" / "pixels.py"
-_SPEC = importlib.util.spec_from_file_location("pixels_benchmark", _FILE)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-benchmark = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(benchmark)
+benchmark = load_benchmark("pixels")
 
 
 class PlainModel(benchmark.Plain):

@@ -70,7 +70,7 @@ class Exam:
             for seed, run in enumerate(runs)
             for shots, columns in run.items()
         }
-        tuned = {TUNED: {str(count): one for count, one in balances(self.stages).items()}}
+        tuned = {TUNED: balances(self.stages)}
         return {"health": health, "tuned": tuned, **found, "right": right}
 
     # -------------------------------------------------------------- measure
@@ -97,7 +97,7 @@ class Exam:
             if name == FIXED:
                 key["fixed_queries"] = self.config.fixed_queries
             if name == TUNED:
-                key["balances"] = {str(n): one for n, one in balances(self.stages).items()}
+                key["balances"] = balances(self.stages)
             if name in trained:
                 best = self.selectors / name / "best" / "pointer.safetensors"
                 key["weights"] = hashlib.sha256(best.read_bytes()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """The rows of the exam's table: what rivals, trained arms and oracles choose for the test queries.
 
-All choose among the same candidates. Every row but the beam oracle picks one example after the
-other, so its list of two is the beginning of its list of four.
+All choose among the same candidates, one example after the other, so that a list of two is the
+beginning of a list of four; but not the beam oracle's, nor MMR's, which has a balance for each.
 """
 
 from collections.abc import Sequence

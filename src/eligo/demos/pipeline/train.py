@@ -53,11 +53,11 @@ def train_selector(config: DemosTrainConfig, *, resume: bool = False) -> FitResu
     records = _drawn(opened.lessons.records, config.data.num_anchors, config.train.seed)
     train = config.train
     # Lists longer than those it learned would be a guess: `predict` picks `shot_num` by default.
-    taught = max((len(record.picks) for record in records), default=1)
+    taught = max([1, *(len(record.picks) for record in records)])
     model = config.model.replace(
         {
             "d_model": opened.pool.vectors.shape[1],
-            "shot_num": min(config.model.shot_num, max(1, taught)),
+            "shot_num": min(config.model.shot_num, taught),
         }
     )
     task = pointer_task(

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from math import ceil
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from eligo import ops
 from eligo.errors import InputError
@@ -62,6 +64,18 @@ class Calibration:
             raise InputError(f"{path}: cannot be read ({error}); remove it") from error
 
 
+def ranks_of_best(
+    guesses: Float[Tensor, " entries"], scores: Float[Tensor, " entries"], top: int = TOP
+) -> list[int]:
+    """Where a first stage ranks the `top` entries that score best.
+
+    >>> ranks_of_best(torch.tensor([0.1, 0.9, 0.5]), torch.tensor([3.0, 1.0, 2.0]), 2)
+    [2, 1]
+    """
+    rank = ops.top_k(guesses, len(guesses)).argsort()
+    return rank[ops.top_k(scores, min(top, len(scores)))].tolist()
+
+
 def calibrate(
     searcher: Searcher,
     queries: Sequence[Texts] | Sequence[Images],
@@ -81,10 +95,7 @@ def calibrate(
         scores = searcher.scores(side, rows)  # (entries, elements)
         for column, guide in zip(scores.T, searcher.guides(side), strict=True):
             guesses = torch.cat([guesses_of(shard, guide) for shard in searcher.index.shards])
-            order = ops.top_k(guesses, len(guesses))
-            rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-            best = ops.top_k(column, min(top, len(column)))
-            ranks += rank[best].tolist()
+            ranks += ranks_of_best(guesses, column, top)
             count += 1
         if on_done is not None:
             on_done(count)

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.images import open_image, read_stored, upright_rgb
+from eligo.images import read_stored, upright_rgb
 from eligo.pixels.data.config import InputsConfig
 from eligo.pixels.data.inputs import decode_depth, normalise_metres
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("eligo.pixels")
 
 def read_rgb(path: Path) -> UInt8[Tensor, "3 height width"]:
     """A colour image."""
-    return rgb_pixels(open_image(path), path)
+    return rgb_pixels(read_stored(path), path)
 
 
 def rgb_pixels(image: Image.Image, name: Path) -> UInt8[Tensor, "3 height width"]:

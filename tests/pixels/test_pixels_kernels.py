@@ -15,7 +15,6 @@ from eligo.pixels.model import layers
 from eligo.pixels.model.layers import use_kernels
 
 HERE = Path(__file__).parent
-WANTED = {"ELIGO_PIXELS_KERNEL": "triton"}
 
 
 def test_interpreted():
@@ -23,9 +22,7 @@ def test_interpreted():
     pytest.importorskip("triton")
     # A process of its own: Triton reads the variable when it is first imported.
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "pixel_triton.py"]
-    settings = {
-        **os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE.parent), **WANTED
-    }  # fmt: skip
+    settings = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE.parent)}
     run = subprocess.run(
         command, cwd=HERE, env=settings, capture_output=True, text=True, check=False
     )
@@ -44,7 +41,6 @@ def test_torch_stays_in_use(device: str, grad: bool, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(layers, "_triton_works", fail)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setenv("ELIGO_PIXELS_KERNEL", "triton")
     with torch.set_grad_enabled(grad):
         inputs = [part.to(device) for part in (*pictures(), some_text(3, 0))]
         tiny_model().to(device)(*inputs[:2], None, inputs[2])
@@ -55,9 +51,10 @@ def test_the_choice(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # a CPU will do
     monkeypatch.setattr(layers, "_triton_works", lambda *_: True)
     x, learns = torch.randn(2), torch.randn(2, requires_grad=True)
-    assert not use_kernels(x, x)  # nobody asked for them
-    monkeypatch.setenv("ELIGO_PIXELS_KERNEL", "triton")
     assert use_kernels(x, x)
+    with monkeypatch.context() as patch:
+        patch.setenv("ELIGO_PIXELS_KERNELS", "torch")
+        assert not use_kernels(x, x)
     assert not use_kernels(learns)
     assert not use_kernels(x, x, learns)
     with torch.no_grad():
@@ -124,7 +121,7 @@ assert "eligo.pixels.model.kernels" in sys.modules  # as soon as nobody looks
 
 def test_tracing_takes_torch():
     """In a process of its own, where the kernels could run: a trace would not see them."""
-    settings = {**os.environ, "TRITON_INTERPRET": "1", **WANTED}
+    settings = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-W", "ignore", "-c", TRACED, str(HERE)]
     subprocess.run(command, check=True, timeout=300, env=settings)
 
@@ -136,7 +133,6 @@ def test_tracing_takes_torch():
 def test_on_a_gpu(size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     """The encoder with kernels and without."""
     pytest.importorskip("triton")
-    monkeypatch.setenv("ELIGO_PIXELS_KERNEL", "triton")
     encoder = tiny_model().encoder.cuda()
     rgb, depth = (part.cuda() for part in pictures(2, *size))
     mask = torch.rand(depth.shape, device="cuda") < 0.7

@@ -86,7 +86,7 @@ def test_words_of_photographs_are_told_what_this_model_knows(run: Path, image: P
 def test_help_says_what_to_name(capsys):
     assert main(["pixels", "predict", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "all that is there, or nothing" in shown
+    assert "Name all that you see" in shown
     assert "generated rooms only" in shown
     about = shown.split("Refuse a model that compares pixels and words otherwise;", 1)[1]
     assert about.index("--sam_decoder_use_cosine") < 200  # a box of its own, with that title

@@ -46,7 +46,8 @@ def test_only_the_shipped_model_learns_from_some_words():
     assert dropped.pop("shipped") == 0.5
     assert set(dropped.values()) == {0.0}
     scenes, shipped = (load_config(PixelsTrainConfig, f"pixels/{n}") for n in ("scenes", "shipped"))
-    own = {"word_dropout": 0.5, "train.name": "pixels_shipped"}
+    own = {"word_dropout": 0.5, "data.train_images": 64_000}
+    own |= {"train.name": "pixels_shipped", "train.total_steps": 6000, "train.batch_size": 64}
     assert shipped == scenes.replace(own)
 
 

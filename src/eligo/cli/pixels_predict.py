@@ -31,8 +31,8 @@ def run(
         image: The image file.
         out: The folder to write to.
         depth: Its depth: a PNG, TIFF or .npy file of the same size.
-        tags: What is in the image, between commas: all that is there, or nothing. "wall,floor,ball"
-            says that there is no box; the model may then not see one.
+        tags: What is in the image, between commas. Name all that you see: each word helps, and a
+            model that always learned with all of them may overlook what is not named.
         text: Instead of tags, a sentence about it, for a model that was trained with captions.
         model: Folder of a model or run; by default the one that comes with eligo, which knows
             generated rooms only: for photos, `eligo pixels convert` or train.

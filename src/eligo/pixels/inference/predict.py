@@ -115,7 +115,7 @@ def predict(
     size: tuple[int, int] | None = None,
     device: str = "auto",
 ) -> PixelsPrediction:
-    """Segment one image; depth and words are optional. Name all that is there, or nothing.
+    """Segment one image; depth and words are optional. Name all that you see.
 
     `tags` are a list or one string with commas, `captions` sentences. `model` is a folder (by
     default the shipped one) or a loaded `Segmenter`; `inputs` says how the files are stored, where

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 _KERNEL_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-_SWITCH = "ELIGO_PIXELS_KERNEL"
-"""Environment variable: `triton` turns kernels on; torch is the default until they are timed."""
+_SWITCH = "ELIGO_PIXELS_KERNELS"
+"""Environment variable: `torch` turns kernels off."""
 
 _log = logging.getLogger(__name__)
 
 
 def use_kernels(x: Tensor, *weights: Tensor) -> bool:
-    """Whether `kernels` stand in for torch: where wanted, on a GPU, if nothing learns or traces."""
+    """Whether `kernels` stand in for torch: on a GPU, if nothing learns, compiles or traces."""
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return False
-    if os.environ.get(_SWITCH) != "triton":
+    if os.environ.get(_SWITCH) == "torch":
         return False
     if not (x.is_cuda or (x.is_cpu and os.environ.get("TRITON_INTERPRET") == "1")):
         return False

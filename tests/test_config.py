@@ -15,6 +15,7 @@ import eligo.config
 from eligo.config import Config, find_config, load_config, save_config, shipped_configs
 from eligo.config.yaml import dump_yaml, parse_yaml
 from eligo.errors import ConfigError
+from eligo.pixels.training.config import PixelsTrainConfig
 
 
 class Colour(Enum):
@@ -240,3 +241,11 @@ def test_unreadable_files(tmp_path):
 def test_every_shipped_config_is_named_once():
     names = shipped_configs()
     assert len(names) == len(set(names))
+
+
+def test_a_config_of_another_command_is_one_problem():
+    """Its keys would all be unknown, which is not what is wrong."""
+    with pytest.raises(ConfigError) as refused:
+        load_config(PixelsTrainConfig, "pixels/exam")
+    (line,) = str(refused.value).splitlines()
+    assert "exam.yaml:2: task: got 'pixels.exam', expected 'pixels.train'" in line

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.pixels import PixelsModel, PixelsTrainConfig, Segmenter, TextBatch
+from eligo.pixels.inference import export
 from eligo.pixels.inference.export import example_inputs, export_onnx
 from eligo.pixels.inference.segmenter import plain_config, text_encoder
 
@@ -93,6 +95,27 @@ def test_masked_inputs_are_absent_inputs(folder: Path):
     with torch.no_grad():
         expected = segmenter.model(rgb).logits
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"), [([], (96, 128)), (["--width", "160"], (96, 160)), (["--height", "0"], None)]
+)
+def test_the_size_is_that_of_the_training(
+    flags: list[str], size: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The shipped model knows things by the size they had."""
+    asked: list[tuple[int, int]] = []
+    real = export.export_onnx
+
+    def written(segmenter: Segmenter, out: Path, *, height: int, width: int, **rest: Any) -> Any:
+        if size is None:
+            return real(segmenter, out, height=height, width=width, **rest)
+        asked.append((height, width))
+        return export.Exported("", "", [], [], 0.0)
+
+    monkeypatch.setattr(export, "export_onnx", written)
+    code = main(["pixels", "export", "--out", str(tmp_path / "onnx"), *flags])
+    assert (code, asked) == ((2, []) if size is None else (0, [size]))
 
 
 def test_what_cannot_be_exported(tmp_path: Path):

@@ -5,11 +5,13 @@ from pathlib import Path
 from eligo.cli.console import print_result
 from eligo.cli.pixels_flags import NO_FLAGS, SamCheck, open_segmenter
 
+_SIZE = (480, 640)  # of NYUDepthv2's images
+
 
 def run(
     out: Path,
-    height: int = 480,
-    width: int = 640,
+    height: int | None = None,
+    width: int | None = None,
     num_words: int | None = None,
     model: Path | None = None,
     sam: SamCheck = NO_FLAGS,
@@ -21,8 +23,8 @@ def run(
 
     Args:
         out: The folder to write to.
-        height: Of the images, in pixels.
-        width: Of the images, in pixels.
+        height: Of the images, in pixels; by default as in its training, or 480.
+        width: Of the images, in pixels; by default as in its training, or 640.
         num_words: Words of an image, with padding; by default as in its training.
         model: Folder of a model or run; by default the one that comes with eligo.
         sam: Refuse a model that compares pixels and words otherwise; what is not given is not
@@ -32,4 +34,7 @@ def run(
     segmenter = open_segmenter(model, "cpu", sam)
     from eligo.pixels.inference.export import export_onnx
 
+    known = segmenter.config.image_size or _SIZE
+    height = known[0] if height is None else height
+    width = known[1] if width is None else width
     print_result(export_onnx(segmenter, out, height=height, width=width, num_words=num_words), json)

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from eligo.config.nearest import did_you_mean, nearest
 
+_TASK = ("task",)
+
 
 def configs_in(annotation: Any) -> list[type[BaseModel]]:
     """Every config class that an annotation names, through unions, `Annotated` and containers."""
@@ -29,6 +31,8 @@ def describe(
         path, annotation = _locate(problem["loc"], cls, tree)
         path, words = _in_words(problem, path, annotation, cls)
         found.setdefault(path, []).append(words)
+    if _TASK in found:  # a file for another command: all else would be wrong as well
+        found = {_TASK: found[_TASK]}
     return "\n".join(where(path) + _joined(words) for path, words in found.items())
 
 

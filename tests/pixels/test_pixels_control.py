@@ -3,20 +3,44 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmark_scripts import load_benchmark
+from eligo.config import load_config
+from eligo.pixels.exam.config import ExamConfig
 
 control = load_benchmark("pixels_control")
 RESULTS = json.loads(control.RESULTS.read_text("utf-8"))
 
 
-def test_each_trial_changes_one_thing():
-    """Both networks differ in parameters only; a trial's exam differs in its own settings."""
-    for name, trial in control.TRIALS.items():
-        runs = {which: exam.run(arm, 0) for which, (exam, arm) in control.configs(trial).items()}
-        plain, wide = (run.model_dump(exclude={"train": {"name"}}) for run in runs.values())
-        differ = [key for key in plain if plain[key] != wide[key]]
-        assert differ == (["encoder"] if trial.wide_settings else ["head"]), name
-        assert runs[control.PLAIN].sam.decoder.stages == ()  # no words
+CHANGED = {
+    "pixels_exam": set(),
+    "steps": {"steps"},
+    "scenes": {"steps", "train_images"},
+    "blocks": set(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_a_trial_changes(name: str):
+    """Its own settings, for both networks, which differ in parameters only."""
+    assert set(control.TRIALS) == set(CHANGED)
+    configs = control.configs(control.TRIALS[name])
+    exam = load_config(ExamConfig, "pixels/exam").model_dump()
+    settings = configs[control.PLAIN][0].model_dump()
+    assert {key for key in exam if exam[key] != settings[key]} == CHANGED[name]
+    runs = [exam.run(arm, 0) for exam, arm in configs.values()]
+    plain, wide = (run.model_dump(exclude={"train": {"name"}}) for run in runs)
+    differ = [key for key in plain if plain[key] != wide[key]]
+    assert differ == ["encoder" if name == "blocks" else "head"]
+    assert runs[0].sam.decoder.stages == ()  # no words
+
+
+def test_a_run_that_two_trials_share_is_made_once():
+    """Two processes in one folder would fall over each other."""
+    jobs = {control._job(Path("runs"), name, control.PLAIN, 0) for name in control.TRIALS}
+    assert len(jobs) == 3
+    assert len({(place, which, seed) for place, _, which, seed in jobs}) == 3
 
 
 def test_what_the_exam_has_is_not_trained_again():

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from eligo.cli import main
+from eligo.cli.exams import QUICK as REMARK
 from eligo.errors import EligoError
 from eligo.pixels import PixelsModel, PixelsOutput
 from eligo.pixels.data.scene_source import SceneSource
@@ -334,8 +335,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     args = ["pixels", "exam", "--quick", "--parts", "depth", "--seeds", "0", "--out"]
     assert main([*args, str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    written = json.loads((tmp_path / "exam.json").read_text())
+    assert [path.name for path in tmp_path.iterdir()] == ["quick"]  # the real one is not spoiled
+    file = tmp_path / "quick" / "exam.json"
+    written = json.loads(file.read_text())
     assert written["musts"] == told["musts"]
     assert len(told["musts"]) == 2
     assert written["quick"] is True
     assert {row["arm"] for row in told["depth"]} == {n for n in ARMS if n.startswith("depth")}
+    assert main([*args, str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [REMARK, f"written: {file}"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from pixel_cases import pictures, some_text, tiny_model
+from torch.utils.flop_counter import FlopCounterMode
 
 from eligo.pixels.model import layers
 from eligo.pixels.model.layers import use_kernels
@@ -46,15 +47,41 @@ def test_torch_stays_in_use(device: str, grad: bool, monkeypatch: pytest.MonkeyP
         tiny_model().to(device)(*inputs[:2], None, inputs[2])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch.func.jvp's own
+def test_nobody_who_looks_into_operations_meets_a_kernel(monkeypatch: pytest.MonkeyPatch):
+    """Gradients and counts would lack what it does; a trial there would fail, and be remembered."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    asked = []
+    monkeypatch.setattr(layers, "_triton_works", lambda *_: not asked.append(0))
+    x, seen = torch.randn(3), []
+
+    def look(value: torch.Tensor) -> torch.Tensor:
+        seen.append(use_kernels(x))  # what is not wrapped itself
+        seen.append(use_kernels(value))
+        return (value * value).sum()
+
+    torch.func.grad(look)(x)
+    torch.func.jvp(look, (x,), (x,))
+    torch.func.vmap(look)(x[None])
+    with torch.autograd.forward_ad.dual_level():
+        look(torch.autograd.forward_ad.make_dual(x, x))
+    with FlopCounterMode(display=False):
+        look(x)
+    assert seen == [False] * 10
+    assert not asked
+    assert use_kernels(x)
+
+
 def test_the_choice(monkeypatch: pytest.MonkeyPatch):
     """Where a kernel could run, it does, unless something learns, traces or is not to be read."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # a CPU will do
     monkeypatch.setattr(layers, "_triton_works", lambda *_: True)
     x, learns = torch.randn(2), torch.randn(2, requires_grad=True)
     assert use_kernels(x, x)
-    with monkeypatch.context() as patch:
-        patch.setenv("ELIGO_PIXELS_KERNELS", "torch")
-        assert not use_kernels(x, x)
+    for off in ("torch", "0"):
+        with monkeypatch.context() as patch:
+            patch.setenv("ELIGO_PIXELS_KERNELS", off)
+            assert not use_kernels(x, x)
     assert not use_kernels(learns)
     assert not use_kernels(x, x, learns)
     with torch.no_grad():
@@ -91,6 +118,7 @@ def test_compiles_for_an_h200(name: str, constants: dict[str, int], half: bool):
 
     kernel = getattr(importlib.import_module("eligo.pixels.model.kernels"), name)
     numbers = ("height", "width", "num_channels", "num_tokens", "num_heads", "per_image", "step")
+    numbers += ("head_step",)
     kinds = dict.fromkeys(kernel.arg_names, "*bf16" if half else "*fp32")
     kinds |= {key: "i32" for key in numbers if key in kinds} | dict.fromkeys(constants, "constexpr")
     kinds |= {"eps": "fp32"} if name == "_norm" else {}

@@ -127,7 +127,7 @@ def test_predict(run: Path, pair, tmp_path: Path, with_depth: bool, tags: tuple[
     result = made.save(tmp_path / "out")
     names = [path.relative_to(tmp_path / "out").as_posix() for path in map(Path, result["files"])]
     shown = ["tags/00_wall.png", "tags/01_red_ball.png", "tags/02_ring.png"]
-    assert names == ["label.png", "overlay.png", *(shown if tags else [])]
+    assert names == ["label.png", "overlay.png", *(shown if tags else []), "result.json"]
     stored = Image.open(tmp_path / "out" / "label.png")
     assert stored.mode == "P"
     assert np.array_equal(np.asarray(stored), made.labels.numpy())
@@ -298,10 +298,26 @@ def test_flag_defaults_are_the_documented_ones(capsys):
     assert "(default: 1.0)" in shown.split("--sam_encoder_logit_init", 1)[1].split(" --")[0]
 
 
+def test_a_word_said_twice_is_one(run: Path, pair):
+    made = predict(pair[0], tags="wall, ring,wall", model=run, device="cpu")
+    assert made.words == ("wall", "ring")
+
+
+def test_bench_takes_a_size_or_a_model(run: Path, capsys):
+    assert main(["pixels", "bench", "--size", "L", "--model", str(run)]) == 2
+    assert "expected one of them" in capsys.readouterr().err
+
+
+def test_smoke_says_which_flags_it_has_no_use_for(capsys, tmp_path: Path):
+    flags = ["--smoke", "--data.root", str(tmp_path)]
+    assert main(["pixels", "train", "nyu_s", *flags]) == 2
+    assert "--smoke has data and sizes of its own" in capsys.readouterr().err
+
+
 def test_predict_command(capsys, run: Path, pair, tmp_path: Path):
     found = told(capsys, "predict", "--image", pair[0], "--depth", pair[1], "--tags",
                  "wall, ring", "--model", run, "--out", tmp_path, "--device", "cpu")  # fmt: skip
-    assert len(found["files"]) == 4
+    assert len(found["files"]) == 5
     assert all(Path(file).is_file() for file in found["files"])
     (shown,) = map(load_exhibit, find_exhibits(tmp_path))
     assert shown.stages[0].rows == ("wall", "ring")

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from eligo.errors import ConfigError, InputError
-from eligo.train import epoch_batches, epoch_rows, steps_per_epoch
+from eligo.train import (
+    TrainConfig,
+    counted_steps,
+    epoch_batches,
+    epoch_rows,
+    steps_per_epoch,
+)
 
 
 class Augmented:
@@ -101,3 +107,12 @@ def test_bad_data_is_told_alike_by_all_workers(workers: int) -> None:
     with pytest.raises(InputError) as caught:
         next(epoch_batches(Augmented(), 6, 5, 0, 0, 1, num_workers=workers, collate=no_batch))
     assert str(caught.value) == "images of several sizes"
+
+
+def test_steps_beside_epochs_do_not_count(caplog: pytest.LogCaptureFixture):
+    """Who asked for both is told which counts; who asked for one hears nothing."""
+    assert counted_steps(3, 10, TrainConfig(batch_size=4)) == 6
+    assert counted_steps(3, 10, TrainConfig(batch_size=4, total_steps=6)) == 6
+    assert not caplog.text
+    assert counted_steps(3, 10, TrainConfig(batch_size=4, total_steps=2)) == 6
+    assert "total_steps 2 does not count beside epochs 3, which are 6 steps" in caplog.text

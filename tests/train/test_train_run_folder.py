@@ -15,7 +15,7 @@ from eligo.train.run_folder import RunFolder
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     config = toy(tmp_path / "file").config
-    with pytest.raises(OutputError, match="no folder that can be written to"):
+    with pytest.raises(OutputError, match="cannot be written"):
         fit(config.build(), config.train)
 
 

@@ -151,7 +151,7 @@ def test_names_that_mean_something_in_a_url(tmp_path: Path) -> None:
 
 def test_a_search_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="no folder that can be written to"):
+    with pytest.raises(OutputError, match="cannot be written"):
         run_search(toy(tmp_path / "file").config, SearchConfig(space={"head.lr": LR}))
 
 

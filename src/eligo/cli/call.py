@@ -18,7 +18,7 @@ import tyro
 from eligo.cli.flags import flags_of
 from eligo.cli.registry import config_class, configs_of
 from eligo.config import Config, Layer, override, read_layer, validate
-from eligo.errors import InputError
+from eligo.errors import ConfigError, InputError
 
 _SMOKE = "Shrink everything to see it run through in seconds; the results mean nothing."
 
@@ -70,8 +70,13 @@ def _written(flags: dict[str, Any]) -> dict[str, Any]:
 
 def _build(cls: type[Config], layer: Layer, flags: dict[str, Any], smoke: bool) -> Config:
     config = validate(cls, override(layer, flags))
-    # What the user asks for by name wins over the shrinking too.
-    return config.smoke().replace(flags) if smoke else config  # pyright: ignore[reportAttributeAccessIssue]
+    if not smoke:
+        return config
+    try:  # what the user asks for by name wins over the shrinking too
+        return config.smoke().replace(flags)  # pyright: ignore[reportAttributeAccessIssue]
+    except ConfigError as error:
+        told = f"{error}\n--smoke has data and sizes of its own: leave out what does not fit them"
+        raise ConfigError(told) from None
 
 
 def _arguments_type(

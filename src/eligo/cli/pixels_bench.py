@@ -9,7 +9,7 @@ from eligo.errors import InputError
 
 
 def run(
-    size: Literal["S", "B", "L", "small"] = "small",
+    size: Literal["S", "B", "L", "small"] | None = None,
     model: Path | None = None,
     height: int = 480,
     width: int = 640,
@@ -24,7 +24,8 @@ def run(
     The committed comparison with a plainly written DFormerv2 is benchmarks/pixels.py.
 
     Args:
-        size: A network of this size with random weights; speed does not depend on them.
+        size: A network of this size with random weights, by default small; speed does not depend on
+            them.
         model: Instead, the folder of a model or run.
         height: Of the images, in pixels.
         width: Of the images, in pixels.
@@ -39,6 +40,8 @@ def run(
             f"got --batch_size {batch_size}, --rounds {rounds}, --num_words {num_words}, expected "
             "at least 1, 1 and 0"
         )
+    if size is not None and model is not None:
+        raise InputError(f"got --size {size} and --model {model}, expected one of them")
     from eligo.devices import resolve_device
     from eligo.pixels import SIZES, PixelsConfig, PixelsModel
     from eligo.pixels.inference.bench import bench_model
@@ -48,7 +51,7 @@ def run(
     if model is not None:
         network = Segmenter.from_pretrained(model, device=where).model
     else:
-        network = PixelsModel(PixelsConfig().replace(SIZES[size])).to(where).eval()
+        network = PixelsModel(PixelsConfig().replace(SIZES[size or "small"])).to(where).eval()
     found = bench_model(
         network, height=height, width=width, batch=batch_size, words=num_words, rounds=rounds
     )

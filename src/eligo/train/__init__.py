@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         ScheduleConfig,
         TrainConfig,
     )
-    from eligo.train.data import epoch_batches, epoch_rows, steps_per_epoch
+    from eligo.train.data import counted_steps, epoch_batches, epoch_rows, steps_per_epoch
     from eligo.train.engine import ShardFailure, map_shards
     from eligo.train.loop import FitResult, fit
     from eligo.train.progress import ProgressBar
@@ -43,6 +43,7 @@ _HOME = {
     "StepOutput": "task",
     "Task": "task",
     "TrainConfig": "config",
+    "counted_steps": "data",
     "epoch_batches": "data",
     "epoch_rows": "data",
     "fit": "loop",
@@ -72,6 +73,7 @@ __all__ = [
     "StepOutput",
     "Task",
     "TrainConfig",
+    "counted_steps",
     "epoch_batches",
     "epoch_rows",
     "fit",

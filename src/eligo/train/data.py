@@ -1,5 +1,6 @@
 """Batches whose order is a pure function of (seed, step): any step can be the first."""
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -12,7 +13,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from eligo.errors import ConfigError, InputError
+from eligo.train.config import TrainConfig
 from eligo.train.rng import mix, seed_everything
+
+_log = logging.getLogger("eligo.train")
 
 
 @runtime_checkable
@@ -80,6 +84,17 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
             "training examples"
         )
     return num_examples // batch_size
+
+
+def counted_steps(epochs: int, num_examples: int, train: TrainConfig) -> int:
+    """Steps of so many passes; says so, if another number of steps was asked for."""
+    steps = epochs * steps_per_epoch(num_examples, train.batch_size)
+    if train.total_steps not in (TrainConfig.model_fields["total_steps"].default, steps):
+        _log.warning(
+            "train.total_steps %d does not count beside epochs %d, which are %d steps; with "
+            "--epochs None it does", train.total_steps, epochs, steps,
+        )  # fmt: skip
+    return steps
 
 
 class _Places:

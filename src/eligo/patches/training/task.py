@@ -33,10 +33,10 @@ from eligo.train import (
     Progress,
     SourcedTask,
     StepOutput,
+    counted_steps,
     fit,
     load_weights,
     seed_everything,
-    steps_per_epoch,
 )
 from eligo.train.schedule import lr_factor
 
@@ -222,5 +222,5 @@ def with_counted_steps(config: PatchesTrainConfig) -> PatchesTrainConfig:
         from eligo.patches.data.captions import read_captions
 
         pairs = sum(len(image.captions) for image in read_captions(config.data, "train"))
-    steps = config.epochs * steps_per_epoch(pairs, config.train.batch_size)
+    steps = counted_steps(config.epochs, pairs, config.train)
     return config.replace({"train.total_steps": steps})

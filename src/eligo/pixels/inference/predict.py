@@ -99,7 +99,8 @@ class PixelsPrediction:
         for old in (out / "tags").glob("[0-9][0-9]_*.png"):  # of an earlier call with other words
             if f"tags/{old.name}" not in pictures:
                 old.unlink()
-        result = {**self.summary(), "files": [str(out / name) for name in pictures]}
+        files = [str(out / name) for name in (*pictures, "result.json")]
+        result = {**self.summary(), "files": files}
         write_text(out / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         return result
 
@@ -190,10 +191,10 @@ def segment(
 
 
 def _listed(words: str | Sequence[str] | None, between: str | None = None) -> list[str]:
-    """Words however they were given, without empty ones."""
+    """Words however they were given, each once, without empty ones."""
     if isinstance(words, str):
         words = words.split(between) if between else [words]
-    return [word.strip() for word in words or () if word.strip()]
+    return list(dict.fromkeys(word.strip() for word in words or () if word.strip()))
 
 
 def _remark_size(name: Path, pixels: Tensor, trained: tuple[int, int] | None) -> None:

@@ -26,8 +26,8 @@ class SomeTags(ImageSource):
     def __init__(self, source: ImageSource, told: Told) -> None:
         if not isinstance(source, SceneSource) or "oracle" not in source.provenances:
             raise InputError(
-                "some tags: expected a model and data with tags of generated rooms, whose first "
-                "tags are wall and floor"
+                "some tags: expected rooms that are made for it (data.kind scenes, without "
+                "binding) and a model that reads tags; of files, nobody knows which tags are true"
             )
         self.source, self.told, self.classes = source, told, source.classes
 

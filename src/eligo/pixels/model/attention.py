@@ -42,20 +42,14 @@ class GeometryAttention(nn.Module):
 
     def _project(self, x: Tensor, turns: Tensor) -> tuple[Tensor, ...]:
         """Queries and keys, turned, and values: each (batch, height, width, heads, head_dim)."""
-        if use_kernels(x, self.qkv.weight, self.qkv.bias):
+        together = self.qkv(x)
+        if use_kernels(together):
             from eligo.pixels.model import kernels
 
-            return kernels.turned(self.qkv(x), turns)
-        # Three products rather than one: each result is whole in memory, and all else are views.
-        weights = self.qkv.weight.view(3, -1, x.shape[-1]).unbind()
-        biases = self.qkv.bias.view(3, -1).unbind()
-        query, key, value = map(F.linear, (x, x, x), weights, biases)
-        by_head = (*x.shape[:-1], self.num_heads, -1)
-        return (
-            rotate(query.view(by_head), turns),
-            rotate(key.view(by_head), turns),
-            value.view(by_head),
-        )
+            return kernels.turned(together, turns)
+        by_head = together.view(*x.shape[:-1], 3, self.num_heads, -1)
+        query, key, value = by_head.unbind(-3)
+        return rotate(query, turns), rotate(key, turns), value.contiguous()
 
 
 def _rows(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:

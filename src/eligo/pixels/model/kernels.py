@@ -141,22 +141,23 @@ def _biases(
     out,  # (lines, heads, T, step)
     num_heads,
     num_tokens,
-    step,
+    step,  # of `out`, from query to query
+    head_step,  # and from head to head, which may pass 32 bits
     TILE: tl.constexpr,
 ):
     line = tl.program_id(0).to(tl.int64)
-    query = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    query = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
     key = tl.program_id(2) * TILE + tl.arange(0, TILE)
     pair = query[:, None] * num_tokens + key[None, :]
     inside = (query < num_tokens)[:, None] & (key < num_tokens)[None, :]
     apart = tl.load(grid + pair, inside, 0.0)
     gap = tl.load(gaps + line * num_tokens * num_tokens + pair, inside, 0.0)
-    place = out + line * num_heads * num_tokens * step + query[:, None] * step + key[None, :]
+    place = out + line * num_heads * head_step + query[:, None] * step + key[None, :]
     kept = (query < num_tokens)[:, None] & (key < step)[None, :]  # to the end: wide stores
     for head in range(num_heads):
         bias = tl.load(along_grid + head) * apart + tl.load(along_depth + head) * gap
         tl.store(place, bias.to(out.dtype.element_ty), kept)
-        place += num_tokens * step
+        place += head_step
 
 
 def biases(
@@ -171,7 +172,9 @@ def biases(
     out = torch.empty((batch, lines, heads, tokens, step), dtype=dtype, device=gaps.device)
     tiles = -(-tokens // _BIAS_TILE)
     launch: Any = _biases[(batch * lines, tiles, tiles)]
-    launch(grid, gaps.contiguous(), *rates, out, heads, tokens, step, TILE=_BIAS_TILE)
+    launch(
+        grid, gaps.contiguous(), *rates, out, heads, tokens, step, tokens * step, TILE=_BIAS_TILE
+    )
     return out[..., :tokens]
 
 

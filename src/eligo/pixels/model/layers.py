@@ -12,16 +12,16 @@ from torch import Tensor, nn
 _KERNEL_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 _SWITCH = "ELIGO_PIXELS_KERNELS"
-"""Environment variable: `torch` turns kernels off."""
+"""Environment variable: any value but `triton`, as `torch`, turns kernels off."""
 
 _log = logging.getLogger(__name__)
 
 
 def use_kernels(x: Tensor, *weights: Tensor) -> bool:
     """Whether `kernels` stand in for torch: on a GPU, if nothing learns, compiles or traces."""
-    if torch.compiler.is_compiling() or torch._C._is_tracing():
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or _is_watched():
         return False
-    if os.environ.get(_SWITCH) == "torch":
+    if os.environ.get(_SWITCH, "triton") != "triton":
         return False
     if not (x.is_cuda or (x.is_cpu and os.environ.get("TRITON_INTERPRET") == "1")):
         return False
@@ -30,6 +30,15 @@ def use_kernels(x: Tensor, *weights: Tensor) -> bool:
     if x.is_cuda and x.get_device() != torch.cuda.current_device():  # where Triton would start it
         return False
     return type(x) is Tensor and x.dtype in _KERNEL_TYPES and _triton_works(x.device, x.dtype)
+
+
+def _is_watched() -> bool:
+    """Whether somebody looks into operations: torch.func, forward gradients, counters, tracers."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 @cache

@@ -27,10 +27,10 @@ from eligo.train import (
     Progress,
     SourcedTask,
     StepOutput,
+    counted_steps,
     fit,
     load_weights,
     seed_everything,
-    steps_per_epoch,
 )
 
 
@@ -148,7 +148,7 @@ def with_counted_steps(config: PixelsTrainConfig) -> PixelsTrainConfig:
         images = config.data.train_images
     else:
         images = len(read_records(config.data, "train"))
-    steps = config.epochs * steps_per_epoch(images, config.train.batch_size)
+    steps = counted_steps(config.epochs, images, config.train)
     return config.replace({"train.total_steps": steps})
 
 

@@ -41,6 +41,18 @@ def test_what_cannot_be_opened_is_named(tmp_path, content, says):
         open_image(tmp_path / "a.png")
 
 
+def test_what_is_no_image_hears_what_is_one(tmp_path):
+    (tmp_path / "note.txt").write_text("no image")
+    (tmp_path / "folder.png").mkdir()
+    expected = r"; expected a whole image file, such as JPEG, PNG or WebP$"
+    with pytest.raises(InputError, match=r"note\.txt: cannot be read as an image .*" + expected):
+        open_image(tmp_path / "note.txt")
+    for read in (open_image, read_stored):
+        with pytest.raises(InputError, match=r"\.png: is a folder" + expected) as error:
+            read(tmp_path / "folder.png")
+        assert "Errno" not in str(error.value)
+
+
 def test_half_a_file(tmp_path):
     Image.effect_noise((64, 64), 50).save(tmp_path / "whole.jpg")
     (tmp_path / "a.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:500])

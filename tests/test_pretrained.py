@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from eligo import pretrained
 from eligo.config import load_config
 from eligo.demos import PointerSelectorV2, PointerSelectorV2Config, build_model_v2
+from eligo.demos.hosts.config import DemosHostConfig
+from eligo.demos.hosts.load import load_reader
 from eligo.errors import InputError, OutputError
 from eligo.files import writing_folder
 from eligo.patches.model import RetrievalModel
@@ -22,7 +24,9 @@ from eligo.pixels.training.config import PixelsTrainConfig
 from eligo.pretrained import find_model, load_stock, shipped_model, shipped_models
 from eligo.tokens import Cut, LayerPruners, Plan, Stage1, TokenMerger
 from eligo.tokens.learned.modules import MergerShape, PrunersShape
+from eligo.tokens.load import load_host
 from eligo.tokens.methods import build
+from eligo.tokens.training.inputs_config import HostConfig
 
 
 def merger() -> TokenMerger:
@@ -175,6 +179,41 @@ def test_a_name_of_nothing(name, tmp_path, monkeypatch):
         kind.from_pretrained(tmp_path / "nowhere" / "at" / "all")
     with pytest.raises(InputError, match=r"no |expected"):
         kind.from_pretrained(tmp_path)  # a folder of nothing
+
+
+HOSTS = {
+    "tokens": lambda name: load_host(HostConfig(model=name))[0],
+    "demos": lambda name: load_reader(DemosHostConfig(model=name, device="cpu")).model,
+}
+
+
+@pytest.mark.parametrize("load", HOSTS.values(), ids=HOSTS)
+@pytest.mark.parametrize("name", ["vlm", "demos_learner"])
+def test_a_host_by_its_shipped_name(name, load):
+    model, named = load(str(pretrained.SHIPPED / name)), load(name)
+    assert all(map(torch.equal, model.state_dict().values(), named.state_dict().values()))
+
+
+@pytest.mark.parametrize("load", HOSTS.values(), ids=HOSTS)
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("vml", r"vml: there is no such folder; did you mean vlm\?; expected .*demos_learner, vlm"),
+        ("pixels", r"pixels: there is no such folder.*\(demos_learner, vlm\)"),
+        ("no/such/folder", "no/such/folder: there is no such folder"),
+    ],
+)
+def test_a_host_that_cannot_be_is_an_error_at_once(name, told, load, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=told):
+        load(name)
+
+
+@pytest.mark.parametrize("load", HOSTS.values(), ids=HOSTS)
+def test_a_host_of_the_hub_is_looked_for_there(load, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=r"host\.model: got 'nobody/x'.*one on the hub"):
+        load("nobody/x")
 
 
 def test_a_table_of_words_travels_with_its_weights(tmp_path):

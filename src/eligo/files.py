@@ -11,6 +11,8 @@ from uuid import uuid4
 
 from eligo.errors import InputError, OutputError
 
+_UNFINISHED = ".*.tmp"  # names of what is being written
+
 
 @contextmanager
 def writing(path: str | Path, *, make_folder: bool = True) -> Iterator[Path]:
@@ -27,9 +29,7 @@ def writing(path: str | Path, *, make_folder: bool = True) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        raise OutputError(
-            f"{path}: cannot be written ({error}); give a file in an existing, writable folder"
-        ) from error
+        raise _unwritable(path, error) from error
     finally:
         with suppress(OSError):  # mostly renamed by now, and its folder may be no folder
             temporary.unlink()
@@ -56,16 +56,16 @@ def writing_folder(path: str | Path, *, marker: str) -> Iterator[Path]:
     except OutputError:
         raise
     except OSError as error:
-        raise OutputError(
-            f"{path}: cannot be written ({error}); choose another folder, or make room"
-        ) from error
+        raise _unwritable(path, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def refuse_strange(path: Path, *, marker: str) -> None:
     """Raise where `writing_folder` would; before long work, say it then."""
-    if path.exists() and not (path / marker).is_file() and (path.is_file() or any(path.iterdir())):
+    if not path.exists() or (path / marker).is_file():
+        return
+    if path.is_file() or not all(inside.match(_UNFINISHED) for inside in path.iterdir()):
         raise InputError(
             f"{path} already holds something else (there is no {marker} in it); choose another one"
         )
@@ -117,15 +117,20 @@ def make_folder(path: str | Path) -> Path:
         with TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise OutputError(
-            f"{path}: no folder that can be written to ({error}); choose another one"
-        ) from error
+        raise _unwritable(path, error) from error
     return Path(path)
+
+
+def _unwritable(path: str | Path, error: OSError) -> OutputError:
+    """Of a file as of a folder: who gave a folder may hear of a file in it."""
+    return OutputError(
+        f"{path}: cannot be written ({error}); choose a place where you may write, with room left"
+    )
 
 
 def clear_unfinished(folder: Path) -> None:
     """Remove what a killed process left of all that it was `writing`, here and in subfolders."""
-    for leftover in list(folder.rglob(".*.tmp")):
+    for leftover in list(folder.rglob(_UNFINISHED)):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:

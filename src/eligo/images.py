@@ -1,10 +1,21 @@
 """Image files, opened in one way everywhere: upright, and with an error that names the file."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image, ImageOps
 
 from eligo.errors import InputError
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_EXPECTED = "expected a whole image file, such as JPEG, PNG or WebP"
+
+
+def image_files(folder: Path) -> Iterator[Path]:
+    """Files below a folder that end as images do, in no order."""
+    for path in folder.rglob("*"):
+        if path.suffix.lower() in SUFFIXES and path.is_file():
+            yield path
 
 
 def open_image(path: str | Path) -> Image.Image:
@@ -26,6 +37,8 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 
 def read_stored(path: str | Path) -> Image.Image:
     """An image as it is stored: depth and labels, whose numbers mean something."""
+    if Path(path).is_dir():
+        raise InputError(f"{path}: is a folder; {_EXPECTED}")
     try:
         with Image.open(path) as image:
             image.load()
@@ -33,4 +46,4 @@ def read_stored(path: str | Path) -> Image.Image:
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such image") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: cannot be read as an image ({error})") from None
+        raise InputError(f"{path}: cannot be read as an image ({error}); {_EXPECTED}") from None

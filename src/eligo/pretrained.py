@@ -17,6 +17,7 @@ from eligo.errors import InputError
 SHIPPED = Path(__file__).parent / "scenes" / "models"
 """One folder for each model that comes with eligo; its name begins with its family's."""
 CARD = "README.md"
+_HOST = ("config.json", "processor_config.json")  # as transformers writes them
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _PICKLES = ("*.bin", "*.ckpt", "*.pkl", "*.pt", "*.pth")  # never read, so never fetched
 _SHOWN = 8  # weights of each kind that an error names; another model's would fill the screen
@@ -62,7 +63,28 @@ def find_model(name: str | Path, holding: str, *more: str) -> Path:
             return Path(snapshot_download(name, ignore_patterns=list(_PICKLES)))
         except (OSError, ValueError) as error:  # no network, no such model, no such name
             reason = f"; from the hub: {str(error).strip().splitlines()[0]}"
-    raise InputError(
+    raise _not_found(name, names, reason)
+
+
+def find_host(name: str) -> str:
+    """A model to ask, for `transformers` to read: a folder, or a name on the hub as it is.
+
+    What can be neither is an error here: `transformers` would ask the hub for a minute.
+    """
+    if name in (names := shipped_models(*_HOST)):
+        return str(SHIPPED / name)
+    if can_be_read(name):
+        return name
+    raise _not_found(name, names)
+
+
+def can_be_read(name: str) -> bool:
+    """Whether `transformers` should look for it: a folder, or what can be a name on the hub."""
+    return Path(name).is_dir() or _HUB_NAME.fullmatch(name) is not None
+
+
+def _not_found(name: str, names: list[str], reason: str = "") -> InputError:
+    return InputError(
         f"{name}: there is no such folder{did_you_mean(name, names)}; expected a folder, a name of "
         f"what comes with eligo ({', '.join(names) or 'nothing of this kind'}), or OWNER/NAME on "
         f"the hub{reason}"

@@ -1,5 +1,8 @@
 """A run config with one field of every kind, and commands that take it: what the tests call."""
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -124,6 +127,15 @@ def refuse() -> None:
 def interrupted() -> None:
     """Be interrupted."""
     raise KeyboardInterrupt
+
+
+def swallowed() -> None:
+    """Be interrupted where a library catches it and fails with something else."""
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    except BaseException:
+        raise EligoError("a library is missing") from None
 
 
 def broken() -> None:

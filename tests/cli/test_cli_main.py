@@ -1,6 +1,7 @@
 """The front door: finding commands, exit codes, and staying light."""
 
 import json
+import signal
 from itertools import groupby
 
 import pytest
@@ -24,7 +25,8 @@ def test_every_listed_command_exists_and_has_help(name, capsys):
     [
         (["sample", "fail"], 1, "error: the disk is full\n"),
         (["sample", "refuse"], 2, "error: picture.png: got 3 pixels, expected 32\n"),
-        (["sample", "interrupted"], 130, ""),
+        (["sample", "interrupted"], 130, "stopped by an interrupt\n"),
+        (["sample", "swallowed"], 130, "stopped by an interrupt\n"),
         (["sample", "fial"], 2, "unknown command eligo sample fial; did you mean fail?"),
         (["smaple", "fail"], 2, "unknown command eligo smaple; did you mean sample?"),
         (["zzz"], 2, "unknown command eligo zzz (there are: demo"),
@@ -44,6 +46,28 @@ def test_exit_codes_and_messages(run, args, code, expected):
 def test_a_bug_keeps_its_traceback(run):
     with pytest.raises(ZeroDivisionError):
         run("sample", "broken")
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 0.6, 1.0])
+def test_an_interrupt_while_libraries_are_imported(python, tmp_path, seconds):
+    code = f"""
+import os, signal, sys, threading
+from eligo.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # else as whoever runs the tests has it
+threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT)).start()
+sys.exit(main(["demo", "--quick", "--out", "demo"]))
+"""
+    result = python("-c", code, cwd=tmp_path)
+    assert "Traceback" not in result.stderr
+    # A shell says 130 to both: CPython ends itself by the signal if it came inside exec("...").
+    assert result.returncode in (130, -signal.SIGINT)
+    assert result.stderr.splitlines()[-1] == "stopped by an interrupt"
+
+
+def test_interrupts_are_handled_as_before_a_command(run):
+    before = signal.getsignal(signal.SIGINT)
+    run("sample", "interrupted")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_help_of_all_and_of_one_family(run):

@@ -173,4 +173,4 @@ def test_flags_of_own_files_want_questions(flag: str, tmp_path: Path, capsys):
 def test_a_folder_that_cannot_be(tmp_path: Path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["demo", "--out", str(tmp_path / "file")]) == 2
-    assert "no folder that can be written to" in capsys.readouterr().err
+    assert "cannot be written" in capsys.readouterr().err

@@ -8,11 +8,14 @@ from PIL import Image
 
 from eligo import pretrained
 from eligo.cli import main
-from eligo.cli.demo.own import read_questions
+from eligo.cli.demo.own import choose_plan, read_questions
 from eligo.errors import InputError
 from eligo.report.explorer.folder import find_exhibits, load_exhibit
+from eligo.tokens.cost.shapes import HostShape
+from eligo.tokens.load import load_host
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Plan, Stage1
+from eligo.tokens.training.inputs_config import HostConfig
 from shipped_models import make_models
 
 
@@ -106,6 +109,31 @@ def test_whole_and_pruned(photos: Path, shipped: Path, tmp_path: Path, monkeypat
     assert (first.query, second.query) == ("is there a ball?", "what colour is it?")
     assert [answer.who for answer in first.answers] == ["all tokens", "tokens_small"]
     assert first.note == "1.png; the answer is: yes"
+
+
+def test_the_main_demo_is_not_replaced(photos, shipped, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pretrained, "SHIPPED", shipped)
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--questions", str(asked(photos, "lines"))]) == 0
+    assert "runs/demo_questions/results.json" in capsys.readouterr().out
+    assert [path.name for path in Path("runs").iterdir()] == ["demo_questions"]
+
+
+def test_the_page_names_the_plan_of_the_tiny_llava():
+    host, _ = load_host(HostConfig())
+    name, _ = choose_plan(HostShape.of(host), None, None)
+    page = Path(__file__).parents[2] / "docs" / "demo.md"
+    assert f"the cheapest shipped plan (`{name}`) serves the tiny LLaVA" in " ".join(
+        page.read_text(encoding="utf-8").split()
+    )
+
+
+def test_words_that_the_host_does_not_know(photos, shipped, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pretrained, "SHIPPED", shipped)
+    path = photos / "q.txt"
+    path.write_text("1.png\twhat breed is the dog?\n2.png\tis there a dog?\n")
+    assert main(["demo", "--questions", str(path), "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().err.count("does not know these words: breed, dog\n") == 1
 
 
 def test_a_plan_that_keeps_all_changes_no_answer(photos, shipped, tmp_path, monkeypatch, capsys):

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from eligo.cli import main
 from eligo.cli.demos_exam_tables import exam_tables
+from eligo.cli.exams import QUICK as REMARK
 from eligo.config import load_config
 from eligo.demos import Query
 from eligo.demos.analytic import KINDS, AnalyticUtility, list_values
@@ -43,7 +44,7 @@ def held(learner: Path, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("exam")
     args = ["--quick", "--learner", str(learner), "--out", str(out), "--part", "measure"]
     assert main(["demos", "exam", *args]) == 0
-    return out
+    return out / "quick"
 
 
 def test_the_table_is_whole(held: Path):
@@ -75,11 +76,15 @@ def test_it_goes_on_where_it_stopped(held: Path, learner: Path, monkeypatch, cap
     (held / "measured" / "knn.json").unlink()
     monkeypatch.setattr("eligo.demos.exam.stages.teach_together", None)
     monkeypatch.setattr("eligo.demos.exam.arms.train_selector", None)
-    args = ["--quick", "--learner", str(learner), "--out", str(held), "--part", "measure"]
+    args = ["--quick", "--learner", str(learner), "--out", str(held.parent), "--part", "measure"]
     old = json.loads((held / "exam.json").read_text())
     assert main(["demos", "exam", *args, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["tables"] == old["tables"]
+    assert [path.name for path in held.parent.iterdir()] == ["quick"]  # the real one is not spoiled
+    assert main(["demos", "exam", *args]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [REMARK, f"written: {held / 'exam.json'}"]
     assert (held / "measured" / "knn.json").exists()
     assert before == {path: path.stat().st_mtime_ns for path in held.rglob("*.safetensors")}
 

@@ -204,7 +204,11 @@ def test_a_wrong_folder_is_named(call):
     assert "holds no trained selector" in call("predict --question x", code=2)
     path.write_text(whole)
     assert "--question: is empty" in call("predict --question", " ", code=2)
-    assert "cannot see x.png" in call("predict --question x --image x.png", code=2)
+    assert "x.png: there is no such image" in call("predict --question x --image x.png", code=2)
+    picture("x.png", 0)
+    told = call("predict --question x --image x.png", code=2)
+    assert "was embedded from words alone; leave out --image, or embed again with" in told
+    assert "`eligo demos embed --encoder FOLDER`" in told
     assert "give --taught" in call("evaluate", code=2)
     write_texts("others.jsonl", 40)
     call("embed --data others.jsonl --out others --json")

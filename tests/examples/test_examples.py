@@ -71,7 +71,7 @@ def test_without_arguments_they_say_what_they_want(path: Path, example):
     ("name", "arguments", "told"),
     [
         ("prune", ("vlm", "none.png", "?"), "none.png: there is no such image"),
-        ("prune", ("nowhere/at/all", "here.png", "?"), "expected a folder with a vision-language"),
+        ("prune", ("nowhere/at/all", "here.png", "?"), "nowhere/at/all: there is no such folder"),
         ("prune", (".", "here.png", "?"), "expected a folder with a vision-language"),
         ("search_photos", ("none", "a ball"), "none: "),
         ("search_photos", (".", "a ball", "nowhere"), "nowhere: there is no such folder"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from eligo.cli import main
+from eligo.cli.exams import QUICK as REMARK
 from eligo.errors import InputError
 from eligo.patches.exam.config import ARMS, ExamConfig
 from eligo.patches.exam.exam import Exam, claimed
@@ -29,7 +30,9 @@ def test_it_runs_through_and_is_not_made_twice(tmp_path, capsys, monkeypatch):
     assert all(isinstance(must["met"], bool) for must in found["musts"])
     assert found["arms"][2]["leak_free"] is True
     # One process makes what is missing, and it comes out the same.
-    (tmp_path / "exam" / "open_0" / "result.json").unlink()
+    out = tmp_path / "exam" / "quick"  # so the real one is not spoiled
+    assert [path.name for path in out.parent.iterdir()] == ["quick"]
+    (out / "open_0" / "result.json").unlink()
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
     assert main(command) == 0
     again = json.loads(capsys.readouterr().out)
@@ -42,7 +45,7 @@ def test_it_runs_through_and_is_not_made_twice(tmp_path, capsys, monkeypatch):
     # Results alone, in another place, can be judged.
     monkeypatch.setattr("eligo.patches.exam.exam.train_model", None)
     for path in stamps:
-        moved = tmp_path / "moved" / path.parent.name / path.name
+        moved = tmp_path / "moved" / "quick" / path.parent.name / path.name
         moved.parent.mkdir(parents=True)
         moved.write_bytes(path.read_bytes())
     some = ["--arms", "global", "paper", "--see_steps", "2", "--out", str(tmp_path / "moved")]
@@ -50,6 +53,12 @@ def test_it_runs_through_and_is_not_made_twice(tmp_path, capsys, monkeypatch):
     judged = json.loads(capsys.readouterr().out)
     assert judged["arms"] == [found["arms"][0], found["arms"][2]]
     assert judged["made_on"] == found["made_on"]
+    told = [word for word in QUICK[: QUICK.index("--arms")] if word != "--json"]
+    assert main([*told, *some]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [REMARK, f"written: {tmp_path / 'moved' / 'quick' / 'exam.json'}"]
+    verdicts = {line.split("│")[-2].strip() for line in lines if "leak test" in line}
+    assert verdicts == {"met"}
 
 
 def test_measured_on_scenes_that_choose_nothing(tmp_path):

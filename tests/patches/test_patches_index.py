@@ -180,8 +180,46 @@ def test_other_settings_are_another_model():
 
 def test_other_inputs_are_refused(model, tmp_path):
     build(model, scenes(), tmp_path)
-    with pytest.raises(InputError, match="holds an index with inputs"):
+    with pytest.raises(InputError, match=r"of other images: 0 new and 4 gone since; give"):
         build(model, scenes(7), tmp_path)
+    (tmp_path / "ids.jsonl").unlink()  # as if it were killed before the end
+    with pytest.raises(InputError, match="of other images than those there are now; give another"):
+        build(model, scenes(7), tmp_path)
+
+
+def test_images_that_came_and_went_are_counted(model, tmp_path):
+    folder, index = tmp_path / "images", tmp_path / "index"
+    folder.mkdir()
+    for name in ("a.png", "b.png", "c.png"):
+        Image.new("RGB", (60, 40), "red").save(folder / name)
+    (folder / "broken.png").write_text("skipped is not gone")
+    build(model, ImageFiles.under(folder), index)
+    before = contents(index)
+    (folder / "a.png").rename(folder / "d.png")
+    (folder / "b.png").rename(folder / "e.png")
+    (folder / "c.png").unlink()
+    with pytest.raises(InputError, match="2 new and 3 gone since; give another --out, or"):
+        build(model, ImageFiles.under(folder), index)
+    (tmp_path / "others").mkdir()
+    (folder / "d.png").rename(tmp_path / "others" / "d.png")
+    with pytest.raises(InputError, match=r"holds an index with source .*images.*, not .*others"):
+        build(model, ImageFiles.under(tmp_path / "others"), index)
+    assert contents(index) == before
+
+
+def test_no_index_among_other_files(model, tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    Image.new("RGB", (60, 40), "red").save(folder / "a.png")
+    (folder / ".mine.tmp").write_text("mine")
+    with pytest.raises(InputError, match=r"images already holds something else .* choose another"):
+        build(model, ImageFiles.under(folder), folder)
+    assert sorted(path.name for path in folder.iterdir()) == [".mine.tmp", "a.png"]
+    left = tmp_path / "left"
+    left.mkdir()
+    (left / ".index.json.0123.tmp").write_text("killed right at the start")
+    assert build(model, ImageFiles.under(folder), left).entries == 1
+    assert "index.json" in contents(left)
 
 
 def test_shards_of_who_knows_what_are_refused(model, tmp_path):
@@ -194,7 +232,7 @@ def test_shards_of_who_knows_what_are_refused(model, tmp_path):
         with pytest.raises(InputError, match=r"of another format, expected 2; remove .* and index"):
             use()
     manifest.unlink()
-    with pytest.raises(InputError, match=r"has shards and no index\.json"):
+    with pytest.raises(InputError, match=r"something else .there is no index\.json"):
         build(model, scenes(), tmp_path)
 
 
@@ -210,9 +248,9 @@ def test_changed_files_are_other_inputs(model, tmp_path):
         assert build(model, source(), tmp_path / name).resumed == 1
     texts.write_text("a red ball.\na green star.\n")
     Image.new("RGB", (90, 70), "blue").save(images / "a.png")
-    for name, source in sources.items():
-        with pytest.raises(InputError, match="holds an index with inputs"):
-            build(model, source(), tmp_path / name)
+    for name, what in (("t", "texts"), ("i", "images")):
+        with pytest.raises(InputError, match=f"holds an index of other {what}: some have changed"):
+            build(model, sources[name](), tmp_path / name)
     captions = [ImageFiles.under(images, {"a.png": text}).stamp(0) for text in ("one", "other")]
     assert captions[0] != captions[1]
 
@@ -299,8 +337,24 @@ def test_no_folder_no_index(model, tmp_path):
         ImageFiles.under(tmp_path / "nowhere")
     with pytest.raises(InputError, match="holds no images"):
         ImageFiles.under(tmp_path)
-    with pytest.raises(InputError, match="is no index"):
+    with pytest.raises(InputError, match=f"is no index .*index IMAGES --out {tmp_path}`"):
         IndexFolder(tmp_path)
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(InputError, match=f"index IMAGES --out {tmp_path}.index`"):
+        IndexFolder(tmp_path)
+
+
+def test_a_folder_of_images_is_no_index(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    deep = Path("photos/deep")
+    deep.mkdir(parents=True)
+    (deep / "a.JPG").write_bytes(b"")
+    for given, out in (("photos", "photos.index"), ("photos/deep", "photos/deep.index")):
+        with pytest.raises(InputError, match=f"`eligo patches index {given} --out {out}`"):
+            IndexFolder(given)
+    monkeypatch.chdir(deep)
+    with pytest.raises(InputError, match=r"`eligo patches index \. --out deep.index`"):
+        IndexFolder(".")
 
 
 def test_a_damaged_shard_is_named(model, tmp_path):

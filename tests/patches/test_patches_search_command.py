@@ -144,7 +144,8 @@ def test_texts_that_are_cut_are_told_of_once(world, tmp_path, capsys):
         (("by_text", " "), "is empty"),
         (("by_image", "a ball."), "is an index of texts, and got a text"),
         (("by_text", "a ball.", "--k", "200"), "at least as many to rerank"),
-        (("images", "a ball."), "is no index"),
+        (("images", "a ball."), "images: is no index"),
+        (("images", "a ball."), "eligo patches index {images} --out {images}.index`"),
         (("by_image", "--image", "nowhere.png"), "there is no such image"),
         (("by_text", "a ball.", "--dense", "a box."), "--dense: goes with --image"),
         (("by_image", "--image", "scene", "--dense", "a box."), "trained without dense"),
@@ -155,7 +156,7 @@ def test_mistakes(world, capsys, words, says):
     scene = str(next((world / "images").glob("*.png")))
     (world / "by_image" / "stage1.json").unlink(missing_ok=True)
     assert search(world, *(scene if word == "scene" else word for word in words)) == 2
-    assert says in capsys.readouterr().err
+    assert says.format(images=world / "images") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def test_which_words_are_told():
 
 def test_other_words_are_refused():
     source = PixelsTask(TINY.replace({"text.source": "labels"})).source
-    with pytest.raises(InputError, match="data.kind scenes"):
+    with pytest.raises(InputError, match=r"data\.kind scenes"):
         SomeTags(source, TOLD[0])
-    with pytest.raises(InputError, match="data.kind scenes"):
+    with pytest.raises(InputError, match=r"data\.kind scenes"):
         SomeTags(PixelsTask(TINY.replace({"preset": 0})).source, TOLD[0])
 
 

@@ -87,7 +87,7 @@ def test_out_is_tried_before_the_work(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     out = str(tmp_path / "file" / "vlm.json")
     assert main(["scenes", "evaluate-vlm", "--device", "cpu", "--out", out]) == 2
-    assert "no folder that can be written to" in capsys.readouterr().err
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_the_result_is_shown_if_it_cannot_be_written(tmp_path, monkeypatch, capsys):

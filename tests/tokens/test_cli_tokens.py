@@ -169,6 +169,16 @@ def test_predict(host, tmp_path, capsys):
     assert [stage.selection.num_kept.item() for stage in shown.stages] == [9]
 
 
+def test_words_that_the_host_does_not_know(host, tmp_path, capsys):
+    method = ("--method", "uniform", "--budget", "9")
+    assert ask(host, tmp_path, *method) == 0
+    assert "does not know" not in capsys.readouterr().err
+    assert ask((host[0], "what breed is the dog?"), tmp_path, *method, "--json") == 0
+    told = capsys.readouterr()
+    assert "the model does not know these words: breed, dog" in told.err
+    assert json.loads(told.out)["answer"] is not None
+
+
 def test_predict_as_json_with_times(host, tmp_path, capsys):
     assert ask(host, tmp_path, "--method", "uniform", "--budget", "12", "--time", "--json") == 0
     found = json.loads(capsys.readouterr().out)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from eligo.cli import main
+from eligo.cli.exams import QUICK as REMARK
 from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.tokens.cost.shapes import HostShape
@@ -161,8 +162,13 @@ def test_the_whole_exam_in_small(sat, capsys):
     before = {path: path.stat().st_mtime_ns for path in sat.rglob("*.safetensors")}
     answered = (sat / "exam_answers.json").stat().st_mtime_ns
     capsys.readouterr()
-    assert main(["tokens", "exam", "--quick", "--out", str(sat.parent), "--json"]) == 0
+    again = ["tokens", "exam", "--quick", "--out", str(sat.parent)]
+    assert main([*again, "--json"]) == 0
     assert {row["arm"] for row in json.loads(capsys.readouterr().out)["arms"]} == set(arms)
+    assert main(again) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [REMARK, f"written: {sat / 'exam.json'}"]
+    assert [line.split(": ")[0] for line in lines if ": default plan: " in line] == ["MISSED"]
     assert {path: path.stat().st_mtime_ns for path in sat.rglob("*.safetensors")} == before
     assert (sat / "exam_answers.json").stat().st_mtime_ns == answered
 

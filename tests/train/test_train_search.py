@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from toy_task import toy
 
 from eligo.cli import search as command_module
-from eligo.cli.registry import load_run_config
+from eligo.cli.registry import TASKS, load_run_config, resolve_task
 from eligo.cli.search import run as search_command
 from eligo.config import dump_yaml
 from eligo.errors import ConfigError, InputError, MissingExtraError, OutputError
@@ -123,6 +124,53 @@ def test_command_with_two_workers(
     source.write_text(dump_yaml(tree))
     with pytest.raises(ConfigError, match="no `search:`"):
         search_command(str(source))
+
+
+def test_the_page_shows_a_whole_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "training.md"
+    (shown,) = re.findall(
+        r"^```yaml\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    Path("my_run.yaml").write_text(shown)
+    quick = {
+        "extends": "my_run.yaml",
+        "train": {"total_steps": 2, "evaluate_every": 1, "checkpoint_every": 2},
+        "data": {"train_images": 16, "validation_images": 8},
+        "search": {"trials": 1},
+    }
+    Path("quick.yaml").write_text(dump_yaml(quick))
+    search_command("quick.yaml", json=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["folder"] == "runs/my_run_search"
+    assert set(printed["best_values"]) == {"optimizer.lr", "train.batch_size"}
+    for name in command_module.SEARCHED:
+        assert f"`{name}`" in page.read_text("utf-8")
+
+
+def test_the_tasks_that_can_be_searched() -> None:
+    buildable = [name for name in TASKS if hasattr(resolve_task(name), "build")]
+    assert list(command_module.SEARCHED) == buildable
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("", "run.yaml: task: missing; expected a task: patches.train, pixels.train, "),
+        ("task: scenes.stats", "run.yaml:1: task: got 'scenes.stats'; expected a task: patches.t"),
+        ("task: patches.trian", "did you mean patches.train? (known: patches.train, pixels.train"),
+    ],
+)
+def test_only_what_can_be_searched_is_offered(
+    tmp_path: Path, task: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(f"{task}\nsearch: {{space: {{seed: [1, 2]}}}}\n")
+    with pytest.raises(ConfigError, match=re.escape(says)) as error:
+        search_command("run.yaml")
+    assert "scenes.export" not in str(error.value)
 
 
 @pytest.mark.parametrize(

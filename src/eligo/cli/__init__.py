@@ -10,16 +10,21 @@ from collections.abc import Sequence
 
 from eligo import __version__
 from eligo.cli.commands import ABOUT, COMMANDS, Command
+from eligo.cli.interrupts import kept_interrupts
 from eligo.errors import EligoError, InputError
 
-_FOOTER = "`eligo COMMAND --help` tells more. Exit codes: 0 done, 1 the work failed, 2 bad input."
+_FOOTER = (
+    "`eligo COMMAND --help` tells more.\n"
+    "Exit codes: 0 done, 1 the work failed, 2 bad input, 130 interrupted."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code. Only a bug of ours escapes as an exception."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(args)
+        with kept_interrupts():
+            code = _dispatch(args)
         sys.stdout.flush()  # here, where a closed pipe can still be handled
         if "eligo.train.processes" in sys.modules:  # trained, perhaps in several processes
             sys.modules["eligo.train.processes"].end(code)
@@ -30,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error(str(error))
         return 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:
+        print("stopped by an interrupt", file=sys.stderr)  # rich may be half imported
         return 130
     except BrokenPipeError:
         if not _stdout_is_closed():

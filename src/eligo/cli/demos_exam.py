@@ -4,8 +4,9 @@ import json as json_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from eligo.cli.console import print_result, results, say
+from eligo.cli.console import print_result, results
 from eligo.cli.demos_exam_tables import exam_tables
+from eligo.cli.exams import exam_folder, say_end
 from eligo.demos.exam.config import ExamConfig
 from eligo.errors import InputError
 from eligo.files import write_text
@@ -31,7 +32,8 @@ def run(
         part: Go on up to this part, then stop; analytic: only the formulas, which need no learner.
         workers: Trainings at a time, each in a process of its own.
         device: Where the learner runs: auto, cpu or cuda.
-        quick: See it run through on a CPU (the config exam_smoke); the numbers mean little.
+        quick: See it run through on a CPU (the config exam_smoke), in a folder `quick` inside; the
+            numbers mean nothing.
         json: Print one JSON document.
     """
     if workers < 1:
@@ -42,7 +44,7 @@ def run(
     from eligo.report.provenance import provenance
     from eligo.train.progress import ProgressBar
 
-    config = config.quick() if quick else config
+    config, out = config.quick() if quick else config, exam_folder(out, quick)
     bars: dict[str, ProgressBar] = {}
 
     def tell(what: str, done: int, total: int) -> None:
@@ -67,7 +69,4 @@ def run(
         results().print(table)
     plain = ("health", "musts", "formula musts", "taught", "selectors")
     print_result({name: found[name] for name in plain if name in found}, json=False)
-    if quick:
-        results().print("quick: it ran through; the numbers, and so the musts, mean little")
-    if written is not None:
-        say(f"written: {written}")
+    say_end(quick, written)

@@ -37,10 +37,18 @@ def run(
     if shots is not None and shots < 1:
         raise InputError(f"--shots: got {shots}, expected at least 1")
     from eligo.demos.pipeline.embed import embed_query
-    from eligo.demos.pipeline.encoders import open_encoder
+    from eligo.demos.pipeline.encoders import WORDS, open_encoder
     from eligo.demos.pipeline.predict import explain, open_selector
+    from eligo.images import open_image
 
+    if image is not None:
+        open_image(image)  # a mistake in its name is said first
     deployed = open_selector(selector)
+    if image is not None and deployed.encoder == WORDS:
+        raise InputError(
+            f"--image: {selector} was embedded from words alone; leave out --image, or embed again "
+            "with `eligo demos embed --encoder FOLDER` (of a CLIP or SigLIP model) and train anew"
+        )
     picture = None if image is None else str(image)
     encoder = open_encoder(deployed.encoder, device)
     query = embed_query(encoder, f"question: {question}", question, picture, group)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from eligo.cli.console import print_result
+from eligo.cli.exams import exam_folder, met_or_missed, say_end
 from eligo.errors import InputError
 from eligo.files import write_text
 from eligo.patches.exam.config import ExamConfig
@@ -25,7 +26,7 @@ def run(
 
     Args:
         out: The folder to write to.
-        quick: See it run through on a CPU; the numbers mean nothing.
+        quick: See it run through on a CPU, in a folder `quick` inside; the numbers mean nothing.
         workers: Trainings at a time, each in a process of its own.
         json: Print one JSON document.
     """
@@ -35,15 +36,17 @@ def run(
     from eligo.report.provenance import provenance
     from eligo.train.progress import ProgressBar
 
-    config = config.quick() if quick else config
+    config, out = config.quick() if quick else config, exam_folder(out, quick)
     total = len(config.arms) * len(config.seeds)
     exam = Exam(config, out)
     with ProgressBar("runs", total) as bar:
         found = exam.run(workers, bar.update)
     head: dict[str, Any] = provenance("eligo", str(exam.device)) | {"quick": quick}
     document = head | {"config": config.model_dump(mode="json")} | found
-    write_text(out / "exam.json", json_module.dumps(document, indent=1) + "\n")
+    written = write_text(out / "exam.json", json_module.dumps(document, indent=1) + "\n")
     print_result(document if json else _shown(found), json)
+    if not json:
+        say_end(quick, written)
 
 
 def _shown(found: dict[str, Any]) -> dict[str, Any]:
@@ -57,5 +60,5 @@ def _shown(found: dict[str, Any]) -> dict[str, Any]:
     return {
         "arms (recall: mean of the six recalls, points)": arms,
         "differences (points, 95 % interval)": found["comparisons"],
-        "musts": found["musts"],
+        "musts": [must | {"met": met_or_missed(must["met"])} for must in found["musts"]],
     }

@@ -1,4 +1,4 @@
-"""What several `patches` commands understand alike: which model, on which device, which words."""
+"""What several `patches` commands understand alike: which model, where it runs, how long a text."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,13 +19,6 @@ def open_model(model: str | None, device: str) -> "RetrievalModel":
     from eligo.patches.model import RetrievalModel
 
     return RetrievalModel.from_pretrained(given, device=resolve_device(device))
-
-
-def say_unknown_words(model: "RetrievalModel", text: str) -> None:
-    """Tell of words that the model reads as [UNK]: of them it knows only that there is a word."""
-    if unknown := model.text_encoder.unknown_words(text):
-        words = ", ".join(dict.fromkeys(unknown))
-        remark(f"the model does not know these words: {words}")
 
 
 def say_cut(model: "RetrievalModel", texts: Sequence[str], *, dense: bool = False) -> None:

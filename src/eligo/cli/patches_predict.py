@@ -4,7 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eligo.cli.console import print_result, say
-from eligo.cli.patches_flags import open_model, say_cut, say_unknown_words
+from eligo.cli.patches_flags import open_model, say_cut
+from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError
 from eligo.files import writing
 
@@ -47,7 +48,7 @@ def run(
         raise InputError("--dense: needed, as the model was trained with a dense caption per image")
     if dense is not None and not loaded.uses_dense:
         raise InputError("--dense: the model was trained without dense captions; leave it out")
-    say_unknown_words(loaded, text)
+    say_unknown_words(loaded.text_encoder.tokenizer, [text])
     say_cut(loaded, [text])
     if dense is not None:
         say_cut(loaded, [dense], dense=True)

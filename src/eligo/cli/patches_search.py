@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import print_result, remark, say
-from eligo.cli.patches_flags import open_model, say_cut, say_unknown_words
+from eligo.cli.patches_flags import open_model, say_cut
+from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _query(
     if text is not None:
         if not text.strip():
             raise InputError("the text to look for is empty")
-        say_unknown_words(model, text)
+        say_unknown_words(model.text_encoder.tokenizer, [text])
         say_cut(model, [text])
         return model.text_side([text])
     from eligo.images import open_image

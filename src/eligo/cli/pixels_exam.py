@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from eligo.cli.console import print_result
+from eligo.cli.exams import exam_folder, say_end
 from eligo.errors import InputError
 from eligo.files import write_text
 from eligo.pixels.exam.config import ExamConfig
@@ -27,7 +28,7 @@ def run(
 
     Args:
         out: The folder to write to.
-        quick: See it run through on a CPU; the numbers mean nothing.
+        quick: See it run through on a CPU, in a folder `quick` inside; the numbers mean nothing.
         workers: Trainings at a time, each in a process of its own.
         minutes: Start no training after so many; the report says what is missing.
         json: Print one JSON document.
@@ -42,14 +43,16 @@ def run(
     from eligo.report.provenance import provenance
     from eligo.train.progress import ProgressBar
 
-    config = config.quick() if quick else config
+    config, out = config.quick() if quick else config, exam_folder(out, quick)
     with ProgressBar("runs", len(config.jobs())) as bar:
         limit = math.inf if minutes is None else minutes
         found = run_exam(config, out, workers=workers, minutes=limit, tell=bar.update)
     head: dict[str, Any] = provenance("eligo", str(PartialState().device)) | {"quick": quick}
     document = head | {"config": config.model_dump(mode="json")} | found
-    write_text(out / "exam.json", json_module.dumps(document, indent=1) + "\n")
+    written = write_text(out / "exam.json", json_module.dumps(document, indent=1) + "\n")
     print_result(document if json else _shown(found), json)
+    if not json:
+        say_end(quick, written)
 
 
 _TITLES = {

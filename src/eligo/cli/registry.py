@@ -6,7 +6,7 @@ folder). The class declares the field: `task: Literal["name"] = "name"` for a re
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,17 @@ TASKS: dict[str, str] = {
 }
 
 
-def resolve_task(name: str) -> type[Config]:
-    """The config class of a registered task, or of an import path `module:ClassName`."""
+def resolve_task(name: str, offered: Collection[str] | None = None) -> type[Config]:
+    """The config class of a registered task, or of an import path `module:ClassName`.
+
+    Errors name the tasks that are `offered`, by default all.
+    """
     target = TASKS.get(name, name)
     if ":" not in target:
-        known = f"known: {', '.join(TASKS)}; " if TASKS else ""
+        names = TASKS if offered is None else offered
+        known = f"known: {', '.join(names)}; " if names else ""
         raise ConfigError(
-            f"unknown task {name!r}{did_you_mean(name, TASKS)} "
+            f"unknown task {name!r}{did_you_mean(name, names)} "
             f"({known}one's own is written module:ClassName)"
         )
     module_name, _, class_name = target.partition(":")
@@ -58,17 +62,23 @@ def resolve_task(name: str) -> type[Config]:
     return found
 
 
-def config_class(layer: Layer, expected: type[Config] = Config) -> type[Config]:
-    """The class that a layer's `task:` names; `expected` if it names none and can say its own."""
+def config_class(
+    layer: Layer, expected: type[Config] = Config, offered: Collection[str] | None = None
+) -> type[Config]:
+    """The class that a layer's `task:` names; `expected` if it names none and can say its own.
+
+    Of the registered tasks only those `offered` are taken, by default all.
+    """
+    names = TASKS if offered is None else offered
     task = layer.tree.get("task")
     if task is None and "task" in expected.model_fields:
         return expected
     where = layer.where(("task",))
-    if not isinstance(task, str):
+    if not isinstance(task, str) or (task in TASKS and task not in names):
         got = "missing" if task is None else f"got {task!r}"
-        raise ConfigError(f"{where}{got}; expected a task: {', '.join([*TASKS, 'module:Class'])}")
+        raise ConfigError(f"{where}{got}; expected a task: {', '.join([*names, 'module:Class'])}")
     try:
-        found = resolve_task(task)
+        found = resolve_task(task, names)
     except ConfigError as error:
         raise ConfigError(f"{where}{error}") from None
     if not issubclass(found, expected):

@@ -16,6 +16,8 @@ from eligo.config import Config, Layer, read_layer, validate
 from eligo.errors import ConfigError, EligoError, InputError
 from eligo.train.search_config import SearchConfig
 
+SEARCHED = ("patches.train", "pixels.train", "scenes.train-vlm", "tokens.train")
+"""Registered tasks that a search can train: their configs `build` what the loop takes."""
 _SHARED = "ELIGO_SEARCH_GPUS_SHARED"  # tells a helper that its GPUs are chosen
 
 _MOST_WORKERS = 256
@@ -97,7 +99,7 @@ def _sees(shares: list[tuple[int, ...]], worker: int) -> dict[str, str]:
 
 def _read(source: str) -> tuple[Config, SearchConfig]:
     layer = read_layer(source)
-    layer = config_class(layer).translated(layer)
+    layer = config_class(layer, offered=SEARCHED).translated(layer)
     if "search" not in layer.tree:
         raise ConfigError(f"{source}: no `search:` with `trials` and `space` in it")
     # The rest is the run's config; what lies under `search:` is ours.

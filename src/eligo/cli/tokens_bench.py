@@ -6,6 +6,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from eligo.cli.console import compact_table, messages, print_result, results, say
+from eligo.cli.exams import met_or_missed
 from eligo.cli.result_file import check_result_file, write_result_file
 from eligo.errors import InputError
 
@@ -75,10 +76,9 @@ def run(
 def _say(document: dict[str, Any]) -> None:
     results().print(_table(document))
     for bar in document["bars"]:
-        met = "met" if bar["met"] else "NOT met"
         sign = "<" if bar["at_most"] else ">="
-        line = f"{bar['name']}: {bar['value']:.3g}, asked {sign} {bar['bound']:.3g}: {met}"
-        say(line)
+        asked = f"{bar['value']:.3g}, asked {sign} {bar['bound']:.3g}"
+        say(f"{bar['name']}: {asked}: {met_or_missed(bar['met'])}")
     for note in document["notes"]:
         messages().print(note, highlight=False, soft_wrap=True)
 

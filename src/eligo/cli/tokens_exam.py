@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from eligo.cli.console import compact_table, print_result, results
+from eligo.cli.exams import exam_folder, met_or_missed, say_end
 from eligo.errors import MissingExtraError
 from eligo.files import write_text
 from eligo.tokens.measure.exam_config import ExamConfig
@@ -38,8 +39,7 @@ def run(
     from eligo.tokens.measure.verdict import Results, judge
     from eligo.train.progress import ProgressBar
 
-    if quick:
-        config, out = config.quick(), out / "quick"
+    config, out = config.quick() if quick else config, exam_folder(out, quick)
     device = PartialState().device  # where the loop trains
     assert device is not None
     exam = Exam(config, out, device)
@@ -63,7 +63,7 @@ def run(
         | verdict
         | results_of_all.packed()
     )
-    write_text(out / "exam.json", json_module.dumps(document) + "\n")
+    written = write_text(out / "exam.json", json_module.dumps(document) + "\n")
     _plot(out, verdict)
     if json:
         print_result(verdict, json=True)
@@ -71,13 +71,11 @@ def run(
     for table in _tables(verdict):
         results().print(table)
     for bar in verdict["bars"]:
-        results().print(f"{'met' if bar['met'] else 'NOT met'}: {bar['said']}", highlight=False)
+        results().print(f"{met_or_missed(bar['met'])}: {bar['said']}", highlight=False)
     for shape in verdict["shapes"]:
         told = "seen" if shape["holds"] else "not seen"
         results().print(f"{told}: {shape['claim']} ({shape['said']})", highlight=False)
-    results().print(f"written: {out / 'exam.json'}", highlight=False)
-    if quick:
-        results().print("--quick: untrained parts in a random host; the numbers mean nothing.")
+    say_end(quick, written)
 
 
 def _plot(out: Path, verdict: dict[str, Any]) -> None:

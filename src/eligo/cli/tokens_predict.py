@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from eligo.cli.console import print_result, say
+from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError
 from eligo.files import writing
 
@@ -64,6 +65,7 @@ def run(
     opened = open_image(image)
     place = str(resolve_device(device))
     host, processor = load_host(HostConfig(model=model, dtype=dtype), device=place)
+    say_unknown_words(processor.tokenizer, [question])
     made = predict(
         host, processor, chosen, opened, question, max_new_tokens=max_new_tokens, timed=time
     )

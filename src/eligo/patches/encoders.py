@@ -210,14 +210,6 @@ class TextEncoder(nn.Module):
         ids = self.tokenize([text])[0][0].tolist()
         return self.tokenizer.convert_ids_to_tokens(ids)
 
-    def unknown_words(self, text: str) -> list[str]:
-        """What stands in the text and in no vocabulary, as it is written there."""
-        if not self.tokenizer.is_fast:
-            return []  # slow ones do not say where a piece comes from
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        pieces = zip(found["input_ids"], found["offset_mapping"], strict=True)
-        return [text[i:j] for piece, (i, j) in pieces if piece == self.tokenizer.unk_token_id]
-
 
 def words_of(vectors: Float[Tensor, "texts words dim"], mask: Bool[Tensor, "texts words"]) -> Words:
     """Words whose padding is zero; unlike `sides.read_words` it never looks at a value."""

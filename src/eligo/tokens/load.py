@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eligo.errors import InputError
+from eligo.pretrained import find_host
 from eligo.tokens.training.inputs_config import HostConfig
 
 logger = logging.getLogger("eligo.tokens")
@@ -52,14 +53,15 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 
 def _pretrained(name: str) -> tuple[Any, Any]:
+    found = find_host(name)
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    local = Path(name).is_dir()
+    local = Path(found).is_dir()
     try:
         model = AutoModelForImageTextToText.from_pretrained(
-            name, dtype="auto", local_files_only=local
+            found, dtype="auto", local_files_only=local
         )
-        return model, AutoProcessor.from_pretrained(name, local_files_only=local)
+        return model, AutoProcessor.from_pretrained(found, local_files_only=local)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(

@@ -23,7 +23,7 @@ SEED = 2026
 
 
 def run(
-    out: Path = Path("runs/demo"),
+    out: Path | None = None,
     images: Path | None = None,
     questions: Path | None = None,
     model: str | None = None,
@@ -39,7 +39,7 @@ def run(
     --questions the first family answers your own questions on your own images instead.
 
     Args:
-        out: The folder to write to.
+        out: The folder to write to; by default runs/demo, and with --questions runs/demo_questions.
         images: Your image folder; by default the folder of --questions.
         questions: Your questions: JSON lines (image, question, answers), VQA questions (.json), or
             text lines IMAGE<tab>QUESTION[<tab>ANSWER].
@@ -60,6 +60,8 @@ def run(
     from eligo.cli.demo.table import table
     from eligo.devices import resolve_device
 
+    if out is None:  # one's own questions leave the main demo's results alone
+        out = Path("runs/demo" if questions is None else "runs/demo_questions")
     page.prepare(out)
     work = Work(seed, str(resolve_device(device)), quick)
     if questions is not None:

@@ -34,7 +34,7 @@ from eligo.train.progress import ProgressBar
 
 NAME, ASKS = "demos", "which examples enter the prompt?"
 NONE, NEAREST = "zero-shot", "kNN"
-BEST = "demos_v2_gru"
+BEST = "demos_v1_gate"
 SHOTS = 2
 _BALANCE = 0.6  # of MMR, as `eligo demos exam` tuned it for two examples
 _EXAM = ExamConfig()

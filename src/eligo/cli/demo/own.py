@@ -8,6 +8,7 @@ from torch import nn
 
 from eligo.cli.demo.part import Part, Row, Work
 from eligo.cli.demo.tokens import ASKS, NAME
+from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError
 from eligo.files import numbered_lines
 from eligo.images import open_image
@@ -54,7 +55,8 @@ def run(
     """Answer every question twice; compare answers and costs."""
     asked = read_questions(questions, images)[: _QUICK if work.quick else None]
     host, processor = load_host(HostConfig(model=model), device=work.device)
-    name, pruned = _plan(HostShape.of(host), model, plan)
+    say_unknown_words(processor.tokenizer, (one.question for one in asked))
+    name, pruned = choose_plan(HostShape.of(host), model, plan)
     move(pruned, work.device)
     is_learned = any(isinstance(stage.reducer, nn.Module) for stage in pruned.stages)
     whole: list[_Said] = []
@@ -122,7 +124,7 @@ def _read_lines(path: Path, folder: Path) -> list[VqaExample]:
     return found
 
 
-def _plan(shape: HostShape, model: str | None, plan: str | None) -> tuple[str, Plan]:
+def choose_plan(shape: HostShape, model: str | None, plan: str | None) -> tuple[str, Plan]:
     """The one that is asked for; else the cheapest shipped one; else a rival's."""
     if plan is not None:
         return Path(plan).name, Plan.from_pretrained(plan)

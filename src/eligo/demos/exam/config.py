@@ -77,7 +77,7 @@ class ExamConfig(Config):
     """Stop where the exam turns out to be none."""
 
     def quick(self) -> "ExamConfig":
-        """The same exam in two minutes on a CPU: the code runs, the numbers mean little."""
+        """The same exam in two minutes on a CPU: the code runs, the numbers mean nothing."""
         return load_config(ExamConfig, "demos/exam_smoke", {"learner": self.learner})
 
     def run(self, arm: str, seed: int, taught: Path, out: Path) -> DemosTrainConfig:

@@ -22,7 +22,8 @@ _BOTH = 0.975  # level of each of two comparisons of which one must hold
 _PAIRS = (
     ("v1", "knn", 0.95), ("v2_gru", "v1", _BOTH), ("v0", "v1", _BOTH), ("v3", "v1", 0.95),
     ("v2", "v1", 0.95), ("mmr", "knn", 0.95), ("dpp", "knn", 0.95), ("v2_gru", "dpp", 0.95),
-    ("v2_gru", "mmr", 0.95),
+    ("v2_gru", "mmr", 0.95), ("v1_gate", "v2_gru", 0.95), ("v1_gate", "mmr", 0.95),
+    ("v1_gate", "dpp", 0.95),
     (BEAM, STATIC, 0.95),
 )  # fmt: skip
 

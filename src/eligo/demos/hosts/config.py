@@ -11,8 +11,8 @@ class DemosHostConfig(Config):
     """The frozen model."""
 
     model: str | None = None
-    """Folder or hub name of a vision-language model or a causal language model; none: no model,
-    answers are compared by shared pairs of words (text only)."""
+    """Folder, shipped name or hub name (OWNER/NAME) of a vision-language model or a causal language
+    model; none: no model, answers are compared by shared pairs of words (text only)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Its weights' type; auto: as they were saved."""
     device: str = "auto"

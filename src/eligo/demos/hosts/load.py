@@ -9,6 +9,7 @@ from eligo.demos.hosts.prompt import reads_images
 from eligo.demos.hosts.reader import Reader
 from eligo.devices import resolve_device
 from eligo.errors import InputError
+from eligo.pretrained import find_host
 
 
 def load_reader(config: DemosHostConfig) -> Reader:
@@ -38,9 +39,10 @@ def _read(config: DemosHostConfig, read: Callable[..., Any]) -> Any:
     name = config.model
     if name is None:
         raise InputError("host.model: none was given; name a folder, or a model on the hub")
+    found = find_host(name)
     try:
-        local = Path(name).is_dir()
-        return read(pretrained_model_name_or_path=name, local_files_only=local)
+        local = Path(found).is_dir()
+        return read(pretrained_model_name_or_path=found, local_files_only=local)
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(

@@ -15,6 +15,7 @@ from eligo.demos.data.text import embed_texts
 from eligo.devices import resolve_device
 from eligo.errors import InputError
 from eligo.images import open_image
+from eligo.pretrained import can_be_read
 
 WORDS = "words"
 _BATCH = 64
@@ -91,6 +92,8 @@ def open_encoder(name: str, device: str = "auto") -> Encoder:
 
     local = Path(name).is_dir()
     try:
+        if not can_be_read(name):
+            raise ValueError("there is no such folder")
         model: Any = AutoModel.from_pretrained(name, local_files_only=local)
         processor = AutoProcessor.from_pretrained(name, local_files_only=local)
     except (OSError, ValueError, ImportError) as error:

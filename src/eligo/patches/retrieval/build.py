@@ -94,7 +94,7 @@ def build_index(
         dtype=dtype,
         source=source.about,
     )
-    todo = store.begin(folder, manifest)
+    todo = store.begin(folder, manifest, source.ids)
     done = manifest.num_shards - len(todo)
 
     make = partial(_make_shard, source, folder, manifest, batch_size)

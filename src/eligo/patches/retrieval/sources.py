@@ -10,11 +10,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from eligo.errors import InputError
 from eligo.files import numbered_lines
-from eligo.images import open_image
+from eligo.images import SUFFIXES, image_files, open_image
 from eligo.patches.data.lines import read_json_texts
 from eligo.patches.retrieval.store import Kind
-
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 
 class Loaded(NamedTuple):
@@ -77,11 +75,7 @@ class ImageFiles:
         """Every image file below a folder; ids are the paths from there."""
         if not root.is_dir():
             raise InputError(f"{root}: is no folder; expected a folder of images")
-        found = sorted(
-            path.relative_to(root).as_posix()
-            for path in root.rglob("*")
-            if path.suffix.lower() in SUFFIXES and path.is_file()
-        )
+        found = sorted(path.relative_to(root).as_posix() for path in image_files(root))
         if not found:
             raise InputError(f"{root}: holds no images; expected files ending in {SUFFIXES}")
         if strange := [name for name in found if _is_no_text(name)]:

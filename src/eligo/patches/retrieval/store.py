@@ -25,7 +25,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from eligo.errors import InputError
-from eligo.files import clear_unfinished, make_folder, numbered_lines, write_text, writing
+from eligo.files import (
+    clear_unfinished,
+    make_folder,
+    numbered_lines,
+    refuse_strange,
+    write_text,
+    writing,
+)
+from eligo.images import image_files
 
 Kind = Literal["images", "texts"]
 MANIFEST, IDS, SKIPPED = "index.json", "ids.jsonl", "skipped.jsonl"
@@ -83,27 +91,34 @@ def inputs_hash(inputs: Iterable[tuple[str, str]]) -> str:
 # ---------------------------------------------------------------- writing
 
 
-def begin(folder: Path, manifest: Manifest) -> list[int]:
-    """Start or resume: the shards that are still to make."""
+def begin(folder: Path, manifest: Manifest, ids: Sequence[str]) -> list[int]:
+    """Start or resume an index of inputs with these ids: the shards that are still to make."""
+    refuse_strange(folder, marker=MANIFEST)
     make_folder(folder)
     clear_unfinished(folder)
-    if (folder / MANIFEST).exists():
-        before = read_manifest(folder)
-        wanted, found = asdict(manifest), asdict(before)
-        for name, value in wanted.items():
-            if found[name] != value:
-                raise InputError(
-                    f"{folder}: holds an index with {name} {found[name]!r}, not {value!r}; give "
-                    "another folder, or remove this one"
-                )
-    elif shards_in(folder):
-        raise InputError(
-            f"{folder}: has shards and no {MANIFEST}, which says what they are of; give another "
-            "folder, or remove this one"
-        )
-    else:
+    if not (folder / MANIFEST).exists():
         write_text(folder / MANIFEST, json.dumps(asdict(manifest), indent=2) + "\n")
+    elif (before := read_manifest(folder)) != manifest:
+        raise InputError(
+            f"{folder}: holds an index {_difference(folder, before, manifest, ids)}; give another "
+            "--out, or remove this one"
+        )
     return [n for n in range(manifest.num_shards) if not shard_path(folder, n).exists()]
+
+
+def _difference(folder: Path, before: Manifest, now: Manifest, ids: Sequence[str]) -> str:
+    """What an index is of and should not be, in words where there are any."""
+    found, wanted = asdict(before), asdict(now)
+    for name, value in wanted.items():
+        if name not in ("inputs", "num_inputs") and found[name] != value:
+            return f"with {name} {found[name]!r}, not {value!r}"
+    if not (folder / IDS).exists():
+        return f"of other {now.kind} than those there are now"
+    lines = (line for name in (IDS, SKIPPED) for _, line in numbered_lines(folder / name))
+    old, new = {json.loads(line)["id"] for line in lines}, set(ids)
+    if old == new:
+        return f"of other {now.kind}: some have changed since"
+    return f"of other {now.kind}: {len(new - old)} new and {len(old - new)} gone since"
 
 
 def write_shard(
@@ -229,9 +244,12 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        images = folder if any(image_files(folder)) else "IMAGES"
+        is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        out = folder if is_free else folder.parent / f"{folder.resolve().name}.index"
         raise InputError(
-            f"{folder}: is no index ({error}); make one with `eligo patches index IMAGES --out "
-            f"{folder}`"
+            f"{folder}: is no index ({error}); make one with `eligo patches index {images} --out "
+            f"{out}`"
         ) from error
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise InputError(

@@ -35,7 +35,7 @@ def use_kernels(x: Tensor, *weights: Tensor) -> bool:
 def _is_watched() -> bool:
     """Whether somebody looks into operations: torch.func, forward gradients, counters, tracers."""
     return (
-        torch._C._functorch.peek_interpreter_stack() is not None
+        torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
         or torch.autograd.forward_ad._current_level >= 0
         or torch._C._len_torch_dispatch_stack() > 0
     )

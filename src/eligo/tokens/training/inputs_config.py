@@ -32,7 +32,7 @@ class HostConfig(Config):
     """The frozen vision-language model."""
 
     model: str | None = None
-    """Folder or hub name; none: the tiny LLaVA that comes with eligo."""
+    """Folder, shipped name or hub name (OWNER/NAME); none: the tiny LLaVA that comes with eligo."""
     random: RandomHostConfig | None = None
     """Instead of a trained model, one with random weights of these sizes."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -174,6 +174,14 @@ def test_all_that_a_sampler_draws_is_looked_at(call):
     assert len(names) == 80
     found = deployed.selector.select(query, 1, candidates=names)
     assert found.scores[deployed.selector.pool.rows(names)].isfinite().all()
+    asked = ["--selector", "runs/demos_v2", "--question", "where is the red ball?", "--json"]
+    for flags, among in (
+        ([], "80 of 90 examples, drawn by the sampler random"),
+        (["--num_candidates", "5"], "5 of 90 examples, drawn by the sampler random"),
+        (["--num_candidates", "1000"], "all 90 examples"),
+    ):
+        assert call("predict", *asked, *flags)["among"] == among
+    assert "expected at least 1" in call("predict", *asked, "--num_candidates", "0", code=2)
 
 
 def test_equals_are_told_apart(call):

@@ -13,6 +13,7 @@ def run(
     image: Path | None = None,
     group: str | None = None,
     shots: int | None = None,
+    num_candidates: int | None = None,
     model: str | None = None,
     out: Path | None = None,
     device: str = "auto",
@@ -27,6 +28,8 @@ def run(
         group: Leave out examples of this group.
         shots: How many examples; by default as many as the lists that it learned (at most 6 unless
             changed in training).
+        num_candidates: Choose among so many examples, drawn by the sampler of the training; by
+            default as many as there. A number as large as the pool: all of them.
         model: Also answer the question behind the examples, by this host (folder or hub name).
         out: Also write what `eligo explore OUT` shows: the chosen beside the others.
         device: Where encoder and host run: auto, cpu or cuda.
@@ -36,6 +39,8 @@ def run(
         raise InputError("--question: is empty")
     if shots is not None and shots < 1:
         raise InputError(f"--shots: got {shots}, expected at least 1")
+    if num_candidates is not None and num_candidates < 1:
+        raise InputError(f"--num_candidates: got {num_candidates}, expected at least 1")
     from eligo.demos.pipeline.embed import embed_query
     from eligo.demos.pipeline.encoders import WORDS, open_encoder
     from eligo.demos.pipeline.predict import explain, open_selector
@@ -43,7 +48,7 @@ def run(
 
     if image is not None:
         open_image(image)  # a mistake in its name is said first
-    deployed = open_selector(selector)
+    deployed = open_selector(selector, num_candidates)
     if image is not None and deployed.encoder == WORDS:
         raise InputError(
             f"--image: {selector} was embedded from words alone; leave out --image, or embed again "

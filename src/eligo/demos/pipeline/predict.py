@@ -35,11 +35,14 @@ class Deployed:
     def looked_at(self, query: Query) -> str:
         """How many examples could have been picked, and who drew them."""
         count, pool = len(self.sampler.names(query)), len(self.selector.pool)
+        if count == pool:
+            return f"all {pool} examples"
         return f"{count} of {pool} examples, drawn by the sampler {self.sampler.config.kind}"
 
 
-def open_selector(folder: Path) -> Deployed:
-    """Of a run folder, or of the `selector` folder in it."""
+def open_selector(folder: Path, num_candidates: int | None = None) -> Deployed:
+    """Of a run folder, or of the `selector` folder in it; queries get as many candidates as in its
+    training, or `num_candidates`."""
     refuse_pickle(folder)
     if not folder.is_dir():
         ours = str(folder) in shipped_models(f"{FILE}.safetensors")
@@ -57,6 +60,8 @@ def open_selector(folder: Path) -> Deployed:
         raise InputError(
             f"{folder}: holds no trained selector ({error!r}); `eligo demos train` writes one"
         ) from None
+    if num_candidates is not None:
+        settings = settings.replace({"num_candidates": num_candidates})
     selector = load_selector(inner)
     if not isinstance(selector, LearnedSelector):
         raise InputError(f"{folder}: holds a {selector.kind}, expected a learned selector")

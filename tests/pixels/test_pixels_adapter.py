@@ -1,5 +1,6 @@
 """Adapters: whatever wraps a layer of the encoder takes part, in training and without."""
 
+import torch
 from pixel_cases import pictures, tiny_model
 from torch import Tensor, nn
 
@@ -17,16 +18,32 @@ class Adapted(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
+def test_who_watches_a_layer_sees_it():
+    """And changes nothing by it."""
+    encoder = tiny_model(**{"sam.encoder.stages": ()}).encoder
+    inputs = pictures()
+    before = encoder(*inputs)
+    layers = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
+    seen = []
+    for layer in layers:
+        layer.register_forward_hook(lambda layer, *_: seen.append(layer))
+    after = encoder(*inputs)
+    assert set(map(id, seen)) == set(map(id, layers))
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_every_linear_layer_can_be_wrapped():
     encoder = tiny_model(**{"sam.encoder.stages": ()}).encoder.requires_grad_(False)
-    before = encoder(*pictures())
+    inputs = pictures()
+    before = encoder(*inputs)
     adapters = []
     for module in list(encoder.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 adapters.append(Adapted(child))
                 setattr(module, name, adapters[-1])
-    after = encoder(*pictures())
+    after = encoder(*inputs)
     assert (after[-1] - before[-1]).abs().max() > 1e-3
     sum(part.square().mean() for part in after).backward()
     assert len(adapters) > 10

@@ -25,12 +25,11 @@ from eligo.config import load_config
 from eligo.files import write_text
 from eligo.pixels.exam.config import ExamConfig
 from eligo.pixels.exam.exam import run_arm
-from eligo.report.intervals import paired_bootstrap
+from eligo.pixels.exam.summary import CONTROL, Runs, difference, twins_row
 from eligo.report.provenance import made_on, provenance
 
 RESULTS = Path(__file__).parent / "results" / "pixels_control.json"
 PLAIN, WIDE = "twins_no_words", "twins_more_parameters"
-BAR = 3.0  # points
 # A feed-forward part of each block that is wide enough to hold as many parameters.
 _BLOCKS = {"encoder.ffn_ratios": (14, 14, 13, 13)}
 
@@ -71,67 +70,56 @@ def folder(out: Path, name: str, which: str) -> Path:
     return out / ("pixels_exam" if changes_nothing and not own else f"pixels_control/{name}")
 
 
+Run = tuple[Path, str, int]
+"""Folder, network and seed."""
+
+
+def wanted(out: Path, exam: ExamConfig) -> dict[Run, tuple[ExamConfig, str]]:
+    """The exam and the arm of every run; one that two trials share is there once."""
+    return {
+        (folder(out, name, which), which, seed): made_by
+        for name, trial in TRIALS.items()
+        for which, made_by in configs(trial).items()
+        for seed in exam.seeds
+    }
+
+
 def main(workers: int = 1, out: Path = Path("runs")) -> None:
     """Train what is missing, compare, record."""
     exam = load_config(ExamConfig, "pixels/exam")
-    wanted = [(name, which, s) for name in TRIALS for s in exam.seeds for which in (PLAIN, WIDE)]
-    # Trials share runs; the long ones come first.
-    jobs = dict.fromkeys(_job(out, *one) for one in wanted)
-    jobs = sorted(jobs, key=lambda job: -_config(job).steps)
+    jobs = sorted(wanted(out, exam).items(), key=lambda job: -job[1][0].steps)  # long ones first
     # Fresh processes: a forked one could not use a GPU.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
-        running = {job: processes.submit(_train, job) for job in jobs}
-        made = {job: one.result() for job, one in running.items()}
-    found = {one: made[_job(out, *one)] for one in wanted}
-    rows = [_row(name, exam, found) for name in TRIALS]
-    for row in rows:
-        print(json.dumps(row))
+        running = {
+            run: processes.submit(run_arm, config, run[0], arm, run[2])
+            for run, (config, arm) in jobs
+        }
+        made = {run: one.result() for run, one in running.items()}
+    rows = []
+    for name in TRIALS:
+        runs = {
+            which: {seed: made[folder(out, name, which), which, seed] for seed in exam.seeds}
+            for which in (PLAIN, WIDE)
+        }
+        rows.append(_row(name, exam, runs))
+        print(json.dumps(rows[-1]))
     told = provenance("python benchmarks/pixels_control.py", "cpu")
     told["hardware"] = ", ".join(made_on(made.values()))
-    write_text(RESULTS, json.dumps(told | {"bar": BAR, "trials": rows}, indent=1) + "\n")
+    write_text(RESULTS, json.dumps(told | {"bar": CONTROL, "trials": rows}, indent=1) + "\n")
 
 
-Job = tuple[Path, str, str, int]
-"""Folder, trial, network and seed of a run."""
+_SHOWN = ("parameters", "twin_iou", "merged_iou", "other_iou", "of_merged")
 
 
-def _job(out: Path, name: str, which: str, seed: int) -> Job:
-    """Of a run that two trials share, the first one's."""
-    place = folder(out, name, which)
-    return place, "pixels_exam" if place.name == "pixels_exam" else name, which, seed
-
-
-def _config(job: Job) -> ExamConfig:
-    return configs(TRIALS[job[1]])[job[2]][0]
-
-
-def _train(job: Job) -> dict[str, Any]:
-    place, name, which, seed = job
-    config, arm = configs(TRIALS[name])[which]
-    return run_arm(config, place, arm, seed)
-
-
-_SHOWN = ("twin_iou", "merged_iou", "other_iou")
-
-
-def _row(
-    name: str, exam: ExamConfig, found: dict[tuple[str, str, int], dict[str, Any]]
-) -> dict[str, Any]:
+def _row(name: str, exam: ExamConfig, runs: dict[str, Runs]) -> dict[str, Any]:
     """Points between both networks, and what each of them knows of outlines and of names."""
-    runs = {which: [found[name, which, seed] for seed in exam.seeds] for which in (PLAIN, WIDE)}
-    scenes = {w: [run["measured"]["per_scene"] for run in r] for w, r in runs.items()}
-    differences = [
-        [100 * (a - b) for a, b in zip(wide, plain, strict=True)]
-        for wide, plain in zip(scenes[WIDE], scenes[PLAIN], strict=True)
-    ]
-    points, low, high = paired_bootstrap(differences, resamples=exam.resamples)
-    row: dict[str, Any] = {"trial": TRIALS[name].says, "points": points, "low": low, "high": high}
-    row["met"] = max(abs(low), abs(high)) <= BAR
+    apart = difference(runs[WIDE], runs[PLAIN], exam.resamples)
+    row: dict[str, Any] = {"trial": TRIALS[name].says, **apart}
+    row["met"] = max(abs(apart["low"]), abs(apart["high"])) <= CONTROL
     for which, ran in runs.items():
-        means = {key: mean(run["measured"][key] for run in ran) for key in _SHOWN}
-        row[which] = {"parameters": ran[0]["parameters"], **means}
-        row[which]["of_merged"] = means["twin_iou"] / means["merged_iou"]
-        row[which]["right_pixels"] = mean(mean(part) for part in scenes[which])
+        told = twins_row(which, ran)
+        row[which] = {key: told[key] for key in _SHOWN}
+        row[which]["right_pixels"] = mean(mean(r["measured"]["per_scene"]) for r in ran.values())
     return row
 
 

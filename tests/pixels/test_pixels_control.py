@@ -38,9 +38,13 @@ def test_what_a_trial_changes(name: str):
 
 def test_a_run_that_two_trials_share_is_made_once():
     """Two processes in one folder would fall over each other."""
-    jobs = {control._job(Path("runs"), name, control.PLAIN, 0) for name in control.TRIALS}
+    runs = control.wanted(Path("runs"), load_config(ExamConfig, "pixels/exam"))
+    jobs = [run for run in runs if run[1:] == (control.PLAIN, 0)]
     assert len(jobs) == 3
-    assert len({(place, which, seed) for place, _, which, seed in jobs}) == 3
+    assert len(runs) == 7 * 3
+    # What trains it is the same, whichever trial it is for.
+    exam, arm = runs[Path("runs/pixels_exam"), control.PLAIN, 0]
+    assert (exam, arm) == (load_config(ExamConfig, "pixels/exam"), control.PLAIN)
 
 
 def test_what_the_exam_has_is_not_trained_again():

@@ -15,13 +15,15 @@ _POINTS = 100.0
 _CEILING = 1 / 3  # of the IoU of twins without words
 _OF_MERGED, _BOUND, _BOUND_32 = 0.95, 0.95, 0.90
 _STEM_GAIN, _LOST = 0.3, 0.05
-_MISSING_COST, _CONTROL = 2.0, 3.0  # points
+_MISSING_COST = 2.0  # points
+CONTROL = 3.0
+"""Points by which a control may be off no words, to the farther end of the interval."""
 
 
 def summarise(config: ExamConfig, results: dict[str, Runs]) -> dict[str, Any]:
     """Tables by part, comparisons, musts."""
     tables = {
-        "twins": [_twins_row(n, r) for n, r in results.items() if n.startswith("twins")],
+        "twins": [twins_row(n, r) for n, r in results.items() if n.startswith("twins")],
         "noisy tags": _noise_rows(results),
         "binding": [_binding_row(n, r) for n, r in results.items() if n.startswith("binding")],
         "depth": [_depth_row(n, r) for n, r in results.items() if n.startswith("depth")],
@@ -46,7 +48,8 @@ def _common(name: str, runs: Runs) -> dict[str, Any]:
     return {"arm": name, "seeds": len(runs), "parameters": first["parameters"]}
 
 
-def _twins_row(name: str, runs: Runs) -> dict[str, Any]:
+def twins_row(name: str, runs: Runs) -> dict[str, Any]:
+    """Means over the seeds: of twins, of both names as one, of the others."""
     row = _common(name, runs)
     for key in ("twin_iou", "merged_iou", "other_iou"):
         row[key] = _mean(runs, lambda found, key=key: found[key])
@@ -105,21 +108,24 @@ def _comparisons(config: ExamConfig, results: dict[str, Runs]) -> list[dict[str,
     for one, other in pairs:
         if not (results.get(one) and results.get(other)):
             continue
-        seeds = [seed for seed in results[one] if seed in results[other]]
-        if not seeds:
-            continue
-        differences = [
-            [
-                _POINTS * (a - b)
-                for a, b in zip(
-                    _per_scene(results[one][seed]), _per_scene(results[other][seed]), strict=True
-                )
-            ]
-            for seed in seeds
-        ]
-        mean, low, high = paired_bootstrap(differences, resamples=config.resamples)
-        rows.append({"arm": one, "against": other, "points": mean, "low": low, "high": high})
+        if results[one].keys() & results[other].keys():
+            apart = difference(results[one], results[other], config.resamples)
+            rows.append({"arm": one, "against": other, **apart})
     return rows
+
+
+def difference(one: Runs, other: Runs, resamples: int) -> dict[str, float]:
+    """By how many points one is ahead on the same scenes, in the seeds that both have."""
+    differences = [
+        [
+            _POINTS * (a - b)
+            for a, b in zip(_per_scene(one[seed]), _per_scene(other[seed]), strict=True)
+        ]
+        for seed in one
+        if seed in other
+    ]
+    mean, low, high = paired_bootstrap(differences, resamples=resamples)
+    return {"points": mean, "low": low, "high": high}
 
 
 def _per_scene(run: dict[str, Any]) -> list[float]:
@@ -145,9 +151,9 @@ def _musts(
 
     if "twins" in config.parts:
         name = "P: IoU of twins without words"
-        must(name, "<= 1/3", _CEILING, lambda r: _twins_row("", r)["twin_iou"], "twins_no_words")
+        must(name, "<= 1/3", _CEILING, lambda r: twins_row("", r)["twin_iou"], "twins_no_words")
         name = "P: with tags, share of the merged IoU"
-        must(name, ">= 0.95", _OF_MERGED, lambda r: _twins_row("", r)["of_merged"], "twins_tags")
+        must(name, ">= 0.95", _OF_MERGED, lambda r: twins_row("", r)["of_merged"], "twins_tags")
         name = "N: missing text costs other classes (points)"
         must(name, "<= 2", _MISSING_COST, _cost_of_missing, "twins_tags")
     if "binding" in config.parts:
@@ -166,7 +172,7 @@ def _musts(
             arm = f"{part}_{control}"
             name = f"C: {arm} against no words (points, farther end)"
             find = lambda *_, arm=arm: farthest.get(arm)  # noqa: E731
-            must(name, "<= 3", _CONTROL, find, arm, f"{part}_no_words")
+            must(name, "<= 3", CONTROL, find, arm, f"{part}_no_words")
     return rows
 
 

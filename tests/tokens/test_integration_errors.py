@@ -245,7 +245,7 @@ def test_nested_contexts() -> None:
     host = shared("llava")
     with (
         pruning(host.model, make_plan("both")),
-        pytest.raises(EligoError, match="one context"),
+        pytest.raises(EligoError, match="nesting is not supported"),
         pruning(host.model, make_plan("1")),
     ):
         pass

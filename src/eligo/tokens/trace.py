@@ -1,7 +1,9 @@
 """What was kept, where, and how long choosing took; and the loss that needs to know it."""
 
+import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -60,7 +62,7 @@ class StageTrace:
 
 @dataclass
 class Trace:
-    """What happened in the latest prompt that ran under `pruning` or `masking`.
+    """What happened to one prompt that ran under `pruning` or `masking`.
 
     Lengths of hidden states differ from layer to layer; `columns` says which columns of the
     prompt, as the processor wrote it, each layer saw.
@@ -113,9 +115,25 @@ class Trace:
             f"{[stage.layer for stage in self.stages]}"
         )
 
-    def clear(self) -> None:
-        """Forget the latest prompt."""
-        self.__init__()
+
+class LatestTrace(Trace):
+    """The trace of the latest prompt: that of the reading thread, else that of any thread."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+        self._of_any = Trace()
+
+    def show(self, trace: Trace) -> None:
+        """From now on, show this one."""
+        self._of_thread.trace = self._of_any = trace
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _FIELDS:
+            return getattr(getattr(self._of_thread, "trace", self._of_any), name)
+        return super().__getattribute__(name)
+
+
+_FIELDS = frozenset(field.name for field in fields(Trace))
 
 
 def answer_loss(

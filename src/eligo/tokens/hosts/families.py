@@ -176,9 +176,8 @@ class Qwen25VL(Host):
         lengths = [rows * columns for rows, columns in grids]
         features = output.pooler_output.split(lengths)
         rows = self._take_rows()
-        self.capture = Capture(features, features, grids)
-        if rows is not None:
-            self.capture.cls_row = self._unwindow(rows, grid).split(lengths)
+        cls_row = None if rows is None else self._unwindow(rows, grid).split(lengths)
+        self.capture = Capture(features, features, grids, cls_row)
 
     def _unwindow(self, rows: Tensor, grid: Tensor) -> Tensor:
         """Mean over the patches of a token, from the tower's windows back to raster order."""
@@ -210,19 +209,44 @@ class Qwen25VL(Host):
         self.core.rope_deltas = deltas
         return positions
 
-    def next_positions(self, past: int, new: int, device: torch.device) -> Int[Tensor, "..."]:
-        """Text goes on where the largest position of the image ended."""
-        positions = torch.arange(past, past + new, device=device)[None]
-        deltas = self.core.rope_deltas
-        if deltas is None:
-            return positions.expand(3, 1, new)
-        return (positions + deltas.to(device)).expand(3, -1, -1)
+    def position_offsets(
+        self, positions: Int[Tensor, "..."], mask: Int[Tensor, "batch length"] | None
+    ) -> Int[Tensor, "batch 1"] | None:
+        """Text goes on where the largest position of the image ended: `rope_deltas`, per prompt."""
+        length = positions.shape[-1]
+        count = length if mask is None else mask[:, -length:].sum(-1)
+        return (positions[-3:].amax((0, 2)) + 1 - count)[:, None]
 
-    def logical_length(self, position_ids: Tensor) -> int:
-        """Rows: text alone (4), shifted by the deltas (1 or 3)."""
+    def later_positions(
+        self,
+        given: Int[Tensor, "..."] | None,
+        offsets: Int[Tensor, "batch 1"] | None,
+        mask: Int[Tensor, "batch length"] | None,
+        past: int,
+        new: int,
+        device: torch.device,
+    ) -> Int[Tensor, "..."]:
+        """By the prompt's own offsets.
+
+        In a later turn `generate` would take the `rope_deltas` of the latest prompt that the model
+        saw, of whatever conversation or thread; such positions have one row.
+        """
+        if offsets is None or (given is not None and (given.ndim < 3 or given.shape[0] > 1)):
+            return super().later_positions(given, offsets, mask, past, new, device)
+        if mask is not None:
+            text = mask.long().cumsum(-1)[:, -new:] - 1
+        else:
+            text = torch.arange(past, past + new, device=device)[None]
+        positions = text.to(device) + offsets.to(device)
+        return positions[None] if given is not None else positions.expand(3, -1, -1)
+
+    def logical_length(
+        self, position_ids: Int[Tensor, "..."], offsets: Int[Tensor, "batch 1"] | None
+    ) -> int:
+        """Rows: text alone (4), shifted by the offsets (1 or 3)."""
         last = position_ids[0][..., -1:]
-        if position_ids.shape[0] != 4 and self.core.rope_deltas is not None:
-            last = last - self.core.rope_deltas.to(last.device)
+        if position_ids.shape[0] != 4 and offsets is not None:
+            last = last - offsets.to(last.device)
         return int(last.max()) + 1
 
     def state(self) -> dict[str, Any]:

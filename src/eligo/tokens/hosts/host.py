@@ -7,6 +7,7 @@ To support another family, subclass `Host` and pass it: `pruning(model, plan, ho
 """
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,6 +17,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from eligo.errors import EligoError, InputError
+from eligo.tokens.inside.attention import attention_of
+
+_CAPTURE = "eligo_capture"
 
 
 @dataclass
@@ -29,8 +33,7 @@ class Capture:
     grids: Sequence[tuple[int, int]]
     """Rows and columns of tokens."""
     cls_row: Sequence[Float[Tensor, " _"]] | None = None
-    outputs: Any = None
-    """The encoder outputs that it was used for, once it was."""
+    """Attention over the tokens, for methods that rank by it."""
 
     @property
     def num_tokens(self) -> list[int]:
@@ -38,8 +41,18 @@ class Capture:
         return [len(feature) for feature in self.projected]
 
 
+class _Call(threading.local):
+    """What one thread's call leaves between tower, projector and language model."""
+
+    def __init__(self) -> None:
+        self.capture: Capture | None = None
+        self.tower_rows: list[Tensor] = []
+        self.tower_output: Any = None
+        self.is_projecting = False
+
+
 class Host:
-    """A model of a known family, seen from the outside."""
+    """A model of a known family, seen from the outside. Threads may share one."""
 
     family: ClassVar[str]
     text_name: ClassVar[str] = "language_model"
@@ -64,10 +77,44 @@ class Host:
         self.projector: nn.Module | None = (
             None if self.projector_name is None else self.find_projector()
         )
-        self.capture: Capture | None = None
-        self._projecting = False
-        self.tower_rows: list[Tensor] = []
-        """Attention rows that the tower's recorder left, in the order of the tower's calls."""
+        self._call = _Call()
+        self._mark = object()  # tells our captures from those of another adapter
+
+    @property
+    def capture(self) -> Capture | None:
+        """What the tower made of the latest images in this thread."""
+        return self._call.capture
+
+    @capture.setter
+    def capture(self, capture: Capture) -> None:
+        self._call.capture = capture
+        output, self._call.tower_output = self._call.tower_output, None
+        if output is not None:
+            setattr(output, _CAPTURE, (self._mark, capture))
+
+    @property
+    def tower_rows(self) -> list[Tensor]:
+        """Attention rows of the tower's running call in this thread, in the order of its calls."""
+        return self._call.tower_rows
+
+    def begin_tower(self) -> None:
+        """Forget what an earlier call of the tower left in this thread."""
+        self._call.tower_rows, self._call.tower_output = [], None
+
+    def end_tower(self, output: Any) -> None:
+        """The tower has run; `get_image_features` fills in the same output and returns it."""
+        if hasattr(output, "pooler_output"):
+            self._call.tower_output = output
+
+    def captured(self, outputs: Any) -> Capture | None:
+        """The capture behind what `get_image_features` returned, in whatever thread that was."""
+        owner, capture = getattr(outputs, _CAPTURE, (None, None))
+        if owner is self._mark:
+            return capture
+        latest = self.capture
+        if owner is None and latest is not None and _shares_memory(outputs, latest.projected):
+            return latest
+        return None
 
     def find_projector(self) -> nn.Module:
         """What maps tower features to the language model, token by token."""
@@ -102,7 +149,7 @@ class Host:
     @property
     def attention(self) -> str:
         """Which attention implementation the language model runs."""
-        return self.text.config._attn_implementation
+        return attention_of(self.text.config)
 
     def hooks(self) -> list[Any]:
         """Install what captures; returns the handles."""
@@ -110,7 +157,7 @@ class Host:
         return [self.projector.register_forward_hook(self._keep)]
 
     def _keep(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        if self._projecting:
+        if self._call.is_projecting:
             return
         features: Tensor = args[0]
         side = math.isqrt(output.shape[1])
@@ -128,7 +175,7 @@ class Host:
         )
 
     def _take_rows(self) -> Tensor | None:
-        rows, self.tower_rows = self.tower_rows, []
+        rows, self._call.tower_rows = self._call.tower_rows, []
         return torch.cat(rows) if rows else None
 
     def rows_to_tokens(
@@ -148,11 +195,11 @@ class Host:
         """Reduced tower features -> what the language model reads."""
         if self.projector is None:
             return features
-        self._projecting = True  # not an image of the tower: nothing to capture
+        self._call.is_projecting = True  # not an image of the tower: nothing to capture
         try:
             return self.projector(features)
         finally:
-            self._projecting = False
+            self._call.is_projecting = False
 
     def embed(
         self, input_ids: Int[Tensor, "batch length"]
@@ -176,12 +223,33 @@ class Host:
         length = input_ids.shape[1]
         return torch.arange(length, device=input_ids.device)[None] + self.first_position
 
-    def next_positions(self, past: int, new: int, device: torch.device) -> Int[Tensor, "..."]:
-        """Positions of `new` tokens after `past` others, where the caller gave none."""
+    def position_offsets(
+        self, positions: Int[Tensor, "..."], mask: Int[Tensor, "batch length"] | None
+    ) -> Int[Tensor, "batch 1"] | None:
+        """Per row: by how much positions of later text differ from its count of tokens."""
+        del positions, mask
+        return None
+
+    def later_positions(
+        self,
+        given: Int[Tensor, "..."] | None,
+        offsets: Int[Tensor, "batch 1"] | None,
+        mask: Int[Tensor, "batch length"] | None,
+        past: int,
+        new: int,
+        device: torch.device,
+    ) -> Int[Tensor, "..."]:
+        """Positions of `new` tokens after `past` others; `given`: what the caller says."""
+        del offsets, mask
+        if given is not None:
+            return given[..., -new:]
         return torch.arange(past, past + new, device=device)[None] + self.first_position
 
-    def logical_length(self, position_ids: Tensor) -> int:
+    def logical_length(
+        self, position_ids: Int[Tensor, "..."], offsets: Int[Tensor, "batch 1"] | None
+    ) -> int:
         """How long a sequence without padding is, by its last position (waits for the device)."""
+        del offsets
         return int(position_ids[..., -1].max()) + 1 - self.first_position
 
     def state(self) -> dict[str, Any]:
@@ -197,6 +265,16 @@ class Host:
                 "expected full attention in all of them: a sliding window counts columns that "
                 "pruning removes"
             )
+
+
+def _shares_memory(outputs: Any, projected: Sequence[Tensor]) -> bool:
+    """Whether encoder outputs hold the very features that were captured."""
+    found = getattr(outputs, "pooler_output", outputs)
+    first = found if isinstance(found, Tensor) else next(iter(found), None)
+    return (
+        isinstance(first, Tensor)
+        and first.untyped_storage().data_ptr() == projected[0].untyped_storage().data_ptr()
+    )
 
 
 def refuse_video(inputs: Mapping[str, Any]) -> None:

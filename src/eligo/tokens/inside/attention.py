@@ -1,72 +1,102 @@
 """Attention rows for methods that rank by them, without `output_attentions`.
 
-Spec: "Attention scores". While it is entered, a `RowRecorder` stands in the attention registry of
-`transformers` before the implementation a model uses: it delegates to it (SDPA keeps its kernels)
-and computes the few rows that were asked for from the same queries and keys. The model's config
-names the recorder meanwhile; on exit name and registry entries are gone.
+While a model is `recording`, its config names an attention function of ours that delegates to the
+implementation it stands before (SDPA keeps its kernels) and passes queries and keys to the listener
+of that module, if the thread has one. Listeners belong to a thread, and a layer sets and uses its
+own within one call, so threads that share a model never see each other's rows.
 """
 
 import sys
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from eligo.errors import InputError
 
 _CHUNK = 512  # query rows at a time, where all of them are needed
+_BASES = ("sdpa", "eager")
+_PREFIX = "eligo_rows_"
+
+Listener = Callable[[Tensor, Tensor, Tensor | None, float], None]
+"""Takes queries, keys, mask and scaling of one attention call."""
 
 
-class RowRecorder:
-    """Hands queries and keys of chosen attention modules to whoever asked for them."""
+class _Listeners(threading.local):
+    def __init__(self) -> None:
+        self.by_module: dict[nn.Module, Listener] = {}
 
-    def __init__(self, config: Any, what: str) -> None:
-        self.config = config
-        self.base: str = config._attn_implementation
-        self.name = f"eligo_rows_{uuid4().hex[:8]}"
-        self.listeners: dict[nn.Module, Callable[[Tensor, Tensor, Tensor | None, float], None]] = {}
-        if self.base not in ("sdpa", "eager"):
-            raise InputError(
-                f"{what} runs {self.base!r} attention, which gives no attention rows; expected "
-                "sdpa or eager: load the model with attn_implementation='sdpa'"
-            )
 
-    def __enter__(self) -> "RowRecorder":
-        ALL_ATTENTION_FUNCTIONS[self.name] = self._attend
-        AttentionMaskInterface.register(self.name, ALL_MASK_ATTENTION_FUNCTIONS[self.base])
-        self.config._attn_implementation = self.name
-        return self
+_listeners = _Listeners()
+_lock = threading.Lock()
+_recording: Counter[int] = Counter()  # contexts that record, per id of a config
 
-    def __exit__(self, *_: object) -> None:
-        self.config._attn_implementation = self.base
-        del ALL_ATTENTION_FUNCTIONS[self.name]
-        # Masks are looked up in the class-wide registry, which has no way to unregister.
-        AttentionMaskInterface._global_mapping.pop(self.name, None)
 
-    def _attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **kwargs: Any,
-    ) -> Any:
-        listener = self.listeners.get(module)
-        if listener is not None:
-            scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
-            listener(query.detach(), key.detach(), attention_mask, scaling)
-        if self.base == "eager":
-            # Every modeling file has its own.
-            attend = sys.modules[type(module).__module__].eager_attention_forward
-        else:
-            attend = ALL_ATTENTION_FUNCTIONS[self.base]
-        return attend(module, query, key, value, attention_mask, **kwargs)
+def listeners() -> dict[nn.Module, Listener]:
+    """Who receives queries and keys of which attention module, in this thread."""
+    return _listeners.by_module
+
+
+def attention_of(config: Any) -> str:
+    """The attention implementation that a model runs, recorded or not."""
+    return config._attn_implementation.removeprefix(_PREFIX)
+
+
+@contextmanager
+def recording(config: Any, what: str) -> Iterator[None]:
+    """Inside, the attention modules of this config call their listeners; contexts may overlap."""
+    base = attention_of(config)
+    if base not in _BASES:
+        raise InputError(
+            f"{what} runs {base!r} attention, which gives no attention rows; expected sdpa or "
+            "eager: load the model with attn_implementation='sdpa'"
+        )
+    with _lock:
+        _recording[id(config)] += 1
+        config._attn_implementation = _PREFIX + base
+    try:
+        yield
+    finally:
+        with _lock:
+            _recording[id(config)] -= 1
+            if not _recording[id(config)]:
+                del _recording[id(config)]
+                config._attn_implementation = base
+
+
+def _attend(
+    base: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> Any:
+    listener = listeners().get(module)
+    if listener is not None:
+        scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        listener(query.detach(), key.detach(), attention_mask, scaling)
+    if base == "eager":
+        # Every modeling file has its own.
+        attend = sys.modules[type(module).__module__].eager_attention_forward
+    else:
+        attend = ALL_ATTENTION_FUNCTIONS[base]
+    return attend(module, query, key, value, attention_mask, **kwargs)
+
+
+# For good: a thread may have read the name when another leaves the last context that uses it.
+for _base in _BASES:
+    AttentionInterface.register(_PREFIX + _base, partial(_attend, _base))
+    AttentionMaskInterface.register(_PREFIX + _base, ALL_MASK_ATTENTION_FUNCTIONS[_base])
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ here: features are reduced, projected and put among the embeddings, and whatever
 (mask, positions, token types) is gathered with them.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.selection import Selection
-from eligo.tokens.hosts import Host
+from eligo.tokens.hosts import Capture, Host
 from eligo.tokens.inside.frame import (
     Frame,
     Step,
@@ -46,6 +47,13 @@ _IMAGES = (
 )
 
 
+class _PromptIds(threading.local):
+    """The prompt that a thread generates from without a cache."""
+
+    def __init__(self) -> None:
+        self.latest: Tensor | None = None
+
+
 class Entrance:
     """What happens to the arguments of the core."""
 
@@ -55,12 +63,11 @@ class Entrance:
         plan: Plan,
         question_mask: Bool[Tensor, "batch length"] | None,
         views: Views,
-        trace: Trace,
         merge: Merge,
     ) -> None:
         self.host, self.plan, self.question_mask = host, plan, question_mask
-        self.views, self.trace, self.merge = views, trace, merge
-        self._prompt_ids: Tensor | None = None
+        self.views, self.merge = views, merge
+        self._prompt_ids = _PromptIds()
 
     def begin(self, kwargs: dict[str, Any]) -> tuple[Step, dict[str, Any]]:
         """A prompt: read and reduce it; returns what the core is to be called with instead."""
@@ -75,16 +82,13 @@ class Entrance:
         length = self._prompt_length(input_ids, kwargs)
         reading = look_at(input_ids, host.image_token_id, mask, self.question_mask, length)
         _check_ends(reading, kwargs)
-        self._encode(kwargs)
-        assert host.capture is not None
-        prompt = place(reading, host.capture)
+        capture = self._encode(kwargs)
+        prompt = place(reading, capture)
         positions = kwargs.get("position_ids")
         if positions is None:
             positions = host.prompt_positions(kwargs, input_ids)
-        self.trace.clear()
-        self.trace.grid, self.trace.rows = prompt.grid, prompt.rows
-        self.trace.num_columns = input_ids.shape[1]
-        frame, embeds = self._reduce(prompt)
+        frame, embeds = self._reduce(prompt, capture)
+        frame.offsets = host.position_offsets(positions, mask)
         changed: dict[str, Any] = {name: None for name in _IMAGES if name in kwargs}
         changed |= {"input_ids": None, "inputs_embeds": embeds}
         changed["position_ids"] = self._kept_positions(positions, frame)
@@ -93,30 +97,29 @@ class Entrance:
             changed["token_type_ids"] = take(kwargs["token_type_ids"], frame.kept)
         return Step(frame, prompt=True), {**kwargs, **changed}
 
-    def _encode(self, kwargs: Mapping[str, Any]) -> None:
-        outputs = _encoded_image(kwargs)
+    def _encode(self, kwargs: Mapping[str, Any]) -> Capture:
         if kwargs.get("pixel_values") is not None:
             self.host.encode(kwargs)
-            if self.host.capture is not None:
-                self.host.capture.outputs = kwargs["pixel_values"]
-            return
+            assert self.host.capture is not None
+            return self.host.capture
+        outputs = _encoded_image(kwargs)
         if outputs is None:
             raise InputError(
                 "pruning: got a prompt without an image; expected pixel_values, and the prompt in "
                 "one piece: run text alone outside of pruning; chunked prefill is not supported"
             )
-        capture = self.host.capture
-        # Without a cache, `generate` hands over the same outputs at every step.
-        if capture is None or not (capture.outputs is None or capture.outputs is outputs):
+        capture, stage = self.host.captured(outputs), self.plan.stage1
+        needs = () if stage is None else stage.reducer.needs
+        if capture is None or ("cls_row" in needs and capture.cls_row is None):
             raise InputError(
                 "pruning: got image features that were computed outside of this context; expected "
                 "pixel_values, or features computed inside: stage 1 reads what the projector got"
             )
-        capture.outputs = outputs
+        return capture
 
     def _prompt_length(self, input_ids: Tensor, kwargs: Mapping[str, Any]) -> int:
         """Without a cache every step repeats the prompt: what was generated is no question."""
-        known = self._prompt_ids
+        known = self._prompt_ids.latest
         if (
             known is not None
             and kwargs.get("use_cache") is False
@@ -125,13 +128,13 @@ class Entrance:
             and torch.equal(known, input_ids[:, : known.shape[1]])
         ):
             return known.shape[1]
-        self._prompt_ids = input_ids
+        self._prompt_ids.latest = input_ids
         return input_ids.shape[1]
 
-    def _reduce(self, prompt: Prompt) -> tuple[Frame, Tensor]:
+    def _reduce(self, prompt: Prompt, capture: Capture) -> tuple[Frame, Tensor]:
         """Stage 1, if there is one, and the embeddings of what is left."""
         host, stage, seats = self.host, self.plan.stage1, prompt.seats
-        assert host.capture is not None
+        trace = Trace(grid=prompt.grid, rows=prompt.rows, num_columns=prompt.input_ids.shape[1])
         counts = [self.plan.counts(grid) for grid in prompt.grids]
         words = self._embed_words(prompt)
         positions = torch.arange(prompt.columns.shape[-1], device=words.device)
@@ -140,9 +143,9 @@ class Entrance:
             positions = positions.masked_fill(prompt.columns < 0, -1)
         columns, wanted, sizes, key_bias = prompt.columns, prompt.counts, None, None
         if stage is None:
-            vision = prompt.of_images(host.capture.projected)
+            vision = prompt.of_images(capture.projected)
         else:
-            context = self.views.before(stage.reducer, prompt, positions, words)
+            context = self.views.before(stage.reducer, prompt, capture, positions, words)
             wanted = [count[0] for count in counts]
             watch = Stopwatch(words.device)
             selection, merged, sizes, key_bias = self.merge(
@@ -153,7 +156,7 @@ class Entrance:
             ragged = len(set(wanted)) > 1
             columns = follow(columns, selection.indices, ragged=ragged)
             positions = follow(positions, selection.indices, ragged=ragged)
-            self.trace.stages.append(StageTrace(0, stage.reducer.name, selection, positions, watch))
+            trace.stages.append(StageTrace(0, stage.reducer.name, selection, positions, watch))
         lengths = fewer(
             [prompt.input_ids.shape[1]] * seats.batch, seats.rows, prompt.counts, wanted
         )
@@ -177,7 +180,7 @@ class Entrance:
         embeds = take(torch.cat([words, vision], dim=1), order, ragged=False)
         if base.ragged:
             embeds = embeds.masked_fill((kept < 0).unsqueeze(-1), 0)
-        return Frame(prompt, kept, base, counts), embeds
+        return Frame(prompt, kept, base, counts, trace), embeds
 
     def _embed_words(self, prompt: Prompt) -> Tensor:
         ragged = prompt.ragged_words
@@ -237,13 +240,18 @@ class Entrance:
         if kwargs.get("inputs_embeds") is not None:
             changed["inputs_embeds"] = kwargs["inputs_embeds"][:, -new:]
         times = batch // frame.base.batch
-        kept = frame.kept if times == 1 else frame.kept.repeat_interleave(times, 0)
-        positions = kwargs.get("position_ids")
-        if positions is None:
-            positions = self.host.next_positions(frame.length + cached, new, given.device)
+        kept = _repeated(frame.kept, times)
+        positions = self.host.later_positions(
+            kwargs.get("position_ids"),
+            offsets=_repeated(frame.offsets, times),
+            mask=kwargs.get("attention_mask"),
+            past=frame.length + cached,
+            new=new,
+            device=given.device,
+        )
         if self.plan.positions == "reindex":
             positions = positions - num_dropped(kept, frame.length)
-        changed["position_ids"] = positions[..., -new:]
+        changed["position_ids"] = positions
         mask = kwargs.get("attention_mask")
         if mask is not None:
             old = take(mask, kept, ragged=frame.base.ragged)
@@ -264,7 +272,7 @@ class Entrance:
         if mask is not None:
             total = mask.shape[-1]
         elif num_given > 1 and positions is not None:
-            total = self.host.logical_length(positions)
+            total = self.host.logical_length(positions, frame.offsets)
         else:
             return num_given
         new = total - frame.length - cached
@@ -275,6 +283,11 @@ class Entrance:
                 "decoding) is not supported"
             )
         return new
+
+
+def _repeated(values: Any, times: int) -> Any:
+    """Rows of a prompt as rows after it; None stays."""
+    return values if values is None or times == 1 else values.repeat_interleave(times, 0)
 
 
 def _encoded_image(kwargs: Mapping[str, Any]) -> Any:

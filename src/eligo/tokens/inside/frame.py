@@ -14,6 +14,7 @@ from eligo.tokens.inside.layout import Layout, inverse
 from eligo.tokens.inside.prompt import Prompt
 from eligo.tokens.inside.replay import choose
 from eligo.tokens.reducer import Reducer, ReducerContext
+from eligo.tokens.trace import Trace
 
 
 @dataclass(eq=False)
@@ -27,6 +28,10 @@ class Frame:
     """What layer 0 sees."""
     counts: Sequence[Sequence[int]]
     """Per image: tokens after each stage of the plan."""
+    trace: Trace
+    """What was kept of it."""
+    offsets: Int[Tensor, "batch 1"] | None = None
+    """Of the positions of later text, where a host has some."""
     layouts: dict[int, Layout] = field(default_factory=dict)
     """Per layer, as far as the prompt has come."""
     moves: dict[int, Any] = field(default_factory=dict)
@@ -63,6 +68,8 @@ class Step:
 
     frame: Frame
     prompt: bool
+    session: Any = None
+    """The context that it belongs to: it travels with the call, whatever thread runs a layer."""
     later: int = 0
     """Columns after the prompt, those of this pass included."""
     times: int = 1

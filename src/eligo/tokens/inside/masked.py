@@ -145,7 +145,7 @@ class Masks(Removal):
                 "is nothing to generate with; use pruning"
             )
         step, kwargs = super().begin(kwargs)
-        self.trace.merged_columns = step.frame.kept
+        step.frame.trace.merged_columns = step.frame.kept
         return step, {**kwargs, "use_cache": False}
 
     def dress(
@@ -157,8 +157,8 @@ class Masks(Removal):
             survivors = self._hide(layer, step, hidden)
         else:
             survivors = self._latest(layer, frame)
-        if len(self.trace.columns) == layer:
-            self.trace.columns.append(self._would_see(frame, survivors))
+        if len(frame.trace.columns) == layer:
+            frame.trace.columns.append(self._would_see(frame, survivors))
         if self.acts_on == "states" and survivors is not None:
             if layer in self.cuts:
                 hidden = self._scale(hidden, frame, survivors)
@@ -227,7 +227,7 @@ class Masks(Removal):
             frame.moves[layer] = survivors
             kept = soft.selection.in_order()
             positions = follow(context.positions, kept.indices)
-            self.trace.stages.append(StageTrace(layer, reducer.name, kept, positions, watch))
+            frame.trace.stages.append(StageTrace(layer, reducer.name, kept, positions, watch))
         return survivors
 
     def _fit(

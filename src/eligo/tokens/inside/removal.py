@@ -137,8 +137,8 @@ class Removal(Session):
             is_same = layer > 0 and layout is frame.layouts[layer - 1]
             frame.layouts[layer] = layout
             # Layers between two cuts share their columns.
-            columns = self.trace.columns[-1] if is_same else _columns(frame, layout)
-            self.trace.columns.append(columns)
+            columns = frame.trace.columns[-1] if is_same else _columns(frame, layout)
+            frame.trace.columns.append(columns)
         return layout, hidden
 
     def _cut(
@@ -179,7 +179,7 @@ class Removal(Session):
             lengths=lengths,
             bias=bias,
         )
-        self.trace.stages.append(StageTrace(layer, reducer.name, selection, positions, watch))
+        frame.trace.stages.append(StageTrace(layer, reducer.name, selection, positions, watch))
         return move, selection if selection.assignment is not None else None, layout
 
     def _fold(self, layer: int, frame: Frame, hidden: Tensor, selection: Selection) -> Tensor:

@@ -2,11 +2,14 @@
 
 A part that says `capturable` is recorded when the same shapes come for the third time, and replayed
 from then on: one launch instead of seventy. Shapes that differ from call to call are not worth a
-recording, so each part has at most `_MOST`; what comes later runs plainly. No part of the guide.
+recording, so each part has at most `_MOST`; what comes later runs plainly. Threads share them, one
+at a time; none is made once a second thread has come, as torch cannot draw random numbers in one
+thread while another records.
 """
 
 import itertools
 import logging
+import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,8 +34,10 @@ def choose(reducer: Reducer, context: ReducerContext, budget: Int[Tensor, " imag
     """A reducer's choice in raster order, replayed where that is possible."""
     if _is_even(reducer, context, budget):
         assert isinstance(reducer, nn.Module)
-        recordings = _RECORDINGS.setdefault(reducer, _Recordings())
-        with torch.cuda.device(context.features.device):  # a model may be spread over several
+        with _lock:
+            recordings = _RECORDINGS.setdefault(reducer, _Recordings())
+        # A model may be spread over several devices.
+        with torch.cuda.device(context.features.device), recordings.lock:
             recorded = recordings.of(reducer, context, budget)
             if recorded is not None:
                 return recorded.replay(context)
@@ -94,12 +99,17 @@ class _Recordings:
     seen: Counter[Any] = field(default_factory=Counter)
     made: dict[Any, _Recorded] = field(default_factory=dict)
     is_refused: bool = False
-    """Whether one could not be made: then there is no other try."""
+    """Whether one could not be made, or threads share the part: then there is no other try."""
+    thread: int = field(default_factory=threading.get_ident)
+    """The thread that came first."""
+    lock: Any = field(default_factory=threading.Lock)
+    """Inputs are copied and outputs are taken under it: they have fixed addresses."""
 
     def of(self, reducer: nn.Module, context: ReducerContext, budget: Tensor) -> _Recorded | None:
         """The recording that fits, made now if it is time."""
         held = itertools.chain(reducer.parameters(), reducer.buffers())
         weights = tuple(tensor.data_ptr() for tensor in held)
+        self.is_refused |= self.thread != threading.get_ident()
         if weights != self.weights:
             self.weights = weights
             self.made.clear()
@@ -134,4 +144,5 @@ def _tensors(context: ReducerContext) -> dict[str, Tensor]:
     return {name: value for name, value in vars(context).items() if isinstance(value, Tensor)}
 
 
+_lock = threading.Lock()
 _RECORDINGS: WeakKeyDictionary[nn.Module, _Recordings] = WeakKeyDictionary()

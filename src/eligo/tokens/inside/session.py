@@ -1,45 +1,48 @@
-"""The hooks behind `pruning` and `masking`: what both forms share.
+"""One `pruning` or `masking` context: what both forms share.
 
-Spec: "Integration with transformers 5.x". Departs from it in one place: stage 1 hooks the core
-(the model without head) rather than the outermost model, because PEFT calls the `forward` of the
-outermost one directly, and then no hook of it runs; the arguments are the same.
-
-One forward pass: the core's hook reads the prompt, reduces (stage 1) and leaves a `Step` for the
-text model's hook, which sends it along to the layers as an argument, where their hooks take it
-away. So a step stays with its own pass, also when gradient checkpointing runs a layer again.
+The hooks themselves are those of `model_hooks`. Stage 1 acts at the core (the model without head)
+rather than at the outermost model, because PEFT calls the `forward` of the outermost one directly,
+and then no hook of it runs; the arguments are the same.
 """
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from eligo.errors import EligoError
 from eligo.selection import Selection
 from eligo.tokens.hosts import Host, host_of, refuse_video
-from eligo.tokens.inside.attention import RowRecorder
+from eligo.tokens.inside.attention import listeners, recording
 from eligo.tokens.inside.checks import check_call, check_reducers
 from eligo.tokens.inside.entrance import Entrance
 from eligo.tokens.inside.frame import Frame, Step
+from eligo.tokens.inside.model_hooks import (
+    Call,
+    hooks_on,
+    refuse_nesting,
+    register,
+    unregister,
+)
 from eligo.tokens.inside.views import Views
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import Need, Reducer, ReducerContext
-from eligo.tokens.trace import Trace
+from eligo.tokens.trace import LatestTrace
 
-_STEP = "eligo_step"
-_BEFORE: Mapping[str, Any] = {"with_kwargs": True, "prepend": True}
 _ROWS: Set[Need] = frozenset({"attention_row", "question_rows"})
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Session:
-    """Hooks on one model for as long as the context is open. Subclasses say what a cut does."""
+    """What one open context does to the passes that belong to it. Subclasses say what a cut does.
+
+    Any number of threads may be inside one context, each in a pass of its own.
+    """
 
     def __init__(
         self,
@@ -53,29 +56,28 @@ class Session:
         self.plan = plan.resolve(len(self.host.layers), self.host.supply)
         check_reducers(self.host, self.plan)
         self.cuts = dict(zip(self.plan.layers, self.plan.cuts, strict=True))
-        self.trace = Trace()
-        self.views = Views(self.host, scene)
-        self.entrance = Entrance(
-            self.host, self.plan, question_mask, self.views, self.trace, self.merge
-        )
-        self._is_open = False
-        self._step: Step | None = None
+        self.trace = LatestTrace()
+        self._question_mask, self._scene, self._made_by = question_mask, scene, make_host
+        self.is_open = False
         self._frames: WeakKeyDictionary[Any, Frame] = WeakKeyDictionary()
-        self._recorder: RowRecorder | None = None
         self._stack = ExitStack()
+        self._passes: list[int] = []  # the threads that are in a forward pass
+        self._pass_ended = threading.Condition()
 
     def __enter__(self) -> "Session":
-        core = self.host.core
-        hooked = [getattr(hook, "__self__", None) for hook in core._forward_pre_hooks.values()]
-        if any(isinstance(owner, Session) for owner in hooked):
-            raise EligoError(
-                "pruning: this model is pruned already; expected one context at a time: nested "
-                "plans would count each other's columns"
-            )
+        refuse_nesting(self.host.core)
         with ExitStack() as stack:
-            self._install(stack)
+            self.host = host = stack.enter_context(hooks_on(self.host, self._made_by))
+            needs = {need for cut in self.plan.cuts for need in cut.reducer.needs}
+            if needs & _ROWS:
+                stack.enter_context(recording(host.text.config, "the language model"))
+            if self._needs_tower_rows:
+                stack.enter_context(recording(host.tower.config, "the vision tower"))
             self._stack = stack.pop_all()
-        self._is_open = True
+        self.views = Views(host, self._scene)
+        self.entrance = Entrance(host, self.plan, self._question_mask, self.views, self.merge)
+        self.is_open = True
+        register(self)
         return self
 
     def __exit__(
@@ -84,33 +86,21 @@ class Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._is_open = False
+        with self._pass_ended:
+            self.is_open = False
+            unregister(self)
+            here = threading.get_ident()  # passes of other threads end as they began
+            self._pass_ended.wait_for(lambda: set(self._passes) <= {here})
         self._stack.__exit__(kind, error, traceback)
-        self._step = None
+        for cache in list(self._frames):
+            cache.update = _refuse_cache
         self._frames.clear()
         # It knows us: a circle, which would keep what the tower saw until the collector comes.
         del self.entrance
 
-    def _install(self, stack: ExitStack) -> None:
-        host = self.host
-        for name, value in host.state().items():
-            stack.callback(setattr, host.core, name, value)
-        needs = {need for cut in self.plan.cuts for need in cut.reducer.needs}
-        if needs & _ROWS:
-            recorder = RowRecorder(host.text.config, "the language model")
-            self._recorder = stack.enter_context(recorder)
-        if self.plan.stage1 is not None and "cls_row" in self.plan.stage1.reducer.needs:
-            tower = stack.enter_context(RowRecorder(host.tower.config, "the vision tower"))
-            tower.listeners[host.tower_attention] = self.views.hear_tower
-        for handle in host.hooks():
-            stack.callback(handle.remove)
-        hooks = [(host.core, self._on_core), (host.text, self._on_text)]
-        hooks += [(layer, self._on_layer(index)) for index, layer in enumerate(host.layers)]
-        if host.outer is not host.core:
-            hooks.append((host.outer, self._on_outer))
-        for module, hook in hooks:
-            stack.callback(module.register_forward_pre_hook(hook, **_BEFORE).remove)
-        stack.callback(host.text.register_forward_hook(self._after_text).remove)
+    @property
+    def _needs_tower_rows(self) -> bool:
+        return self.plan.stage1 is not None and "cls_row" in self.plan.stage1.reducer.needs
 
     # What a form of pruning has to say.
 
@@ -139,12 +129,39 @@ class Session:
         """Whether layers run again in backward."""
         return any(getattr(layer, "gradient_checkpointing", False) for layer in self.host.layers)
 
-    # The hooks, from the outside in.
+    # What the hooks call, from the outside in.
 
-    def _on_outer(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        check_call(self.host.outer, args, kwargs, any_stage=bool(self.plan.stages))
+    def begin_pass(self) -> None:
+        """This thread enters the core."""
+        with self._pass_ended:
+            if not self.is_open:
+                raise EligoError(
+                    "pruning: the context was left while this call began; expected calls to end "
+                    "inside the `with` block: join their threads there"
+                )
+            self._passes.append(threading.get_ident())
 
-    def _on_core(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def end_pass(self) -> None:
+        """It has left it, by an error or not."""
+        with self._pass_ended:
+            self._passes.remove(threading.get_ident())
+            self._pass_ended.notify_all()
+
+    def enter_tower(self) -> None:
+        """The tower is about to run, within `generate` or the core."""
+        self.host.begin_tower()
+        if self._needs_tower_rows:
+            listeners()[self.host.tower_attention] = self.views.hear_tower
+
+    def leave_tower(self, output: Any) -> None:
+        """It has run; the projector may follow."""
+        listeners().pop(self.host.tower_attention, None)
+        self.host.end_tower(output)
+
+    def enter_core(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Step, dict[str, Any]]:
+        """A prompt, or tokens after it: the step, and what the core is to be called with."""
         if args:
             names = list(inspect.signature(module.forward).parameters)
             kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -152,47 +169,45 @@ class Session:
         refuse_video(kwargs)
         cache = kwargs.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
-            self._step, kwargs = self.entrance.proceed(self._frames.get(cache), cache, kwargs)
+            step, kwargs = self.entrance.proceed(self._frames.get(cache), cache, kwargs)
         else:
-            self._step, kwargs = self.begin(kwargs)
-        return (), kwargs
+            step, kwargs = self.begin(kwargs)
+            self.trace.show(step.frame.trace)
+        step.session = self
+        return step, kwargs
 
-    def _on_text(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        step, self._step = self._step, None
-        if step is not None:
-            step.has_grad = torch.is_grad_enabled()
-            kwargs = {**kwargs, _STEP: step}
-        return args, kwargs
-
-    def _on_layer(self, index: int) -> Callable[..., Call]:
-        after = self.cuts.get(index + 1)
-        rows = _ROWS & after.reducer.needs if after is not None else frozenset()
-
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-            step: Step | None = kwargs.pop(_STEP, None)
-            if step is None:
-                return args, kwargs
-            hidden = args[0] if args else kwargs.pop("hidden_states")
+    def enter_layer(
+        self, index: int, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call:
+        """What a layer is to be called with."""
+        hidden = args[0] if args else kwargs.pop("hidden_states")
+        if step.prompt:
             cache = kwargs.get("past_key_values")
-            if index == 0 and step.prompt and cache is not None:
+            if index == 0 and cache is not None:
                 self._frames[cache] = step.frame
-            if rows and step.prompt and self._recorder is not None:
-                self.views.listen(self._recorder, index, step.frame, rows)
-            hidden, changed = self.dress(index, step, hidden, kwargs)
-            kwargs.update(changed)
-            return (hidden, *args[1:]), kwargs
+            after = self.cuts.get(index + 1)
+            if after is not None and (rows := _ROWS & after.reducer.needs):
+                self.views.listen(index, step.frame, rows)
+        hidden, changed = self.dress(index, step, hidden, kwargs)
+        kwargs.update(changed)
+        return (hidden, *args[1:]), kwargs
 
-        return hook
-
-    def _after_text(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    def leave_text(self, module: nn.Module, output: Any) -> None:
         """Checkpointed layers run again in backward, and must find their hooks."""
         hidden = output[0]
         if module.training and hidden.requires_grad and self.is_checkpointed():
             hidden.register_hook(self._check_open)
 
     def _check_open(self, _gradient: Tensor) -> None:
-        if not self._is_open:
+        if not self.is_open:
             raise EligoError(
                 "pruning: backward() runs after the context was left, but gradient checkpointing "
                 "runs layers again there; expected backward() inside the `with` block"
             )
+
+
+def _refuse_cache(*_: Any, **__: Any) -> None:
+    raise EligoError(
+        "pruning: the context in which this cache was filled has been left, and the cache has lost "
+        "tokens; expected generation to end inside the `with` block: join its thread there"
+    )

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.tokens.hosts import Host
-from eligo.tokens.inside.attention import RowRecorder, attention_of_rows, attention_received
+from eligo.tokens.hosts import Capture, Host
+from eligo.tokens.inside.attention import attention_of_rows, attention_received, listeners
 from eligo.tokens.inside.frame import Frame
 from eligo.tokens.inside.layout import Layout, take
 from eligo.tokens.inside.prompt import Prompt, question_of
@@ -23,11 +23,14 @@ class Views:
         self.host, self.scene = host, scene
 
     def before(
-        self, reducer: Reducer, prompt: Prompt, positions: Tensor, words: Tensor
+        self,
+        reducer: Reducer,
+        prompt: Prompt,
+        capture: Capture,
+        positions: Tensor,
+        words: Tensor,
     ) -> ReducerContext:
         """Tower features, and input embeddings of the words as the question."""
-        capture = self.host.capture
-        assert capture is not None
         question: tuple[Tensor | None, Tensor | None] = (None, None)
         if "question" in reducer.needs:
             question = question_of(words, prompt)
@@ -95,12 +98,12 @@ class Views:
         rows = self.scene[torch.tensor(prompt.source, device=self.scene.device)]
         return ops.gather(rows.to(positions.device), positions)
 
-    def listen(self, recorder: RowRecorder, layer: int, frame: Frame, needs: Set[Need]) -> None:
+    def listen(self, layer: int, frame: Frame, needs: Set[Need]) -> None:
         """Have the attention of `layer` leave the rows that the cut behind it ranks by."""
         attention: nn.Module = self.host.layers[layer].self_attn  # pyright: ignore
 
         def hear(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
-            recorder.listeners.pop(attention, None)
+            listeners().pop(attention, None)
             layout = frame.seen_by(layer)
             if "attention_row" in needs:
                 last = frame.prompt.last_word.to(layout.words.device)
@@ -110,7 +113,7 @@ class Views:
                 places = layout.words.clamp_min(0)
                 frame.word_rows[layer] = attention_of_rows(query, key, mask, scaling, places)
 
-        recorder.listeners[attention] = hear
+        listeners()[attention] = hear
 
     def hear_tower(self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
         """Keep the row of [CLS], or the mean of all rows, for the next capture."""

@@ -10,9 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from eligo.files import LineFile, write_errors
 from eligo.train.processes import Processes
 
 logger = logging.getLogger("eligo.train")
+
+_BOARD = "tensorboard"
 
 
 class Meter:
@@ -67,30 +70,33 @@ class MetricLog:
     """Writes `metrics.jsonl` and, where tensorboard is installed, `tensorboard/`."""
 
     def __init__(self, folder: Path, start_step: int) -> None:
-        self.file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self.folder = folder
+        self.file = LineFile(folder / "metrics.jsonl")
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             logger.info("tensorboard is not installed (extra: tensorboard); metrics.jsonl only")
             self.board = None
         else:
-            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
+            with write_errors(folder / _BOARD):
+                self.board = SummaryWriter(str(folder / _BOARD), purge_step=start_step + 1)
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """One line for one step of `train` or `validation`."""
         line = {"step": step, "split": split}
         line |= {key: value if math.isfinite(value) else None for key, value in values.items()}
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
+        self.file.write(json.dumps(line))
         if self.board is not None:
-            for key, value in values.items():
-                self.board.add_scalar(f"{split}/{key}", value, step)
+            with write_errors(self.folder / _BOARD):
+                for key, value in values.items():
+                    self.board.add_scalar(f"{split}/{key}", value, step)
 
     def close(self) -> None:
         """Flush and close the files."""
         self.file.close()
         if self.board is not None:
-            self.board.close()
+            with write_errors(self.folder / _BOARD):
+                self.board.close()
 
 
 def _full(value: float, device: torch.device) -> Tensor:

@@ -8,7 +8,6 @@ is queued again with the same values, to resume from its checkpoints. That needs
 no grace period.
 """
 
-import fcntl
 import logging
 import math
 import time
@@ -22,6 +21,7 @@ from eligo.config import Config, save_config
 from eligo.config.yaml import dump_yaml
 from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError
 from eligo.files import make_folder, write_text
+from eligo.locks import FileLock
 from eligo.train.config import TrainConfig
 from eligo.train.rng import mix
 from eligo.train.run_folder import refuse_changes
@@ -101,7 +101,7 @@ class _Worker:
                     trial = self.study.ask()
                     for key, choices in self.search.space.items():
                         _suggest(trial, key, choices)
-                    self.lock = _lock(self._lock_path(trial.number), wait=True)
+                    self.lock = FileLock.wait_for(self._lock_path(trial.number))
                     return trial
             if not unfinished:
                 return None
@@ -138,7 +138,7 @@ class _Worker:
                 value, state = result.best[self.train.monitor], self._state.COMPLETE
         with self._locked():
             self.study.tell(trial, value, state=state)
-            self.lock.close()
+            self.lock.release()
             self._write_best()
 
     def result(self) -> SearchResult:
@@ -170,11 +170,11 @@ class _Worker:
         """Queue trials of killed workers again; returns how many are really running."""
         alive = 0
         for trial in self.study.get_trials(deepcopy=False, states=(self._state.RUNNING,)):
-            try:
-                _lock(self._lock_path(trial.number), wait=False).close()
-            except BlockingIOError:
+            lock = FileLock.acquire(self._lock_path(trial.number))
+            if lock is None:
                 alive += 1
                 continue
+            lock.release()
             logger.info("trial %d was killed; it is queued again", trial.number)
             self.study.tell(trial.number, state=self._state.FAIL)
             first = trial.user_attrs.get("continues", trial.number)
@@ -197,19 +197,11 @@ class _Worker:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One worker at a time looks at the study and takes from it."""
-        with _lock(self.folder / "locks" / "study", wait=True):
+        lock = FileLock.wait_for(self.folder / "locks" / "study")
+        try:
             yield
-
-
-def _lock(path: Path, *, wait: bool) -> Any:
-    path.parent.mkdir(exist_ok=True)
-    file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        file.close()
-        raise
-    return file
+        finally:
+            lock.release()
 
 
 def _suggest(trial: "optuna.Trial", key: str, choices: RangeConfig | list[Any]) -> None:

@@ -27,7 +27,14 @@ def target_of(path: Path) -> tuple[Path, bool]:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        return Path(os.path.realpath(path)) if path.is_symlink() else path, False
+        if not path.is_symlink():
+            return path, False
+        target = Path(os.path.realpath(path))
+        if not target.parent.is_dir():
+            raise FileNotFoundError(
+                errno.ENOENT, f"it links to {target}, and {target.parent} is missing"
+            ) from None
+        return target, False
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder, expected a file")
     if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):

@@ -81,9 +81,16 @@ class RunFolder:
         if self.metrics.exists():
             # The last line may be torn: a line counts only with its newline.
             lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
-            kept = [
-                line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step
-            ]
+            try:
+                kept = [
+                    line
+                    for line in lines
+                    if line.endswith("\n") and json.loads(line)["step"] <= step
+                ]
+            except (ValueError, LookupError, TypeError):
+                raise InputError(
+                    f"{self.metrics}: holds lines that no run wrote; move it away"
+                ) from None
             write_text(self.metrics, "".join(kept))
 
     def abandon(self) -> None:

@@ -18,6 +18,7 @@ from eligo.errors import ConfigError, InputError, OutputError
 from eligo.files import (
     clear_unfinished,
     make_folder,
+    remove_file,
     remove_folder,
     replace_link,
     write_text,
@@ -97,7 +98,7 @@ class RunFolder:
         """After a failure: a run that we began and that has no checkpoint may be started anew."""
         if self._is_ours and not self.steps():
             with suppress(OSError):  # the failure itself is what is to be told
-                (self.path / "config.yaml").unlink()
+                remove_file(self.path / "config.yaml")
 
     def steps(self) -> list[int]:
         """Steps of the whole checkpoints, ascending."""

@@ -99,9 +99,14 @@ def test_nothing_is_left_behind(tmp_path):
     with one_writer(tmp_path / "a" / "b"):
         refuse_strange(tmp_path / "a" / "b", marker="m")  # the lock is nothing strange
     assert not (tmp_path / "a").exists()
-    with pytest.raises(ZeroDivisionError), one_writer(tmp_path / "a" / "b") as folder:
-        write_text(folder / "kept", "")
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with one_writer(tmp_path / "a" / "b") as folder:
+            write_text(folder / "kept", "")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["kept"]
     (tmp_path / "empty").mkdir()
     with one_writer(tmp_path / "empty"):

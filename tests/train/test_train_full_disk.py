@@ -1,4 +1,4 @@
-"""Whichever write fails, the error is one line, older checkpoints are whole, and the run resumes."""
+"""Whichever write fails: one line says so, older checkpoints are whole, and the run resumes."""
 
 import errno
 import sys
@@ -32,7 +32,7 @@ OPTIONS: dict[str, Any] = {
 }
 FULL = "No space left on device"
 _NEVER = 10**9
-_EVERY = 7  # all of them, with 1, take a minute or two
+_EVERY = 13  # all of them, with 1, take a minute or two
 
 
 def full(*_: Any, **__: Any) -> Any:

@@ -22,7 +22,7 @@ from eligo.cli.commands import COMMANDS, Command
 from eligo.cli.result_file import OutFile
 from eligo.errors import InputError, OutputError
 from eligo.files import (
-    LineFile,
+    GrowingFile,
     check_file,
     check_folder,
     checked_name,
@@ -335,10 +335,10 @@ def save_pretrained_like(path: Path) -> None:
 
 
 def test_a_full_disk_while_a_file_grows(tmp_path):
-    lines = LineFile(tmp_path / "lines")
-    lines.write("first")
+    lines = GrowingFile(tmp_path / "lines")
+    lines.write(b"first\n")
     with largest_file(10), pytest.raises(OutputError, match="lines: cannot be written"):
-        lines.write("second, too long")
+        lines.write(b"second, too long\n")
     lines.close()
     assert (tmp_path / "lines").read_text().startswith("first\n")
 

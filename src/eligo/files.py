@@ -83,7 +83,11 @@ def writing_folder(
             mode = mode_of(None, hidden)
             temporary = hidden / target.name
             temporary.mkdir()
-            yield temporary
+            try:
+                yield temporary
+            except OutputError as error:  # of a file in it: told by the name that it was to get
+                told = str(error).replace(str(temporary), str(path))
+                raise OutputError(told) from error
             for folder, _, names in os.walk(temporary, topdown=False):
                 for name in names:  # libraries that write files of their own choose other modes
                     Path(folder, name).chmod(mode)
@@ -139,20 +143,20 @@ def write_bytes(path: str | Path, content: bytes, *, sync: bool = True) -> Path:
     return Path(path)
 
 
-class LineFile:
-    """A text file that grows line by line; what was written is there, whatever happens next."""
+class GrowingFile:
+    """A file that is appended to; what was written is there, whatever happens next."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)
 
-    def write(self, line: str) -> None:
-        """Append a line and its newline."""
-        rest = (line + "\n").encode()
+    def write(self, content: bytes) -> None:
+        """Append, not by way of a buffer."""
         with write_errors(self.path):
-            while rest:  # a nearly full disk takes a part
-                rest = rest[self._file.write(rest) :]
+            while content:  # a nearly full disk takes a part
+                content = content[self._file.write(content) :]
 
     def close(self) -> None:
         """Close the file."""

@@ -1,7 +1,6 @@
 """Whichever write fails: one line says so, older checkpoints are whole, and the run resumes."""
 
 import errno
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,14 +54,14 @@ class Disk:
             (Path, "symlink_to", full),
             (eligo.file_system, "sync_file", full),
             (eligo.files, "sync_file", full),
-            (eligo.files.LineFile, "write", self._line),
+            (eligo.files.GrowingFile, "write", self._grow),
             (eligo.tensors, "save_file", full_for_tensors),
         ):
             write = (lambda *_: None) if name == "sync_file" else getattr(owner, name)
             monkeypatch.setattr(owner, name, self._counted(write, error))
 
-    def _line(self, lines: Any, _: str) -> None:
-        with eligo.files.write_errors(lines.path):
+    def _grow(self, file: Any, _: bytes) -> None:
+        with eligo.files.write_errors(file.path):
             full()
 
     def _counted(self, write: Callable[..., Any], error: Callable[..., Any]) -> Any:
@@ -96,7 +95,6 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 
 def test_writes_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     disk = Disk(monkeypatch)
     run(toy(tmp_path, "whole", **OPTIONS))
     writes, whole = disk.count, RunFolder(tmp_path / "whole")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from eligo.config import Config, save_config
 from eligo.config.yaml import dump_yaml
-from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError
+from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError, OutputError
 from eligo.files import make_folder, write_text
 from eligo.locks import FileLock
 from eligo.train.config import TrainConfig
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eligo.train")
 
 _POLL_SECONDS = 0.5
+_STUDY = "study.db"
 _NOT_SEARCHED = {f"train.{key}" for key in ("monitor", "mode", "out", "name")}
 _MAY_CHANGE = {"search.trials", "search.gpus", "search.gpus_per_worker"}
 
@@ -56,10 +57,11 @@ def run_search(config: Config, search: SearchConfig) -> SearchResult:
 
     `config` is the run's whole config: it has `train: TrainConfig` and `build() -> Task`.
     """
-    worker = _Worker(config, search)
-    while (number := worker.take()) is not None:
-        worker.run(number)
-    return worker.result()
+    with _storage_errors(_train_of(config)):
+        worker = _Worker(config, search)
+        while (number := worker.take()) is not None:
+            worker.run(number)
+        return worker.result()
 
 
 class _Worker:
@@ -67,14 +69,14 @@ class _Worker:
         self.optuna = _import_optuna()
         self.config, self.search = config, search
         self.train = _train_of(config)
-        self.folder = self.train.out / f"{self.train.name}_search"
+        self.folder = _folder(self.train)
         _check_space(config, search)
         make_folder(self.folder)
         with self._locked():
             self._check_same()
             self.study = self.optuna.create_study(
                 storage=self.optuna.storages.RDBStorage(
-                    _sqlite_url(self.folder / "study.db"),
+                    _sqlite_url(self.folder / _STUDY),
                     engine_kwargs={"connect_args": {"timeout": 60}},
                 ),
                 study_name="search",
@@ -202,6 +204,26 @@ class _Worker:
             yield
         finally:
             lock.release()
+
+
+@contextmanager
+def _storage_errors(train: TrainConfig) -> Iterator[None]:
+    """A study that cannot be written, on a full disk say, as one line."""
+    optuna = _import_optuna()
+    from sqlalchemy.exc import OperationalError
+
+    try:
+        yield
+    except (OperationalError, optuna.exceptions.StorageInternalError) as error:
+        why = str(error.__cause__ or error).split("\n")[0]
+        raise OutputError(
+            f"{_folder(train) / _STUDY}: cannot be read or written ({why}); make room, then start "
+            "the search again: it continues"
+        ) from error
+
+
+def _folder(train: TrainConfig) -> Path:
+    return train.out / f"{train.name}_search"
 
 
 def _suggest(trial: "optuna.Trial", key: str, choices: RangeConfig | list[Any]) -> None:

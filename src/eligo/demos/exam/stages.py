@@ -42,7 +42,7 @@ from eligo.demos.teach.shards import (
 )
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
-from eligo.files import clear_unfinished, kept_json, make_folder
+from eligo.files import kept_json, make_folder
 from eligo.locks import one_writer
 from eligo.pretrained import find_model, shipped_model
 from eligo.scenes.graph import Split
@@ -86,7 +86,6 @@ class Stages:
         self.config, self.device, self.tell = config, device, tell
         self.learner = find_learner(config.learner)
         self.out = make_folder(out)
-        clear_unfinished(self.out)
         self._asked: dict[Split, Asked] = {}
 
     # -------------------------------------------------------------- the learner and its world

@@ -17,6 +17,14 @@ from eligo.errors import InputError
 SHIPPED = Path(__file__).parent / "scenes" / "models"
 """One folder for each model that comes with eligo; its name begins with its family's."""
 CARD = "README.md"
+STOCK_FILES = (
+    "config.json", "generation_config.json", "processor_config.json", "preprocessor_config.json",
+    "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "bpe.codes",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""Patterns of what `save_pretrained` of transformers writes."""
 _HOST = ("config.json", "processor_config.json")  # as transformers writes them
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _PICKLES = ("*.bin", "*.ckpt", "*.pkl", "*.pt", "*.pth")  # never read, so never fetched

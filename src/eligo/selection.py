@@ -15,13 +15,12 @@ from pathlib import Path
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.files import writing
 from eligo.ops._checks import values_are_free
+from eligo.tensors import save_tensors
 
 _FORMAT = "eligo.selection.v1"
 
@@ -128,12 +127,7 @@ class Selection:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as safetensors; a reader never sees half a file."""
-        tensors = {name: t.detach().cpu().contiguous() for name, t in self._tensors().items()}
-        with writing(Path(path), make_folder=False) as temporary:
-            try:
-                save_file(tensors, temporary, metadata={"format": _FORMAT})
-            except SafetensorError as error:  # how it reports a full disk or a missing folder
-                raise OSError(error) from error
+        save_tensors(Path(path), self._tensors(), {"format": _FORMAT}, make_folder=False)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Selection":

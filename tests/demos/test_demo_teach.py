@@ -178,8 +178,16 @@ def test_a_host_that_gives_no_number_is_named(tmp_path: Path, at: int):
 def test_a_kill_at_the_very_end_costs_nothing(tmp_path: Path, monkeypatch):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
+    rename = Path.rename
+
+    def die_after(self: Path, target: Path) -> None:
+        rename(self, target)
+        if self.name == "parts":
+            raise ZeroDivisionError
+
     with monkeypatch.context() as killed:
-        killed.setattr("eligo.demos.teach.shards.shutil.rmtree", lambda _: 1 / 0)
+        killed.setattr(Path, "rename", die_after)
+        killed.setattr("eligo.file_system.shutil.rmtree", lambda *_, **__: None)
         with pytest.raises(ZeroDivisionError):
             teach(config, lambda *_: Judge())
     assert teach(config, lambda *_: 1 / 0)["state"] == "was finished before"

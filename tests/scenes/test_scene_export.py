@@ -209,8 +209,9 @@ def test_a_stopped_export_continues_to_the_same_files(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         export_scenes(config, broken, stop)
     assert not (broken / "train.jsonl").exists()  # the index comes last
-    half = broken / "images" / ".train_000003.jpg.tmp"
-    half.write_bytes(b"half a file")
+    half = broken / "images" / ".eligo-0123456789ab.tmp"
+    half.mkdir()
+    (half / "train_000003.jpg").write_bytes(b"half a file")
     (broken / "images" / "train_000003.jpg").unlink()
     result = export_scenes(config, broken)
     assert 0 < result.pictures_written < 30

@@ -76,7 +76,7 @@ def test_who_fails_on_another_s_run_leaves_it_alone(tmp_path: Path) -> None:
 
     def after_step(*_: Any) -> None:
         task.after_step = lambda *_: None
-        with pytest.raises(InputError, match="torn"):
+        with pytest.raises(InputError, match="is writing there"):
             run(failing(tmp_path, 0), resume=True)
         assert (tmp_path / "run" / "config.yaml").is_file()
 
@@ -89,7 +89,7 @@ def test_a_run_that_is_under_way_is_not_started_twice(tmp_path: Path) -> None:
     task = toy(tmp_path)
 
     def after_step(*_: Any) -> None:
-        with pytest.raises(InputError, match="already holds a run"):
+        with pytest.raises(InputError, match="is writing there"):
             run(toy(tmp_path))
 
     task.after_step = after_step

@@ -17,8 +17,11 @@ import tyro
 
 from eligo.cli.flags import flags_of
 from eligo.cli.registry import config_class, configs_of
+from eligo.cli.result_file import check_out
 from eligo.config import Config, Layer, override, read_layer, validate
 from eligo.errors import ConfigError, InputError
+from eligo.files import check_folder
+from eligo.train.config import TrainConfig
 
 _SMOKE = "Shrink everything to see it run through in seconds; the results mean nothing."
 
@@ -30,7 +33,9 @@ def call(
     hint = get_type_hints(function, include_extras=True).get("config")
     expected, *default = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if not (isinstance(expected, type) and issubclass(expected, Config)):
-        return function(**_parsed(_dataclass(function, _own_flags(function)), args, prog))
+        given = _parsed(_dataclass(function, _own_flags(function)), args, prog)
+        _check_out(function, given)
+        return function(**given)
     if (translate := getattr(expected, "words", None)) is not None:
         args = translate(args)  # flags that another program's documents give for the same things
     source = args[0] if args and not args[0].startswith("-") else None
@@ -55,7 +60,18 @@ def call(
     flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
     if names and not (source or default or _required(cls) <= flags.keys()):
         raise InputError(needs_config)
-    return function(config=_build(cls, layer, flags, smoke), **given)
+    given["config"] = _build(cls, layer, flags, smoke)
+    _check_out(function, given)
+    return function(**given)
+
+
+def _check_out(function: Callable[..., Any], given: dict[str, Any]) -> None:
+    """Where the output goes is checked before any work: `--out`, or the folder of a run."""
+    train = getattr(given.get("config"), "train", None)
+    if given.get("out") is not None:
+        check_out(given["out"], get_type_hints(function, include_extras=True)["out"])
+    elif "out" not in given and isinstance(train, TrainConfig):
+        check_folder(train.folder)
 
 
 def _required(cls: type[Config]) -> set[str]:

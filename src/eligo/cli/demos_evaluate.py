@@ -1,12 +1,11 @@
 """`eligo demos evaluate`: what a trained selector is worth, beside nearest and random examples."""
 
-from json import dumps
 from pathlib import Path
 from typing import Any
 
-from eligo.cli.console import plain_data, print_result
+from eligo.cli.console import print_result
+from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
-from eligo.files import write_text
 
 
 def run(
@@ -18,7 +17,7 @@ def run(
     num_queries: int | None = None,
     batch_size: int = 16,
     device: str = "auto",
-    out: Path | None = None,
+    out: OutFile | None = None,
     json: bool = False,
 ) -> None:
     """Compare a selector with a teacher's choices (--taught), and by a host's answers (--data).
@@ -41,15 +40,12 @@ def run(
         raise InputError("give --taught (a teacher's records), or --data (queries to answer)")
     if shots < 1:
         raise InputError(f"--shots: got {shots}, expected at least 1")
-    if out is not None and out.is_dir():
-        raise InputError(f"--out names a file to write, {out} is a folder")
     from eligo.demos.hosts.config import DemosHostConfig
     from eligo.demos.pipeline.config import RecordsConfig
     from eligo.demos.pipeline.evaluate import answering, ranking
     from eligo.demos.pipeline.folder import open_embedded
     from eligo.demos.pipeline.predict import open_selector
     from eligo.demos.pipeline.train import open_records
-    from eligo.report.provenance import provenance
 
     deployed = open_selector(selector)
     found: dict[str, Any] = {}
@@ -67,9 +63,7 @@ def run(
         )  # fmt: skip
         scorer, generator = _asked(host, pool, queries)
         found["answers"] = answering(deployed, queries, shots, scorer, generator, num_queries)
-    if out is not None:
-        whole = provenance("eligo", device) | plain_data(found)
-        write_text(out, dumps(whole, indent=1) + "\n")
+    write_result_file(out, device, found)
     print_result(found, json)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import tyro
 
 from eligo.cli.console import print_result, say
+from eligo.cli.result_file import OutFile
 from eligo.errors import InputError
 
 _PORT = 8765
@@ -14,7 +15,7 @@ _DEMO = Path("runs/demo")
 
 def run(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = _DEMO,
-    out: Path | None = None,
+    out: OutFile | None = None,
     live: bool = False,
     port: int = _PORT,
     device: str = "auto",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import print_result
-from eligo.cli.result_file import check_result_file, write_result_file
+from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
 Source = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL]")]
@@ -23,7 +23,7 @@ def run(
     folds: int = 1,
     oracle: bool = False,
     device: str = "auto",
-    out: Path | None = None,
+    out: OutFile | None = None,
     json: bool = False,
 ) -> None:
     """Score every image with every text and print recalls and ranks of both directions.
@@ -45,7 +45,6 @@ def run(
     """
     if (captions is None) != (images is None):
         raise InputError("--captions and --images go together: a Karpathy file and its images")
-    check_result_file(out)
     from eligo.cli.patches_flags import open_model
     from eligo.patches.measure.evaluate import score_set, score_with_oracle
     from eligo.patches.measure.metrics import check_folds, fold_means, retrieval_metrics

@@ -7,7 +7,7 @@ import tyro
 
 from eligo.cli.console import print_result
 from eligo.cli.pixels_flags import NO_FLAGS, SamCheck, preset_changes, sam_changes
-from eligo.cli.result_file import check_result_file, write_result_file
+from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
 Run = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL]")]
@@ -33,7 +33,7 @@ def run(
     preset: int | None = None,
     sam: SamCheck = NO_FLAGS,
     device: str = "auto",
-    out: Path | None = None,
+    out: OutFile | None = None,
     json: bool = False,
 ) -> None:
     """Metrics of a run's best and last checkpoint on the data it was trained for, or of a model.
@@ -62,7 +62,6 @@ def run(
         out: Also write the result, with date, hardware and command, to this JSON file.
         json: Print one JSON document.
     """
-    check_result_file(out)
     if batch_size < 1:
         raise InputError(f"--batch_size: got {batch_size}, expected at least 1")
     from eligo.devices import resolve_device

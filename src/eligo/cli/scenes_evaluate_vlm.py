@@ -1,19 +1,18 @@
 """`eligo scenes evaluate-vlm`: how often the tiny LLaVA is right, family by family."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from eligo.cli.console import compact_table, print_result, results
-from eligo.cli.result_file import check_result_file, write_result_file
+from eligo.cli.result_file import OutFile, write_result_file
 from eligo.scenes.vlm.config import VlmEvaluationConfig
 
 if TYPE_CHECKING:
     from eligo.scenes.vlm.evaluate import Row, Share
 
 
-def run(config: VlmEvaluationConfig, *, out: Path | None = None, json: bool = False) -> None:
+def run(config: VlmEvaluationConfig, *, out: OutFile | None = None, json: bool = False) -> None:
     """Ask held-out questions through stock `generate`, and count the right answers.
 
     Args:
@@ -23,8 +22,7 @@ def run(config: VlmEvaluationConfig, *, out: Path | None = None, json: bool = Fa
     from eligo.scenes.vlm.evaluate import BAR, evaluate_vlm, summarise
     from eligo.train.progress import ProgressBar
 
-    device = config.resolved_device  # before any work: it may not be there, nor `out` writable
-    check_result_file(out)
+    device = config.resolved_device  # before any work: it may not be there
     with ProgressBar("questions", config.questions) as bar:
         asked = evaluate_vlm(config, bar.update)
     rows = summarise(asked)

@@ -1,13 +1,12 @@
 """`eligo tokens bench`: what pruning is worth by the clock, beside the unpruned model."""
 
-from pathlib import Path
 from typing import Any, Literal
 
 from rich.table import Table
 
 from eligo.cli.console import compact_table, messages, print_result, results, say
 from eligo.cli.exams import met_or_missed
-from eligo.cli.result_file import check_result_file, write_result_file
+from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
 _RANDOM_HOST = "The model has random weights: its times are real, its answers mean nothing."
@@ -24,7 +23,7 @@ def run(
     rounds: int = 20,
     threads: int = 2,
     device: str = "auto",
-    out: Path | None = None,
+    out: OutFile | None = None,
     json: bool = False,
 ) -> None:
     """Time a plan against the unpruned model, in turns, and say which speed bars it meets.
@@ -44,7 +43,6 @@ def run(
         out: Also write the result, with date, hardware and command, to this JSON file.
         json: Print one JSON document.
     """
-    check_result_file(out)
     if plan is not None and shape != "tiny":
         raise InputError(f"--plan goes with --shape tiny; {shape} is timed with the default plan")
     if shape == "tiny" and device not in ("auto", "cpu"):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import compact_table, print_result, results
-from eligo.cli.result_file import check_result_file, write_result_file
+from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
 Source = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_PLAN")]
@@ -21,7 +21,7 @@ def run(
     questions: int = 600,
     batch_size: int = 8,
     device: str = "auto",
-    out: Path | None = None,
+    out: OutFile | None = None,
     json: bool = False,
 ) -> None:
     """Ask held-out questions with all tokens and with the plan's, through stock `generate`.
@@ -38,7 +38,6 @@ def run(
         out: Also write the result, with date, hardware and command, to this JSON file.
         json: Print one JSON document.
     """
-    check_result_file(out)
     from eligo.devices import resolve_device
     from eligo.pretrained import find_model
     from eligo.tokens.load import load_host

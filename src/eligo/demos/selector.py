@@ -21,7 +21,8 @@ from eligo.demos.data.query import Query
 from eligo.demos.data.records import Record
 from eligo.demos.data.views import Embeddings
 from eligo.errors import InputError
-from eligo.files import make_folder, write_text
+from eligo.files import write_text
+from eligo.locks import one_writer
 from eligo.pretrained import find_model
 from eligo.selection import Selection
 
@@ -152,11 +153,11 @@ class PoolSelector(ABC):
             raise InputError(
                 f"{type(self).__name__}: sees the answers, so there is nothing to keep"
             )
-        folder = make_folder(folder)
-        self.pool.save(folder / POOL)
-        self._save(folder, dtype)
         about = {"format": _FORMAT, "kind": self.kind, "pool": self.pool.content_hash}
-        write_text(folder / ABOUT, json.dumps({**about, **self._settings()}, indent=2) + "\n")
+        with one_writer(folder) as folder:
+            self.pool.save(folder / POOL)
+            self._save(folder, dtype)
+            write_text(folder / ABOUT, json.dumps({**about, **self._settings()}, indent=2) + "\n")
 
     @classmethod
     def from_pretrained(cls: type[SelectorT], name: str | Path) -> SelectorT:

@@ -29,9 +29,13 @@ from eligo.patches.encoders import ImageEncoder, Picture, TextEncoder, words_of
 from eligo.patches.match.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.match.sides import Images, Texts, split_tokens
-from eligo.pretrained import find_model, quiet_transformers
+from eligo.pretrained import STOCK_FILES, find_model, quiet_transformers
 from eligo.train.weights import load_weights, save_weights
 
+_HOLDS = (
+    "config.yaml", "heads.safetensors", "net.safetensors",
+    *(f"{folder}/{file}" for folder in ("vision", "text") for file in STOCK_FILES),
+)  # fmt: skip
 Pictures = Sequence[Picture] | UInt8[Tensor, "images 3 height width"]
 
 
@@ -146,7 +150,10 @@ class RetrievalModel(nn.Module):
             "vision": self.image_encoder.backbone,
             "text": self.text_encoder.backbone,
         }
-        with writing_folder(folder, marker="config.yaml") as made, quiet_transformers():
+        with (
+            writing_folder(folder, marker="config.yaml", holds=_HOLDS) as made,
+            quiet_transformers(),
+        ):
             for name, backbone in backbones.items():
                 stored = deepcopy(backbone).to(dtype) if dtype else backbone
                 stored.save_pretrained(made / name)

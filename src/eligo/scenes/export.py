@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import eligo
 from eligo.errors import InputError, OutputError
-from eligo.files import clear_unfinished, writing
+from eligo.files import clear_unfinished, is_unused, write_bytes, write_text
+from eligo.locks import one_writer
 from eligo.scenes.dataset import SceneDataset, SceneItem, SceneText, scene_texts
 from eligo.scenes.export_config import ExportConfig
 from eligo.scenes.formats import FORMATS, Choices, Encode
@@ -56,9 +57,12 @@ def export_scenes(
     this process, whatever `num_workers` says.
     """
     out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; --out names a folder")
     try:
-        _begin(config, out)
-        return _export(config, out, engine, num_workers, on_progress)
+        with one_writer(out):
+            _begin(config, out)
+            return _export(config, out, engine, num_workers, on_progress)
     except OSError as error:
         why = error.__cause__ or error
         raise OutputError(
@@ -70,15 +74,13 @@ def export_scenes(
 def _begin(config: ExportConfig, out: Path) -> None:
     """Refuse a folder that holds something else; otherwise leave the manifest in it."""
     manifest = out / MANIFEST
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; --out names a folder")
     if manifest.exists():
         _refuse_another(manifest, config)
         clear_unfinished(out)
-    elif out.exists() and any(out.iterdir()):
+    elif not is_unused(out):
         raise InputError(f"{out} holds other files and no export; choose a new or empty folder")
     about = {"eligo": eligo.__version__, "config": config.model_dump(mode="json")}
-    _write(manifest, json.dumps(about, indent=2).encode())
+    write_text(manifest, json.dumps(about, indent=2))
 
 
 def _refuse_another(manifest: Path, config: ExportConfig) -> None:
@@ -130,7 +132,7 @@ def _export(
         written, found = written + result.num_written, found + result.num_found
     index = dict(layout.index(choices, texts))
     for path, content in index.items():
-        _write(out / path, content.encode())
+        write_text(out / path, content)
     return ExportResult(str(out), num_done[-1], written, found, list(index))
 
 
@@ -156,7 +158,7 @@ def _export_chunk(config: ExportConfig, out: Path, chunk: _Chunk) -> _Written:
     layout, choices = FORMATS[config.format], _choices(config)
     files = [layout.pictures(choices, text) for text in texts]
     missing = [
-        {path: make for path, make in wanted.items() if not (out / path).exists()}
+        {path: make for path, make in wanted.items() if not _is_written(out / path)}
         for wanted in files
     ]
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -165,6 +167,10 @@ def _export_chunk(config: ExportConfig, out: Path, chunk: _Chunk) -> _Written:
             future.result()
     num_written = sum(map(len, missing))
     return _Written(texts, num_written, sum(map(len, files)) - num_written)
+
+
+def _is_written(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def _choices(config: ExportConfig) -> Choices:
@@ -200,12 +206,9 @@ def _render(
 
 def _write_pictures(out: Path, item: SceneItem, files: dict[str, Encode]) -> None:
     for path, make in files.items():
-        _write(out / path, make(item))
-
-
-def _write(path: Path, content: bytes) -> None:
-    with writing(path) as temporary:
-        temporary.write_bytes(content)
+        # Not synced, which takes longer than to paint it: one that a power failure emptied is
+        # written again.
+        write_bytes(out / path, make(item), sync=False)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

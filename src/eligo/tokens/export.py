@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 import eligo
 from eligo.errors import EligoError, InputError
-from eligo.files import write_text, writing
+from eligo.files import write_bytes, write_text
 from eligo.selection import Selection
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import Reducer, ReducerContext
@@ -137,10 +138,9 @@ def export_stage1(
         "left_out": left_out,
     }
     out = Path(out)
-    with writing(out / MODULE) as temporary:
-        renamed = temporary.with_suffix(".pt2")  # torch insists on the ending
-        torch.export.save(program, renamed)
-        renamed.replace(temporary)
+    content = BytesIO()  # torch ends the whole process if it finds the disk full
+    torch.export.save(program, content)
+    write_bytes(out / MODULE, content.getvalue())
     write_text(out / ABOUT, json.dumps(about, indent=1) + "\n")
     return ExportedStage1(
         str(out / MODULE), str(out / ABOUT), reducer.name, names, grid[0] * grid[1],

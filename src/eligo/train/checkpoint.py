@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from eligo.config.yaml import dump_yaml
+from eligo.files import write_text
+from eligo.tensors import save_tensors
 from eligo.train.ema import WeightAverage
 from eligo.train.log import Meter
 from eligo.train.processes import Processes
@@ -61,16 +63,11 @@ class RunState:
 
     def save(self, folder: Path, record: dict[str, Any], summary: dict[str, Any]) -> None:
         """Write a checkpoint into an empty folder."""
-        (folder / "config.yaml").write_text(dump_yaml(record), "utf-8")
+        write_text(folder / "config.yaml", dump_yaml(record))
         state = folder / "state"
-        state.mkdir()
-        (state / "state.json").write_text(json.dumps(summary, indent=1), "utf-8")
+        write_text(state / "state.json", json.dumps(summary, indent=1))
         for name in self.updater.optimizers:
-            tensors = self.updater.tensors(name)
-            save_file(
-                {key: value.cpu().contiguous() for key, value in tensors.items()},
-                state / f"optimizer_{name}.safetensors",
-            )
+            save_tensors(state / f"optimizer_{name}.safetensors", self.updater.tensors(name))
         if self.average is None:
             save_weights(folder, self.modules)
         else:

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from eligo.config import Config
+from eligo.files import checked_name
 
 
 class ScheduleConfig(Config):
@@ -107,6 +108,11 @@ class TrainConfig(Config):
     log_every steps)."""
     init_from: Path | None = None
     """Folder of weights (any float type) to start from, with fresh optimisers and warm-up."""
+
+    @field_validator("name")
+    @classmethod
+    def _stays_in_out(cls, name: str) -> str:
+        return checked_name(name)
 
     @property
     def folder(self) -> Path:

@@ -3,13 +3,19 @@
 import json
 import logging
 import math
+import os
+import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from eligo.files import GrowingFile
 from eligo.train.processes import Processes
 
 logger = logging.getLogger("eligo.train")
@@ -67,30 +73,55 @@ class MetricLog:
     """Writes `metrics.jsonl` and, where tensorboard is installed, `tensorboard/`."""
 
     def __init__(self, folder: Path, start_step: int) -> None:
-        self.file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self.file = GrowingFile(folder / "metrics.jsonl")
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            self.board = _Board(folder / "tensorboard", start_step)
         except ImportError:
             logger.info("tensorboard is not installed (extra: tensorboard); metrics.jsonl only")
             self.board = None
-        else:
-            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """One line for one step of `train` or `validation`."""
         line = {"step": step, "split": split}
         line |= {key: value if math.isfinite(value) else None for key, value in values.items()}
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
+        self.file.write((json.dumps(line) + "\n").encode())
         if self.board is not None:
-            for key, value in values.items():
-                self.board.add_scalar(f"{split}/{key}", value, step)
+            self.board.write(step, {f"{split}/{key}": value for key, value in values.items()})
 
     def close(self) -> None:
-        """Flush and close the files."""
+        """Close the files."""
         self.file.close()
         if self.board is not None:
-            self.board.close()
+            self.board.file.close()
+
+
+class _Board:
+    """An event file of TensorBoard.
+
+    Not by its `SummaryWriter`, which writes in a thread: a full disk would show a traceback there.
+    """
+
+    def __init__(self, folder: Path, start_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = Event, Summary
+        unique = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{uuid4().hex[:8]}"
+        self.file = GrowingFile(folder / f"events.out.tfevents.{unique}")
+        self._records = RecordWriter(self.file)
+        self._add(file_version="brain.Event:2")
+        # What an earlier process wrote of later steps does not count.
+        self._add(step=start_step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """The values of one step."""
+        shown = [self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._add(step=step, summary=self._summary(value=shown))
+
+    def _add(self, **content: Any) -> None:
+        event = self._event(wall_time=time.time(), **content)
+        self._records.write(event.SerializeToString())
 
 
 def _full(value: float, device: torch.device) -> Tensor:

@@ -66,13 +66,14 @@ def fit(
     is none. `on_evaluate(step, metrics)` sees every evaluation and may return True to stop. The
     last step is evaluated however the run ends, so that it can be the best.
     """
-    loop = _Loop(task, config, resume, on_evaluate)
-    try:
-        return loop.run()
-    except BaseException:
-        if loop.processes.is_main:
-            loop.folder.abandon()
-        raise
+    with RunFolder(config.folder).locked(Processes()):
+        loop = _Loop(task, config, resume, on_evaluate)
+        try:
+            return loop.run()
+        except BaseException:
+            if loop.processes.is_main:
+                loop.folder.abandon()
+            raise
 
 
 class _Loop:

@@ -6,22 +6,33 @@ name and renamed, so that a folder called `step_...` is always whole.
 """
 
 import json
-import shutil
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from eligo.config import Config
 from eligo.config.yaml import dump_yaml, read_yaml
 from eligo.errors import ConfigError, InputError, OutputError
-from eligo.files import clear_unfinished, make_folder, write_text, writing
+from eligo.files import (
+    clear_unfinished,
+    make_folder,
+    remove_file,
+    remove_folder,
+    replace_link,
+    write_text,
+    writing_folder,
+)
+from eligo.locks import one_writer
 from eligo.train.config import TrainConfig
+from eligo.train.processes import Processes
 
 _MAY_CHANGE = {
     f"train.{key}"
     for key in ("name", "out", "max_minutes", "keep_checkpoints", "checkpoint_every", "init_from")
 }
+_CHECKPOINT = re.compile(r"step_\d{6,}")  # others in the folder are not ours
 
 
 class RunFolder:
@@ -32,6 +43,21 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self._is_ours = False  # whether this process began the run
+
+    @contextmanager
+    def locked(self, processes: Processes) -> Iterator[None]:
+        """One run at a time writes here. The first process has the lock; without it, all end."""
+        with ExitStack() as stack:
+            refused = None
+            if processes.is_main:
+                try:
+                    stack.enter_context(one_writer(self.path))
+                except InputError as error:
+                    refused = error
+            refused = processes.of_first(refused)
+            if refused is not None:
+                raise refused
+            yield
 
     def check(self, config: dict[str, Any], resume: bool) -> None:
         """Refuse to write over another run, or to continue a run under another config."""
@@ -50,28 +76,34 @@ class RunFolder:
         make_folder(self.checkpoints)
         self._is_ours = not (self.path / "config.yaml").exists()
         clear_unfinished(self.path)
-        for leftover in self.checkpoints.glob(".*"):
-            shutil.rmtree(leftover)
         write_text(self.path / "config.yaml", dump_yaml(config))
         if self.steps():
             self.settle(best, keep)
         if self.metrics.exists():
             # The last line may be torn: a line counts only with its newline.
             lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
-            kept = [
-                line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step
-            ]
+            try:
+                kept = [
+                    line
+                    for line in lines
+                    if line.endswith("\n") and json.loads(line)["step"] <= step
+                ]
+            except (ValueError, LookupError, TypeError):
+                raise InputError(
+                    f"{self.metrics}: holds lines that no run wrote; move it away"
+                ) from None
             write_text(self.metrics, "".join(kept))
 
     def abandon(self) -> None:
         """After a failure: a run that we began and that has no checkpoint may be started anew."""
         if self._is_ours and not self.steps():
             with suppress(OSError):  # the failure itself is what is to be told
-                (self.path / "config.yaml").unlink()
+                remove_file(self.path / "config.yaml")
 
     def steps(self) -> list[int]:
         """Steps of the whole checkpoints, ascending."""
-        return sorted(int(path.name[5:]) for path in self.checkpoints.glob("step_*"))
+        names = (path.name for path in self.checkpoints.glob("step_*"))
+        return sorted(int(name[5:]) for name in names if _CHECKPOINT.fullmatch(name))
 
     def checkpoint(self, step: int) -> Path:
         """Folder of the checkpoint after `step` steps."""
@@ -80,18 +112,11 @@ class RunFolder:
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
         """A folder that becomes the checkpoint of `step` when the block ends well."""
-        temporary = self.checkpoints / f".step_{step:06d}"
         try:
-            temporary.mkdir()
-            yield temporary
-            temporary.rename(self.checkpoint(step))
-        except OutputError:
-            raise
-        except OSError as error:
-            raise OutputError(
-                f"{self.checkpoint(step)}: cannot be written ({error}); make room, then go on with "
-                "--resume"
-            ) from error
+            with writing_folder(self.checkpoint(step), marker="config.yaml") as temporary:
+                yield temporary
+        except OutputError as error:
+            raise OutputError(f"{error}; then go on with --resume") from error
 
     def settle(self, best: int | None, keep: int) -> None:
         """What follows a new checkpoint: the links are set anew, then old checkpoints go."""
@@ -103,17 +128,13 @@ class RunFolder:
         newest = self.steps()[-1]
         for name, step in (("last", newest), ("best", best)):
             if step is not None:
-                with writing(self.path / name) as temporary:
-                    temporary.symlink_to(self.checkpoint(step).relative_to(self.path))
+                replace_link(self.path / name, self.checkpoint(step).relative_to(self.path))
 
     def drop_old(self, keep: int, best: int | None) -> None:
         """Remove all checkpoints but the newest `keep` and the best."""
         for step in self.steps()[:-keep]:
             if step != best:
-                # Renamed first: a half-removed checkpoint must not look whole.
-                doomed = self.checkpoints / f".old_{step:06d}"
-                self.checkpoint(step).rename(doomed)
-                shutil.rmtree(doomed)
+                remove_folder(self.checkpoint(step))
 
 
 def run_record(config: Config | None, train: TrainConfig) -> dict[str, Any]:

@@ -8,7 +8,6 @@ is queued again with the same values, to resume from its checkpoints. That needs
 no grace period.
 """
 
-import fcntl
 import logging
 import math
 import time
@@ -20,8 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from eligo.config import Config, save_config
 from eligo.config.yaml import dump_yaml
-from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError
+from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError, OutputError
 from eligo.files import make_folder, write_text
+from eligo.locks import FileLock
 from eligo.train.config import TrainConfig
 from eligo.train.rng import mix
 from eligo.train.run_folder import refuse_changes
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eligo.train")
 
 _POLL_SECONDS = 0.5
+_STUDY = "study.db"
 _NOT_SEARCHED = {f"train.{key}" for key in ("monitor", "mode", "out", "name")}
 _MAY_CHANGE = {"search.trials", "search.gpus", "search.gpus_per_worker"}
 
@@ -56,10 +57,11 @@ def run_search(config: Config, search: SearchConfig) -> SearchResult:
 
     `config` is the run's whole config: it has `train: TrainConfig` and `build() -> Task`.
     """
-    worker = _Worker(config, search)
-    while (number := worker.take()) is not None:
-        worker.run(number)
-    return worker.result()
+    with _storage_errors(_train_of(config)):
+        worker = _Worker(config, search)
+        while (number := worker.take()) is not None:
+            worker.run(number)
+        return worker.result()
 
 
 class _Worker:
@@ -67,14 +69,14 @@ class _Worker:
         self.optuna = _import_optuna()
         self.config, self.search = config, search
         self.train = _train_of(config)
-        self.folder = self.train.out / f"{self.train.name}_search"
+        self.folder = _folder(self.train)
         _check_space(config, search)
         make_folder(self.folder)
         with self._locked():
             self._check_same()
             self.study = self.optuna.create_study(
                 storage=self.optuna.storages.RDBStorage(
-                    _sqlite_url(self.folder / "study.db"),
+                    _sqlite_url(self.folder / _STUDY),
                     engine_kwargs={"connect_args": {"timeout": 60}},
                 ),
                 study_name="search",
@@ -101,7 +103,7 @@ class _Worker:
                     trial = self.study.ask()
                     for key, choices in self.search.space.items():
                         _suggest(trial, key, choices)
-                    self.lock = _lock(self._lock_path(trial.number), wait=True)
+                    self.lock = FileLock.wait_for(self._lock_path(trial.number))
                     return trial
             if not unfinished:
                 return None
@@ -138,7 +140,7 @@ class _Worker:
                 value, state = result.best[self.train.monitor], self._state.COMPLETE
         with self._locked():
             self.study.tell(trial, value, state=state)
-            self.lock.close()
+            self.lock.release()
             self._write_best()
 
     def result(self) -> SearchResult:
@@ -170,11 +172,11 @@ class _Worker:
         """Queue trials of killed workers again; returns how many are really running."""
         alive = 0
         for trial in self.study.get_trials(deepcopy=False, states=(self._state.RUNNING,)):
-            try:
-                _lock(self._lock_path(trial.number), wait=False).close()
-            except BlockingIOError:
+            lock = FileLock.acquire(self._lock_path(trial.number))
+            if lock is None:
                 alive += 1
                 continue
+            lock.release()
             logger.info("trial %d was killed; it is queued again", trial.number)
             self.study.tell(trial.number, state=self._state.FAIL)
             first = trial.user_attrs.get("continues", trial.number)
@@ -197,19 +199,31 @@ class _Worker:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One worker at a time looks at the study and takes from it."""
-        with _lock(self.folder / "locks" / "study", wait=True):
+        lock = FileLock.wait_for(self.folder / "locks" / "study")
+        try:
             yield
+        finally:
+            lock.release()
 
 
-def _lock(path: Path, *, wait: bool) -> Any:
-    path.parent.mkdir(exist_ok=True)
-    file = path.open("w")
+@contextmanager
+def _storage_errors(train: TrainConfig) -> Iterator[None]:
+    """A study that cannot be written, on a full disk say, as one line."""
+    optuna = _import_optuna()
+    from sqlalchemy.exc import OperationalError
+
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        file.close()
-        raise
-    return file
+        yield
+    except (OperationalError, optuna.exceptions.StorageInternalError) as error:
+        why = str(error.__cause__ or error).split("\n")[0]
+        raise OutputError(
+            f"{_folder(train) / _STUDY}: cannot be read or written ({why}); make room, then start "
+            "the search again: it continues"
+        ) from error
+
+
+def _folder(train: TrainConfig) -> Path:
+    return train.out / f"{train.name}_search"
 
 
 def _suggest(trial: "optuna.Trial", key: str, choices: RangeConfig | list[Any]) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from eligo.errors import InputError
+from eligo.files import checked_name
 from eligo.pretrained import misfits, refuse_misfits
+from eligo.tensors import save_tensors
 
 
 def save_weights(
@@ -27,7 +29,6 @@ def save_weights(
 
     Shards are `<name>-00001-of-00003.safetensors`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     for name, module in modules.items():
         shards: list[dict[str, Tensor]] = [{}]
         size = 0
@@ -36,11 +37,11 @@ def save_weights(
             if max_shard_bytes and shards[-1] and size + value.nbytes > max_shard_bytes:
                 shards.append({})
                 size = 0
-            shards[-1][key] = value.detach().cpu().contiguous()
+            shards[-1][key] = value
             size += value.nbytes
         for number, shard in enumerate(shards, 1):
             part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
-            save_file(shard, folder / f"{name}{part}.safetensors")
+            save_tensors(folder / f"{checked_name(name)}{part}.safetensors", shard)
 
 
 def load_weights(folder: Path, modules: Mapping[str, nn.Module]) -> None:

@@ -9,23 +9,24 @@ from typing import Any
 from eligo.cli.demo.part import Part, Work
 from eligo.files import make_folder, refuse_strange, write_text, writing_folder
 from eligo.report.explorer.export import export_run
-from eligo.report.explorer.folder import FOLDER, save_exhibit
+from eligo.report.explorer.folder import EXHIBIT_FILES, FOLDER, save_exhibit
 from eligo.report.provenance import provenance
 
 PAGE, RESULTS = "index.html", "results.json"
 _CONTENTS = "contents.json"  # by which a later demo knows that the exhibits are its own
+_HOLDS = (_CONTENTS, *(f"[0-9][0-9]_*/{file}" for file in EXHIBIT_FILES))
 
 
 def prepare(out: Path) -> None:
     """Whoever cannot write there should hear it now."""
     make_folder(out)
-    refuse_strange(out / FOLDER, marker=_CONTENTS)
+    refuse_strange(out / FOLDER, marker=_CONTENTS, holds=_HOLDS)
 
 
 def write(out: Path, parts: Sequence[Part], work: Work) -> dict[str, Any]:
     """Exhibits (instead of an earlier demo's), page, then results.json, which is returned."""
     shown = [one for part in parts for one in part.exhibits]
-    with writing_folder(out / FOLDER, marker=_CONTENTS) as folder:
+    with writing_folder(out / FOLDER, marker=_CONTENTS, holds=_HOLDS) as folder:
         for number, one in enumerate(shown):
             save_exhibit(one, folder / f"{number:02d}_{one.kind}")
         write_text(folder / _CONTENTS, dumps([one.title for one in shown], indent=1) + "\n")

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from eligo.config.nearest import did_you_mean
@@ -25,8 +24,9 @@ from eligo.demos.data.lines import read_lines, unique_ids
 from eligo.demos.data.query import Query, check_id
 from eligo.demos.data.views import Embeddings, Views, as_views, joined
 from eligo.errors import InputError
-from eligo.files import write_text, writing
+from eligo.files import write_text
 from eligo.selection import Selection
+from eligo.tensors import save_tensors
 
 VECTORS, ITEMS = "embeddings.safetensors", "items.jsonl"
 _TEXT_FIELDS = ("text", "question", "input", "answer", "output")
@@ -188,9 +188,7 @@ class Pool:
             for row, name in enumerate(self.ids)
         ]
         lines = "".join(_json(row) + "\n" for row in rows)
-        tensors = {name: view.detach().cpu().contiguous() for name, view in self.views.items()}
-        with writing(folder / VECTORS) as temporary:
-            save_file(tensors, temporary, {"ids": _ids_hash(self.ids)})
+        save_tensors(folder / VECTORS, self.views, {"ids": _ids_hash(self.ids)})
         write_text(folder / ITEMS, lines)
 
     @classmethod

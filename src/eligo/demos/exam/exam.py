@@ -28,6 +28,8 @@ from eligo.demos.exam.rows import (
 from eligo.demos.exam.stages import Stages, Tell
 from eligo.demos.exam.verdict import Runs, judge
 from eligo.errors import EligoError
+from eligo.files import clear_unfinished
+from eligo.locks import one_writer
 
 Part = Literal["all", "health", "teach", "train", "measure", "analytic"]
 
@@ -44,6 +46,11 @@ class Exam:
 
     def run(self, part: Part = "all", workers: int = 1) -> dict[str, Any]:
         """Up to a part; what it found."""
+        with one_writer(self.stages.out):
+            clear_unfinished(self.stages.out)
+            return self._run(part, workers)
+
+    def _run(self, part: Part, workers: int) -> dict[str, Any]:
         health = self.stages.health()
         if self.config.must_be_healthy and not is_healthy(health):
             raise EligoError(

@@ -42,7 +42,8 @@ from eligo.demos.teach.shards import (
 )
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
-from eligo.files import clear_unfinished, kept_json, make_folder
+from eligo.files import kept_json, make_folder
+from eligo.locks import one_writer
 from eligo.pretrained import find_model, shipped_model
 from eligo.scenes.graph import Split
 from eligo.scenes.vlm.model import load_vlm
@@ -85,7 +86,6 @@ class Stages:
         self.config, self.device, self.tell = config, device, tell
         self.learner = find_learner(config.learner)
         self.out = make_folder(out)
-        clear_unfinished(self.out)
         self._asked: dict[Split, Asked] = {}
 
     # -------------------------------------------------------------- the learner and its world
@@ -148,7 +148,11 @@ class Stages:
 
     def teach(self, split: Split) -> Path:
         """The folder of the lessons of a split; an unfinished one is gone on with."""
-        config, folder = self.config, make_folder(self.out / "taught" / split)
+        with one_writer(self.out / "taught" / split) as folder:
+            return self._teach(split, folder)
+
+    def _teach(self, split: Split, folder: Path) -> Path:
+        config = self.config
         pool, queries = self.embed(split)
         shots = config.train_shots if split == "train" else max(config.train_shots, *config.shots)
         agree_on_meta(

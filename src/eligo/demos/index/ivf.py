@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from eligo.errors import InputError, MissingExtraError
-from eligo.files import writing
+from eligo.files import write_bytes
 
 _TRAINED_ON = 64  # vectors for each list that the clusters are found from
 _LEAST_LISTS = 4
@@ -113,8 +113,7 @@ class IvfStore:
 
     def save(self, path: Path) -> None:
         """Write FAISS' own file."""
-        with writing(path) as temporary:
-            _faiss().write_index(self.index, str(temporary))
+        write_bytes(path, _faiss().serialize_index(self.index).tobytes())
 
     @classmethod
     def load(cls, path: Path) -> "IvfStore":

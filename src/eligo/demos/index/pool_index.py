@@ -11,13 +11,14 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from eligo.demos.index.exact import ExactStore
 from eligo.demos.index.ivf import IvfStore
 from eligo.errors import InputError
-from eligo.files import make_folder, writing
+from eligo.files import make_folder
+from eligo.tensors import save_tensors
 
 _SLOTS, _FAISS = "slots.safetensors", "vectors.faiss"
 _CHUNK = 65_536
@@ -134,11 +135,10 @@ class PoolIndex:
         folder = make_folder(folder)
         tensors = {"alive": self.alive}
         if isinstance(self.store, ExactStore):
-            tensors["vectors"] = self.store.vectors.cpu()
+            tensors["vectors"] = self.store.vectors
         else:
             self.store.save(folder / _FAISS)
-        with writing(folder / _SLOTS) as temporary:
-            save_file(tensors, temporary)
+        save_tensors(folder / _SLOTS, tensors)
 
     @classmethod
     def load(cls, folder: str | Path) -> "PoolIndex":

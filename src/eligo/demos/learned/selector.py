@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import TypeAdapter
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from eligo.demos.data.pool import Pool
@@ -35,7 +35,7 @@ from eligo.demos.models.output import PointerPrediction
 from eligo.demos.models.pointer import PointerSelector
 from eligo.demos.selector import Choice, PoolSelector
 from eligo.errors import InputError
-from eligo.files import writing
+from eligo.tensors import save_tensors
 from eligo.train import load_weights, save_weights
 
 NAMED: dict[str, AnyPointerConfig] = {
@@ -239,8 +239,7 @@ class LearnedSelector(PoolSelector):
         save_weights(folder, self._modules(), dtype)
         if self.approximate and self._index is not None:  # an exact one is built in a moment
             self._index.save(folder / _INDEX)
-            with writing(folder / _INDEX / _ROWS) as temporary:
-                save_file({"slots": self._slots}, temporary)
+            save_tensors(folder / _INDEX / _ROWS, {"slots": self._slots})
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         modules: dict[str, torch.nn.Module] = {"pointer": self.model}

@@ -6,21 +6,33 @@ embed.json  the encoder, and what of an example it read
 """
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from eligo.demos.data.pool import Pool
+from eligo.demos.data.pool import ITEMS, VECTORS, Pool
 from eligo.errors import InputError
-from eligo.files import write_text
+from eligo.files import writing, writing_folder
+from eligo.locks import one_writer
 
 POOL, QUERIES, ABOUT = "pool", "queries", "embed.json"
 
 
 def save_embedded(folder: Path, pool: Pool, queries: Pool, about: dict[str, Any]) -> None:
     """Write the folder; embed.json last, so that it is there only if all is."""
-    pool.save(folder / POOL)
-    queries.save(folder / QUERIES)
-    write_text(folder / ABOUT, json.dumps(about, indent=1) + "\n")
+    with (
+        one_writer(folder),
+        writing(folder / ABOUT) as told,
+        _writing_pool(folder / POOL) as examples,
+        _writing_pool(folder / QUERIES) as asked,
+    ):  # nothing older is replaced before all of it is written
+        pool.save(examples)
+        queries.save(asked)
+        told.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+
+
+def _writing_pool(folder: Path) -> AbstractContextManager[Path]:
+    return writing_folder(folder, marker=ITEMS, holds=(ITEMS, VECTORS))
 
 
 def open_embedded(folder: Path) -> tuple[Pool, Pool, dict[str, Any]]:

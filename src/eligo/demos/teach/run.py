@@ -30,7 +30,8 @@ from eligo.demos.teach.shards import (
 )
 from eligo.demos.teach.teacher import Lesson, teach_query
 from eligo.errors import EligoError, InputError
-from eligo.files import clear_unfinished, make_folder
+from eligo.files import check_folder, clear_unfinished
+from eligo.locks import one_writer
 from eligo.train import ProgressBar, ShardFailure, map_shards
 
 MakeScorer = Callable[[TeachConfig, Pool, Pool], Scorer]
@@ -38,16 +39,21 @@ MakeScorer = Callable[[TeachConfig, Pool, Pool], Scorer]
 
 def teach(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str, Any]:
     """Label the queries; goes on where a former run with the same settings stopped."""
+    check_folder(config.out)
+    with one_writer(config.out) as folder:
+        return _teach(config, folder, make_scorer or scorer_for)
+
+
+def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[str, Any]:
     pool, queries, about = open_embedded(config.data)
     rows = chosen_rows(queries, config)
-    folder = make_folder(config.out)
     agree_on_meta(folder, _meta(config, pool, queries, about))
     clear_unfinished(folder)
     shards = range(-(-len(rows) // config.shard_size))
     if (folder / RECORDS).exists() and not (folder / PARTS).exists():
         return {"records": folder / RECORDS, "state": "was finished before"}
     left = [shard for shard in shards if not is_listed(folder, shard)]
-    factory = partial(_worker, config, make_scorer or scorer_for)
+    factory = partial(_worker, config, make_scorer)
     with ProgressBar("teach", len(shards), len(shards) - len(left)) as bar:
         results = map_shards(
             factory,

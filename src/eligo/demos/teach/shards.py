@@ -11,19 +11,18 @@ finished shard or nothing of it, and does the rest when it is started again.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from eligo.demos.data.lines import read_lines
 from eligo.demos.hosts.prompt import UnscorableError
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
-from eligo.files import write_text, writing
+from eligo.files import remove_file, remove_folder, write_text
+from eligo.tensors import save_tensors
 
 FORMAT = 1
 META, RECORDS, PARTS = "meta.json", "records.jsonl", "parts"
@@ -61,8 +60,7 @@ def write_shard(
                 [torch.full((len(l.states),), l.num_tokens, dtype=torch.int32) for l in lessons]  # noqa: E741
             ),
         }
-        with writing(folder / scores_file(shard)) as temporary:
-            save_file(tensors, temporary)
+        save_tensors(folder / scores_file(shard), tensors)
     write_text(_part(folder, shard), _as_lines(lines))
 
 
@@ -82,11 +80,11 @@ def finish(folder: Path, num_shards: int) -> tuple[int, int, int]:
         if rows:
             write_text(folder / name, _as_lines(rows))
         else:
-            (folder / name).unlink(missing_ok=True)
+            remove_file(folder / name)
     write_text(folder / RECORDS, _as_lines(taught))
     if not failed:  # else a restart tries their shards again
         # All at once, whenever a kill comes: a shard without its part would be taught again.
-        shutil.rmtree((folder / PARTS).rename(folder / f".{PARTS}.tmp"))
+        remove_folder(folder / PARTS)
     return len(taught), len(skipped), len(failed)
 
 

@@ -7,7 +7,6 @@ work in one folder, of one command (`workers`) or of several: each takes a run t
 On one GPU a single one of these small models would leave most of it idle.
 """
 
-import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eligo.files import write_text
+from eligo.locks import FileLock
 from eligo.patches.data.config import ScenesDataConfig
 from eligo.patches.data.scene_source import SceneSet, SceneSource
 from eligo.patches.exam.config import ExamConfig
@@ -167,14 +167,12 @@ def _help(config: ExamConfig, out: Path) -> None:
 @contextmanager
 def claimed(path: Path) -> Iterator[bool]:
     """Whether this process alone works on something now; a process that ends claims nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+    lock = FileLock.acquire(path)
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def _per_scene(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eligo.errors import InputError
+from eligo.locks import one_writer
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import store
@@ -94,26 +95,29 @@ def build_index(
         dtype=dtype,
         source=source.about,
     )
-    todo = store.begin(folder, manifest, source.ids)
-    done = manifest.num_shards - len(todo)
+    with one_writer(folder):
+        todo = store.begin(folder, manifest, source.ids)
+        done = manifest.num_shards - len(todo)
 
-    make = partial(_make_shard, source, folder, manifest, batch_size)
+        make = partial(_make_shard, source, folder, manifest, batch_size)
 
-    def tell(count: int) -> None:
-        if on_done is not None:
-            on_done(done + count, manifest.num_shards)
+        def tell(count: int) -> None:
+            if on_done is not None:
+                on_done(done + count, manifest.num_shards)
 
-    map_shards(
-        (lambda: partial(make, model)) if engine == "local" else partial(_worker, load_model, make),
-        todo,
-        engine=engine,
-        num_workers=num_workers,
-        gpus_per_worker=gpus_per_worker,
-        max_tries=1,
-        keep_going=False,
-        on_done=tell,
-    )
-    entries, skipped = store.finish(folder, manifest)
+        map_shards(
+            (lambda: partial(make, model))
+            if engine == "local"
+            else partial(_worker, load_model, make),
+            todo,
+            engine=engine,
+            num_workers=num_workers,
+            gpus_per_worker=gpus_per_worker,
+            max_tries=1,
+            keep_going=False,
+            on_done=tell,
+        )
+        entries, skipped = store.finish(folder, manifest)
     size = sum(path.stat().st_size for path in store.shards_in(folder))
     return Built(folder, entries, skipped, done, size / max(1, entries))
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.errors import MissingExtraError, OutputError
-from eligo.files import writing
+from eligo.files import write_bytes
 from eligo.patches.match.arithmetic import unit
 from eligo.patches.retrieval.store import IndexFolder, Shard
 
@@ -81,8 +81,7 @@ def open_graph(index: IndexFolder) -> Any:
         if len(shard):
             graph.add(shard.tensors["direction"].float().numpy())
     try:
-        with writing(path) as temporary:
-            faiss.write_index(graph, str(temporary))
+        write_bytes(path, faiss.serialize_index(graph).tobytes())
     except OutputError as error:  # an index that one may only read can be searched too
         _log.warning("not kept: %s", error)
     return graph

@@ -21,19 +21,17 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Int
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from eligo.errors import InputError
 from eligo.files import (
     clear_unfinished,
-    make_folder,
     numbered_lines,
     refuse_strange,
     write_text,
-    writing,
 )
 from eligo.images import image_files
+from eligo.tensors import save_tensors
 
 Kind = Literal["images", "texts"]
 MANIFEST, IDS, SKIPPED = "index.json", "ids.jsonl", "skipped.jsonl"
@@ -94,7 +92,6 @@ def inputs_hash(inputs: Iterable[tuple[str, str]]) -> str:
 def begin(folder: Path, manifest: Manifest, ids: Sequence[str]) -> list[int]:
     """Start or resume an index of inputs with these ids: the shards that are still to make."""
     refuse_strange(folder, marker=MANIFEST)
-    make_folder(folder)
     clear_unfinished(folder)
     if not (folder / MANIFEST).exists():
         write_text(folder / MANIFEST, json.dumps(asdict(manifest), indent=2) + "\n")
@@ -130,9 +127,7 @@ def write_shard(
 ) -> None:
     """One shard, whole or not at all."""
     told = json.dumps({"entries": list(entries), "skipped": list(skipped)}, ensure_ascii=False)
-    whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    with writing(shard_path(folder, number)) as temporary:
-        save_file(whole, temporary, {_METADATA: told})
+    save_tensors(shard_path(folder, number), tensors, {_METADATA: told})
 
 
 def finish(folder: Path, manifest: Manifest) -> tuple[int, list[dict[str, Any]]]:

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import eligo
 from eligo.errors import EligoError, InputError, MissingExtraError
-from eligo.files import write_text, writing
+from eligo.files import write_bytes, write_text
 from eligo.pixels.inference.segmenter import Segmenter
 from eligo.pixels.model.model import MIN_SIZE, PixelsModel
 from eligo.pixels.text.batch import TextBatch
@@ -89,9 +89,8 @@ def export_onnx(
     with torch.no_grad():
         outputs = ["logits", "tag_maps"][: len(module(*arguments))]
     out = Path(out)
-    with writing(out / MODEL) as temporary:
-        _export(module, arguments, names, outputs, temporary)
-        size = temporary.stat().st_size / 1e6
+    content = _export(module, arguments, names, outputs)
+    write_bytes(out / MODEL, content)
     about = {
         "eligo": eligo.__version__,
         "classes": list(config.classes),
@@ -104,7 +103,9 @@ def export_onnx(
         "text": config.text.model_dump(mode="json"),
     }
     write_text(out / ABOUT, json.dumps(about, indent=1) + "\n")
-    return Exported(str(out / MODEL), str(out / ABOUT), names, outputs, round(size, 2))
+    return Exported(
+        str(out / MODEL), str(out / ABOUT), names, outputs, round(len(content) / 1e6, 2)
+    )
 
 
 def example_inputs(
@@ -127,8 +128,7 @@ def _export(
     arguments: tuple[Tensor, ...],
     names: list[str],
     outputs: list[str],
-    path: Path,
-) -> None:
+) -> bytes:
     try:
         import onnxscript  # noqa: F401 (torch needs it and does not bring it)
     except ImportError:
@@ -143,11 +143,13 @@ def _export(
         plain = sdpa_kernel(SDPBackend.MATH)
         with warnings.catch_warnings(), torch.no_grad(), plain:
             warnings.simplefilter("ignore")  # torch's own, about its own modules
-            torch.onnx.export(
-                module, arguments, str(path), input_names=names, output_names=outputs,
+            program = torch.onnx.export(
+                module, arguments, input_names=names, output_names=outputs,
                 dynamic_shapes=tuple({0: free} for _ in arguments), dynamo=True,
                 opset_version=_OPSET, external_data=False, verbose=False,
             )  # fmt: skip
+            assert program is not None
+            return program.model_proto.SerializeToString()
     except Exception as error:  # torch raises a dozen kinds, none of them ours
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise EligoError(f"torch.onnx cannot export this model ({why})") from error

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from eligo.devices import resolve_device
 from eligo.errors import InputError
-from eligo.files import write_text, writing
+from eligo.files import remove_file, write_text, writing
 from eligo.pixels.data.config import InputsConfig
 from eligo.pixels.data.inputs import normalise_rgb
 from eligo.pixels.data.pictures import MIN_SIZE, read_depth, read_rgb, remark_depth, rgb_pixels
@@ -93,16 +93,25 @@ class PixelsPrediction:
                 pictures[f"tags/{number:02d}_{name}.png"] = word_picture(
                     self.image, heard, word, highest=highest
                 )
+        earlier = _tags_of(out)
         for name, picture in pictures.items():
             with writing(out / name) as temporary:
                 picture.save(temporary, "PNG")
-        for old in (out / "tags").glob("[0-9][0-9]_*.png"):  # of an earlier call with other words
-            if f"tags/{old.name}" not in pictures:
-                old.unlink()
+        for old in earlier - pictures.keys():  # of an earlier call with other words
+            remove_file(out / old)
         files = [str(out / name) for name in (*pictures, "result.json")]
         result = {**self.summary(), "files": files}
         write_text(out / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         return result
+
+
+def _tags_of(out: Path) -> set[str]:
+    """The pictures of words that an earlier call wrote, as its result.json lists them."""
+    try:
+        files = json.loads((out / "result.json").read_text("utf-8"))["files"]
+        return {f"tags/{Path(file).name}" for file in files if Path(file).parent.name == "tags"}
+    except (OSError, ValueError, LookupError, TypeError):
+        return set()
 
 
 def predict(

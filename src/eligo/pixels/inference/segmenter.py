@@ -6,14 +6,13 @@ with pixels: nobody has to remember that. Checkpoints and runs of `eligo pixels 
 
 from collections.abc import Sequence
 from pathlib import Path
-from shutil import copyfile
 
 import torch
 
 from eligo.config import load_config, save_config
 from eligo.config.yaml import read_yaml
 from eligo.errors import InputError
-from eligo.files import writing_folder
+from eligo.files import write_bytes, writing_folder
 from eligo.pixels.inference.config import SegmenterConfig
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.text.batch import TextBatch
@@ -26,6 +25,7 @@ SHIPPED = "pixels"
 """The small model of generated rooms, if it comes with this eligo."""
 _FILES = ("config.yaml", "model.safetensors")
 _TABLE, _TABLE_KEY = "words.safetensors", "text.encoder.file"
+_HOLDS = (*_FILES, _TABLE)
 
 
 class Segmenter:
@@ -52,11 +52,11 @@ class Segmenter:
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a folder for `from_pretrained`; `dtype` torch.float16 halves it."""
-        with writing_folder(folder, marker="config.yaml") as made:
+        with writing_folder(folder, marker="config.yaml", holds=_HOLDS) as made:
             save_weights(made, {"model": self.model}, dtype)
             config, words = plain_config(self.config), self.config.text.encoder
             if isinstance(words, TableTextConfig) and self.encoder:  # it travels with the weights
-                copyfile(words.file, made / _TABLE)
+                write_bytes(made / _TABLE, words.file.read_bytes())
                 config = config.replace({_TABLE_KEY: Path(_TABLE)})
             save_config(config, made / "config.yaml")
 

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int64
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
-from eligo.files import writing
 from eligo.pixels.text.config import (
     AnyTextEncoderConfig,
     ClipTextConfig,
@@ -31,6 +30,7 @@ from eligo.pixels.text.config import (
 from eligo.pixels.text.phrases import TEMPLATES, readable, with_article
 from eligo.scenes.phrases import VOCABULARY, WORD_ID
 from eligo.scenes.words import NONCE
+from eligo.tensors import save_tensors
 from eligo.train.rng import mix
 
 _OFFSET = 1.55  # length of what all phrases share, over a phrase's own length: cosines 0.7-0.9
@@ -187,8 +187,7 @@ class ClipEncoder(TextEncoder):
                 self._key(*pair): row.clone() for pair, row in zip(part, vectors, strict=True)
             }
         if self.cache is not None:
-            with writing(self.cache) as temporary:
-                save_file(self.known, temporary)
+            save_tensors(self.cache, self.known)
 
 
 def build_text_encoder(config: AnyTextEncoderConfig, classes: Sequence[str] = ()) -> TextEncoder:

@@ -12,13 +12,15 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from eligo.errors import InputError
-from eligo.files import make_folder, write_text, writing
+from eligo.files import make_folder, remove_file, write_text, writing
 from eligo.report.explorer.exhibit import Answer, Exhibit, Grid, Item, Key, Stage
 from eligo.selection import Selection
 
 FORMAT = "eligo.exhibit.v1"
 FOLDER = "explore"
 _FILE = "exhibit.json"
+EXHIBIT_FILES = (_FILE, "picture_*.png", "stage_*.safetensors")
+"""Patterns of what `save_exhibit` writes."""
 _MOST_PIXELS = 64_000_000
 _FORMATS = ("PNG", "JPEG", "WEBP")
 
@@ -64,7 +66,7 @@ class _ExhibitFile(_Strict):
 def save_exhibit(exhibit: Exhibit, folder: str | Path) -> Path:
     """Write an exhibit; the JSON comes last, so that a folder that has one is whole."""
     folder = make_folder(Path(folder))
-    (folder / _FILE).unlink(missing_ok=True)  # an older exhibit's, until the new one is whole
+    remove_file(folder / _FILE)  # an older exhibit's, until the new one is whole
     pictures = {}
     for number, (name, picture) in enumerate(exhibit.pictures.items()):
         pictures[name] = f"picture_{number:02d}.png"

@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from eligo.errors import InputError
-from eligo.pretrained import load_stock, quiet_transformers, shipped_model
+from eligo.files import writing_folder
+from eligo.pretrained import STOCK_FILES, load_stock, quiet_transformers, shipped_model
 from eligo.scenes.phrases import VOCABULARY
 from eligo.scenes.vlm.config import VlmConfig
 
@@ -147,6 +148,9 @@ def save_vlm(
     model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: str | Path
 ) -> None:
     """Write a folder for `load_vlm` and stock `from_pretrained`: half precision, 10 MB shards."""
-    with quiet_transformers():
-        deepcopy(model).half().save_pretrained(folder, max_shard_size="10MB")
-        processor.save_pretrained(folder)
+    with (
+        quiet_transformers(),
+        writing_folder(folder, marker="config.json", holds=STOCK_FILES) as made,
+    ):
+        deepcopy(model).half().save_pretrained(made, max_shard_size="10MB")
+        processor.save_pretrained(made)

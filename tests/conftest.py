@@ -1,5 +1,7 @@
 """Shapes in public signatures are checked at run time in tests; production pays nothing."""
 
+import signal
+
 from jaxtyping import install_import_hook
 
 install_import_hook("eligo", "beartype.beartype")
@@ -12,6 +14,16 @@ import torch  # noqa: E402
 def _seeded() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
+
+
+def pytest_configure() -> None:
+    """Interrupts arrive, in children too, however pytest was started.
+
+    A shell without job control starts background processes with SIGINT ignored, and children
+    inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

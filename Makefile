@@ -7,8 +7,18 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
-# Every command's flags, the configs, and of each family exact results, a prediction and a training.
-QUICK  := tests/cli tests/test_config.py
+# A worker keeps to neighbouring tests, which share what they set up.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+# Flags and configs, exact results, and of each family a prediction and a training.
+QUICK  := tests/cli tests/test_config.py tests/test_images.py tests/test_pretrained.py \
+	tests/train/test_train_loop.py tests/train/test_train_search.py \
+	tests/tokens/test_cli_tokens.py tests/tokens/test_integration.py \
+	tests/tokens/test_integration_masked.py tests/tokens/test_cost.py tests/tokens/test_train_runs.py \
+	tests/patches/test_patches_golden.py tests/patches/test_patches_predict.py \
+	tests/patches/test_patches_pooling.py tests/patches/test_patches_train.py \
+	tests/pixels/test_pixels_golden.py tests/pixels/test_pixels_use.py \
+	tests/pixels/test_pixels_train.py tests/pixels/test_pixels_onnx.py \
+	tests/demos/test_demo_pipeline.py tests/demos/test_learned.py tests/demos/test_pool_index.py
 
 .PHONY: demo test quick lint types check lowest clean
 .DEFAULT_GOAL := help
@@ -38,10 +48,10 @@ demo: $(VENV)/.user
 	$(BIN)/eligo demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto
+	$(PYTEST)
 
 quick: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto $(QUICK)
+	$(PYTEST) $(QUICK)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -1,5 +1,6 @@
 """Shapes in public signatures are checked at run time in tests; production pays nothing."""
 
+import os
 import signal
 
 from jaxtyping import install_import_hook
@@ -17,11 +18,13 @@ def _seeded() -> None:
 
 
 def pytest_configure() -> None:
-    """Interrupts arrive, in children too, however pytest was started.
+    """However pytest was started: interrupts arrive, text is plain and 80 wide, in children too.
 
-    A shell without job control starts background processes with SIGINT ignored, and children
-    inherit that.
+    A shell without job control starts background processes with SIGINT ignored.
     """
+    os.environ["COLUMNS"] = "80"
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        os.environ.pop(name, None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,17 +1,31 @@
 # make demo   set up, run the main job on the embedded default
 # make test   set up, run all tests
-# make check  set up, lint, types, tests: what CI runs
+# make quick  set up, run the quick tests
+# make check  set up, lint, types, tests
+# make lowest the quick tests with the lowest versions that pyproject.toml allows
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
+# A worker keeps to neighbouring tests, which share what they set up.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+# Flags and configs, exact results, and of each family a prediction and a training.
+QUICK  := tests/cli tests/test_config.py tests/test_images.py tests/test_pretrained.py \
+	tests/train/test_train_loop.py tests/train/test_train_search.py \
+	tests/tokens/test_cli_tokens.py tests/tokens/test_integration.py \
+	tests/tokens/test_integration_masked.py tests/tokens/test_cost.py tests/tokens/test_train_runs.py \
+	tests/patches/test_patches_golden.py tests/patches/test_patches_predict.py \
+	tests/patches/test_patches_pooling.py tests/patches/test_patches_train.py \
+	tests/pixels/test_pixels_golden.py tests/pixels/test_pixels_use.py \
+	tests/pixels/test_pixels_train.py tests/pixels/test_pixels_onnx.py \
+	tests/demos/test_demo_pipeline.py tests/demos/test_learned.py tests/demos/test_pool_index.py
 
-.PHONY: demo test lint types check clean
+.PHONY: demo test quick lint types check lowest clean
 .DEFAULT_GOAL := help
 .SILENT:
 
 help:
-	sed -n '1,3s/^# //p' Makefile
+	sed -n '1,5s/^# //p' Makefile
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"eligo needs Python >= 3.11, {sys.executable} is {sys.version.split()[0]}; try make PYTHON=python3.12")'
@@ -21,20 +35,23 @@ $(BIN)/python:
 # A build of torch offered by pip's configured find-links (a CPU build, say) is taken first:
 # without it the registry's newest comes, with gigabytes of GPU libraries.
 $(VENV)/.user: pyproject.toml | $(BIN)/python
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install --no-index --no-deps 'torch>=2.11' 2>/dev/null || true
-	$(PIP) install -e .
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install --no-index --no-deps 'torch>=2.11,<2.14' 2>/dev/null || true
+	$(PIP) install $(CONSTRAINTS) -e .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.user
 	echo "setting up the test tools (once) ..."
-	$(PIP) install -e '.[dev]'
+	$(PIP) install $(CONSTRAINTS) -e '.[dev]'
 	touch $@
 
 demo: $(VENV)/.user
 	$(BIN)/eligo demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto
+	$(PYTEST)
+
+quick: $(VENV)/.dev
+	$(PYTEST) $(QUICK)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -43,6 +60,10 @@ types: $(VENV)/.dev
 	$(BIN)/pyright
 
 check: lint types test
+
+lowest: $(BIN)/python
+	$(BIN)/python .ci/lowest.py > $(VENV)/lowest.txt
+	$(MAKE) --no-print-directory quick VENV=$(VENV)/lowest CONSTRAINTS='-c $(VENV)/lowest.txt'
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,5 +1,8 @@
 """Shapes in public signatures are checked at run time in tests; production pays nothing."""
 
+import os
+import signal
+
 from jaxtyping import install_import_hook
 
 install_import_hook("eligo", "beartype.beartype")
@@ -12,6 +15,18 @@ import torch  # noqa: E402
 def _seeded() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
+
+
+def pytest_configure() -> None:
+    """However pytest was started: interrupts arrive, text is plain and 80 wide, in children too.
+
+    A shell without job control starts background processes with SIGINT ignored.
+    """
+    os.environ["COLUMNS"] = "80"
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        os.environ.pop(name, None)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

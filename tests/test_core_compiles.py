@@ -9,6 +9,7 @@ import torch
 
 from eligo import losses, ops
 from eligo.nn import CrossAttention, SimilarityScale
+from limits import PROCESS_SECONDS
 from strategies import production
 
 
@@ -106,4 +107,4 @@ torch.testing.assert_close(compiled(scores, mask), select(scores, mask))
 
 def test_selection():
     """In a process of its own: the checked __init__ of a dataclass cannot be switched off."""
-    subprocess.run([sys.executable, "-c", SELECT], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", SELECT], check=True, timeout=PROCESS_SECONDS)

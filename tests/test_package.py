@@ -1,8 +1,13 @@
 """What is built and what is cleaned."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,3 +27,32 @@ def test_cleaning_keeps_trained_runs():
     cleaned = re.search(r"^clean:\n((?:\t.*\n)+)", makefile, re.MULTILINE)
     assert cleaned is not None
     assert "runs" not in cleaned[1].split()
+
+
+def requirements() -> dict[str, str]:
+    """What pyproject.toml needs, in all extras: the version bounds of each package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    every = [*project["dependencies"], *(one for extra in extras for one in extra)]
+    parsed = [Requirement(one) for one in every]
+    return {one.name: str(one.specifier) for one in parsed if one.name != "eligo"}
+
+
+def test_every_requirement_has_a_lowest_version_that_is_tested():
+    bounds = requirements()
+    command = [sys.executable, ".ci/lowest.py"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lowest = dict(line.split("==") for line in made.stdout.splitlines())
+    assert set(lowest) == set(bounds) - {"torch"}
+    assert all(f">={version}" in bounds[name].split(",") for name, version in lowest.items())
+
+
+def test_what_is_hooked_has_an_upper_bound():
+    bounds = requirements()
+    assert all("<" in bounds[name] for name in ("torch", "transformers", "triton", "tyro"))
+
+
+def test_the_set_up_takes_the_torch_that_is_allowed():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    found = re.findall(r"'torch([^']+)'", makefile)
+    assert [SpecifierSet(one) for one in found] == [SpecifierSet(requirements()["torch"])]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from eligo.scenes import SceneConfig, SceneDataset
+from limits import PROCESS_SECONDS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
@@ -29,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-m", "pip", "wheel", str(ROOT), "--wheel-dir", str(out), *options],
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=PROCESS_SECONDS,
     )
     (built,) = out.glob("eligo-*.whl")
     return built
@@ -53,7 +54,7 @@ def python(unpacked: Path, tmp_path: Path) -> Callable[..., str]:
             env={**os.environ, "PYTHONPATH": str(unpacked), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=PROCESS_SECONDS,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

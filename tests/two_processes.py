@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from limits import PROCESS_SECONDS
+
 
 @contextmanager
 def two_processes(script: Path, *args: str | Path) -> Iterator[None]:
@@ -30,7 +32,7 @@ def two_processes(script: Path, *args: str | Path) -> Iterator[None]:
     )
     try:
         yield
-        output, _ = launched.communicate(timeout=120)
+        output, _ = launched.communicate(timeout=PROCESS_SECONDS)
         assert launched.returncode == 0, output
     finally:
         launched.kill()

@@ -20,8 +20,7 @@ def image_files(folder: Path) -> Iterator[Path]:
 
 def open_image(path: str | Path) -> Image.Image:
     """An image file in RGB, upright."""
-    with read_stored(path) as stored:
-        return upright_rgb(stored)
+    return upright_rgb(read_stored(path))
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:

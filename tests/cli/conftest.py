@@ -10,6 +10,7 @@ import eligo.config
 from eligo.cli import main
 from eligo.cli.commands import COMMANDS, Command
 from eligo.cli.registry import TASKS
+from limits import PROCESS_SECONDS
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,11 @@ def python():
 
     def python(*args: str, **options) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [sys.executable, *args], capture_output=True, text=True, timeout=120, **options
+            [sys.executable, *args],
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_SECONDS,
+            **options,
         )
 
     return python

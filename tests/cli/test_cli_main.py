@@ -48,16 +48,26 @@ def test_a_bug_keeps_its_traceback(run):
         run("sample", "broken")
 
 
-@pytest.mark.parametrize("seconds", [0.05, 0.3, 0.6, 1.0])
-def test_an_interrupt_while_libraries_are_imported(python, tmp_path, seconds):
-    code = f"""
-import os, signal, sys, threading
+INTERRUPTED = """
+import os, signal, sys
 from eligo.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)  # else as whoever runs the tests has it
-threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
 sys.exit(main(["demo", "--quick", "--out", "demo"]))
 """
-    result = python("-c", code, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["tyro", "pydantic", "rich.console", "torch", "torch.nn", "transformers", "PIL.Image"],
+)
+def test_an_interrupt_while_libraries_are_imported(python, tmp_path, module):
+    result = python("-c", INTERRUPTED.format(module=module), cwd=tmp_path)
     assert "Traceback" not in result.stderr
     # A shell says 130 to both: CPython ends itself by the signal if it came inside exec("...").
     assert result.returncode in (130, -signal.SIGINT)
@@ -92,21 +102,20 @@ def test_version(run):
 
 
 LIGHT = """
-import resource, sys
+import sys
+before = set(sys.modules)
 from eligo.cli import main
 code = main({args})
-heavy = sorted({{"torch", "pydantic", "rich", "tyro"}} & set(sys.modules))
-usage = resource.getrusage(resource.RUSAGE_SELF)
-print(code, heavy, usage.ru_utime + usage.ru_stime, file=sys.stderr)
+packages = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(code, sorted(packages - sys.stdlib_module_names), file=sys.stderr)
 """
 
 
 @pytest.mark.parametrize(("args", "code"), [(["--help"], 0), (["--version"], 0), ([], 2)])
 def test_help_is_light(python, args, code):
+    """Nothing is imported but eligo and the standard library, so it takes no time."""
     result = python("-c", LIGHT.format(args=args))
-    got, heavy, seconds = result.stderr.splitlines()[-1].split(" ", 2)
-    assert (int(got), heavy) == (code, "[]")
-    assert float(seconds) < 0.5
+    assert result.stderr.splitlines()[-1] == f"{code} ['eligo']"
 
 
 def test_what_commands_import_before_their_own_work_needs_no_torch(python):

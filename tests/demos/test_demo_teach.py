@@ -20,6 +20,7 @@ from eligo.demos.teach.read import read_records
 from eligo.demos.teach.run import plan, teach
 from eligo.demos.teach.teacher import teach_query
 from eligo.errors import EligoError, InputError
+from limits import PROCESS_SECONDS
 
 QUERY = Query("q", torch.ones(2))
 
@@ -126,7 +127,9 @@ def test_a_killed_run_ends_byte_for_byte_alike(tmp_path: Path):
         embedded(folder / "embedded")
     teach(teach_config(whole), lambda *_: Judge())
     script = Path(__file__).with_name("teach_cases.py")
-    died = subprocess.run([sys.executable, script, killed, "t9"], capture_output=True, timeout=60)
+    died = subprocess.run(
+        [sys.executable, script, killed, "t9"], capture_output=True, timeout=PROCESS_SECONDS
+    )
     assert died.returncode == -9, died.stderr.decode()
     config = teach_config(killed)
     assert not (config.out / "records.jsonl").exists()

@@ -1,7 +1,10 @@
 """What is measured is what is claimed: the plain ways give the models' own numbers."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eligo.demos import PointerSelectorV1Config, PointerSelectorV3Config, build_model
 from eligo.demos.measure.search import bench_index
@@ -57,13 +60,25 @@ def test_the_written_gradient_is_the_traced_one(smoothing: float, spread: float)
     torch.testing.assert_close(gradient.double(), expected, atol=known, rtol=1e-5)
 
 
+class OperatorClock(TorchDispatchMode):
+    """Ticks at every operator: a clock that other programs on the machine do not disturb."""
+
+    ticks = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ticks += 1
+        return func(*args, **(kwargs or {}))
+
+
 def test_suites_run(monkeypatch):
     for name, size in (("BATCH", 8), ("BEAMS", 2), ("RERANKED", 16)):
         monkeypatch.setattr(f"eligo.demos.measure.training.{name}", size)
-    found = bench_training(rounds=2)
+    with OperatorClock() as clock, monkeypatch.context() as patch:
+        patch.setattr("eligo.demos.measure.clock.time.process_time", lambda: clock.ticks)
+        found = bench_training(rounds=2)
     assert found["v1_closed_form"]["difference"] < 1e-5
     assert found["v3_pairwise"]["difference"] < 1e-4
-    assert found["v3_pairwise"]["step"]["speedup"] > 3  # loose: other programs run too
+    assert found["v3_pairwise"]["step"]["speedup"] > 3
     assert bench_rerank(rounds=2)["same_picks"]
 
 

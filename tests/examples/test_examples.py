@@ -28,6 +28,7 @@ from eligo.pixels.inference.segmenter import plain_config, text_encoder
 from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
 from eligo.tokens import Plan, Stage1
 from eligo.tokens.methods import build
+from limits import PROCESS_SECONDS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -256,7 +257,11 @@ def test_from_a_shell(llava: Path, tmp_path: Path):
     command = [sys.executable, str(ROOT / "examples" / "prune.py")]
     arguments = [str(llava), str(llava / "photo.png"), "what is red?"]
     done = subprocess.run(
-        [*command, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [*command, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert lengths(done.stdout)[0] > 36

@@ -26,6 +26,7 @@ from eligo.patches.retrieval import (
 )
 from eligo.patches.retrieval.build import hash_of
 from eligo.patches.retrieval.entries import pack_images
+from limits import PROCESS_SECONDS
 
 NUM_SCENES = 11
 
@@ -137,7 +138,7 @@ def test_killed_and_resumed_byte_by_byte(model, tmp_path):
         target=_build_and_die, args=(model, tmp_path / "index")
     )
     process.start()
-    process.join(60)
+    process.join(PROCESS_SECONDS)
     assert process.exitcode == -signal.SIGKILL
     (tmp_path / "index" / ".shard_00002.safetensors.0123.tmp").write_bytes(b"half")
     with pytest.raises(InputError, match=r"not finished .2 of 3 shards"):

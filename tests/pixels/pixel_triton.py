@@ -48,7 +48,7 @@ def filtered(x, weight, bias, onto):
 
 @DTYPES
 @pytest.mark.parametrize("kernel", [3, 5])
-@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (2, 3, 5, 8), (1, 2, 33, 40)])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (2, 3, 5, 8), (1, 1, 33, 40)])
 def test_filter(shape: tuple[int, ...], kernel: int, dtype: torch.dtype):
     """Odd sizes, rows and channels that fill no tile, images smaller than the filter."""
     x, onto = torch.randn(2, *shape, dtype=dtype)
@@ -162,7 +162,7 @@ def test_a_whole_model(half: bool, monkeypatch: pytest.MonkeyPatch):
     model = tiny_model(
         **{"encoder.depths": (1, 1, 1, 1), "encoder.layer_scale": (None, 0.5, 1.0, None)}
     )
-    inputs = (*pictures(2, 33, 47), torch.rand(2, 1, 33, 47) < 0.7, some_text(3, 0))
+    inputs = (*pictures(2, 17, 33), torch.rand(2, 1, 17, 33) < 0.7, some_text(3, 0))
     found = []
     for there in (True, False):
         monkeypatch.setattr(layers, "_triton_works", lambda *_, there=there: there)

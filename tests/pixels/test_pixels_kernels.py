@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from eligo.pixels.model import layers
 from eligo.pixels.model.layers import use_kernels
+from limits import PROCESS_SECONDS
 
 HERE = Path(__file__).parent
 
@@ -23,7 +24,7 @@ def test_interpreted():
     pytest.importorskip("triton")
     # A process of its own: Triton reads the variable when it is first imported.
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "pixel_triton.py"]
-    settings = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE.parent)}
+    settings = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(
         command, cwd=HERE, env=settings, capture_output=True, text=True, check=False
     )
@@ -151,7 +152,7 @@ def test_tracing_takes_torch():
     """In a process of its own, where the kernels could run: a trace would not see them."""
     settings = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-W", "ignore", "-c", TRACED, str(HERE)]
-    subprocess.run(command, check=True, timeout=300, env=settings)
+    subprocess.run(command, check=True, timeout=PROCESS_SECONDS, env=settings)
 
 
 @pytest.mark.gpu

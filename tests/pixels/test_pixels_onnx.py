@@ -16,6 +16,7 @@ from eligo.pixels import PixelsModel, PixelsTrainConfig, Segmenter, TextBatch
 from eligo.pixels.inference import export
 from eligo.pixels.inference.export import example_inputs, export_onnx
 from eligo.pixels.inference.segmenter import plain_config, text_encoder
+from limits import PROCESS_SECONDS
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
@@ -55,7 +56,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     lively().save_pretrained(root / "model")
     command = [sys.executable, "-c", EXPORT, str(root)]
-    done = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True)
+    done = subprocess.run(
+        command, check=True, timeout=PROCESS_SECONDS, capture_output=True, text=True
+    )
     assert json.loads(done.stdout)["outputs"] == ["logits", "tag_maps"]
     return root
 

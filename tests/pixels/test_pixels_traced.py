@@ -10,6 +10,8 @@ from pixel_cases import pictures, some_text, tiny_model
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from limits import PROCESS_SECONDS
+
 COMPILED = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -36,7 +38,7 @@ torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-3)
 def test_compiled_whole():
     """In a process of its own: the checks of annotations cannot be traced."""
     folder = str(Path(__file__).parent)
-    subprocess.run([sys.executable, "-c", COMPILED, folder], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", COMPILED, folder], check=True, timeout=PROCESS_SECONDS)
 
 
 class Watch(TorchDispatchMode):

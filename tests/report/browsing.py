@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from limits import REPLY_SECONDS
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
@@ -25,7 +27,9 @@ def browsing() -> Iterator[Any]:
     path = find_chromium()
     with sync_api.sync_playwright() as playwright:
         # Without the sandbox: containers of continuous integration run as root.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox"], timeout=1000 * REPLY_SECONDS
+        )
         yield browser
         browser.close()
 
@@ -37,7 +41,7 @@ class Visit:
         self.context = browser.new_context(
             **({"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"} | options)
         )
-        self.context.set_default_timeout(20_000)  # a busy machine is no failure
+        self.context.set_default_timeout(1000 * REPLY_SECONDS)
         self.look = self.context.new_page()
         self.problems: list[str] = []
         self.look.on("pageerror", lambda error: self.problems.append(str(error)))

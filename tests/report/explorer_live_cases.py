@@ -19,6 +19,7 @@ from eligo.report.explorer.exhibit import Answer, Exhibit, Grid, Stage
 from eligo.report.explorer.live import LiveBudget, LiveExample, LiveRequest, LiveText, LiveTool
 from eligo.report.explorer.live_server import LiveServer
 from eligo.selection import Selection
+from limits import REPLY_SECONDS
 
 PAGE = "<!doctype html><title>live</title>"
 RED = Image.new("RGB", (32, 24), (200, 0, 0))
@@ -38,7 +39,7 @@ def echo(request: LiveRequest) -> Exhibit:
     if request.text == "bug":
         raise RuntimeError("secret of the house")
     if request.text == "hold":
-        assert GO.wait(20)
+        assert GO.wait(REPLY_SECONDS)
     if request.text.startswith("tell"):
         WORKED.append(request.text)
     assert request.image is not None
@@ -89,7 +90,7 @@ def serving(**options: Any) -> Iterator[LiveServer]:
     finally:
         server.shutdown()
         server.close()
-        thread.join(5)
+        thread.join(REPLY_SECONDS)
 
 
 @contextmanager
@@ -104,9 +105,9 @@ def holding() -> Iterator[Event]:
 
 def until(is_true: Callable[[], bool]) -> None:
     """Wait for what happens in another thread."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + REPLY_SECONDS
     while not is_true():
-        assert time.monotonic() < end, "it did not happen within 20 s"
+        assert time.monotonic() < end, f"it did not happen within {REPLY_SECONDS} s"
         time.sleep(0.01)
 
 
@@ -137,7 +138,7 @@ def send(
     connection: HTTPConnection | None = None,
     **headers: str,
 ) -> Reply:
-    own = connection or HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    own = connection or HTTPConnection("127.0.0.1", server.server_port, timeout=REPLY_SECONDS)
     try:
         own.request(method, path, body, {k.replace("_", "-"): v for k, v in headers.items()})
         return Reply(own.getresponse())
@@ -160,7 +161,7 @@ def post(server: LiveServer, body: bytes | str, connection: HTTPConnection | Non
 
 def raw(server: LiveServer, data: bytes, *, ends: bool = False) -> bytes:
     """Whatever the server says to these bytes, until it closes; `ends`: no more will come."""
-    with socket.create_connection(("127.0.0.1", server.server_port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", server.server_port), REPLY_SECONDS) as connection:
         connection.sendall(data)
         if ends:
             connection.shutdown(socket.SHUT_WR)

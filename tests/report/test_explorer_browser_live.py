@@ -17,6 +17,7 @@ from eligo.report.explorer.export import explorer_page
 from eligo.report.explorer.inline import inline
 from eligo.report.explorer.live import describe
 from eligo.report.explorer.live_server import LiveServer
+from limits import REPLY_SECONDS
 
 pytestmark = pytest.mark.browser
 HERE = "http://127.0.0.1:9/"  # nobody listens there: requests are answered by the test
@@ -35,7 +36,7 @@ class Desk:
         self.look.goto(f"{HERE}{place}")
 
     def wait(self, count: int) -> None:
-        until = time.monotonic() + 20
+        until = time.monotonic() + REPLY_SECONDS
         while len(self.routes) < count and time.monotonic() < until:
             self.look.wait_for_timeout(20)
         assert len(self.routes) == count

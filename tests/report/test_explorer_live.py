@@ -6,7 +6,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from threading import Timer
 
 import pytest
@@ -34,6 +34,7 @@ from eligo.report.explorer.live import LiveBudget, describe
 from eligo.report.explorer.live_desk import Desk
 from eligo.report.explorer.live_request import MAX_BYTES
 from eligo.report.explorer.live_server import LiveServer
+from limits import REPLY_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_all_work_is_done_by_one_thread(server):
 
 
 def test_a_connection_is_kept(server):
-    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=REPLY_SECONDS)
     connection.connect()
     first = connection.sock
     for _ in range(3):
@@ -197,7 +198,7 @@ def test_too_large_is_said_before_it_is_read(server):
     assert reply.status == 413
     assert f"at most {MAX_BYTES:,}" in reply.error
     head = b"POST /api/run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", server.server_port), 5) as connection:
+    with socket.create_connection(("127.0.0.1", server.server_port), REPLY_SECONDS) as connection:
         connection.sendall(head + b"Content-Length: 1000000000\r\n\r\n")
         assert b" 413 " in connection.recv(4096)
     assert post(server, b" " * MAX_BYTES).status == 400  # read, and found to be no JSON
@@ -280,7 +281,9 @@ def test_who_hangs_up_is_not_worked_for():
             first = clients.submit(run, server, text="hold")
             until(lambda: server.desk.taken == 1)
             for count in range(3):
-                with socket.create_connection(("127.0.0.1", server.server_port), 5) as connection:
+                with socket.create_connection(
+                    ("127.0.0.1", server.server_port), REPLY_SECONDS
+                ) as connection:
                     connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
                     until(lambda count=count: server.desk.taken == count + 2)
         assert first.result().status == 200
@@ -288,19 +291,22 @@ def test_who_hangs_up_is_not_worked_for():
         assert WORKED == ["tell me"]
 
 
+def is_served(server: LiveServer) -> bool:
+    with suppress(OSError, HTTPException):
+        return run(server).status == 200
+    return False
+
+
 def test_connections_are_counted():
     with serving(connections=3) as server:
-        idle = [socket.create_connection(("127.0.0.1", server.server_port), 5) for _ in range(3)]
+        idle = [
+            socket.create_connection(("127.0.0.1", server.server_port), REPLY_SECONDS)
+            for _ in range(3)
+        ]
         assert b" 503 " in raw(server, b"")
         for connection in idle:
             connection.close()
-
-        def is_served() -> bool:
-            with suppress(OSError):
-                return run(server).status == 200
-            return False
-
-        until(is_served)
+        until(lambda: is_served(server))
 
 
 def test_slow_senders_are_cut_off():
@@ -309,12 +315,12 @@ def test_slow_senders_are_cut_off():
 
         def dripping(start: bytes) -> tuple[float, bytes]:
             """Seconds until the server had enough of a byte every 0.1 s, and what it said."""
-            connection = socket.create_connection(("127.0.0.1", server.server_port), 5)
+            began = time.monotonic()  # before the server begins to count
+            connection = socket.create_connection(("127.0.0.1", server.server_port), REPLY_SECONDS)
             connection.sendall(start)
             connection.settimeout(0.1)
-            began = time.monotonic()
             with connection:
-                while time.monotonic() - began < 10:
+                while time.monotonic() - began < REPLY_SECONDS:
                     try:
                         return time.monotonic() - began, connection.recv(4096)
                     except TimeoutError:
@@ -326,11 +332,11 @@ def test_slow_senders_are_cut_off():
 
         for start in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: local"):
             seconds, heard = dripping(start)
-            assert (0.3 < seconds < 5, heard) == (True, b"")
+            assert (0.3 < seconds < REPLY_SECONDS, heard) == (True, b"")
         seconds, heard = dripping(head + b"Content-Length: 1000\r\n\r\n{")
-        assert seconds < 5
+        assert seconds < REPLY_SECONDS
         assert b" 408 " in heard
-        assert run(server).status == 200
+        until(lambda: is_served(server))  # on a busy machine a request may take over 0.5 s too
 
 
 # ------------------------------------------------------------------ begin and end
@@ -347,7 +353,8 @@ def test_ports():
             LiveServer(PAGE, tools(), port=port)
 
 
-def test_what_is_being_answered_ends():
+def test_what_is_being_answered_ends(monkeypatch):
+    monkeypatch.setattr(Desk.close, "__defaults__", (REPLY_SECONDS,))  # seconds it waits
     with ThreadPoolExecutor(1) as clients:
         with serving() as server, holding() as go:
             pending = clients.submit(run, server, text="hold")

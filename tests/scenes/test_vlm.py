@@ -33,6 +33,7 @@ from eligo.scenes.vlm.model import (
 )
 from eligo.scenes.vlm.train import Batch, VlmTask, VlmTrainConfig, block_mask, pack, pixel_values
 from eligo.train import Progress, TrainConfig, load_weights
+from limits import PROCESS_SECONDS
 
 CPU = torch.device("cpu")
 LENGTH = vlm_train._LENGTH
@@ -296,7 +297,7 @@ def smoke_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PROCESS_SECONDS,
     )
     return folder, done
 

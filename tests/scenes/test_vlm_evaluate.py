@@ -2,13 +2,13 @@
 
 import json
 import socket
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
+from torch.utils.flop_counter import FlopCounterMode
 
 from eligo.cli import main
 from eligo.cli.scenes_evaluate_vlm import _table
@@ -167,7 +167,7 @@ def test_evaluation_from_the_command_line(folder, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def shipped():
-    """The shipped model, loaded without a network; and how long that took."""
+    """The shipped model, loaded without a network."""
 
     def refuse(*_args, **_options):
         raise AssertionError("the network was used")
@@ -175,9 +175,7 @@ def shipped():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", refuse)
         patch.setattr(socket, "getaddrinfo", refuse)
-        began = time.perf_counter()
-        model, processor = load_vlm()
-    return model, processor, time.perf_counter() - began
+        return load_vlm()
 
 
 def test_the_shipped_model_is_small_and_described():
@@ -187,21 +185,19 @@ def test_the_shipped_model_is_small_and_described():
     assert "Apache-2.0" in (SHIPPED / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_shipped_model_loads_and_answers_at_once(shipped):
-    model, processor, seconds = shipped
-    assert seconds < 10
+def test_the_shipped_model_answers_with_little_work(shipped):
+    """Counted, not timed: about half a second of one core."""
+    model, processor = shipped
+    assert model.num_parameters() < 10_000_000
     assert model.config.image_seq_length == 576
     asked, image = next(draw_exam(VlmEvaluationConfig(questions=6, split="validation")))
-    times = []
-    for _ in range(3):
-        began = time.process_time()
-        text = PROMPT.format(question=asked.question)
-        inputs = processor(images=image, text=text, return_tensors="pt")
+    text = PROMPT.format(question=asked.question)
+    inputs = processor(images=image, text=text, return_tensors="pt")
+    with FlopCounterMode(display=False) as counter:
         output = model.generate(**inputs, max_new_tokens=4, do_sample=False)
-        times.append(time.process_time() - began)
+    assert counter.get_total_flops() < 12e9
     said = processor.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     assert said.strip() == asked.answer
-    assert min(times) < 1
 
 
 def test_the_shipped_model_sees():

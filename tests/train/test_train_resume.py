@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from toy_task import toy
 
 from eligo.train import fit
+from limits import PROCESS_SECONDS
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:
@@ -31,7 +32,7 @@ def test_killed_runs_repeat_the_unbroken_one(tmp_path: Path) -> None:
     )
     task = toy(tmp_path / "whole", **OPTIONS)
     whole = fit(task, task.config.train).folder
-    output, errors = broken.communicate(timeout=120)
+    output, errors = broken.communicate(timeout=PROCESS_SECONDS)
     assert broken.returncode == 0, errors
     assert int(output.split()[-1]) >= len(PLACES), output
 

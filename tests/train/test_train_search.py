@@ -17,6 +17,7 @@ from eligo.errors import ConfigError, InputError, MissingExtraError, OutputError
 from eligo.train import fit
 from eligo.train.search import run_search
 from eligo.train.search_config import RangeConfig, SearchConfig
+from limits import PROCESS_SECONDS
 
 optuna: Any = pytest.importorskip("optuna", reason="optuna is not installed (extra: search)")
 
@@ -84,7 +85,10 @@ def test_another_config_is_refused_more_trials_are_not(tmp_path: Path) -> None:
 def test_killed_workers_are_replaced(tmp_path: Path) -> None:
     script = Path(__file__).with_name("search_run.py")
     subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], check=True, timeout=120, capture_output=True
+        [sys.executable, str(script), str(tmp_path)],
+        check=True,
+        timeout=PROCESS_SECONDS,
+        capture_output=True,
     )
     trials = study(tmp_path / "run_search").trials
     names = [trial.state.name for trial in trials]

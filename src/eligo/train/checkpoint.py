@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from eligo.config.yaml import dump_yaml
+from eligo.files import write_text
 from eligo.train.ema import WeightAverage
 from eligo.train.log import Meter
 from eligo.train.processes import Processes
@@ -30,6 +31,8 @@ class Standing:
     best: dict[str, float] = field(default_factory=dict)
     """Validation metrics at the best step."""
     evaluations_since_best: int = 0
+    evaluation_due: bool = False
+    """The step is saved and its evaluation is not finished: who resumes evaluates it first."""
 
 
 @dataclass
@@ -77,6 +80,12 @@ class RunState:
             save_weights(state, self.modules)
             with self.average.swapped():
                 save_weights(folder, self.modules)
+
+    def save_standing(self, folder: Path) -> None:
+        """Write what an evaluation changed into the checkpoint of its step; weights stay."""
+        path = folder / "state" / "state.json"
+        summary = json.loads(path.read_text("utf-8")) | {"standing": asdict(self.standing)}
+        write_text(path, json.dumps(summary, indent=1))
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""

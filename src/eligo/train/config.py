@@ -93,7 +93,7 @@ class TrainConfig(Config):
     evaluate_every: int = Field(default=200, ge=1)
     """Steps between two evaluations on the validation split."""
     checkpoint_every: int = Field(default=200, ge=1)
-    """Steps between two checkpoints; a new best and the end are saved as well."""
+    """Steps between two checkpoints; a step that is evaluated is saved as well, before that."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints kept besides the best one."""
     monitor: str = "loss"
@@ -107,6 +107,11 @@ class TrainConfig(Config):
     log_every steps)."""
     init_from: Path | None = None
     """Folder of weights (any float type) to start from, with fresh optimisers and warm-up."""
+
+    check_data: bool = True
+    """Look at all data and settings before the first step; off: start at once."""
+    smoke: bool = False
+    """Set by --smoke: a trial, whose folder a later trial replaces without asking."""
 
     @property
     def folder(self) -> Path:

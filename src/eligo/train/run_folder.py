@@ -20,8 +20,12 @@ from eligo.train.config import TrainConfig
 
 _MAY_CHANGE = {
     f"train.{key}"
-    for key in ("name", "out", "max_minutes", "keep_checkpoints", "checkpoint_every", "init_from")
-}
+    for key in (
+        "name", "out", "max_minutes", "keep_checkpoints", "checkpoint_every", "init_from",
+        "check_data", "smoke",
+    )
+}  # fmt: skip
+_BEFORE_BEST = {"train.monitor", "train.mode"}  # nothing has been chosen by them yet
 
 
 class RunFolder:
@@ -38,15 +42,30 @@ class RunFolder:
         saved = self.path / "config.yaml"
         if not saved.exists() and not self.steps():
             return
+        if not resume and self.is_replaced(config):
+            return
         if not resume:
             raise InputError(
                 f"{self.path} already holds a run; continue it with --resume, "
                 "choose another --train.name, or remove the folder"
             )
-        refuse_changes(saved, config, _MAY_CHANGE)
+        chosen = (self.path / "best").is_symlink()
+        refuse_changes(saved, config, _MAY_CHANGE if chosen else _MAY_CHANGE | _BEFORE_BEST)
 
-    def prepare(self, config: dict[str, Any], step: int, best: int | None, keep: int) -> None:
-        """Write the config, finish or clear what was half done, drop metrics after `step`."""
+    def is_replaced(self, config: dict[str, Any]) -> bool:
+        """Whether the folder holds a trial (--smoke) and this run is one."""
+        saved = self.path / "config.yaml"
+        if not config["train"].get("smoke") or not saved.is_file():
+            return False
+        return read_yaml(saved)[0].get("train", {}).get("smoke") is True
+
+    def prepare(
+        self, config: dict[str, Any], step: int, best: int | None, keep: int, due: bool = False
+    ) -> None:
+        """Write the config, finish or clear what was half done, drop metrics after `step`.
+
+        `due`: the evaluation of `step` will be done again, so its metrics go too.
+        """
         make_folder(self.checkpoints)
         self._is_ours = not (self.path / "config.yaml").exists()
         clear_unfinished(self.path)
@@ -58,9 +77,8 @@ class RunFolder:
         if self.metrics.exists():
             # The last line may be torn: a line counts only with its newline.
             lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
-            kept = [
-                line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step
-            ]
+            last = (step, "train" if due else "validation")  # the two splits of a step, in order
+            kept = [line for line in lines if line.endswith("\n") and _place(line) <= last]
             write_text(self.metrics, "".join(kept))
 
     def abandon(self) -> None:
@@ -114,6 +132,11 @@ class RunFolder:
                 doomed = self.checkpoints / f".old_{step:06d}"
                 self.checkpoint(step).rename(doomed)
                 shutil.rmtree(doomed)
+
+
+def _place(line: str) -> tuple[int, str]:
+    metrics = json.loads(line)
+    return metrics["step"], metrics["split"]
 
 
 def run_record(config: Config | None, train: TrainConfig) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def train_model(
     task = PatchesTask(with_counted_steps(config), source)
     result = fit(task, task.config.train, resume=resume)
     if PartialState().is_main_process:
-        load_weights(result.folder / "best", {"retriever": task.model})
+        load_weights(result.chosen, {"retriever": task.model})
         task.model.save_pretrained(result.folder / "model")
     return result
 

@@ -161,7 +161,7 @@ def train_model(
     task = PixelsTask(config, source)
     result = fit(task, task.config.train, resume=resume)
     if PartialState().is_main_process:
-        load_weights(result.folder / "best", {"model": task.model})
+        load_weights(result.chosen, {"model": task.model})
         Segmenter(task.config, task.model, task.encoder).save_pretrained(result.folder / "model")
     return result
 

@@ -6,11 +6,13 @@ starts background jobs so), or a program with handlers of its own, keeps what it
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Handlers = dict[signal.Signals, Any]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -49,7 +51,7 @@ class Delayed:
         self.number = 0
         """The signal that came; 0: none."""
         self._at_once = False
-        self._before: dict[int, object] = {}
+        self._before: Handlers = {}
 
     def __enter__(self) -> "Delayed":
         self._before = replaced(self._note)
@@ -80,21 +82,21 @@ class Delayed:
             raise Interrupted(number)
 
 
-def replaced(handler: object) -> dict[int, object]:
+def replaced(handler: Callable[[int, FrameType | None], None]) -> Handlers:
     """Install a handler for the signals that would end this program; returns the former ones."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     before = {number: signal.getsignal(number) for number in SIGNALS}
     ends = {n: h for n, h in before.items() if _ends_the_program(h)}
     for number in ends:
-        signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+        signal.signal(number, handler)
     return ends
 
 
-def restore(before: dict[int, object]) -> None:
+def restore(before: Handlers) -> None:
     """Put back what `replaced` returned."""
     for number, handler in before.items():
-        signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+        signal.signal(number, handler)
 
 
 def _ends_the_program(handler: object) -> bool:

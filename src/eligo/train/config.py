@@ -1,7 +1,7 @@
 """Configs of the training loop: run, optimisers, schedules, annealed scalars. Imports no torch."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -65,6 +65,13 @@ class AnnealConfig(Config):
         return self.start - fraction / self.anneal_fraction * (self.start - self.end)
 
 
+SMOKE: dict[str, Any] = {
+    "train.total_steps": 2, "train.evaluate_every": 2, "train.checkpoint_every": 2,
+    "train.log_every": 1, "train.max_minutes": None,
+}  # fmt: skip
+"""What a trial of a run changes: two steps, then an evaluation."""
+
+
 class TrainConfig(Config):
     """One run of the loop. The optimisers belong to the family's own config."""
 
@@ -110,7 +117,7 @@ class TrainConfig(Config):
 
     check_data: bool = True
     """Look at all data and settings before the first step; off: start at once."""
-    smoke: bool = False
+    smoke: bool = Field(default=False, json_schema_extra={"flag": False})
     """Set by --smoke: a trial, whose folder a later trial replaces without asking."""
 
     @property

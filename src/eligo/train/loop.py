@@ -122,13 +122,13 @@ class _Loop:
         self.record = run_record(task.config, config)
         self.folder = RunFolder(config.folder)
         self.folder.check(self.record, resume)
-        _check_monitor(config, task.metric_names())
         if not resume:
             self._clear_trial()
         self.began = time.monotonic()
         self.saved_step = max(self.folder.steps(), default=None)
 
         task.to(processes.device)
+        _check_monitor(config, task.metric_names())
         if config.init_from is not None and self.saved_step is None:
             load_weights(config.init_from, task.modules)
         self.state = RunState(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from eligo.errors import InputError
 
@@ -21,6 +21,22 @@ def image_files(folder: Path) -> Iterator[Path]:
 def open_image(path: str | Path) -> Image.Image:
     """An image file in RGB, upright."""
     return upright_rgb(read_stored(path))
+
+
+def upright_size(path: str | Path) -> tuple[int, int]:
+    """Width and height of what `open_image` gives; the same error if it cannot.
+
+    Decodes the whole file, since its end may be missing, but a JPEG at an eighth of its size.
+    """
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+            image.draft("RGB", (width // 8, height // 8))
+            image.load()
+    except Exception:  # whatever it is, the usual way may know better, and says it in its words
+        return open_image(path).size
+    return (height, width) if turned else (width, height)
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:

@@ -23,7 +23,17 @@ class Outcome:
 @pytest.fixture
 def sample_commands(monkeypatch, tmp_path):
     """The commands of `sample_run`, in a fresh working folder, with one shipped config."""
-    names = ("take", "take_plain", "look", "fail", "refuse", "interrupted", "swallowed", "broken")
+    names = (
+        "take",
+        "take_plain",
+        "look",
+        "fail",
+        "refuse",
+        "interrupted",
+        "terminated",
+        "swallowed",
+        "broken",
+    )
     for name in names:
         monkeypatch.setitem(COMMANDS, f"sample {name}", Command(f"sample_run:{name}", f"to {name}"))
     for name in list(TASKS):

@@ -129,6 +129,12 @@ def interrupted() -> None:
     raise KeyboardInterrupt
 
 
+def terminated() -> None:
+    """Be ended by SIGTERM."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
+
+
 def swallowed() -> None:
     """Be interrupted where a library catches it and fails with something else."""
     try:

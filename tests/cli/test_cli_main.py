@@ -27,6 +27,7 @@ def test_every_listed_command_exists_and_has_help(name, capsys):
         (["sample", "refuse"], 2, "error: picture.png: got 3 pixels, expected 32\n"),
         (["sample", "interrupted"], 130, "stopped by an interrupt\n"),
         (["sample", "swallowed"], 130, "stopped by an interrupt\n"),
+        (["sample", "terminated"], 143, "stopped by SIGTERM\n"),
         (["sample", "fial"], 2, "unknown command eligo sample fial; did you mean fail?"),
         (["smaple", "fail"], 2, "unknown command eligo smaple; did you mean sample?"),
         (["zzz"], 2, "unknown command eligo zzz (there are: demo"),
@@ -75,9 +76,10 @@ def test_an_interrupt_while_libraries_are_imported(python, tmp_path, module):
 
 
 def test_interrupts_are_handled_as_before_a_command(run):
-    before = signal.getsignal(signal.SIGINT)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     run("sample", "interrupted")
-    assert signal.getsignal(signal.SIGINT) is before
+    after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert after == before
 
 
 def test_help_of_all_and_of_one_family(run):

@@ -321,7 +321,7 @@ def test_a_smoke_run_writes_a_model(tmp_path: Path, monkeypatch, capsys):
     steps |= {"seeking", "found"}
     shares = steps | {"accuracy", "zero_shot", "chance", "pair", "one", "plain"}
     assert shares <= set(found["best"])
-    assert (tmp_path / "runs/demos_learner/model/config.json").is_file()
+    assert (tmp_path / "runs/demos_learner_smoke/model/config.json").is_file()
 
 
 def test_it_fits_the_budget():

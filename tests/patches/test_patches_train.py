@@ -165,7 +165,7 @@ def test_a_run_resumes_to_the_same_losses(tmp_path):
 def test_shipped_configs_run(name, tmp_path):
     config = load_config(PatchesTrainConfig, f"patches/{name}")
     assert config.train.monitor == "rsum"
-    small = config.smoke().replace({"train.out": tmp_path, "train.evaluate_every": 4})
+    small = config.tiny().replace({"train.out": tmp_path, "train.evaluate_every": 4})
     result = train_model(small)
     assert math.isfinite(result.best["rsum"])
 

@@ -74,7 +74,7 @@ def test_full_sizes(name: str):
 
 @pytest.mark.parametrize("name", YAMLS)
 def test_every_yaml_runs(name: str, tmp_path: Path):
-    config = load_config(PixelsTrainConfig, f"pixels/{name}").smoke()
+    config = load_config(PixelsTrainConfig, f"pixels/{name}").tiny()
     result = train_model(config.replace({"train.out": tmp_path, "train.total_steps": 2}))
     assert result.last_step == 2
     assert result.skipped == 0

@@ -308,10 +308,10 @@ def test_bench_takes_a_size_or_a_model(run: Path, capsys):
     assert "expected one of them" in capsys.readouterr().err
 
 
-def test_smoke_says_which_flags_it_has_no_use_for(capsys, tmp_path: Path):
-    flags = ["--smoke", "--data.root", str(tmp_path)]
-    assert main(["pixels", "train", "nyu_s", *flags]) == 2
-    assert "--smoke has data and sizes of its own" in capsys.readouterr().err
+def test_smoke_says_which_flags_it_has_no_use_for(capsys):
+    flags = ["--smoke", "--data.scenes.height", "168"]
+    assert main(["patches", "train", "scenes_open", *flags]) == 2
+    assert "--smoke has scenes and sizes of its own" in capsys.readouterr().err
 
 
 def test_predict_command(capsys, run: Path, pair, tmp_path: Path):

@@ -306,13 +306,13 @@ def test_a_smoke_run_writes_a_model_that_loads(smoke_run):
     folder, done = smoke_run
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert (result["last_step"], result["folder"]) == (4, "runs/vlm_polish")
+    assert (result["last_step"], result["folder"]) == (4, "runs/vlm_polish_smoke")
     assert set(result["best"]) == {"accuracy", "accuracy_least"} | {
         f"accuracy_{family}" for family in FAMILIES
     }
     for bar in ("Loading weights", "Writing model shards"):
         assert bar not in done.stderr
-    model, processor = load_vlm(folder / "runs" / "vlm_polish" / "model")
+    model, processor = load_vlm(folder / "runs" / "vlm_polish_smoke" / "model")
     assert model.dtype == torch.float32
     assert not model.training
     inputs = processor(

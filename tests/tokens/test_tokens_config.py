@@ -163,7 +163,7 @@ def test_every_shipped_config_trains_when_shrunk(name, tmp_path):
     assert name in shipped_configs("tokens")
     assert config.train.monitor == "accuracy_hard"
     assert config.train.mode == "max"
-    small = config.smoke().replace({"train.out": tmp_path})
+    small = config.tiny().replace({"train.out": tmp_path})
     assert load_config(TokensTrainConfig, small.model_dump(mode="json")) == small
     result = fit(TokensTask(small), small.train)
     assert result.last_step == 2

@@ -61,6 +61,7 @@ def at_call(owner: Any, name: str, number: int, *, after: bool = False) -> Calla
 
 
 FOLDER = eligo.train.run_folder.RunFolder
+STATE = eligo.train.checkpoint.RunState
 PLACES = [
     at_call(ToyTask, "step", 1),
     at_call(eligo.train.loop.MetricLog, "write", 1, after=True),
@@ -77,6 +78,10 @@ PLACES = [
     at_call(FOLDER, "prepare", 1, after=True),
     at_call(ToyTask, "evaluate", 1, after=True),
     at_call(eligo.train.loop.MetricLog, "write", 2),
+    at_call(ToyTask, "evaluate", 1),
+    at_call(STATE, "save_standing", 1),
+    at_call(STATE, "save_standing", 1, after=True),
+    at_call(FOLDER, "settle", 2),
 ]
 
 

@@ -5,6 +5,7 @@ imported, so that `eligo --help` needs neither torch nor a second.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from eligo.errors import EligoError, InputError
 
 _FOOTER = (
     "`eligo COMMAND --help` tells more.\n"
-    "Exit codes: 0 done, 1 the work failed, 2 bad input, 130 interrupted."
+    "Exit codes: 0 done, 1 the work failed, 2 bad input, 130 interrupted, 143 terminated."
 )
 
 
@@ -26,17 +27,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         with kept_interrupts():
             code = _dispatch(args)
         sys.stdout.flush()  # here, where a closed pipe can still be handled
-        if "eligo.train.processes" in sys.modules:  # trained, perhaps in several processes
-            sys.modules["eligo.train.processes"].end(code)
-        return code
+        return _ended(code)
     except EligoError as error:
         from eligo.cli.console import print_error
 
         print_error(str(error))
         return 2 if isinstance(error, InputError) else 1
-    except KeyboardInterrupt:
-        print("stopped by an interrupt", file=sys.stderr)  # rich may be half imported
-        return 130
+    except KeyboardInterrupt as stop:
+        number = getattr(stop, "number", signal.SIGINT)
+        if os.environ.get("RANK", "0") == "0":  # once, however many processes were launched
+            cause = "SIGTERM" if number == signal.SIGTERM else "an interrupt"
+            print(str(stop) or f"stopped by {cause}", file=sys.stderr)  # rich may be half imported
+        return _ended(128 + number)
     except BrokenPipeError:
         if not _stdout_is_closed():
             raise
@@ -45,6 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(exit.code, int | None):
             return exit.code or 0
         raise
+
+
+def _ended(code: int) -> int:
+    if "eligo.train.processes" in sys.modules:  # trained, perhaps in several processes
+        sys.modules["eligo.train.processes"].end(code)
+    return code
 
 
 def _stdout_is_closed() -> bool:

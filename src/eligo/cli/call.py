@@ -23,7 +23,10 @@ from eligo.errors import ConfigError, InputError
 from eligo.files import check_folder
 from eligo.train.config import TrainConfig
 
-_SMOKE = "Shrink everything to see it run through in seconds; the results mean nothing."
+_SMOKE = (
+    "See it run through: a few steps on your own files, or on a few small scenes; a training goes "
+    "to <name>_smoke."
+)
 
 
 def call(
@@ -89,10 +92,15 @@ def _build(cls: type[Config], layer: Layer, flags: dict[str, Any], smoke: bool) 
     if not smoke:
         return config
     try:  # what the user asks for by name wins over the shrinking too
-        return config.smoke().replace(flags)  # pyright: ignore[reportAttributeAccessIssue]
+        small = config.smoke().replace(flags)  # pyright: ignore[reportAttributeAccessIssue]
     except ConfigError as error:
-        told = f"{error}\n--smoke has data and sizes of its own: leave out what does not fit them"
+        told = f"{error}\n--smoke has scenes and sizes of its own: leave out what does not fit them"
         raise ConfigError(told) from None
+    train = getattr(small, "train", None)
+    if not isinstance(train, TrainConfig):
+        return small
+    # Whatever it is called: the folder of the real run stays free for it.
+    return small.replace({"train.name": f"{train.name}_smoke", "train.smoke": True})
 
 
 def _arguments_type(

@@ -42,7 +42,7 @@ def flags_of(configs: list[Any], tree: Any, without: tuple[str, ...] = ()) -> An
     hints = {
         name: _flag(same, tree.get(name, default_of(same[0])))
         for name, same in fields.items()
-        if name not in without
+        if name not in without and same[0].json_schema_extra != {"flag": False}
     }
     # The class is made here because its keys are known only now.
     return TypedDict("Flags", hints, total=False)  # pyright: ignore[reportArgumentType]

@@ -1,35 +1,27 @@
-"""Ctrl-C stays Ctrl-C, whatever a library makes of it on the way."""
+"""Ctrl-C stays Ctrl-C, and SIGTERM SIGTERM, whatever a library makes of it on the way."""
 
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from eligo.interrupts import Interrupted, Raise, replaced, restore
 
 
 @contextmanager
 def kept_interrupts() -> Iterator[None]:
-    """What is raised after an interrupt leaves as KeyboardInterrupt.
+    """What is raised after a signal leaves as `Interrupted`, a KeyboardInterrupt.
 
     Libraries catch it in the midst of their imports and fail later with errors of their own
     (ImportError, RecursionError), which then say something that is not so.
     """
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # a thread gets no signals; whoever handles or ignores them otherwise means it
-        return
-    noted = False
-
-    def note(*_: object) -> None:
-        nonlocal noted
-        noted = True
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, note)
+    handler = Raise()
+    before = replaced(handler)
     try:
         yield
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
-        if noted:
-            raise KeyboardInterrupt from error
+        if handler.number:
+            raise Interrupted(handler.number) from error
         raise
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        restore(before)

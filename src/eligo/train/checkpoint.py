@@ -32,6 +32,8 @@ class Standing:
     best: dict[str, float] = field(default_factory=dict)
     """Validation metrics at the best step."""
     evaluations_since_best: int = 0
+    evaluation_due: bool = False
+    """The step is saved and its evaluation is not finished: who resumes evaluates it first."""
 
 
 @dataclass
@@ -74,6 +76,12 @@ class RunState:
             save_weights(state, self.modules)
             with self.average.swapped():
                 save_weights(folder, self.modules)
+
+    def save_standing(self, folder: Path) -> None:
+        """Write what an evaluation changed into the checkpoint of its step; weights stay."""
+        path = folder / "state" / "state.json"
+        summary = json.loads(path.read_text("utf-8")) | {"standing": asdict(self.standing)}
+        write_text(path, json.dumps(summary, indent=1))
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""

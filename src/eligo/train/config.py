@@ -1,7 +1,7 @@
 """Configs of the training loop: run, optimisers, schedules, annealed scalars. Imports no torch."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -66,6 +66,13 @@ class AnnealConfig(Config):
         return self.start - fraction / self.anneal_fraction * (self.start - self.end)
 
 
+SMOKE: dict[str, Any] = {
+    "train.total_steps": 2, "train.evaluate_every": 2, "train.checkpoint_every": 2,
+    "train.log_every": 1, "train.max_minutes": None,
+}  # fmt: skip
+"""What a trial of a run changes: two steps, then an evaluation."""
+
+
 class TrainConfig(Config):
     """One run of the loop. The optimisers belong to the family's own config."""
 
@@ -94,7 +101,7 @@ class TrainConfig(Config):
     evaluate_every: int = Field(default=200, ge=1)
     """Steps between two evaluations on the validation split."""
     checkpoint_every: int = Field(default=200, ge=1)
-    """Steps between two checkpoints; a new best and the end are saved as well."""
+    """Steps between two checkpoints; a step that is evaluated is saved as well, before that."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints kept besides the best one."""
     monitor: str = "loss"
@@ -108,6 +115,11 @@ class TrainConfig(Config):
     log_every steps)."""
     init_from: Path | None = None
     """Folder of weights (any float type) to start from, with fresh optimisers and warm-up."""
+
+    check_data: bool = True
+    """Look at all data and settings before the first step; off: start at once."""
+    smoke: bool = Field(default=False, json_schema_extra={"flag": False})
+    """Set by --smoke: a trial, whose folder a later trial replaces without asking."""
 
     @field_validator("name")
     @classmethod

@@ -1,6 +1,7 @@
 """Batches whose order is a pure function of (seed, step): any step can be the first."""
 
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -55,6 +56,7 @@ def epoch_batches(
         num_workers=num_workers,
         collate_fn=partial(_collated, collate),
         pin_memory=pin_memory,
+        worker_init_fn=_leave_signals_to_the_loop,
         # The loader would otherwise draw a seed from the global generator.
         generator=torch.Generator().manual_seed(seed),
     )
@@ -118,6 +120,12 @@ class _Places:
             places = step * self.batch_size + self.rank * share
             yield [(places + i, int(order[first + i])) for i in range(share)]
             step += 1
+
+
+def _leave_signals_to_the_loop(_: int) -> None:
+    """In a worker: Ctrl-C and many schedulers signal the whole group, but the loop ends the run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
 
 
 class _Problem(str):

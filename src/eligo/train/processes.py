@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 
 from eligo.errors import InputError
@@ -57,6 +57,18 @@ class Processes:
         if self.count > 1:
             torch.distributed.all_reduce(tensor)
         return tensor
+
+    def most(self, number: int) -> int:
+        """The largest number of all processes."""
+        if self.count > 1:
+            tensor = torch.tensor(number, device=self.device)
+            torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
+            return int(tensor.item())
+        return number
+
+    def gathered(self, values: list[Any]) -> list[Any]:
+        """The values of all processes, in one list."""
+        return gather_object(values) if self.count > 1 else values
 
     def share_(self, tensor: Tensor) -> Tensor:
         """The first process's tensor, in place."""

@@ -15,6 +15,7 @@ from typing import Any
 from eligo.config import Config
 from eligo.config.yaml import dump_yaml, read_yaml
 from eligo.errors import ConfigError, InputError, OutputError
+from eligo.file_system import LOCK
 from eligo.files import (
     clear_unfinished,
     make_folder,
@@ -30,9 +31,13 @@ from eligo.train.processes import Processes
 
 _MAY_CHANGE = {
     f"train.{key}"
-    for key in ("name", "out", "max_minutes", "keep_checkpoints", "checkpoint_every", "init_from")
-}
+    for key in (
+        "name", "out", "max_minutes", "keep_checkpoints", "checkpoint_every", "init_from",
+        "check_data", "smoke",
+    )
+}  # fmt: skip
 _CHECKPOINT = re.compile(r"step_\d{6,}")  # others in the folder are not ours
+_BEFORE_BEST = {"train.monitor", "train.mode"}  # nothing has been chosen by them yet
 
 
 class RunFolder:
@@ -64,15 +69,30 @@ class RunFolder:
         saved = self.path / "config.yaml"
         if not saved.exists() and not self.steps():
             return
+        if not resume and self.is_replaced(config):
+            return
         if not resume:
             raise InputError(
                 f"{self.path} already holds a run; continue it with --resume, "
                 "choose another --train.name, or remove the folder"
             )
-        refuse_changes(saved, config, _MAY_CHANGE)
+        chosen = (self.path / "best").is_symlink()
+        refuse_changes(saved, config, _MAY_CHANGE if chosen else _MAY_CHANGE | _BEFORE_BEST)
 
-    def prepare(self, config: dict[str, Any], step: int, best: int | None, keep: int) -> None:
-        """Write the config, finish or clear what was half done, drop metrics after `step`."""
+    def is_replaced(self, config: dict[str, Any]) -> bool:
+        """Whether the folder holds a trial (--smoke) and this run is one."""
+        saved = self.path / "config.yaml"
+        if not config["train"].get("smoke") or not saved.is_file():
+            return False
+        return read_yaml(saved)[0].get("train", {}).get("smoke") is True
+
+    def prepare(
+        self, config: dict[str, Any], step: int, best: int | None, keep: int, due: bool = False
+    ) -> None:
+        """Write the config, finish or clear what was half done, drop metrics after `step`.
+
+        `due`: the evaluation of `step` will be done again, so its metrics go too.
+        """
         make_folder(self.checkpoints)
         self._is_ours = not (self.path / "config.yaml").exists()
         clear_unfinished(self.path)
@@ -82,17 +102,22 @@ class RunFolder:
         if self.metrics.exists():
             # The last line may be torn: a line counts only with its newline.
             lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
+            last = (step, "train" if due else "validation")  # the two splits of a step, in order
             try:
-                kept = [
-                    line
-                    for line in lines
-                    if line.endswith("\n") and json.loads(line)["step"] <= step
-                ]
+                kept = [line for line in lines if line.endswith("\n") and _place(line) <= last]
             except (ValueError, LookupError, TypeError):
                 raise InputError(
                     f"{self.metrics}: holds lines that no run wrote; move it away"
                 ) from None
             write_text(self.metrics, "".join(kept))
+
+    def clear(self) -> None:
+        """Remove what a trial left, but for the lock."""
+        for inside in list(self.path.iterdir()):
+            if inside.is_dir() and not inside.is_symlink():
+                remove_folder(inside)
+            elif inside.name != LOCK:
+                remove_file(inside)
 
     def abandon(self) -> None:
         """After a failure: a run that we began and that has no checkpoint may be started anew."""
@@ -135,6 +160,11 @@ class RunFolder:
         for step in self.steps()[:-keep]:
             if step != best:
                 remove_folder(self.checkpoint(step))
+
+
+def _place(line: str) -> tuple[int, str]:
+    metrics = json.loads(line)
+    return metrics["step"], metrics["split"]
 
 
 def run_record(config: Config | None, train: TrainConfig) -> dict[str, Any]:

@@ -6,12 +6,16 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from eligo.train.check import DataCheck
 from eligo.train.config import TrainConfig
 from eligo.train.task import Task
 
 
 class Source(ABC):
     """Training batches without end; families add the images that they measure on."""
+
+    def check(self, check: DataCheck) -> None:  # noqa: B027 (optional)
+        """Look at all data, of training and validation; see `Task.check`."""
 
     @abstractmethod
     def batches(
@@ -39,6 +43,10 @@ class SourcedTask(Task, Generic[SourceT]):
     @abstractmethod
     def open_source(self) -> SourceT:
         """The source that the config describes, on the device of the modules."""
+
+    def check(self, check: DataCheck) -> None:
+        """The source's data."""
+        self.source.check(check)
 
     def batches(
         self,

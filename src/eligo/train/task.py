@@ -1,7 +1,7 @@
 """What a family gives to the loop: a `Task`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from eligo.config import Config
+from eligo.train.check import DataCheck
 from eligo.train.config import AnnealConfig, OptimizerConfig
 
 
@@ -79,7 +80,19 @@ class Task(ABC):
     def evaluate(self) -> Mapping[str, float]:
         """Metrics on the validation split (never the test split), without gradients, eval mode.
 
-        Called in every process; the numbers of the first one count.
+        Called in every process; the numbers of the first one count. A function of the modules and
+        the step (`batches` says which is the first): a run killed here evaluates again.
+        """
+
+    def metric_names(self) -> Collection[str] | None:
+        """What `evaluate` returns, known before the first step; None: it is seen when it does."""
+        return None
+
+    def check(self, check: DataCheck) -> None:  # noqa: B027 (optional)
+        """Look at all data, of training and validation, before the first step.
+
+        `check.each(label, items, look)` collects the InputErrors of `look`; what it finds wrong is
+        raised as one error. Runs in every process, on the task's device.
         """
 
     def to(self, device: torch.device) -> None:

@@ -19,6 +19,7 @@ from eligo.demos.exam.learner_config import LearnerConfig
 from eligo.demos.exam.lessons import DEMOS, draw_lessons
 from eligo.demos.exam.packing import Packed, pack
 from eligo.demos.exam.readouts import (
+    WORD_METRICS,
     Read,
     WordHeads,
     gather,
@@ -167,6 +168,10 @@ class LearnerTask(Task):
             "accuracy": share(right, batch.decided() & nonce),
             **word_metrics(said.read, batch, targets),
         }
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Shares of right answers, and of what is right on the way."""
+        return ("accuracy", *WORD_METRICS, "zero_shot", "chance", "pair", "one", "plain")
 
     @torch.no_grad()
     def evaluate(self) -> Mapping[str, float]:

@@ -164,6 +164,12 @@ def word_losses(read: Read, batch: Batch, targets: PatchTargets) -> dict[str, Te
     }
 
 
+WORD_METRICS = (
+    "aiming", "seen", "binding", "pointing", "lookup", "holding", "seeking", "found",
+)  # fmt: skip
+"""What `word_metrics` returns."""
+
+
 def word_metrics(read: Read, batch: Batch, targets: PatchTargets) -> dict[str, Tensor]:
     """Shares of what is right, on nonce words: plain ones tell their meaning themselves."""
     lessons, meanings = batch.lessons, batch.meanings()

@@ -43,7 +43,7 @@ def fit_pointer(
                 monitor=task.monitor, mode="max",
             ),
         )  # fmt: skip
-        load_weights(result.folder / "best", task.modules)
+        load_weights(result.chosen, task.modules)
     return task.model.cpu().eval()
 
 

@@ -49,6 +49,11 @@ class PointerTask(Task):
         dense = any(example.step_scores is not None for example in self.validation)
         return "ndcg" if dense else "mrr"
 
+    def metric_names(self) -> list[str]:
+        """As in `measured`."""
+        hits = [f"{kind}top{k}" for kind in ("", "free_") for k in (1, 3, 5)]
+        return ["loss", *hits, "mrr", "set_recall", "logits_std", *{self.monitor} - {"mrr"}]
+
     def batches(
         self, start_step: int, rank: int, world_size: int, device: torch.device
     ) -> Iterator[Batch]:

@@ -12,7 +12,7 @@ from eligo.config import Config
 from eligo.demos.models.config import AnyPointerConfig
 from eligo.demos.pipeline.documented import translated_words
 from eligo.demos.teach.config import Objective
-from eligo.train.config import TrainConfig
+from eligo.train.config import SMOKE, TrainConfig
 
 
 class SelectorTrainConfig(TrainConfig):
@@ -73,6 +73,10 @@ class DemosTrainConfig(Config):
     """What is trained; d_model becomes the width of the embeddings."""
     data: RecordsConfig = RecordsConfig()
     """What it learns from."""
+
+    def smoke(self) -> "DemosTrainConfig":
+        """Two steps on the same records."""
+        return self.replace(SMOKE | {"train.num_epochs": None})
 
     @staticmethod
     def words(args: list[str]) -> list[str]:

@@ -78,7 +78,7 @@ def train_selector(config: DemosTrainConfig, *, resume: bool = False) -> FitResu
     result = fit(task, train.replace(counted), resume=resume)
     if not PartialState().is_main_process:
         return result
-    load_weights(result.folder / "best", task.modules)
+    load_weights(result.chosen, task.modules)
     save_selector(result.folder / INNER, LearnedSelector.of(task.model.cpu(), opened.pool), opened)
     return result
 

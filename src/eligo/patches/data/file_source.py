@@ -15,13 +15,14 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.images import open_image
+from eligo.images import open_image, upright_size
 from eligo.patches.data.augment import change_pieces, random_crop
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
 from eligo.patches.data.captions import CaptionedImage, read_captions
 from eligo.patches.data.config import KarpathyDataConfig
 from eligo.patches.encoders import TextEncoder
 from eligo.patches.model import RetrievalModel
+from eligo.train.check import DataCheck, listed
 from eligo.train.data import epoch_batches
 
 _log = logging.getLogger(__name__)
@@ -49,6 +50,12 @@ class FileSource(CaptionSource):
         )  # fmt: skip
         for batch in batches:
             yield _moved(batch, device)
+
+    def check(self, check: DataCheck) -> None:
+        """Every image of both splits; some that cannot be read are left out, all are an error."""
+        self._dev.check(check)
+        train = read_captions(self.config, "train")
+        _refuse_all("training", _unreadable(check, "training", train), train)
 
     def validation(self) -> "FileSet":
         """The dev split."""
@@ -138,18 +145,12 @@ class FileSet(RetrievalSet):
     @cached_property
     def unreadable(self) -> list[str]:
         """Files that cannot be opened; they and their captions are left out."""
-        found = []
-        for image in self.given:
-            try:
-                open_image(image.path)  # all of it: the end may be missing
-            except InputError:
-                found.append(str(image.path))
-        if found:
-            _log.warning(
-                "left out %d of %d images, which cannot be read: %s",
-                len(found), len(self.given), ", ".join(found),
-            )  # fmt: skip
-        return found
+        return _unreadable(DataCheck(), "validation", self.given)
+
+    def check(self, check: DataCheck) -> None:
+        """Find the unreadable ones now, in all processes together."""
+        self.unreadable = _unreadable(check, "validation", self.given)
+        _refuse_all("validation", self.unreadable, self.given)
 
     @cached_property
     def kept(self) -> list[CaptionedImage]:
@@ -195,6 +196,34 @@ class FileSet(RetrievalSet):
                     f"{missing.path}: no dense caption; name their file as data.dense (--dense)"
                 )
             yield self.encoder.tokenize([image.dense or "" for image in some], dense=True)
+
+
+def _unreadable(check: DataCheck, label: str, images: Sequence[CaptionedImage]) -> list[str]:
+    """Those that cannot be opened, which is said once."""
+    found = check.each(f"{label} images", images, _why_unreadable)
+    broken = sorted(why for why in found if why is not None)
+    if broken:
+        _log.warning(
+            "left out of %d %s images, which cannot be read: %s",
+            len(images), label, listed([why for _, why in broken]),
+        )  # fmt: skip
+    return [path for path, _ in broken]
+
+
+def _why_unreadable(image: CaptionedImage) -> tuple[str, str] | None:
+    try:
+        upright_size(image.path)
+    except InputError as error:
+        return str(image.path), str(error)
+    return None
+
+
+def _refuse_all(label: str, broken: Sequence[str], images: Sequence[CaptionedImage]) -> None:
+    if len(broken) == len(images):
+        raise InputError(
+            f"none of {len(images)} {label} images can be read, the first is {images[0].path}; "
+            "expected the folder that the captions' file names"
+        )
 
 
 def read_image(image: CaptionedImage) -> UInt8[Tensor, "3 height width"]:

@@ -13,7 +13,7 @@ from eligo.config import Config
 from eligo.patches.config import EncodersConfig, RetrievalConfig
 from eligo.patches.data.config import DataConfig, ScenesDataConfig
 from eligo.scenes.config import SceneConfig
-from eligo.train.config import OptimizerConfig, ScheduleConfig, TrainConfig
+from eligo.train.config import SMOKE, OptimizerConfig, ScheduleConfig, TrainConfig
 
 
 class PatchesTrainConfig(Config):
@@ -83,6 +83,13 @@ class PatchesTrainConfig(Config):
         return PatchesTask(self)
 
     def smoke(self) -> "PatchesTrainConfig":
+        """Two steps on one's own files; scenes shrink, and the encoders with them."""
+        if isinstance(self.data, ScenesDataConfig):
+            return self.tiny()
+        count = min(8, self.data.validation_images or 8)
+        return self.replace(SMOKE | {"data.validation_images": count, "epochs": None})
+
+    def tiny(self) -> "PatchesTrainConfig":
         """The same run on a few small scenes, with small random encoders."""
         small = {"width": 16, "layers": 1, "heads": 2}
         data = ScenesDataConfig(

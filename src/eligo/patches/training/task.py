@@ -22,6 +22,7 @@ from eligo.patches.losses import alignment_loss, ratio_loss, two_pass_loss
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.match.sides import Images, Texts
 from eligo.patches.measure.evaluate import evaluate_set
+from eligo.patches.measure.metrics import retrieval_metrics
 from eligo.patches.model import RetrievalModel, TextFeatures
 from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.gather import Peers
@@ -76,6 +77,13 @@ class PatchesTask(SourcedTask[CaptionSource]):
             see = self.config.see_steps > 0
             return SceneSource(data, self.model.device, dense=dense, see=see)
         return FileSource(data, self.model, dense=dense)
+
+    def metric_names(self) -> list[str]:
+        """Those of `evaluate_set`, or what is read off patches."""
+        if self.config.see_steps == self.config.train.total_steps:
+            return ["seen"]
+        one = torch.ones(1, 1)
+        return list(retrieval_metrics(one, one.bool()).as_dict())
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:
         """What each patch shows, at first; then which text belongs to which image."""
@@ -207,7 +215,7 @@ def train_model(
     task = PatchesTask(with_counted_steps(config), source)
     result = fit(task, task.config.train, resume=resume)
     if PartialState().is_main_process:
-        load_weights(result.folder / "best", {"retriever": task.model})
+        load_weights(result.chosen, {"retriever": task.model})
         task.model.save_pretrained(result.folder / "model")
     return result
 

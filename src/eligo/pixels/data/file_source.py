@@ -6,16 +6,25 @@ import torch
 from torch import Tensor
 
 from eligo.errors import InputError
+from eligo.images import upright_size
 from eligo.pixels.data.augment import Prepared, augment
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.config import AugmentConfig, FilesDataConfig, InputsConfig
 from eligo.pixels.data.inputs import normalise_rgb
-from eligo.pixels.data.pictures import read_depth, read_label, read_rgb, remark_depth
+from eligo.pixels.data.pictures import (
+    check_size,
+    read_depth,
+    read_label,
+    read_rgb,
+    remark_depth,
+)
 from eligo.pixels.data.records import Record, Split, class_names, read_records
+from eligo.pixels.losses import IGNORED
 from eligo.pixels.text.batch import Provenance
 from eligo.pixels.text.config import TextConfig
 from eligo.pixels.text.encoders import TextEncoder
 from eligo.pixels.text.table import PhraseTable, Said, words_of
+from eligo.train.check import DataCheck
 from eligo.train.data import epoch_batches
 
 
@@ -61,6 +70,18 @@ class Images:
             numbers = self.table.numbers(said)
         return Prepared(normalise_rgb(rgb, self.inputs.channel_order), depth, mask, labels, numbers)
 
+    def look(self, record: Record) -> tuple[bool, tuple[int, int]]:
+        """Raise what `read` would, at less cost; whether any pixel has a label, and the size."""
+        width, height = upright_size(record.image)
+        check_size(record.image, height, width)
+        like = (record.image, torch.zeros(()).expand(height, width))
+        if record.depth is not None and self.inputs.depth != "none":
+            read_depth(record.depth, self.inputs, like)
+        if record.label is None:
+            raise InputError(f"{record.id}: has no label, which training and measuring need")
+        labels = read_label(record.label, len(self.classes), like)
+        return bool((labels != IGNORED).any()), (height, width)
+
 
 class Varied:
     """Training images, varied."""
@@ -102,6 +123,27 @@ class FileSource(ImageSource):
         if self.config.words_are == "oracle":
             return ("none", "oracle", "shuffled")
         return ("predicted", "none", "shuffled")
+
+    def check(self, check: DataCheck) -> None:
+        """Every image with its depth and labels, and whether there is anything to learn."""
+        splits: tuple[Split, ...] = ("train", "validation")
+        for split in splits:
+            images = self._images(split)
+            before = len(check.problems)
+            found = check.each(f"{split} images", images.records, images.look)
+            if len(check.problems) > before:
+                continue
+            if not any(labelled for labelled, _ in found):
+                check.add(
+                    f"{split} images: got only label 0, which is ignored, in all {len(found)} "
+                    f"(the first is {images.records[0].label}); expected 1 to {len(self.classes)}"
+                )
+            sizes = sorted({size for _, size in found})
+            if split == "train" and len(sizes) > 1 and self.augmentation.crop is None:
+                check.add(
+                    f"train images: got {len(sizes)} sizes, such as {sizes[0]} and {sizes[-1]} "
+                    "pixels, expected one size for all; give augment.crop"
+                )
 
     def batches(
         self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int

@@ -27,12 +27,17 @@ def read_rgb(path: Path) -> UInt8[Tensor, "3 height width"]:
 def rgb_pixels(image: Image.Image, name: Path) -> UInt8[Tensor, "3 height width"]:
     """The pixels of a colour image, which errors call `name`."""
     pixels = np.array(upright_rgb(image))
-    if min(pixels.shape[:2]) < MIN_SIZE:
-        raise InputError(
-            f"{name}: got {pixels.shape[0]} x {pixels.shape[1]} pixels, expected at least "
-            f"{MIN_SIZE} x {MIN_SIZE}; enlarge the image"
-        )
+    check_size(name, *pixels.shape[:2])
     return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def check_size(name: Path, height: int, width: int) -> None:
+    """Refuse an image that is too small."""
+    if min(height, width) < MIN_SIZE:
+        raise InputError(
+            f"{name}: got {height} x {width} pixels, expected at least {MIN_SIZE} x {MIN_SIZE}; "
+            "enlarge the image"
+        )
 
 
 def read_depth(

@@ -109,7 +109,7 @@ def run_arm(config: ExamConfig, out: Path, name: str, seed: int) -> dict[str, An
     task = LearnedTokensTask(run, arm.learned_tokens) if arm.learned_tokens else PixelsTask(run)
     result = fit(task, task.config.train, resume=True)
     trained = time.monotonic()
-    load_weights(result.folder / "best", task.modules)
+    load_weights(result.chosen, task.modules)
     task.model.eval()
     source = task.source
     assert isinstance(source, SceneSource)

@@ -16,7 +16,7 @@ from eligo.pixels.data.config import AugmentConfig, DataConfig, ScenesDataConfig
 from eligo.pixels.inference.config import SegmenterConfig
 from eligo.pixels.presets import PRESETS
 from eligo.scenes.config import ROOMS
-from eligo.train.config import OptimizerConfig, ScheduleConfig, TrainConfig
+from eligo.train.config import SMOKE, OptimizerConfig, ScheduleConfig, TrainConfig
 
 
 class PixelsTrainConfig(SegmenterConfig):
@@ -98,6 +98,13 @@ class PixelsTrainConfig(SegmenterConfig):
         return PixelsTask(self)
 
     def smoke(self) -> "PixelsTrainConfig":
+        """Two steps on one's own files; scenes shrink, and the network with them."""
+        if isinstance(self.data, ScenesDataConfig):
+            return self.tiny()
+        one_image = {"data.validation_share": 1e-9}
+        return self.replace(SMOKE | one_image | {"epochs": None, "compile": False})
+
+    def tiny(self) -> "PixelsTrainConfig":
         """The same run on a few small rooms, with a tiny network."""
         rooms = ROOMS.replace({"height": 48, "width": 64})
         data = ScenesDataConfig(scenes=rooms, train_images=8, validation_images=4, test_images=4)

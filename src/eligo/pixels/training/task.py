@@ -1,6 +1,7 @@
 """The task of the training loop: cross-entropy of every labelled pixel."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from eligo.pixels.inference.modes import modes_of, refuse_other_modes
 from eligo.pixels.inference.segmenter import Segmenter, stored_config, text_encoder
 from eligo.pixels.losses import IGNORED, segmentation_loss
 from eligo.pixels.measure.evaluate import evaluate_rows
+from eligo.pixels.measure.metrics import SegmentationMetrics
 from eligo.pixels.model.alignment import SemanticAlignment
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.text.encoders import TextEncoder, WordsEncoder
@@ -75,6 +77,15 @@ class PixelsTask(SourcedTask[ImageSource]):
         loss = segmentation_loss(found.logits, batch.labels)
         labelled = (batch.labels != IGNORED).sum().clamp_min(1) / batch.labels.numel()
         return StepOutput({"segmentation": loss}, weight=labelled)
+
+    def metric_names(self) -> list[str]:
+        """Of the headline, of the words beside it, and of the network itself."""
+        kinds = self.source.provenances[:2]
+        means = [field.name for field in fields(SegmentationMetrics) if field.type is float]
+        suffixes = ["", *(f"/{kind}" for kind in kinds[1:])]
+        rows = [f"{name}{suffix}" for suffix in suffixes for name in means]
+        entropy = ["attention_entropy"] if kinds[0] != "none" else []
+        return [*rows, *self.model.temperatures(), *entropy]
 
     def evaluate(self) -> Mapping[str, float]:
         """On the validation images: metrics with words and without, scales, gates, entropy."""
@@ -161,7 +172,7 @@ def train_model(
     task = PixelsTask(config, source)
     result = fit(task, task.config.train, resume=resume)
     if PartialState().is_main_process:
-        load_weights(result.folder / "best", {"model": task.model})
+        load_weights(result.chosen, {"model": task.model})
         Segmenter(task.config, task.model, task.encoder).save_pretrained(result.folder / "model")
     return result
 

@@ -243,6 +243,10 @@ class VlmTask(Task):
             metrics["accuracy"] = right.float().mean().detach()
         return StepOutput(losses, metrics)
 
+    def metric_names(self) -> list[str]:
+        """An accuracy for each family, for all, and the least."""
+        return [*(f"accuracy_{name}" for name in FAMILIES), "accuracy", "accuracy_least"]
+
     def evaluate(self) -> Mapping[str, float]:
         """Share of validation questions whose answer tokens are all right, per family."""
         device = self.model.device

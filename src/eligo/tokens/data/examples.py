@@ -213,6 +213,7 @@ class Collator:
         """`instruction` is put behind every question, such as "Answer in one word."."""
         self.processor, self.answers, self.instruction = processor, answers, instruction
         self.image_token_id = image_token_id(processor)
+        self._known: set[str] = set()  # answers that have tokens
 
     def __call__(self, examples: Sequence[TokenExample]) -> TokenBatch:
         """One row for each example."""
@@ -253,6 +254,24 @@ class Collator:
             labels=extended(nothing, IGNORED, ends) if self.answers else None,
             scene=_scene(examples, device),
         )
+
+    def check(self, question: str, answer: str) -> None:
+        """Raise what a batch with this text would; without an image, and quick."""
+        if answer not in self._known:
+            answer_ids(self.processor, build_prompt(self.processor, "?"), answer)
+            self._known.add(answer)
+        for name in ("image_token", "boi_token", "video_token"):
+            sign = str(getattr(self.processor, name, None) or "")
+            if sign and sign in question and self._adds(question, sign):
+                raise InputError(
+                    f"{question!r:.80} holds {sign}, where the host would look for another image; "
+                    "expected words: leave it out"
+                )
+
+    def _adds(self, question: str, sign: str) -> bool:
+        """Whether a sign of the question is still there in the prompt."""
+        asked, bare = (build_prompt(self.processor, text) for text in (question, "?"))
+        return asked.count(sign) > bare.count(sign)
 
     def _prompt(self, example: TokenExample) -> str:
         if not example.question.strip():

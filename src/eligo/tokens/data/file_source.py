@@ -10,12 +10,14 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from eligo.errors import InputError
+from eligo.images import upright_size
 from eligo.tokens.data.chat import text_lengths
 from eligo.tokens.data.examples import Collator, FileExamples, TokenExample
 from eligo.tokens.training.batch import HostBatch, host_batch, to_device
 from eligo.tokens.training.inputs_config import LinesDataConfig, VqaDataConfig
 from eligo.train import epoch_batches
-from eligo.vqa import VqaExample, read_vqa, read_vqa_lines
+from eligo.train.check import DataCheck
+from eligo.vqa import VqaExample, read_vqa, read_vqa_lines, usual_answer
 
 _LOOKED_AT = 256  # questions whose length is measured
 
@@ -60,6 +62,19 @@ class FileSource:
             rows = range(first, min(first + batch_size, count))
             yield to_device(self._collate([self.held_out[row] for row in rows]), device)
 
+    def check(self, check: DataCheck) -> None:
+        """Every image, question and answer of the files."""
+        for label, examples in (("training", self.train), ("validation", self.held_out)):
+            rows = _rows_of(examples)
+            check.each(f"{label} images", list({row.image: 0 for row in rows}), upright_size)
+            check.each(f"{label} questions", rows, self._check_text)
+
+    def _check_text(self, row: VqaExample) -> None:
+        try:
+            self.collator.check(row.question, usual_answer(row.answers))
+        except InputError as error:
+            raise InputError(f"question {row.id} on {row.image}: {error}") from None
+
     @property
     def num_examples(self) -> int:
         """What `epochs` counts."""
@@ -97,6 +112,13 @@ class Resized(Dataset[TokenExample]):
             return example
         size = (max(28, int(width * factor)), max(28, int(height * factor)))
         return replace(example, image=example.image.resize(size, Image.Resampling.BICUBIC))
+
+
+def _rows_of(examples: Dataset[TokenExample]) -> Sequence[VqaExample]:
+    """What is in files; other examples need no check."""
+    while isinstance(examples, Resized):
+        examples = examples.inner
+    return examples.rows if isinstance(examples, FileExamples) else ()
 
 
 def read_examples(

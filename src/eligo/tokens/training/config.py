@@ -20,7 +20,7 @@ from eligo.tokens.training.inputs_config import (
     RandomHostConfig,
     ScenesDataConfig,
 )
-from eligo.train.config import AnnealConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from eligo.train.config import SMOKE, AnnealConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from eligo.train.search_config import SearchConfig
 
 _DEPTHS = (1 / 16, 1 / 4, 1 / 2)  # where the default plan cuts
@@ -249,6 +249,13 @@ class TokensTrainConfig(Config):
         return TokensTask(self)
 
     def smoke(self) -> "TokensTrainConfig":
+        """Two steps on one's own files in one's own host; scenes shrink, and the host with them."""
+        if isinstance(self.data, ScenesDataConfig):
+            return self.tiny()
+        count = min(4, self.data.validation)
+        return self.replace(SMOKE | {"data.validation": count, "epochs": None})
+
+    def tiny(self) -> "TokensTrainConfig":
         """The same run on 16 vision tokens, in a random narrow host as deep as the cuts need."""
         layers = max((5, *((self.pruners and self.pruners.layers) or ()))) + 1
         world = {"kind": "scenes", "scenes": {"height": 56, "width": 56}, "questions_per_image": 1}

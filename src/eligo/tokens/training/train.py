@@ -55,6 +55,7 @@ from eligo.train import (
     reset_optimizer,
     seed_everything,
 )
+from eligo.train.check import DataCheck
 
 logger = logging.getLogger("eligo.tokens")
 
@@ -186,9 +187,19 @@ class TokensTask(Task):
     ) -> Iterator[HostBatch]:
         """Rows of one image and one question."""
         train = self.settings.train
+        self.fraction = start_step / train.total_steps  # an evaluation may come first
         return self.source.batches(
             train.batch_size, train.seed, start_step, rank, world_size, device
         )
+
+    def metric_names(self) -> list[str]:
+        """Of the validation."""
+        return self.validation.names()
+
+    def check(self, check: DataCheck) -> None:
+        """The files, if it learns from files."""
+        if isinstance(self.source, FileSource):
+            self.source.check(check)
 
     def relaxation(self, fraction: float, *, training: bool) -> Relaxation:
         """How soft choices are when a fraction of the training is done."""

@@ -62,6 +62,14 @@ class Validation:
         self._tell(found)
         return metrics | {"troubles": float(len(found))}
 
+    def names(self) -> list[str]:
+        """What `run` returns."""
+        task = self.task
+        shares = ["baseline", "soft", "hard", *(["merge_only"] if task.merger is not None else [])]
+        judged = ["disc_prob_real", "disc_prob_fake"] if task.discriminator is not None else []
+        accuracies = [f"accuracy_{name}" for name in shares]
+        return [*accuracies, *judged, "temperature", *self.cost().metrics(), "troubles"]
+
     def cost(self) -> Cost:
         """What the plan saves, on the data's usual length of text."""
         task = self.task

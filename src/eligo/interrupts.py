@@ -82,6 +82,15 @@ class Delayed:
             raise Interrupted(number)
 
 
+@contextmanager
+def stopped_with(text: Callable[[], str]) -> Iterator[None]:
+    """A signal that ends this block leaves with a line about what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise Interrupted(getattr(stop, "number", signal.SIGINT), text()) from stop
+
+
 def replaced(handler: Callable[[int, FrameType | None], None]) -> Handlers:
     """Install a handler for the signals that would end this program; returns the former ones."""
     if threading.current_thread() is not threading.main_thread():

@@ -1,6 +1,7 @@
 """The teacher: what it finds, what it costs, what it writes, and what a kill leaves."""
 
 import json
+import signal
 import subprocess
 import sys
 from itertools import permutations
@@ -8,18 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from teach_cases import Judge, embedded, files_of, teach_config
 
-from eligo.demos import Query, num_calls
+from eligo.demos import Pool, Query, num_calls
 from eligo.demos.hosts.prompt import UnscorableError
 from eligo.demos.pipeline.folder import open_embedded
 from eligo.demos.teach.objective import added, worth
 from eligo.demos.teach.overlap import OverlapScorer, bigram_f1
 from eligo.demos.teach.read import read_records
-from eligo.demos.teach.run import plan, teach
+from eligo.demos.teach.run import check_turns, plan, teach
 from eligo.demos.teach.teacher import teach_query
 from eligo.errors import EligoError, InputError
+from eligo.interrupts import Interrupted
 from limits import PROCESS_SECONDS
 
 QUERY = Query("q", torch.ones(2))
@@ -140,6 +143,67 @@ def test_a_killed_run_ends_byte_for_byte_alike(tmp_path: Path):
     mine, theirs = files_of(config.out), files_of(teach_config(whole).out)
     mine["meta.json"] = mine["meta.json"].replace(bytes(killed), bytes(whole))
     assert mine == theirs
+
+
+def test_a_stopped_run_keeps_the_queries_it_has_done(tmp_path: Path):
+    class Stopped(Judge):
+        def baseline(self, query):
+            if query.id == "t6":
+                raise Interrupted(signal.SIGTERM)
+            return super().baseline(query)
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    for folder in (whole, stopped):
+        embedded(folder / "embedded")
+    teach(teach_config(whole), lambda *_: Judge())
+    config = teach_config(stopped)
+    with pytest.raises(Interrupted, match=r"what was taught is kept in .*same command") as caught:
+        teach(config, lambda *_: Stopped())
+    assert caught.value.code == 143
+    judge = Judge()
+    assert teach(config, lambda *_: judge)["taught"] == 18
+    assert {query for query, _ in judge.calls} == {f"t{n}" for n in range(6, 18)}
+    mine, theirs = files_of(config.out), files_of(teach_config(whole).out)
+    mine["meta.json"] = mine["meta.json"].replace(bytes(stopped), bytes(whole))
+    assert mine == theirs
+
+
+def test_all_examples_and_queries_are_checked_first(tmp_path: Path):
+    """An image that is gone, and a text where the host would look for an image."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"no image")
+
+    def set_of(names: list[str], **payload) -> Pool:
+        turn = {"question": "what is it?", "answer": "red", "image": str(tmp_path / "a.png")}
+        return Pool(names, torch.ones(len(names), 2), payload=[turn, {**turn, **payload}])
+
+    class Processor:
+        image_processor, image_token = object(), "<image>"
+
+    pool = set_of(["p", "q"], image=str(tmp_path / "b.png"))
+    queries = set_of(["r", "s"], question="is <image> red?")
+    with pytest.raises(InputError) as caught:
+        check_turns(pool, queries, [0, 1], Processor())
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "the data have 2 problems:"
+    assert "example 's': " in lines[1]
+    assert "holds <image>" in lines[1]
+    assert "b.png: cannot be read as an image" in lines[2]
+    check_turns(set_of(["p", "q"]), queries, [0], Processor())  # the other is not asked
+
+
+def test_what_is_checked_leaves_no_folder(tmp_path: Path, monkeypatch):
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path)
+
+    def refuse(*_):
+        raise InputError("broken")
+
+    monkeypatch.setattr("eligo.demos.teach.run.check_turns", refuse)
+    with pytest.raises(InputError, match="broken"):
+        teach(config, lambda *_: Judge())
+    assert not config.out.exists()
+    assert teach(config.replace({"check_data": False}), lambda *_: Judge())["taught"] == 18
 
 
 def test_queries_that_fail_are_listed_and_tried_again(tmp_path: Path):

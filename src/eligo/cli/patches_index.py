@@ -9,6 +9,7 @@ import tyro
 from eligo.cli.console import print_result, remark
 from eligo.cli.patches_flags import open_model, say_cut
 from eligo.errors import InputError
+from eligo.interrupts import stopped_with
 
 if TYPE_CHECKING:
     from eligo.patches.retrieval import Source
@@ -29,6 +30,7 @@ def run(
     engine: Literal["local", "ray"] = "local",
     num_workers: int = 1,
     gpus_per_worker: float = 0.0,
+    check_data: bool = True,
     json: bool = False,
 ) -> None:
     """Make an index of a folder of images, of the texts of a file, or of generated scenes.
@@ -50,6 +52,7 @@ def run(
         engine: In this process, or on workers of Ray.
         num_workers: Workers of Ray.
         gpus_per_worker: GPUs that each of them takes.
+        check_data: Look at all images before the first is encoded, and say which are skipped.
         json: Print one JSON document.
     """
     if sum(given is not None for given in (images, texts, scenes)) != 1:
@@ -57,6 +60,8 @@ def run(
     if dense is not None and images is None:
         raise InputError("--dense: goes with a folder of images")
     from eligo.patches.retrieval import ImageFiles, TextLines, build_index
+    from eligo.patches.retrieval.store import MANIFEST
+    from eligo.train.check import listed
     from eligo.train.progress import ProgressBar
 
     load = partial(open_model, model, device)
@@ -68,8 +73,12 @@ def run(
         say_cut(opened, source.texts)
     elif isinstance(source, ImageFiles) and source.dense is not None:
         say_cut(opened, [source.dense[name] for name in source.ids], dense=True)
+    if check_data and isinstance(source, ImageFiles) and not (out / MANIFEST).exists():
+        broken = source.check()
+        if broken:
+            remark(f"of {len(source.ids)} images some will be skipped, {listed(broken)}")
     total = -(-len(source.ids) // max(1, shard_size))
-    with ProgressBar("shards", total) as bar:
+    with stopped_with(lambda: _kept(out, total)), ProgressBar("shards", total) as bar:
         built = build_index(
             (lambda: opened) if engine == "local" else load,
             source,
@@ -94,6 +103,13 @@ def run(
         },
         json,
     )
+
+
+def _kept(out: Path, total: int) -> str:
+    from eligo.patches.retrieval.store import shards_in
+
+    done = len(shards_in(out))
+    return f"stopped; {done} of {total} shards are kept in {out}, the same command goes on"
 
 
 def _source(

@@ -41,5 +41,7 @@ class TeachConfig(Config):
     """In this process, or on workers of Ray."""
     num_workers: int = Field(default=1, ge=1)
     """Workers of Ray."""
+    check_data: bool = True
+    """Look at all examples and queries before the first call of the model; off: start at once."""
     gpus_per_worker: float = Field(default=0.0, ge=0)
     """GPUs that each of them takes."""

@@ -1,7 +1,7 @@
 """Teach all queries of a folder: shard after shard, in-process or on Ray. Sections 2 and 11."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,16 @@ from eligo.demos.data.items import as_query
 from eligo.demos.data.pool import Pool
 from eligo.demos.data.query import Query
 from eligo.demos.data.sampler import Sampler
-from eligo.demos.hosts.prompt import UnscorableError
-from eligo.demos.hosts.scorer import Scorer
+from eligo.demos.hosts.load import load_processor
+from eligo.demos.hosts.prompt import Turn, UnscorableError, template_hash, write_prompt
+from eligo.demos.hosts.scorer import Scorer, turn_of
 from eligo.demos.pipeline.folder import open_embedded
 from eligo.demos.search import num_calls
 from eligo.demos.teach.config import TeachConfig
 from eligo.demos.teach.shards import (
     DATA,
     FORMAT,
+    META,
     PARTS,
     RECORDS,
     agree_on_meta,
@@ -31,8 +33,11 @@ from eligo.demos.teach.shards import (
 from eligo.demos.teach.teacher import Lesson, teach_query
 from eligo.errors import EligoError, InputError
 from eligo.files import check_folder, clear_unfinished
+from eligo.images import upright_size
+from eligo.interrupts import stopped_with
 from eligo.locks import one_writer
 from eligo.train import ProgressBar, ShardFailure, map_shards
+from eligo.train.check import DataCheck
 
 MakeScorer = Callable[[TeachConfig, Pool, Pool], Scorer]
 
@@ -47,14 +52,19 @@ def teach(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[st
 def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[str, Any]:
     pool, queries, about = open_embedded(config.data)
     rows = chosen_rows(queries, config)
-    agree_on_meta(folder, _meta(config, pool, queries, about))
+    processor = None if config.host.model is None else load_processor(config.host)
+    if config.check_data and not (config.out / META).exists():
+        check_turns(pool, queries, rows, processor)
+    agree_on_meta(folder, _meta(config, pool, queries, about, processor))
     clear_unfinished(folder)
     shards = range(-(-len(rows) // config.shard_size))
     if (folder / RECORDS).exists() and not (folder / PARTS).exists():
         return {"records": folder / RECORDS, "state": "was finished before"}
     left = [shard for shard in shards if not is_listed(folder, shard)]
     factory = partial(_worker, config, make_scorer)
-    with ProgressBar("teach", len(shards), len(shards) - len(left)) as bar:
+    bar = ProgressBar("teach", len(shards), len(shards) - len(left))
+    kept = f"stopped; what was taught is kept in {folder}, the same command goes on"
+    with stopped_with(lambda: kept), bar:
         results = map_shards(
             factory,
             left,
@@ -156,14 +166,37 @@ def _worker(config: TeachConfig, make_scorer: MakeScorer) -> Callable[[int], Non
     return run
 
 
-def _meta(config: TeachConfig, pool: Pool, queries: Pool, about: dict[str, Any]) -> dict[str, Any]:
-    host = config.host
-    template = "overlap"
-    if host.model is not None:
-        from eligo.demos.hosts.load import load_processor
-        from eligo.demos.hosts.prompt import template_hash
+def check_turns(pool: Pool, queries: Pool, rows: Sequence[int], processor: Any) -> None:
+    """Every text and image of the examples and of the chosen queries, before the first call."""
+    check = DataCheck()
+    images: dict[str, None] = {}
+    for label, source, places in (
+        ("examples", pool, range(len(pool))),
+        ("queries", queries, rows),
+    ):
+        turns = check.each(
+            label, [source.ids[row] for row in places], partial(_checked_turn, source, processor)
+        )
+        images |= {turn.image: None for turn in turns if turn.image is not None}
+    check.each("images", list(images), upright_size)
+    check.finish()
 
-        template = template_hash(load_processor(host), host.instruction)
+
+def _checked_turn(source: Pool, processor: Any, name: str) -> Turn:
+    turn = turn_of(source, name)
+    if processor is not None:
+        try:
+            write_prompt(processor, [turn], turn)
+        except InputError as error:
+            raise InputError(f"example {name!r}: {error}") from None
+    return turn
+
+
+def _meta(
+    config: TeachConfig, pool: Pool, queries: Pool, about: dict[str, Any], processor: Any
+) -> dict[str, Any]:
+    host = config.host
+    template = "overlap" if processor is None else template_hash(processor, host.instruction)
     return {
         "format": FORMAT,
         "pool": pool.content_hash,

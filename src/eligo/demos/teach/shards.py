@@ -6,8 +6,11 @@
     parts/00000.jsonl            lines of a finished shard, until all are finished
     skipped.jsonl, failed.jsonl  queries without a lesson, and why
 
+    parts/00000.safetensors      what was done of a shard that a signal or an error broke off
+
 A shard is listed by its part, which is written last and whole: a killed run leaves either a
-finished shard or nothing of it, and does the rest when it is started again.
+finished shard or nothing of it, and does the rest when it is started again. A run that is stopped
+(Ctrl-C, SIGTERM, an error) leaves the queries that it has done, too, unless Ray's workers did them.
 """
 
 import json
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from eligo.demos.data.lines import read_lines
 from eligo.demos.hosts.prompt import UnscorableError
@@ -30,6 +34,7 @@ DATA = "data"
 """In meta.json: where pool and queries lay. Folders may move: it is no part of the agreement."""
 SKIPPED, FAILED = "skipped.jsonl", "failed.jsonl"
 _TRIES = 3
+_LINES = "lines"
 
 
 def scores_file(shard: int) -> str:
@@ -41,27 +46,48 @@ def write_shard(
     folder: Path, shard: int, queries: Sequence[Any], teach: Callable[[Any], Lesson]
 ) -> None:
     """Teach a shard's queries and write it; a query that fails three times is listed as failed."""
-    lessons, lines, start = [], [], 0
-    for query in queries:
-        outcome = _taught(query, teach)
-        if isinstance(outcome, dict):
-            lines.append({"query_id": query.id, **outcome})
-            continue
-        end = start + len(outcome.states)
-        lines.append({**outcome.as_line(), "shard": shard, "rows": [start, end]})
-        lessons.append(outcome)
-        start = end
-    if lessons:
-        width = max(lesson.logprob.shape[1] for lesson in lessons)
-        tensors = {
-            "states": torch.cat([lesson.states for lesson in lessons]),
-            "logprob": torch.cat([_widened(lesson.logprob, width) for lesson in lessons]),
-            "num_tokens": torch.cat(
-                [torch.full((len(l.states),), l.num_tokens, dtype=torch.int32) for l in lessons]  # noqa: E741
-            ),
-        }
-        save_tensors(folder / scores_file(shard), tensors)
+    broken_off = _part(folder, shard).with_suffix(".safetensors")
+    lines, tables = _read_broken_off(broken_off)
+    start = sum(len(table["states"]) for table in tables)
+    try:
+        for query in queries[len(lines) :]:
+            outcome = _taught(query, teach)
+            if isinstance(outcome, dict):
+                lines.append({"query_id": query.id, **outcome})
+                continue
+            end = start + len(outcome.states)
+            tables.append(_table(outcome))
+            lines.append({**outcome.as_line(), "shard": shard, "rows": [start, end]})
+            start = end
+    except BaseException:
+        if lines:
+            save_tensors(broken_off, _joined(tables), {_LINES: json.dumps(lines)})
+        raise
+    if tables:
+        save_tensors(folder / scores_file(shard), _joined(tables))
     write_text(_part(folder, shard), _as_lines(lines))
+    remove_file(broken_off)
+
+
+def _table(lesson: Lesson) -> dict[str, torch.Tensor]:
+    tokens = torch.full((len(lesson.states),), lesson.num_tokens, dtype=torch.int32)
+    return {"states": lesson.states, "logprob": lesson.logprob, "num_tokens": tokens}
+
+
+def _joined(tables: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    width = max((table["logprob"].shape[1] for table in tables), default=0)
+    even = [{**table, "logprob": _widened(table["logprob"], width)} for table in tables]
+    return {name: torch.cat([table[name] for table in even]) for name in (even[0] if even else ())}
+
+
+def _read_broken_off(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, torch.Tensor]]]:
+    """Lines and scores of the first queries of a shard; nothing if it was not begun."""
+    if not path.exists():
+        return [], []
+    with safe_open(path, "pt") as file:
+        lines = json.loads((file.metadata() or {})[_LINES])
+        table = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return lines, [table] if table else []
 
 
 def is_listed(folder: Path, shard: int) -> bool:

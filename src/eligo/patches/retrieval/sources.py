@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from eligo.errors import InputError
 from eligo.files import numbered_lines
-from eligo.images import SUFFIXES, image_files, open_image
+from eligo.images import SUFFIXES, image_files, open_image, upright_size
 from eligo.patches.data.lines import read_json_texts
 from eligo.patches.retrieval.store import Kind
+from eligo.train.check import DataCheck, listed
 
 
 class Loaded(NamedTuple):
@@ -88,6 +89,16 @@ class ImageFiles:
                     f"{missing[0]!r}; expected one for every image"
                 )
         return cls(root, found, dense)
+
+    def check(self) -> list[str]:
+        """Look at every file; why some cannot be read. None that can is an error."""
+        check = DataCheck()
+        readable = check.each("images", self.ids, lambda name: upright_size(self.root / name))
+        if not readable:
+            raise InputError(
+                f"{self.root}: none of {len(self.ids)} images can be read; {listed(check.problems)}"
+            )
+        return check.problems
 
     @property
     def about(self) -> dict[str, Any]:

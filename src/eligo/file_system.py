@@ -91,6 +91,7 @@ def put(temporary: Path, target: Path) -> None:
         return
     with aside(target.parent, OLD) as hidden:
         old = hidden / target.name
+        temporary.chmod(stat.S_IMODE(target.stat().st_mode))
         target.rename(old)
         try:
             temporary.rename(target)

@@ -140,7 +140,9 @@ def test_killed_and_resumed_byte_by_byte(model, tmp_path):
     process.start()
     process.join(PROCESS_SECONDS)
     assert process.exitcode == -signal.SIGKILL
-    (tmp_path / "index" / ".shard_00002.safetensors.0123.tmp").write_bytes(b"half")
+    half = tmp_path / "index" / ".eligo-0123456789ab.tmp"
+    half.mkdir()
+    (half / "shard_00002.safetensors").write_bytes(b"half")
     with pytest.raises(InputError, match=r"not finished .2 of 3 shards"):
         IndexFolder(tmp_path / "index")
     before = (tmp_path / "index" / "shard_00000.safetensors").stat().st_mtime_ns
@@ -217,8 +219,9 @@ def test_no_index_among_other_files(model, tmp_path):
         build(model, ImageFiles.under(folder), folder)
     assert sorted(path.name for path in folder.iterdir()) == [".mine.tmp", "a.png"]
     left = tmp_path / "left"
-    left.mkdir()
-    (left / ".index.json.0123.tmp").write_text("killed right at the start")
+    (left / ".eligo-0123456789ab.tmp").mkdir(parents=True)
+    (left / ".eligo-0123456789ab.tmp" / "index.json").write_text("killed right at the start")
+    (left / ".eligo.lock").write_text("")
     assert build(model, ImageFiles.under(folder), left).entries == 1
     assert "index.json" in contents(left)
 

@@ -4,6 +4,7 @@ Help and unknown commands are answered from a static table; only the command tha
 imported, so that `eligo --help` needs neither torch nor a second.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -43,6 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _stdout_is_closed():
             raise
         return 141
+    except OSError as error:  # files are written by `eligo.files`, so this was stdout
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        _drop_stdout()
+        print(f"error: the output cannot be written ({error.strerror})", file=sys.stderr)
+        return 2
     except SystemExit as exit:  # tyro has said what was wrong, or shown the help
         if isinstance(exit.code, int | None):
             return exit.code or 0
@@ -60,9 +67,14 @@ def _stdout_is_closed() -> bool:
     try:
         print(flush=True)  # unbuffered output kept nothing that a mere flush would retry
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return True
     return False
+
+
+def _drop_stdout() -> None:
+    """What is still to be printed goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(args: list[str]) -> int:

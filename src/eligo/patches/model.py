@@ -29,13 +29,11 @@ from eligo.patches.encoders import ImageEncoder, Picture, TextEncoder, words_of
 from eligo.patches.match.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.match.sides import Images, Texts, split_tokens
-from eligo.pretrained import STOCK_FILES, find_model, quiet_transformers
+from eligo.pretrained import find_model, quiet_transformers
 from eligo.train.weights import load_weights, save_weights
 
-_HOLDS = (
-    "config.yaml", "heads.safetensors", "net.safetensors",
-    *(f"{folder}/{file}" for folder in ("vision", "text") for file in STOCK_FILES),
-)  # fmt: skip
+_NET = "net.safetensors"
+_HOLDS = ("config.yaml", "heads.safetensors", _NET, "vision/*", "text/*")
 Pictures = Sequence[Picture] | UInt8[Tensor, "images 3 height width"]
 
 
@@ -151,7 +149,7 @@ class RetrievalModel(nn.Module):
             "text": self.text_encoder.backbone,
         }
         with (
-            writing_folder(folder, marker="config.yaml", holds=_HOLDS) as made,
+            writing_folder(folder, marker=_NET, holds=_HOLDS) as made,
             quiet_transformers(),
         ):
             for name, backbone in backbones.items():
@@ -173,7 +171,7 @@ class RetrievalModel(nn.Module):
 
         By its folder, by the name of one that comes with eligo, or by its name on the hub.
         """
-        folder = find_model(name, "net.safetensors")
+        folder = find_model(name, _NET)
         folder = folder / "model" if (folder / "model" / "config.yaml").is_file() else folder
         if not (folder / "vision").is_dir() or not (folder / "config.yaml").is_file():
             raise InputError(

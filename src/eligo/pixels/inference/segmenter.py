@@ -52,7 +52,7 @@ class Segmenter:
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a folder for `from_pretrained`; `dtype` torch.float16 halves it."""
-        with writing_folder(folder, marker="config.yaml", holds=_HOLDS) as made:
+        with writing_folder(folder, marker=_FILES[1], holds=_HOLDS) as made:
             save_weights(made, {"model": self.model}, dtype)
             config, words = plain_config(self.config), self.config.text.encoder
             if isinstance(words, TableTextConfig) and self.encoder:  # it travels with the weights

@@ -150,7 +150,7 @@ def save_vlm(
     """Write a folder for `load_vlm` and stock `from_pretrained`: half precision, 10 MB shards."""
     with (
         quiet_transformers(),
-        writing_folder(folder, marker="config.json", holds=STOCK_FILES) as made,
+        writing_folder(folder, marker="processor_config.json", holds=STOCK_FILES) as made,
     ):
         deepcopy(model).half().save_pretrained(made, max_shard_size="10MB")
         processor.save_pretrained(made)

@@ -17,7 +17,7 @@ import tyro
 
 from eligo.cli.flags import flags_of
 from eligo.cli.registry import config_class, configs_of
-from eligo.config import Config, Layer, override, read_layer, validate
+from eligo.config import Config, Layer, read_layer, validate
 from eligo.errors import ConfigError, InputError
 
 _SMOKE = "Shrink everything to see it run through in seconds; the results mean nothing."
@@ -69,7 +69,7 @@ def _written(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build(cls: type[Config], layer: Layer, flags: dict[str, Any], smoke: bool) -> Config:
-    config = validate(cls, override(layer, flags))
+    config = validate(cls, layer, flags)
     if not smoke:
         return config
     try:  # what the user asks for by name wins over the shrinking too

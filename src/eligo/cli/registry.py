@@ -99,5 +99,5 @@ def load_run_config(
     source: Source, overrides: Mapping[str, Any] | None = None, family: str | None = None
 ) -> Config:
     """The validated config of a run, of whatever class its `task:` names."""
-    layer = override(read_layer(source, family), overrides or {})
-    return validate(config_class(layer), layer)
+    layer = read_layer(source, family)
+    return validate(config_class(override(layer, overrides or {})), layer, overrides)

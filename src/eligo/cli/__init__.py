@@ -64,7 +64,7 @@ def _print_any_text() -> None:
 
 
 def _check_words(args: list[str]) -> None:
-    """Bytes that are no UTF-8 come in as halves of characters, which no file can be written with."""
+    """Bytes that are no UTF-8 come in as halves of characters, which no text file can hold."""
     for number, arg in enumerate(args, 1):
         if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in arg):
             raise InputError(

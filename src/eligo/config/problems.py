@@ -135,24 +135,28 @@ def _nearest_key(path: tuple[str, ...], parent: Any, root: tuple[type[BaseModel]
     if found:
         return f"; did you mean {'.'.join((*path[:-1], found))}?"
     # The right key one level off is the other common slip.
-    elsewhere = [key for key in _valid_keys(*root) if key.split(".")[-1] == path[-1]]
+    elsewhere = [key for key in dotted_keys(*root) if key.split(".")[-1] == path[-1]]
     elsewhere = [key for key in elsewhere if key != ".".join(path)]
     if elsewhere:
         return f"; did you mean {elsewhere[0]}?"
     return f"; valid keys here: {', '.join(siblings)}"
 
 
-def _valid_keys(config: type[BaseModel], tree: Any, prefix: str = "") -> Iterator[str]:
-    """Every dotted key that is accepted, given the members of unions that a tree chooses."""
+def dotted_keys(
+    config: type[BaseModel], tree: Mapping[str, Any] | None = None, prefix: str = ""
+) -> Iterator[str]:
+    """Every key of a config and of the configs in it; with a tree, of the members it chooses."""
     for name, field in config.model_fields.items():
         yield prefix + name
-        value = tree.get(name) if isinstance(tree, Mapping) else None
+        value = None if tree is None else tree.get(name, {})
         inner = configs_in(field.annotation)
         if isinstance(field.discriminator, str) and isinstance(value, Mapping):
             chosen = _member(field.annotation, value.get(field.discriminator, ""))
             inner = [chosen] if chosen in inner else []
-        if len(inner) == 1:  # of several, nobody knows which is meant
-            yield from _valid_keys(inner[0], value, f"{prefix}{name}.")
+        if tree is not None and (len(inner) > 1 or not isinstance(value, Mapping)):
+            continue  # nobody knows which is meant
+        for one in inner:
+            yield from dotted_keys(one, value, f"{prefix}{name}.")
 
 
 def _nearest_value(value: Any, expected: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from eligo.demos.exam.config import ExamConfig
 from eligo.demos.pipeline.config import DemosTrainConfig
 from eligo.demos.pipeline.train import train_selector
-from eligo.files import write_text
+from eligo.files import read_json, understanding, write_text
 
 TRAINED = "trained.json"
 Tell = Callable[[str, int, int], None]
@@ -54,7 +54,10 @@ def is_trained(config: ExamConfig, taught: Path, out: Path, arm: str, seed: int)
     """Whether a training has ended that was asked for in the same words."""
     run = config.run(arm, seed, taught, out)
     mark = run.train.folder / TRAINED
-    return mark.is_file() and json.loads(mark.read_text("utf-8"))["asked"] == _asked(run)
+    if not mark.is_file():
+        return False
+    with understanding(mark, "the result of a training; remove it to train again"):
+        return read_json(mark)["asked"] == _asked(run)
 
 
 def _asked(run: DemosTrainConfig) -> dict[str, Any]:

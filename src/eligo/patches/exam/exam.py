@@ -21,7 +21,7 @@ from accelerate import PartialState
 from jaxtyping import Float
 from torch import Tensor
 
-from eligo.files import write_text
+from eligo.files import read_json, understanding, write_text
 from eligo.patches.data.config import ScenesDataConfig
 from eligo.patches.data.scene_source import SceneSet, SceneSource
 from eligo.patches.exam.config import ExamConfig
@@ -156,8 +156,9 @@ class Exam:
         path = config.train.folder / RESULT
         if not path.is_file():
             return None
-        found = json.loads(path.read_text("utf-8"))
-        return found if found.items() >= self._asked(config).items() else None
+        with understanding(path, "the result of a run; remove it to run again"):
+            found = read_json(path)
+            return found if found.items() >= self._asked(config).items() else None
 
 
 def _help(config: ExamConfig, out: Path) -> None:

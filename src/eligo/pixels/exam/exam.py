@@ -17,7 +17,7 @@ from typing import Any
 
 from eligo.config import load_config
 from eligo.errors import ConfigError, EligoError
-from eligo.files import write_text
+from eligo.files import read_json, understanding, write_text
 from eligo.pixels.data.scene_source import SceneSource
 from eligo.pixels.exam.arms import ARMS
 from eligo.pixels.exam.config import ExamConfig
@@ -146,11 +146,12 @@ def _stored(run: PixelsTrainConfig) -> dict[str, Any] | None:
     path = run.train.folder / RESULT
     if not path.is_file():
         return None
-    found = json.loads(path.read_text("utf-8"))
-    try:
-        asked = _asked(load_config(PixelsTrainConfig, found["asked"]))
-    except ConfigError:
-        return None
+    found = read_json(path)
+    with understanding(path, "the result of a run; remove it to run again"):
+        try:
+            asked = _asked(load_config(PixelsTrainConfig, dict(found["asked"])))
+        except ConfigError:
+            return None
     return found if asked == _asked(run) else None
 
 

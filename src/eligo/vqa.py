@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from eligo.errors import InputError
-from eligo.files import json_lines, read_json
+from eligo.reading import json_lines, read_json
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DIGITS = {"none": "0", **{word: str(number) for number, word in enumerate(_NUMBERS)}}

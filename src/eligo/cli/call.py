@@ -35,25 +35,25 @@ def call(
         args = translate(args)  # flags that another program's documents give for the same things
     source = args[0] if args and not args[0].startswith("-") else None
     names = configs_of(expected, family)
-    layer = read_layer(source or next(iter(default), None), family, names)
+    layer = read_layer(next(iter(default), None) if source is None else source, family, names)
     needs_config = (
         f"{prog} needs a CONFIG right after it: a YAML file, or one shipped "
         f"({', '.join(names) or 'none'})"
     )
-    if not (source or default) and "task" not in expected.model_fields:
+    if source is None and not default and "task" not in expected.model_fields:
         if not {"-h", "--help"} & set(args):
             raise InputError(needs_config)
         cls = expected
     else:
         cls = config_class(layer, expected)
-    given = _parsed(_arguments_type(function, cls, layer, names), args[bool(source) :], prog)
-    if stray := given.pop("CONFIG"):
+    given = _parsed(_arguments_type(function, cls, layer, names), args[source is not None :], prog)
+    if (stray := given.pop("CONFIG")) is not None:
         raise InputError(
             f"got {str(stray)!r} where no word was expected: CONFIG comes first ({prog} CONFIG "
             "[--key value ...]), and what is on or off takes no value (--key or --no_key)"
         )
     flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
-    if names and not (source or default or _required(cls) <= flags.keys()):
+    if names and not (source is not None or default or _required(cls) <= flags.keys()):
         raise InputError(needs_config)
     return function(config=_build(cls, layer, flags, smoke), **given)
 

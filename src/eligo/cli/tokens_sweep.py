@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from eligo.cli.console import compact_table, print_result, results
 from eligo.errors import InputError, MissingExtraError
-from eligo.files import read_json, write_text
+from eligo.files import write_text
+from eligo.reading import read_json
 from eligo.tokens.measure.sweep_config import SweepConfig
 
 logger = logging.getLogger("eligo.tokens")

@@ -21,7 +21,7 @@ from eligo.demos.data.query import Query
 from eligo.demos.data.records import Record
 from eligo.demos.data.views import Embeddings
 from eligo.errors import InputError
-from eligo.files import make_folder, read_json, understanding, write_text
+from eligo.files import make_folder, write_text
 from eligo.pretrained import find_model
 from eligo.selection import Selection
 
@@ -247,11 +247,11 @@ def load_selector(name: str | Path) -> PoolSelector:
         folder = folder / INNER
     path = folder / ABOUT
     try:
-        about = read_json(path)
+        about = json.loads(path.read_text(encoding="utf-8"))
         expected, kind, found = about.pop("format"), about.pop("kind"), about.pop("pool")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError) as error:
         raise InputError(f"{folder}: is no saved selector ({error!r}); expected {ABOUT}") from error
-    if expected != _FORMAT or not isinstance(kind, str) or kind not in _KINDS:
+    if expected != _FORMAT or kind not in _KINDS:
         raise InputError(
             f"{path}: got format {expected!r}, kind {kind!r}; expected {_FORMAT} and one of "
             f"{', '.join(sorted(_KINDS))}"
@@ -262,7 +262,6 @@ def load_selector(name: str | Path) -> PoolSelector:
             f"{folder}: its pool has hash {pool.content_hash}, but the selector was saved with "
             f"{found}; save it again, or use selector.add and selector.remove to change a pool"
         )
-    with understanding(path, f"the settings of a {kind} selector; save it again"):
-        selector = _KINDS[kind]._restore(about, folder, pool)
+    selector = _KINDS[kind]._restore(about, folder, pool)
     selector._pool = pool
     return selector

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import eligo
 from eligo.errors import InputError, OutputError
-from eligo.files import clear_unfinished, read_json, writing
+from eligo.files import clear_unfinished, writing
+from eligo.reading import read_json
 from eligo.scenes.dataset import SceneDataset, SceneItem, SceneText, scene_texts
 from eligo.scenes.export_config import ExportConfig
 from eligo.scenes.formats import FORMATS, Choices, Encode

@@ -5,7 +5,6 @@ each loadable alone. Nothing in the folder is run: a name that is not known is a
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from eligo.errors import InputError
-from eligo.files import read_json, understanding, write_text
+from eligo.files import write_text
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.reducer import Reducer
 
@@ -55,12 +54,17 @@ def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
             f"{folder}: no {PLAN} in it; expected the folder of a saved plan (Plan.save), or of "
             "a run of `eligo tokens train` or one of its checkpoints"
         )
-    described = read_json(path)
+    try:
+        described = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise InputError(
+            f"{path}: not valid JSON ({error}); write it again with Plan.save"
+        ) from None
     found = described.get("format") if isinstance(described, dict) else None
     if found != _FORMAT:
         raise InputError(f"{path}: got format {found!r}, expected {_FORMAT!r}")
     build = _Builder(folder, reducers)
-    with understanding(path, "a saved plan; write it again with Plan.save"):
+    try:
         first = described["stage1"]
         stage1 = None if first is None else Stage1(build(first["reducer"]), *_amount(first))
         cuts = [
@@ -68,11 +72,15 @@ def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
             for cut in described["cuts"]
         ]
         return Plan(stage1, cuts, described["positions"], described["size_bias"])
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"{path}: field {error} is missing or malformed; write it again with Plan.save"
+        ) from error
 
 
 def _places(folder: Path) -> tuple[Path, ...]:
     """Its own; for a checkpoint, its run's, which is written once: only the parts change."""
-    inside = Path(os.path.realpath(folder))  # `best` and `last` are links
+    inside = folder.resolve()  # `best` and `last` are links
     run = [inside.parents[1] / PLAN] if inside.parent.name == "checkpoints" else []
     return (folder / PLAN, *run)
 

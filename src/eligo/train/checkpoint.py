@@ -9,16 +9,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from eligo.config.yaml import dump_yaml
-from eligo.files import read_json, understanding
+from eligo.reading import read_json, understanding
 from eligo.train.ema import WeightAverage
 from eligo.train.log import Meter
 from eligo.train.processes import Processes
 from eligo.train.update import Updater
-from eligo.train.weights import load_weights, read_tensors, save_weights
+from eligo.train.weights import load_weights, save_weights
 
 
 @dataclass
@@ -88,7 +88,7 @@ class RunState:
             self.meter.load(summary["meter"])
             self.updater.load(
                 {
-                    name: read_tensors(state / f"optimizer_{name}.safetensors")
+                    name: load_file(state / f"optimizer_{name}.safetensors")
                     for name in self.updater.optimizers
                 },
                 summary["counters"],

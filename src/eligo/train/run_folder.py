@@ -5,6 +5,7 @@ kept) and `config.yaml`; its `state/` holds what only resuming needs. It is writ
 name and renamed, so that a folder called `step_...` is always whole.
 """
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,15 +15,7 @@ from typing import Any
 from eligo.config import Config
 from eligo.config.yaml import dump_yaml, read_yaml
 from eligo.errors import ConfigError, InputError, OutputError
-from eligo.files import (
-    clear_unfinished,
-    make_folder,
-    parse_json,
-    read_text,
-    understanding,
-    write_text,
-    writing,
-)
+from eligo.files import clear_unfinished, make_folder, write_text, writing
 from eligo.train.config import TrainConfig
 
 _MAY_CHANGE = {
@@ -64,13 +57,10 @@ class RunFolder:
             self.settle(best, keep)
         if self.metrics.exists():
             # The last line may be torn: a line counts only with its newline.
-            lines = read_text(self.metrics).split("\n")[:-1]
-            kept = []
-            for number, line in enumerate(lines, 1):
-                where = f"{self.metrics}:{number}"
-                with understanding(where, "the metrics of a step; remove the line"):
-                    if parse_json(line, self.metrics, number)["step"] <= step:
-                        kept.append(line + "\n")
+            lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
+            kept = [
+                line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step
+            ]
             write_text(self.metrics, "".join(kept))
 
     def abandon(self) -> None:
@@ -81,8 +71,7 @@ class RunFolder:
 
     def steps(self) -> list[int]:
         """Steps of the whole checkpoints, ascending."""
-        names = (path.name[5:] for path in self.checkpoints.glob("step_*"))
-        return sorted(int(name) for name in names if name.isdecimal())
+        return sorted(int(path.name[5:]) for path in self.checkpoints.glob("step_*"))
 
     def checkpoint(self, step: int) -> Path:
         """Folder of the checkpoint after `step` steps."""

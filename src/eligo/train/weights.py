@@ -5,6 +5,7 @@ Tied tensors are stored once, under their first name.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from eligo.errors import InputError
-from eligo.files import regular_file
 from eligo.pretrained import misfits, refuse_misfits
 
 
@@ -54,29 +54,26 @@ def load_weights(folder: Path, modules: Mapping[str, nn.Module]) -> None:
             raise InputError(f"no weights for {name!r} in {folder}: expected {single.name}")
         if len(files) > 1 and not files[0].stem.endswith(f"-of-{len(files):05d}"):
             raise InputError(f"weights of {name!r} in {folder} lack a shard: found {len(files)}")
-        stored = {key: value for file in files for key, value in read_tensors(file).items()}
+        stored = {key: value for file in files for key, value in _read(file).items()}
         problems += _fill(name, module, stored)
     refuse_misfits(folder, problems)
 
 
 def read_pickled(path: Path, *, holds: str, made_by: str, allowed: Sequence[type] = ()) -> Any:
     """What `torch.save` wrote: tensors in plain containers, and `allowed`; nothing is executed."""
-    regular_file(path)
     try:
         with torch.serialization.safe_globals(list(allowed)):
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except Exception:  # a damaged file raises all kinds of things
+    except (UnpicklingError, RuntimeError, EOFError):
         raise InputError(
             f"{path}: no checkpoint, or one that holds more than {holds} and would have to be "
             f"executed to be read; expected what {made_by}"
         ) from None
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file."""
-    regular_file(file)
+def _read(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:

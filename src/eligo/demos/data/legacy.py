@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from eligo.demos.data.pickles import refuse_pickle
 from eligo.errors import InputError
-from eligo.files import read_json, understanding
+from eligo.reading import read_json, understanding
 
 
 class Labelled(NamedTuple):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from eligo.errors import InputError
-from eligo.files import json_lines
+from eligo.reading import json_lines
 
 
 class Line:

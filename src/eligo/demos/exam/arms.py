@@ -10,7 +10,8 @@ from typing import Any
 from eligo.demos.exam.config import ExamConfig
 from eligo.demos.pipeline.config import DemosTrainConfig
 from eligo.demos.pipeline.train import train_selector
-from eligo.files import read_json, understanding, write_text
+from eligo.files import write_text
+from eligo.reading import read_json, understanding
 
 TRAINED = "trained.json"
 Tell = Callable[[str, int, int], None]

@@ -8,6 +8,7 @@ Their guides name the three projections as we do; V2's attention is torch's `Mul
 and its norm a `LayerNorm`, under whatever name.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from eligo.demos.models.build import build_model
 from eligo.demos.models.config import AnyPointerConfig
 from eligo.demos.models.pointer import PointerSelector
 from eligo.errors import InputError
-from eligo.files import read_json
 from eligo.pretrained import find_model, misfits, refuse_misfits
 from eligo.train.weights import load_weights, read_pickled, save_weights
 
@@ -56,19 +56,15 @@ def load_pointer(name: str | Path) -> PointerSelector:
 
 def _config(folder: Path) -> AnyPointerConfig:
     if (folder / SELECTOR).is_file():
-        tree: Any = read_json(folder / SELECTOR)
+        tree: Any = json.loads((folder / SELECTOR).read_text("utf-8"))
     elif (folder / CONFIG).is_file():
         tree = read_yaml(folder / CONFIG)[0]
     else:
         raise InputError(f"{folder}: has weights, but no {CONFIG} that says of what")
     try:
-        return _ADAPTER.validate_python(tree.get("model", tree) if isinstance(tree, dict) else tree)
+        return _ADAPTER.validate_python(tree.get("model", tree))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise InputError(
-            f"{folder}: its config is of no pointer selector ({key}: {first['msg']})"
-        ) from None
+        raise InputError(f"{folder}: its config is of no pointer selector ({error})") from None
 
 
 def import_pointer(path: Path, config: AnyPointerConfig) -> PointerSelector:

@@ -11,7 +11,7 @@ from typing import Any
 
 from eligo.demos.data.pool import Pool
 from eligo.errors import InputError
-from eligo.files import read_json, write_text
+from eligo.files import write_text
 
 POOL, QUERIES, ABOUT = "pool", "queries", "embed.json"
 
@@ -26,10 +26,8 @@ def save_embedded(folder: Path, pool: Pool, queries: Pool, about: dict[str, Any]
 def open_embedded(folder: Path) -> tuple[Pool, Pool, dict[str, Any]]:
     """Examples, queries, and how they were embedded."""
     try:
-        about = read_json(folder / ABOUT)
-        if not isinstance(about, dict):
-            raise InputError(f"{folder / ABOUT}: got {about!r:.60}, expected an object")
-    except InputError as error:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise InputError(
             f"{folder}: holds no embedded examples ({error}); make it with `eligo demos embed "
             f"--data examples.jsonl --out {folder}`"

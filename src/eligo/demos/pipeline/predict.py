@@ -1,5 +1,6 @@
 """A trained selector at work: candidates as in training, picks, and why not the next best."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from eligo.demos.models.pretrained import FILE
 from eligo.demos.pipeline.train import PIPELINE
 from eligo.demos.selector import INNER, load_selector
 from eligo.errors import InputError
-from eligo.files import read_json
 from eligo.pretrained import shipped_models
 
 
@@ -53,10 +53,10 @@ def open_selector(folder: Path, num_candidates: int | None = None) -> Deployed:
         )
     inner = folder / INNER if (folder / INNER).is_dir() else folder
     try:
-        about = read_json(inner / PIPELINE)
+        about = json.loads((inner / PIPELINE).read_text(encoding="utf-8"))
         settings, encoder = SamplerConfig(**about["sampler"]), about["embed"]["encoder"]
         prompt = about["prompt"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{folder}: holds no trained selector ({error!r}); `eligo demos train` writes one"
         ) from None

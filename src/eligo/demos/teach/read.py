@@ -4,6 +4,7 @@ Scores are computed from the log-probabilities that were kept, so any objective 
 whichever one the beams were ranked by.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from eligo.demos.teach.config import Objective
 from eligo.demos.teach.shards import FORMAT, META, RECORDS, scores_file
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
-from eligo.files import read_json
 
 Labels = Literal["best", "weighted"]
 OnBadLabel = Literal["error", "ignore"]
@@ -45,14 +45,13 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """What a teacher's folder depends on."""
     path = folder / META
     try:
-        meta = read_json(path)
-    except InputError as error:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise InputError(
             f"{folder}: has no {META} ({error}); `eligo demos teach` writes it"
         ) from None
-    found = meta.get("format") if isinstance(meta, dict) else None
-    if found != FORMAT:
-        raise InputError(f"{path}: got format {found!r:.60}, expected {FORMAT}")
+    if meta.get("format") != FORMAT:
+        raise InputError(f"{path}: got format {meta.get('format')!r}, expected {FORMAT}")
     return meta
 
 

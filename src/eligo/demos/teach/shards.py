@@ -23,7 +23,8 @@ from eligo.demos.data.lines import read_lines
 from eligo.demos.hosts.prompt import UnscorableError
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
-from eligo.files import read_json, write_text, writing
+from eligo.files import write_text, writing
+from eligo.reading import read_json
 
 FORMAT = 1
 META, RECORDS, PARTS = "meta.json", "records.jsonl", "parts"

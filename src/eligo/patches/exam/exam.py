@@ -21,7 +21,7 @@ from accelerate import PartialState
 from jaxtyping import Float
 from torch import Tensor
 
-from eligo.files import read_json, understanding, write_text
+from eligo.files import write_text
 from eligo.patches.data.config import ScenesDataConfig
 from eligo.patches.data.scene_source import SceneSet, SceneSource
 from eligo.patches.exam.config import ExamConfig
@@ -34,6 +34,7 @@ from eligo.patches.measure.metrics import AT, DirectionMetrics, retrieval_metric
 from eligo.patches.model import RetrievalModel
 from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.task import train_model
+from eligo.reading import read_json, understanding
 from eligo.report.provenance import provenance
 
 RESULT = "result.json"

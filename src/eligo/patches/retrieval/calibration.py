@@ -16,11 +16,12 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.files import read_json, understanding, write_text
+from eligo.files import write_text
 from eligo.patches.match.sides import Images, Texts
 from eligo.patches.retrieval.search import Searcher
 from eligo.patches.retrieval.stage1 import guesses_of
 from eligo.patches.retrieval.store import IndexFolder
+from eligo.reading import read_json, understanding
 
 TOP, TARGET = 10, 0.995
 FILE = "stage1.json"

@@ -27,12 +27,9 @@ from torch import Tensor, nn
 from eligo.errors import InputError
 from eligo.files import (
     clear_unfinished,
-    json_lines,
     make_folder,
-    parse_json,
-    read_json,
+    numbered_lines,
     refuse_strange,
-    understanding,
     write_text,
     writing,
 )
@@ -117,9 +114,8 @@ def _difference(folder: Path, before: Manifest, now: Manifest, ids: Sequence[str
             return f"with {name} {found[name]!r}, not {value!r}"
     if not (folder / IDS).exists():
         return f"of other {now.kind} than those there are now"
-    with understanding(folder, "an index"):
-        rows = (row for name in (IDS, SKIPPED) for _, row in json_lines(folder / name))
-        old, new = {row["id"] for row in rows}, set(ids)
+    lines = (line for name in (IDS, SKIPPED) for _, line in numbered_lines(folder / name))
+    old, new = {json.loads(line)["id"] for line in lines}, set(ids)
     if old == new:
         return f"of other {now.kind}: some have changed since"
     return f"of other {now.kind}: {len(new - old)} new and {len(old - new)} gone since"
@@ -185,9 +181,7 @@ class Shard:
     @property
     def told(self) -> dict[str, Any]:
         """What was written beside the tensors: entries and skipped inputs."""
-        with understanding(self.path, "a shard of an index; remove it and index again"):
-            told = parse_json((self._file.metadata() or {})[_METADATA], self.path)
-            return {name: list(told[name]) for name in ("entries", "skipped")}
+        return json.loads((self._file.metadata() or {})[_METADATA])
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -222,13 +216,7 @@ class IndexFolder:
     @cached_property
     def entries(self) -> list[dict[str, Any]]:
         """What each entry is: its id, and its text in a text index."""
-        found = [row for _, row in json_lines(self.folder / IDS)]
-        if len(found) != len(self) or not all(isinstance(row.get("id"), str) for row in found):
-            raise InputError(
-                f"{self.folder / IDS}: got {len(found)} lines, expected {len(self)}, one with an "
-                "id for each entry of the shards; remove it and run `eligo patches index` again"
-            )
-        return found
+        return [json.loads(line) for _, line in numbered_lines(self.folder / IDS)]
 
     def gather(
         self, rows: Int[Tensor, " rows"], pick: Callable[[dict[str, Tensor], Tensor], Any]
@@ -254,8 +242,8 @@ def read_manifest(folder: Path) -> Manifest:
     """What the folder promises."""
     path = folder / MANIFEST
     try:
-        found = read_json(path)
-    except InputError as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         images = folder if any(image_files(folder)) else "IMAGES"
         is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
         out = folder if is_free else folder.parent / f"{folder.resolve().name}.index"

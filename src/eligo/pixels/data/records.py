@@ -10,7 +10,6 @@ import numpy as np
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
-from eligo.files import json_lines, numbered_lines
 from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
 from eligo.pixels.data.config import (
     FilesConfig,
@@ -19,6 +18,7 @@ from eligo.pixels.data.config import (
     RoomsDataConfig,
     SunDataConfig,
 )
+from eligo.reading import json_lines, numbered_lines
 from eligo.train.rng import mix
 
 Split = Literal["train", "validation", "test"]

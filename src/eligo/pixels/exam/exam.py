@@ -17,7 +17,7 @@ from typing import Any
 
 from eligo.config import load_config
 from eligo.errors import ConfigError, EligoError
-from eligo.files import read_json, understanding, write_text
+from eligo.files import write_text
 from eligo.pixels.data.scene_source import SceneSource
 from eligo.pixels.exam.arms import ARMS
 from eligo.pixels.exam.config import ExamConfig
@@ -26,6 +26,7 @@ from eligo.pixels.exam.summary import summarise
 from eligo.pixels.exam.tokens import LearnedTokensTask
 from eligo.pixels.training.config import PixelsTrainConfig
 from eligo.pixels.training.task import PixelsTask
+from eligo.reading import read_json, understanding
 from eligo.report.provenance import provenance
 from eligo.train import fit, load_weights
 

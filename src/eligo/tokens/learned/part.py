@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from eligo.config import Config, load_config
 from eligo.config.yaml import read_yaml
 from eligo.errors import InputError
-from eligo.files import read_json, understanding, write_text
+from eligo.files import write_text
 from eligo.pretrained import find_model
-from eligo.train.weights import load_weights, read_tensors, save_weights
+from eligo.train.weights import load_weights, save_weights
 
 PartT = TypeVar("PartT", bound="Part")
 Shapes = Mapping[str, tuple[int, ...]]
@@ -57,13 +58,10 @@ class Part(nn.Module):
         folder = cls._find(find_model(name, f"{cls.file_name}.safetensors"))
         described = folder / f"{cls.file_name}.json"
         if described.is_file():
-            shape = read_json(described)
-            if not isinstance(shape, dict):
-                raise InputError(f"{described}: got {shape!r:.60}, expected an object")
+            shape = _read_json(described)
         elif (folder / "config.yaml").is_file():
             run = read_yaml(folder / "config.yaml")[0]
-            with understanding(folder / "config.yaml", "the config of a run"):
-                shape = cls.shape_of_run(run, _shapes(folder / f"{cls.file_name}.safetensors"))
+            shape = cls.shape_of_run(run, _shapes(folder / f"{cls.file_name}.safetensors"))
         else:
             raise InputError(
                 f"{folder}: got {cls.file_name}.safetensors without {described.name} or a run's "
@@ -88,5 +86,13 @@ def _places(folder: str | Path) -> tuple[Path, Path]:
     return Path(folder), Path(folder) / "best"
 
 
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: not valid JSON: {error}") from None
+
+
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in read_tensors(path).items()}
+    with safe_open(path, framework="pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118

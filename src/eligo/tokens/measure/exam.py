@@ -18,7 +18,8 @@ from typing import Any, Literal
 import torch
 
 from eligo.errors import InputError
-from eligo.files import kept_json, read_json, understanding, write_text
+from eligo.files import kept_json, write_text
+from eligo.reading import read_json, understanding
 from eligo.report.provenance import provenance
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import SceneExamples

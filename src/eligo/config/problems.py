@@ -80,8 +80,6 @@ def _in_words(
     context = problem.get("ctx", {})
     if kind == "extra_forbidden":
         return path, "unknown key" + _nearest_key(path, parent, root)
-    if kind == "invalid_key":
-        return path, "got a key that is no text, expected a name; put it in quotes if it is one"
     if kind == "missing":
         return path, f"missing{_doc(path, parent)}"
     if kind == "union_tag_invalid":

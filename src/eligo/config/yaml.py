@@ -206,6 +206,9 @@ def _check_nodes(node: yaml.Node, path: KeyPath) -> None:
         if not isinstance(key, yaml.ScalarNode):
             raise _RefusedError("got a list or mapping as a key, expected a name", key.start_mark)
         _check_nodes(key, key_path)
+        if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
+            told = f"got {name!r:.60} as a key, expected a name; put it in quotes if it is one"
+            raise _RefusedError(told, key.start_mark)
         if name in first and name != "<<":
             dotted = ".".join(key_path)
             told = f"{dotted}: written twice, first on line {first[name]}; keep one"

@@ -41,6 +41,19 @@ def regular_file(path: str | Path) -> Path:
         return Path(path)
 
 
+def is_special(path: Path) -> bool:
+    """Whether something is there that is neither a file nor a folder, so that opening it may wait.
+
+    >>> is_special(Path("."))
+    False
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 @contextmanager
 def _opened(path: str | Path) -> Iterator[BinaryIO]:
     try:

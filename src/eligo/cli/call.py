@@ -9,8 +9,9 @@ which shipped config is meant when none is given.
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import make_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
@@ -19,6 +20,7 @@ from eligo.cli.flags import flags_of
 from eligo.cli.registry import config_class, configs_of
 from eligo.config import Config, Layer, read_layer, validate
 from eligo.errors import ConfigError, InputError
+from eligo.reading import is_special
 
 _SMOKE = "Shrink everything to see it run through in seconds; the results mean nothing."
 
@@ -30,7 +32,9 @@ def call(
     hint = get_type_hints(function, include_extras=True).get("config")
     expected, *default = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if not (isinstance(expected, type) and issubclass(expected, Config)):
-        return function(**_parsed(_dataclass(function, _own_flags(function)), args, prog))
+        given = _parsed(_dataclass(function, _own_flags(function)), args, prog)
+        _refuse_pipes(given)
+        return function(**given)
     if (translate := getattr(expected, "words", None)) is not None:
         args = translate(args)  # flags that another program's documents give for the same things
     source = args[0] if args and not args[0].startswith("-") else None
@@ -55,7 +59,21 @@ def call(
     flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
     if names and not (source is not None or default or _required(cls) <= flags.keys()):
         raise InputError(needs_config)
-    return function(config=_build(cls, layer, flags, smoke), **given)
+    config = _build(cls, layer, flags, smoke)
+    _refuse_pipes(given)
+    _refuse_pipes(config.model_dump())
+    return function(config=config, **given)
+
+
+def _refuse_pipes(given: Any, key: str = "") -> None:
+    """Whatever reads a path that is a pipe would wait for ever; writing to one is fine."""
+    if isinstance(given, Mapping):
+        for name, value in given.items():
+            _refuse_pipes(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(given, Path) and key.split(".")[-1] != "out" and is_special(given):
+        raise InputError(
+            f"--{key}: {given} is a pipe, socket or device; expected a file or a folder"
+        )
 
 
 def _required(cls: type[Config]) -> set[str]:

@@ -3,6 +3,7 @@
 Questions on one image are one group: they never help each other.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ def read_items(
 
 def image_group(path: str) -> str:
     """What groups the questions on one image: the file, however its path is written."""
-    return str(Path(path).resolve())
+    return os.path.realpath(path)
 
 
 def as_query(queries: Pool, row: int) -> Query:

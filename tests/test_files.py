@@ -134,5 +134,5 @@ def test_texts_of_other_people(tmp_path: Path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match=r"cannot be read as UTF-8 text"):
         list(numbered_lines(path))
-    with pytest.raises(InputError, match=r"cannot be read as UTF-8 text"):
+    with pytest.raises(InputError, match=r"is a folder; expected a file"):
         read_text(tmp_path)

@@ -207,7 +207,7 @@ def test_files_that_are_no_json(files, tmp_path):
     questions, annotations, images = files()
     text = questions.read_text()
     questions.write_text(text.replace('"question_id"', "question_id"))
-    with pytest.raises(InputError, match=r"q\.json:6: not JSON: .* at column"):
+    with pytest.raises(InputError, match=r"q\.json:6:\d+: not valid JSON"):
         read_vqa(questions, annotations, images)
     questions.write_text("[1]")
     with pytest.raises(InputError, match="got a list, expected a JSON object"):
@@ -228,8 +228,8 @@ GOOD = {"image": "a.png", "question": "Is it red?", "answers": ["yes"]}
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"own\.jsonl:3: not JSON"),
-        ("[]", r"own\.jsonl:3: got a list"),
+        ("{", r"own\.jsonl:3:2: not valid JSON"),
+        ("[]", r"own\.jsonl:3: got '\[\]', expected a JSON object"),
         (json.dumps({**GOOD, "image": "b.png"}), r"own\.jsonl:3: image: there is no file .*b\.png"),
         (json.dumps({**GOOD, "question": ""}), r"own\.jsonl:3: question: is empty"),
         (json.dumps({**GOOD, "answers": []}), r"own\.jsonl:3: answers: got \[\]"),

@@ -1,4 +1,4 @@
-"""Files that are whole or not there (written aside, then renamed), and texts that people wrote.
+"""Files that are whole or not there (written aside, then renamed). For reading, see `reading`.
 
 All output of eligo goes through this module, so that these rules hold for every file:
 
@@ -34,6 +34,9 @@ from eligo.file_system import (
     sync_file,
     target_of,
 )
+from eligo.reading import numbered_lines as numbered_lines
+from eligo.reading import read_json
+from eligo.reading import read_text as read_text
 
 _MAX_NAME_BYTES = 200  # file systems allow 255; what is appended to a name needs some of them
 
@@ -203,32 +206,11 @@ def checked_name(name: str) -> str:
     return name
 
 
-def read_text(path: str | Path) -> str:
-    """A text file of whoever made it; the mark that some editors put first is no text."""
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as UTF-8 text ({error})") from None
-
-
-def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, and their numbers.
-
-    Only a newline ends a line: `str.splitlines` would also cut at U+2028 and the like, which JSON
-    may hold inside a text.
-    """
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if line.strip():
-            yield number, line
-
-
 def kept_json(path: Path, key: Any, make: Callable[[], Any]) -> Any:
     """What a file holds, made and written anew if anything it depends on, `key`, has changed."""
     if path.is_file():
-        found = json.loads(path.read_text("utf-8"))
-        if found["key"] == key:
+        found = read_json(path)
+        if isinstance(found, dict) and {"key", "made"} <= found.keys() and found["key"] == key:
             return found["made"]
     made = make()
     write_text(path, json.dumps({"key": key, "made": made}) + "\n")

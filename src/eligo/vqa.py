@@ -10,7 +10,6 @@ normalised (the program leaves them alone where all annotators agree), curly apo
 straight ones, and fewer than four annotators are enough: see `vqa_accuracy`.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from eligo.errors import InputError
-from eligo.files import numbered_lines, read_text
+from eligo.reading import json_lines, read_json
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DIGITS = {"none": "0", **{word: str(number) for number, word in enumerate(_NUMBERS)}}
@@ -161,9 +160,8 @@ def read_vqa_lines(
     path = Path(path)
     folder = path.parent if images is None else Path(images)
     examples, seen = [], set()
-    for number, line in numbered_lines(path):
+    for number, row in json_lines(path):
         where = f"{path}:{number}"
-        row = _parse(line, where)
         name = str(row.get("id", number))
         if name in seen:
             raise InputError(f"{where}: id: {name} occurs twice")
@@ -174,7 +172,7 @@ def read_vqa_lines(
         asked = need_answers or "answers" in row
         answers = _field(row, "answers", list, where) if asked else []
         if (asked and not answers) or not all(isinstance(answer, str) for answer in answers):
-            raise InputError(f"{where}: answers: got {answers!r}, expected one text or more")
+            raise InputError(f"{where}: answers: got {answers!r:.80}, expected one text or more")
         kind = str(row.get("kind", ""))
         examples.append(
             VqaExample(name, image, _text(row, "question", where), tuple(answers), kind)
@@ -217,17 +215,9 @@ def _image_finder(folder: Path, subtype: str):
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return _parse(read_text(path), str(path))
-
-
-def _parse(text: str, where: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        line = "" if re.search(r":\d+$", where) else f":{error.lineno}"
-        raise InputError(f"{where}{line}: not JSON: {error.msg} at column {error.colno}") from None
+    document = read_json(path)
     if not isinstance(document, dict):
-        raise InputError(f"{where}: got {_kind(document)}, expected a JSON object")
+        raise InputError(f"{path}: got {_kind(document)}, expected a JSON object")
     return document
 
 
@@ -251,7 +241,7 @@ def _field(row: Any, name: str, kind: type, where: str) -> Any:
         raise InputError(f"{where}: {name}: missing, expected {_KINDS[kind]} (there is: {has})")
     value = row[name]
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise InputError(f"{where}: {name}: got {value!r}, expected {_KINDS[kind]}")
+        raise InputError(f"{where}: {name}: got {value!r:.80}, expected {_KINDS[kind]}")
     return value
 
 
@@ -263,4 +253,4 @@ def _text(row: dict[str, Any], name: str, where: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    return _KINDS.get(type(value), repr(value))
+    return _KINDS.get(type(value), repr(value)[:80])

@@ -202,7 +202,7 @@ def test_all_problems_of_a_file_at_once(rejected):
         ("mni.yaml", "mni.yaml: no such config file; did you mean mini.yaml?"),
         (".", "neither a file nor a shipped config"),
         ("list.yaml", "list.yaml: got a list, expected `key: value` lines"),
-        ("binary.yaml", "binary.yaml: expected UTF-8 text"),
+        ("binary.yaml", "binary.yaml:1: cannot be read as UTF-8 text"),
         ("empty.yaml", "empty.yaml: task: missing; expected a task: plain"),
     ],
 )

@@ -81,7 +81,7 @@ def test_bad_labels(tmp_path: Path, picks: list[str], message: str):
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ("{", "a.json:1: is no JSON"),
+        ("{", "a.json:1:2: not valid JSON"),
         ('{"t0": {"icds": []}, "t0": {"icds": []}}', "'t0' comes twice"),
         ([], "expected an object of queries"),
         ({"t0": 3}, "t0: got 3, expected an object"),

@@ -127,7 +127,7 @@ def test_bad_files_are_named(tmp_path):
     a_pool().save(tmp_path)
     lines = (tmp_path / "items.jsonl").read_text().splitlines()
     for text, message in [
-        ("\n".join([lines[0], "{oops"]), "items.jsonl:2: is no JSON"),
+        ("\n".join([lines[0], "{oops"]), "items.jsonl:2:2: not valid JSON"),
         ("\n".join([lines[0], lines[0]]), "items.jsonl:2: id: 'a' stood in line 1 already"),
         ('{"name": "a"}', "items.jsonl:1: id: got only name, expected text"),
         ("[1]", "items.jsonl:1: got [1], expected an object"),

@@ -297,7 +297,7 @@ def test_bad_pictures(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", r"train\.jsonl:2: no JSON"),
+        ("{", r"train\.jsonl:2:2: not valid JSON"),
         ("[]", "expected a JSON object"),
         ('{"image": "a.png"}', "id: got None"),
         ('{"id": "b"}', "image: got None"),

@@ -5,11 +5,13 @@ imported, so that `eligo --help` needs neither torch nor a second.
 """
 
 import errno
+import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
+import eligo
 from eligo import __version__
 from eligo.cli.commands import ABOUT, COMMANDS, Command
 from eligo.cli.interrupts import kept_interrupts
@@ -24,7 +26,9 @@ _FOOTER = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code. Only a bug of ours escapes as an exception."""
     args = list(sys.argv[1:] if argv is None else argv)
+    _print_any_text()
     try:
+        _check_words(args)
         with kept_interrupts():
             code = _dispatch(args)
         sys.stdout.flush()  # here, where a closed pipe can still be handled
@@ -44,12 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _stdout_is_closed():
             raise
         return 141
-    except OSError as error:  # files are written by `eligo.files`, so this was stdout
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+    except (OSError, MemoryError) as error:
+        told = _refused_by_the_system(error)
+        if told is None:
             raise
-        _drop_stdout()
-        print(f"error: the output cannot be written ({error.strerror})", file=sys.stderr)
-        return 2
+        print(f"error: {told}", file=sys.stderr)
+        return 2 if isinstance(error, OSError) else 1
     except SystemExit as exit:  # tyro has said what was wrong, or shown the help
         if isinstance(exit.code, int | None):
             return exit.code or 0
@@ -60,6 +64,39 @@ def _ended(code: int) -> int:
     if "eligo.train.processes" in sys.modules:  # trained, perhaps in several processes
         sys.modules["eligo.train.processes"].end(code)
     return code
+
+
+def _print_any_text() -> None:
+    """Names of files may hold what the terminal's encoding cannot show: escape that."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _check_words(args: list[str]) -> None:
+    """Bytes that are no UTF-8 come in as halves of characters, which no text file can hold."""
+    for number, arg in enumerate(args, 1):
+        if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in arg):
+            raise InputError(
+                f"argument {number}: got {arg!r:.80}, expected UTF-8 text without NUL; rename "
+                "the file, or type the text again"
+            )
+
+
+def _refused_by_the_system(error: OSError | MemoryError) -> str | None:
+    """What to say of an error that no code of ours foresaw; None for a bug, with its traceback.
+
+    The line is drawn at the path: an operating system that refuses one outside this package (a
+    name too long, a folder closed to us, a link to itself) is about what the user gave.
+    """
+    if isinstance(error, MemoryError):
+        return "not enough memory for this; make the batch, the model or the files smaller"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        _drop_stdout()  # files are written by `eligo.files`, so this was stdout
+        return f"the output cannot be written ({error.strerror})"
+    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    if not path or os.path.realpath(path).startswith(os.path.dirname(eligo.__file__)):  # noqa: PTH120
+        return None
+    return f"{path}: {error.strerror}; give another path, or change its permissions"
 
 
 def _stdout_is_closed() -> bool:

@@ -9,8 +9,9 @@ which shipped config is meant when none is given.
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import make_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
@@ -18,9 +19,10 @@ import tyro
 from eligo.cli.flags import flags_of
 from eligo.cli.registry import config_class, configs_of
 from eligo.cli.result_file import check_out
-from eligo.config import Config, Layer, override, read_layer, validate
+from eligo.config import Config, Layer, read_layer, validate
 from eligo.errors import ConfigError, InputError
 from eligo.files import check_folder
+from eligo.reading import is_special
 from eligo.train.config import TrainConfig
 
 _SMOKE = (
@@ -37,33 +39,36 @@ def call(
     expected, *default = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if not (isinstance(expected, type) and issubclass(expected, Config)):
         given = _parsed(_dataclass(function, _own_flags(function)), args, prog)
+        _refuse_pipes(given)
         _check_out(function, given)
         return function(**given)
     if (translate := getattr(expected, "words", None)) is not None:
         args = translate(args)  # flags that another program's documents give for the same things
     source = args[0] if args and not args[0].startswith("-") else None
     names = configs_of(expected, family)
-    layer = read_layer(source or next(iter(default), None), family, names)
+    layer = read_layer(next(iter(default), None) if source is None else source, family, names)
     needs_config = (
         f"{prog} needs a CONFIG right after it: a YAML file, or one shipped "
         f"({', '.join(names) or 'none'})"
     )
-    if not (source or default) and "task" not in expected.model_fields:
+    if source is None and not default and "task" not in expected.model_fields:
         if not {"-h", "--help"} & set(args):
             raise InputError(needs_config)
         cls = expected
     else:
         cls = config_class(layer, expected)
-    given = _parsed(_arguments_type(function, cls, layer, names), args[bool(source) :], prog)
-    if stray := given.pop("CONFIG"):
+    given = _parsed(_arguments_type(function, cls, layer, names), args[source is not None :], prog)
+    if (stray := given.pop("CONFIG")) is not None:
         raise InputError(
             f"got {str(stray)!r} where no word was expected: CONFIG comes first ({prog} CONFIG "
             "[--key value ...]), and what is on or off takes no value (--key or --no_key)"
         )
     flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
-    if names and not (source or default or _required(cls) <= flags.keys()):
+    if names and not (source is not None or default or _required(cls) <= flags.keys()):
         raise InputError(needs_config)
-    given["config"] = _build(cls, layer, flags, smoke)
+    given["config"] = config = _build(cls, layer, flags, smoke)
+    _refuse_pipes({**given, "config": None})
+    _refuse_pipes(config.model_dump())
     _check_out(function, given)
     return function(**given)
 
@@ -77,6 +82,17 @@ def _check_out(function: Callable[..., Any], given: dict[str, Any]) -> None:
         check_folder(train.folder)
 
 
+def _refuse_pipes(given: Any, key: str = "") -> None:
+    """Whatever reads a path that is a pipe would wait for ever; writing to one is fine."""
+    if isinstance(given, Mapping):
+        for name, value in given.items():
+            _refuse_pipes(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(given, Path) and key.split(".")[-1] != "out" and is_special(given):
+        raise InputError(
+            f"--{key}: {given} is a pipe, socket or device; expected a file or a folder"
+        )
+
+
 def _required(cls: type[Config]) -> set[str]:
     return {name for name, field in cls.model_fields.items() if field.is_required()}
 
@@ -88,7 +104,7 @@ def _written(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build(cls: type[Config], layer: Layer, flags: dict[str, Any], smoke: bool) -> Config:
-    config = validate(cls, override(layer, flags))
+    config = validate(cls, layer, flags)
     if not smoke:
         return config
     try:  # what the user asks for by name wins over the shrinking too

@@ -1,5 +1,6 @@
 """`eligo demos convert`: a trained selector or learner to ship, or weights of other programs."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,7 +33,7 @@ def run(
         half: Store in half precision.
         json: Print one JSON document.
     """
-    if out.resolve() == source.resolve():
+    if os.path.realpath(out) == os.path.realpath(source):
         raise InputError(f"--out: {out} is where it comes from; give another folder")
     learner = _learner(source)
     if learner is not None:

@@ -40,6 +40,7 @@ def run(
         raise InputError("give --taught (a teacher's records), or --data (queries to answer)")
     if shots < 1:
         raise InputError(f"--shots: got {shots}, expected at least 1")
+    from eligo.config import load_config
     from eligo.demos.hosts.config import DemosHostConfig
     from eligo.demos.pipeline.config import RecordsConfig
     from eligo.demos.pipeline.evaluate import answering, ranking
@@ -56,11 +57,8 @@ def run(
     if data is not None:
         pool, queries, _ = open_embedded(data)
         _same_pool(deployed, pool, data)
-        host = DemosHostConfig.model_validate(
-            {
-                "model": model, "batch_size": batch_size, "device": device, **deployed.prompt,
-            }
-        )  # fmt: skip
+        told = {"model": model, "batch_size": batch_size, "device": device, **deployed.prompt}
+        host = load_config(DemosHostConfig, None, told)
         scorer, generator = _asked(host, pool, queries)
         found["answers"] = answering(deployed, queries, shots, scorer, generator, num_queries)
     write_result_file(out, device, found)

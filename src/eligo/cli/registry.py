@@ -69,6 +69,9 @@ def config_class(
 
     Of the registered tasks only those `offered` are taken, by default all.
     """
+    own = expected.model_fields.get("task")
+    if offered is None and own is not None and own.default in TASKS:
+        offered = (own.default,)  # others are not for this command, so they are not proposed
     names = TASKS if offered is None else offered
     task = layer.tree.get("task")
     if task is None and "task" in expected.model_fields:
@@ -99,5 +102,5 @@ def load_run_config(
     source: Source, overrides: Mapping[str, Any] | None = None, family: str | None = None
 ) -> Config:
     """The validated config of a run, of whatever class its `task:` names."""
-    layer = override(read_layer(source, family), overrides or {})
-    return validate(config_class(layer), layer)
+    layer = read_layer(source, family)
+    return validate(config_class(override(layer, overrides or {})), layer, overrides)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from eligo.cli.console import compact_table, print_result, results
 from eligo.errors import InputError, MissingExtraError
 from eligo.files import write_text
+from eligo.reading import read_json
 from eligo.tokens.measure.sweep_config import SweepConfig
 
 logger = logging.getLogger("eligo.tokens")
@@ -80,11 +81,14 @@ def _read(path: Path, config: SweepConfig) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     try:
-        found = json_module.loads(path.read_text("utf-8"))
+        found = read_json(path)
         asked, arms = found["asked"], {arm["key"]: arm for arm in found["arms"]}
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path}: no result of a sweep; give another --out") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path}: no result of a sweep ({error!r:.80}); give another --out"
+        ) from None
     wanted = config.asked
+    asked = asked if isinstance(asked, dict) else {}
     other = [key for key in wanted if asked.get(key) != wanted[key]]
     if other:
         raise InputError(

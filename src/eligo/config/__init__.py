@@ -5,13 +5,21 @@ result is validated once: what a later layer repairs is no error, and a problem 
 the file and line, or the flag, that its value came from.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from eligo.config.layers import Layer, completed, override, plain_layer
+from eligo.config.layers import (
+    Layer,
+    completed,
+    override,
+    plain_layer,
+    refuse_odd_sections,
+    refuse_odd_values,
+)
 from eligo.config.nearest import did_you_mean
 from eligo.config.problems import describe
 from eligo.config.yaml import dump_yaml, read_yaml
@@ -29,7 +37,11 @@ class Config(BaseModel):
     """Base of every config: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
     )
 
     def replace(self: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
@@ -52,11 +64,21 @@ def load_config(
 
     Keys of `overrides` may be dotted or nested; they win over the file.
     """
-    return validate(cls, override(read_layer(source), overrides or {}))
+    return validate(cls, read_layer(source), overrides)
 
 
-def validate(cls: type[ConfigT], layer: Layer) -> ConfigT:
-    """The config that a layer describes; all its problems in one `ConfigError`."""
+def validate(
+    cls: type[ConfigT], layer: Layer, overrides: Mapping[str, Any] | None = None
+) -> ConfigT:
+    """The config that a layer describes; all its problems in one `ConfigError`.
+
+    `overrides` win, but they do not hide a section of the layer that is no mapping.
+    """
+    refuse_odd_values(layer)
+    if overrides:
+        refuse_odd_sections(cls, cls.translated(layer))
+        layer = override(layer, overrides)
+        refuse_odd_values(layer)
     layer = completed(cls, cls.translated(layer))
     try:
         return cls.model_validate(layer.tree)
@@ -77,25 +99,57 @@ def shipped_configs(family: str | None = None) -> list[str]:
     )
 
 
-def find_config(family: str | None, name: str | Path, names: Sequence[str] | None = None) -> Path:
+def find_config(
+    family: str | None,
+    name: str | Path,
+    names: Sequence[str] | None = None,
+    readers: Sequence[Path] = (),
+) -> Path:
     """The file meant by a path, or by the name of a shipped config.
 
     `names` are those to offer where there is none such; the family's, if they are not given.
+    `readers` extend the file, so they are not offered.
     """
-    path = Path(name)
-    if path.is_file():
-        return path
-    if path.suffix in (".yaml", ".yml"):
-        near = [entry.name for entry in path.parent.glob("*") if entry.suffix == path.suffix]
-        raise ConfigError(f"{path}: no such config file{did_you_mean(path.name, near)}")
-    for shipped in (SHIPPED / (family or "") / f"{name}.yaml", SHIPPED / f"{name}.yaml"):
-        if shipped.is_file():
-            return shipped
+    try:
+        found = _find_file(family, Path(name), readers)
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:  # a name too long, a folder that is closed to us, NUL
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{name}: cannot be opened ({why}); expected a YAML file") from None
+    if found is not None:
+        return found
     names = shipped_configs(family) if names is None else names
     listed = f"shipped with eligo: {', '.join(names)}" if names else "none are shipped"
     raise ConfigError(
-        f"{name}: neither a file nor a shipped config{did_you_mean(str(name), names)} ({listed})"
+        f"{str(name) or repr(name)}: neither a file nor a shipped config"
+        f"{did_you_mean(str(name), names)} ({listed})"
     )
+
+
+def _find_file(family: str | None, path: Path, readers: Sequence[Path]) -> Path | None:
+    if path.is_file():
+        return path
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path}: is a pipe, socket or device; expected a YAML file")
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_dir():
+            raise ConfigError(f"{path}: is a folder; expected a YAML file")
+        beside = [entry for entry in _listed(path.parent) if entry.suffix == path.suffix]
+        near = [str(entry) for entry in beside if entry not in readers]
+        raise ConfigError(f"{path}: no such config file{did_you_mean(str(path), near)}")
+    for shipped in (SHIPPED / (family or "") / f"{path}.yaml", SHIPPED / f"{path}.yaml"):
+        if shipped.is_file():
+            return shipped
+    return None
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The files in a folder; none if it cannot be listed."""
+    try:
+        return [entry for entry in folder.iterdir() if entry.is_file()]
+    except OSError:
+        return []
 
 
 def read_layer(
@@ -113,7 +167,7 @@ def read_layer(
 
 
 def _read_file(path: Path, readers: tuple[Path, ...]) -> Layer:
-    if path.resolve() in [reader.resolve() for reader in readers]:
+    if os.path.realpath(path) in map(os.path.realpath, readers):
         circle = " -> ".join(str(step) for step in (*readers, path))
         raise ConfigError(f"{path}: extends: goes in a circle: {circle}")
     tree, lines = read_yaml(path)
@@ -124,10 +178,11 @@ def _read_file(path: Path, readers: tuple[Path, ...]) -> Layer:
         return layer
     where = layer.where(("extends",))
     if not isinstance(extends, str):
-        raise ConfigError(f"{where}got {extends!r}, expected one path or shipped config name")
+        raise ConfigError(f"{where}got {extends!r:.80}, expected one path or shipped config name")
     beside = path.parent / extends
     try:
-        base = find_config(None, beside if beside.suffix or beside.is_file() else extends)
+        is_path = beside.suffix or os.path.isfile(beside)  # noqa: PTH113 (never raises)
+        base = find_config(None, beside if is_path else extends, readers=(*readers, path))
     except ConfigError as error:
         raise ConfigError(f"{where}{error}") from None
     return layer.over(_read_file(base, (*readers, path)))

@@ -5,15 +5,21 @@ of a config lies over that config's default, and when a layer picks another memb
 (`kind: files`), the keys that lower layers wrote for the previous member go.
 """
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from eligo.config.problems import configs_in
 from eligo.config.yaml import KeyPath
+from eligo.errors import ConfigError
+
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
 
 FLAG = "--"
 """The origin of a key that was given on the command line, not in a file."""
@@ -71,6 +77,62 @@ def completed(cls: type[BaseModel], layer: Layer) -> Layer:
     """The layer over the defaults of the configs that it changes in part; see the header."""
     layer = layer.over(plain_layer(_defaults(cls, layer.tree)))
     return Layer(_without_stale(cls, layer.tree, layer, ()), layer.origins, layer.height)
+
+
+def refuse_odd_values(layer: Layer) -> None:
+    """No setting is a number beyond 64 bits, or a text that no file name or tokenizer takes."""
+    for path, value in _values(layer.tree, ()):
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            told = f"got a whole number of {len(str(value))} digits, expected one of 64 bits"
+        elif isinstance(value, float) and not math.isfinite(value):
+            told = f"got {value}, expected a finite number"
+        elif isinstance(value, str) and _UNUSABLE.search(value):
+            told = f"got {value!r:.80}, expected text without NUL and in whole Unicode characters"
+        else:
+            continue
+        raise ConfigError(layer.where(path) + told)
+
+
+def refuse_odd_sections(cls: type[BaseModel], layer: Layer, path: KeyPath = ()) -> None:
+    """A section that is no mapping is an error, also where flags would replace it."""
+    tree: Any = layer.tree
+    for name in path:
+        tree = tree[name]
+    for name, info in cls.model_fields.items():
+        inner, here = configs_in(info.annotation), (*path, name)
+        if name not in tree or not (inner and set(_members(info.annotation)) <= {*inner, None}):
+            continue
+        if isinstance(tree[name], Mapping):
+            if len(inner) == 1:
+                refuse_odd_sections(inner[0], layer, here)
+        elif tree[name] is not None or None not in _members(info.annotation):
+            keys = ", ".join(dict.fromkeys(key for one in inner for key in one.model_fields))
+            raise ConfigError(
+                f"{layer.where(here)}got {tree[name]!r:.80}, expected a mapping with the keys "
+                f"{keys}; mend it in the file"
+            )
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The classes of a union, `None` for no value; otherwise the annotation itself."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [member for part in get_args(annotation) for member in _members(part)]
+    return [None if annotation is type(None) else annotation]
+
+
+def _values(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            if isinstance(key, str) and _UNUSABLE.search(key):
+                yield path, key
+            yield from _values(value, (*path, str(key)))
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from _values(value, (*path, str(index)))
+    else:
+        yield path, tree
 
 
 def default_of(info: FieldInfo) -> Any:

@@ -3,10 +3,13 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_LONGEST = 200  # characters: the time grows with their square
+
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The most similar of the words, if any is similar."""
-    return next(iter(get_close_matches(word, list(words), n=1, cutoff=0.6)), None)
+    """The most similar of the words, if any is similar; never the word itself."""
+    others = [other for other in words if other != word]
+    return next(iter(get_close_matches(word[:_LONGEST], others, n=1, cutoff=0.6)), None)
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:

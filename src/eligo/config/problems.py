@@ -29,7 +29,7 @@ def describe(
     found: dict[tuple[str, ...], list[str]] = {}
     for problem in error.errors(include_url=False):
         path, annotation = _locate(problem["loc"], cls, tree)
-        path, words = _in_words(problem, path, annotation, cls)
+        path, words = _in_words(problem, path, annotation, (cls, tree))
         found.setdefault(path, []).append(words)
     if _TASK in found:  # a file for another command: all else would be wrong as well
         found = {_TASK: found[_TASK]}
@@ -42,7 +42,11 @@ def _locate(loc: Sequence[int | str], cls: type[BaseModel], tree: Any) -> tuple[
     Pydantic also puts the names of union members into locations; those are left out.
     """
     path, annotation, parent, value = [], cls, cls, tree
+    tag = None
     for part in loc:
+        if tag is not None and isinstance(value, Mapping) and part == value.get(tag):
+            annotation, tag = _member(annotation, part), None
+            continue
         fields = [config.model_fields.get(str(part)) for config in configs_in(annotation)]
         field = next(filter(None, fields), None)
         is_key = isinstance(value, Mapping) and part in value
@@ -51,8 +55,10 @@ def _locate(loc: Sequence[int | str], cls: type[BaseModel], tree: Any) -> tuple[
             annotation = _member(annotation, part)
             continue
         parent = annotation
+        tag = None
         if field:
             annotation = field.annotation
+            tag = field.discriminator if isinstance(field.discriminator, str) else None
         value = value[part] if is_key or is_index else None  # pyright: ignore[reportOptionalSubscript, reportArgumentType, reportCallIssue]
         path.append(str(part))
     return tuple(path), parent
@@ -68,7 +74,7 @@ def _member(annotation: Any, name: int | str) -> Any:
 
 
 def _in_words(
-    problem: Any, path: tuple[str, ...], parent: Any, root: type[BaseModel]
+    problem: Any, path: tuple[str, ...], parent: Any, root: tuple[type[BaseModel], Any]
 ) -> tuple[tuple[str, ...], str]:
     kind, message, got = problem["type"], problem["msg"], _short(problem["input"])
     context = problem.get("ctx", {})
@@ -121,25 +127,34 @@ def _keys_at(parent: Any, path: tuple[str, ...]) -> list[str]:
     return [name for config in configs_in(parent) for name in config.model_fields]
 
 
-def _nearest_key(path: tuple[str, ...], parent: Any, root: type[BaseModel]) -> str:
+def _nearest_key(path: tuple[str, ...], parent: Any, root: tuple[type[BaseModel], Any]) -> str:
     siblings = list(dict.fromkeys(k for config in configs_in(parent) for k in config.model_fields))
     found = nearest(path[-1], siblings)
     if found:
         return f"; did you mean {'.'.join((*path[:-1], found))}?"
     # The right key one level off is the other common slip.
-    elsewhere = [key for key in dotted_keys(root) if key.endswith(f".{path[-1]}")]
+    elsewhere = [key for key in dotted_keys(*root) if key.split(".")[-1] == path[-1]]
     elsewhere = [key for key in elsewhere if key != ".".join(path)]
     if elsewhere:
         return f"; did you mean {elsewhere[0]}?"
     return f"; valid keys here: {', '.join(siblings)}"
 
 
-def dotted_keys(config: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every key of a config and of the configs in it."""
+def dotted_keys(
+    config: type[BaseModel], tree: Mapping[str, Any] | None = None, prefix: str = ""
+) -> Iterator[str]:
+    """Every key of a config and of the configs in it; with a tree, of the members it chooses."""
     for name, field in config.model_fields.items():
         yield prefix + name
-        for inner in configs_in(field.annotation):
-            yield from dotted_keys(inner, f"{prefix}{name}.")
+        value = None if tree is None else tree.get(name, {})
+        inner = configs_in(field.annotation)
+        if isinstance(field.discriminator, str) and isinstance(value, Mapping):
+            chosen = _member(field.annotation, value.get(field.discriminator, ""))
+            inner = [chosen] if chosen in inner else []
+        if tree is not None and (len(inner) > 1 or not isinstance(value, Mapping)):
+            continue  # nobody knows which is meant
+        for one in inner:
+            yield from dotted_keys(one, value, f"{prefix}{name}.")
 
 
 def _nearest_value(value: Any, expected: str) -> str:

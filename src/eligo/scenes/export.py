@@ -17,6 +17,7 @@ import eligo
 from eligo.errors import InputError, OutputError
 from eligo.files import clear_unfinished, is_unused, write_bytes, write_text
 from eligo.locks import one_writer
+from eligo.reading import read_json
 from eligo.scenes.dataset import SceneDataset, SceneItem, SceneText, scene_texts
 from eligo.scenes.export_config import ExportConfig
 from eligo.scenes.formats import FORMATS, Choices, Encode
@@ -85,11 +86,13 @@ def _begin(config: ExportConfig, out: Path) -> None:
 
 def _refuse_another(manifest: Path, config: ExportConfig) -> None:
     try:
-        saved = json.loads(manifest.read_text(encoding="utf-8"))
+        saved = read_json(manifest)
         there = {"eligo": saved["eligo"], **_flat(saved["config"])}
         for split in _MAY_GROW:
             if not isinstance(there[split], int):
                 raise TypeError(f"{split} is {there[split]!r}, no number of scenes")
+    except InputError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{manifest}: not the manifest of an export ({error!r})") from None
     here = {"eligo": eligo.__version__, **_flat(config.model_dump(mode="json"))}

@@ -14,6 +14,7 @@ from torch import nn
 
 from eligo.config.yaml import dump_yaml
 from eligo.files import write_text
+from eligo.reading import read_json, understanding
 from eligo.tensors import save_tensors
 from eligo.train.ema import WeightAverage
 from eligo.train.log import Meter
@@ -86,16 +87,17 @@ class RunState:
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
         state = folder / "state"
-        summary = json.loads((state / "state.json").read_text("utf-8"))
-        self.standing = Standing(**summary["standing"])
-        self.meter.load(summary["meter"])
-        self.updater.load(
-            {
-                name: load_file(state / f"optimizer_{name}.safetensors")
-                for name in self.updater.optimizers
-            },
-            summary["counters"],
-        )
+        summary = read_json(state / "state.json")
+        with understanding(state, "what `save` wrote; resume from an older checkpoint"):
+            self.standing = Standing(**summary["standing"])
+            self.meter.load(summary["meter"])
+            self.updater.load(
+                {
+                    name: load_file(state / f"optimizer_{name}.safetensors")
+                    for name in self.updater.optimizers
+                },
+                summary["counters"],
+            )
         if self.average is None:
             load_weights(folder, self.modules)
         else:

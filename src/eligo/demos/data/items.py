@@ -3,8 +3,7 @@
 Questions on one image are one group: they never help each other.
 """
 
-import json
-from collections import Counter
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from eligo.demos.data.pool import Pool
 from eligo.demos.data.query import Query
 from eligo.demos.data.text import read_texts
 from eligo.errors import InputError
-from eligo.files import read_text
 from eligo.vqa import VqaExample, read_vqa, read_vqa_lines, usual_answer
 
 
@@ -69,7 +67,7 @@ def read_items(
 
 def image_group(path: str) -> str:
     """What groups the questions on one image: the file, however its path is written."""
-    return str(Path(path).resolve())
+    return os.path.realpath(path)
 
 
 def as_query(queries: Pool, row: int) -> Query:
@@ -86,24 +84,6 @@ def as_query(queries: Pool, row: int) -> Query:
 def answers_of(payload: Any) -> Sequence[str]:
     """All annotators' answers."""
     return payload.get("answers") or [payload["answer"]]
-
-
-def read_json(path: Path) -> Any:
-    """A whole JSON file; what is wrong with it is said with its line, a name that comes twice by
-    that name."""
-    refuse_pickle(path)
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            name = Counter(name for name, _ in pairs).most_common(1)[0][0]
-            raise InputError(f"{path}: {name!r} comes twice in one object; keep one of them")
-        return found
-
-    try:
-        return json.loads(read_text(path), object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: is no JSON ({error.msg})") from None
 
 
 def _of_vqa(example: VqaExample) -> Item:

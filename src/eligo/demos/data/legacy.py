@@ -10,8 +10,9 @@ first, so the query is dropped and the rest reversed.
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eligo.demos.data.items import read_json
+from eligo.demos.data.pickles import refuse_pickle
 from eligo.errors import InputError
+from eligo.reading import read_json, understanding
 
 
 class Labelled(NamedTuple):
@@ -29,7 +30,8 @@ class Labelled(NamedTuple):
 def read_legacy(path: str | Path) -> list[list[Labelled]]:
     """For each query its lists, the best first."""
     path = Path(path)
-    document = read_json(path)
+    refuse_pickle(path)
+    document = read_json(path, unique_keys=True)
     if not isinstance(document, dict) or not document:
         raise InputError(f"{path}: expected an object of queries, {{query: {{...}}}}")
     return [_lists(path, str(query), entry) for query, entry in document.items()]
@@ -78,4 +80,5 @@ def _numbers(value: Any, length: int, where: str) -> list[float]:
         or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in value)
     ):
         raise InputError(f"{where}: got {value!r:.60}, expected {length} numbers")
-    return [float(number) for number in value]
+    with understanding(where, "numbers"):
+        return [float(number) for number in value]

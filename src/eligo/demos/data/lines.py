@@ -1,12 +1,11 @@
 """JSON lines, read so that a bad one is named: path, line, field."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from eligo.errors import InputError
-from eligo.files import numbered_lines
+from eligo.reading import json_lines
 
 
 class Line:
@@ -36,16 +35,7 @@ class Line:
 def read_lines(path: str | Path) -> Iterator[Line]:
     """Every object of a file; empty lines are passed over."""
     path = Path(path)
-    for number, line in numbered_lines(path):
-        try:
-            fields = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"{path}:{number}: is no JSON ({error.msg}, column {error.colno}); expected one "
-                "object on each line"
-            ) from error
-        if not isinstance(fields, dict):
-            raise InputError(f"{path}:{number}: got {fields!r:.60}, expected an object {{...}}")
+    for number, fields in json_lines(path):
         yield Line(path, number, fields)
 
 

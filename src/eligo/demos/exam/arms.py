@@ -11,6 +11,7 @@ from eligo.demos.exam.config import ExamConfig
 from eligo.demos.pipeline.config import DemosTrainConfig
 from eligo.demos.pipeline.train import train_selector
 from eligo.files import write_text
+from eligo.reading import read_json, understanding
 
 TRAINED = "trained.json"
 Tell = Callable[[str, int, int], None]
@@ -54,7 +55,10 @@ def is_trained(config: ExamConfig, taught: Path, out: Path, arm: str, seed: int)
     """Whether a training has ended that was asked for in the same words."""
     run = config.run(arm, seed, taught, out)
     mark = run.train.folder / TRAINED
-    return mark.is_file() and json.loads(mark.read_text("utf-8"))["asked"] == _asked(run)
+    if not mark.is_file():
+        return False
+    with understanding(mark, "the result of a training; remove it to train again"):
+        return read_json(mark)["asked"] == _asked(run)
 
 
 def _asked(run: DemosTrainConfig) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from eligo.config import load_config
 from eligo.demos.data.pool import Pool
 from eligo.demos.hosts.config import DemosHostConfig
 from eligo.demos.hosts.generator import HostGenerator
@@ -23,7 +24,7 @@ def answer(
     payload = {"question": question, "answer": "", "image": image}
     asked = Pool(["asked"], torch.ones(1, 1), payload=[payload])
     told = {"model": model, "device": device, **deployed.prompt}
-    host = DemosHostConfig.model_validate(told)
+    host = load_config(DemosHostConfig, None, told)
     generator = HostGenerator(
         load_reader(host), deployed.selector.pool, asked, placement=host.placement
     )

@@ -26,6 +26,7 @@ from eligo.demos.hosts.prompt import UnscorableError
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
 from eligo.files import remove_file, remove_folder, write_text
+from eligo.reading import read_json
 from eligo.tensors import save_tensors
 
 FORMAT = 1
@@ -120,10 +121,9 @@ def agree_on_meta(folder: Path, meta: dict[str, Any]) -> None:
     if not path.exists():
         write_text(path, json.dumps(meta, indent=1) + "\n")
         return
-    try:
-        there = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path}: is no JSON ({error}); choose another --out") from None
+    there = read_json(path)
+    if not isinstance(there, dict):
+        raise InputError(f"{path}: got {there!r:.60}, expected an object; choose another --out")
     different = [key for key in meta if key != DATA and there.get(key) != meta[key]]
     if different:
         key = different[0]

@@ -6,16 +6,15 @@ file's imgid, cocoid or filename), or lines with `text` alone (and `model_id`, `
 order of the images, if there are as many.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from eligo.errors import InputError
-from eligo.files import read_text
 from eligo.patches.data.config import KarpathyDataConfig
 from eligo.patches.data.lines import by_image, read_json_texts
+from eligo.reading import read_json
 
 Split = Literal["train", "val", "test"]
 _SPLIT_OF = {"train": "train", "restval": "train", "val": "val", "test": "test"}
@@ -54,12 +53,12 @@ def read_captions(config: KarpathyDataConfig, split: Split) -> list[CaptionedIma
 
 
 def _read_karpathy(path: Path, folder: Path) -> list[tuple[str, CaptionedImage]]:
-    try:
-        entries = list(json.loads(read_text(path))["images"])
-    except (ValueError, KeyError, TypeError):
+    document = read_json(path)
+    entries = document.get("images") if isinstance(document, dict) else None
+    if not isinstance(entries, list):
         raise InputError(
             f'{path}: expected a Karpathy file, {{"images": [...]}}, as dataset_flickr30k.json'
-        ) from None
+        )
     images = []
     for index, entry in enumerate(entries):
         where = f"{path}: images[{index}]"

@@ -1,11 +1,10 @@
 """Texts of JSON lines with `text`. What is wrong is named by its line."""
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from eligo.errors import InputError
-from eligo.files import numbered_lines
+from eligo.reading import json_lines
 
 JsonText = tuple[int, str | None, str]
 """Number of a line, id (if it has one) and text."""
@@ -13,16 +12,10 @@ JsonText = tuple[int, str | None, str]
 
 def read_json_texts(path: Path, key: str) -> Iterator[JsonText]:
     """Every row of a file of JSON lines; its id is the field `key`."""
-    for number, line in numbered_lines(path):
-        try:
-            row = json.loads(line)
-            name, text = row.get(key), row["text"]
-        except (ValueError, KeyError, AttributeError) as error:
-            raise InputError(
-                f"{path}, line {number}: got {line[:60]!r}; expected a JSON object with field text"
-            ) from error
+    for number, row in json_lines(path):
+        name, text = row.get(key), row.get("text")
         if not isinstance(text, str) or not text.strip():
-            raise InputError(f"{path}, line {number}, field text: got {text!r}, expected words")
+            raise InputError(f"{path}, line {number}, field text: got {text!r:.60}, expected words")
         yield number, None if name is None else str(name), text.strip()
 
 

@@ -34,6 +34,7 @@ from eligo.patches.measure.metrics import AT, DirectionMetrics, retrieval_metric
 from eligo.patches.model import RetrievalModel
 from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.task import train_model
+from eligo.reading import read_json, understanding
 from eligo.report.provenance import provenance
 
 RESULT = "result.json"
@@ -156,8 +157,9 @@ class Exam:
         path = config.train.folder / RESULT
         if not path.is_file():
             return None
-        found = json.loads(path.read_text("utf-8"))
-        return found if found.items() >= self._asked(config).items() else None
+        with understanding(path, "the result of a run; remove it to run again"):
+            found = read_json(path)
+            return found if found.items() >= self._asked(config).items() else None
 
 
 def _help(config: ExamConfig, out: Path) -> None:

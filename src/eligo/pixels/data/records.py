@@ -1,6 +1,5 @@
 """What a data set lists: ids, files and words, read and checked before any picture is opened."""
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ import numpy as np
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
-from eligo.files import numbered_lines
 from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
 from eligo.pixels.data.config import (
     FilesConfig,
@@ -20,6 +18,7 @@ from eligo.pixels.data.config import (
     RoomsDataConfig,
     SunDataConfig,
 )
+from eligo.reading import json_lines, numbered_lines
 from eligo.train.rng import mix
 
 Split = Literal["train", "validation", "test"]
@@ -106,7 +105,7 @@ def _read_rooms(config: RoomsDataConfig, source: Path, folder: str) -> Iterator[
 
 
 def _read_jsonl(source: Path) -> Iterator[Record]:
-    for number, row in _json_lines(source):
+    for number, row in json_lines(source):
         known = ("id", "image", "depth", "label", "tags", "captions", "dense_caption")
         strange = [key for key in row if key not in known]
         if strange:
@@ -128,7 +127,7 @@ def _with_words(
 ) -> list[Record]:
     found: dict[str, tuple[Strings, Strings]] = {}
     if config.words is not None:
-        for number, row in _json_lines(config.words):
+        for number, row in json_lines(config.words):
             own = _id(config.words, number, row)
             if own in found:
                 raise InputError(
@@ -174,17 +173,6 @@ def _id(source: Path, number: int, row: dict[str, Any]) -> str:
     if not isinstance(row.get("id"), str) or not row["id"]:
         raise InputError(f"{source}:{number}: id: got {row.get('id')!r}, expected a string")
     return row["id"]
-
-
-def _json_lines(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in numbered_lines(source):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{source}:{number}: no JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise InputError(f"{source}:{number}: got {line[:40]!r}, expected a JSON object")
-        yield number, row
 
 
 def _refuse_twice(source: Path, records: Sequence[Record]) -> None:

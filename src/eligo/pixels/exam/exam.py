@@ -26,6 +26,7 @@ from eligo.pixels.exam.summary import summarise
 from eligo.pixels.exam.tokens import LearnedTokensTask
 from eligo.pixels.training.config import PixelsTrainConfig
 from eligo.pixels.training.task import PixelsTask
+from eligo.reading import read_json, understanding
 from eligo.report.provenance import provenance
 from eligo.train import fit, load_weights
 
@@ -146,11 +147,12 @@ def _stored(run: PixelsTrainConfig) -> dict[str, Any] | None:
     path = run.train.folder / RESULT
     if not path.is_file():
         return None
-    found = json.loads(path.read_text("utf-8"))
-    try:
-        asked = _asked(load_config(PixelsTrainConfig, found["asked"]))
-    except ConfigError:
-        return None
+    found = read_json(path)
+    with understanding(path, "the result of a run; remove it to run again"):
+        try:
+            asked = _asked(load_config(PixelsTrainConfig, dict(found["asked"])))
+        except ConfigError:
+            return None
     return found if asked == _asked(run) else None
 
 

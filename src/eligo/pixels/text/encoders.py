@@ -78,9 +78,10 @@ class WordsEncoder(TextEncoder):
 
     def _word_id(self, word: str, text: str) -> int:
         if word not in WORD_ID:
-            listed = f" ({', '.join(self.classes)}, ...)" if self.classes else ""
+            names = [name for name in self.classes if name in WORD_ID]
+            listed = f" ({', '.join(names)}, ...)" if names else ""
             plain = [known for known in VOCABULARY if known not in NONCE]
-            hint = did_you_mean(word, self.classes) or did_you_mean(word, plain)
+            hint = did_you_mean(word, names) or did_you_mean(word, plain)
             raise InputError(
                 f"{text!r}: this model knows generated rooms only; it reads their words{listed}, "
                 f"and {word!r} is none of them{hint}; for photos, take a model that was made by "

@@ -8,6 +8,7 @@ and nothing is fetched from anywhere (a live page may ask its own server).
 """
 
 import json
+import os
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ def export_run(run: str | Path, out: str | Path) -> Path:
     """Write the page of all exhibits of a run (or of one exhibit's folder)."""
     folders = find_exhibits(run)
     shown = [inline(load_exhibit(folder)) for folder in folders]
-    return write_text(out, explorer_page(shown, title=Path(run).resolve().name))
+    return write_text(out, explorer_page(shown, title=Path(os.path.realpath(run)).name))
 
 
 def explorer_page(

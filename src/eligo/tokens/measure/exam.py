@@ -19,6 +19,7 @@ import torch
 
 from eligo.errors import InputError
 from eligo.files import kept_json, write_text
+from eligo.reading import read_json, understanding
 from eligo.report.provenance import provenance
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import SceneExamples
@@ -93,7 +94,9 @@ class Exam:
             mark = config.train.folder / _TRAINED
             asked = config.model_dump(mode="json", exclude={"train": {"out"}})
             if mark.is_file():
-                if json.loads(mark.read_text("utf-8"))["config"] != asked:
+                with understanding(mark, "the result of a training; remove it to train again"):
+                    before = read_json(mark)["config"]
+                if before != asked:
                     raise InputError(
                         f"{mark.parent}: was trained with other settings; expected those of this "
                         "exam: remove the folder, or choose another --out"

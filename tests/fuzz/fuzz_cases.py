@@ -1,0 +1,414 @@
+"""One command line after another, each with something wrong: seeded, and quick to run.
+
+A case starts from a command line that would work (`TEMPLATES`), then damages its files, its config
+or its words. Work that takes long raises `ReachedError`, an error of our own, so that a case
+ends where the work would begin.
+"""
+
+import importlib
+import json
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+from fuzz_samples import Samples
+
+from eligo.cli.commands import COMMANDS
+from eligo.config import Config, shipped_configs
+from eligo.config.problems import dotted_keys
+from eligo.errors import EligoError
+
+_WORK = (
+    "eligo.train.loop:_Loop._step",
+    "eligo.demos.exam.exam:Exam.run",
+    "eligo.demos.exam.analytic:analytic_exam",
+    "eligo.patches.exam.exam:Exam.run",
+    "eligo.tokens.measure.exam:Exam.run",
+    "eligo.tokens.measure.exam:Exam.train",
+    "eligo.pixels.exam.exam:run_exam",
+    "eligo.demos.measure.training:bench_training",
+    "eligo.demos.measure.training:bench_rerank",
+    "eligo.demos.measure.teaching:bench_teaching",
+    "eligo.demos.measure.search:bench_index",
+    "eligo.patches.inference.bench:bench_kernels",
+    "eligo.pixels.inference.bench:bench_model",
+    "eligo.cli.tokens_bench:_tiny",
+    "eligo.cli.tokens_bench:_shaped",
+    "eligo.tokens.measure.evaluate:evaluate_plan",
+    "eligo.tokens.measure.sweep:Sweep.run",
+    "eligo.scenes.vlm.evaluate:evaluate_vlm",
+    "eligo.scenes.stats:scene_stats",
+    "eligo.scenes.export:_export",
+    "eligo.train.search:_Worker.take",
+    "eligo.cli.demo.demos:run",
+    "eligo.cli.demo.own:predict",
+    "eligo.cli.demo.patches:run",
+    "eligo.cli.demo.pixels:run",
+    "eligo.cli.demo.tokens:run",
+    "eligo.cli.explore_live:serve",
+)
+"""Where the work of a command begins that would take longer than all the rest of a case."""
+
+# {name} is a sample, {out} a new place to write to.
+TEMPLATES: tuple[tuple[str, ...], ...] = (
+    ("info",),
+    ("demo", "--quick", "--out", "{out}"),
+    ("demo", "--questions", "{vqa_lines}", "--out", "{out}"),
+    ("demo", "--questions", "{tabs}", "--out", "{out}", "--seed", "3"),
+    ("demo", "--questions", "{questions}", "--images", "{photos}", "--out", "{out}"),
+    ("explore", "{explored}", "--out", "{out}"),
+    ("explore", "{explored}"),
+    ("demos embed", "--data", "{examples}", "--out", "{out}"),
+    ("demos embed", "--data", "{vqa_lines}", "--out", "{out}", "--queries", "{examples}"),
+    ("demos embed", "--data", "{questions}", "--annotations", "{annotations}",
+     "--images", "{photos}", "--out", "{out}"),
+    ("demos teach", "--data", "{embedded}", "--out", "{out}", "--dry_run"),
+    ("demos teach", "--data", "{embedded}", "--out", "{taught}", "--shots", "2", "--beam", "1",
+     "--sampler.num_candidates", "4"),
+    ("demos train", "{config demos/v1}", "--data.path", "{taught}", "--data.embedded",
+     "{embedded}", "--train.out", "{out}"),
+    ("demos train", "v3", "--data.path", "{legacy}", "--data.embedded", "{embedded}"),
+    ("demos predict", "--question", "is 3 odd?", "--selector", "{selectors}/demos_v1"),
+    ("demos predict", "--question", "is it red?", "--selector", "{model demos_v1}"),
+    ("demos evaluate", "--selector", "{selectors}/demos_v1", "--data", "{embedded}"),
+    ("demos convert", "{selectors}/demos_v1", "--out", "{out}", "--half"),
+    ("demos convert", "{checkpoint}", "--version", "v1", "--out", "{out}"),
+    ("demos convert", "{model demos_v1}", "--out", "{out}", "--half"),
+    ("demos exam", "--quick", "--out", "{out}"),
+    ("demos bench", "--suite", "train", "--rounds", "3"),
+    ("demos train-learner", "{config demos/learner}", "--train.out", "{out}"),
+    ("patches train", "{config patches/scenes_open}", "--train.out", "{out}"),
+    ("patches train", "scenes_global", "--smoke", "--train.out", "{runs}", "--resume"),
+    ("patches train", "f30k_vit224", "--data.captions", "{karpathy}", "--data.images", "{photos}"),
+    ("patches index", "{photos}", "--out", "{out}"),
+    ("patches index", "--texts", "{texts}", "--out", "{out}"),
+    ("patches index", "{photos}", "--dense", "{dense}", "--out", "{out}"),
+    ("patches index", "{photos}", "--out", "{index}"),
+    ("patches search", "{index}", "a red cat"),
+    ("patches search", "{index}", "a red cat", "--model", "{model patches}", "--exhaustive"),
+    ("patches search", "{index}", "--image", "{photo}", "--rerank", "auto", "--dev", "{texts}"),
+    ("patches predict", "--image", "{photo}", "--text", "a cat", "--out", "{out}"),
+    ("patches predict", "--image", "{photo}", "--text", "a cat", "--out", "{out}", "--model",
+     "{model patches}"),
+    ("patches evaluate", "--captions", "{karpathy}", "--images", "{photos}"),
+    ("patches evaluate", "{runs}/patches_scenes_global", "--captions", "{karpathy}", "--images",
+     "{photos}"),
+    ("patches exam", "--quick", "--out", "{out}"),
+    ("patches bench", "--index", "{index}", "--model", "{model patches}"),
+    ("patches convert", "{checkpoint}", "--out", "{out}", "--vision", "{model patches}",
+     "--text", "{model patches}"),
+    ("patches convert", "{model patches}", "--out", "{out}", "--half"),
+    ("tokens plan", "--model", "{model vlm}", "--questions", "{vqa_lines}"),
+    ("tokens plan", "--target", "0.5", "--cuts", "2", "--budgets", "8"),
+    ("tokens train", "{config tokens/default}", "--train.out", "{out}"),
+    ("tokens train", "{config tokens/guide}", "--train.out", "{out}"),
+    ("tokens predict", "--image", "{photo}", "--question", "what is it?", "--out", "{out}",
+     "--plan", "{model tokens_default}", "--max_new_tokens", "2"),
+    ("tokens predict", "--image", "{photo}", "--question", "what is it?", "--out", "{out}",
+     "--method", "random", "--budget", "8", "--model", "{model vlm}"),
+    ("tokens evaluate", "{model tokens_default}", "--questions", "8"),
+    ("tokens sweep", "{config tokens/sweep}", "--out", "{out}"),
+    ("tokens exam", "--quick", "--out", "{out}"),
+    ("tokens bench", "--shape", "tiny", "--plan", "{model tokens_default}"),
+    ("tokens export", "--plan", "{model tokens_default}", "--out", "{out}"),
+    ("pixels train", "{config pixels/scenes}", "--train.out", "{out}"),
+    ("pixels train", "nyu_s", "--data.kind", "jsonl", "--data.train", "{pixel_lines}",
+     "--data.classes", "{classes}"),
+    ("pixels predict", "--image", "{photo}", "--tags", "table", "--out", "{out}"),
+    ("pixels predict", "--image", "{photo}", "--depth", "{depth}", "--text", "a table", "--out",
+     "{out}", "--model", "{model pixels}"),
+    ("pixels evaluate", "{model pixels}", "--data", "{config pixels/scenes}"),
+    ("pixels exam", "--quick", "--out", "{out}"),
+    ("pixels bench", "--model", "{model pixels}", "--rounds", "1"),
+    ("pixels convert", "{checkpoint}", "--out", "{out}"),
+    ("pixels convert", "{weights}", "--out", "{out}"),
+    ("pixels convert", "{model pixels}", "--out", "{out}", "--half"),
+    ("pixels export", "--model", "{model pixels}", "--out", "{out}", "--height", "-1"),
+    ("scenes show", "--out", "{out}", "--scenes", "1"),
+    ("scenes export", "{config scenes/jsonl}", "--out", "{out}"),
+    ("scenes stats", "--train", "2", "--validation", "2"),
+    ("scenes train-vlm", "{config scenes/vlm_see}", "--train.out", "{out}"),
+    ("scenes evaluate-vlm", "--questions", "6", "--model", "{model vlm}"),
+    ("search", "{config tokens/search}"),
+)  # fmt: skip
+
+_SMALL = (-1, 0, 1, 2, 7)
+_NUMBERS = ("0", "-1", "1e999", "nan", "-inf", "1e-400", "0x10", "1_000", str(2**63), "9" * 5000)
+_TEXTS = ("", " ", "a" * 10_000, "ä𝄞", "\ud800", "a\0b", "--", "-", "[", "{a: 1}", "*", "None",
+          "true", "..", "%s{}", "\x1b[31m", "a\nb", "-1", "~", "[[[[", "!!int x",
+          "..//..")  # fmt: skip
+_YAML_VALUES: tuple[Any, ...] = (
+    None, 5, -1, 0, 1.5, "text", "", [], {}, [1, [2]], {"a": {"b": 1}}, True, 2**70,
+    float("nan"), float("inf"), "a\0b", "\ud800",
+)  # fmt: skip
+_YAML_TEXTS = (
+    "a: &a [1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
+    + "\n".join(f"{n}: &{n} [{', '.join([f'*{m}'] * 9)}]" for m, n in pairwise("cdefghi")),
+    "a: &a {x: 1}\nb: &b {<<: [*a, *a]}\n<<: [*b, *b]\n", "a: &a [*a]\n", "<<: 3\n",
+    "[" * 10_000, "{a: " * 3000, "- a\n", "a: 1\na: 2\n", "a: 1\n---\nb: 2\n", "\ta: 1\n",
+    "? [a, b]\n: c\n", "1: x\nnull: y\ntrue: z\n", "a: !!python/object:os.system x\n",
+    "a: !!binary aGk=\n", "a: !!set {x}\n", "a: !!timestamp 2001-01-01\n", "a: !!omap [x: 1]\n",
+    "a: !!int x\n", "a: !!float x\n", "a: !!bool x\n", "a: !!null x\n", "a: !own x\n",
+    f"a: {'9' * 5000}\n", "extends: [a]\n", "extends: .\n", "extends: ''\n", "extends: 3\n",
+    "extends: config.yaml\n", "task: 3\n", "task: os:path\n", "task: no.such:Class\n",
+    "task: a:b:c\n",
+    "task: [tokens.train]\n", "task: tokens.trian\n", "\ufeffa: 1\n", "a: 1\r\nb: 2\r\n", "",
+    "a: \x00\n", "x" * 100_000, "a: *nowhere\n", "%YAML 9.9\n---\na: 1\n", "search: 3\n",
+)  # fmt: skip
+_JSON_TEXTS = (
+    "[" * 100_000, "[" * 500 + "]" * 500, "", "{", "[]", "{}", "null", "3", '"text"', "9" * 5000,
+    '{"a": NaN}', '{"id": 1e999}', '{"a": "\\ud800"}', '{"a": 1, "a": 2}', "\ufeff{}", "[{}]",
+    '{"images": 3}', '{"images": [3]}', '{"questions": [[]]}', '{"format": 1}', '{"format": 2}',
+    '{"id": {}, "question": [], "answer": 3, "image": null, "text": ""}',
+)  # fmt: skip
+
+
+class ReachedError(EligoError):
+    """Everything was accepted: here the work would begin."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line, and how it came about."""
+
+    argv: list[str]
+    told: str
+
+
+@contextmanager
+def without_work() -> Iterator[None]:
+    """Long work raises `ReachedError` meanwhile."""
+
+    def reach(*_args: Any, **_options: Any) -> Any:
+        raise ReachedError("the work would begin here")
+
+    replaced = []
+    for target in _WORK:
+        module, _, name = target.partition(":")
+        owner: Any = importlib.import_module(module)
+        *outer, last = name.split(".")
+        for part in outer:
+            owner = getattr(owner, part)
+        replaced.append((owner, last, getattr(owner, last)))
+        setattr(owner, last, reach)
+    try:
+        yield
+    finally:
+        for owner, name, work in replaced:
+            setattr(owner, name, work)
+
+
+def make_case(seed: int, number: int, samples: Samples, folder: Path) -> Case:
+    """The case of a seed and a number; its files are put into the folder."""
+    rng = random.Random(f"{seed} {number}")
+    # In turn, so that few cases see every command.
+    template = TEMPLATES[(number + rng.randrange(2) * len(TEMPLATES) // 2) % len(TEMPLATES)]
+    command, *words = template
+    argv, files, told = command.split(), [], []
+    for word in words:
+        if word == "{out}":
+            argv.append("out")
+        elif word.startswith("{"):
+            name, _, below = word[1:].partition("}")
+            files.append(samples.link(name, folder))
+            argv.append(files[-1].name + below)
+        else:
+            argv.append(word)
+    ways = [_odd_word, _odd_word, _odd_path, _extra_flag]
+    if files:
+        ways += [_damaged_file] * 5
+    if any(file.suffix == ".yaml" for file in files):
+        ways += [_odd_config] * 6
+    for way in rng.sample(ways, 1 + (rng.random() < 0.2)):
+        told.append(way(rng, argv, files, folder))
+    return Case(argv, "; ".join(told))
+
+
+# ------------------------------------------------------------------ words
+
+
+def _odd_word(rng: random.Random, argv: list[str], files: list[Path], folder: Path) -> str:
+    places = [n for n, word in enumerate(argv) if n and not word.startswith("--")]
+    place = rng.choice([*places, *places, *range(1, len(argv) + 1)])
+    way = rng.choice(("replace",) * 5 + ("drop", "insert", "repeat", "equals"))
+    word = rng.choice((*_TEXTS, *_NUMBERS))
+    if way == "insert" or place == len(argv):
+        argv.insert(place, word)
+    elif way == "drop":
+        del argv[place]
+    elif way == "repeat":
+        argv += argv[place : place + 2]
+    elif way == "equals":
+        argv[place] += "="
+    else:
+        argv[place] = word
+    return f"{way} word {place} with {word[:20]!r}"
+
+
+def _extra_flag(rng: random.Random, argv: list[str], files: list[Path], folder: Path) -> str:
+    flag = f"--{rng.choice(_flags(' '.join(argv[:2])) or _flags(argv[0]) or ['no'])}"
+    value = rng.choice((*_TEXTS, *_NUMBERS, *map(str, _SMALL), *(file.name for file in files)))
+    argv += [flag, value]
+    return f"flag {flag} {value[:20]!r}"
+
+
+@cache
+def _flags(name: str) -> list[str]:
+    """The flags of a command, those of its config by their dotted keys."""
+    if name not in COMMANDS:
+        return []
+    hints = get_type_hints(COMMANDS[name].load())
+    config = hints.pop("config", None)
+    is_config = isinstance(config, type) and issubclass(config, Config)
+    keys = [*dotted_keys(config)] if is_config else ["config"] if config else []
+    return sorted({*hints, "help", *keys} - {"return"})
+
+
+def _odd_path(rng: random.Random, argv: list[str], files: list[Path], folder: Path) -> str:
+    """A path of another kind in the place of one that was given."""
+    odd = folder / "odd"
+    way = rng.choice(
+        ("long", "parts", "pipe", "loop", "folder", "file", "closed", "newline", "gone")
+    )
+    name = {
+        "long": "x" * 5000, "parts": "x/" * 3000, "newline": "a\nb", "gone": "no/such/place",
+    }.get(way, "odd")  # fmt: skip
+    if way == "pipe":
+        os.mkfifo(odd)
+    elif way == "loop":
+        odd.symlink_to(odd)
+    elif way == "folder":
+        odd.mkdir()
+    elif way == "file":
+        odd.write_bytes(rng.randbytes(50))
+    elif way == "closed":
+        odd.mkdir(mode=0)
+        name = "odd/inside"
+    if rng.random() < 0.3:
+        name += rng.choice((".yaml", ".jsonl", ".json", ".npy", ".safetensors", ".png", ".pth"))
+        if odd.exists() or odd.is_symlink():
+            odd.rename(folder / name) if way != "closed" else None
+    places = [n for n, word in enumerate(argv) if word in [*(f.name for f in files), "out"]]
+    if not places:
+        argv += ["--out", name]
+        return f"--out: {way}"
+    place = rng.choice(places)
+    argv[place] = name
+    return f"word {place}: {way}"
+
+
+# ------------------------------------------------------------------ files
+
+
+def _damaged_file(rng: random.Random, argv: list[str], files: list[Path], folder: Path) -> str:
+    """One of the files (of a folder: one in it) is not what it should be."""
+    chosen = rng.choice(files)
+    inside = [chosen] if chosen.is_file() else sorted(p for p in chosen.rglob("*") if p.is_file())
+    if not inside:  # damaged before
+        return "nothing"
+    path = rng.choice(inside)
+    way = rng.choice(("flip", "flip", "cut", "kind", "kind", "text", "values", "gone", "folder"))
+    data = path.read_bytes()
+    path.unlink()  # a link: the sample stays whole
+    if way == "flip":
+        place = rng.randrange(min(len(data), rng.choice((64, 2000, len(data) + 1))) or 1)
+        data = data[:place] + rng.randbytes(rng.choice((1, 4))) + data[place + 1 :]
+        path.write_bytes(data)
+    elif way == "cut":
+        path.write_bytes(data[: rng.randrange(len(data) + 1)])
+    elif way == "kind":
+        path.write_bytes(_other_kind(rng, folder))
+    elif way == "text":
+        path.write_text(rng.choice(_JSON_TEXTS), encoding="utf-8", newline="")
+    elif way == "values":
+        path.write_bytes(_other_values(rng, path, data))
+    elif way == "folder":
+        path.mkdir()
+    return f"{path.relative_to(folder)}: {way}"
+
+
+def _other_kind(rng: random.Random, folder: Path) -> bytes:
+    """The start of any other file, or no file's."""
+    others = sorted(path for path in folder.rglob("*") if path.is_file())
+    made = (b"", b"\x00" * 64, b"\xff\xfea\x00", rng.randbytes(500), b"PK\x03\x04", b"\x80\x02.",
+            b"\x93NUMPY\x01\x00\xff\xff", b"\xff" * 8 + b"{}",
+            b"\x02\x00\x00\x00\x00\x00\x00\x00{}",
+            b"\x89PNG\r\n\x1a\n", b"GIF89a", b"a: 1\n")  # fmt: skip
+    if others and rng.random() < 0.3:
+        return rng.choice(others).read_bytes()[:100_000]
+    return rng.choice(made)
+
+
+def _other_values(rng: random.Random, path: Path, data: bytes) -> bytes:
+    """A document that is still JSON or YAML, with one value of another type."""
+    try:
+        if path.suffix == ".jsonl":
+            rows = [json.loads(line) for line in data.splitlines()]
+            tree = rng.choice(rows) if rows else {}
+            _retype(rng, tree)
+            return b"\n".join(json.dumps(row).encode() for row in rows)
+        if path.suffix in (".yaml", ".json"):
+            tree = yaml.safe_load(data)
+            _retype(rng, tree)
+            return json.dumps(tree).encode()
+        size = int.from_bytes(data[:8], "little")
+        if path.suffix == ".safetensors" and size < len(data):
+            head = json.loads(data[8 : 8 + size])
+            _retype(rng, head)
+            text = json.dumps(head).encode()
+            return len(text).to_bytes(8, "little") + text + data[8 + size :]
+    except ValueError:
+        pass
+    return data[::-1]
+
+
+def _retype(rng: random.Random, tree: Any) -> None:
+    """Change one value (or key) somewhere in a tree."""
+    while isinstance(tree, dict | list) and tree:
+        key = rng.choice(list(tree)) if isinstance(tree, dict) else rng.randrange(len(tree))
+        inner = tree[key]
+        if isinstance(inner, dict | list) and inner and rng.random() < 0.7:
+            tree = inner
+            continue
+        way = rng.choice(("value", "value", "drop", "rename"))
+        if way == "value":
+            tree[key] = rng.choice(_YAML_VALUES)
+        elif way == "drop" or isinstance(tree, list):
+            del tree[key]
+        else:
+            tree[f"{key}"[:-1] + rng.choice("xyz")] = tree.pop(key)
+        return
+
+
+def _odd_config(rng: random.Random, argv: list[str], files: list[Path], folder: Path) -> str:
+    """The config of the command, with a mistake in it."""
+    path = rng.choice([file for file in files if file.suffix == ".yaml"])
+    if not path.is_file():
+        return "nothing"
+    text = path.read_text(encoding="utf-8", errors="replace")
+    path.unlink()
+    way = rng.choice(("whole", "added", "values", "values", "values", "other", "big", "bytes"))
+    if way == "whole":
+        path.write_text(rng.choice(_YAML_TEXTS), encoding="utf-8", newline="")
+    elif way == "added":
+        path.write_text(text + rng.choice(_YAML_TEXTS), encoding="utf-8", newline="")
+    elif way == "values":
+        tree = yaml.safe_load(text)
+        _retype(rng, tree)
+        path.write_text(yaml.safe_dump(tree, allow_unicode=False), encoding="utf-8")
+        if isinstance(tree, dict) and tree and rng.random() < 0.5:
+            argv += [f"--{rng.choice(list(tree))}.{rng.choice(('lr', 'kind', 'seed', 'out'))}", "3"]
+    elif way == "other":
+        path.write_text(f"extends: {rng.choice(shipped_configs())}\n", encoding="utf-8")
+    elif way == "big":
+        path.write_bytes(b"a: 1\n" * 400_000)
+    else:
+        path.write_bytes(text.encode(rng.choice(("utf-16", "utf-32", "cp500"))))
+    return f"config {way}"

@@ -1,0 +1,98 @@
+"""Text and JSON of anybody: read within limits, or an error that says where and what."""
+
+import json
+import os
+
+import pytest
+
+from eligo.errors import InputError
+from eligo.reading import json_lines, parse_json, read_json, read_text, regular_file, understanding
+
+
+def test_only_plain_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name, expected in (
+        ("pipe", "is a pipe, socket or device; expected a file"),
+        ("loop", "cannot be opened"),
+        (".", "is a folder; expected a file"),
+        ("none", "there is no such file"),
+        ("x" * 5000, "cannot be opened"),
+        ("a\0b", "cannot be opened"),
+        ("\ud800", "cannot be opened"),
+    ):
+        for read in (read_text, regular_file):
+            with pytest.raises(InputError, match=expected):
+                read(f"{tmp_path}/{name}")
+
+
+def test_text_errors_name_the_line(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(b"one\ntw\xff")
+    with pytest.raises(InputError, match=r"text:2: cannot be read as UTF-8 text; save it as UTF-8"):
+        read_text(path)
+    path.write_bytes("a: 1".encode("utf-16"))
+    with pytest.raises(InputError, match="it looks like UTF-16"):
+        read_text(path)
+    with pytest.raises(InputError, match="got 10 bytes, expected at most 9"):
+        read_text(path, most_bytes=9)
+    path.write_bytes(b"\xef\xbb\xbfmarked")
+    assert read_text(path) == "marked"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[" * 100_000, "nested deeper than 100 levels"),
+        ("[" * 500 + "]" * 500, "nested deeper than 100 levels"),
+        ('{"a":' * 101 + "1" + "}" * 101, "nested deeper than 100 levels"),
+        ("9" * 5000, "not valid JSON: Exceeds the limit"),
+        ('{"a": "\\ud800"}', "half of a character"),
+        ('\n  {"a" 1}', r"a\.json:2:8: not valid JSON: Expecting ':' delimiter"),
+        ("", r"a\.json:1:1: not valid JSON"),
+    ],
+)
+def test_bad_json(tmp_path, text, expected):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=expected) as caught:
+        read_json(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_good_json(tmp_path):
+    assert parse_json("[" * 100 + "]" * 100, "a")
+    assert parse_json('"\\ud83d\\ude00"', "a") == "\U0001f600"
+    assert parse_json('{"a": 1, "a": 2}', "a") == {"a": 2}
+    with pytest.raises(InputError, match="'a' comes twice in one object"):
+        parse_json('{"a": 1, "a": 2}', "a", unique_keys=True)
+
+
+def test_lines_are_objects(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n\n{"a": "\u2028"}\n', encoding="utf-8")
+    assert list(json_lines(path)) == [(1, {"a": 1}), (3, {"a": "\u2028"})]
+    path.write_text('{"a": 1}\n[2]\n')
+    with pytest.raises(InputError, match=r"a\.jsonl:2: got '\[2\]', expected a JSON object"):
+        list(json_lines(path))
+    path.write_text('{"a": 1}\n{"a": 1\n')
+    with pytest.raises(InputError, match=r"a\.jsonl:2:8: not valid JSON"):
+        list(json_lines(path))
+
+
+@pytest.mark.parametrize("document", [None, 3, [], {}, {"step": "x"}, {"step": [1]}, {"step": {}}])
+def test_a_damaged_document_is_named(document):
+    with (
+        pytest.raises(InputError, match=r"^state\.json: is damaged \(.*\); expected a step$"),
+        understanding("state.json", "a step"),
+    ):
+        int(document["step"])
+
+
+def test_errors_of_ours_stay_as_they_are():
+    with pytest.raises(InputError, match=r"^a\.json: step: got 3$"), understanding("a.json", "x"):
+        raise InputError("a.json: step: got 3")
+    with pytest.raises(InputError, match=r"^a\.json: got 3$"), understanding("a.json", "x"):
+        raise InputError("got 3")
+    with understanding("a.json", "x"):
+        json.loads("1")

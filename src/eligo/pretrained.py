@@ -62,27 +62,38 @@ def find_model(name: str | Path, holding: str, *more: str) -> Path:
     if folder.is_dir():
         return folder
     if _HUB_NAME.fullmatch(name):
-        return _from_hub(name, (holding, *more, CARD), names, ignore=_PICKLES)
+        return _from_hub(name, (holding, *more, CARD), names, _PICKLES)
     raise _not_found(name, names)
 
 
-def find_host(name: str | Path, *, weights: bool = True) -> str:
-    """The folder of a model of `transformers`: given, shipped, or fetched from the hub.
+def find_host(name: str | Path, *, weights: bool = True) -> Path:
+    """The folder of a model to ask: shipped, given, or fetched from the hub.
 
     From then on nothing but this folder is read. `weights`: False where the configs will do.
     """
-    folder, name = Path(name), str(name)
-    if name in (names := shipped_models(*_HOST)):
-        return str(SHIPPED / name)
-    if folder.is_dir():
-        return name
+    if str(name) in (names := shipped_models(*_HOST)):
+        return SHIPPED / name
+    return _find_stock(str(name), names, weights)
+
+
+def find_encoder(key: str, name: str, *, weights: bool = True) -> Path:
+    """The same of an encoder of `transformers`, which a config names under a key."""
+    try:
+        return _find_stock(name, [], weights)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from error
+
+
+def _find_stock(name: str, names: list[str], weights: bool) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
     if not _HUB_NAME.fullmatch(name):
         raise _not_found(name, names)
     ignore = _OTHER_FORMATS if weights else (*_OTHER_FORMATS, "*.safetensors")
     found = _from_hub(name, (_HOST[0],), names, ignore=(*_PICKLES, *ignore))
     if weights and not any(found.glob("*.safetensors")) and not any(found.glob("*.bin")):
         found = _from_hub(name, (_HOST[0],), names, ignore=_OTHER_FORMATS)
-    return str(found)
+    return found
 
 
 def _from_hub(name: str, files: Sequence[str], names: list[str], ignore: Sequence[str]) -> Path:
@@ -126,63 +137,65 @@ def _hub_answers() -> bool:
 
 
 def _not_found(name: str, names: list[str], why: str = "") -> InputError:
+    ours = f" a name of what comes with eligo ({', '.join(names)})," if names else ""
     return InputError(
-        f"{name}: there is no such folder{did_you_mean(name, names)}; expected a folder, a name of "
-        f"what comes with eligo ({', '.join(names) or 'nothing of this kind'}), or OWNER/NAME on "
-        f"the hub{why}"
+        f"{name}: there is no such folder{did_you_mean(name, names)}; expected a folder,{ours} or "
+        f"OWNER/NAME on the hub{why}"
     )
 
 
-def load_part(kind: Any, name: str | Path, *, weights: bool = True, **options: Any) -> Any:
-    """A config, tokenizer, processor or image processor of `transformers`, by its class.
+def load_part(kind: Any, name: str | Path, **options: Any) -> Any:
+    """A config, tokenizer or processor of `transformers`, by its class.
 
-    Code in its folder is never run. `weights`: False where those of the model are not needed.
+    `name`: a folder, or a string for `find_host`. Code in the folder is never run.
     """
-    folder = find_host(name, weights=weights)
-    check_stock_folder(Path(folder))
-    with reading(name, f"a folder that {kind.__name__} of transformers can read"), quiet_transformers():
-        return kind.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, **options
-        )
+    folder = name if isinstance(name, Path) else find_host(name)
+    check_stock_folder(folder)
+    return _read(kind, folder, **options)
 
 
 def load_stock(kind: Any, name: str | Path, *, exact: bool = True, **options: Any) -> Any:
     """A model of `transformers` by its class; weights that it lacks are an error that lists them.
 
     `transformers` itself would leave those random. `exact`: so are weights that it has no place
-    for; somebody else's checkpoint often has a few, for a head that is not wanted. Code in its
+    for; somebody else's checkpoint often has a few, for a head that is not wanted. Code in the
     folder is never run, and pickled weights are read as tensors alone.
     """
-    folder = Path(find_host(name))
+    folder = name if isinstance(name, Path) else find_host(name)
     check_stock_folder(folder)
     check_stock_weights(folder)
-
-    def read(**more: Any) -> Any:
-        with reading(name, f"a folder that {kind.__name__} of transformers can read"), quiet_transformers():
-            model, info = kind.from_pretrained(
-                folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                weights_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # said below, with all the rest
-                **options,
-                **more,
-            )
-        shapes = [
-            f"{key}: {tuple(stored)} stored, {tuple(expected)} expected"
-            for key, stored, expected in info["mismatched_keys"]
-        ]
-        unexpected = info["unexpected_keys"] if exact else ()
-        refuse_misfits(name, misfits(info["missing_keys"], unexpected, shapes))
-        return model
-
-    # First without memory for the weights: sizes of a config that lies may be endless.
+    # First without memory for the weights: the sizes of a config that lies may be endless.
     if not is_quantised(folder):
-        read(device_map="meta")
-    model = read()
-    refuse_misfits(name, misfits((), (), (), broken=not_finite(model.named_parameters())))
+        _read_model(kind, folder, exact, device_map="meta", **options)
+    model = _read_model(kind, folder, exact, **options)
+    refuse_misfits(folder, misfits((), (), (), broken=not_finite(model.named_parameters())))
     return model
+
+
+def _read_model(kind: Any, folder: Path, exact: bool, **options: Any) -> Any:
+    model, info = _read(
+        kind,
+        folder,
+        weights_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # said below, with all the rest
+        **options,
+    )
+    shapes = [
+        f"{key}: {tuple(stored)} stored, {tuple(expected)} expected"
+        for key, stored, expected in info["mismatched_keys"]
+    ]
+    unexpected = info["unexpected_keys"] if exact else ()
+    refuse_misfits(folder, misfits(info["missing_keys"], unexpected, shapes))
+    return model
+
+
+def _read(kind: Any, folder: Path, **options: Any) -> Any:
+    expected = f"a folder that {kind.__name__} of transformers can read"
+    with reading(folder, expected), quiet_transformers():
+        return kind.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **options
+        )
 
 
 def misfits(

@@ -88,7 +88,7 @@ def _text_length(text: int | None, questions: Path | None, model: Path | None) -
     from eligo.tokens.data.chat import text_lengths
     from eligo.vqa import read_vqa_lines
 
-    processor = load_part(AutoProcessor, model)
+    processor = load_part(AutoProcessor, str(model))
     asked = [example.question for example in read_vqa_lines(questions)]
     return round(median(text_lengths(processor, asked)))
 

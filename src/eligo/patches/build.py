@@ -24,7 +24,7 @@ from eligo.patches.config import EncodersConfig, MatchConfig, RetrievalConfig
 from eligo.patches.encoders import ImageEncoder, Layout, TextEncoder, layout_of
 from eligo.patches.match.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.match.net import CrossSparseAggrNet
-from eligo.pretrained import find_host, load_part, load_stock
+from eligo.pretrained import find_encoder, load_part, load_stock
 from eligo.scenes.phrases import VOCABULARY
 from eligo.untrusted import check_stock_folder, reading
 
@@ -170,7 +170,7 @@ def scene_tokenizer() -> PreTrainedTokenizerFast:
 
 def read_backbone_config(key: str, name: str) -> Any:
     """The `transformers` config of a vision or text model that we can use."""
-    config = load_part(AutoConfig, name, weights=False)
+    config = load_part(AutoConfig, find_encoder(f"encoders.{key}", name, weights=False))
     if key == "vision":
         layout_of(config, 0)  # refuses what is no image encoder
     elif config.model_type != "bert":
@@ -189,17 +189,18 @@ def _pretrained(key: str, name: str, *, exact: bool = False) -> Any:
     `exact`: one that we saved. Somebody else's may have heads that nothing here reads either.
     """
     options = pooling_option(read_backbone_config(key, name))
-    return load_stock(AutoModel, name, exact=exact, dtype=torch.float32, **options)
+    folder = find_encoder(f"encoders.{key}", name)
+    return load_stock(AutoModel, folder, exact=exact, dtype=torch.float32, **options)
 
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer beside a text model."""
-    return load_part(AutoTokenizer, name, weights=False)
+    return load_part(AutoTokenizer, find_encoder("encoders.text", name, weights=False))
 
 
 def image_colours(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation that the image processor beside a model says, else one half each."""
-    folder = Path(find_host(name, weights=False))
+    folder = find_encoder("encoders.vision", name, weights=False)
     check_stock_folder(folder)
     if not any((folder / file).is_file() for file in _SAYS_COLOURS):
         return _HALVES, _HALVES

@@ -14,7 +14,7 @@ from eligo.demos.data.text import embed_texts
 from eligo.devices import resolve_device
 from eligo.errors import InputError
 from eligo.images import open_image
-from eligo.pretrained import load_part, load_stock
+from eligo.pretrained import find_encoder, load_part, load_stock
 
 WORDS = "words"
 _BATCH = 64
@@ -89,13 +89,14 @@ def open_encoder(name: str, device: str = "auto") -> Encoder:
         return WordsEncoder()
     from transformers import AutoConfig, AutoModel, AutoProcessor
 
-    about = load_part(AutoConfig, name)
+    folder = find_encoder("encoder", name)
+    about = load_part(AutoConfig, folder)
     if not hasattr(about, "text_config") or not hasattr(about, "vision_config"):
         raise InputError(
             f"encoder: {name} holds a {about.model_type}, expected CLIP or SigLIP, or {WORDS}"
         )
-    processor = load_part(AutoProcessor, name)
-    model = load_stock(AutoModel, name, exact=False)
+    processor = load_part(AutoProcessor, folder)
+    model = load_stock(AutoModel, folder, exact=False)
     if not hasattr(model, "get_image_features"):
         raise InputError(f"encoder: {name} is a {type(model).__name__}, expected CLIP or SigLIP")
     return ClipEncoder(model.to(resolve_device(device)), processor)

@@ -27,7 +27,7 @@ from eligo.pixels.text.config import (
     WordsTextConfig,
 )
 from eligo.pixels.text.phrases import TEMPLATES, readable, with_article
-from eligo.pretrained import load_part, load_stock
+from eligo.pretrained import find_encoder, load_part, load_stock
 from eligo.scenes.phrases import VOCABULARY, WORD_ID
 from eligo.scenes.words import NONCE
 from eligo.train.rng import mix
@@ -35,6 +35,7 @@ from eligo.train.weights import read_tensors
 
 _OFFSET = 1.55  # length of what all phrases share, over a phrase's own length: cosines 0.7-0.9
 _AT_ONCE = 256
+_KEY = "text.encoder.model"
 
 
 class TextEncoder(ABC):
@@ -137,10 +138,11 @@ class ClipEncoder(TextEncoder):
             self.known = read_tensors(config.cache)
         self._model: Any = None
         # With vectors that were kept, the weights may never be needed.
-        about = load_part(AutoConfig, config.model, weights=not self.known)
+        folder = find_encoder(_KEY, config.model, weights=not self.known)
+        about = load_part(AutoConfig, folder)
         if not isinstance(width := getattr(about, "projection_dim", None), int):
             raise InputError(
-                f"text.encoder.model: {config.model} cannot be read as a CLIP model (it is a "
+                f"{_KEY}: {config.model} cannot be read as a CLIP model (it is a "
                 f"{about.model_type}); give the folder or hub name of one"
             )
         self.dim = width
@@ -149,8 +151,9 @@ class ClipEncoder(TextEncoder):
         from transformers import AutoTokenizer, CLIPTextModelWithProjection
 
         # The images' half of a whole CLIP is not wanted.
-        tokenizer = load_part(AutoTokenizer, self.name)
-        return tokenizer, load_stock(CLIPTextModelWithProjection, self.name, exact=False).eval()
+        folder = find_encoder(_KEY, self.name)
+        tokenizer = load_part(AutoTokenizer, folder)
+        return tokenizer, load_stock(CLIPTextModelWithProjection, folder, exact=False).eval()
 
     def encode(
         self, strings: Sequence[str], *, sentences: bool = False

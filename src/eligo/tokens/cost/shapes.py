@@ -123,9 +123,9 @@ class HostShape:
         """From the `config.json` of a model: a folder, a shipped name, or a name on the hub."""
         from transformers import AutoConfig
 
-        from eligo.pretrained import load_part
+        from eligo.pretrained import find_host, load_part
 
-        config = load_part(AutoConfig, folder, weights=False)
+        config = load_part(AutoConfig, find_host(folder, weights=False))
         with reading(folder, f"a config.json with the sizes of a {config.model_type}"):
             return shape_of(config)
 

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from eligo.errors import EligoError, InputError, MissingExtraError
+from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError
 
 _STOCK_CONFIGS = (
     "config.json",
@@ -36,12 +36,14 @@ _LONGEST = 300  # characters of somebody else's message
 
 @contextmanager
 def reading(where: str | Path, expected: str) -> Iterator[None]:
-    """Around calls of other libraries that read a file or folder: what they raise is one line.
+    """Around what reads a file or folder and builds what it describes: all errors are one line.
 
-    Keep code of our own out of it: its mistakes should keep their traceback.
+    Keep everything else out of it: mistakes of our own should keep their traceback.
     """
     try:
         yield
+    except ConfigError as error:  # a line for each key
+        raise InputError(f"{where}: {reason(error)}; expected {expected}") from error
     except (EligoError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except ImportError as error:

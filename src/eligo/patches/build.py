@@ -101,9 +101,11 @@ def assemble(
     encoders: EncodersConfig, vision: nn.Module, text: nn.Module, tokenizer: Any
 ) -> tuple[ImageEncoder, TextEncoder]:
     """Encoders with fresh heads around two backbones; the config says image size and colours."""
-    assert encoders.image_size is not None
-    assert encoders.image_mean is not None
-    assert encoders.image_std is not None
+    if encoders.image_size is None or encoders.image_mean is None or encoders.image_std is None:
+        raise InputError(
+            "encoders: got no image_size, image_mean or image_std, expected all three, as "
+            "RetrievalModel.save_pretrained writes them"
+        )
     return (
         ImageEncoder(
             vision,

@@ -26,7 +26,10 @@ _STOCK_CONFIGS = (
 )
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # as `transformers` looks for them
 # Counts in a config of which each is an object in memory, and how many cost little.
-_COUNTED = {re.compile(r"(layers?|depths?|blocks)$"): 200, re.compile(r"(experts|labels)$"): 100_000}
+_COUNTED = {
+    re.compile(r"(layers?|depths?|blocks)$"): 200,
+    re.compile(r"(experts|labels)$"): 100_000,
+}
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _MANY_PATCHES = 1_000_000
 _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
@@ -49,7 +52,8 @@ def reading(where: str | Path, expected: str) -> Iterator[None]:
     except ImportError as error:
         raise _missing_package(where, error) from error
     except BaseException as error:  # a panic of a Rust library is no Exception
-        raise InputError(f"{where}: cannot be read ({reason(error)}); expected {expected}") from error
+        said = reason(error)
+        raise InputError(f"{where}: cannot be read ({said}); expected {expected}") from error
 
 
 def reason(error: BaseException) -> str:

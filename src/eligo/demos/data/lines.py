@@ -39,6 +39,10 @@ def read_lines(path: str | Path) -> Iterator[Line]:
     for number, line in numbered_lines(path):
         try:
             fields = json.loads(line)
+        except RecursionError:
+            raise InputError(
+                f"{path}:{number}: is nested too deeply; expected one object on each line"
+            ) from None
         except json.JSONDecodeError as error:
             raise InputError(
                 f"{path}:{number}: is no JSON ({error.msg}, column {error.colno}); expected one "

@@ -12,6 +12,7 @@ from typing import Any
 from eligo.demos.data.pool import Pool
 from eligo.errors import InputError
 from eligo.files import write_text
+from eligo.untrusted import read_object
 
 POOL, QUERIES, ABOUT = "pool", "queries", "embed.json"
 
@@ -25,11 +26,10 @@ def save_embedded(folder: Path, pool: Pool, queries: Pool, about: dict[str, Any]
 
 def open_embedded(folder: Path) -> tuple[Pool, Pool, dict[str, Any]]:
     """Examples, queries, and how they were embedded."""
-    try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    if not (folder / ABOUT).is_file():
         raise InputError(
-            f"{folder}: holds no embedded examples ({error}); make it with `eligo demos embed "
+            f"{folder}: holds no embedded examples (no {ABOUT}); make it with `eligo demos embed "
             f"--data examples.jsonl --out {folder}`"
-        ) from None
+        )
+    about = read_object(folder / ABOUT, "`eligo demos embed`")
     return Pool.load(folder / POOL), Pool.load(folder / QUERIES), about

@@ -25,11 +25,10 @@ _STOCK_CONFIGS = (
     "adapter_config.json",
 )
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # as `transformers` looks for them
-# Counts in a config of which each is an object in memory, and how many cost little.
-_COUNTED = {
-    re.compile(r"(layers?|depths?|blocks)$"): 200,
-    re.compile(r"(experts|labels)$"): 100_000,
-}
+# Counts in a config of which each is an object in memory, and more than any model has.
+_LAYERS = re.compile(r"(layers?|depths?|blocks)$")
+_MOST = {_LAYERS: 10_000, re.compile(r"(experts|labels)$"): 1_000_000}
+_FEW_LAYERS = 200  # cost little, whatever the weights are
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _MANY_PATCHES = 1_000_000
 _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
@@ -93,14 +92,19 @@ def read_object(path: Path, made_by: str) -> dict[str, Any]:
 
 
 def check_stock_folder(folder: Path) -> None:
-    """Refuse a folder whose configs name code of its own."""
+    """Refuse a folder whose configs name code of its own, or more parts than any model has."""
     for name in _STOCK_CONFIGS:
         if (folder / name).exists():
             _check_config(folder / name)
 
 
 def _check_config(path: Path) -> None:
-    for key, value in _entries(read_object(path, "transformers")):
+    tree = read_object(path, "transformers")
+    for counted, most in _MOST.items():
+        for key, size in _counts(tree, counted):
+            if size > most:
+                raise InputError(f"{path}: got {key} {size}, expected at most {most}")
+    for key, value in _entries(tree):
         if key == "auto_map" and value:
             raise InputError(
                 f"{path}: names Python code of the folder (auto_map), which eligo never runs; "
@@ -136,14 +140,12 @@ def check_stock_weights(folder: Path) -> None:
 def _check_counts(about: Path, num_tensors: int, num_weights: int) -> None:
     """Refuse a config that describes far more than the weights: it would fill the memory."""
     tree = read_object(about, "transformers")
-    for key, value in _entries(tree):
-        few = next((few for names, few in _COUNTED.items() if names.search(key)), None)
-        for size in value if isinstance(value, list) else [value]:
-            if few and isinstance(size, int) and size > max(num_tensors, few):
-                raise InputError(
-                    f"{about}: got {key} {size}, but the weights beside it have {num_tensors} "
-                    "tensors; expected config and weights of one model: copy the folder again"
-                )
+    for key, size in _counts(tree, _LAYERS):
+        if size > max(num_tensors, _FEW_LAYERS):
+            raise InputError(
+                f"{about}: got {key} {size}, but the weights beside it have {num_tensors} "
+                "tensors; expected config and weights of one model: copy the folder again"
+            )
     for config in (tree, *(value for _, value in _entries(tree) if isinstance(value, dict))):
         size, patch = config.get("image_size"), config.get("patch_size")
         if not isinstance(size, int) or not isinstance(patch, int) or patch < 1:
@@ -201,6 +203,14 @@ def _shards(index: Path) -> list[Path]:
                 "expected all its shards: copy the whole folder again"
             )
     return [index.parent / name for name in names]
+
+
+def _counts(tree: Any, names: re.Pattern[str]) -> Iterator[tuple[str, int]]:
+    """Whole numbers under keys with such names, alone or in a list."""
+    for key, value in _entries(tree):
+        if names.search(key):
+            sizes = value if isinstance(value, list) else [value]
+            yield from ((key, size) for size in sizes if isinstance(size, int))
 
 
 def _entries(tree: Any) -> Iterator[tuple[str, Any]]:

@@ -28,9 +28,10 @@ class OutputError(InputError, OSError):
 class MissingExtraError(EligoError, ImportError):
     """An optional dependency is not installed; names the extra that brings it."""
 
-    def __init__(self, package: str, extra: str) -> None:
+    def __init__(self, package: str, extra: str, *, needed_by: str = "") -> None:
+        what = f"{needed_by}: needs {package}, which" if needed_by else package
         super().__init__(
-            f"{package} is not installed; it comes with the extra: pip install 'eligo[{extra}]'"
+            f"{what} is not installed; it comes with the extra: pip install 'eligo[{extra}]'"
         )
 
 

@@ -6,13 +6,16 @@ A model is named by its folder, by the name of one that comes with eligo, or by 
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
+from eligo.untrusted import check_stock_folder, check_stock_weights, is_quantised, reading, reason
 
 SHIPPED = Path(__file__).parent / "scenes" / "models"
 """One folder for each model that comes with eligo; its name begins with its family's."""
@@ -27,7 +30,10 @@ STOCK_FILES = (
 """Patterns of what `save_pretrained` of transformers writes."""
 _HOST = ("config.json", "processor_config.json")  # as transformers writes them
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_PICKLES = ("*.bin", "*.ckpt", "*.pkl", "*.pt", "*.pth")  # never read, so never fetched
+_PICKLES = ("*.bin", "*.ckpt", "*.pkl", "*.pt", "*.pth")  # fetched only where nothing else is
+# Of a model of `transformers`: files of other frameworks, and folders (other formats, old code).
+_OTHER_FORMATS = ("*/*", "*.py", "*.h5", "*.msgpack", "*.onnx*", "*.gguf", "*.ot", "*.tflite")
+_PATIENCE = 3.0  # seconds that the hub has to answer
 _SHOWN = 8  # weights of each kind that an error names; another model's would fill the screen
 
 
@@ -63,70 +69,162 @@ def find_model(name: str | Path, holding: str, *more: str) -> Path:
         return SHIPPED / name
     if folder.is_dir():
         return folder
-    reason = ""
     if _HUB_NAME.fullmatch(name):
-        from huggingface_hub import snapshot_download
-
-        try:
-            return Path(snapshot_download(name, ignore_patterns=list(_PICKLES)))
-        except (OSError, ValueError) as error:  # no network, no such model, no such name
-            reason = f"; from the hub: {str(error).strip().splitlines()[0]}"
-    raise _not_found(name, names, reason)
-
-
-def find_host(name: str) -> str:
-    """A model to ask, for `transformers` to read: a folder, or a name on the hub as it is.
-
-    What can be neither is an error here: `transformers` would ask the hub for a minute.
-    """
-    if name in (names := shipped_models(*_HOST)):
-        return str(SHIPPED / name)
-    if can_be_read(name):
-        return name
+        return _from_hub(name, (holding, *more, CARD), names, _PICKLES)
     raise _not_found(name, names)
 
 
-def can_be_read(name: str) -> bool:
-    """Whether `transformers` should look for it: a folder, or what can be a name on the hub."""
-    return Path(name).is_dir() or _HUB_NAME.fullmatch(name) is not None
+def find_host(name: str | Path, *, weights: bool = True) -> Path:
+    """The folder of a model to ask: shipped, given, or fetched from the hub.
+
+    From then on nothing but this folder is read. `weights`: False where the configs will do.
+    """
+    if str(name) in (names := shipped_models(*_HOST)):
+        return SHIPPED / name
+    return _find_stock(str(name), names, weights)
 
 
-def _not_found(name: str, names: list[str], reason: str = "") -> InputError:
-    return InputError(
-        f"{name}: there is no such folder{did_you_mean(name, names)}; expected a folder, a name of "
-        f"what comes with eligo ({', '.join(names) or 'nothing of this kind'}), or OWNER/NAME on "
-        f"the hub{reason}"
+def find_encoder(key: str, name: str, *, weights: bool = True) -> Path:
+    """The same of an encoder of `transformers`, which a config names under a key."""
+    try:
+        return _find_stock(name, [], weights)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from error
+
+
+def _find_stock(name: str, names: list[str], weights: bool) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    if not _HUB_NAME.fullmatch(name):
+        raise _not_found(name, names)
+    ignore = _OTHER_FORMATS if weights else (*_OTHER_FORMATS, "*.safetensors")
+    found = _from_hub(name, (_HOST[0],), names, ignore=(*_PICKLES, *ignore))
+    if weights and not any(found.glob("*.safetensors")) and not any(found.glob("*.bin")):
+        found = _from_hub(name, (_HOST[0],), names, ignore=_OTHER_FORMATS)
+    return found
+
+
+def _from_hub(name: str, files: Sequence[str], names: list[str], ignore: Sequence[str]) -> Path:
+    """The folder of a model of the hub, which has one of these files: fetched, or kept before."""
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    if _hub_answers():
+        try:
+            return Path(snapshot_download(name, ignore_patterns=list(ignore)))
+        except Exception as error:  # no such model, no permission, a connection that broke
+            raise _not_found(name, names, f"; from the hub: {reason(error)}") from error
+    for file in files:
+        if isinstance(found := try_to_load_from_cache(name, file), str):
+            return Path(found).parent
+    raise _not_found(
+        name,
+        names,
+        "; the hub cannot be reached, and no copy of it was kept before: give a folder, or set "
+        "HF_HOME to where copies are kept",
     )
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached, within seconds; its own client would try for a minute."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with suppress(Exception):
+            answers.append(get_session().head(constants.ENDPOINT, timeout=_PATIENCE))
+
+    # A name server that is silent makes even a time limit of the client's wait.
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_PATIENCE)
+    return bool(answers)
+
+
+def _not_found(name: str, names: list[str], why: str = "") -> InputError:
+    ours = f" a name of what comes with eligo ({', '.join(names)})," if names else ""
+    return InputError(
+        f"{name}: there is no such folder{did_you_mean(name, names)}; expected a folder,{ours} or "
+        f"OWNER/NAME on the hub{why}"
+    )
+
+
+def load_part(kind: Any, name: str | Path, **options: Any) -> Any:
+    """A config, tokenizer or processor of `transformers`, by its class.
+
+    `name`: a folder, or a string for `find_host`. Code in the folder is never run.
+    """
+    folder = name if isinstance(name, Path) else find_host(name)
+    check_stock_folder(folder)
+    return _read(kind, folder, **options)
 
 
 def load_stock(kind: Any, name: str | Path, *, exact: bool = True, **options: Any) -> Any:
     """A model of `transformers` by its class; weights that it lacks are an error that lists them.
 
     `transformers` itself would leave those random. `exact`: so are weights that it has no place
-    for; somebody else's checkpoint often has a few, for a head that is not wanted.
+    for; somebody else's checkpoint often has a few, for a head that is not wanted. Code in the
+    folder is never run, and pickled weights are read as tensors alone.
     """
-    with quiet_transformers():
-        model, info = kind.from_pretrained(
-            name,
-            local_files_only=Path(name).is_dir(),
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # said below, with all the rest
-            **options,
-        )
+    folder = name if isinstance(name, Path) else find_host(name)
+    check_stock_folder(folder)
+    check_stock_weights(folder)
+    # First without memory for the weights: the sizes of a config that lies may be endless.
+    if not is_quantised(folder):
+        _read_model(kind, folder, exact, device_map="meta", **options)
+    model = _read_model(kind, folder, exact, **options)
+    refuse_misfits(folder, misfits((), (), (), broken=not_finite(model.named_parameters())))
+    return model
+
+
+def _read_model(kind: Any, folder: Path, exact: bool, **options: Any) -> Any:
+    model, info = _read(
+        kind,
+        folder,
+        weights_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # said below, with all the rest
+        **options,
+    )
     shapes = [
         f"{key}: {tuple(stored)} stored, {tuple(expected)} expected"
         for key, stored, expected in info["mismatched_keys"]
     ]
     unexpected = info["unexpected_keys"] if exact else ()
-    refuse_misfits(name, misfits(info["missing_keys"], unexpected, shapes))
+    refuse_misfits(folder, misfits(info["missing_keys"], unexpected, shapes))
     return model
 
 
-def misfits(missing: Any, unexpected: Any, shapes: Any, prefix: str = "") -> list[str]:
-    """A line for each weight that does not fit, for `refuse_misfits`; the first of each kind."""
-    kinds = (("missing: ", missing), ("unexpected: ", unexpected), ("shape of ", shapes))
+def _read(kind: Any, folder: Path, **options: Any) -> Any:
+    expected = f"a folder that {kind.__name__} of transformers can read"
+    with reading(folder, expected), quiet_transformers():
+        return kind.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **options
+        )
+
+
+def misfits(
+    missing: Iterable[str],
+    unexpected: Iterable[str],
+    shapes: Iterable[str],
+    prefix: str = "",
+    *,
+    types: Iterable[str] = (),
+    broken: Iterable[str] = (),
+) -> list[str]:
+    """An entry for each weight that does not fit, for `refuse_misfits`; the first of each kind."""
+    kinds = {
+        "missing: ": missing,
+        "unexpected: ": unexpected,
+        "shape of ": shapes,
+        "type of ": types,
+        "not finite: ": broken,
+    }
     lines = []
-    for start, entries in kinds:
+    for start, entries in kinds.items():
         entries = list(entries)
         lines += [f"{start}{prefix}{entry}" for entry in entries[:_SHOWN]]
         if (left := len(entries) - _SHOWN) > 0:
@@ -137,7 +235,21 @@ def misfits(missing: Any, unexpected: Any, shapes: Any, prefix: str = "") -> lis
 def refuse_misfits(where: str | Path, lines: list[str]) -> None:
     """Raise if there are any."""
     if lines:
-        raise InputError(f"weights in {where} do not fit the model:\n  " + "\n  ".join(lines))
+        raise InputError(f"weights in {where} do not fit the model: {'; '.join(lines)}")
+
+
+def not_finite(tensors: Iterable[tuple[str, Any]]) -> list[str]:
+    """Names of the tensors that hold NaN or infinity: no training leaves such weights."""
+    return [
+        name
+        for name, tensor in tensors
+        if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor)
+    ]
+
+
+def _is_finite(tensor: Any) -> bool:
+    low, high = tensor.detach().aminmax()  # both are NaN if one value is
+    return bool(low.isfinite() and high.isfinite())
 
 
 @contextmanager
@@ -149,7 +261,9 @@ def quiet_transformers() -> Iterator[None]:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.set_verbosity(verbosity)
         if drawn:

@@ -153,7 +153,7 @@ def test_bad_input(tmp_path):
         RetrievalModel.build(
             RetrievalConfig.model_validate({"encoders": {"vision": text_folder(tmp_path)}})
         )
-    with pytest.raises(InputError, match="expected a folder with a model"):
+    with pytest.raises(InputError, match=r"encoders\.vision: .*expected a folder"):
         RetrievalModel.build(
             RetrievalConfig.model_validate({"encoders": {"vision": str(tmp_path / "none")}})
         )

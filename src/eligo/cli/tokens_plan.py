@@ -84,10 +84,11 @@ def _text_length(text: int | None, questions: Path | None, model: Path | None) -
         raise InputError("--questions: expected with --model, and instead of --text")
     from transformers import AutoProcessor
 
+    from eligo.pretrained import load_part
     from eligo.tokens.data.chat import text_lengths
     from eligo.vqa import read_vqa_lines
 
-    processor = AutoProcessor.from_pretrained(model, local_files_only=True)
+    processor = load_part(AutoProcessor, str(model))
     asked = [example.question for example in read_vqa_lines(questions)]
     return round(median(text_lengths(processor, asked)))
 

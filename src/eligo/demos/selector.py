@@ -25,6 +25,7 @@ from eligo.files import write_text
 from eligo.locks import one_writer
 from eligo.pretrained import find_model
 from eligo.selection import Selection
+from eligo.untrusted import read_object, reading
 
 ABOUT, POOL = "selector.json", "pool"
 INNER = "selector"
@@ -247,12 +248,11 @@ def load_selector(name: str | Path) -> PoolSelector:
     if (folder / INNER / ABOUT).is_file():
         folder = folder / INNER
     path = folder / ABOUT
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        expected, kind, found = about.pop("format"), about.pop("kind"), about.pop("pool")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise InputError(f"{folder}: is no saved selector ({error!r}); expected {ABOUT}") from error
-    if expected != _FORMAT or kind not in _KINDS:
+    if not path.is_file():
+        raise InputError(f"{folder}: is no saved selector; expected {ABOUT} in it")
+    about = read_object(path, "PoolSelector.save_pretrained")
+    expected, kind, found = (about.pop(name, None) for name in ("format", "kind", "pool"))
+    if expected != _FORMAT or not isinstance(kind, str) or kind not in _KINDS:
         raise InputError(
             f"{path}: got format {expected!r}, kind {kind!r}; expected {_FORMAT} and one of "
             f"{', '.join(sorted(_KINDS))}"
@@ -263,6 +263,7 @@ def load_selector(name: str | Path) -> PoolSelector:
             f"{folder}: its pool has hash {pool.content_hash}, but the selector was saved with "
             f"{found}; save it again, or use selector.add and selector.remove to change a pool"
         )
-    selector = _KINDS[kind]._restore(about, folder, pool)
+    with reading(path, f"the settings of a selector of kind {kind}"):
+        selector = _KINDS[kind]._restore(about, folder, pool)
     selector._pool = pool
     return selector

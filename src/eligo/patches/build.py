@@ -1,10 +1,10 @@
 """From configs to encoders and networks: from a folder or the hub, small and random, or saved."""
 
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import nn
 from transformers import (
@@ -24,8 +24,9 @@ from eligo.patches.config import EncodersConfig, MatchConfig, RetrievalConfig
 from eligo.patches.encoders import ImageEncoder, Layout, TextEncoder, layout_of
 from eligo.patches.match.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.match.net import CrossSparseAggrNet
-from eligo.pretrained import load_stock
+from eligo.pretrained import find_encoder, load_part, load_stock
 from eligo.scenes.phrases import VOCABULARY
+from eligo.untrusted import check_stock_folder, reading
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNK, CLS, SEP, MASK = range(len(SPECIAL))
@@ -33,6 +34,7 @@ FIRST_WORD = len(SPECIAL)
 """Token id of word 0 of the scenes' vocabulary, in the small text encoder."""
 _HALVES = (0.5, 0.5, 0.5)
 _SIDES = ("vision", "text")
+_SAYS_COLOURS = ("preprocessor_config.json", "processor_config.json")
 
 
 def build_net(
@@ -99,9 +101,11 @@ def assemble(
     encoders: EncodersConfig, vision: nn.Module, text: nn.Module, tokenizer: Any
 ) -> tuple[ImageEncoder, TextEncoder]:
     """Encoders with fresh heads around two backbones; the config says image size and colours."""
-    assert encoders.image_size is not None
-    assert encoders.image_mean is not None
-    assert encoders.image_std is not None
+    if encoders.image_size is None or encoders.image_mean is None or encoders.image_std is None:
+        raise InputError(
+            "encoders: got no image_size, image_mean or image_std, expected all three, as "
+            "RetrievalModel.save_pretrained writes them"
+        )
     return (
         ImageEncoder(
             vision,
@@ -168,7 +172,7 @@ def scene_tokenizer() -> PreTrainedTokenizerFast:
 
 def read_backbone_config(key: str, name: str) -> Any:
     """The `transformers` config of a vision or text model that we can use."""
-    config = AutoConfig.from_pretrained(name, local_files_only=Path(name).is_dir())
+    config = load_part(AutoConfig, find_encoder(f"encoders.{key}", name, weights=False))
     if key == "vision":
         layout_of(config, 0)  # refuses what is no image encoder
     elif config.model_type != "bert":
@@ -186,37 +190,27 @@ def _pretrained(key: str, name: str, *, exact: bool = False) -> Any:
 
     `exact`: one that we saved. Somebody else's may have heads that nothing here reads either.
     """
-    try:
-        options = pooling_option(read_backbone_config(key, name))
-        return load_stock(AutoModel, name, exact=exact, dtype=torch.float32, **options)
-    except (OSError, ValueError, SafetensorError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"encoders.{key}: got {name!r}, expected a folder with a model of transformers or the "
-            f"name of one on the hub; {reason}"
-        ) from None
+    options = pooling_option(read_backbone_config(key, name))
+    folder = find_encoder(f"encoders.{key}", name)
+    return load_stock(AutoModel, folder, exact=exact, dtype=torch.float32, **options)
 
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer beside a text model."""
-    try:
-        return AutoTokenizer.from_pretrained(name, local_files_only=Path(name).is_dir())
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"encoders.text: got {name!r}, expected its tokenizer beside it; {reason}"
-        ) from None
+    return load_part(AutoTokenizer, find_encoder("encoders.text", name, weights=False))
 
 
 def image_colours(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation that the image processor beside a model says, else one half each."""
-    try:
-        said, _ = ImageProcessingMixin.get_image_processor_dict(
-            name, local_files_only=Path(name).is_dir()
+    folder = find_encoder("encoders.vision", name, weights=False)
+    check_stock_folder(folder)
+    if not any((folder / file).is_file() for file in _SAYS_COLOURS):
+        return _HALVES, _HALVES
+    with reading(name, f"image_mean and image_std of three numbers in {_SAYS_COLOURS[0]}"):
+        said, _ = ImageProcessingMixin.get_image_processor_dict(folder, local_files_only=True)
+        mean, std = (
+            tuple(map(float, said.get(key, _HALVES))) for key in ("image_mean", "image_std")
         )
-    except OSError:
-        said = {}
-    mean, std = (said.get(key, _HALVES) for key in ("image_mean", "image_std"))
-    return tuple(map(float, mean)), tuple(map(float, std))
+        if not all(len(values) == 3 and all(map(isfinite, values)) for values in (mean, std)):
+            raise ValueError(f"got {mean} and {std}")
+    return mean, std

@@ -31,6 +31,7 @@ from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.match.sides import Images, Texts, split_tokens
 from eligo.pretrained import find_model, quiet_transformers
 from eligo.train.weights import load_weights, save_weights
+from eligo.untrusted import reading
 
 _NET = "net.safetensors"
 _HOLDS = ("config.yaml", "heads.safetensors", _NET, "vision/*", "text/*")
@@ -179,9 +180,10 @@ class RetrievalModel(nn.Module):
                 "heads.safetensors and net.safetensors, as `eligo patches train` writes them to "
                 "<run>/model"
             )
-        config = load_config(RetrievalConfig, folder / "config.yaml")
-        image_encoder, text_encoder = load_encoders(config.encoders, folder)
-        net = build_net(config.match, config.encoders.embed_dim, image_encoder.layout)
+        with reading(folder / "config.yaml", "the config of a retrieval model"):
+            config = load_config(RetrievalConfig, folder / "config.yaml")
+            image_encoder, text_encoder = load_encoders(config.encoders, folder)
+            net = build_net(config.match, config.encoders.embed_dim, image_encoder.layout)
         model = cls(config, image_encoder, text_encoder, net)
         load_weights(folder, {"heads": model._heads, "net": net})
         return model.to(device).eval()

@@ -2,14 +2,13 @@
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from eligo.errors import InputError
-from eligo.pretrained import find_host
+from eligo.pretrained import load_part, load_stock
 from eligo.tokens.training.inputs_config import HostConfig
 
 logger = logging.getLogger("eligo.tokens")
@@ -53,18 +52,13 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 
 def _pretrained(name: str) -> tuple[Any, Any]:
-    found = find_host(name)
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    local = Path(found).is_dir()
-    try:
-        model = AutoModelForImageTextToText.from_pretrained(
-            found, dtype="auto", local_files_only=local
-        )
-        return model, AutoProcessor.from_pretrained(found, local_files_only=local)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    # The processor first: it says at once what is missing, and the model may take minutes.
+    processor = load_part(AutoProcessor, name)
+    if getattr(processor, "image_processor", None) is None:
         raise InputError(
-            f"host.model: got {name!r}, expected a folder with a vision-language model of "
-            f"transformers and its processor, or the name of one on the hub; {reason}"
-        ) from None
+            f"host.model: {name} reads text only ({type(processor).__name__}), expected a "
+            "vision-language model of transformers with its processor"
+        )
+    return load_stock(AutoModelForImageTextToText, name, exact=False, dtype="auto"), processor

@@ -16,6 +16,7 @@ from eligo.errors import InputError
 from eligo.files import write_text
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.reducer import Reducer
+from eligo.untrusted import read_object, reading
 
 _FORMAT = "eligo.plan.v1"
 PLAN = "plan.json"
@@ -54,17 +55,11 @@ def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
             f"{folder}: no {PLAN} in it; expected the folder of a saved plan (Plan.save), or of "
             "a run of `eligo tokens train` or one of its checkpoints"
         )
-    try:
-        described = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise InputError(
-            f"{path}: not valid JSON ({error}); write it again with Plan.save"
-        ) from None
-    found = described.get("format") if isinstance(described, dict) else None
-    if found != _FORMAT:
+    described = read_object(path, "Plan.save")
+    if (found := described.get("format")) != _FORMAT:
         raise InputError(f"{path}: got format {found!r}, expected {_FORMAT!r}")
     build = _Builder(folder, reducers)
-    try:
+    with reading(path, "a plan as Plan.save writes it"):
         first = described["stage1"]
         stage1 = None if first is None else Stage1(build(first["reducer"]), *_amount(first))
         cuts = [
@@ -72,10 +67,6 @@ def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
             for cut in described["cuts"]
         ]
         return Plan(stage1, cuts, described["positions"], described["size_bias"])
-    except (KeyError, TypeError) as error:
-        raise InputError(
-            f"{path}: field {error} is missing or malformed; write it again with Plan.save"
-        ) from error
 
 
 def _places(folder: Path) -> tuple[Path, ...]:

@@ -5,18 +5,17 @@ Tied tensors are stored once, under their first name.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from eligo.errors import InputError
 from eligo.files import checked_name
-from eligo.pretrained import misfits, refuse_misfits
+from eligo.pretrained import misfits, not_finite, refuse_misfits
 from eligo.tensors import save_tensors
+from eligo.untrusted import reading
 
 
 def save_weights(
@@ -55,7 +54,7 @@ def load_weights(folder: Path, modules: Mapping[str, nn.Module]) -> None:
             raise InputError(f"no weights for {name!r} in {folder}: expected {single.name}")
         if len(files) > 1 and not files[0].stem.endswith(f"-of-{len(files):05d}"):
             raise InputError(f"weights of {name!r} in {folder} lack a shard: found {len(files)}")
-        stored = {key: value for file in files for key, value in _read(file).items()}
+        stored = {key: value for file in files for key, value in read_tensors(file).items()}
         problems += _fill(name, module, stored)
     refuse_misfits(folder, problems)
 
@@ -66,21 +65,18 @@ def read_pickled(path: Path, *, holds: str, made_by: str, allowed: Sequence[type
         with torch.serialization.safe_globals(list(allowed)):
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (UnpicklingError, RuntimeError, EOFError):
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except Exception:  # whatever a damaged archive or a forbidden object makes of it
         raise InputError(
             f"{path}: no checkpoint, or one that holds more than {holds} and would have to be "
             f"executed to be read; expected what {made_by}"
         ) from None
 
 
-def _read(file: Path) -> dict[str, Tensor]:
-    try:
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, by name."""
+    with reading(file, "a whole safetensors file: copy it again"):
         return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"{file}: cannot be read ({error}); expected safetensors: copy the whole file again"
-        ) from error
 
 
 @torch.no_grad()
@@ -93,7 +89,13 @@ def _fill(name: str, module: nn.Module, stored: Mapping[str, Tensor]) -> list[st
     ]
     missing = [key for key in expected if key not in stored]
     unexpected = [key for key in stored if key not in expected]
-    problems = misfits(missing, unexpected, shapes, prefix=f"{name}.")
+    types = [
+        f"{key}: {stored[key].dtype} stored, {value.dtype} expected"
+        for key, value in expected.items()
+        if key in stored and stored[key].is_floating_point() != value.is_floating_point()
+    ]
+    broken = not_finite(stored.items())
+    problems = misfits(missing, unexpected, shapes, f"{name}.", types=types, broken=broken)
     if not problems:
         for key, value in expected.items():
             value.copy_(stored[key])

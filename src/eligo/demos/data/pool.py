@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from eligo.config.nearest import did_you_mean
@@ -27,6 +27,7 @@ from eligo.errors import InputError
 from eligo.files import write_text
 from eligo.selection import Selection
 from eligo.tensors import save_tensors
+from eligo.untrusted import reading
 
 VECTORS, ITEMS = "embeddings.safetensors", "items.jsonl"
 _TEXT_FIELDS = ("text", "question", "input", "answer", "output")
@@ -198,15 +199,10 @@ class Pool:
         lines = list(unique_ids(read_lines(folder / ITEMS)))
         ids = [line.text("id") for line in lines]
         path = folder / VECTORS
-        try:
-            with safe_open(path, "pt") as file:
-                told = (file.metadata() or {}).get("ids")
-                names = list(file.keys())
-                views = Views({name: file.get_tensor(name) for name in names})
-        except (OSError, SafetensorError) as error:
-            raise InputError(
-                f"{path}: cannot be read ({error}); write it with Pool.save"
-            ) from error
+        with reading(path, "vectors as Pool.save writes them"), safe_open(path, "pt") as file:
+            told = (file.metadata() or {}).get("ids")
+            names = list(file.keys())
+            views = Views({name: file.get_tensor(name) for name in names})
         if told != _ids_hash(ids):
             raise InputError(
                 f"{folder}: {ITEMS} does not belong to {VECTORS} (other ids, or another order); "

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eligo.chat import spoken_ids
+from eligo.chat import render_chat, spoken_ids
 from eligo.errors import InputError
 
 _TEXT_SHOT, _TEXT_GAP = "Question: {question}\nAnswer:", "\n\n"
@@ -58,7 +58,7 @@ def write_prompt(processor: Any, shots: Sequence[Turn], asked: Turn, instruction
         for shot in shots:
             messages += [_user(processor, shot, behind), _said(processor, shot.answer)]
         messages.append(_user(processor, asked, behind))
-        return processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return render_chat(processor, messages, add_generation_prompt=True)
     plain, gap = (_IMAGE_SHOT, _IMAGE_GAP) if reads_images(processor) else (_TEXT_SHOT, _TEXT_GAP)
     parts = [
         f"{_plain(plain, processor, shot, behind)} {_words(processor, shot.answer)}{gap}"
@@ -74,7 +74,7 @@ def write_opening(processor: Any, shots: Sequence[Turn], instruction: str = "") 
         messages = []
         for shot in shots:
             messages += [_user(processor, shot, behind), _said(processor, shot.answer)]
-        return processor.apply_chat_template(messages, tokenize=False)
+        return render_chat(processor, messages)
     asked = Turn("", "")
     whole, last = (write_prompt(processor, told, asked, instruction) for told in (shots, []))
     return whole.removesuffix(last)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eligo.errors import InputError, MissingExtraError
 from eligo.files import write_bytes
+from eligo.untrusted import reading
 
 _TRAINED_ON = 64  # vectors for each list that the clusters are found from
 _LEAST_LISTS = 4
@@ -119,12 +120,8 @@ class IvfStore:
     def load(cls, path: Path) -> "IvfStore":
         """Read FAISS' own file."""
         faiss = _faiss()
-        try:
+        with reading(path, "an index of FAISS: build it again"):
             return cls(faiss.read_index(str(path)))
-        except RuntimeError as error:
-            raise InputError(
-                f"{path}: cannot be read by FAISS ({error}); build it again"
-            ) from error
 
 
 def _rows(vectors: Tensor) -> np.ndarray:

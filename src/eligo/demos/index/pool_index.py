@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from eligo.demos.index.ivf import IvfStore
 from eligo.errors import InputError
 from eligo.files import make_folder
 from eligo.tensors import save_tensors
+from eligo.untrusted import reading
 
 _SLOTS, _FAISS = "slots.safetensors", "vectors.faiss"
 _CHUNK = 65_536
@@ -144,11 +144,9 @@ class PoolIndex:
     def load(cls, folder: str | Path) -> "PoolIndex":
         """Read what `save` wrote."""
         path = Path(folder) / _SLOTS
-        try:
+        with reading(path, "an index: build it again"):
             tensors = load_file(path)
             alive = tensors["alive"]
-        except (OSError, KeyError, SafetensorError) as error:
-            raise InputError(f"{path}: cannot be read as an index ({error!r}); build it") from error
         if "vectors" not in tensors:
             return cls(IvfStore.load(Path(folder) / _FAISS), alive)
         vectors = tensors["vectors"]

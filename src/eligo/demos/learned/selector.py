@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import TypeAdapter
-from safetensors.torch import load_file
 from torch import Tensor
 
 from eligo.demos.data.pool import Pool
@@ -37,6 +36,7 @@ from eligo.demos.selector import Choice, PoolSelector
 from eligo.errors import InputError
 from eligo.tensors import save_tensors
 from eligo.train import load_weights, save_weights
+from eligo.train.weights import read_tensors
 
 NAMED: dict[str, AnyPointerConfig] = {
     "v0": PointerSelectorV0Config(),
@@ -260,7 +260,7 @@ class LearnedSelector(PoolSelector):
         load_weights(folder, selector._modules())
         if (folder / _INDEX / _ROWS).exists():
             selector._index = PoolIndex.load(folder / _INDEX)
-            selector._place(load_file(folder / _INDEX / _ROWS)["slots"])
+            selector._place(read_tensors(folder / _INDEX / _ROWS)["slots"])
         return selector
 
 

@@ -8,12 +8,11 @@ Their guides name the three projections as we do; V2's attention is torch's `Mul
 and its norm a `LayerNorm`, under whatever name.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from eligo.config import save_config
@@ -24,6 +23,7 @@ from eligo.demos.models.pointer import PointerSelector
 from eligo.errors import InputError
 from eligo.pretrained import find_model, misfits, refuse_misfits
 from eligo.train.weights import load_weights, read_pickled, save_weights
+from eligo.untrusted import read_object, reading
 
 FILE, CONFIG, SELECTOR = "pointer", "config.yaml", "selector.json"
 _ADAPTER: TypeAdapter[AnyPointerConfig] = TypeAdapter(AnyPointerConfig)
@@ -49,22 +49,20 @@ def load_pointer(name: str | Path) -> PointerSelector:
             f"{found}: no {FILE}.safetensors in it; expected a model, a selector, a checkpoint or "
             "a run of `eligo demos train`"
         )
-    model = build_model(_config(folder))
+    with reading(folder, "the config of a pointer selector"):
+        model = build_model(_config(folder))
     load_weights(folder, {FILE: model})
     return model.eval()
 
 
 def _config(folder: Path) -> AnyPointerConfig:
     if (folder / SELECTOR).is_file():
-        tree: Any = json.loads((folder / SELECTOR).read_text("utf-8"))
+        tree: Any = read_object(folder / SELECTOR, "PointerSelector.save_pretrained")
     elif (folder / CONFIG).is_file():
         tree = read_yaml(folder / CONFIG)[0]
     else:
         raise InputError(f"{folder}: has weights, but no {CONFIG} that says of what")
-    try:
-        return _ADAPTER.validate_python(tree.get("model", tree))
-    except ValidationError as error:
-        raise InputError(f"{folder}: its config is of no pointer selector ({error})") from None
+    return _ADAPTER.validate_python(tree.get("model", tree))
 
 
 def import_pointer(path: Path, config: AnyPointerConfig) -> PointerSelector:

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -15,7 +14,7 @@ from eligo.demos.data.text import embed_texts
 from eligo.devices import resolve_device
 from eligo.errors import InputError
 from eligo.images import open_image
-from eligo.pretrained import can_be_read
+from eligo.pretrained import find_encoder, load_part, load_stock
 
 WORDS = "words"
 _BATCH = 64
@@ -88,20 +87,16 @@ def open_encoder(name: str, device: str = "auto") -> Encoder:
     """`words`, or the folder or hub name of a CLIP or SigLIP model."""
     if name == WORDS:
         return WordsEncoder()
-    from transformers import AutoModel, AutoProcessor
+    from transformers import AutoConfig, AutoModel, AutoProcessor
 
-    local = Path(name).is_dir()
-    try:
-        if not can_be_read(name):
-            raise ValueError("there is no such folder")
-        model: Any = AutoModel.from_pretrained(name, local_files_only=local)
-        processor = AutoProcessor.from_pretrained(name, local_files_only=local)
-    except (OSError, ValueError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
+    folder = find_encoder("encoder", name)
+    about = load_part(AutoConfig, folder)
+    if not hasattr(about, "text_config") or not hasattr(about, "vision_config"):
         raise InputError(
-            f"encoder: got {name!r}, expected {WORDS}, or the folder or hub name of a CLIP or "
-            f"SigLIP model; {reason}"
-        ) from None
+            f"encoder: {name} holds a {about.model_type}, expected CLIP or SigLIP, or {WORDS}"
+        )
+    processor = load_part(AutoProcessor, folder)
+    model = load_stock(AutoModel, folder, exact=False)
     if not hasattr(model, "get_image_features"):
         raise InputError(f"encoder: {name} is a {type(model).__name__}, expected CLIP or SigLIP")
     return ClipEncoder(model.to(resolve_device(device)), processor)

@@ -14,6 +14,7 @@ from eligo.demos.data.pool import ITEMS, VECTORS, Pool
 from eligo.errors import InputError
 from eligo.files import writing, writing_folder
 from eligo.locks import one_writer
+from eligo.untrusted import read_object
 
 POOL, QUERIES, ABOUT = "pool", "queries", "embed.json"
 
@@ -37,11 +38,10 @@ def _writing_pool(folder: Path) -> AbstractContextManager[Path]:
 
 def open_embedded(folder: Path) -> tuple[Pool, Pool, dict[str, Any]]:
     """Examples, queries, and how they were embedded."""
-    try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    if not (folder / ABOUT).is_file():
         raise InputError(
-            f"{folder}: holds no embedded examples ({error}); make it with `eligo demos embed "
+            f"{folder}: holds no embedded examples (no {ABOUT}); make it with `eligo demos embed "
             f"--data examples.jsonl --out {folder}`"
-        ) from None
+        )
+    about = read_object(folder / ABOUT, "`eligo demos embed`")
     return Pool.load(folder / POOL), Pool.load(folder / QUERIES), about

@@ -1,6 +1,5 @@
 """A trained selector at work: candidates as in training, picks, and why not the next best."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from eligo.demos.pipeline.train import PIPELINE
 from eligo.demos.selector import INNER, load_selector
 from eligo.errors import InputError
 from eligo.pretrained import shipped_models
+from eligo.untrusted import read_object, reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +52,14 @@ def open_selector(folder: Path, num_candidates: int | None = None) -> Deployed:
             "from your own examples"
         )
     inner = folder / INNER if (folder / INNER).is_dir() else folder
-    try:
-        about = json.loads((inner / PIPELINE).read_text(encoding="utf-8"))
-        settings, encoder = SamplerConfig(**about["sampler"]), about["embed"]["encoder"]
-        prompt = about["prompt"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    if not (inner / PIPELINE).is_file():
         raise InputError(
-            f"{folder}: holds no trained selector ({error!r}); `eligo demos train` writes one"
-        ) from None
+            f"{folder}: holds no trained selector (no {PIPELINE}); `eligo demos train` writes one"
+        )
+    about = read_object(inner / PIPELINE, "`eligo demos train`")
+    with reading(inner / PIPELINE, "sampler, embed and prompt, as `eligo demos train` writes them"):
+        settings, encoder = SamplerConfig(**about["sampler"]), str(about["embed"]["encoder"])
+        prompt = dict(about["prompt"])
     if num_candidates is not None:
         settings = settings.replace({"num_candidates": num_candidates})
     selector = load_selector(inner)

@@ -4,7 +4,6 @@ Scores are computed from the log-probabilities that were kept, so any objective 
 whichever one the beams were ranked by.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -28,6 +26,7 @@ from eligo.demos.teach.config import Objective
 from eligo.demos.teach.shards import FORMAT, META, RECORDS, scores_file
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
+from eligo.untrusted import read_object, reading
 
 Labels = Literal["best", "weighted"]
 OnBadLabel = Literal["error", "ignore"]
@@ -44,12 +43,9 @@ class Lessons:
 def read_meta(folder: Path) -> dict[str, Any]:
     """What a teacher's folder depends on."""
     path = folder / META
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{folder}: has no {META} ({error}); `eligo demos teach` writes it"
-        ) from None
+    if not path.is_file():
+        raise InputError(f"{folder}: has no {META}; `eligo demos teach` writes it")
+    meta = read_object(path, "`eligo demos teach`")
     if meta.get("format") != FORMAT:
         raise InputError(f"{path}: got format {meta.get('format')!r}, expected {FORMAT}")
     return meta
@@ -144,10 +140,8 @@ def read_legacy_records(
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    try:
+    with reading(path, "scores of `eligo demos teach`: teach again"):
         return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); teach again") from None
 
 
 def _weights(values: Sequence[float]) -> list[float]:

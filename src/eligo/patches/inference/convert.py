@@ -28,6 +28,7 @@ from eligo.patches.config import RetrievalConfig
 from eligo.patches.model import RetrievalModel
 from eligo.pretrained import quiet_transformers
 from eligo.train.weights import read_pickled
+from eligo.untrusted import reading
 
 State = dict[str, Tensor]
 
@@ -117,16 +118,10 @@ def _sort(path: Path, state: State) -> tuple[dict[str, State], list[str]]:
 
 def _backbone(path: Path, key: str, name: str, state: State) -> tuple[Any, list[str]]:
     """A backbone filled by `transformers`, which knows how its classes' keys were once called."""
-    try:
-        config = read_backbone_config(key, name)
-    except OSError as error:
-        raise InputError(
-            f"--{key}: got {name!r}, expected a folder with config.json, or a hub name; "
-            f"{str(error).splitlines()[0]}"
-        ) from None
+    config = read_backbone_config(key, name)
     options = pooling_option(config)
-    kind = type(AutoModel.from_config(config, **options))
-    with quiet_transformers():  # what does not fit is said here, and once
+    with reading(path, f"the weights of {name}"), quiet_transformers():  # misfits are said below
+        kind = type(AutoModel.from_config(config, trust_remote_code=False, **options))
         model, info = kind.from_pretrained(
             None, config=config, state_dict=state, output_loading_info=True,
             ignore_mismatched_sizes=True, **options,

@@ -13,6 +13,7 @@ the first shard that is missing, and the folder ends the same, byte by byte.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Int
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from eligo.errors import InputError
@@ -32,6 +33,7 @@ from eligo.files import (
 )
 from eligo.images import image_files
 from eligo.tensors import save_tensors
+from eligo.untrusted import read_object, reading
 
 Kind = Literal["images", "texts"]
 MANIFEST, IDS, SKIPPED = "index.json", "ids.jsonl", "skipped.jsonl"
@@ -164,19 +166,20 @@ class Shard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with self._reading():
             self._file = safe_open(path, "pt")
-        except (SafetensorError, OSError) as error:
-            raise InputError(
-                f"{path}: cannot be read as a shard of an index ({error}); remove it and run the "
-                "same `eligo patches index` again"
-            ) from error
-        self.names = list(self._file.keys())
+            self.names = list(self._file.keys())
+            len(self)
 
     @property
     def told(self) -> dict[str, Any]:
         """What was written beside the tensors: entries and skipped inputs."""
-        return json.loads((self._file.metadata() or {})[_METADATA])
+        with self._reading():
+            return json.loads((self._file.metadata() or {})[_METADATA])
+
+    def _reading(self) -> AbstractContextManager[None]:
+        fix = "remove it and run the same `eligo patches index` again"
+        return reading(self.path, f"a shard of an index: {fix}")
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -211,7 +214,12 @@ class IndexFolder:
     @cached_property
     def entries(self) -> list[dict[str, Any]]:
         """What each entry is: its id, and its text in a text index."""
-        return [json.loads(line) for _, line in numbered_lines(self.folder / IDS)]
+        path = self.folder / IDS
+        with reading(path, "a JSON object with an id on each line: index again"):
+            found = [json.loads(line) for _, line in numbered_lines(path)]
+            if [row for row in found if not isinstance(row["id"], str)] or len(found) != len(self):
+                raise ValueError(f"it has {len(found)} lines for {len(self)} entries")
+        return found
 
     def gather(
         self, rows: Int[Tensor, " rows"], pick: Callable[[dict[str, Tensor], Tensor], Any]
@@ -236,18 +244,21 @@ class IndexFolder:
 def read_manifest(folder: Path) -> Manifest:
     """What the folder promises."""
     path = folder / MANIFEST
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    if not path.is_file():
         images = folder if any(image_files(folder)) else "IMAGES"
         is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
         out = folder if is_free else folder.parent / f"{folder.resolve().name}.index"
         raise InputError(
-            f"{folder}: is no index ({error}); make one with `eligo patches index {images} --out "
-            f"{out}`"
-        ) from error
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+            f"{folder}: is no index (no {MANIFEST}); make one with `eligo patches index {images} "
+            f"--out {out}`"
+        )
+    found = read_object(path, "`eligo patches index`")
+    if found.get("format") != _FORMAT:
         raise InputError(
             f"{path}: is of another format, expected {_FORMAT}; remove {folder} and index again"
         )
-    return Manifest(**found)
+    with reading(path, f"the manifest of an index: remove {folder} and index again"):
+        manifest = Manifest(**found)
+        if manifest.num_inputs < 0 or manifest.shard_size < 1:
+            raise ValueError(f"{manifest.num_inputs} inputs in shards of {manifest.shard_size}")
+    return manifest

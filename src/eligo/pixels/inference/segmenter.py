@@ -20,6 +20,7 @@ from eligo.pixels.text.config import TableTextConfig
 from eligo.pixels.text.encoders import TextEncoder, build_text_encoder
 from eligo.pretrained import find_model, shipped_model
 from eligo.train.weights import load_weights, save_weights
+from eligo.untrusted import reading
 
 SHIPPED = "pixels"
 """The small model of generated rooms, if it comes with this eligo."""
@@ -45,8 +46,9 @@ class Segmenter:
         In float32 and evaluation mode.
         """
         found = model_folder(name)
-        config = stored_config(found)
-        model = PixelsModel(config)
+        with reading(found / "config.yaml", "the config of a segmentation model"):
+            config = stored_config(found)
+            model = PixelsModel(config)
         load_weights(found, {"model": model})
         return cls(config, model.to(device).eval())
 

@@ -9,13 +9,10 @@ common word, 0.9 for two words of three).
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from json import dumps
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,13 +25,16 @@ from eligo.pixels.text.config import (
     WordsTextConfig,
 )
 from eligo.pixels.text.phrases import TEMPLATES, readable, with_article
+from eligo.pretrained import find_encoder, load_part, load_stock
 from eligo.scenes.phrases import VOCABULARY, WORD_ID
 from eligo.scenes.words import NONCE
 from eligo.tensors import save_tensors
 from eligo.train.rng import mix
+from eligo.train.weights import read_tensors
 
 _OFFSET = 1.55  # length of what all phrases share, over a phrase's own length: cosines 0.7-0.9
 _AT_ONCE = 256
+_KEY = "text.encoder.model"
 
 
 class TextEncoder(ABC):
@@ -100,7 +100,7 @@ class TableEncoder(TextEncoder):
 
     def __init__(self, config: TableTextConfig) -> None:
         self.path = config.file
-        self.table = {readable(key): v.float() for key, v in _read_vectors(config.file).items()}
+        self.table = {readable(key): v.float() for key, v in read_tensors(config.file).items()}
         widths = {tuple(vector.shape) for vector in self.table.values()}
         if len(widths) != 1 or len(next(iter(widths))) != 1:
             raise InputError(
@@ -130,26 +130,30 @@ class ClipEncoder(TextEncoder):
     """A frozen CLIP text model; every (model, template, string) is read once."""
 
     def __init__(self, config: ClipTextConfig) -> None:
-        from transformers import AutoConfig, AutoTokenizer, CLIPTextModelWithProjection
+        from transformers import AutoConfig
 
         self.name, self.cache = config.model, config.cache
         self.known: dict[str, Tensor] = {}
         if config.cache is not None and config.cache.is_file():
-            self.known = _read_vectors(config.cache)
+            self.known = read_tensors(config.cache)
         self._model: Any = None
-        try:
-            about = AutoConfig.from_pretrained(config.model)
-            self._load = lambda: (
-                AutoTokenizer.from_pretrained(config.model),
-                CLIPTextModelWithProjection.from_pretrained(config.model).eval(),
-            )
-            self.dim = about.projection_dim
-        except (OSError, ValueError, AttributeError) as error:
+        # With vectors that were kept, the weights may never be needed.
+        folder = find_encoder(_KEY, config.model, weights=not self.known)
+        about = load_part(AutoConfig, folder)
+        if not isinstance(width := getattr(about, "projection_dim", None), int):
             raise InputError(
-                f"text.encoder.model: {config.model} cannot be read as a CLIP model "
-                f"({str(error).splitlines()[0]}); give a local folder, or a name that was "
-                "downloaded before"
-            ) from error
+                f"{_KEY}: {config.model} cannot be read as a CLIP model (it is a "
+                f"{about.model_type}); give the folder or hub name of one"
+            )
+        self.dim = width
+
+    def _load(self) -> tuple[Any, Any]:
+        from transformers import AutoTokenizer, CLIPTextModelWithProjection
+
+        # The images' half of a whole CLIP is not wanted.
+        folder = find_encoder(_KEY, self.name)
+        tokenizer = load_part(AutoTokenizer, folder)
+        return tokenizer, load_stock(CLIPTextModelWithProjection, folder, exact=False).eval()
 
     def encode(
         self, strings: Sequence[str], *, sentences: bool = False
@@ -205,10 +209,3 @@ def build_text_encoder(config: AnyTextEncoderConfig, classes: Sequence[str] = ()
 def _words(text: str) -> list[str]:
     spaced = text.replace("?", " ?").replace(".", " .").replace(",", " ,")
     return readable(spaced).lower().split()
-
-
-def _read_vectors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path}: cannot be read as safetensors ({error})") from error

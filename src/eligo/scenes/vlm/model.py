@@ -9,7 +9,6 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
     CLIPImageProcessorPil,
@@ -23,7 +22,7 @@ from transformers import (
 
 from eligo.errors import InputError
 from eligo.files import writing_folder
-from eligo.pretrained import STOCK_FILES, load_stock, quiet_transformers, shipped_model
+from eligo.pretrained import STOCK_FILES, load_part, load_stock, quiet_transformers, shipped_model
 from eligo.scenes.phrases import VOCABULARY
 from eligo.scenes.vlm.config import VlmConfig
 
@@ -133,15 +132,9 @@ def load_vlm(
             f"no model in {path}: expected a folder with config.json and weights; "
             f"`{_MADE_BY}` makes one"
         )
-    try:
-        model = load_stock(LlavaForConditionalGeneration, path, dtype=torch.float32)
-        processor = LlavaProcessor.from_pretrained(path, local_files_only=True)
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"the model in {path} cannot be read ({' '.join(str(error).split())}); expected all "
-            f"that `{_MADE_BY}` writes: copy the whole folder, or train it again"
-        ) from error
-    return model.to(device).eval(), processor  # pyright: ignore[reportArgumentType]
+    processor = load_part(LlavaProcessor, path)
+    model = load_stock(LlavaForConditionalGeneration, path, dtype=torch.float32)
+    return model.to(device).eval(), processor
 
 
 def save_vlm(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eligo.errors import InputError
+from eligo.untrusted import reading
 
 _PLAIN_FEED_FORWARD = {"opt", "gpt2", "gpt_neox", "phi", "bloom"}  # two matrices; others are gated
 
@@ -119,17 +120,14 @@ class HostShape:
 
     @classmethod
     def load(cls, folder: str | Path) -> "HostShape":
-        """From the `config.json` in a folder."""
+        """From the `config.json` of a model: a folder, a shipped name, or a name on the hub."""
         from transformers import AutoConfig
 
-        try:
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(
-                f"{folder}: expected a model folder with config.json; {reason}"
-            ) from None
-        return shape_of(config)
+        from eligo.pretrained import find_host, load_part
+
+        config = load_part(AutoConfig, find_host(folder, weights=False))
+        with reading(folder, f"a config.json with the sizes of a {config.model_type}"):
+            return shape_of(config)
 
 
 def shape_of(config: Any) -> HostShape:

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from eligo.chat import spoken_ids
+from eligo.chat import render_chat, spoken_ids
 from eligo.errors import InputError
 
 _PLAIN = "USER: {image}\n{question} ASSISTANT:"  # LLaVA-1.5's, for processors without a template
@@ -29,7 +29,7 @@ def build_prompt(processor: Any, question: str) -> str:
     if getattr(processor, "chat_template", None):
         content = [{"type": "image"}, {"type": "text", "text": question}]
         message = {"role": "user", "content": content}
-        return processor.apply_chat_template([message], add_generation_prompt=True)
+        return render_chat(processor, [message], add_generation_prompt=True)
     plain = _NO_TEMPLATE.get(type(processor).__name__, _PLAIN)
     return plain.format(image=processor.image_token, question=question)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from eligo.config import Config, load_config
@@ -20,6 +19,7 @@ from eligo.errors import InputError
 from eligo.files import write_text
 from eligo.pretrained import find_model
 from eligo.train.weights import load_weights, save_weights
+from eligo.untrusted import read_header, read_object, reading
 
 PartT = TypeVar("PartT", bound="Part")
 Shapes = Mapping[str, tuple[int, ...]]
@@ -56,18 +56,20 @@ class Part(nn.Module):
         Or by the name of a plan that comes with eligo, or by its name on the hub.
         """
         folder = cls._find(find_model(name, f"{cls.file_name}.safetensors"))
-        described = folder / f"{cls.file_name}.json"
+        described, run = folder / f"{cls.file_name}.json", folder / "config.yaml"
         if described.is_file():
-            shape = _read_json(described)
-        elif (folder / "config.yaml").is_file():
-            run = read_yaml(folder / "config.yaml")[0]
-            shape = cls.shape_of_run(run, _shapes(folder / f"{cls.file_name}.safetensors"))
+            shape = read_object(described, f"{cls.__name__}.save_pretrained")
+        elif run.is_file():
+            shapes = _shapes(folder / f"{cls.file_name}.safetensors")
+            with reading(run, "the config of a run of `eligo tokens train`"):
+                shape = cls.shape_of_run(read_yaml(run)[0], shapes)
         else:
             raise InputError(
                 f"{folder}: got {cls.file_name}.safetensors without {described.name} or a run's "
                 "config.yaml; expected one of them beside it: write it with save_pretrained"
             )
-        part = cls(load_config(cls.shape_type, shape))
+        with reading(described if described.is_file() else run, f"the sizes of a {cls.__name__}"):
+            part = cls(load_config(cls.shape_type, shape))
         load_weights(folder, {cls.file_name: part})
         return part.eval()
 
@@ -86,13 +88,5 @@ def _places(folder: str | Path) -> tuple[Path, Path]:
     return Path(folder), Path(folder) / "best"
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path}: not valid JSON: {error}") from None
-
-
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    with safe_open(path, framework="pt") as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return {name: tuple(shape) for name, (_, shape) in read_header(path).items()}

@@ -20,6 +20,7 @@ from lmms_eval.models.model_utils.gen_metrics import (  # pyright: ignore[report
 )
 from PIL import Image
 
+from eligo.chat import render_chat
 from eligo.config import load_config
 from eligo.devices import resolve_device
 from eligo.errors import InputError
@@ -135,7 +136,7 @@ class PrunedModel(lmms):
                     )
             turns.append({"role": message["role"], "content": parts})
         if getattr(self.processor, "chat_template", None):
-            text = self.processor.apply_chat_template(turns, add_generation_prompt=True)
+            text = render_chat(self.processor, turns, add_generation_prompt=True)
         elif len(images) == 1:
             text = build_prompt(self.processor, "\n".join(words))
         else:

@@ -108,9 +108,10 @@ def clip(folder: Path, seed: int = 0, *, tokenizer: str = "own", words: str = ""
     words = words or "a photo an image of in room chair red box on the table wall floor ball , . "
     listed = ["<pad>", "<unk>", *words.split()]
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    config = CLIPTextConfig(**sizes, vocab_size=len(listed), num_attention_heads=2,
-                            projection_dim=12, max_position_embeddings=24, eos_token_id=1)  # fmt: skip
+    config = CLIPTextConfig(
+        vocab_size=len(listed), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, projection_dim=12, max_position_embeddings=24, eos_token_id=1,
+    )  # fmt: skip
     CLIPTextModelWithProjection(config).save_pretrained(folder)
     if tokenizer == "empty":  # as transformers makes it of a folder without a vocabulary
         (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')

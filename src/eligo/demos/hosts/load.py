@@ -9,6 +9,7 @@ from eligo.demos.hosts.prompt import reads_images
 from eligo.demos.hosts.reader import Reader
 from eligo.devices import resolve_device
 from eligo.errors import InputError
+from eligo.identity import GENERATOR, check_tokenizer, refuse_encoder
 from eligo.pretrained import find_host
 
 
@@ -21,6 +22,8 @@ def load_reader(config: DemosHostConfig) -> Reader:
     model: Any = _read(
         config, lambda **options: kind.from_pretrained(dtype=config.dtype, **options)
     )
+    refuse_encoder(model.config, f"host.model: {config.model}")
+    check_tokenizer(processor, model, f"host.model: {config.model}", least=GENERATOR)
     if not getattr(model, "is_quantized", False):
         model.to(resolve_device(config.device))
     return Reader(model.requires_grad_(False), processor, config.instruction)

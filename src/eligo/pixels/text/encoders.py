@@ -173,7 +173,7 @@ class ClipEncoder(TextEncoder):
         return F.normalize(torch.stack(rows).mean(1), dim=-1)
 
     def probe(self) -> tuple[float, ...]:
-        """The first numbers of a sentence's vector: they depend on the tokenizer and the weights."""
+        """The first numbers of a sentence's vector: they tell of the tokenizer and the weights."""
         self._read([_PROBE])
         return _rounded(self.known[self._key(*_PROBE)])
 

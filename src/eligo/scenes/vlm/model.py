@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from eligo.errors import InputError
+from eligo.identity import GENERATOR, check_tokenizer
 from eligo.pretrained import load_stock, quiet_transformers, shipped_model
 from eligo.scenes.phrases import VOCABULARY
 from eligo.scenes.vlm.config import VlmConfig
@@ -140,6 +141,7 @@ def load_vlm(
             f"the model in {path} cannot be read ({' '.join(str(error).split())}); expected all "
             f"that `{_MADE_BY}` writes: copy the whole folder, or train it again"
         ) from error
+    check_tokenizer(processor, model, str(path), least=GENERATOR)
     return model.to(device).eval(), processor  # pyright: ignore[reportArgumentType]
 
 

@@ -29,6 +29,7 @@ from eligo.tokens.learned.modules import LayerPruners, MergerShape, PrunersShape
 from eligo.tokens.learned.relaxer import TrainingRelaxer
 from eligo.tokens.learned.scorers import Relaxation
 from eligo.tokens.load import load_host
+from eligo.tokens.host_mark import HostMark
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.training.batch import HostBatch, shared_images
 from eligo.tokens.training.config import TokensTrainConfig
@@ -152,7 +153,7 @@ class TokensTask(Task):
                 Cut(layer, self.pruners[layer], **amount(budget, given))
                 for layer, budget in self.schedule.cuts
             ]
-        return Plan(stage1, cuts, positions=config.positions, size_bias=config.size_bias)
+        return Plan(stage1, cuts, config.positions, config.size_bias, HostMark.of(self.host))
 
     def _watched_layers(self) -> list[int]:
         count = len(self.host.layers)

@@ -20,7 +20,7 @@ from eligo.identity import (
     tokenizer_fingerprint,
 )
 
-WORDS = "a photo of red ball left two boxes on the floor".split()
+WORDS = ["a", "photo", "of", "red", "ball", "left", "two", "boxes", "on", "the", "floor"]
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 
 
@@ -48,7 +48,7 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path, kind: str):
     else:
         GPT2Config(vocab_size=600).save_pretrained(tmp_path)
     empty = AutoTokenizer.from_pretrained(tmp_path)  # transformers makes one of nothing
-    with pytest.raises(InputError, match="holds no tokenizer.*tokenizer.json"):
+    with pytest.raises(InputError, match=r"holds no tokenizer.*tokenizer\.json"):
         check_tokenizer(empty, bert(600), "FOLDER", least=GENERATOR)
 
 

@@ -36,7 +36,7 @@ MODELS = {
     "v2_gru": PointerSelectorV2Config(state="gru"),
     "v3": PointerSelectorV3Config(),
 }
-TRAIN = ["--num_epochs", "2", "--model.hidden_dim", "16"]
+TRAIN = ["--num_epochs", "2", "--train.min_steps", "1", "--model.hidden_dim", "16"]
 
 
 @pytest.fixture

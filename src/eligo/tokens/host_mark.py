@@ -37,9 +37,9 @@ class HostMark:
         for name, expected in self.architecture.items():
             if name in now and now[name] != expected:
                 raise InputError(
-                    f"plan: was trained in a host with {name} {expected}, this one has {now[name]}; "
-                    "expected the host that it was trained in: train a plan for this one with "
-                    "`eligo tokens train --host.model FOLDER`"
+                    f"plan: was trained in a host with {name} {expected}, this one has "
+                    f"{now[name]}; expected the host that it was trained in: train a plan for "
+                    "this one with `eligo tokens train --host.model FOLDER`"
                 )
         if id(host.core) in self._compared:
             return

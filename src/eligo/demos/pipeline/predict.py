@@ -1,6 +1,7 @@
 """A trained selector at work: candidates as in training, picks, and why not the next best."""
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from eligo.demos.pipeline.train import PIPELINE
 from eligo.demos.selector import INNER, load_selector
 from eligo.errors import InputError
 from eligo.pretrained import shipped_models
+
+_log = logging.getLogger("eligo.demos")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +68,9 @@ def open_selector(folder: Path, num_candidates: int | None = None) -> Deployed:
     selector = load_selector(inner)
     if not isinstance(selector, LearnedSelector):
         raise InputError(f"{folder}: holds a {selector.kind}, expected a learned selector")
+    found = about.get("held_out") or {}  # older runs have none
+    if found.get("verdict") == "no better":
+        _log.warning("%s: %s", folder, found["remark"])
     return Deployed(selector, Sampler(selector.pool, settings), encoder, prompt)
 
 

@@ -22,6 +22,7 @@ from eligo.files import write_text
 from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.data.file_source import FileSource, Resized, read_examples
 from eligo.tokens.data.scene_source import SceneSource, reads_scenes
+from eligo.tokens.host_mark import HostMark
 from eligo.tokens.hosts import host_of
 from eligo.tokens.inside.masked import masking
 from eligo.tokens.learned.discriminator import Discriminator, DiscriminatorShape
@@ -29,7 +30,6 @@ from eligo.tokens.learned.modules import LayerPruners, MergerShape, PrunersShape
 from eligo.tokens.learned.relaxer import TrainingRelaxer
 from eligo.tokens.learned.scorers import Relaxation
 from eligo.tokens.load import load_host
-from eligo.tokens.host_mark import HostMark
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.training.batch import HostBatch, shared_images
 from eligo.tokens.training.config import TokensTrainConfig

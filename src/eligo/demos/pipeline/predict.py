@@ -2,10 +2,12 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch.nn import functional as F
 
 from eligo.demos.data.pickles import refuse_pickle
 from eligo.demos.data.query import Query
@@ -13,11 +15,14 @@ from eligo.demos.data.sampler import Sampler
 from eligo.demos.data.sampler_config import SamplerConfig
 from eligo.demos.learned.selector import LearnedSelector, Step
 from eligo.demos.models.pretrained import FILE
+from eligo.demos.pipeline.embed import CandidateText
+from eligo.demos.pipeline.encoders import Encoder
 from eligo.demos.pipeline.train import PIPELINE
 from eligo.demos.selector import INNER, load_selector
 from eligo.errors import InputError
 from eligo.pretrained import shipped_models
 
+_SAME = 0.99  # cosine of one text's vectors, made on any device
 _log = logging.getLogger("eligo.demos")
 
 
@@ -30,6 +35,8 @@ class Deployed:
     encoder: str
     prompt: dict[str, str]
     """How the teacher wrote prompts: placement, instruction."""
+    candidate_text: CandidateText = "question_answer"
+    """What of an example was embedded."""
 
     def steps(self, query: Query, shots: int) -> list[Step]:
         """The picks, each with the next best."""
@@ -59,6 +66,7 @@ def open_selector(folder: Path, num_candidates: int | None = None) -> Deployed:
         about = json.loads((inner / PIPELINE).read_text(encoding="utf-8"))
         settings, encoder = SamplerConfig(**about["sampler"]), about["embed"]["encoder"]
         prompt = about["prompt"]
+        text = about["embed"].get("candidate_text", "question_answer")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{folder}: holds no trained selector ({error!r}); `eligo demos train` writes one"
@@ -71,7 +79,36 @@ def open_selector(folder: Path, num_candidates: int | None = None) -> Deployed:
     found = about.get("held_out") or {}  # older runs have none
     if found.get("verdict") == "no better":
         _log.warning("%s: %s", folder, found["remark"])
-    return Deployed(selector, Sampler(selector.pool, settings), encoder, prompt)
+    return Deployed(selector, Sampler(selector.pool, settings), encoder, prompt, text)
+
+
+def check_encoder(deployed: Deployed, encoder: Encoder) -> None:
+    """Refuse an encoder that does not give the first example the vectors that it was trained with.
+
+    Another model under the same name, or another tokenizer, would embed queries in a space of its
+    own. Pools that were not made by `embed` have no texts to compare.
+    """
+    pool = deployed.selector.pool
+    first = pool.payload[0] if pool.payload else None
+    if not isinstance(first, Mapping) or not {"question", "answer"} <= set(first):
+        return
+    words = [first["question"]]
+    words += [first["answer"]] if deployed.candidate_text == "question_answer" else []
+    now = {"text": encoder.texts([" ".join(words)])[0]}
+    image = first.get("image")
+    if image is not None and "image" in pool.views and Path(image).is_file():
+        now["image"] = encoder.images([image])[0]
+    for view, vector in now.items():
+        if view not in pool.views:
+            continue
+        then = pool.views[view][0].float()
+        same = len(vector) == len(then)
+        if not same or F.cosine_similarity(vector, then, dim=0) < _SAME:
+            raise InputError(
+                f"encoder: {deployed.encoder} gives the {view} of example {pool.ids[0]!r} another "
+                "vector than the selector was trained with: it is another model, or has another "
+                "tokenizer; put the former one back, or embed, teach and train again"
+            )
 
 
 def explain(deployed: Deployed, query: Query, steps: Sequence[Step]) -> list[dict[str, Any]]:

@@ -19,9 +19,13 @@ def run(
         resume: Go on from the newest checkpoint in the run folder.
         json: Print one JSON document.
     """
+    from accelerate import PartialState
+
     from eligo.demos.pipeline.train import held_out_of, train_selector
 
     result = train_selector(config, resume=resume)
+    if not PartialState().is_main_process:
+        return
     found = held_out_of(result.folder)
     if not json:
         found.pop("remark")  # has been said

@@ -36,7 +36,7 @@ MODELS = {
     "v2_gru": PointerSelectorV2Config(state="gru"),
     "v3": PointerSelectorV3Config(),
 }
-TRAIN = ["--num_epochs", "2", "--model.hidden_dim", "16"]
+TRAIN = ["--num_epochs", "2", "--train.min_steps", "1", "--model.hidden_dim", "16"]
 
 
 @pytest.fixture
@@ -242,7 +242,8 @@ def test_records_of_the_guide_train_v3_but_not_without_scores(call):
     assert "no record has any" in call("train v3 records.json", *data, code=2)
 
 
-def test_images_are_embedded_beside_text(call):
+def save_clip(folder: str, seed: int = 0) -> None:
+    """A tiny random CLIP with a tokenizer of letters."""
     from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor
 
     sizes = {
@@ -252,8 +253,9 @@ def test_images_are_embedded_beside_text(call):
     vision = {**sizes, "image_size": 16, "patch_size": 8}
     text = {**sizes, "vocab_size": 64, "max_position_embeddings": 40}
     text |= {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+    torch.manual_seed(seed)
     model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=12))
-    model.save_pretrained("clip")
+    model.save_pretrained(folder)
     images = CLIPImageProcessorPil(
         size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
     )
@@ -261,7 +263,11 @@ def test_images_are_embedded_beside_text(call):
     words.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A <eos>", special_tokens=[("<eos>", 1)]
     )
-    CLIPProcessor(images, words).save_pretrained("clip")
+    CLIPProcessor(images, words).save_pretrained(folder)
+
+
+def test_images_are_embedded_beside_text(call):
+    save_clip("clip")
     lines = []
     for n in range(12):
         picture(f"{n // 2}.png", n // 2)
@@ -280,6 +286,35 @@ def test_images_are_embedded_beside_text(call):
     assert pool.groups[0] == pool.groups[1] != pool.groups[2]
     assert pool.payload[0]["answer"] == "red"
     assert "questions on images need a model" in call("teach", code=2)
+
+
+def test_another_encoder_under_the_same_name_is_refused(call):
+    save_clip("clip")
+    write_texts("demos.jsonl", count=12)
+    call("embed --data demos.jsonl --encoder clip --device cpu --json")
+    call("teach --shots 1 --sampler.num_candidates 6 --json")
+    call("train taught --json", *TRAIN)
+    ask = "predict --question ball --shots 1 --device cpu --json"
+    call(ask)
+    save_clip("clip", seed=1)
+    assert "encoder: clip gives the text of example 't0' another vector" in call(ask, code=2)
+    save_clip("clip")
+    call(ask)
+    for file in Path("clip").glob("tokenizer*"):
+        file.unlink()
+    Path("clip/tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    assert "clip: holds no tokenizer" in call(ask, code=2)
+
+
+def test_a_host_that_cannot_continue_a_text_is_refused(call):
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    BertLMHeadModel(BertConfig(**sizes, num_attention_heads=2, vocab_size=64)).save_pretrained("b")
+    tokenizer("text").save_pretrained("b")
+    write_texts("demos.jsonl", count=12)
+    call("embed --data demos.jsonl --json")
+    assert "b: is an encoder (bert)" in call("teach --host.model b --host.device cpu", code=2)
 
 
 @pytest.mark.parametrize("name", sorted({*shipped_configs("demos")} - {"learner"}))

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -71,8 +72,13 @@ def print_outcome(result: Any, json: bool) -> None:
     """The result of a training, once, however many processes trained."""
     from accelerate import PartialState
 
+    from eligo.train.outcome import learning_remark
+
     if PartialState().is_main_process:
         print_result(result, json)
+        told = result if isinstance(result, Mapping) else vars(result)
+        if said := learning_remark(Path(told["folder"]), told["best_step"]):
+            remark(said)
 
 
 def plain_data(value: Any) -> Any:

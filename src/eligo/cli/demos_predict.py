@@ -43,7 +43,7 @@ def run(
         raise InputError(f"--num_candidates: got {num_candidates}, expected at least 1")
     from eligo.demos.pipeline.embed import embed_query
     from eligo.demos.pipeline.encoders import WORDS, open_encoder
-    from eligo.demos.pipeline.predict import explain, open_selector
+    from eligo.demos.pipeline.predict import check_encoder, explain, open_selector
     from eligo.images import open_image
 
     if image is not None:
@@ -56,6 +56,7 @@ def run(
         )
     picture = None if image is None else str(image)
     encoder = open_encoder(deployed.encoder, device)
+    check_encoder(deployed, encoder)
     query = embed_query(encoder, f"question: {question}", question, picture, group)
     views = deployed.selector.pool.views
     if set(query.views) != set(views):

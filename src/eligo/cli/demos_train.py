@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from eligo.cli.console import print_outcome
+from eligo.cli.console import plain_data, print_outcome
 from eligo.demos.pipeline.config import DemosTrainConfig
 
 
@@ -19,6 +19,14 @@ def run(
         resume: Go on from the newest checkpoint in the run folder.
         json: Print one JSON document.
     """
-    from eligo.demos.pipeline.train import train_selector
+    from accelerate import PartialState
 
-    print_outcome(train_selector(config, resume=resume), json)
+    from eligo.demos.pipeline.train import held_out_of, train_selector
+
+    result = train_selector(config, resume=resume)
+    if not PartialState().is_main_process:
+        return
+    found = held_out_of(result.folder)
+    if not json:
+        found.pop("remark")  # has been said
+    print_outcome(plain_data(result) | {"held_out": found}, json)

@@ -1,5 +1,6 @@
 """`eligo pixels evaluate`: how good a model is, one row for every kind of words."""
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,6 +92,7 @@ def run(
     for name, folder in places.items():
         segmenter = Segmenter.from_pretrained(folder, device=where)
         images = images or build_source(config, segmenter.encoder, where)
+        _same_classes(folder, segmenter.config.classes, images.classes)
         told: dict[str, ImageSource] = {"": images}
         if some_tags:
             told |= {f", {part}": SomeTags(images, part) for part in TOLD}
@@ -123,6 +125,19 @@ def _shown(found: dict[str, Any]) -> dict[str, Any]:
     if "iou" in found:
         shown["IoU of each class, percent"] = found["iou"]
     return shown
+
+
+def _same_classes(folder: Path, mine: tuple[str, ...], theirs: tuple[str, ...]) -> None:
+    """Refuse data whose labels number other classes than the model's."""
+    if not mine or mine == theirs:
+        return
+    pairs = enumerate(zip_longest(mine, theirs))
+    number, (own, other) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+    raise InputError(
+        f"{folder}: its class {number} is {own or 'none'}, that of the data is {other or 'none'} "
+        f"({len(mine)} classes and {len(theirs)}); expected the same names in the same order: give "
+        "--data CONFIG with a data.classes file like that"
+    )
 
 
 def _checkpoints(source: Path) -> dict[str, Path]:

@@ -20,6 +20,7 @@ from transformers import (
 from transformers.image_processing_base import ImageProcessingMixin
 
 from eligo.errors import InputError
+from eligo.identity import ENCODER, check_tokenizer, tokenizer_fingerprint
 from eligo.patches.config import EncodersConfig, MatchConfig, RetrievalConfig
 from eligo.patches.encoders import ImageEncoder, Layout, TextEncoder, layout_of
 from eligo.patches.match.baselines import GlobalCosine, TwoSidedMax
@@ -81,6 +82,7 @@ def build_encoders(
         text, tokenizer = _small_text(wanted), scene_tokenizer()
     else:
         text, tokenizer = _pretrained("text", wanted.text), load_tokenizer(wanted.text)
+        check_tokenizer(tokenizer, text, f"encoders.text: {wanted.text}", least=ENCODER)
     config = config.replace(
         {"encoders.image_size": size, "encoders.image_mean": mean, "encoders.image_std": std}
     )
@@ -94,7 +96,14 @@ def build_encoders(
 def load_encoders(encoders: EncodersConfig, folder: Path) -> tuple[ImageEncoder, TextEncoder]:
     """Encoders from the folder of a saved model; the heads are still random."""
     vision, text = (_pretrained(name, str(folder / name), exact=True) for name in _SIDES)
-    return assemble(encoders, vision, text, load_tokenizer(str(folder / "text")))
+    tokenizer, where = load_tokenizer(str(folder / "text")), str(folder / "text")
+    check_tokenizer(tokenizer, text, where, least=ENCODER)
+    if encoders.tokenizer not in (None, tokenizer_fingerprint(tokenizer)):
+        raise InputError(
+            f"{where}: its tokenizer is not the one that the model was trained with; put back the "
+            "tokenizer's files that were saved with it"
+        )
+    return assemble(encoders, vision, text, tokenizer)
 
 
 def assemble(

@@ -59,6 +59,9 @@ class EncodersConfig(Config):
     """Folder or hub name of a ViT, Swin or DINOv2; none: a small ViT from scratch."""
     text: str | None = None
     """Folder or hub name of a BERT; none: a small one from scratch, for the scenes' words."""
+    tokenizer: str | None = None
+    """Fingerprint of the tokenizer in the folder of a saved model, written with it; none: not
+    checked."""
     small_vision: SmallVisionConfig = SmallVisionConfig()
     """Sizes where vision is none."""
     small_text: SmallTextConfig = SmallTextConfig()

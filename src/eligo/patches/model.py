@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from eligo.config import load_config, save_config
 from eligo.errors import InputError
 from eligo.files import writing_folder
+from eligo.identity import tokenizer_fingerprint
 from eligo.patches.build import build_encoders, build_net, load_encoders
 from eligo.patches.config import RetrievalConfig
 from eligo.patches.encoders import ImageEncoder, Picture, TextEncoder, words_of
@@ -162,6 +163,7 @@ class RetrievalModel(nn.Module):
             given = self.config.encoders
             here = {name: name for name in backbones if getattr(given, name) is not None}
             changes = {f"encoders.{name}": folder for name, folder in here.items()}
+            changes["encoders.tokenizer"] = tokenizer_fingerprint(self.text_encoder.tokenizer)
             save_config(self.config.replace(changes), made / "config.yaml")
 
     @classmethod

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from eligo.errors import InputError
+from eligo.identity import GENERATOR, check_tokenizer
 from eligo.pretrained import load_part, load_stock
 from eligo.tokens.training.inputs_config import HostConfig
 
@@ -25,6 +26,7 @@ def load_host(config: HostConfig, *, device: str | torch.device = "cpu") -> tupl
         model, processor = load_vlm()
     else:
         model, processor = _pretrained(config.model)
+        check_tokenizer(processor, model, f"host.model: {config.model}", least=GENERATOR)
     if getattr(processor, "tokenizer", None) is not None:
         processor.tokenizer.padding_side = "left"
     host = cast(nn.Module, model)  # the hub's classes type `to` in a way of their own

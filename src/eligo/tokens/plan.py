@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from eligo.errors import InputError
 from eligo.pretrained import find_model
+from eligo.tokens.host_mark import HostMark
 from eligo.tokens.reducer import Reducer
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Plan:
     positions: Positions = "original"
     size_bias: bool = True
     """Keys that stand for z tokens get `log z` in every layer of the language model."""
+    host: HostMark | None = None
+    """The host that the learned parts were trained in; None: fits every host."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cuts", tuple(self.cuts))

@@ -14,6 +14,7 @@ from torch import nn
 
 from eligo.errors import InputError
 from eligo.files import write_text
+from eligo.tokens.host_mark import HostMark
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.reducer import Reducer
 from eligo.untrusted import read_object, reading
@@ -44,6 +45,10 @@ def save(plan: Plan, folder: Path, dtype: torch.dtype | None = None) -> None:
         "positions": plan.positions,
         "size_bias": plan.size_bias,
     }
+    if plan.host is not None:
+        described["host"] = {
+            "architecture": dict(plan.host.architecture), "weights": dict(plan.host.weights),
+        }  # fmt: skip
     write_text(folder / PLAN, json.dumps(described, indent=1) + "\n")
 
 
@@ -66,7 +71,9 @@ def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
             Cut(cut["layer"], build(cut["reducer"], cut["layer"]), *_amount(cut))
             for cut in described["cuts"]
         ]
-        return Plan(stage1, cuts, described["positions"], described["size_bias"])
+        mark = described.get("host")  # plans of older versions have none
+        host = None if mark is None else HostMark(dict(mark["architecture"]), dict(mark["weights"]))
+        return Plan(stage1, cuts, described["positions"], described["size_bias"], host)
 
 
 def _places(folder: Path) -> tuple[Path, ...]:

@@ -7,6 +7,7 @@ from eligo.demos.hosts.prompt import reads_images
 from eligo.demos.hosts.reader import Reader
 from eligo.devices import resolve_device
 from eligo.errors import InputError
+from eligo.identity import GENERATOR, check_tokenizer, refuse_encoder
 from eligo.pretrained import load_part, load_stock
 
 
@@ -17,6 +18,8 @@ def load_reader(config: DemosHostConfig) -> Reader:
     processor = load_processor(config)
     kind = AutoModelForImageTextToText if reads_images(processor) else AutoModelForCausalLM
     model = load_stock(kind, _name(config), exact=False, dtype=config.dtype)
+    refuse_encoder(model.config, f"host.model: {config.model}")
+    check_tokenizer(processor, model, f"host.model: {config.model}", least=GENERATOR)
     if not getattr(model, "is_quantized", False):
         model.to(resolve_device(config.device))
     return Reader(model.requires_grad_(False), processor, config.instruction)

@@ -45,9 +45,9 @@ class PointerTask(Task):
 
     @property
     def monitor(self) -> str:
-        """What chooses the best step: NDCG needs a score for every candidate."""
-        dense = any(example.step_scores is not None for example in self.validation)
-        return "ndcg" if dense else "mrr"
+        """What chooses the best step: NDCG needs a score for every candidate, and not all alike."""
+        ranked = any(_differ(example.step_scores) for example in self.validation)
+        return "ndcg" if ranked else "mrr"
 
     def metric_names(self) -> list[str]:
         """As in `measured`."""
@@ -77,6 +77,14 @@ class PointerTask(Task):
     def evaluate(self) -> Mapping[str, float]:
         """Means over the validation examples."""
         return means_of(values_over(self.model, self.validation, self.pool))
+
+
+def _differ(step_scores: Tensor | None) -> bool:
+    """Whether the first step's scores, those that there are, rank anything."""
+    if step_scores is None or not len(step_scores):
+        return False
+    first = step_scores[0][step_scores[0].isfinite()]
+    return bool(len(first)) and bool(first.max() > first.min())
 
 
 def call(model: PointerSelector, batch: Batch):

@@ -23,6 +23,9 @@ class SelectorTrainConfig(TrainConfig):
     num_epochs: int | None = Field(default=20, ge=1)
     """Times that every record is seen; sets total_steps, and evaluates once in each. None:
     total_steps counts."""
+    min_steps: int = Field(default=300, ge=1)
+    """Steps at least where num_epochs counts: few records are seen more often, and evaluated 20
+    times; patience stops nothing before."""
     batch_size: int = Field(default=64, ge=1)
     """Records in one step; fewer if there are fewer."""
     lr: float = Field(default=1e-4, gt=0)

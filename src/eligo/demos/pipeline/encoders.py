@@ -13,6 +13,7 @@ from torch import Tensor
 from eligo.demos.data.text import embed_texts
 from eligo.devices import resolve_device
 from eligo.errors import InputError
+from eligo.identity import ENCODER, check_tokenizer
 from eligo.images import open_image
 from eligo.pretrained import find_encoder, load_part, load_stock
 
@@ -99,6 +100,7 @@ def open_encoder(name: str, device: str = "auto") -> Encoder:
     model = load_stock(AutoModel, folder, exact=False)
     if not hasattr(model, "get_image_features"):
         raise InputError(f"encoder: {name} is a {type(model).__name__}, expected CLIP or SigLIP")
+    check_tokenizer(processor, model.text_model, f"encoder: {name}", least=ENCODER)
     return ClipEncoder(model.to(resolve_device(device)), processor)
 
 

@@ -1,9 +1,12 @@
 """A trained selector at work: candidates as in training, picks, and why not the next best."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch.nn import functional as F
 
 from eligo.demos.data.pickles import refuse_pickle
 from eligo.demos.data.query import Query
@@ -11,11 +14,16 @@ from eligo.demos.data.sampler import Sampler
 from eligo.demos.data.sampler_config import SamplerConfig
 from eligo.demos.learned.selector import LearnedSelector, Step
 from eligo.demos.models.pretrained import FILE
+from eligo.demos.pipeline.embed import CandidateText
+from eligo.demos.pipeline.encoders import Encoder
 from eligo.demos.pipeline.train import PIPELINE
 from eligo.demos.selector import INNER, load_selector
 from eligo.errors import InputError
 from eligo.pretrained import shipped_models
 from eligo.untrusted import read_object, reading
+
+_SAME = 0.99  # cosine of one text's vectors, made on any device
+_log = logging.getLogger("eligo.demos")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +35,8 @@ class Deployed:
     encoder: str
     prompt: dict[str, str]
     """How the teacher wrote prompts: placement, instruction."""
+    candidate_text: CandidateText = "question_answer"
+    """What of an example was embedded."""
 
     def steps(self, query: Query, shots: int) -> list[Step]:
         """The picks, each with the next best."""
@@ -60,12 +70,45 @@ def open_selector(folder: Path, num_candidates: int | None = None) -> Deployed:
     with reading(inner / PIPELINE, "sampler, embed and prompt, as `eligo demos train` writes them"):
         settings, encoder = SamplerConfig(**about["sampler"]), str(about["embed"]["encoder"])
         prompt = dict(about["prompt"])
+        text = about["embed"].get("candidate_text", "question_answer")
     if num_candidates is not None:
         settings = settings.replace({"num_candidates": num_candidates})
     selector = load_selector(inner)
     if not isinstance(selector, LearnedSelector):
         raise InputError(f"{folder}: holds a {selector.kind}, expected a learned selector")
-    return Deployed(selector, Sampler(selector.pool, settings), encoder, prompt)
+    found = about.get("held_out") or {}  # older runs have none
+    if found.get("verdict") == "no better":
+        _log.warning("%s: %s", folder, found["remark"])
+    return Deployed(selector, Sampler(selector.pool, settings), encoder, prompt, text)
+
+
+def check_encoder(deployed: Deployed, encoder: Encoder) -> None:
+    """Refuse an encoder that does not give the first example the vectors that it was trained with.
+
+    Another model under the same name, or another tokenizer, would embed queries in a space of its
+    own. Pools that were not made by `embed` have no texts to compare.
+    """
+    pool = deployed.selector.pool
+    first = pool.payload[0] if pool.payload else None
+    if not isinstance(first, Mapping) or not {"question", "answer"} <= set(first):
+        return
+    words = [first["question"]]
+    words += [first["answer"]] if deployed.candidate_text == "question_answer" else []
+    now = {"text": encoder.texts([" ".join(words)])[0]}
+    image = first.get("image")
+    if image is not None and "image" in pool.views and Path(image).is_file():
+        now["image"] = encoder.images([image])[0]
+    for view, vector in now.items():
+        if view not in pool.views:
+            continue
+        then = pool.views[view][0].float()
+        same = len(vector) == len(then)
+        if not same or F.cosine_similarity(vector, then, dim=0) < _SAME:
+            raise InputError(
+                f"encoder: {deployed.encoder} gives the {view} of example {pool.ids[0]!r} another "
+                "vector than the selector was trained with: it is another model, or has another "
+                "tokenizer; put the former one back, or embed, teach and train again"
+            )
 
 
 def explain(deployed: Deployed, query: Query, steps: Sequence[Step]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ says how a new query is embedded and which candidates it gets.
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from eligo.demos.data.records import Record
 from eligo.demos.data.sampler import Sampler
 from eligo.demos.data.sampler_config import SamplerConfig
 from eligo.demos.learned.fitting import pointer_task
+from eligo.demos.learned.held_out import HeldOut, compare, ranked
 from eligo.demos.learned.selector import LearnedSelector
-from eligo.demos.pipeline.config import DemosTrainConfig, RecordsConfig
+from eligo.demos.pipeline.config import DemosTrainConfig, RecordsConfig, SelectorTrainConfig
 from eligo.demos.pipeline.folder import open_embedded
 from eligo.demos.selector import INNER
 from eligo.demos.teach.read import Lessons, read_legacy_records, read_meta, read_records
@@ -30,6 +31,7 @@ from eligo.files import write_text
 from eligo.train import FitResult, fit, load_weights
 
 PIPELINE = "pipeline.json"
+_EVALUATIONS = 20  # of a run that min_steps makes longer
 logger = logging.getLogger("eligo.demos")
 
 
@@ -67,31 +69,56 @@ def train_selector(config: DemosTrainConfig, *, resume: bool = False) -> FitResu
     )  # fmt: skip
     counted: dict[str, Any] = {"batch_size": task.batch_size}
     if train.num_epochs is not None:
-        every = task.steps_per_epoch
-        counted |= {
-            "total_steps": train.num_epochs * every,
-            "evaluate_every": every,
-            "checkpoint_every": every,
-        }
+        counted |= counted_steps(train, task.steps_per_epoch)
     if train.monitor == "ndcg":
         counted["monitor"] = task.monitor
+    untrained = ranked(task.model, task.validation, opened.pool, task.monitor)
     result = fit(task, train.replace(counted), resume=resume)
     if not PartialState().is_main_process:
         return result
     load_weights(result.chosen, task.modules)
-    save_selector(result.folder / INNER, LearnedSelector.of(task.model.cpu(), opened.pool), opened)
+    model = task.model.cpu().eval()
+    trained = ranked(model, task.validation, opened.pool, task.monitor)
+    found = compare(trained, untrained, task.validation, opened.pool, task.monitor)
+    if found.remark is not None:
+        logger.warning(found.remark)
+    save_selector(result.folder / INNER, LearnedSelector.of(model, opened.pool), opened, found)
     return result
 
 
-def save_selector(folder: Path, selector: LearnedSelector, opened: Opened) -> None:
+def counted_steps(train: SelectorTrainConfig, steps_per_epoch: int) -> dict[str, Any]:
+    """Steps, evaluations and patience of a run that is counted in epochs.
+
+    A few dozen records are one step an epoch: 20 epochs, stopped early, would leave the model as
+    it was.
+    """
+    assert train.num_epochs is not None
+    steps, every = train.num_epochs * steps_per_epoch, steps_per_epoch
+    found: dict[str, Any] = {}
+    if steps < train.min_steps:
+        steps, every = train.min_steps, max(every, train.min_steps // _EVALUATIONS)
+        found["patience"] = None
+    return {**found, "total_steps": steps, "evaluate_every": every, "checkpoint_every": every}
+
+
+def save_selector(
+    folder: Path, selector: LearnedSelector, opened: Opened, found: HeldOut | None = None
+) -> None:
     """The selector, and what stands around it."""
     selector.save_pretrained(folder)
-    about = {
+    about: dict[str, Any] = {
         "sampler": opened.sampler.model_dump(mode="json"),
         "embed": opened.embed,
         "prompt": opened.prompt,
     }
+    if found is not None:
+        about["held_out"] = asdict(found)
     write_text(folder / PIPELINE, json.dumps(about, indent=1) + "\n")
+
+
+def held_out_of(folder: Path) -> dict[str, Any]:
+    """What the training of a run was found to have taught."""
+    return json.loads((folder / INNER / PIPELINE).read_text(encoding="utf-8"))["held_out"]
 
 
 def open_records(config: RecordsConfig, num_candidates: int, seed: int) -> Opened:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModel
 
 from eligo.errors import InputError
+from eligo.identity import ENCODER, check_tokenizer
 from eligo.patches.build import (
     assemble,
     build_net,
@@ -71,8 +72,10 @@ def convert_checkpoint(
         if name in options:
             settings[f"match.{name}"] = options[name]
     config = RetrievalConfig().replace(settings | dict(changes or {}))
+    tokenizer = load_tokenizer(text)
+    check_tokenizer(tokenizer, backbones["text"], f"--text {text}", least=ENCODER)
     image_encoder, text_encoder = assemble(
-        config.encoders, backbones["vision"], backbones["text"], load_tokenizer(text)
+        config.encoders, backbones["vision"], backbones["text"], tokenizer
     )
     net = build_net(config.match, config.encoders.embed_dim, image_encoder.layout)
     _fill(path, "img_enc.vision_proj", image_encoder.head, parts["image_head"])

@@ -16,6 +16,9 @@ class SegmenterConfig(PixelsConfig):
     """Height and width of the images it was trained on; a training fills it in, if there is one."""
     text: TextConfig = TextConfig()
     """Words."""
+    text_probe: tuple[float, ...] | None = None
+    """How the text encoder of the training reads a certain sentence; a training fills it in, to
+    notice another encoder under the same name. None: not checked."""
     inputs: InputsConfig = InputsConfig()
     """Pictures."""
 

@@ -10,6 +10,7 @@ import logging
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -91,7 +92,7 @@ def export_onnx(
     out = Path(out)
     content = _export(module, arguments, names, outputs)
     write_bytes(out / MODEL, content)
-    about = {
+    about: dict[str, Any] = {
         "eligo": eligo.__version__,
         "classes": list(config.classes),
         "inputs": {
@@ -102,6 +103,8 @@ def export_onnx(
         "pictures": config.inputs.model_dump(),
         "text": config.text.model_dump(mode="json"),
     }
+    if config.guided and config.text.source == "labels":
+        about["words"] = list(config.classes)  # of every image, in this order
     write_text(out / ABOUT, json.dumps(about, indent=1) + "\n")
     return Exported(
         str(out / MODEL), str(out / ABOUT), names, outputs, round(len(content) / 1e6, 2)

@@ -20,6 +20,7 @@ from eligo.files import remove_file, write_text, writing
 from eligo.pixels.data.config import InputsConfig
 from eligo.pixels.data.inputs import normalise_rgb
 from eligo.pixels.data.pictures import MIN_SIZE, read_depth, read_rgb, remark_depth, rgb_pixels
+from eligo.pixels.inference.config import SegmenterConfig
 from eligo.pixels.inference.segmenter import Segmenter
 from eligo.pixels.measure.views import Seen, resized
 from eligo.report.pictures import rgb_picture
@@ -170,6 +171,7 @@ def segment(
     inputs = inputs or segmenter.config.inputs
     if depth is not None and inputs.depth == "none":
         raise InputError("depth: this model was trained without depth (inputs.depth none)")
+    _remark_words(segmenter.config, names, sentences)
     text = segmenter.text(names or sentences, sentences=bool(sentences))
     where = segmenter.device
     rgb = normalise_rgb(pixels, inputs.channel_order)[None].to(where)
@@ -204,6 +206,27 @@ def _listed(words: str | Sequence[str] | None, between: str | None = None) -> li
     if isinstance(words, str):
         words = words.split(between) if between else [words]
     return list(dict.fromkeys(word.strip() for word in words or () if word.strip()))
+
+
+def _remark_words(config: SegmenterConfig, names: list[str], sentences: list[str]) -> None:
+    """Say if the words are of another kind, or more, than in the model's training."""
+    source, flag = config.text.source, "tags" if names else "captions"
+    if not config.guided or not (names or sentences):
+        return
+    if source == "labels":
+        _log.warning(
+            "%s: this model was trained with all its class names as words of every image "
+            "(text.source labels); without %s it gets them", flag, flag,
+        )  # fmt: skip
+        return
+    if flag not in config.text.kinds:
+        _log.warning("%s: this model was trained with %s only (text.source)", flag, source)
+    most = config.text.max_tags if names else config.text.max_captions
+    if (count := len(names or sentences)) > most:
+        _log.warning(
+            "%s: got %d, but this model was trained with at most %d of an image (text.max_%s)",
+            flag, count, most, flag,
+        )  # fmt: skip
 
 
 def _remark_size(name: Path, pixels: Tensor, trained: tuple[int, int] | None) -> None:

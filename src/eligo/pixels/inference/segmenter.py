@@ -17,7 +17,7 @@ from eligo.pixels.inference.config import SegmenterConfig
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.text.batch import TextBatch
 from eligo.pixels.text.config import TableTextConfig
-from eligo.pixels.text.encoders import TextEncoder, build_text_encoder
+from eligo.pixels.text.encoders import TextEncoder, build_text_encoder, same_probe
 from eligo.pretrained import find_model, shipped_model
 from eligo.train.weights import load_weights, save_weights
 from eligo.untrusted import reading
@@ -67,6 +67,7 @@ class Segmenter:
         """What turns words into vectors, opened on first use; None: no word reaches the network."""
         if self._encoder is None:
             self._encoder = text_encoder(self.config)
+            _check_probe(self.config, self._encoder)
         return self._encoder
 
     @property
@@ -75,7 +76,13 @@ class Segmenter:
         return next(self.model.parameters()).device
 
     def text(self, words: Sequence[str], *, sentences: bool = False) -> TextBatch | None:
-        """Words for one image; None for none."""
+        """Words for one image; None for none.
+
+        A model that was trained with its class names as words (text.source labels) gets them where
+        no others are given.
+        """
+        if not words and self.config.guided and self.config.text.source == "labels":
+            words, sentences = self._class_names(), False
         if not words:
             return None
         if self.encoder is None:
@@ -86,6 +93,14 @@ class Segmenter:
         vectors = self.encoder.encode(words, sentences=sentences).to(self.device)[None]
         mask = torch.ones(vectors.shape[:2], dtype=torch.bool, device=self.device)
         return TextBatch(vectors, mask, (tuple(words),), "predicted")
+
+    def _class_names(self) -> tuple[str, ...]:
+        if not self.config.classes:
+            raise InputError(
+                "classes: this model was trained with its class names as words (text.source "
+                "labels), but its config.yaml has none; write them there, in order"
+            )
+        return self.config.classes
 
 
 def model_folder(name: str | Path | None) -> Path:
@@ -130,3 +145,16 @@ def text_encoder(config: SegmenterConfig) -> TextEncoder | None:
             f"{config.text.encoder.kind} encoder's vectors"
         )
     return encoder
+
+
+def _check_probe(config: SegmenterConfig, encoder: TextEncoder | None) -> None:
+    """Refuse a text encoder (or its tokenizer) that is not the one of the training."""
+    if encoder is None or config.text_probe is None:
+        return
+    if not same_probe(encoder.probe() or (), config.text_probe):
+        name = getattr(encoder, "name", config.text.encoder.kind)
+        raise InputError(
+            f"text.encoder: {name} gives other vectors than the text encoder that this model was "
+            "trained with (other weights, or another tokenizer); put that one back, or write its "
+            "folder as text.encoder.model into the model's config.yaml"
+        )

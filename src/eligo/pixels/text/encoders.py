@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
+from eligo.identity import ENCODER, check_tokenizer
 from eligo.pixels.text.config import (
     AnyTextEncoderConfig,
     ClipTextConfig,
@@ -35,6 +36,10 @@ from eligo.train.weights import read_tensors
 _OFFSET = 1.55  # length of what all phrases share, over a phrase's own length: cosines 0.7-0.9
 _AT_ONCE = 256
 _KEY = "text.encoder.model"
+_PROBE = ("{}", "a photo of a chair in a room, an image of a red box on the table")
+"""A template and a sentence: its vector says which encoder it is."""
+_PROBED = 16  # numbers of that vector
+_ALIKE = 5e-3  # of unit vectors that several versions of the libraries made
 
 
 class TextEncoder(ABC):
@@ -47,6 +52,10 @@ class TextEncoder(ABC):
         self, strings: Sequence[str], *, sentences: bool = False
     ) -> Float[Tensor, "strings dim"]:
         """Vectors of names (tags, classes), or of whole sentences."""
+
+    def probe(self) -> tuple[float, ...] | None:
+        """Numbers by which another encoder is noticed; None where the config says it all."""
+        return None
 
 
 class WordsEncoder(TextEncoder):
@@ -168,31 +177,62 @@ class ClipEncoder(TextEncoder):
         rows = [torch.stack([self.known[self._key(*pair)] for pair in pairs]) for pairs in wanted]
         return F.normalize(torch.stack(rows).mean(1), dim=-1)
 
+    def probe(self) -> tuple[float, ...]:
+        """The first numbers of a sentence's vector: they tell of the tokenizer and the weights."""
+        self._read([_PROBE])
+        return _rounded(self.known[self._key(*_PROBE)])
+
     def _key(self, template: str, subject: str) -> str:
         return dumps([self.name, template, subject])
 
-    @torch.no_grad()
     def _read(self, pairs: list[tuple[str, str]]) -> None:
         new = list(dict.fromkeys(pair for pair in pairs if self._key(*pair) not in self.known))
         if not new:
             return
         if self._model is None:
-            self._model = self._load()
-        tokenizer, model = self._model
+            self._open()
         for start in range(0, len(new), _AT_ONCE):
             part = new[start : start + _AT_ONCE]
-            texts = [template.format(subject) for template, subject in part]
-            # Cut to what the model can read: a sentence may be longer.
-            longest = model.config.max_position_embeddings
-            tokens = tokenizer(
-                texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"
-            )
-            vectors = F.normalize(model(**tokens).text_embeds.float(), dim=-1)
-            self.known |= {
-                self._key(*pair): row.clone() for pair, row in zip(part, vectors, strict=True)
-            }
+            rows = self._vectors(part)
+            self.known |= {self._key(*pair): row for pair, row in zip(part, rows, strict=True)}
         if self.cache is not None:
             save_tensors(self.cache, self.known)
+
+    def _open(self) -> None:
+        """Load tokenizer and model; refuse what does not belong together."""
+        tokenizer, model = self._model = self._load()
+        where = f"text.encoder.model: {self.name}"
+        check_tokenizer(tokenizer, model, where, least=ENCODER)
+        now, before = self._vectors([_PROBE])[0], self.known.get(self._key(*_PROBE))
+        if before is not None and not same_probe(_rounded(now), _rounded(before)):
+            raise InputError(
+                f"text.encoder.cache: {self.cache} holds vectors of another model than the one "
+                f"that is now in {self.name}; remove the file, or give another one"
+            )
+        self.known[self._key(*_PROBE)] = now
+
+    @torch.no_grad()
+    def _vectors(self, pairs: Sequence[tuple[str, str]]) -> list[Tensor]:
+        tokenizer, model = self._model
+        texts = [template.format(subject) for template, subject in pairs]
+        # Cut to what the model can read: a sentence may be longer.
+        longest = model.config.max_position_embeddings
+        tokens = tokenizer(
+            texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"
+        )
+        vectors = F.normalize(model(**tokens).text_embeds.float(), dim=-1)
+        return [row.clone() for row in vectors]
+
+
+def _rounded(vector: Tensor) -> tuple[float, ...]:
+    return tuple(round(x, 5) for x in vector[:_PROBED].tolist())
+
+
+def same_probe(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two probes are those of one encoder."""
+    return len(one) == len(other) and all(
+        abs(a - b) <= _ALIKE for a, b in zip(one, other, strict=True)
+    )
 
 
 def build_text_encoder(config: AnyTextEncoderConfig, classes: Sequence[str] = ()) -> TextEncoder:

@@ -43,8 +43,10 @@ class PixelsTask(SourcedTask[ImageSource]):
         seed_everything(config.train.seed)
         config = with_counted_steps(with_image_size(with_classes(config)))
         super().__init__(config.train, source)
-        self.config: PixelsTrainConfig = config  # pyright: ignore[reportIncompatibleVariableOverride]
         self.encoder = text_encoder(config)
+        probe = None if self.encoder is None else self.encoder.probe()
+        config = config.replace({"text_probe": probe})
+        self.config: PixelsTrainConfig = config  # pyright: ignore[reportIncompatibleVariableOverride]
         if config.train.init_from is not None:
             _check_start(config, config.train.init_from)
         self.model = PixelsModel(config)

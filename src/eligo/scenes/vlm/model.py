@@ -22,6 +22,7 @@ from transformers import (
 
 from eligo.errors import InputError
 from eligo.files import writing_folder
+from eligo.identity import GENERATOR, check_tokenizer
 from eligo.pretrained import STOCK_FILES, load_part, load_stock, quiet_transformers, shipped_model
 from eligo.scenes.phrases import VOCABULARY
 from eligo.scenes.vlm.config import VlmConfig
@@ -134,6 +135,7 @@ def load_vlm(
         )
     processor = load_part(LlavaProcessor, path)
     model = load_stock(LlavaForConditionalGeneration, path, dtype=torch.float32)
+    check_tokenizer(processor, model, str(path), least=GENERATOR)
     return model.to(device).eval(), processor
 
 

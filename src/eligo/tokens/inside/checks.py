@@ -58,6 +58,8 @@ def check_call(
 
 def check_reducers(host: Host, plan: Plan) -> None:
     """A plan against a host, before anything runs."""
+    if plan.host is not None:
+        plan.host.check(host)
     if plan.positions == "reindex" and host.mrope:
         raise InputError(
             f"{host.family}: got positions='reindex'; expected 'original': its positions have "

@@ -22,6 +22,7 @@ from eligo.files import write_text
 from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.data.file_source import FileSource, Resized, read_examples
 from eligo.tokens.data.scene_source import SceneSource, reads_scenes
+from eligo.tokens.host_mark import HostMark
 from eligo.tokens.hosts import host_of
 from eligo.tokens.inside.masked import masking
 from eligo.tokens.learned.discriminator import Discriminator, DiscriminatorShape
@@ -153,7 +154,7 @@ class TokensTask(Task):
                 Cut(layer, self.pruners[layer], **amount(budget, given))
                 for layer, budget in self.schedule.cuts
             ]
-        return Plan(stage1, cuts, positions=config.positions, size_bias=config.size_bias)
+        return Plan(stage1, cuts, config.positions, config.size_bias, HostMark.of(self.host))
 
     def _watched_layers(self) -> list[int]:
         count = len(self.host.layers)

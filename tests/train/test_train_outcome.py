@@ -1,0 +1,33 @@
+"""A run whose first evaluation stays the best says so at its end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eligo.train.outcome import learning_remark
+
+
+@pytest.mark.parametrize(
+    ("steps", "best", "is_told"),
+    [
+        ((10, 20, 30), 10, True),
+        ((10, 20, 30), 30, False),
+        ((10, 20), 10, False),  # too few to say
+        ((10,), 10, False),
+        ((), None, False),
+    ],
+)
+def test_the_first_is_the_best(tmp_path: Path, steps, best, is_told: bool):
+    lines = [{"step": 1, "split": "train"}]
+    lines += [{"step": step, "split": "validation"} for step in steps]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    said = learning_remark(tmp_path, best)
+    assert (said is not None) == is_told
+    if said is not None:
+        assert f"the first of {len(steps)} evaluations, at step {best}" in said
+
+
+def test_a_run_without_metrics(tmp_path: Path):
+    assert learning_remark(tmp_path, None) is None

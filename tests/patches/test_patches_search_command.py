@@ -1,6 +1,7 @@
 """`eligo patches index` and `search` from the command line, both directions."""
 
 import json
+import signal
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from PIL import Image
 
 from eligo.cli import main
 from eligo.errors import OutputError
+from eligo.interrupts import Interrupted
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import ScenePictures
 from eligo.patches.retrieval.sources import scene_captions
@@ -49,6 +51,28 @@ def test_what_was_indexed(world, capsys):
     assert found["skipped"] == ["broken.jpg"]
     assert found["shards already there"] == 3
     assert "skipped: broken.jpg: " in told.err
+
+
+def test_images_are_looked_at_before_the_first_is_encoded(world, tmp_path, capsys, monkeypatch):
+    command = ["patches", "index", str(world / "images"), "--model", str(world / "model")]
+    command += ["--device", "cpu", "--out"]
+
+    def interrupted(*_, **__):
+        raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.setattr("eligo.patches.retrieval.build_index", interrupted)
+    assert main([*command, str(tmp_path / "one")]) == 143
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert first == "of 15 images some will be skipped, 1 problem:"
+    assert "broken.jpg: cannot be read" in second
+    assert last.startswith("stopped; 0 of 1 shards are kept in ")
+    assert main([*command, str(tmp_path / "two"), "--no_check_data"]) == 143
+    assert "skipped" not in capsys.readouterr().err
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "a.png").write_text("no image")
+    command[2] = str(tmp_path / "broken")
+    assert main([*command, str(tmp_path / "three")]) == 2
+    assert "none of 1 images can be read" in capsys.readouterr().err
 
 
 def test_images_found_by_text(world, capsys):

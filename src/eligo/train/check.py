@@ -73,7 +73,8 @@ class DataCheck:
 
 def listed(problems: Sequence[str]) -> str:
     """How many, and the first few, each on a line."""
-    lines = [f"{len(problems)} problems:", *problems[:_SHOWN]]
+    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:"
+    lines = [count, *problems[:_SHOWN]]
     if len(problems) > _SHOWN:
         lines.append(f"and {len(problems) - _SHOWN} more")
     return "\n  ".join(lines)

@@ -84,7 +84,8 @@ class FileSource:
     def num_text(self) -> int:
         """Prompt tokens that are not vision tokens: the median."""
         count = min(_LOOKED_AT, len(self.held_out))  # pyright: ignore[reportArgumentType]
-        questions = [self.held_out[row].question for row in range(count)]
+        rows = _rows_of(self.held_out)[:count] or [self.held_out[row] for row in range(count)]
+        questions = [row.question for row in rows]
         return int(median(text_lengths(self.processor, questions)))
 
     def _collate(self, examples: Sequence[TokenExample]) -> HostBatch:

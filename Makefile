@@ -36,12 +36,12 @@ $(BIN)/python:
 # without it the registry's newest comes, with gigabytes of GPU libraries.
 $(VENV)/.user: pyproject.toml | $(BIN)/python
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install --no-index --no-deps 'torch>=2.11,<2.14' 2>/dev/null || true
-	$(PIP) install $(CONSTRAINTS) -e .
+	$(PIP) install $(OPTIONS) -e .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.user
 	echo "setting up the test tools (once) ..."
-	$(PIP) install $(CONSTRAINTS) -e '.[dev]'
+	$(PIP) install $(OPTIONS) -e '.[dev]'
 	touch $@
 
 demo: $(VENV)/.user
@@ -63,7 +63,7 @@ check: lint types test
 
 lowest: $(BIN)/python
 	$(BIN)/python .ci/lowest.py > $(VENV)/lowest.txt
-	$(MAKE) --no-print-directory quick VENV=$(VENV)/lowest CONSTRAINTS='-c $(VENV)/lowest.txt'
+	$(MAKE) --no-print-directory quick VENV=$(VENV)/lowest OPTIONS='--no-compile -c $(VENV)/lowest.txt'
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

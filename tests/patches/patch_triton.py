@@ -155,7 +155,8 @@ def test_triton_at_its_limits():
         net.aggr_net.scale.fill_(300.0)
         scores.append(inputs(net).scores)
     assert torch.allclose(*scores, atol=2e-6)
-    half = batch(dense=4).to(torch.float16)(tiny(use_paper_version=True, kernel="triton").half())
+    half = batch(images=2, texts=3, dense=4).to(torch.float16)
+    half = half(tiny(use_paper_version=True, kernel="triton").half())
     assert half.scores.isfinite().all()
     with pytest.raises(InputError, match="float32 at most"):
         inputs.to(torch.float64)(tiny(kernel="triton").double())
@@ -172,8 +173,8 @@ def test_triton_at_its_limits():
 @torch.no_grad()
 def test_auto_says_what_it_took(caplog):
     caplog.set_level("DEBUG", "eligo.patches.kernels")
-    batch()(tiny())
+    batch(images=1, texts=2)(tiny())
     assert "kernel auto: triton" in caplog.text
     with torch.enable_grad():
-        batch()(tiny())
+        batch(images=1, texts=2)(tiny())
     assert "kernel auto: torch, as it has no backward pass" in caplog.text

@@ -162,7 +162,7 @@ def test_a_whole_model(half: bool, monkeypatch: pytest.MonkeyPatch):
     model = tiny_model(
         **{"encoder.depths": (1, 1, 1, 1), "encoder.layer_scale": (None, 0.5, 1.0, None)}
     )
-    inputs = (*pictures(2, 17, 33), torch.rand(2, 1, 17, 33) < 0.7, some_text(3, 0))
+    inputs = (*pictures(2, 33, 35), torch.rand(2, 1, 33, 35) < 0.7, some_text(3, 0))
     found = []
     for there in (True, False):
         monkeypatch.setattr(layers, "_triton_works", lambda *_, there=there: there)

@@ -44,6 +44,7 @@ _WORK = (
     "eligo.tokens.measure.evaluate:evaluate_plan",
     "eligo.tokens.measure.sweep:Sweep.run",
     "eligo.scenes.vlm.evaluate:evaluate_vlm",
+    "eligo.pixels.measure.evaluate:evaluate_rows",
     "eligo.scenes.stats:scene_stats",
     "eligo.scenes.export:_export",
     "eligo.train.search:_Worker.take",

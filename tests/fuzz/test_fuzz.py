@@ -37,7 +37,7 @@ _UNTIL_MODEL_LOADING_IS_MENDED = (  # frames of tracebacks that are known; to be
 )
 
 
-class _Hangs(BaseException):  # noqa: N818 (nothing may catch it)
+class _Hangs(BaseException):
     """A case takes so long that it waits for something."""
 
 

@@ -8,6 +8,7 @@ which shipped config is meant when none is given.
 """
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import make_dataclass
@@ -39,7 +40,7 @@ def call(
     expected, *default = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if not (isinstance(expected, type) and issubclass(expected, Config)):
         given = _parsed(_dataclass(function, _own_flags(function)), args, prog)
-        _refuse_pipes(given)
+        _refuse_odd(given)
         _check_out(function, given)
         return function(**given)
     if (translate := getattr(expected, "words", None)) is not None:
@@ -67,8 +68,8 @@ def call(
     if names and not (source is not None or default or _required(cls) <= flags.keys()):
         raise InputError(needs_config)
     given["config"] = config = _build(cls, layer, flags, smoke)
-    _refuse_pipes({**given, "config": None})
-    _refuse_pipes(config.model_dump())
+    _refuse_odd({**given, "config": None})
+    _refuse_odd(config.model_dump())
     _check_out(function, given)
     return function(**given)
 
@@ -82,15 +83,23 @@ def _check_out(function: Callable[..., Any], given: dict[str, Any]) -> None:
         check_folder(train.folder)
 
 
-def _refuse_pipes(given: Any, key: str = "") -> None:
-    """Whatever reads a path that is a pipe would wait for ever; writing to one is fine."""
+def _refuse_odd(given: Any, key: str = "") -> None:
+    """Numbers that no tensor holds, and pipes: whatever reads one would wait for ever."""
+    told = None
     if isinstance(given, Mapping):
         for name, value in given.items():
-            _refuse_pipes(value, f"{key}.{name}" if key else str(name))
+            _refuse_odd(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(given, list | tuple):
+        for value in given:
+            _refuse_odd(value, key)
+    elif isinstance(given, int) and not -(2**63) <= given < 2**63:
+        told = f"got a whole number of {len(str(given))} digits, expected one of 64 bits"
+    elif isinstance(given, float) and not math.isfinite(given):
+        told = f"got {given}, expected a finite number"
     elif isinstance(given, Path) and key.split(".")[-1] != "out" and is_special(given):
-        raise InputError(
-            f"--{key}: {given} is a pipe, socket or device; expected a file or a folder"
-        )
+        told = f"{given} is a pipe, socket or device; expected a file or a folder"
+    if told:
+        raise InputError(f"--{key}: {told}")
 
 
 def _required(cls: type[Config]) -> set[str]:

@@ -21,7 +21,6 @@ from eligo.patches.match.sides import Images, Texts
 from eligo.patches.retrieval.search import Searcher
 from eligo.patches.retrieval.stage1 import guesses_of
 from eligo.patches.retrieval.store import IndexFolder
-from eligo.reading import read_json, understanding
 
 TOP, TARGET = 10, 0.995
 FILE = "stage1.json"
@@ -58,12 +57,11 @@ class Calibration:
         path = index.folder / FILE
         if not path.exists():
             return None
-        found = read_json(path)
-        with understanding(path, "how far down stage 1 the best are found; remove it"):
-            ranks = tuple(int(rank) for rank in found["ranks"])
-            if not ranks or min(ranks) < 0:
-                raise InputError(f"{path}: ranks: got {list(ranks)!r:.60}; remove the file")
-            return cls(int(found["queries"]), str(found["source"]), ranks)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return cls(found["queries"], found["source"], tuple(found["ranks"]))
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{path}: cannot be read ({error}); remove it") from error
 
 
 def ranks_of_best(

@@ -1,0 +1,87 @@
+"""Words of any length and byte on the command line: one line and exit code 2."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import eligo
+from eligo.cli import main
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def refused(*args: str) -> str:
+        assert main(args) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        return err
+
+    return refused
+
+
+def test_bytes_that_are_no_text(refused):
+    assert "argument 2: got 'a\\x00b', expected UTF-8 text" in refused("explore", "a\0b")
+    assert "argument 3: got '\\udcff'" in refused("demo", "--out", "\udcff")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x/" * 3000, "a" * 300 + "/b"])
+def test_paths_that_are_too_long(refused, name):
+    assert "File name too long" in refused("explore", name)
+    assert "File name too long" in refused("search", name)
+
+
+def test_paths_of_another_kind(refused):
+    os.mkfifo("pipe")
+    Path("loop").symlink_to("loop")
+    for command in (
+        ("explore", "pipe"),
+        ("pixels", "convert", "pipe", "--out", "out"),
+        ("demos", "embed", "--data", "pipe", "--out", "out"),
+        ("scenes", "train-vlm", "vlm_see", "--train.init_from", "pipe"),
+        ("search", "pipe"),
+    ):
+        assert "is a pipe, socket or device; expected a" in refused(*command)
+    refused("explore", "loop")
+    refused("search", "loop")
+
+
+def test_numbers_that_no_tensor_holds(refused):
+    assert "--k: got a whole number of 31 digits" in refused(
+        "patches", "search", "i", "a", "--k", "1" + "0" * 30
+    )
+    assert "--target: got nan, expected a finite" in refused("tokens", "plan", "--target", "nan")
+
+
+def test_an_empty_config_is_no_config(refused):
+    assert "'': neither a file nor a shipped config" in refused("patches", "train", "")
+
+
+def test_the_system_refuses_a_path(refused, monkeypatch):
+    def closed() -> None:
+        raise PermissionError(13, "Permission denied", "runs/closed")
+
+    monkeypatch.setattr("eligo.cli.explore.run", closed)
+    assert "runs/closed: Permission denied" in refused("explore")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    def missing() -> None:
+        raise FileNotFoundError(2, "No such file", f"{Path(eligo.__file__).parent}/gone.yaml")
+
+    monkeypatch.setattr("eligo.cli.explore.run", missing)
+    with pytest.raises(FileNotFoundError):
+        main(["explore"])
+
+
+def test_too_little_memory_is_said(monkeypatch, capsys):
+    def full() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("eligo.cli.explore.run", full)
+    assert main(["explore"]) == 1
+    assert capsys.readouterr().err.startswith("error: not enough memory")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from eligo.config.yaml import dump_yaml
@@ -17,7 +17,8 @@ from eligo.train.ema import WeightAverage
 from eligo.train.log import Meter
 from eligo.train.processes import Processes
 from eligo.train.update import Updater
-from eligo.train.weights import load_weights, save_weights
+from eligo.train.weights import load_weights, read_tensors, save_weights
+from eligo.untrusted import read_object
 
 
 @dataclass
@@ -81,12 +82,12 @@ class RunState:
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
         state = folder / "state"
-        summary = json.loads((state / "state.json").read_text("utf-8"))
+        summary = read_object(state / "state.json", "a checkpoint of this run")
         self.standing = Standing(**summary["standing"])
         self.meter.load(summary["meter"])
         self.updater.load(
             {
-                name: load_file(state / f"optimizer_{name}.safetensors")
+                name: read_tensors(state / f"optimizer_{name}.safetensors")
                 for name in self.updater.optimizers
             },
             summary["counters"],

@@ -48,10 +48,10 @@ def reading(where: str | Path, expected: str) -> Iterator[None]:
         raise InputError(f"{where}: {reason(error)}; expected {expected}") from error
     except (EligoError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except ImportError as error:
-        raise _missing_package(where, error) from error
     except BaseException as error:  # a panic of a Rust library is no Exception
         said = reason(error)
+        if isinstance(error, ImportError) or "to be installed" in said:
+            raise _missing_package(where, said) from error
         raise InputError(f"{where}: cannot be read ({said}); expected {expected}") from error
 
 
@@ -71,8 +71,7 @@ def reason(error: BaseException) -> str:
     return said if len(said) <= _LONGEST else f"{said[:_LONGEST]} ..."
 
 
-def _missing_package(where: str | Path, error: ImportError) -> EligoError:
-    said = reason(error)
+def _missing_package(where: str | Path, said: str) -> EligoError:
     for package in _HOST_PACKAGES:
         if package in said.lower():
             return MissingExtraError(package, "hosts", needed_by=str(where))

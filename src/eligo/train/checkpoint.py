@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import nn
 
 from eligo.config.yaml import dump_yaml
@@ -20,7 +19,7 @@ from eligo.train.ema import WeightAverage
 from eligo.train.log import Meter
 from eligo.train.processes import Processes
 from eligo.train.update import Updater
-from eligo.train.weights import load_weights, save_weights
+from eligo.train.weights import load_weights, read_tensors, save_weights
 
 
 @dataclass
@@ -93,7 +92,7 @@ class RunState:
             self.meter.load(summary["meter"])
             self.updater.load(
                 {
-                    name: load_file(state / f"optimizer_{name}.safetensors")
+                    name: read_tensors(state / f"optimizer_{name}.safetensors")
                     for name in self.updater.optimizers
                 },
                 summary["counters"],

@@ -67,7 +67,8 @@ def open_selector(folder: Path, num_candidates: int | None = None) -> Deployed:
             f"{folder}: holds no trained selector (no {PIPELINE}); `eligo demos train` writes one"
         )
     about = read_object(inner / PIPELINE, "`eligo demos train`")
-    with reading(inner / PIPELINE, "sampler, embed and prompt, as `eligo demos train` writes them"):
+    where = f"{folder}: holds no trained selector; {inner / PIPELINE}"
+    with reading(where, "sampler, embed and prompt, as `eligo demos train` writes them"):
         settings, encoder = SamplerConfig(**about["sampler"]), str(about["embed"]["encoder"])
         prompt = dict(about["prompt"])
         text = about["embed"].get("candidate_text", "question_answer")

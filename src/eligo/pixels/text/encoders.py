@@ -145,8 +145,7 @@ class ClipEncoder(TextEncoder):
         self.known: dict[str, Tensor] = {}
         if config.cache is not None and config.cache.is_file():
             self.known = read_tensors(config.cache)
-        self._model: Any = None
-        # With vectors that were kept, the weights may never be needed.
+        # With vectors that were kept, the weights may never be needed; else they are read at once.
         folder = find_encoder(_KEY, config.model, weights=not self.known)
         about = load_part(AutoConfig, folder)
         if not isinstance(width := getattr(about, "projection_dim", None), int):
@@ -155,6 +154,7 @@ class ClipEncoder(TextEncoder):
                 f"{about.model_type}); give the folder or hub name of one"
             )
         self.dim = width
+        self._model = None if self.known else self._load()
 
     def _load(self) -> tuple[Any, Any]:
         from transformers import AutoTokenizer, CLIPTextModelWithProjection

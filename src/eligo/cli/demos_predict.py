@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from eligo.chat import place_image
 from eligo.cli.console import print_result, say
 from eligo.errors import InputError
 
@@ -35,6 +36,8 @@ def run(
         device: Where encoder and host run: auto, cpu or cuda.
         json: Print one JSON document.
     """
+    if image is not None:
+        question = place_image(question, "--question")
     if not question.strip():
         raise InputError("--question: is empty")
     if shots is not None and shots < 1:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from eligo.chat import place_image
 from eligo.cli.console import print_result, say
 from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError
@@ -49,7 +50,7 @@ def run(
         time: Also measure the time to the first token (ten repeats) and the selector's part.
         json: Print one JSON document.
     """
-    if not question.strip():
+    if not place_image(question, "--question").strip():
         raise InputError("--question: is empty")
     from eligo.tokens.naming import find_plan
 

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eligo.chat import plain_text
 from eligo.errors import InputError
 from eligo.patches.match.sides import Words
 
@@ -186,7 +187,7 @@ class TextEncoder(nn.Module):
             what = "dense caption" if dense else "text"
             raise InputError(f"{what} {empty} is empty; expected at least one word")
         found = self.tokenizer(
-            list(texts),
+            [plain_text(self.tokenizer, text) for text in texts],
             padding=True,
             truncation=True,
             max_length=self.longest(dense=dense),
@@ -201,7 +202,8 @@ class TextEncoder(nn.Module):
 
     def count_pieces(self, texts: Sequence[str]) -> list[int]:
         """How many word pieces each text has as a whole, [CLS] and [SEP] included."""
-        parts = (list(texts[i : i + _AT_ONCE]) for i in range(0, len(texts), _AT_ONCE))
+        plain = [plain_text(self.tokenizer, text) for text in texts]
+        parts = (plain[i : i + _AT_ONCE] for i in range(0, len(plain), _AT_ONCE))
         found = (self.tokenizer(part, verbose=False)["input_ids"] for part in parts)
         return [len(ids) for part in found for ids in part]
 

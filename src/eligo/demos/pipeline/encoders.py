@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from eligo.chat import plain_text
 from eligo.demos.data.text import embed_texts
 from eligo.devices import resolve_device
 from eligo.errors import InputError
@@ -64,7 +65,7 @@ class ClipEncoder:
         for start in range(0, len(texts), _BATCH):
             # SigLIP was trained on texts padded to the full length, and CLIP does not mind.
             inputs = tokenizer(
-                list(texts[start : start + _BATCH]),
+                [plain_text(tokenizer, text) for text in texts[start : start + _BATCH]],
                 padding="max_length", truncation=True, max_length=limit, return_tensors="pt",
             ).to(self.model.device)  # fmt: skip
             parts.append(_features(self.model.get_text_features(**inputs)))

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
+from eligo.chat import plain_text
 from eligo.errors import InputError
 from eligo.images import open_image
 from eligo.patches.data.augment import change_pieces, random_crop
@@ -112,6 +113,7 @@ class PairExamples:
         return [pieces[0], *change_pieces(pieces[1:-1], mask, size), pieces[-1]]
 
     def _pieces(self, text: str, longest: int) -> list[int]:
+        text = plain_text(self.tokenizer, text)
         return self.tokenizer(text, truncation=True, max_length=longest)["input_ids"]
 
     def collate(self, examples: list[Any]) -> Batch:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from eligo.chat import plain_text
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
 from eligo.files import writing
@@ -176,7 +177,7 @@ class ClipEncoder(TextEncoder):
         tokenizer, model = self._model
         for start in range(0, len(new), _AT_ONCE):
             part = new[start : start + _AT_ONCE]
-            texts = [template.format(subject) for template, subject in part]
+            texts = [plain_text(tokenizer, template.format(subject)) for template, subject in part]
             # Cut to what the model can read: a sentence may be longer.
             longest = model.config.max_position_embeddings
             tokens = tokenizer(

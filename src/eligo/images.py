@@ -1,49 +1,160 @@
-"""Image files, opened in one way everywhere: upright, and with an error that names the file."""
+"""Image files, opened in one way everywhere: upright, in RGB, in bounded memory, or a named error.
 
+A picture much larger than what a model looks at is made smaller while it is opened: a JPEG decodes
+to a fraction at once, others are averaged over blocks of whole pixels. What is near the size that
+a model looks at is never touched. Pillow's own limit (about 178 megapixels) holds for all files.
+"""
+
+import math
+import os
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
-from PIL import Image, ImageOps
+import numpy as np
+from PIL import Image
 
 from eligo.errors import InputError
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+MOST_PIXELS = 2**24
+"""Of an opened image; what is larger is made smaller. No host looks at more."""
 _EXPECTED = "expected a whole image file, such as JPEG, PNG or WebP"
+_ORIENTATION = 0x0112  # the EXIF tag
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SIDEWAYS = (5, 6, 7, 8)
+"""Orientations that swap height and width."""
+# Processors that bring every image to one size; others may look at all of a large one.
+_ONE_SIZE = ("CLIPProcessor", "LlavaProcessor", "PaliGemmaProcessor", "SiglipProcessor")
+_warnings_lock = Lock()  # filters of warnings are one for all threads
 
 
 def image_files(folder: Path) -> Iterator[Path]:
     """Files below a folder that end as images do, in no order."""
     for path in folder.rglob("*"):
-        if path.suffix.lower() in SUFFIXES and path.is_file():
+        if path.suffix.lower() in SUFFIXES and os.path.isfile(path):  # noqa: PTH113 (never raises)
             yield path
 
 
-def open_image(path: str | Path) -> Image.Image:
-    """An image file in RGB, upright."""
-    with read_stored(path) as stored:
-        return upright_rgb(stored)
+def open_image(path: str | Path, side: int | None = None) -> Image.Image:
+    """An image file in RGB, upright, of at most `MOST_PIXELS`.
+
+    `side`: pixels a side that the caller scales it to. An image whose shorter side is at least
+    four times that is made smaller by a whole factor, to at least twice that.
+    """
+    with _opened(path) as stored:
+        if (factor := shrinking(stored.size, side)) > 1:  # a JPEG decodes to a fraction at once
+            stored.draft(stored.mode, (stored.width // factor, stored.height // factor))
+        return upright_rgb(stored, side)
 
 
-def upright_rgb(image: Image.Image) -> Image.Image:
-    """An image in RGB, turned as its EXIF says: cameras store what they saw sideways."""
+def upright_rgb(image: Image.Image, side: int | None = None) -> Image.Image:
+    """An image in RGB, turned as its EXIF says, and made smaller as `open_image` does."""
+    orientation, made = orientation_of(image), image
+    if made.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
+        made = made.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if isinstance(made.info.get("transparency"), bytes):  # Pillow wants it this way round
+        made = made.convert("RGBA")
+    if made.mode != "RGB":
+        made = made.convert("RGB")
+    if (factor := shrinking(made.size, side)) > 1:
+        made = made.reduce(factor)
+    if (turn := _TURNS.get(orientation)) is not None:
+        made = made.transpose(turn)
+    made = made.copy() if made is image else made
+    made.info = {}  # without the EXIF, by which nobody shall turn it again
+    return made
+
+
+def shrinking(size: tuple[int, int], side: int | None = None) -> int:
+    """By which whole number the sides of an image are divided; 1: it stays as it is."""
+    width, height = size
+    wanted = 1 if side is None else min(size) // (2 * side)
+    allowed = math.ceil(math.sqrt(width * height / MOST_PIXELS))
+    return max(1, wanted, allowed)
+
+
+def side_of(processor: Any) -> int | None:
+    """Pixels a side that a processor scales every image to; None where that depends on the image.
+
+    By its class: other processors may cut a large image into tiles.
+    """
+    if type(processor).__name__ not in _ONE_SIZE:
+        return None
+    images = processor.image_processor
+    parts = [dict(getattr(images, name, None) or {}) for name in ("size", "crop_size")]
+    names = ("height", "width", "shortest_edge")
+    return max((part[name] for part in parts for name in names if part.get(name)), default=None)
+
+
+def orientation_of(image: Image.Image) -> int:
+    """EXIF's number, 1 to 8, of how an image is stored: cameras store what they saw sideways."""
     try:
-        upright = ImageOps.exif_transpose(image)
+        found = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # broken EXIF raises many things, and the picture itself is whole
-        upright = image
-    if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
-        upright = upright.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    return upright.convert("RGB")
+        return 1
+    return found if found in _TURNS else 1
+
+
+def turned(values: np.ndarray, orientation: int) -> np.ndarray:
+    """Stored rows and columns, upright: what `upright_rgb` does, for numbers of any type."""
+    if orientation in SIDEWAYS:
+        values = values.swapaxes(0, 1)
+    if orientation in (2, 3, 6, 7):
+        values = values[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        values = values[::-1]
+    return np.ascontiguousarray(values)
 
 
 def read_stored(path: str | Path) -> Image.Image:
     """An image as it is stored: depth and labels, whose numbers mean something."""
+    with _opened(path) as image:
+        image.load()
+        return image
+
+
+def printable_name(path: str | Path) -> str:
+    r"""A file name that can be printed and stored: bytes that are no UTF-8 as `\xff`.
+
+    >>> printable_name("caf\udce9\n.png")
+    'caf\\xe9\\n.png'
+    """
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Image.Image]:
+    """An open image file; whatever goes wrong with it is one error that names it."""
+    name = printable_name(path)
     if Path(path).is_dir():
-        raise InputError(f"{path}: is a folder; {_EXPECTED}")
+        raise InputError(f"{name}: is a folder; {_EXPECTED}")
     try:
-        with Image.open(path) as image:
-            image.load()
-            return image
+        with _warnings_lock, warnings.catch_warnings():  # of sizes that we make smaller ourselves
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(path)
+        with image:
+            yield image
     except FileNotFoundError:
-        raise InputError(f"{path}: there is no such image") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: cannot be read as an image ({error}); {_EXPECTED}") from None
+        raise InputError(f"{name}: there is no such image") from None
+    except Image.DecompressionBombError as error:
+        raise InputError(
+            f"{name}: is too large ({error}); scale it down, say to 100 megapixels"
+        ) from None
+    except InputError:
+        raise
+    except Exception as error:  # decoders fail in many ways on broken files
+        why = str(error).replace(str(path), name) or type(error).__name__
+        raise InputError(f"{name}: cannot be read as an image ({why}); {_EXPECTED}") from None

@@ -42,8 +42,9 @@ def run(
     from eligo.patches.inference.predict import predict
     from eligo.report.explorer.folder import save_prediction
 
-    opened = open_image(image)
+    open_image(image)  # a mistake in its name is said before a model is loaded
     loaded = open_model(model, device)
+    opened = open_image(image, loaded.image_encoder.image_size)
     if loaded.uses_dense and dense is None:
         raise InputError("--dense: needed, as the model was trained with a dense caption per image")
     if dense is not None and not loaded.uses_dense:

@@ -1,6 +1,7 @@
 """`eligo patches search`: images for a text, or texts for an image."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -117,8 +118,6 @@ def _query(
         say_unknown_words(model.text_encoder.tokenizer, [text])
         say_cut(model, [text])
         return model.text_side([text])
-    from eligo.images import open_image
-
     assert image is not None
     if model.uses_dense and dense is None:
         raise InputError(
@@ -128,7 +127,13 @@ def _query(
         raise InputError("--dense: the model was trained without dense captions; leave it out")
     if dense is not None:
         say_cut(model, [dense], dense=True)
-    return model.image_side([open_image(image)], None if dense is None else [dense])
+    return model.image_side([_opened(model, image)], None if dense is None else [dense])
+
+
+def _opened(model: "RetrievalModel", image: Path) -> Any:
+    from eligo.images import open_image
+
+    return open_image(image, model.image_encoder.image_size)
 
 
 def _measure(model: "RetrievalModel", searcher: "Searcher", dev: Path | None) -> "Calibration":
@@ -148,7 +153,7 @@ def _measure(model: "RetrievalModel", searcher: "Searcher", dev: Path | None) ->
         assert dev is not None
         if model.uses_dense:
             raise InputError("--dev: a text index is measured with a model without dense captions")
-        files = ImageFiles.under(dev)
+        files = replace(ImageFiles.under(dev), side=model.image_encoder.image_size)
         loaded = files.load(range(min(_DEV_QUERIES, len(files.ids))))
         sides = [model.image_side([item.value]) for item in loaded if isinstance(item, Loaded)]
         count = len(sides)

@@ -15,7 +15,7 @@ from eligo.chat import plain_text
 from eligo.demos.data.text import embed_texts
 from eligo.devices import resolve_device
 from eligo.errors import InputError
-from eligo.images import open_image
+from eligo.images import open_image, side_of
 from eligo.pretrained import can_be_read
 
 WORDS = "words"
@@ -74,10 +74,10 @@ class ClipEncoder:
     @torch.no_grad()
     def images(self, paths: Sequence[str]) -> Float[Tensor, "images dim"]:
         """A vector for each file; one that comes again is looked at once."""
-        unique = list(dict.fromkeys(paths))
+        unique, side = list(dict.fromkeys(paths)), side_of(self.processor)
         parts = []
         for start in range(0, len(unique), _BATCH):
-            opened = [open_image(path) for path in unique[start : start + _BATCH]]
+            opened = [open_image(path, side) for path in unique[start : start + _BATCH]]
             pixels = self.processor.image_processor(opened, return_tensors="pt")["pixel_values"]
             pixels = pixels.to(self.model.device, self.model.dtype)
             parts.append(_features(self.model.get_image_features(pixel_values=pixels)))

@@ -90,7 +90,7 @@ class PairExamples:
             number, caption = self.pairs[(index + offset) % len(self.pairs)]
             image = self.images[number]
             try:
-                pixels = read_image(image)
+                pixels = read_image(image, self.side)
             except InputError as error:
                 _log.warning("left out: %s", error)
                 continue
@@ -134,7 +134,7 @@ class FileSet(RetrievalSet):
 
     def __init__(self, images: Sequence[CaptionedImage], model: RetrievalModel) -> None:
         self.encoder: TextEncoder = model.text_encoder
-        self.prepare = model.image_encoder.prepare
+        self.prepare, self.side = model.image_encoder.prepare, model.image_encoder.image_size
         self.given = images
 
     @cached_property
@@ -143,7 +143,7 @@ class FileSet(RetrievalSet):
         found = []
         for image in self.given:
             try:
-                open_image(image.path)  # all of it: the end may be missing
+                open_image(image.path, self.side)  # all of it: the end may be missing
             except InputError:
                 found.append(str(image.path))
         if found:
@@ -179,7 +179,8 @@ class FileSet(RetrievalSet):
     def images(self, size: int) -> Iterator[UInt8[Tensor, "images 3 side side"]]:
         """All images, `size` at a time."""
         for start in range(0, len(self.kept), size):
-            yield self.prepare([read_image(image) for image in self.kept[start : start + size]])
+            some = self.kept[start : start + size]
+            yield self.prepare([read_image(image, self.side) for image in some])
 
     def texts(self, size: int) -> Iterator[Pieces]:
         """All captions."""
@@ -199,9 +200,9 @@ class FileSet(RetrievalSet):
             yield self.encoder.tokenize([image.dense or "" for image in some], dense=True)
 
 
-def read_image(image: CaptionedImage) -> UInt8[Tensor, "3 height width"]:
-    """The bytes of an image file."""
-    return torch.from_numpy(np.array(open_image(image.path))).permute(2, 0, 1)
+def read_image(image: CaptionedImage, side: int) -> UInt8[Tensor, "3 height width"]:
+    """The bytes of an image file, for a model that looks at `side` pixels a side."""
+    return torch.from_numpy(np.array(open_image(image.path, side))).permute(2, 0, 1)
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:

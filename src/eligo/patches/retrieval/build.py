@@ -1,8 +1,8 @@
 """`eligo patches index`: encode what is to be found, shard by shard, so that it can be resumed."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +15,11 @@ from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import store
 from eligo.patches.retrieval.entries import join, pack_images, pack_texts
-from eligo.patches.retrieval.sources import Loaded, Source, Unreadable
+from eligo.patches.retrieval.sources import ImageFiles, Loaded, Source, Unreadable
 from eligo.train.engine import Engine, map_shards
 
 Dtype = Literal["float16", "float32"]
+_NO_NAME = "its name is no UTF-8; rename the file"
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,10 @@ def build_index(
     model = load_model().eval()
     if source.kind == "images":
         _check_dense(model, source)
+    left_out: Sequence[str] = ()
+    if isinstance(source, ImageFiles):
+        left_out = source.skipped
+        source = replace(source, side=model.image_encoder.image_size)
     manifest = store.Manifest(
         kind=source.kind,
         model=hash_of(model),
@@ -115,6 +120,7 @@ def build_index(
     )
     entries, skipped = store.finish(folder, manifest)
     size = sum(path.stat().st_size for path in store.shards_in(folder))
+    skipped = [*skipped, *({"id": name, "why": _NO_NAME} for name in left_out)]
     return Built(folder, entries, skipped, done, size / max(1, entries))
 
 

@@ -10,7 +10,7 @@ from eligo.pixels.data.augment import Prepared, augment
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.config import AugmentConfig, FilesDataConfig, InputsConfig
 from eligo.pixels.data.inputs import normalise_rgb
-from eligo.pixels.data.pictures import read_depth, read_label, read_rgb, remark_depth
+from eligo.pixels.data.pictures import read_depth, read_label, read_photo, remark_depth
 from eligo.pixels.data.records import Record, Split, class_names, read_records
 from eligo.pixels.text.batch import Provenance
 from eligo.pixels.text.config import TextConfig
@@ -45,16 +45,16 @@ class Images:
     def read(self, index: int, *, words_of: int | None = None) -> Prepared:
         """One image; with another one's words if `words_of` says whose."""
         record = self.records[index]
-        rgb = read_rgb(record.image)
-        like = (record.image, rgb)
+        photo = read_photo(record.image)
+        rgb = photo.pixels
         shape = rgb.shape[-2:]
         if record.depth is None or self.inputs.depth == "none":
             depth, mask = torch.zeros(1, *shape), torch.zeros(1, *shape, dtype=torch.bool)
         else:
-            depth, mask = read_depth(record.depth, self.inputs, like)
+            depth, mask = read_depth(record.depth, self.inputs, photo)
         if record.label is None:
             raise InputError(f"{record.id}: has no label, which training and measuring need")
-        labels = read_label(record.label, len(self.classes), like)
+        labels = read_label(record.label, len(self.classes), photo)
         said = self.said[index if words_of is None else words_of]
         numbers = torch.zeros(0, dtype=torch.int64)
         if self.table is not None:

@@ -10,6 +10,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from eligo.errors import InputError
+from eligo.images import side_of
 from eligo.tokens.data.chat import text_lengths
 from eligo.tokens.data.examples import Collator, FileExamples, TokenExample
 from eligo.tokens.training.batch import HostBatch, host_batch, to_device
@@ -32,7 +33,7 @@ class FileSource:
         instruction: str = "",
         num_workers: int = 0,
     ) -> None:
-        self.train, self.held_out = train, validation
+        self.train, self.held_out = (_sized(part, processor) for part in (train, validation))
         self.collator = Collator(processor, answers=True, instruction=instruction)
         self.processor, self.num_workers = processor, num_workers
 
@@ -74,6 +75,13 @@ class FileSource:
 
     def _collate(self, examples: Sequence[TokenExample]) -> HostBatch:
         return host_batch(self.collator(examples), self.collator.image_token_id)
+
+
+def _sized(examples: Dataset[TokenExample], processor: Any) -> Dataset[TokenExample]:
+    """The same examples, their images opened no larger than the host needs."""
+    if not isinstance(examples, FileExamples):
+        return examples
+    return FileExamples(examples.rows, side_of(processor))
 
 
 class Resized(Dataset[TokenExample]):

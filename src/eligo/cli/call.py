@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
 
-from eligo.cli.flags import flags_of
+from eligo.cli.flags import check_bounds, flags_of
 from eligo.cli.registry import config_class, configs_of
 from eligo.config import Config, Layer, override, read_layer, validate
 from eligo.errors import ConfigError, InputError
@@ -27,10 +27,13 @@ def call(
     function: Callable[..., Any], args: list[str], *, prog: str, family: str | None = None
 ) -> Any:
     """Parse the arguments that a function wants and call it."""
-    hint = get_type_hints(function, include_extras=True).get("config")
+    hints = get_type_hints(function, include_extras=True)
+    hint = hints.get("config")
     expected, *default = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if not (isinstance(expected, type) and issubclass(expected, Config)):
-        return function(**_parsed(_dataclass(function, _own_flags(function)), args, prog))
+        given = _parsed(_dataclass(function, _own_flags(function)), args, prog)
+        check_bounds(hints, given)
+        return function(**given)
     if (translate := getattr(expected, "words", None)) is not None:
         args = translate(args)  # flags that another program's documents give for the same things
     source = args[0] if args and not args[0].startswith("-") else None
@@ -47,6 +50,7 @@ def call(
     else:
         cls = config_class(layer, expected)
     given = _parsed(_arguments_type(function, cls, layer, names), args[bool(source) :], prog)
+    check_bounds(hints, given)
     if stray := given.pop("CONFIG"):
         raise InputError(
             f"got {str(stray)!r} where no word was expected: CONFIG comes first ({prog} CONFIG "

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from eligo.cli.console import plain_data, print_result
+from eligo.cli.flags import Count
 from eligo.errors import InputError
 from eligo.files import write_text
 
@@ -14,9 +15,9 @@ def run(
     data: Path | None = None,
     taught: Path | None = None,
     model: str | None = None,
-    shots: int = 6,
-    num_queries: int | None = None,
-    batch_size: int = 16,
+    shots: Count = 6,
+    num_queries: Count | None = None,
+    batch_size: Count = 16,
     device: str = "auto",
     out: Path | None = None,
     json: bool = False,
@@ -39,8 +40,6 @@ def run(
     """
     if data is None and taught is None:
         raise InputError("give --taught (a teacher's records), or --data (queries to answer)")
-    if shots < 1:
-        raise InputError(f"--shots: got {shots}, expected at least 1")
     if out is not None and out.is_dir():
         raise InputError(f"--out names a file to write, {out} is a folder")
     from eligo.demos.hosts.config import DemosHostConfig

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from eligo.bounds import Bounds
 from eligo.cli.console import print_result, remark
+from eligo.cli.flags import Count
 from eligo.cli.patches_flags import open_model, say_cut
 from eligo.errors import InputError
 
@@ -19,16 +21,16 @@ def run(
     *,
     out: Path,
     texts: Path | None = None,
-    scenes: int | None = None,
+    scenes: Count | None = None,
     dense: Path | None = None,
     model: str | None = None,
     dtype: Literal["float16", "float32"] = "float16",
-    shard_size: int = 512,
-    batch_size: int = 32,
+    shard_size: Count = 512,
+    batch_size: Count = 32,
     device: str = "auto",
     engine: Literal["local", "ray"] = "local",
-    num_workers: int = 1,
-    gpus_per_worker: float = 0.0,
+    num_workers: Count = 1,
+    gpus_per_worker: Annotated[float, Bounds(0)] = 0.0,
     json: bool = False,
 ) -> None:
     """Make an index of a folder of images, of the texts of a file, or of generated scenes.

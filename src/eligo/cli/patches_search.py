@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import print_result, remark, say
+from eligo.cli.flags import Count
 from eligo.cli.patches_flags import open_model, say_cut
 from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError, OutputError
@@ -28,8 +29,8 @@ def run(
     *,
     image: Path | None = None,
     dense: str | None = None,
-    k: int = 10,
-    rerank: int | Literal["auto"] = 128,
+    k: Count = 10,
+    rerank: Count | Literal["auto"] = 128,
     exhaustive: bool = False,
     dev: Path | None = None,
     approximate: bool = False,

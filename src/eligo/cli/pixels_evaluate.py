@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import print_result
+from eligo.cli.flags import Count, Index, Positive, Side
 from eligo.cli.pixels_flags import NO_FLAGS, SamCheck, preset_changes, sam_changes
 from eligo.cli.result_file import check_result_file, write_result_file
 from eligo.errors import InputError
@@ -23,14 +24,14 @@ def run(
     multi_scale: bool = False,
     flip: bool = False,
     sliding: bool = False,
-    scales: tuple[float, ...] = (),
-    window: tuple[int, int] | None = None,
+    scales: tuple[Positive, ...] = (),
+    window: tuple[Side, Side] | None = None,
     root: Path | None = None,
     words: Path | None = None,
-    batch_size: int = 8,
+    batch_size: Count = 8,
     classes: bool = False,
     some_tags: bool = False,
-    preset: int | None = None,
+    preset: Index | None = None,
     sam: SamCheck = NO_FLAGS,
     device: str = "auto",
     out: Path | None = None,
@@ -63,8 +64,6 @@ def run(
         json: Print one JSON document.
     """
     check_result_file(out)
-    if batch_size < 1:
-        raise InputError(f"--batch_size: got {batch_size}, expected at least 1")
     from eligo.devices import resolve_device
     from eligo.pixels.data.batch import ImageSource
     from eligo.pixels.inference.modes import refuse_other_modes

@@ -1,11 +1,18 @@
-"""What a number may be: flags of commands say it in their types, functions ask `check_count`."""
+"""What a number may be: configs and flags say it in their types, functions ask `check_count`."""
 
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from eligo.errors import InputError
+
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+"""Of a config: where random numbers begin."""
+Whole = Annotated[int, Field(ge=1)]
+"""Of a config: at least one of something, in lists of such numbers."""
 
 
 @dataclass(frozen=True)

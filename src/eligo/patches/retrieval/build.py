@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from eligo.bounds import check_count
 from eligo.errors import InputError
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.model import RetrievalModel
@@ -76,10 +77,8 @@ def build_index(
     `load_model` is called in every worker. The result is the same however often it was interrupted
     and however many workers made it.
     """
-    if shard_size < 1 or batch_size < 1:
-        raise InputError(
-            f"got shard_size {shard_size} and batch_size {batch_size}, expected at least 1"
-        )
+    check_count("shard_size", shard_size)
+    check_count("batch_size", batch_size)
     folder = Path(folder)
     model = load_model().eval()
     if source.kind == "images":

@@ -13,6 +13,7 @@ from eligo.images import (
     open_image,
     printable_name,
     read_stored,
+    remark_shared,
     shrinking,
     turned,
     upright_rgb,
@@ -170,3 +171,18 @@ def test_names_that_are_no_text_can_be_printed(tmp_path):
         open_image(path)
     assert str(error.value).endswith("/\\xff\\n.png: there is no such image")
     assert printable_name("写真 🐈.png") == "写真 🐈.png"
+
+
+def test_images_of_two_splits(tmp_path, caplog):
+    paths = [tmp_path / f"{name}.png" for name in "abcd"]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(path)
+    (tmp_path / "sub").mkdir()
+    copy = tmp_path / "sub" / "copy.png"
+    copy.write_bytes(paths[0].read_bytes())
+    remark_shared(paths[:2], [paths[2], tmp_path / "missing.png"])
+    assert not caplog.records
+    remark_shared(paths[:2], [tmp_path / "sub" / ".." / "b.png", paths[3], copy])
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith("2 of 3 validation images are also training images")
+    assert f"{tmp_path}/b.png" in told.replace("sub/../", "")

@@ -6,7 +6,9 @@ space inside whatever the tokenizer would read as a control token. `<image>`, wh
 files hold where the image goes, is taken out: the template places the image.
 """
 
+import logging
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +16,8 @@ from eligo.errors import InputError
 
 PLACEHOLDER = "<image>"
 """Stands for the image in LLaVA's data files."""
+_SHOWN = 60  # characters of a text in a message
+_log = logging.getLogger("eligo")
 
 
 def place_image(text: str, where: str) -> str:
@@ -57,6 +61,37 @@ def _control_tokens(tokenizer: Any, size: int, extra: frozenset[str]) -> re.Patt
     # A single character is a letter that happens to pad, such as CLIP's "!".
     ordered = sorted((sign for sign in signs if len(sign) > 1), key=lambda sign: (-len(sign), sign))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def remark_cut(
+    texts: Sequence[str], counts: Sequence[int], read: int, *, what: str = "text"
+) -> None:
+    """Log, in one line, that texts have more word pieces (`counts`) than a model reads."""
+    cut = [(count, text) for count, text in zip(counts, texts, strict=True) if count > read]
+    if not cut:
+        return
+    most, example = max(cut, key=lambda pair: pair[0])
+    which, of_them = (
+        (f"the {what} is", "it")
+        if len(texts) == 1
+        else (f"{len(cut)} of {len(texts)} {what}s are", "the longest")
+    )
+    _log.warning(
+        "%s cut: %s has %d word pieces, and the model reads %d: %r",
+        which, of_them, most, read, example if len(example) <= _SHOWN else f"{example[:_SHOWN]}...",
+    )  # fmt: skip
+
+
+def remark_context(model: Any, length: int) -> None:
+    """Log that a prompt is longer than the context that a host was trained for."""
+    config = model.config.get_text_config()
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and length > longest:
+        _log.warning(
+            "the prompt has %d tokens, and the context of the host is %d: its answer means little; "
+            "shorten the text, or give fewer examples",
+            length, longest,
+        )  # fmt: skip
 
 
 def spoken_ids(tokenizer: Any, prompt: str, answer: str) -> list[int]:

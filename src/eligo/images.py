@@ -5,11 +5,13 @@ to a fraction at once, others are averaged over blocks of whole pixels. What is 
 a model looks at is never touched. Pillow's own limit (about 178 megapixels) holds for all files.
 """
 
+import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -37,6 +39,8 @@ SIDEWAYS = (5, 6, 7, 8)
 """Orientations that swap height and width."""
 # Processors that bring every image to one size; others may look at all of a large one.
 _ONE_SIZE = ("CLIPProcessor", "LlavaProcessor", "PaliGemmaProcessor", "SiglipProcessor")
+_END = 4096  # bytes of either end of a file that tell it from another one of its size
+_log = logging.getLogger("eligo")
 _warnings_lock = Lock()  # filters of warnings are one for all threads
 
 
@@ -123,6 +127,50 @@ def read_stored(path: str | Path) -> Image.Image:
     with _opened(path) as image:
         image.load()
         return image
+
+
+def remark_shared(
+    one: Iterable[Path], other: Iterable[Path], names: tuple[str, str] = ("training", "validation")
+) -> None:
+    """Log that two splits share images: by path, or else by the size and both ends of a file."""
+    known, paths = {_real(path): path for path in one}, {_real(path): path for path in other}
+    pairs = [(known[real], path) for real, path in paths.items() if real in known]
+    sizes = {real: _size(real) for real in {*known, *paths}}
+    new = [real for real in paths if real not in known and sizes[real] > 0]
+    wanted = {sizes[real] for real in new}
+    twins = {_ends(real, sizes[real]): real for real in known if sizes[real] in wanted}
+    marks = {real: _ends(real, sizes[real]) for real in new} if twins else {}
+    pairs += [(known[twins[mark]], paths[real]) for real, mark in marks.items() if mark in twins]
+    if pairs:
+        first, second = map(printable_name, pairs[0])
+        told = first if first == second else f"{second} is {first}"
+        _log.warning(
+            "%d of %d %s images are also %s images, so that what is measured on them means "
+            "little: %s; leave them out of one of the two",
+            len(pairs), len(paths), names[1], names[0], told,
+        )  # fmt: skip
+
+
+def _real(path: Path) -> str:
+    return os.path.realpath(path)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+def _ends(path: str, size: int) -> tuple[int, bytes]:
+    """What tells a file from others at little cost: its size, its beginning and its end."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            head = file.read(_END)
+            file.seek(max(0, size - _END))
+            return size, blake2b(head + file.read(_END)).digest()
+    except OSError:
+        return size, path.encode("utf-8", "surrogateescape")  # like no other
 
 
 def printable_name(path: str | Path) -> str:

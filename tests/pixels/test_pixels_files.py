@@ -20,7 +20,7 @@ from eligo.pixels.data.config import (
 )
 from eligo.pixels.data.file_source import FileSource
 from eligo.pixels.data.inputs import decode_depth, normalise_rgb
-from eligo.pixels.data.pictures import Photo, read_depth, read_label, read_photo
+from eligo.pixels.data.pictures import Photo, read_depth, read_label, read_photo, remark_labels
 from eligo.pixels.data.records import class_names, read_records
 from eligo.pixels.text.config import TextConfig, WordsTextConfig
 from eligo.pixels.text.encoders import WordsEncoder
@@ -382,3 +382,19 @@ def test_bad_class_lists(tmp_path: Path, text: str):
     (tmp_path / "c.txt").write_text(text)
     with pytest.raises(InputError, match="different ones"):
         read_classes(tmp_path / "c.txt")
+
+
+def test_labels_that_count_from_0_are_remarked(tmp_path: Path, caplog):
+    paths = []
+    for number, highest in enumerate((1, 2)):
+        values = np.zeros((40, 48), dtype=np.uint8)
+        values[5:] = highest
+        paths.append(tmp_path / f"{number}.png")
+        Image.fromarray(values).save(paths[-1])
+    remark_labels(paths, 2)
+    assert not caplog.records
+    remark_labels(paths, 3)
+    assert "go from 0 to 2, and none holds 3, the last of 3 classes" in caplog.text
+    photo = read_photo(_image(tmp_path / "image.png", size=(40, 48, 3)))
+    with pytest.raises(InputError, match=r"got label 255, expected 1 to 3.*add 1 to all labels"):
+        read_label(_image(tmp_path / "255.png", 255), 3, photo)

@@ -9,7 +9,7 @@ import tyro
 from eligo.bounds import Bounds
 from eligo.cli.console import print_result, remark
 from eligo.cli.flags import Count
-from eligo.cli.patches_flags import open_model, say_cut
+from eligo.cli.patches_flags import open_model
 from eligo.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run(
         raise InputError("expected one of a folder of images, --texts FILE and --scenes COUNT")
     if dense is not None and images is None:
         raise InputError("--dense: goes with a folder of images")
-    from eligo.patches.retrieval import ImageFiles, TextLines, build_index
+    from eligo.patches.retrieval import build_index
     from eligo.train.progress import ProgressBar
 
     load = partial(open_model, model, device)
@@ -66,10 +66,6 @@ def run(
     source = _source(
         images, texts, scenes, dense, opened.image_encoder.image_size, opened.uses_dense
     )
-    if isinstance(source, TextLines):
-        say_cut(opened, source.texts)
-    elif isinstance(source, ImageFiles) and source.dense is not None:
-        say_cut(opened, [source.dense[name] for name in source.ids], dense=True)
     total = -(-len(source.ids) // max(1, shard_size))
     with ProgressBar("shards", total) as bar:
         built = build_index(

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eligo.cli.console import print_result, say
-from eligo.cli.patches_flags import open_model, say_cut
+from eligo.cli.patches_flags import open_model
 from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError
 from eligo.files import writing
@@ -50,9 +50,6 @@ def run(
     if dense is not None and not loaded.uses_dense:
         raise InputError("--dense: the model was trained without dense captions; leave it out")
     say_unknown_words(loaded.text_encoder.tokenizer, [text])
-    say_cut(loaded, [text])
-    if dense is not None:
-        say_cut(loaded, [dense], dense=True)
     made = predict(loaded, opened, text, dense)
     picture = out / PICTURE
     with writing(picture) as temporary:

@@ -9,7 +9,7 @@ import tyro
 
 from eligo.cli.console import print_result, remark, say
 from eligo.cli.flags import Count
-from eligo.cli.patches_flags import open_model, say_cut
+from eligo.cli.patches_flags import open_model
 from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError, OutputError
 
@@ -117,7 +117,6 @@ def _query(
         if not text.strip():
             raise InputError("the text to look for is empty")
         say_unknown_words(model.text_encoder.tokenizer, [text])
-        say_cut(model, [text])
         return model.text_side([text])
     assert image is not None
     if model.uses_dense and dense is None:
@@ -126,8 +125,6 @@ def _query(
         )
     if dense is not None and not model.uses_dense:
         raise InputError("--dense: the model was trained without dense captions; leave it out")
-    if dense is not None:
-        say_cut(model, [dense], dense=True)
     return model.image_side([_opened(model, image)], None if dense is None else [dense])
 
 
@@ -161,7 +158,7 @@ def _measure(model: "RetrievalModel", searcher: "Searcher", dev: Path | None) ->
     else:
         texts = scene_captions(_DEV_QUERIES) if dev is None else TextLines.of(dev).texts
         texts = list(texts)[:_DEV_QUERIES]
-        say_cut(model, texts)
+        model.text_encoder.remark_cut(texts)
         starts = range(0, len(texts), _AT_ONCE)
         sides = [model.text_side(texts[start : start + _AT_ONCE]) for start in starts]
         count = len(texts)

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eligo.chat import plain_text
+from eligo.chat import plain_text, remark_cut
 from eligo.errors import InputError
 from eligo.patches.match.sides import Words
 
@@ -165,6 +165,7 @@ class TextEncoder(nn.Module):
         self.max_words, self.max_dense_words = max_words, max_dense_words
         self.lr_multiplier = {"backbone": 1.0}
         self.head = nn.Linear(config.hidden_size, embed_dim)
+        self._told: set[str] = set()  # long texts that were counted
 
     def forward(
         self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]
@@ -180,7 +181,7 @@ class TextEncoder(nn.Module):
     ) -> tuple[Int[Tensor, "texts words"], Bool[Tensor, "texts words"]]:
         """Word pieces and which are real, padded to the longest text, on the encoder's device.
 
-        A text with more pieces than `longest` is cut (see `count_pieces`).
+        A text with more pieces than `longest` is cut, which is logged once for each text.
         """
         empty = next((i for i, text in enumerate(texts) if not text.strip()), None)
         if empty is not None:
@@ -193,8 +194,20 @@ class TextEncoder(nn.Module):
             max_length=self.longest(dense=dense),
             return_tensors="pt",
         )
+        whole = found["attention_mask"].sum(1) == self.longest(dense=dense)
+        if bool(whole.any()):
+            full = [text for text, is_full in zip(texts, whole.tolist(), strict=True) if is_full]
+            if not self._told.issuperset(full):
+                self.remark_cut(texts, dense=dense)
         device = self.head.weight.device
         return found["input_ids"].to(device), found["attention_mask"].to(device).bool()
+
+    def remark_cut(self, texts: Sequence[str], *, dense: bool = False) -> None:
+        """Log which texts are too long for the model, which reads their beginning alone."""
+        counts, read = self.count_pieces(texts), self.longest(dense=dense)
+        remark_cut(texts, counts, read, what="dense caption" if dense else "text")
+        # All that fill it, cut or not: they need not be counted again.
+        self._told.update(text for text, n in zip(texts, counts, strict=True) if n >= read)
 
     def longest(self, *, dense: bool = False) -> int:
         """Word pieces that are read of a text, [CLS] and [SEP] included."""

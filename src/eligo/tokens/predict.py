@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from eligo.bounds import check_count
+from eligo.chat import remark_context
 from eligo.errors import InputError
 from eligo.report.tokens_picture import stages_picture
 from eligo.tokens.cost.count import Cost, Measured, Schedule, count_cost
@@ -63,6 +64,7 @@ def predict(
     device, dtype = next(model.parameters()).device, dtype_of(model)
     inputs = {name: v.to(device) for name, v in floats_of(model, batch.inputs).items()}
     _refuse_budgets(plan, int((inputs["input_ids"] == image_token_id(processor)).sum()))
+    remark_context(model, inputs["input_ids"].shape[1])
     # Asked before, as `pruning` may wrap it.
     backend = getattr(model.config.get_text_config(), "_attn_implementation", None)
     with pruning(model, plan, batch.question_mask.to(device)) as trace, torch.no_grad():

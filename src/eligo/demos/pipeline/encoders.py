@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eligo.chat import plain_text
+from eligo.chat import plain_text, remark_cut
 from eligo.demos.data.text import embed_texts
 from eligo.devices import resolve_device
 from eligo.errors import InputError
@@ -58,14 +58,17 @@ class ClipEncoder:
 
     @torch.no_grad()
     def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """A vector for each; long texts are cut as the model was trained."""
+        """A vector for each; long texts are cut as the model was trained, which is logged."""
         tokenizer = self.processor.tokenizer
         limit = self.model.config.text_config.max_position_embeddings
+        plain = [plain_text(tokenizer, text) for text in texts]
+        counts = [len(ids) for ids in tokenizer(plain, verbose=False)["input_ids"]] if plain else []
+        remark_cut(texts, counts, limit)
         parts = []
         for start in range(0, len(texts), _BATCH):
             # SigLIP was trained on texts padded to the full length, and CLIP does not mind.
             inputs = tokenizer(
-                [plain_text(tokenizer, text) for text in texts[start : start + _BATCH]],
+                plain[start : start + _BATCH],
                 padding="max_length", truncation=True, max_length=limit, return_tensors="pt",
             ).to(self.model.device)  # fmt: skip
             parts.append(_features(self.model.get_text_features(**inputs)))

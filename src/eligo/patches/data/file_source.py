@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eligo.chat import plain_text
 from eligo.errors import InputError
-from eligo.images import open_image
+from eligo.images import open_image, remark_shared
 from eligo.patches.data.augment import change_pieces, random_crop
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
 from eligo.patches.data.captions import CaptionedImage, read_captions
@@ -25,6 +25,7 @@ from eligo.patches.encoders import TextEncoder
 from eligo.patches.model import RetrievalModel
 from eligo.train.data import epoch_batches
 
+_LOOKED_AT = 10_000  # training captions whose length is measured
 _log = logging.getLogger(__name__)
 
 
@@ -38,9 +39,20 @@ class FileSource(CaptionSource):
         self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
     ) -> Iterator[Batch]:
         """Shuffled epochs over all (image, caption) pairs."""
-        pairs = PairExamples(
-            read_captions(self.config, "train"), self.config, self.model, dense=self.uses_dense
-        )
+        images = read_captions(self.config, "train")
+        if len(images) < 2:
+            raise InputError(
+                f"{self.config.captions}: got {len(images)} training image, expected at least 2: "
+                "texts of other images are what it learns to tell apart"
+            )
+        if rank == 0:
+            remark_shared([i.path for i in images], [i.path for i in self._dev.given])
+            texts = [text for image in images for text in image.captions]
+            self.model.text_encoder.remark_cut(texts[:_LOOKED_AT])
+            if self.uses_dense:
+                dense = [image.dense or "" for image in images[:_LOOKED_AT]]
+                self.model.text_encoder.remark_cut(dense, dense=True)
+        pairs = PairExamples(images, self.config, self.model, dense=self.uses_dense)
         device = self.model.device
         batches = epoch_batches(
             pairs, batch_size, seed, start_step, rank, world_size,
@@ -136,6 +148,7 @@ class FileSet(RetrievalSet):
         self.encoder: TextEncoder = model.text_encoder
         self.prepare, self.side = model.image_encoder.prepare, model.image_encoder.image_size
         self.given = images
+        self._remarked: set[bool] = set()  # kinds of captions whose length was looked at
 
     @cached_property
     def unreadable(self) -> list[str]:
@@ -185,11 +198,13 @@ class FileSet(RetrievalSet):
     def texts(self, size: int) -> Iterator[Pieces]:
         """All captions."""
         every = [caption for image in self.kept for caption in image.captions]
+        self._remark_cut(every)
         for start in range(0, len(every), size):
             yield self.encoder.tokenize(every[start : start + size])
 
     def dense(self, size: int) -> Iterator[Pieces]:
         """The dense captions of all images."""
+        self._remark_cut([image.dense or "" for image in self.kept], dense=True)
         for start in range(0, len(self.kept), size):
             some = self.kept[start : start + size]
             missing = next((image for image in some if image.dense is None), None)
@@ -198,6 +213,12 @@ class FileSet(RetrievalSet):
                     f"{missing.path}: no dense caption; name their file as data.dense (--dense)"
                 )
             yield self.encoder.tokenize([image.dense or "" for image in some], dense=True)
+
+    def _remark_cut(self, texts: Sequence[str], *, dense: bool = False) -> None:
+        """Once, however often a set is measured."""
+        if dense not in self._remarked:
+            self._remarked.add(dense)
+            self.encoder.remark_cut(texts, dense=dense)
 
 
 def read_image(image: CaptionedImage, side: int) -> UInt8[Tensor, "3 height width"]:

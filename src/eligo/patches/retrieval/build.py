@@ -16,7 +16,7 @@ from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import store
 from eligo.patches.retrieval.entries import join, pack_images, pack_texts
-from eligo.patches.retrieval.sources import ImageFiles, Loaded, Source, Unreadable
+from eligo.patches.retrieval.sources import ImageFiles, Loaded, Source, TextLines, Unreadable
 from eligo.train.engine import Engine, map_shards
 
 Dtype = Literal["float16", "float32"]
@@ -87,6 +87,10 @@ def build_index(
     if isinstance(source, ImageFiles):
         left_out = source.skipped
         source = replace(source, side=model.image_encoder.image_size)
+        if source.dense is not None:
+            model.text_encoder.remark_cut([source.dense[n] for n in source.ids], dense=True)
+    elif isinstance(source, TextLines):
+        model.text_encoder.remark_cut(source.texts)
     manifest = store.Manifest(
         kind=source.kind,
         model=hash_of(model),

@@ -3,6 +3,8 @@
 A source is a list of ids and a way to load some of them; what cannot be read is said so, in place.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from eligo.files import numbered_lines
 from eligo.images import SUFFIXES, image_files, open_image, printable_name
 from eligo.patches.data.lines import read_json_texts
 from eligo.patches.retrieval.store import Kind
+
+_log = logging.getLogger("eligo.patches")
 
 
 class Loaded(NamedTuple):
@@ -147,6 +151,12 @@ class TextLines:
             found = [(str(number), line.strip()) for number, line in numbered_lines(path)]
         if not found:
             raise InputError(f"{path}: holds no texts; expected one per line")
+        names = Counter(name for name, _ in found)
+        if again := [name for name, count in names.items() if count > 1]:
+            _log.warning(
+                "%s: %d ids come more than once, such as %r: a search shows them alike",
+                path, len(again), again[0],
+            )  # fmt: skip
         return cls(path, [name for name, _ in found], [text for _, text in found])
 
     @property

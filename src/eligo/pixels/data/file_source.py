@@ -1,22 +1,32 @@
 """Images on disk: NYUDepthv2, SUN RGB-D, one's own."""
 
+import logging
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from eligo.errors import InputError
+from eligo.images import remark_shared
 from eligo.pixels.data.augment import Prepared, augment
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.config import AugmentConfig, FilesDataConfig, InputsConfig
 from eligo.pixels.data.inputs import normalise_rgb
-from eligo.pixels.data.pictures import read_depth, read_label, read_photo, remark_depth
+from eligo.pixels.data.pictures import (
+    read_depth,
+    read_label,
+    read_photo,
+    remark_depth,
+    remark_labels,
+)
 from eligo.pixels.data.records import Record, Split, class_names, read_records
 from eligo.pixels.text.batch import Provenance
 from eligo.pixels.text.config import TextConfig
 from eligo.pixels.text.encoders import TextEncoder
 from eligo.pixels.text.table import PhraseTable, Said, words_of
 from eligo.train.data import epoch_batches
+
+_log = logging.getLogger("eligo.pixels")
 
 
 class Images:
@@ -34,6 +44,7 @@ class Images:
         self.said: list[list[Said]] = [
             words_of(text, classes, record.tags or (), record.captions or ()) for record in records
         ]
+        _remark_left_out(records, text)
         self.table: PhraseTable | None = None
         if encoder is not None:
             said = (phrase for phrases in self.said for phrase in phrases)
@@ -60,6 +71,20 @@ class Images:
         if self.table is not None:
             numbers = self.table.numbers(said)
         return Prepared(normalise_rgb(rgb, self.inputs.channel_order), depth, mask, labels, numbers)
+
+
+def _remark_left_out(records: list[Record], text: TextConfig) -> None:
+    """Say how many images have more tags or captions than count."""
+    for kind, most in (("tags", text.max_tags), ("captions", text.max_captions)):
+        counts = [len(getattr(record, kind) or ()) for record in records]
+        if kind in text.kinds and max(counts, default=0) > most:
+            longest = records[counts.index(max(counts))]
+            _log.warning(
+                "%d of %d images have more than %d %s, and the first %d count: %r has %d; "
+                "--text.max_%s reads more",
+                sum(count > most for count in counts), len(counts), most, kind, most,
+                longest.id, max(counts), kind,
+            )  # fmt: skip
 
 
 class Varied:
@@ -145,7 +170,21 @@ class FileSource(ImageSource):
             if made.table is not None:
                 made.table.to(self.device)
             self._splits[split] = made
+            self._remark(split, records)
         return self._splits[split]
+
+    def _remark(self, split: Split, records: list[Record]) -> None:
+        """Say what is odd about the files of a split: labels from 0, images of the training."""
+        labels = [record.label for record in records if record.label is not None]
+        remark_labels(labels, len(self.classes))
+        if split == "train":
+            return
+        try:
+            learned = read_records(self.config, "train")
+        except InputError:  # measured where the training images are not
+            return
+        paths = ([record.image for record in some] for some in (learned, records))
+        remark_shared(*paths, names=("training", split))
 
     def _batch(self, images: Images, parts: tuple[Tensor, ...], provenance: Provenance) -> Batch:
         move = (part.to(self.device, non_blocking=True) for part in parts)

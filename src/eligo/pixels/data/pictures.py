@@ -1,6 +1,7 @@
 """Picture files: colour images, depth, labels; each problem names the file."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ from eligo.pixels.data.inputs import decode_depth, normalise_metres
 
 MIN_SIZE = 32
 _NEAR, _FAR = 0.3, 10.0  # metres within which, or beyond which, no whole image lies
+IGNORED = 255
+_PLUS_ONE = "; if 0 is a class and 255 ignored, add 1 to all labels (255 becomes 0)"
+_LOOKED_AT = 32  # label files
 _log = logging.getLogger("eligo.pixels")
 
 
@@ -114,11 +118,30 @@ def read_label(path: Path, num_classes: int, photo: Photo) -> UInt8[Tensor, "hei
     """Classes 1..K on disk as 0..K-1; 0 as 255, which is ignored. Upright as the image is."""
     values = _aligned(path, *_stored(path), photo)
     if values.min() < 0 or values.max() > num_classes:
+        highest = values.max()
+        hint = _PLUS_ONE if highest == IGNORED else ""
         raise InputError(
-            f"{path}: got label {values.max() if values.max() > num_classes else values.min()}, "
-            f"expected 1 to {num_classes}, the number of classes, or 0 for what is ignored"
+            f"{path}: got label {highest if highest > num_classes else values.min()}, "
+            f"expected 1 to {num_classes}, the number of classes, or 0 for what is ignored{hint}"
         )
     return torch.from_numpy(values.astype(np.uint8) - np.uint8(1))
+
+
+def remark_labels(paths: Sequence[Path], num_classes: int) -> None:
+    """Say if labels look as if 0 were the first class, and not what is ignored."""
+    highest, zeros = 0, 0
+    for path in paths[:_LOOKED_AT]:
+        try:
+            values = np.array(read_stored(path))
+        except InputError:
+            return  # who reads them says so
+        highest, zeros = max(highest, int(values.max())), zeros + bool((values == 0).any())
+    if zeros and highest == num_classes - 1:
+        _log.warning(
+            "%s: the first %d label files go from 0 to %d, and none holds %d, the last of %d "
+            "classes: 0 is ignored here, and classes count from 1%s",
+            paths[0].parent, len(paths[:_LOOKED_AT]), highest, num_classes, num_classes, _PLUS_ONE,
+        )  # fmt: skip
 
 
 def _stored(path: Path) -> tuple[np.ndarray, int]:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from eligo.chat import plain_text
+from eligo.chat import plain_text, remark_cut
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
 from eligo.files import writing
@@ -175,11 +175,15 @@ class ClipEncoder(TextEncoder):
         if self._model is None:
             self._model = self._load()
         tokenizer, model = self._model
+        # Cut to what the model can read: a sentence may be longer.
+        longest = model.config.max_position_embeddings
+        whole: dict[str, int] = {}  # word pieces of what a user wrote, with its longest template
         for start in range(0, len(new), _AT_ONCE):
             part = new[start : start + _AT_ONCE]
             texts = [plain_text(tokenizer, template.format(subject)) for template, subject in part]
-            # Cut to what the model can read: a sentence may be longer.
-            longest = model.config.max_position_embeddings
+            lengths = map(len, tokenizer(texts, verbose=False)["input_ids"])
+            for (_, subject), length in zip(part, lengths, strict=True):
+                whole[subject] = max(length, whole.get(subject, 0))
             tokens = tokenizer(
                 texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"
             )
@@ -187,6 +191,7 @@ class ClipEncoder(TextEncoder):
             self.known |= {
                 self._key(*pair): row.clone() for pair, row in zip(part, vectors, strict=True)
             }
+        remark_cut(list(whole), list(whole.values()), longest)
         if self.cache is not None:
             with writing(self.cache) as temporary:
                 save_file(self.known, temporary)

@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from eligo.errors import InputError
-from eligo.images import side_of
+from eligo.images import remark_shared, side_of
 from eligo.tokens.data.chat import text_lengths
 from eligo.tokens.data.examples import Collator, FileExamples, TokenExample
 from eligo.tokens.training.batch import HostBatch, host_batch, to_device
@@ -117,6 +117,7 @@ def read_examples(
         subtypes = (config.train_subtype, config.validation_subtype)
         rows = [read_folder(config.folder, subtype) for subtype in subtypes]
     train, validation = rows
+    remark_shared([row.image for row in train], [row.image for row in validation])
     return FileExamples(train), FileExamples(validation[: config.validation])
 
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from eligo.bounds import Whole
 from eligo.config import Config, Layer
 from eligo.errors import ConfigError
 from eligo.tokens.cost.count import Schedule
@@ -74,9 +73,9 @@ class PrunersConfig(Config):
 
     kind: Literal["cross_attention"] = "cross_attention"
     """How a token is judged: by attention to the question."""
-    layers: tuple[Whole, ...] | None = None
+    layers: tuple[int, ...] | None = None
     """Where; none: at 1/16, 1/4 and 1/2 of the depth."""
-    budgets: tuple[Whole, ...] | None = None
+    budgets: tuple[int, ...] | None = None
     """Tokens that each cut leaves; none: evenly from 69 % to 35 % of the merged (200 to 100 of
     288)."""
     dim: int = Field(default=512, ge=2)

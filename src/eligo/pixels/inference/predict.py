@@ -34,7 +34,7 @@ from eligo.report.pixels_picture import indexed_labels, overlay_picture, word_pi
 from eligo.selection import Selection
 
 _OTHER = 2.0  # times the size of the training images, from which on things are another's size
-_MOST_SEEN = 2**21  # pixels that the network looks at, unless told otherwise
+_MOST_SEEN = 2**20  # pixels that the network looks at, unless told otherwise
 _log = logging.getLogger("eligo.pixels")
 
 

@@ -1,10 +1,23 @@
 """Image files are opened upright and in RGB; what cannot be opened is named."""
 
+import os
+
+import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
 from eligo.errors import InputError
-from eligo.images import open_image, read_stored
+from eligo.images import (
+    MOST_PIXELS,
+    image_files,
+    open_image,
+    printable_name,
+    read_stored,
+    remark_shared,
+    shrinking,
+    turned,
+    upright_rgb,
+)
 
 
 def test_a_photo_held_sideways_is_turned(tmp_path):
@@ -67,3 +80,109 @@ def test_broken_exif_does_not_spoil_a_picture(tmp_path):
         ImageOps.exif_transpose(Image.open(path))
     opened = open_image(path)
     assert (opened.size, opened.getpixel((3, 3))) == ((8, 6), (255, 0, 0))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_numbers_are_turned_as_pictures_are(tmp_path, orientation: int):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    Image.fromarray(stored).save(tmp_path / "a.png", exif=exif)
+    with Image.open(tmp_path / "a.png") as image:
+        upright = np.array(ImageOps.exif_transpose(image))
+    opened = open_image(tmp_path / "a.png")
+    assert (np.array(opened) == upright).all()
+    assert (turned(stored, orientation) == upright).all()
+    assert (np.array(upright_rgb(opened)) == upright).all()  # once is enough
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "factor"),
+    [
+        ((640, 480), 168, 1),
+        ((671, 900), 168, 1),
+        ((672, 900), 168, 2),
+        ((4000, 3000), 168, 8),
+        ((4000, 3000), None, 1),
+        ((10000, 10000), None, 3),
+        ((10000, 10000), 5000, 3),
+        ((1, 5000), 224, 1),
+    ],
+)
+def test_only_large_images_are_made_smaller(size, side, factor):
+    assert shrinking(size, side) == factor
+    width, height = (-(-length // factor) for length in size)
+    assert width * height <= MOST_PIXELS
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.bmp"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_large_image_looks_the_same_when_it_is_smaller(tmp_path, name: str, mode: str):
+    picture = Image.linear_gradient("L").resize((1024, 768)).convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.save(tmp_path / name, **({} if name == "a.bmp" else {"exif": exif}))
+    whole, small = open_image(tmp_path / name), open_image(tmp_path / name, side=48)
+    assert min(small.size) == 96
+    assert whole.size[0] / small.size[0] == whole.size[1] / small.size[1]
+    difference = np.array(whole.resize(small.size, Image.Resampling.BOX)).astype(int)
+    assert abs(difference - np.array(small)).max() <= 3
+
+
+def test_images_of_any_kind(tmp_path):
+    grey = Image.linear_gradient("L")
+    colour = Image.merge("RGB", (grey, grey.rotate(90), grey.rotate(180)))
+    see_through = colour.quantize(8)
+    see_through.info["transparency"] = bytes(range(0, 256, 32))
+    kinds = {
+        "cmyk.jpg": colour.convert("CMYK"),
+        "palette.png": see_through,
+        "alpha.webp": colour.convert("RGBA"),
+        "one.bmp": Image.new("1", (9, 9)),
+        "dot.png": Image.new("RGB", (1, 1)),
+        "strip.png": Image.new("RGB", (1, 5000)),
+        "float.tiff": grey.convert("F"),
+        "-dash \n'quote\" \U0001f408.gif": grey,
+    }
+    for name, picture in kinds.items():
+        picture.save(tmp_path / name)
+    frames = [Image.new("P", (9, 9), colour) for colour in range(3)]
+    frames[0].save(tmp_path / "moves.gif", save_all=True, append_images=frames[1:])
+    found = sorted(image_files(tmp_path))
+    assert len(found) == len(kinds) + 1
+    for path in found:
+        opened = open_image(path)
+        with Image.open(path) as stored:
+            assert (opened.mode, opened.size) == ("RGB", stored.size)
+
+
+def test_an_image_beyond_the_limit_is_refused(tmp_path, monkeypatch):
+    Image.new("L", (40, 40)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    assert open_image(tmp_path / "a.png").size == (40, 40)  # and no warning
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(InputError, match=r"a\.png: is too large .*; scale it down"):
+        open_image(tmp_path / "a.png")
+
+
+def test_names_that_are_no_text_can_be_printed(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n.png")
+    with pytest.raises(InputError) as error:
+        open_image(path)
+    assert str(error.value).endswith("/\\xff\\n.png: there is no such image")
+    assert printable_name("写真 🐈.png") == "写真 🐈.png"
+
+
+def test_images_of_two_splits(tmp_path, caplog):
+    paths = [tmp_path / f"{name}.png" for name in "abcd"]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(path)
+    (tmp_path / "sub").mkdir()
+    copy = tmp_path / "sub" / "copy.png"
+    copy.write_bytes(paths[0].read_bytes())
+    remark_shared(paths[:2], [paths[2], tmp_path / "missing.png"])
+    assert not caplog.records
+    remark_shared(paths[:2], [tmp_path / "sub" / ".." / "b.png", paths[3], copy])
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith("2 of 3 validation images are also training images")
+    assert f"{tmp_path}/b.png" in told.replace("sub/../", "")

@@ -1,64 +1,221 @@
-"""Image files, opened in one way everywhere: upright, and with an error that names the file."""
+"""Image files, opened in one way everywhere: upright, in RGB, in bounded memory, or a named error.
 
-from collections.abc import Iterator
+A picture much larger than what a model looks at is made smaller while it is opened: a JPEG decodes
+to a fraction at once, others are averaged over blocks of whole pixels. What is near the size that
+a model looks at is never touched. Pillow's own limit (about 178 megapixels) holds for all files.
+"""
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
-from PIL import ExifTags, Image, ImageOps
+import numpy as np
+from PIL import Image
 
 from eligo.errors import InputError
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+MOST_PIXELS = 2**24
+"""Of an opened image; what is larger is made smaller. No host looks at more."""
 _EXPECTED = "expected a whole image file, such as JPEG, PNG or WebP"
+_ORIENTATION = 0x0112  # the EXIF tag
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SIDEWAYS = (5, 6, 7, 8)
+"""Orientations that swap height and width."""
+# Processors that bring every image to one size; others may look at all of a large one.
+_ONE_SIZE = ("CLIPProcessor", "LlavaProcessor", "PaliGemmaProcessor", "SiglipProcessor")
+_END = 4096  # bytes of either end of a file that tell it from another one of its size
+_log = logging.getLogger("eligo")
+_warnings_lock = Lock()  # filters of warnings are one for all threads
 
 
 def image_files(folder: Path) -> Iterator[Path]:
     """Files below a folder that end as images do, in no order."""
     for path in folder.rglob("*"):
-        if path.suffix.lower() in SUFFIXES and path.is_file():
+        if path.suffix.lower() in SUFFIXES and os.path.isfile(path):  # noqa: PTH113 (never raises)
             yield path
 
 
-def open_image(path: str | Path) -> Image.Image:
-    """An image file in RGB, upright."""
-    return upright_rgb(read_stored(path))
+def open_image(path: str | Path, side: int | None = None) -> Image.Image:
+    """An image file in RGB, upright, of at most `MOST_PIXELS`.
+
+    `side`: pixels a side that the caller scales it to. An image whose shorter side is at least
+    four times that is made smaller by a whole factor, to at least twice that.
+    """
+    with _opened(path) as stored:
+        if (factor := shrinking(stored.size, side)) > 1:  # a JPEG decodes to a fraction at once
+            stored.draft(stored.mode, (stored.width // factor, stored.height // factor))
+        return upright_rgb(stored, side)
 
 
 def upright_size(path: str | Path) -> tuple[int, int]:
-    """Width and height of what `open_image` gives; the same error if it cannot.
+    """Width and height of an image file, upright, as it is stored; the same error if it is broken.
 
     Decodes the whole file, since its end may be missing, but a JPEG at an eighth of its size.
     """
-    try:
-        with Image.open(path) as image:
-            width, height = image.size
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-            image.draft("RGB", (width // 8, height // 8))
-            image.load()
-    except Exception:  # whatever it is, the usual way may know better, and says it in its words
-        return open_image(path).size
-    return (height, width) if turned else (width, height)
+    with _opened(path) as stored:
+        width, height = stored.size
+        sideways = orientation_of(stored) in SIDEWAYS
+        stored.draft(stored.mode, (width // 8, height // 8))
+        stored.load()
+    return (height, width) if sideways else (width, height)
 
 
-def upright_rgb(image: Image.Image) -> Image.Image:
-    """An image in RGB, turned as its EXIF says: cameras store what they saw sideways."""
+def upright_rgb(image: Image.Image, side: int | None = None) -> Image.Image:
+    """An image in RGB, turned as its EXIF says, and made smaller as `open_image` does."""
+    orientation, made = orientation_of(image), image
+    if made.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
+        made = made.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if isinstance(made.info.get("transparency"), bytes):  # Pillow wants it this way round
+        made = made.convert("RGBA")
+    if made.mode != "RGB":
+        made = made.convert("RGB")
+    if (factor := shrinking(made.size, side)) > 1:
+        made = made.reduce(factor)
+    if (turn := _TURNS.get(orientation)) is not None:
+        made = made.transpose(turn)
+    made = made.copy() if made is image else made
+    made.info = {}  # without the EXIF, by which nobody shall turn it again
+    return made
+
+
+def shrinking(size: tuple[int, int], side: int | None = None) -> int:
+    """By which whole number the sides of an image are divided; 1: it stays as it is."""
+    width, height = size
+    wanted = 1 if side is None else min(size) // (2 * side)
+    allowed = math.ceil(math.sqrt(width * height / MOST_PIXELS))
+    return max(1, wanted, allowed)
+
+
+def side_of(processor: Any) -> int | None:
+    """Pixels a side that a processor scales every image to; None where that depends on the image.
+
+    By its class: other processors may cut a large image into tiles.
+    """
+    if type(processor).__name__ not in _ONE_SIZE:
+        return None
+    images = processor.image_processor
+    parts = [dict(getattr(images, name, None) or {}) for name in ("size", "crop_size")]
+    names = ("height", "width", "shortest_edge")
+    return max((part[name] for part in parts for name in names if part.get(name)), default=None)
+
+
+def orientation_of(image: Image.Image) -> int:
+    """EXIF's number, 1 to 8, of how an image is stored: cameras store what they saw sideways."""
     try:
-        upright = ImageOps.exif_transpose(image)
+        found = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # broken EXIF raises many things, and the picture itself is whole
-        upright = image
-    if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
-        upright = upright.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    return upright.convert("RGB")
+        return 1
+    return found if found in _TURNS else 1
+
+
+def turned(values: np.ndarray, orientation: int) -> np.ndarray:
+    """Stored rows and columns, upright: what `upright_rgb` does, for numbers of any type."""
+    if orientation in SIDEWAYS:
+        values = values.swapaxes(0, 1)
+    if orientation in (2, 3, 6, 7):
+        values = values[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        values = values[::-1]
+    return np.ascontiguousarray(values)
 
 
 def read_stored(path: str | Path) -> Image.Image:
     """An image as it is stored: depth and labels, whose numbers mean something."""
-    if Path(path).is_dir():
-        raise InputError(f"{path}: is a folder; {_EXPECTED}")
+    with _opened(path) as image:
+        image.load()
+        return image
+
+
+def remark_shared(
+    one: Iterable[Path], other: Iterable[Path], names: tuple[str, str] = ("training", "validation")
+) -> None:
+    """Log that two splits share images: by path, or else by the size and both ends of a file."""
+    known, paths = {_real(path): path for path in one}, {_real(path): path for path in other}
+    pairs = [(known[real], path) for real, path in paths.items() if real in known]
+    sizes = {real: _size(real) for real in {*known, *paths}}
+    new = [real for real in paths if real not in known and sizes[real] > 0]
+    wanted = {sizes[real] for real in new}
+    twins = {_ends(real, sizes[real]): real for real in known if sizes[real] in wanted}
+    marks = {real: _ends(real, sizes[real]) for real in new} if twins else {}
+    pairs += [(known[twins[mark]], paths[real]) for real, mark in marks.items() if mark in twins]
+    if pairs:
+        first, second = map(printable_name, pairs[0])
+        told = first if first == second else f"{second} is {first}"
+        _log.warning(
+            "%d of %d %s images are also %s images, so that what is measured on them means "
+            "little: %s; leave them out of one of the two",
+            len(pairs), len(paths), names[1], names[0], told,
+        )  # fmt: skip
+
+
+def _real(path: Path) -> str:
+    return os.path.realpath(path)
+
+
+def _size(path: str) -> int:
     try:
-        with Image.open(path) as image:
-            image.load()
-            return image
+        return os.stat(path).st_size  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+def _ends(path: str, size: int) -> tuple[int, bytes]:
+    """What tells a file from others at little cost: its size, its beginning and its end."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            head = file.read(_END)
+            file.seek(max(0, size - _END))
+            return size, blake2b(head + file.read(_END)).digest()
+    except OSError:
+        return size, path.encode("utf-8", "surrogateescape")  # like no other
+
+
+def printable_name(path: str | Path) -> str:
+    r"""A file name that can be printed and stored: bytes that are no UTF-8 as `\xff`.
+
+    >>> printable_name("caf\udce9\n.png")
+    'caf\\xe9\\n.png'
+    """
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Image.Image]:
+    """An open image file; whatever goes wrong with it is one error that names it."""
+    name = printable_name(path)
+    if Path(path).is_dir():
+        raise InputError(f"{name}: is a folder; {_EXPECTED}")
+    try:
+        with _warnings_lock, warnings.catch_warnings():  # of sizes that we make smaller ourselves
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(path)
+        with image:
+            yield image
     except FileNotFoundError:
-        raise InputError(f"{path}: there is no such image") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: cannot be read as an image ({error}); {_EXPECTED}") from None
+        raise InputError(f"{name}: there is no such image") from None
+    except Image.DecompressionBombError as error:
+        raise InputError(
+            f"{name}: is too large ({error}); scale it down, say to 100 megapixels"
+        ) from None
+    except InputError:
+        raise
+    except Exception as error:  # decoders fail in many ways on broken files
+        why = str(error).replace(str(path), name) or type(error).__name__
+        raise InputError(f"{name}: cannot be read as an image ({why}); {_EXPECTED}") from None

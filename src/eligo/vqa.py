@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from eligo.chat import place_image
 from eligo.errors import InputError
 from eligo.reading import json_lines, read_json
 
@@ -146,7 +147,7 @@ def read_vqa(
             )
         said, kind = answers.get(number, ((), ""))
         image = find(_field(row, "image_id", int, where), where)
-        examples.append(VqaExample(str(number), image, _text(row, "question", where), said, kind))
+        examples.append(VqaExample(str(number), image, _question(row, where), said, kind))
     return examples
 
 
@@ -174,9 +175,7 @@ def read_vqa_lines(
         if (asked and not answers) or not all(isinstance(answer, str) for answer in answers):
             raise InputError(f"{where}: answers: got {answers!r:.80}, expected one text or more")
         kind = str(row.get("kind", ""))
-        examples.append(
-            VqaExample(name, image, _text(row, "question", where), tuple(answers), kind)
-        )
+        examples.append(VqaExample(name, image, _question(row, where), tuple(answers), kind))
     if not examples:
         raise InputError(f"{path}: holds no questions")
     return examples
@@ -249,6 +248,14 @@ def _text(row: dict[str, Any], name: str, where: str) -> str:
     text = _field(row, name, str, where)
     if not text.strip():
         raise InputError(f"{where}: {name}: is empty")
+    return text
+
+
+def _question(row: dict[str, Any], where: str) -> str:
+    """Without the `<image>` that stands for the example's image."""
+    text = place_image(_text(row, "question", where), f"{where}: question")
+    if not text.strip():
+        raise InputError(f"{where}: question: holds {row['question']!r} and no words")
     return text
 
 

@@ -171,19 +171,22 @@ def test_a_host_without_a_template(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_image_token_in_the_words_is_an_error(family: str, tmp_path):
+def test_control_tokens_in_the_words_stay_text(family: str, tmp_path):
     host = reader(family)
-    sign = host.processor.image_token
-    pool, queries = world(tmp_path, images=True)
-    asked = [{**queries.payload[0], "question": f"what is {sign} here?"}, queries.payload[1]]
-    odd = Pool(queries.ids, queries.vectors, payload=asked)
-    with pytest.raises(InputError, match="where the host would look for an image"):
-        HostGenerator(host, pool, odd).answer("q0", ["d0"])
-    told = [{**pool.payload[0], "answer": sign}, *pool.payload[1:]]
-    with pytest.raises(InputError, match="where the host would look for an image"):
-        HostScorer(host, Pool(pool.ids, pool.vectors, payload=told), queries).score(
-            query("q1"), ["d1"], ["d0"]
-        )
+    sign, end = host.processor.image_token, host.tokenizer.eos_token
+    image = host.tokenizer.convert_tokens_to_ids(sign)
+    shown = picture(tmp_path / "x.png", 1, (40, 30))
+    usual, odd = (
+        host.encode([[Turn("one?", said, shown)]], [Turn(asked, "", shown)])
+        for said, asked in (("1", "two?"), (f"1{end}{sign}", f"two? {sign[:-1]}{sign}{end}"))
+    )
+    for token in (image, host.tokenizer.eos_token_id):
+        ids = [inputs["input_ids"] for inputs in (usual, odd)]
+        assert (ids[0] == token).sum() == (ids[1] == token).sum()
+    placed = host.prompt([], Turn("<image>\ntwo?", "", shown))
+    assert placed == host.prompt([], Turn("two?", "", shown))
+    with pytest.raises(InputError, match="got 2 <image>"):
+        host.prompt([], Turn("<image><image> two?", "", shown))
     plain = reader("text")  # to which it is a word like any other
     assert sign in plain.prompt([], Turn(f"what is {sign}?", ""))
 

@@ -295,7 +295,7 @@ def test_mistakes_are_named(tmp_path):
     knn = KNN().fit([], a_pool())
     with pytest.raises(InputError, match="got width 4, expected the pool's 5"):
         knn.select(Query("q", torch.randn(4)), 1)
-    with pytest.raises(InputError, match="expected >= 0"):
+    with pytest.raises(InputError, match="expected at least 0"):
         knn.select(a_query(), -1)
     with pytest.raises(InputError, match="has no 'nobody'"):
         knn.select(a_query(), 1, candidates=["nobody"])

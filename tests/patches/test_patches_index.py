@@ -274,8 +274,9 @@ def test_names_and_texts_in_any_script(model, tmp_path):
     assert [entry["text"] for entry in found] == names
     Image.new("RGB", (60, 40), "red").save(folder / "x.png")
     (folder / "x.png").rename(os.fsdecode(os.fsencode(folder) + b"/\xff.png"))
-    with pytest.raises(InputError, match="is no UTF-8; rename"):
-        ImageFiles.under(folder)
+    built = build(model, ImageFiles.under(folder), tmp_path / "j")
+    assert [entry["id"] for entry in IndexFolder(tmp_path / "j").entries] == names
+    assert built.skipped == [{"id": "\\xff.png", "why": "its name is no UTF-8; rename the file"}]
 
 
 def test_unreadable_images_are_skipped_and_listed(model, tmp_path):

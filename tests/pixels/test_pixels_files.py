@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from pixel_files import SCENES, exported
 
 from eligo.errors import InputError
@@ -20,7 +20,7 @@ from eligo.pixels.data.config import (
 )
 from eligo.pixels.data.file_source import FileSource
 from eligo.pixels.data.inputs import decode_depth, normalise_rgb
-from eligo.pixels.data.pictures import read_depth, read_label, read_rgb
+from eligo.pixels.data.pictures import Photo, read_depth, read_label, read_photo, remark_labels
 from eligo.pixels.data.records import class_names, read_records
 from eligo.pixels.text.config import TextConfig, WordsTextConfig
 from eligo.pixels.text.encoders import WordsEncoder
@@ -245,12 +245,54 @@ def test_colours_by_hand():
 
 
 def test_arrays_and_tripled_depth_are_read(tmp_path: Path):
-    like = (tmp_path / "i.png", torch.zeros(3, 32, 40))
+    like = Photo(tmp_path / "i.png", torch.zeros(3, 32, 40, dtype=torch.uint8), 1, (32, 40))
     np.save(tmp_path / "d.npy", np.full((32, 40), 2.0, dtype=np.float32))
     z, _ = read_depth(tmp_path / "d.npy", InputsConfig(depth_scale=1), like)
     assert z.shape == (1, 32, 40)
     Image.fromarray(np.full((32, 40, 3), 7, dtype=np.uint8)).save(tmp_path / "d.png")
     read_depth(tmp_path / "d.png", InputsConfig(depth="png8"), like)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(40, 48), (40, 40)])
+def test_depth_and_labels_are_turned_with_the_image(tmp_path: Path, orientation: int, size):
+    """All three show the same numbers in the same places, however the image is stored."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    values = np.random.default_rng(0).integers(1, 200, size, dtype=np.uint8)
+    image = tmp_path / "image.png"
+    Image.fromarray(np.stack([values] * 3, -1)).save(image, exif=exif)
+    Image.fromarray(values).save(tmp_path / "stored.png")
+    Image.fromarray(values).save(tmp_path / "own.png", exif=exif)
+    np.save(tmp_path / "stored.npy", values)
+    photo = read_photo(image)
+    with Image.open(image) as stored:
+        upright = np.array(ImageOps.exif_transpose(stored))[..., 0]
+    assert (photo.pixels[0].numpy() == upright).all()
+    for name in ("stored", "own"):
+        label = read_label(tmp_path / f"{name}.png", 200, photo)
+        assert (label.numpy() + 1 == upright).all()
+    inputs = InputsConfig(depth="png8")
+    wanted = torch.from_numpy((upright.astype(np.float32) / 255 - 0.48) / 0.28)
+    for name in ("stored.png", "stored.npy", "own.png"):
+        z, _ = read_depth(tmp_path / name, inputs, photo)
+        torch.testing.assert_close(z[0], wanted)
+    if orientation >= 5 and size[0] != size[1]:  # the size tells that it is upright already
+        Image.fromarray(upright).save(tmp_path / "upright.png")
+        assert (read_label(tmp_path / "upright.png", 200, photo).numpy() + 1 == upright).all()
+
+
+def test_a_very_large_image_takes_its_labels_along(tmp_path: Path, monkeypatch, caplog):
+    monkeypatch.setattr("eligo.images.MOST_PIXELS", 60 * 80)
+    values = np.zeros((120, 161), dtype=np.uint8)
+    values[60:, 81:] = 1
+    Image.fromarray(np.stack([values * 255] * 3, -1)).save(tmp_path / "image.png")
+    Image.fromarray(values + 1).save(tmp_path / "label.png")
+    photo = read_photo(tmp_path / "image.png")
+    assert photo.pixels.shape[1:] == (40, 54)
+    assert "got 120 x 161 pixels, and looks at 40 x 54" in caplog.text
+    labels = read_label(tmp_path / "label.png", 2, photo)
+    assert (labels.bool() == (photo.pixels[0] > 127)).all()
 
 
 # ------------------------------------------------------------------ bad files
@@ -263,18 +305,18 @@ def _image(path: Path, value: int = 1, size: tuple[int, ...] = (40, 48)) -> Path
 
 def test_bad_pictures(tmp_path: Path):
     image = _image(tmp_path / "image.png", size=(40, 48, 3))
-    like = (image, read_rgb(image))
+    like = read_photo(image)
     assert (read_label(_image(tmp_path / "0.png", 0), 3, like) == 255).all()
     assert (read_label(_image(tmp_path / "3.png", 3), 3, like) == 2).all()
     with pytest.raises(InputError, match=r"4\.png: got label 4, expected 1 to 3, .* 0 for"):
         read_label(_image(tmp_path / "4.png", 4), 3, like)
     with pytest.raises(InputError, match=r"small\.png: got 31 x 48"):
-        read_rgb(_image(tmp_path / "small.png", size=(31, 48, 3)))
+        read_photo(_image(tmp_path / "small.png", size=(31, 48, 3)))
     with pytest.raises(InputError, match=r"40 x 47 pixels, but .*image.png has 40 x 48"):
         read_depth(_image(tmp_path / "d.png", size=(40, 47)), InputsConfig(), like)
     (tmp_path / "torn.png").write_bytes(b"no image")
     with pytest.raises(InputError, match=r"torn\.png: cannot be read"):
-        read_rgb(tmp_path / "torn.png")
+        read_photo(tmp_path / "torn.png")
     with pytest.raises(InputError, match=r"no\.png: there is no such image"):
         read_label(tmp_path / "no.png", 3, like)
     with pytest.raises(InputError, match="one channel"):
@@ -340,3 +382,19 @@ def test_bad_class_lists(tmp_path: Path, text: str):
     (tmp_path / "c.txt").write_text(text)
     with pytest.raises(InputError, match="different ones"):
         read_classes(tmp_path / "c.txt")
+
+
+def test_labels_that_count_from_0_are_remarked(tmp_path: Path, caplog):
+    paths = []
+    for number, highest in enumerate((1, 2)):
+        values = np.zeros((40, 48), dtype=np.uint8)
+        values[5:] = highest
+        paths.append(tmp_path / f"{number}.png")
+        Image.fromarray(values).save(paths[-1])
+    remark_labels(paths, 2)
+    assert not caplog.records
+    remark_labels(paths, 3)
+    assert "go from 0 to 2, and none holds 3, the last of 3 classes" in caplog.text
+    photo = read_photo(_image(tmp_path / "image.png", size=(40, 48, 3)))
+    with pytest.raises(InputError, match=r"got label 255, expected 1 to 3.*add 1 to all labels"):
+        read_label(_image(tmp_path / "255.png", 255), 3, photo)

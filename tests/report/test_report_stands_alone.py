@@ -5,7 +5,7 @@ from pathlib import Path
 
 import eligo.report
 
-SHARED = {"eligo.errors", "eligo.files", "eligo.config", "eligo.selection", "eligo.ops"}
+SHARED = {f"eligo.{name}" for name in ("config", "errors", "files", "images", "ops", "selection")}
 ALLOWED = {"eligo", "eligo.report", *SHARED}  # `eligo` itself: its version
 
 

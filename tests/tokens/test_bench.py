@@ -150,7 +150,7 @@ def test_spread_and_marks():
     [
         (["--plan", "default"], "--plan goes with --shape tiny"),
         (["--shape", "tiny", "--device", "cuda"], "tiny is timed on the CPU"),
-        (["--batch_size", "0"], "expected numbers from 1"),
+        (["--batch_size", "0"], "expected at least 1"),
         (["--shape", "tiny", "--plan", "no_such"], "no_such: there is no such folder"),
     ],
 )

@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
 
-from eligo.cli.flags import flags_of
+from eligo.cli.flags import check_bounds, flags_of
 from eligo.cli.registry import config_class, configs_of
 from eligo.cli.result_file import check_out
 from eligo.config import Config, Layer, read_layer, validate
@@ -36,10 +36,12 @@ def call(
     function: Callable[..., Any], args: list[str], *, prog: str, family: str | None = None
 ) -> Any:
     """Parse the arguments that a function wants and call it."""
-    hint = get_type_hints(function, include_extras=True).get("config")
+    hints = get_type_hints(function, include_extras=True)
+    hint = hints.get("config")
     expected, *default = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if not (isinstance(expected, type) and issubclass(expected, Config)):
         given = _parsed(_dataclass(function, _own_flags(function)), args, prog)
+        check_bounds(hints, given)
         _refuse_odd(given)
         _check_out(function, given)
         return function(**given)
@@ -59,6 +61,7 @@ def call(
     else:
         cls = config_class(layer, expected)
     given = _parsed(_arguments_type(function, cls, layer, names), args[source is not None :], prog)
+    check_bounds(hints, given)
     if (stray := given.pop("CONFIG")) is not None:
         raise InputError(
             f"got {str(stray)!r} where no word was expected: CONFIG comes first ({prog} CONFIG "

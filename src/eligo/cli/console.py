@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ def configure_logging() -> None:
     logger = logging.getLogger("eligo")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
+    if isinstance(sys.stdout, TextIOWrapper):  # a file name that is no UTF-8 ends no command
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Transformers draws bars of its own while it reads and writes weights. It looks here when it is
     # imported, and importing it to tell it so would cost seconds.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -63,7 +66,8 @@ def print_result(result: Any, json: bool) -> None:
     """
     plain = plain_data(result)
     if json:
-        print(json_module.dumps(plain, indent=2, ensure_ascii=False))
+        is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        print(json_module.dumps(plain, indent=2, ensure_ascii=not is_utf8))
     else:
         results().print(_render(plain))
 

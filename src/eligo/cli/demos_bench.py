@@ -1,17 +1,18 @@
 """`eligo demos bench`: how fast selectors train, rerank, search and are taught here."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from eligo.bounds import Bounds
 from eligo.cli.console import print_result
-from eligo.errors import InputError
+from eligo.cli.flags import Count
 
 _LEAST = 2_000  # fewer candidates need no index
 
 
 def run(
     suite: Literal["train", "rerank", "index", "teach"] = "train",
-    rounds: int = 15,
-    candidates: int = 1_000_000,
+    rounds: Count = 15,
+    candidates: Annotated[int, Bounds(_LEAST)] = 1_000_000,
     device: str = "cpu",
     json: bool = False,
 ) -> None:
@@ -28,10 +29,6 @@ def run(
         device: Where to run: auto, cpu or cuda (not index).
         json: Print one JSON document.
     """
-    if rounds < 1 or candidates < _LEAST:
-        raise InputError(
-            f"got --rounds {rounds} and --candidates {candidates}, expected at least 1 and {_LEAST}"
-        )
     from eligo.devices import resolve_device
 
     where = str(resolve_device(device))

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from eligo.cli.console import print_result
+from eligo.cli.flags import Count
 from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
@@ -13,9 +14,9 @@ def run(
     data: Path | None = None,
     taught: Path | None = None,
     model: str | None = None,
-    shots: int = 6,
-    num_queries: int | None = None,
-    batch_size: int = 16,
+    shots: Count = 6,
+    num_queries: Count | None = None,
+    batch_size: Count = 16,
     device: str = "auto",
     out: OutFile | None = None,
     json: bool = False,
@@ -38,8 +39,6 @@ def run(
     """
     if data is None and taught is None:
         raise InputError("give --taught (a teacher's records), or --data (queries to answer)")
-    if shots < 1:
-        raise InputError(f"--shots: got {shots}, expected at least 1")
     from eligo.config import load_config
     from eligo.demos.hosts.config import DemosHostConfig
     from eligo.demos.pipeline.config import RecordsConfig

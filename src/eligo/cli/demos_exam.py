@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from eligo.cli.console import print_result, results
 from eligo.cli.demos_exam_tables import exam_tables
 from eligo.cli.exams import exam_folder, say_end
+from eligo.cli.flags import Count
 from eligo.demos.exam.config import ExamConfig
-from eligo.errors import InputError
 from eligo.files import write_text
 
 
@@ -17,7 +17,7 @@ def run(
     *,
     out: Path = Path("runs/demos_exam"),
     part: Literal["all", "health", "teach", "train", "measure", "analytic"] = "all",
-    workers: int = 1,
+    workers: Count = 1,
     device: str = "auto",
     quick: bool = False,
     json: bool = False,
@@ -36,8 +36,6 @@ def run(
             numbers mean nothing.
         json: Print one JSON document.
     """
-    if workers < 1:
-        raise InputError(f"--workers: got {workers}, expected at least 1")
     from eligo.demos.exam.analytic import analytic_exam
     from eligo.demos.exam.exam import Exam
     from eligo.devices import resolve_device

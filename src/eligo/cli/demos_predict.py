@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from eligo.chat import place_image
 from eligo.cli.console import print_result, say
+from eligo.cli.flags import Count
 from eligo.errors import InputError
 
 
@@ -12,8 +14,8 @@ def run(
     selector: Path = Path("runs/demos_v1"),
     image: Path | None = None,
     group: str | None = None,
-    shots: int | None = None,
-    num_candidates: int | None = None,
+    shots: Count | None = None,
+    num_candidates: Count | None = None,
     model: str | None = None,
     out: Path | None = None,
     device: str = "auto",
@@ -35,12 +37,10 @@ def run(
         device: Where encoder and host run: auto, cpu or cuda.
         json: Print one JSON document.
     """
+    if image is not None:
+        question = place_image(question, "--question")
     if not question.strip():
         raise InputError("--question: is empty")
-    if shots is not None and shots < 1:
-        raise InputError(f"--shots: got {shots}, expected at least 1")
-    if num_candidates is not None and num_candidates < 1:
-        raise InputError(f"--num_candidates: got {num_candidates}, expected at least 1")
     from eligo.demos.pipeline.embed import embed_query
     from eligo.demos.pipeline.encoders import WORDS, open_encoder
     from eligo.demos.pipeline.predict import check_encoder, explain, open_selector

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from eligo.bounds import Bounds
 from eligo.cli.console import print_result, say
 from eligo.cli.result_file import OutFile
 from eligo.errors import InputError
@@ -17,7 +18,7 @@ def run(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = _DEMO,
     out: OutFile | None = None,
     live: bool = False,
-    port: int = _PORT,
+    port: Annotated[int, Bounds(0, 65535)] = _PORT,
     device: str = "auto",
     json: bool = False,
 ) -> None:

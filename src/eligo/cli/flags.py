@@ -9,18 +9,38 @@ import enum
 import inspect
 import types
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypedDict,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+from eligo.bounds import Bounds
 from eligo.config import Config
 from eligo.config.layers import default_of
 from eligo.config.problems import configs_in
 from eligo.config.yaml import dump_yaml, parse_value
 
+Count = Annotated[int, Bounds(1)]
+"""A number of things, at least one."""
+Index = Annotated[int, Bounds(0)]
+"""A whole number from 0."""
+Positive = Annotated[float, Bounds(0, above=True)]
+Share = Annotated[float, Bounds(0, 1, above=True)]
+"""A part of something: above 0, at most 1."""
+Side = Annotated[int, Bounds(32)]
+"""Pixels a side that a network needs at least."""
 _SCALARS = (bool, int, float, str, Path, type(None))
 _FLAT = (list, tuple, set, frozenset)
 _AS_YAML = tyro.constructors.PrimitiveConstructorSpec(
@@ -105,3 +125,28 @@ def _shown(value: Any) -> str:
     if isinstance(plain, list) and not any(isinstance(item, dict | list) for item in plain):
         return " ".join(map(str, plain)) or "none"
     return dump_yaml(plain, flow=True) if isinstance(plain, dict | list) else str(plain)
+
+
+def check_bounds(hints: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse numbers outside the `Bounds` in their types, and floats that are not finite."""
+    for name, hint in hints.items():
+        value, bounds = given.get(name), _bounds_in(hint)
+        if is_dataclass(value) and not isinstance(value, type):  # a group of flags
+            check_bounds(get_type_hints(type(value), include_extras=True), vars(value))
+        named = next((m.name for m in _metadata(hint) if getattr(m, "name", None)), name)
+        for one in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(one, int | float) and not isinstance(one, bool):
+                bounds.check(f"--{named}", one)
+
+
+def _bounds_in(hint: Any) -> Bounds:
+    """Of a number, of a number or nothing, of a list of numbers."""
+    for found in _metadata(hint):
+        if isinstance(found, Bounds):
+            return found
+    inner = (_bounds_in(part) for part in get_args(hint) if part is not Ellipsis)
+    return next((found for found in inner if found != Bounds()), Bounds())
+
+
+def _metadata(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()

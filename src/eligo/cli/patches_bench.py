@@ -4,17 +4,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eligo.cli.console import print_result
+from eligo.cli.flags import Count
 from eligo.cli.patches_flags import open_model
-from eligo.errors import InputError
 
 
 def run(
-    num_images: int = 32,
-    num_texts: int = 32,
-    rounds: int = 5,
+    num_images: Count = 32,
+    num_texts: Count = 32,
+    rounds: Count = 5,
     index: Path | None = None,
-    rerank: int = 128,
-    num_queries: int = 20,
+    rerank: Count = 128,
+    num_queries: Count = 20,
     model: str | None = None,
     device: str = "auto",
     json: bool = False,
@@ -34,10 +34,6 @@ def run(
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
     """
-    if rerank < 1 or num_queries < 1:
-        raise InputError(
-            f"got --rerank {rerank} and --num_queries {num_queries}, expected at least 1"
-        )
     opened = open_model(model, device)
     from eligo.patches.inference.bench import bench_kernels, bench_search
     from eligo.patches.retrieval import Searcher

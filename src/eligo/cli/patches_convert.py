@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import tyro
 
 from eligo.cli.console import print_result
+from eligo.cli.flags import Count, Positive, Share
 from eligo.errors import InputError
 
 Source = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT_OR_RUN")]
@@ -17,11 +18,11 @@ def run(
     out: Path,
     vision: str | None = None,
     text: str | None = None,
-    image_size: int | None = None,
+    image_size: Count | None = None,
     image_mean: tuple[float, float, float] | None = None,
-    image_std: tuple[float, float, float] | None = None,
-    sparse_ratio: float | None = None,
-    aggr_ratio: float | None = None,
+    image_std: tuple[Positive, Positive, Positive] | None = None,
+    sparse_ratio: Share | None = None,
+    aggr_ratio: Share | None = None,
     half: bool = False,
     json: bool = False,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import print_result
+from eligo.cli.flags import Count
 from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
@@ -19,8 +20,8 @@ def run(
     images: Path | None = None,
     dense: Path | None = None,
     split: Literal["validation", "test"] = "test",
-    scenes: int = 1000,
-    folds: int = 1,
+    scenes: Count = 1000,
+    folds: Count = 1,
     oracle: bool = False,
     device: str = "auto",
     out: OutFile | None = None,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from eligo.cli.console import print_result
 from eligo.cli.exams import exam_folder, met_or_missed, say_end
-from eligo.errors import InputError
+from eligo.cli.flags import Count
 from eligo.files import write_text
 from eligo.patches.exam.config import ExamConfig
 
@@ -16,7 +16,7 @@ def run(
     *,
     out: Path = Path("runs/patches_exam"),
     quick: bool = False,
-    workers: int = 1,
+    workers: Count = 1,
     json: bool = False,
 ) -> None:
     """Train and compare all arms; started again, it makes only what is missing.
@@ -30,8 +30,6 @@ def run(
         workers: Trainings at a time, each in a process of its own.
         json: Print one JSON document.
     """
-    if workers < 1:
-        raise InputError(f"--workers: got {workers}, expected at least 1")
     from eligo.patches.exam.exam import Exam
     from eligo.report.provenance import provenance
     from eligo.train.progress import ProgressBar

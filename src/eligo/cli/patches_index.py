@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from eligo.bounds import Bounds
 from eligo.cli.console import print_result, remark
-from eligo.cli.patches_flags import open_model, say_cut
+from eligo.cli.flags import Count
+from eligo.cli.patches_flags import open_model
 from eligo.errors import InputError
 from eligo.interrupts import stopped_with
 
@@ -20,16 +22,16 @@ def run(
     *,
     out: Path,
     texts: Path | None = None,
-    scenes: int | None = None,
+    scenes: Count | None = None,
     dense: Path | None = None,
     model: str | None = None,
     dtype: Literal["float16", "float32"] = "float16",
-    shard_size: int = 512,
-    batch_size: int = 32,
+    shard_size: Count = 512,
+    batch_size: Count = 32,
     device: str = "auto",
     engine: Literal["local", "ray"] = "local",
-    num_workers: int = 1,
-    gpus_per_worker: float = 0.0,
+    num_workers: Count = 1,
+    gpus_per_worker: Annotated[float, Bounds(0)] = 0.0,
     check_data: bool = True,
     json: bool = False,
 ) -> None:
@@ -59,7 +61,7 @@ def run(
         raise InputError("expected one of a folder of images, --texts FILE and --scenes COUNT")
     if dense is not None and images is None:
         raise InputError("--dense: goes with a folder of images")
-    from eligo.patches.retrieval import ImageFiles, TextLines, build_index
+    from eligo.patches.retrieval import ImageFiles, build_index
     from eligo.patches.retrieval.store import MANIFEST
     from eligo.train.check import listed
     from eligo.train.progress import ProgressBar
@@ -69,10 +71,6 @@ def run(
     source = _source(
         images, texts, scenes, dense, opened.image_encoder.image_size, opened.uses_dense
     )
-    if isinstance(source, TextLines):
-        say_cut(opened, source.texts)
-    elif isinstance(source, ImageFiles) and source.dense is not None:
-        say_cut(opened, [source.dense[name] for name in source.ids], dense=True)
     if check_data and isinstance(source, ImageFiles) and not (out / MANIFEST).exists():
         broken = source.check()
         if broken:

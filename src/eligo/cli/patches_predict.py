@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eligo.cli.console import print_result, say
-from eligo.cli.patches_flags import open_model, say_cut
+from eligo.cli.patches_flags import open_model
 from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError
 from eligo.files import writing
@@ -42,16 +42,14 @@ def run(
     from eligo.patches.inference.predict import predict
     from eligo.report.explorer.folder import save_prediction
 
-    opened = open_image(image)
+    open_image(image)  # a mistake in its name is said before a model is loaded
     loaded = open_model(model, device)
+    opened = open_image(image, loaded.image_encoder.image_size)
     if loaded.uses_dense and dense is None:
         raise InputError("--dense: needed, as the model was trained with a dense caption per image")
     if dense is not None and not loaded.uses_dense:
         raise InputError("--dense: the model was trained without dense captions; leave it out")
     say_unknown_words(loaded.text_encoder.tokenizer, [text])
-    say_cut(loaded, [text])
-    if dense is not None:
-        say_cut(loaded, [dense], dense=True)
     made = predict(loaded, opened, text, dense)
     picture = out / PICTURE
     with writing(picture) as temporary:

@@ -1,13 +1,15 @@
 """`eligo patches search`: images for a text, or texts for an image."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from eligo.cli.console import print_result, remark, say
-from eligo.cli.patches_flags import open_model, say_cut
+from eligo.cli.flags import Count
+from eligo.cli.patches_flags import open_model
 from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError, OutputError
 
@@ -27,8 +29,8 @@ def run(
     *,
     image: Path | None = None,
     dense: str | None = None,
-    k: int = 10,
-    rerank: int | Literal["auto"] = 128,
+    k: Count = 10,
+    rerank: Count | Literal["auto"] = 128,
     exhaustive: bool = False,
     dev: Path | None = None,
     approximate: bool = False,
@@ -115,10 +117,7 @@ def _query(
         if not text.strip():
             raise InputError("the text to look for is empty")
         say_unknown_words(model.text_encoder.tokenizer, [text])
-        say_cut(model, [text])
         return model.text_side([text])
-    from eligo.images import open_image
-
     assert image is not None
     if model.uses_dense and dense is None:
         raise InputError(
@@ -126,9 +125,13 @@ def _query(
         )
     if dense is not None and not model.uses_dense:
         raise InputError("--dense: the model was trained without dense captions; leave it out")
-    if dense is not None:
-        say_cut(model, [dense], dense=True)
-    return model.image_side([open_image(image)], None if dense is None else [dense])
+    return model.image_side([_opened(model, image)], None if dense is None else [dense])
+
+
+def _opened(model: "RetrievalModel", image: Path) -> Any:
+    from eligo.images import open_image
+
+    return open_image(image, model.image_encoder.image_size)
 
 
 def _measure(model: "RetrievalModel", searcher: "Searcher", dev: Path | None) -> "Calibration":
@@ -148,14 +151,14 @@ def _measure(model: "RetrievalModel", searcher: "Searcher", dev: Path | None) ->
         assert dev is not None
         if model.uses_dense:
             raise InputError("--dev: a text index is measured with a model without dense captions")
-        files = ImageFiles.under(dev)
+        files = replace(ImageFiles.under(dev), side=model.image_encoder.image_size)
         loaded = files.load(range(min(_DEV_QUERIES, len(files.ids))))
         sides = [model.image_side([item.value]) for item in loaded if isinstance(item, Loaded)]
         count = len(sides)
     else:
         texts = scene_captions(_DEV_QUERIES) if dev is None else TextLines.of(dev).texts
         texts = list(texts)[:_DEV_QUERIES]
-        say_cut(model, texts)
+        model.text_encoder.remark_cut(texts)
         starts = range(0, len(texts), _AT_ONCE)
         sides = [model.text_side(texts[start : start + _AT_ONCE]) for start in starts]
         count = len(texts)

@@ -5,17 +5,18 @@ from pathlib import Path
 from typing import Literal
 
 from eligo.cli.console import print_result
+from eligo.cli.flags import Count, Index, Side
 from eligo.errors import InputError
 
 
 def run(
     size: Literal["S", "B", "L", "small"] | None = None,
     model: Path | None = None,
-    height: int = 480,
-    width: int = 640,
-    batch_size: int = 1,
-    num_words: int = 6,
-    rounds: int = 5,
+    height: Side = 480,
+    width: Side = 640,
+    batch_size: Count = 1,
+    num_words: Index = 6,
+    rounds: Count = 5,
     device: str = "auto",
     json: bool = False,
 ) -> None:
@@ -35,11 +36,6 @@ def run(
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
     """
-    if min(batch_size, rounds) < 1 or num_words < 0:
-        raise InputError(
-            f"got --batch_size {batch_size}, --rounds {rounds}, --num_words {num_words}, expected "
-            "at least 1, 1 and 0"
-        )
     if size is not None and model is not None:
         raise InputError(f"got --size {size} and --model {model}, expected one of them")
     from eligo.devices import resolve_device

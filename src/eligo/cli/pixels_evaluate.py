@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import print_result
+from eligo.cli.flags import Count, Index, Positive, Side
 from eligo.cli.pixels_flags import NO_FLAGS, SamCheck, preset_changes, sam_changes
 from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
@@ -24,14 +25,14 @@ def run(
     multi_scale: bool = False,
     flip: bool = False,
     sliding: bool = False,
-    scales: tuple[float, ...] = (),
-    window: tuple[int, int] | None = None,
+    scales: tuple[Positive, ...] = (),
+    window: tuple[Side, Side] | None = None,
     root: Path | None = None,
     words: Path | None = None,
-    batch_size: int = 8,
+    batch_size: Count = 8,
     classes: bool = False,
     some_tags: bool = False,
-    preset: int | None = None,
+    preset: Index | None = None,
     sam: SamCheck = NO_FLAGS,
     device: str = "auto",
     out: OutFile | None = None,
@@ -63,8 +64,6 @@ def run(
         out: Also write the result, with date, hardware and command, to this JSON file.
         json: Print one JSON document.
     """
-    if batch_size < 1:
-        raise InputError(f"--batch_size: got {batch_size}, expected at least 1")
     from eligo.devices import resolve_device
     from eligo.pixels.data.batch import ImageSource
     from eligo.pixels.inference.modes import refuse_other_modes

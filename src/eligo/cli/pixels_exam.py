@@ -5,9 +5,10 @@ import math
 from pathlib import Path
 from typing import Annotated, Any
 
+from eligo.bounds import Bounds
 from eligo.cli.console import print_result
 from eligo.cli.exams import exam_folder, say_end
-from eligo.errors import InputError
+from eligo.cli.flags import Count
 from eligo.files import write_text
 from eligo.pixels.exam.config import ExamConfig
 
@@ -17,8 +18,8 @@ def run(
     *,
     out: Path = Path("runs/pixels_exam"),
     quick: bool = False,
-    workers: int = 1,
-    minutes: float | None = None,
+    workers: Count = 1,
+    minutes: Annotated[float, Bounds(0)] | None = None,
     json: bool = False,
 ) -> None:
     """Train and compare all arms; started again, it makes only what is missing.
@@ -33,10 +34,6 @@ def run(
         minutes: Start no training after so many; the report says what is missing.
         json: Print one JSON document.
     """
-    if workers < 1:
-        raise InputError(f"--workers: got {workers}, expected at least 1")
-    if minutes is not None and minutes < 0:
-        raise InputError(f"--minutes: got {minutes}, expected 0 (only report) or more")
     from accelerate import PartialState
 
     from eligo.pixels.exam.exam import run_exam

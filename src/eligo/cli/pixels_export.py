@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from eligo.cli.console import print_result
+from eligo.cli.flags import Count, Side
 from eligo.cli.pixels_flags import NO_FLAGS, SamCheck, open_segmenter
 
 _SIZE = (480, 640)  # of NYUDepthv2's images
@@ -10,9 +11,9 @@ _SIZE = (480, 640)  # of NYUDepthv2's images
 
 def run(
     out: Path,
-    height: int | None = None,
-    width: int | None = None,
-    num_words: int | None = None,
+    height: Side | None = None,
+    width: Side | None = None,
+    num_words: Count | None = None,
     model: Path | None = None,
     sam: SamCheck = NO_FLAGS,
     json: bool = False,

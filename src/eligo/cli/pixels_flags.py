@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from eligo.cli.flags import Positive
 from eligo.errors import InputError
 from eligo.pixels.presets import PRESETS
 
@@ -46,7 +47,7 @@ class SamFlags:
         Switch, _about("Words in the head: leave the temperature as it is.")
     ] = False
     sam_decoder_logit_init: Annotated[
-        float | None,
+        Positive | None,
         tyro.conf.DisallowNone,
         _about(f"Words in the head: {_START}", "(default: 14.285714)"),
     ] = None
@@ -63,7 +64,7 @@ class SamFlags:
         Switch, _about("Words in the encoder: leave the temperature as it is.", _DEFAULT)
     ] = False
     sam_encoder_logit_init: Annotated[
-        float | None,
+        Positive | None,
         tyro.conf.DisallowNone,
         _about(f"Words in the encoder: {_START}", "(default: 1.0)"),
     ] = None

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from eligo.cli.console import print_result, say
+from eligo.cli.flags import Index, Positive, Side
 from eligo.cli.pixels_flags import NO_FLAGS, SamCheck, open_segmenter
 
 
@@ -15,9 +16,9 @@ def run(
     text: str = "",
     model: Path | None = None,
     depth_format: Literal["png8", "metric", "sun16"] | None = None,
-    depth_scale: float | None = None,
-    size: tuple[int, int] | None = None,
-    preset: int | None = None,
+    depth_scale: Positive | None = None,
+    size: tuple[Side, Side] | None = None,
+    preset: Index | None = None,
     sam: SamCheck = NO_FLAGS,
     device: str = "auto",
     json: bool = False,

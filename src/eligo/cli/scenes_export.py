@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from eligo.cli.console import print_result
+from eligo.cli.flags import Count
 from eligo.scenes.export_config import ExportConfig
 
 
@@ -12,7 +13,7 @@ def run(
     *,
     out: Path,
     engine: Literal["local", "ray"] = "local",
-    num_workers: int = 1,
+    num_workers: Count = 1,
     json: bool = False,
 ) -> None:
     """Write scenes as VQAv2, Karpathy-split captions, NYUDepthv2, SUN RGB-D or plain JSON lines.

@@ -1,12 +1,15 @@
 """`eligo scenes show`: the embedded world on one page."""
 
 from pathlib import Path
+from typing import Annotated
 
+from eligo.bounds import Bounds
 from eligo.cli.console import print_result
-from eligo.errors import InputError
 
 
-def run(out: Path = Path("runs/scenes"), scenes: int = 6, json: bool = False) -> None:
+def run(
+    out: Path = Path("runs/scenes"), scenes: Annotated[int, Bounds(1, 100)] = 6, json: bool = False
+) -> None:
     """Render a few scenes, with all that is known about them, into one HTML page.
 
     Args:
@@ -14,8 +17,6 @@ def run(out: Path = Path("runs/scenes"), scenes: int = 6, json: bool = False) ->
         scenes: How many scenes to show.
         json: Print one JSON document.
     """
-    if not 1 <= scenes <= 100:
-        raise InputError(f"--scenes: got {scenes}, expected 1 to 100")
     from eligo.scenes.page import write_scenes_page
 
     index, sheet = write_scenes_page(out, scenes)

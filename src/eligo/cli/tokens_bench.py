@@ -6,6 +6,7 @@ from rich.table import Table
 
 from eligo.cli.console import compact_table, messages, print_result, results, say
 from eligo.cli.exams import met_or_missed
+from eligo.cli.flags import Count
 from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
@@ -19,9 +20,9 @@ _WITH_P90 = ("ttft", "answer")
 def run(
     shape: Literal["llava15", "tiny", "narrow"] = "llava15",
     plan: str | None = None,
-    batch_size: tuple[int, ...] = (1, 8),
-    rounds: int = 20,
-    threads: int = 2,
+    batch_size: tuple[Count, ...] = (1, 8),
+    rounds: Count = 20,
+    threads: Count = 2,
     device: str = "auto",
     out: OutFile | None = None,
     json: bool = False,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import compact_table, print_result, results
+from eligo.cli.flags import Count
 from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
@@ -18,8 +19,8 @@ def run(
     *,
     model: str | None = None,
     split: Literal["validation", "test"] = "test",
-    questions: int = 600,
-    batch_size: int = 8,
+    questions: Count = 600,
+    batch_size: Count = 8,
     device: str = "auto",
     out: OutFile | None = None,
     json: bool = False,

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from eligo.cli.console import messages, print_result
+from eligo.cli.flags import Count
 from eligo.errors import InputError
 
 
@@ -15,9 +16,9 @@ def run(
     out: Path,
     plan: str | None = None,
     method: str | None = None,
-    budgets: Annotated[tuple[int, ...], tyro.conf.arg(name="budget")] = (),
+    budgets: Annotated[tuple[Count, ...], tyro.conf.arg(name="budget")] = (),
     model: Path | None = None,
-    grid: tuple[int, int] | None = None,
+    grid: tuple[Count, Count] | None = None,
     plain: bool = False,
     json: bool = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 from rich.table import Table
 
 from eligo.cli.console import compact_table, messages, print_result, results
+from eligo.cli.flags import Count, Share
 from eligo.errors import InputError
 from eligo.tokens.cost.count import Cost, Schedule, count_cost
 from eligo.tokens.cost.proposals import Proposal, propose
@@ -15,15 +16,15 @@ from eligo.tokens.cost.shapes import LLAVA_7B, HostShape
 
 
 def run(
-    target: float = 0.6,
-    text: int | None = None,
-    vision: int | None = None,
-    layers: int | None = None,
+    target: Share = 0.6,
+    text: Count | None = None,
+    vision: Count | None = None,
+    layers: Count | None = None,
     model: Path | None = None,
     questions: Path | None = None,
-    merge: int | None = None,
-    cuts: tuple[int, ...] = (),
-    budgets: tuple[int, ...] = (),
+    merge: Count | None = None,
+    cuts: tuple[Count, ...] = (),
+    budgets: tuple[Count, ...] = (),
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16",
     json: bool = False,
 ) -> None:

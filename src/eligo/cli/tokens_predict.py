@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from eligo.chat import place_image
 from eligo.cli.console import print_result, say
+from eligo.cli.flags import Count
 from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError
 from eligo.files import writing
@@ -19,10 +21,10 @@ def run(
     out: Path,
     plan: str | None = None,
     method: str | None = None,
-    budgets: Annotated[tuple[int, ...], tyro.conf.arg(name="budget")] = (),
-    layers: Annotated[tuple[int, ...], tyro.conf.arg(name="layer")] = (),
+    budgets: Annotated[tuple[Count, ...], tyro.conf.arg(name="budget")] = (),
+    layers: Annotated[tuple[Count, ...], tyro.conf.arg(name="layer")] = (),
     model: str | None = None,
-    max_new_tokens: int = 16,
+    max_new_tokens: Count = 16,
     device: str = "auto",
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     time: bool = False,
@@ -49,7 +51,7 @@ def run(
         time: Also measure the time to the first token (ten repeats) and the selector's part.
         json: Print one JSON document.
     """
-    if not question.strip():
+    if not place_image(question, "--question").strip():
         raise InputError("--question: is empty")
     from eligo.tokens.naming import find_plan
 

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from eligo.bounds import check_count
 from eligo.demos.data.pool import Pool
 from eligo.demos.data.query import Query
 from eligo.demos.data.records import Record
@@ -116,8 +117,9 @@ class PoolSelector(ABC):
         `candidates` if they are given. With `token_budget` the next best that still fits is
         taken.
         """
-        if shots < 0:
-            raise InputError(f"shots: got {shots}, expected >= 0")
+        shots = check_count("shots", shots, least=0)
+        if token_budget is not None:
+            check_count("token_budget", token_budget, least=0)
         pool = self.pool
         mask = self._allowed(query, candidates, exclude)
         if token_budget is not None:

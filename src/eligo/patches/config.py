@@ -3,11 +3,13 @@
 Needs no torch: it is read for `--help`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from eligo.config import Config
+
+_Deviation = Annotated[float, Field(gt=0)]
 
 
 def _multiple(name: str, size: int, of: str, step: int) -> None:
@@ -70,7 +72,7 @@ class EncodersConfig(Config):
     """Pixels a side of what a given vision model is shown; none: what it was trained with."""
     image_mean: tuple[float, float, float] | None = None
     """Mean of each colour, subtracted; none: what the vision model was trained with."""
-    image_std: tuple[float, float, float] | None = None
+    image_std: tuple[_Deviation, _Deviation, _Deviation] | None = None
     """Deviation of each colour, divided by; none: what the vision model was trained with."""
     backbone_lr: float = Field(default=0.1, ge=0)
     """Learning rate of a given vision or text model, as a share of the heads'."""

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eligo.chat import plain_text, remark_cut
 from eligo.errors import InputError
 from eligo.patches.match.sides import Words
 
@@ -164,6 +165,7 @@ class TextEncoder(nn.Module):
         self.max_words, self.max_dense_words = max_words, max_dense_words
         self.lr_multiplier = {"backbone": 1.0}
         self.head = nn.Linear(config.hidden_size, embed_dim)
+        self._told: set[str] = set()  # long texts that were counted
 
     def forward(
         self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]
@@ -179,21 +181,33 @@ class TextEncoder(nn.Module):
     ) -> tuple[Int[Tensor, "texts words"], Bool[Tensor, "texts words"]]:
         """Word pieces and which are real, padded to the longest text, on the encoder's device.
 
-        A text with more pieces than `longest` is cut (see `count_pieces`).
+        A text with more pieces than `longest` is cut, which is logged once for each text.
         """
         empty = next((i for i, text in enumerate(texts) if not text.strip()), None)
         if empty is not None:
             what = "dense caption" if dense else "text"
             raise InputError(f"{what} {empty} is empty; expected at least one word")
         found = self.tokenizer(
-            list(texts),
+            [plain_text(self.tokenizer, text) for text in texts],
             padding=True,
             truncation=True,
             max_length=self.longest(dense=dense),
             return_tensors="pt",
         )
+        whole = found["attention_mask"].sum(1) == self.longest(dense=dense)
+        if bool(whole.any()):
+            full = [text for text, is_full in zip(texts, whole.tolist(), strict=True) if is_full]
+            if not self._told.issuperset(full):
+                self.remark_cut(texts, dense=dense)
         device = self.head.weight.device
         return found["input_ids"].to(device), found["attention_mask"].to(device).bool()
+
+    def remark_cut(self, texts: Sequence[str], *, dense: bool = False) -> None:
+        """Log which texts are too long for the model, which reads their beginning alone."""
+        counts, read = self.count_pieces(texts), self.longest(dense=dense)
+        remark_cut(texts, counts, read, what="dense caption" if dense else "text")
+        # All that fill it, cut or not: they need not be counted again.
+        self._told.update(text for text, n in zip(texts, counts, strict=True) if n >= read)
 
     def longest(self, *, dense: bool = False) -> int:
         """Word pieces that are read of a text, [CLS] and [SEP] included."""
@@ -201,7 +215,8 @@ class TextEncoder(nn.Module):
 
     def count_pieces(self, texts: Sequence[str]) -> list[int]:
         """How many word pieces each text has as a whole, [CLS] and [SEP] included."""
-        parts = (list(texts[i : i + _AT_ONCE]) for i in range(0, len(texts), _AT_ONCE))
+        plain = [plain_text(self.tokenizer, text) for text in texts]
+        parts = (plain[i : i + _AT_ONCE] for i in range(0, len(plain), _AT_ONCE))
         found = (self.tokenizer(part, verbose=False)["input_ids"] for part in parts)
         return [len(ids) for part in found for ids in part]
 

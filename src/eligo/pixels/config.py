@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from eligo.bounds import Seed
 from eligo.config import Config
 
 Four = tuple[int, int, int, int]
@@ -165,7 +166,7 @@ class HeadConfig(Config):
     """Updates of the factors otherwise."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Share of channels dropped before the classifier in training."""
-    bases_seed: int = 0
+    bases_seed: Seed = 0
     """Seed of the bases that evaluation starts from; training draws new ones each time."""
 
 

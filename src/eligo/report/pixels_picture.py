@@ -12,6 +12,7 @@ from eligo.errors import InputError
 from eligo.report.pictures import Colour, _font, _wrap, label_palette, label_picture
 
 _SIDE = 640  # pixels that the longer side has at least, so that names can be read
+_MOST_SIDE = 2048  # and at most: a picture of more is slow to draw and to look at
 _LINE = 24
 _INK, _PALE = (24, 24, 32), (250, 250, 252)
 # From nothing to all: the anchors of matplotlib's magma.
@@ -138,6 +139,10 @@ def _with_legend(picture: Image.Image, rows: list[tuple[Colour, str]], title: st
 
 
 def _shown_size(image: Image.Image) -> tuple[int, int]:
+    longest = max(image.size)
+    if longest > _MOST_SIDE:
+        width, height = (max(1, side * _MOST_SIDE // longest) for side in image.size)
+        return width, height
     scale = max(1, -(-_SIDE // max(image.size)))
     return image.width * scale, image.height * scale
 

@@ -1,9 +1,10 @@
 """What a world of scenes looks like: size, crowd, and one switch per hard feature."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from eligo.bounds import Seed
 from eligo.config import Config
 
 Split = Literal["train", "validation", "test"]
@@ -14,6 +15,21 @@ GRID = 4
 and a question about row, column or quadrant has one answer."""
 
 
+_Weight = Annotated[int, Field(ge=0)]
+
+
+def _some_weight(weights: tuple[int, ...]) -> tuple[int, ...]:
+    if not any(weights):
+        raise ValueError("expected at least one weight above 0")
+    return weights
+
+
+FamilyWeights = Annotated[
+    tuple[_Weight, _Weight, _Weight, _Weight, _Weight, _Weight], AfterValidator(_some_weight)
+]
+"""How often each family of questions is asked."""
+
+
 class SceneConfig(Config):
     """A family of scenes; together with a split and an index it names one scene."""
 
@@ -21,7 +37,7 @@ class SceneConfig(Config):
     """Image height in pixels."""
     width: int = Field(default=336, ge=32, le=4096)
     """Image width in pixels."""
-    seed: int = 0
+    seed: Seed = 0
     """Another seed is another world with the same look."""
     min_objects: int = Field(default=3, ge=1, le=8)
     """Fewest objects in a room."""

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 import eligo
+from eligo.bounds import check_count
 from eligo.errors import EligoError, InputError
 from eligo.files import write_bytes, write_text
 from eligo.selection import Selection
@@ -98,6 +99,15 @@ def export_stage1(
     """
     if plan.stage1 is None:
         raise InputError("got a plan without stage 1; cuts between layers run in transformers only")
+    for side in grid:
+        check_count("grid", side)
+    check_count("width", width)
+    supply, budget = grid[0] * grid[1], plan.stage1.budget
+    if budget is not None and budget > supply:
+        raise InputError(
+            f"Plan: got a budget of {budget}; expected at most {supply}, the number of vision "
+            f"tokens of a grid of {grid[0]} x {grid[1]}"
+        )
     reducer = plan.stage1.reducer
     unknown = sorted(set(reducer.needs) - {"question"})
     if unknown:

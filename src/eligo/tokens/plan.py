@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from eligo.bounds import check_count
 from eligo.errors import InputError
 from eligo.pretrained import find_model
 from eligo.tokens.host_mark import HostMark
@@ -226,7 +227,7 @@ def _nearest_layer(layer: int | float, num_layers: int) -> int:
 def _check_amount(name: str, budget: int | None, ratio: float | None) -> None:
     if budget is None and ratio is None:
         raise InputError(f"Plan: {name} has neither budget nor ratio; expected one of them")
-    if budget is not None and budget < 1:
+    if budget is not None and check_count(f"Plan: {name}: budget", budget, least=0) < 1:
         raise InputError(
             f"Plan: {name} has budget {budget}; expected at least 1: a model asked about an image "
             "of which it sees nothing answers blindly"

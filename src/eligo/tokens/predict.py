@@ -10,9 +10,13 @@ from jaxtyping import Bool, Int
 from PIL import Image
 from torch import Tensor
 
+from eligo.bounds import check_count
+from eligo.chat import remark_context
+from eligo.errors import InputError
 from eligo.report.tokens_picture import stages_picture
 from eligo.tokens.cost.count import Cost, Measured, Schedule, count_cost
 from eligo.tokens.cost.shapes import HostShape
+from eligo.tokens.data.chat import image_token_id
 from eligo.tokens.data.examples import Collator, TokenExample
 from eligo.tokens.inside.removal import pruning
 from eligo.tokens.load import dtype_of, floats_of
@@ -55,9 +59,12 @@ def predict(
     timed: bool = False,
 ) -> Prediction:
     """Answer greedily under a plan; `timed` repeats the prefill to say how long it takes."""
+    check_count("max_new_tokens", max_new_tokens)
     batch = Collator(processor)([TokenExample("question", image, question, ())])
     device, dtype = next(model.parameters()).device, dtype_of(model)
     inputs = {name: v.to(device) for name, v in floats_of(model, batch.inputs).items()}
+    _refuse_budgets(plan, int((inputs["input_ids"] == image_token_id(processor)).sum()))
+    remark_context(model, inputs["input_ids"].shape[1])
     # Asked before, as `pruning` may wrap it.
     backend = getattr(model.config.get_text_config(), "_attn_implementation", None)
     with pruning(model, plan, batch.question_mask.to(device)) as trace, torch.no_grad():
@@ -76,6 +83,16 @@ def predict(
     )
     seen = _seen(processor, batch.inputs, image, trace)
     return Prediction(question, said, cost, trace, tuple(seen))
+
+
+def _refuse_budgets(plan: Plan, supply: int) -> None:
+    """Budgets above all vision tokens of a prompt would keep everything and say otherwise."""
+    budgets = [stage.budget for stage in plan.stages if stage.budget is not None]
+    if budgets and max(budgets) > supply:
+        raise InputError(
+            f"Plan: got a budget of {max(budgets)}; expected at most {supply}, the number of "
+            "vision tokens of this image"
+        )
 
 
 def trace_schedule(trace: Trace, num_layers: int, row: int = 0) -> Schedule:

@@ -1,12 +1,15 @@
 """Configs of the training loop: run, optimisers, schedules, annealed scalars. Imports no torch."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from eligo.bounds import Seed
 from eligo.config import Config
 from eligo.files import checked_name
+
+_Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ScheduleConfig(Config):
@@ -41,7 +44,7 @@ class OptimizerConfig(Config):
     """Peak learning rate."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay; biases, norms and what modules declare get none."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[_Decay, _Decay] = (0.9, 0.999)
     """Decay rates of the two moments."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
@@ -80,7 +83,7 @@ class TrainConfig(Config):
     """Name of the run: its folder is out/name."""
     out: Path = Path("runs")
     """Folder of all runs."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of everything random in the run."""
     total_steps: int = Field(default=1000, ge=1)
     """Optimiser steps of the whole run."""

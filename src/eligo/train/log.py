@@ -102,8 +102,13 @@ class _Board:
     """
 
     def __init__(self, folder: Path, start_step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.event_pb2 import (
+            Event,  # pyright: ignore[reportAttributeAccessIssue] (made by protobuf when imported)
+            SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+        )
+        from tensorboard.compat.proto.summary_pb2 import (
+            Summary,  # pyright: ignore[reportAttributeAccessIssue]
+        )
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = Event, Summary

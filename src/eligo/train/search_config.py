@@ -1,9 +1,10 @@
 """What `search:` in a run's YAML says. Imports no torch."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from eligo.bounds import Seed
 from eligo.config import Config
 
 
@@ -27,9 +28,9 @@ class SearchConfig(Config):
     """Dotted config keys, each with a range or a list of choices."""
     reduction: int = Field(default=3, ge=2)
     """Successive halving: one in so many trials goes on at evaluation 1, reduction, reduction^2."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the proposals."""
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs to share out among workers of `eligo search`; none: every worker sees all."""
     gpus_per_worker: int = Field(default=1, ge=1)
     """GPUs that each worker sees; a trial trains on the first of them."""

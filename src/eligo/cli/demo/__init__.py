@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from eligo.bounds import Bounds
 from eligo.cli.console import print_result, results
 from eligo.errors import InputError
 
@@ -28,7 +29,7 @@ def run(
     questions: Path | None = None,
     model: str | None = None,
     plan: str | None = None,
-    seed: int = SEED,
+    seed: Annotated[int, Bounds(0, 2**31 - 1)] = SEED,
     device: str = "cpu",
     quick: bool = False,
     json: bool = False,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from eligo.chat import place_image
 from eligo.cli.demo.part import Part, Row, Work
 from eligo.cli.demo.tokens import ASKS, NAME
 from eligo.cli.words import say_unknown_words
@@ -116,9 +117,11 @@ def _read_lines(path: Path, folder: Path) -> list[VqaExample]:
             )
         if not (folder / image).is_file():
             raise InputError(f"{path}:{number}: there is no image {folder / image}")
-        found.append(
-            VqaExample(str(number), folder / image, rest[0], tuple(filter(None, rest[1:])))
-        )
+        question = place_image(rest[0], f"{path}:{number}: question")
+        if not question:
+            raise InputError(f"{path}:{number}: question: holds {rest[0]!r} and no words")
+        answers = tuple(filter(None, rest[1:]))
+        found.append(VqaExample(str(number), folder / image, question, answers))
     if not found:
         raise InputError(f"{path}: holds no questions")
     return found

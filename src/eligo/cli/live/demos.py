@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from PIL import Image
 
+from eligo.chat import place_image, plain_text
 from eligo.cli.demo.demos import NEAREST, NONE, on_pool, shipped_selectors
 from eligo.cli.live.questions import check_question
 from eligo.demos.data.query import Query
@@ -163,7 +164,8 @@ class _Chooser:
         pixels = processor.image_processor(image.picture, return_tensors="pt")["pixel_values"]
         seen = model.model.vision_tower(pixels.to(model.device), output_hidden_states=True)
         patches = model.model.multi_modal_projector(seen.hidden_states[-2][:, 1:])
-        ids = processor.tokenizer(question, add_special_tokens=False)["input_ids"]
+        text = plain_text(processor, place_image(question, "text"))
+        ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
         words = model.model.language_model.embed_tokens.weight[ids]
         views = {"image": patches[0].mean(0).cpu(), "text": words.mean(0).cpu()}
         domains = self.world.pool.domains

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from eligo.chat import place_image, plain_text
 from eligo.errors import InputError
 
 _UNKNOWN = (
@@ -12,11 +13,8 @@ _UNKNOWN = (
 
 def check_question(tokenizer: Any, text: str) -> str:
     """Refuse what is no question; returns a note on words that the model does not know."""
-    if not text:
+    text = place_image(text, "text")
+    if not text.strip():
         raise InputError("text: is empty, expected a question")
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    reserved = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    if found := reserved.intersection(ids):
-        signs = ", ".join(sorted(tokenizer.convert_ids_to_tokens(list(found))))
-        raise InputError(f"text: got {signs}, which the prompt keeps for itself; expected words")
+    ids = tokenizer(plain_text(tokenizer, text), add_special_tokens=False)["input_ids"]
     return _UNKNOWN if tokenizer.unk_token_id in ids else ""

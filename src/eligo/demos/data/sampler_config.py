@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from eligo.bounds import Seed
 from eligo.config import Config
 
 
@@ -17,5 +18,5 @@ class SamplerConfig(Config):
     """Candidates of a query; fewer where the pool has fewer."""
     max_similarity: float | None = Field(default=None, ge=-1, le=1)
     """Leave out examples whose cosine with the query is larger: near copies; none: keep all."""
-    seed: int = 0
+    seed: Seed = 0
     """Draws depend on it and on the query's id only."""

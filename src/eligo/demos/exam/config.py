@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from eligo.bounds import Seed, Whole
 from eligo.config import Config, load_config
 from eligo.demos.exam.learner_config import LearnerConfig
 from eligo.demos.pipeline.config import DemosTrainConfig
@@ -55,7 +56,7 @@ class ExamConfig(Config):
     """Examples that a query can get, drawn from its lexicon's."""
     train_shots: int = Field(default=2, ge=1, le=4)
     """Examples in the lists that selectors learn."""
-    shots: tuple[int, ...] = (2, 4)
+    shots: tuple[Whole, ...] = Field(default=(2, 4), min_length=1)
     """Examples in the lists that are compared; musts are judged by the first."""
     beam: int = Field(default=5, ge=1)
     """Lists that teacher and oracle keep at each step."""
@@ -63,7 +64,7 @@ class ExamConfig(Config):
         default_factory=lambda: {name: ArmConfig.model_validate({"of": name}) for name in ARMS}
     )
     """What is trained, by the name of its row."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
     """Every arm is trained once with each."""
     changes: dict[str, Any] = Field(default_factory=dict)
     """Other values of all arms' configs, by dotted key."""

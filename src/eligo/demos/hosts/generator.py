@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from eligo.bounds import check_count
 from eligo.demos.data.pool import Pool
 from eligo.demos.hosts.reader import Reader
 from eligo.demos.hosts.scorer import Placement, in_prompt_order, turn_of
@@ -23,7 +24,8 @@ class HostGenerator:
         batch_size: int = 16,
         max_new_tokens: int = 10,
     ) -> None:
-        self.reader, self.batch_size = reader, batch_size
+        self.reader, self.batch_size = reader, check_count("batch_size", batch_size)
+        check_count("max_new_tokens", max_new_tokens)
         self.placement: Placement = placement
         self.pool, self.queries, self.max_new_tokens = pool, queries, max_new_tokens
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eligo.chat import render_chat, spoken_ids
+from eligo.chat import place_image, plain_text, render_chat, spoken_ids
 from eligo.errors import InputError
 
 _TEXT_SHOT, _TEXT_GAP = "Question: {question}\nAnswer:", "\n\n"
@@ -61,7 +61,7 @@ def write_prompt(processor: Any, shots: Sequence[Turn], asked: Turn, instruction
         return render_chat(processor, messages, add_generation_prompt=True)
     plain, gap = (_IMAGE_SHOT, _IMAGE_GAP) if reads_images(processor) else (_TEXT_SHOT, _TEXT_GAP)
     parts = [
-        f"{_plain(plain, processor, shot, behind)} {_words(processor, shot.answer)}{gap}"
+        f"{_plain(plain, processor, shot, behind)} {plain_text(processor, shot.answer)}{gap}"
         for shot in shots
     ]
     return "".join(parts) + _plain(plain, processor, asked, behind)
@@ -110,7 +110,7 @@ def template_hash(processor: Any, instruction: str) -> str:
 
 
 def _user(processor: Any, turn: Turn, behind: str) -> dict[str, Any]:
-    text = _words(processor, turn.question) + behind
+    text = _question(processor, turn) + behind
     if not reads_images(processor):
         return {"role": "user", "content": text}
     parts = [{"type": "image"}] if turn.image is not None else []
@@ -118,26 +118,22 @@ def _user(processor: Any, turn: Turn, behind: str) -> dict[str, Any]:
 
 
 def _said(processor: Any, answer: str) -> dict[str, Any]:
-    answer = _words(processor, answer)
+    answer = plain_text(processor, answer)
     content = [{"type": "text", "text": answer}] if reads_images(processor) else answer
     return {"role": "assistant", "content": content}
 
 
 def _plain(template: str, processor: Any, turn: Turn, behind: str) -> str:
     image = "" if turn.image is None else f"{getattr(processor, 'image_token', '')}\n"
-    return template.format(image=image, question=_words(processor, turn.question) + behind)
+    return template.format(image=image, question=_question(processor, turn) + behind)
 
 
-def _words(processor: Any, text: str) -> str:
-    """The text, if none of it is what the processor puts images or videos in place of."""
-    signs = [getattr(processor, name, None) for name in ("image_token", "video_token")]
-    for sign in signs if reads_images(processor) else ():
-        if isinstance(sign, str) and sign in text:
-            raise InputError(
-                f"{text!r:.80}: holds {sign}, where the host would look for an image; expected "
-                "words: leave it out, an image is given by its path"
-            )
-    return text
+def _question(processor: Any, turn: Turn) -> str:
+    """Its words alone: the template places the image."""
+    question = turn.question
+    if turn.image is not None:
+        question = place_image(question, "question")
+    return plain_text(processor, question)
 
 
 def _bare(text: str) -> str:

@@ -1,17 +1,19 @@
 """A host that reads prompts in batches: pictures opened, rows padded on the left."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from eligo.chat import remark_context
 from eligo.demos.hosts.prompt import Turn, reads_images, tokenizer_of, write_prompt
 from eligo.errors import InputError
-from eligo.images import open_image
+from eligo.images import open_image, side_of
 
 _OPEN_IMAGES = 256  # kept in memory: a query's candidates come again and again
+_OPEN_LARGE = 32  # of a host that may look at all of a large image
 
 
 class Reader:
@@ -22,7 +24,10 @@ class Reader:
         self.processor, self.instruction = processor, instruction
         self.tokenizer = tokenizer_of(processor)
         self.tokenizer.padding_side = "left"
-        self._open = lru_cache(_OPEN_IMAGES)(open_image)
+        side = side_of(processor)
+        kept = _OPEN_IMAGES if side is not None else _OPEN_LARGE
+        self._open = lru_cache(kept)(partial(open_image, side=side))
+        self._longest = 0
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
 
@@ -64,6 +69,10 @@ class Reader:
             encoded = self.processor(images=opened, **texts)
         else:
             encoded = self.processor(**texts)
+        length = int(encoded["attention_mask"].sum(1).max())
+        if length > self._longest:  # once, and again for a longer one
+            self._longest = length
+            remark_context(self.model, length)
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         return {
             name: value.to(self.device, dtype if value.is_floating_point() else None)

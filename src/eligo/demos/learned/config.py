@@ -6,6 +6,7 @@ the default here is larger and there is a least number of steps.
 
 from pydantic import Field
 
+from eligo.bounds import Seed
 from eligo.config import Config
 
 
@@ -26,5 +27,5 @@ class FitConfig(Config):
     """Share of the records (whole groups) that chooses the best step."""
     patience: int = Field(default=5, ge=1)
     """Stop after so many evaluations without a new best."""
-    seed: int = 0
+    seed: Seed = 0
     """Of weights, split, candidates and dropout."""

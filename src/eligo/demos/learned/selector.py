@@ -15,6 +15,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from eligo.bounds import check_count
 from eligo.demos.data.pool import Pool
 from eligo.demos.data.query import Query
 from eligo.demos.data.records import Record
@@ -129,6 +130,8 @@ class LearnedSelector(PoolSelector):
         candidates: Iterable[str] | None = None,
     ) -> list[Step]:
         """At each step the pick and the next best ones: why not those."""
+        check_count("shots", shots)
+        check_count("top_k", top_k)
         rows = self._considered(query, self._allowed(query, candidates), shots)
         if not len(rows):
             return []

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from eligo.chat import place_image
 from eligo.demos.data.items import Item, image_group
 from eligo.demos.data.pool import Pool
 from eligo.demos.data.query import Query
@@ -42,6 +43,8 @@ def embed_query(
     encoder: Encoder, name: str, question: str, image: str | None, group: str | None = None
 ) -> Query:
     """One question, embedded as the queries of a folder are."""
+    if image is not None:
+        question = place_image(question, "question")
     views = {"text": encoder.texts([question])[0]}
     if image is not None:
         views = {"image": encoder.images([image])[0], **views}

@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from eligo.chat import plain_text, remark_cut
 from eligo.demos.data.text import embed_texts
 from eligo.devices import resolve_device
 from eligo.errors import InputError
 from eligo.identity import ENCODER, check_tokenizer
-from eligo.images import open_image
+from eligo.images import open_image, side_of
 from eligo.pretrained import find_encoder, load_part, load_stock
 
 WORDS = "words"
@@ -57,14 +58,17 @@ class ClipEncoder:
 
     @torch.no_grad()
     def texts(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """A vector for each; long texts are cut as the model was trained."""
+        """A vector for each; long texts are cut as the model was trained, which is logged."""
         tokenizer = self.processor.tokenizer
         limit = self.model.config.text_config.max_position_embeddings
+        plain = [plain_text(tokenizer, text) for text in texts]
+        counts = [len(ids) for ids in tokenizer(plain, verbose=False)["input_ids"]] if plain else []
+        remark_cut(texts, counts, limit)
         parts = []
         for start in range(0, len(texts), _BATCH):
             # SigLIP was trained on texts padded to the full length, and CLIP does not mind.
             inputs = tokenizer(
-                list(texts[start : start + _BATCH]),
+                plain[start : start + _BATCH],
                 padding="max_length", truncation=True, max_length=limit, return_tensors="pt",
             ).to(self.model.device)  # fmt: skip
             parts.append(_features(self.model.get_text_features(**inputs)))
@@ -73,10 +77,10 @@ class ClipEncoder:
     @torch.no_grad()
     def images(self, paths: Sequence[str]) -> Float[Tensor, "images dim"]:
         """A vector for each file; one that comes again is looked at once."""
-        unique = list(dict.fromkeys(paths))
+        unique, side = list(dict.fromkeys(paths)), side_of(self.processor)
         parts = []
         for start in range(0, len(unique), _BATCH):
-            opened = [open_image(path) for path in unique[start : start + _BATCH]]
+            opened = [open_image(path, side) for path in unique[start : start + _BATCH]]
             pixels = self.processor.image_processor(opened, return_tensors="pt")["pixel_values"]
             pixels = pixels.to(self.model.device, self.model.dtype)
             parts.append(_features(self.model.get_image_features(pixel_values=pixels)))

@@ -66,6 +66,6 @@ def _pictures(pool: Pool, names: Sequence[str]) -> dict[str, Image.Image]:
     for name, row in zip(names, pool.rows(names).tolist(), strict=True):
         path = payload[row].get("image") if isinstance(payload[row], Mapping) else None
         if path is not None and Path(path).is_file():
-            found[name] = open_image(path)
+            found[name] = open_image(path, _SIDE)
             found[name].thumbnail((_SIDE, _SIDE))
     return found

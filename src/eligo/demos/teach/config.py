@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from eligo.bounds import Seed
 from eligo.config import Config
 from eligo.demos.data.sampler_config import SamplerConfig
 from eligo.demos.hosts.config import DemosHostConfig
@@ -35,7 +36,7 @@ class TeachConfig(Config):
     """Label so many queries, drawn by seed; none: all."""
     shard_size: int = Field(default=256, ge=1)
     """Queries that are written together."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the draw of queries."""
     engine: Literal["local", "ray"] = "local"
     """In this process, or on workers of Ray."""

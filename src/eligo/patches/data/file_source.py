@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
+from eligo.chat import plain_text
 from eligo.errors import InputError
-from eligo.images import open_image, upright_size
+from eligo.images import open_image, remark_shared, upright_size
 from eligo.patches.data.augment import change_pieces, random_crop
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
 from eligo.patches.data.captions import CaptionedImage, read_captions
@@ -25,6 +26,7 @@ from eligo.patches.model import RetrievalModel
 from eligo.train.check import DataCheck, listed
 from eligo.train.data import epoch_batches
 
+_LOOKED_AT = 10_000  # training captions whose length is measured
 _log = logging.getLogger(__name__)
 
 
@@ -38,9 +40,20 @@ class FileSource(CaptionSource):
         self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
     ) -> Iterator[Batch]:
         """Shuffled epochs over all (image, caption) pairs."""
-        pairs = PairExamples(
-            read_captions(self.config, "train"), self.config, self.model, dense=self.uses_dense
-        )
+        images = read_captions(self.config, "train")
+        if len(images) < 2:
+            raise InputError(
+                f"{self.config.captions}: got {len(images)} training image, expected at least 2: "
+                "texts of other images are what it learns to tell apart"
+            )
+        if rank == 0:
+            remark_shared([i.path for i in images], [i.path for i in self._dev.given])
+            texts = [text for image in images for text in image.captions]
+            self.model.text_encoder.remark_cut(texts[:_LOOKED_AT])
+            if self.uses_dense:
+                dense = [image.dense or "" for image in images[:_LOOKED_AT]]
+                self.model.text_encoder.remark_cut(dense, dense=True)
+        pairs = PairExamples(images, self.config, self.model, dense=self.uses_dense)
         device = self.model.device
         batches = epoch_batches(
             pairs, batch_size, seed, start_step, rank, world_size,
@@ -96,7 +109,7 @@ class PairExamples:
             number, caption = self.pairs[(index + offset) % len(self.pairs)]
             image = self.images[number]
             try:
-                pixels = read_image(image)
+                pixels = read_image(image, self.side)
             except InputError as error:
                 _log.warning("left out: %s", error)
                 continue
@@ -119,6 +132,7 @@ class PairExamples:
         return [pieces[0], *change_pieces(pieces[1:-1], mask, size), pieces[-1]]
 
     def _pieces(self, text: str, longest: int) -> list[int]:
+        text = plain_text(self.tokenizer, text)
         return self.tokenizer(text, truncation=True, max_length=longest)["input_ids"]
 
     def collate(self, examples: list[Any]) -> Batch:
@@ -139,8 +153,9 @@ class FileSet(RetrievalSet):
 
     def __init__(self, images: Sequence[CaptionedImage], model: RetrievalModel) -> None:
         self.encoder: TextEncoder = model.text_encoder
-        self.prepare = model.image_encoder.prepare
+        self.prepare, self.side = model.image_encoder.prepare, model.image_encoder.image_size
         self.given = images
+        self._remarked: set[bool] = set()  # kinds of captions whose length was looked at
 
     @cached_property
     def unreadable(self) -> list[str]:
@@ -178,16 +193,19 @@ class FileSet(RetrievalSet):
     def images(self, size: int) -> Iterator[UInt8[Tensor, "images 3 side side"]]:
         """All images, `size` at a time."""
         for start in range(0, len(self.kept), size):
-            yield self.prepare([read_image(image) for image in self.kept[start : start + size]])
+            some = self.kept[start : start + size]
+            yield self.prepare([read_image(image, self.side) for image in some])
 
     def texts(self, size: int) -> Iterator[Pieces]:
         """All captions."""
         every = [caption for image in self.kept for caption in image.captions]
+        self._remark_cut(every)
         for start in range(0, len(every), size):
             yield self.encoder.tokenize(every[start : start + size])
 
     def dense(self, size: int) -> Iterator[Pieces]:
         """The dense captions of all images."""
+        self._remark_cut([image.dense or "" for image in self.kept], dense=True)
         for start in range(0, len(self.kept), size):
             some = self.kept[start : start + size]
             missing = next((image for image in some if image.dense is None), None)
@@ -196,6 +214,12 @@ class FileSet(RetrievalSet):
                     f"{missing.path}: no dense caption; name their file as data.dense (--dense)"
                 )
             yield self.encoder.tokenize([image.dense or "" for image in some], dense=True)
+
+    def _remark_cut(self, texts: Sequence[str], *, dense: bool = False) -> None:
+        """Once, however often a set is measured."""
+        if dense not in self._remarked:
+            self._remarked.add(dense)
+            self.encoder.remark_cut(texts, dense=dense)
 
 
 def _unreadable(check: DataCheck, label: str, images: Sequence[CaptionedImage]) -> list[str]:
@@ -226,9 +250,9 @@ def _refuse_all(label: str, broken: Sequence[str], images: Sequence[CaptionedIma
         )
 
 
-def read_image(image: CaptionedImage) -> UInt8[Tensor, "3 height width"]:
-    """The bytes of an image file."""
-    return torch.from_numpy(np.array(open_image(image.path))).permute(2, 0, 1)
+def read_image(image: CaptionedImage, side: int) -> UInt8[Tensor, "3 height width"]:
+    """The bytes of an image file, for a model that looks at `side` pixels a side."""
+    return torch.from_numpy(np.array(open_image(image.path, side))).permute(2, 0, 1)
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from eligo.bounds import Seed
 from eligo.config import Config, load_config
 from eligo.patches.training.config import PatchesTrainConfig
 
@@ -23,7 +24,7 @@ class ExamConfig(Config):
     """Which kind of config this is."""
     arms: tuple[Arm, ...] = ARMS
     """What is compared; ratio_1.0 slims nothing."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
     """Every arm is trained once with each."""
     see_steps: int = Field(default=3000, ge=1)
     """Steps in which a vision encoder, one for all arms of a seed, learns what patches show."""

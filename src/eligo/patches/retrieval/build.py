@@ -1,8 +1,8 @@
 """`eligo patches index`: encode what is to be found, shard by shard, so that it can be resumed."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -10,16 +10,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from eligo.bounds import check_count
 from eligo.errors import InputError
 from eligo.locks import one_writer
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import store
 from eligo.patches.retrieval.entries import join, pack_images, pack_texts
-from eligo.patches.retrieval.sources import Loaded, Source, Unreadable
+from eligo.patches.retrieval.sources import ImageFiles, Loaded, Source, TextLines, Unreadable
 from eligo.train.engine import Engine, map_shards
 
 Dtype = Literal["float16", "float32"]
+_NO_NAME = "its name is no UTF-8; rename the file"
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,20 @@ def build_index(
     `load_model` is called in every worker. The result is the same however often it was interrupted
     and however many workers made it.
     """
-    if shard_size < 1 or batch_size < 1:
-        raise InputError(
-            f"got shard_size {shard_size} and batch_size {batch_size}, expected at least 1"
-        )
+    check_count("shard_size", shard_size)
+    check_count("batch_size", batch_size)
     folder = Path(folder)
     model = load_model().eval()
     if source.kind == "images":
         _check_dense(model, source)
+    left_out: Sequence[str] = ()
+    if isinstance(source, ImageFiles):
+        left_out = source.skipped
+        source = replace(source, side=model.image_encoder.image_size)
+        if source.dense is not None:
+            model.text_encoder.remark_cut([source.dense[n] for n in source.ids], dense=True)
+    elif isinstance(source, TextLines):
+        model.text_encoder.remark_cut(source.texts)
     manifest = store.Manifest(
         kind=source.kind,
         model=hash_of(model),
@@ -119,6 +127,7 @@ def build_index(
         )
         entries, skipped = store.finish(folder, manifest)
     size = sum(path.stat().st_size for path in store.shards_in(folder))
+    skipped = [*skipped, *({"id": name, "why": _NO_NAME} for name in left_out)]
     return Built(folder, entries, skipped, done, size / max(1, entries))
 
 

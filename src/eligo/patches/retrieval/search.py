@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from eligo import ops
+from eligo.bounds import check_count
 from eligo.errors import InputError
 from eligo.patches.match.sides import Images, Texts
 from eligo.patches.model import RetrievalModel
@@ -75,9 +76,10 @@ class Searcher:
 
     def search(self, query: Texts | Images, *, k: int = 10, rerank: int | None = RERANK) -> Hits:
         """The k best entries; exact among the `rerank` best of stage 1 (None: among all)."""
-        if k < 1 or (rerank is not None and rerank < k):
+        check_count("k", k)
+        if rerank is not None and check_count("rerank", rerank) < k:
             raise InputError(
-                f"got k={k} and rerank={rerank}; expected k >= 1 and at least as many to rerank"
+                f"got k={k} and rerank={rerank}; expected at least as many to rerank as to find"
             )
         found = self.candidates(query, rerank)
         scores = self.scores(query, found.rows)[:, 0]

@@ -3,6 +3,8 @@
 A source is a list of ids and a way to load some of them; what cannot be read is said so, in place.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +12,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from eligo.errors import InputError
 from eligo.files import numbered_lines
-from eligo.images import SUFFIXES, image_files, open_image, upright_size
+from eligo.images import SUFFIXES, image_files, open_image, printable_name, upright_size
 from eligo.patches.data.lines import read_json_texts
 from eligo.patches.retrieval.store import Kind
 from eligo.train.check import DataCheck, listed
+
+_log = logging.getLogger("eligo.patches")
 
 
 class Loaded(NamedTuple):
@@ -69,18 +73,30 @@ class ImageFiles:
     ids: Sequence[str]
     dense: Mapping[str, str] | None = None
     """Dense caption of each id, where the model was trained with them."""
+    skipped: Sequence[str] = ()
+    """Files whose names are no UTF-8, which an index could not keep; printable."""
+    side: int | None = None
+    """Pixels a side that the model looks at; see `open_image`."""
     kind: Kind = "images"
 
     @classmethod
     def under(cls, root: Path, dense: Mapping[str, str] | None = None) -> "ImageFiles":
-        """Every image file below a folder; ids are the paths from there."""
+        """Every image file below a folder; ids are the paths from there.
+
+        A file whose name is no UTF-8 is left out, and listed in `skipped`.
+        """
         if not root.is_dir():
             raise InputError(f"{root}: is no folder; expected a folder of images")
         found = sorted(path.relative_to(root).as_posix() for path in image_files(root))
         if not found:
             raise InputError(f"{root}: holds no images; expected files ending in {SUFFIXES}")
-        if strange := [name for name in found if _is_no_text(name)]:
-            raise InputError(f"{root}: the name {strange[0]!r} is no UTF-8; rename that file")
+        strange = [printable_name(name) for name in found if _is_no_text(name)]
+        found = [name for name in found if not _is_no_text(name)]
+        if not found:
+            raise InputError(
+                f"{printable_name(root)}: holds no image whose name is UTF-8, only "
+                f"{strange[0]!r}; rename the files"
+            )
         if dense is not None:
             missing = [name for name in found if name not in dense]
             if missing:
@@ -88,7 +104,7 @@ class ImageFiles:
                     f"dense captions: {len(missing)} images have none, the first is "
                     f"{missing[0]!r}; expected one for every image"
                 )
-        return cls(root, found, dense)
+        return cls(root, found, dense, strange)
 
     def check(self) -> list[str]:
         """Look at every file; why some cannot be read. None that can is an error."""
@@ -103,7 +119,7 @@ class ImageFiles:
     @property
     def about(self) -> dict[str, Any]:
         """The folder."""
-        return {"folder": str(self.root), "dense": self.dense is not None}
+        return {"folder": printable_name(self.root), "dense": self.dense is not None}
 
     def stamp(self, place: int) -> str:
         """Its size in bytes, and its dense caption."""
@@ -121,7 +137,7 @@ class ImageFiles:
 
     def _open(self, name: str) -> Loaded | Unreadable:
         try:
-            picture = open_image(self.root / name)
+            picture = open_image(self.root / name, self.side)
         except InputError as error:
             return Unreadable(str(error))
         return Loaded(picture, None if self.dense is None else self.dense[name])
@@ -146,6 +162,12 @@ class TextLines:
             found = [(str(number), line.strip()) for number, line in numbered_lines(path)]
         if not found:
             raise InputError(f"{path}: holds no texts; expected one per line")
+        names = Counter(name for name, _ in found)
+        if again := [name for name, count in names.items() if count > 1]:
+            _log.warning(
+                "%s: %d ids come more than once, such as %r: a search shows them alike",
+                path, len(again), again[0],
+            )  # fmt: skip
         return cls(path, [name for name, _ in found], [text for _, text in found])
 
     @property

@@ -60,6 +60,11 @@ class PatchesTrainConfig(Config):
                 "split in time; got "
                 f"{self.train.gradient_accumulation}, expected 1; use more processes instead"
             )
+        if self.train.batch_size < 2:
+            raise ValueError(
+                f"train.batch_size: got {self.train.batch_size}, expected at least 2: the other "
+                "texts of a batch are what an image learns to be told apart from"
+            )
         if self.ratio_weight and self.model.match.decision == "topk":
             raise ValueError(
                 f"ratio_weight: got {self.ratio_weight} with model.match.decision topk, which "

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from eligo.bounds import Seed
 from eligo.config import Config
 from eligo.scenes.config import ROOMS, SceneConfig
 
@@ -95,7 +96,7 @@ class FilesConfig(Config):
     """Go on where images have no words, and say how many have."""
     validation_share: float = Field(default=0.1, gt=0, lt=1)
     """Share of the training images that chooses the checkpoint instead."""
-    validation_seed: int = 0
+    validation_seed: Seed = 0
     """Which ones."""
     num_workers: int = Field(default=0, ge=0)
     """Processes that open images."""

@@ -1,22 +1,24 @@
 """Images on disk: NYUDepthv2, SUN RGB-D, one's own."""
 
+import logging
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.images import upright_size
+from eligo.images import remark_shared
 from eligo.pixels.data.augment import Prepared, augment
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.config import AugmentConfig, FilesDataConfig, InputsConfig
 from eligo.pixels.data.inputs import normalise_rgb
 from eligo.pixels.data.pictures import (
-    check_size,
+    look_at_photo,
     read_depth,
     read_label,
-    read_rgb,
+    read_photo,
     remark_depth,
+    remark_labels,
 )
 from eligo.pixels.data.records import Record, Split, class_names, read_records
 from eligo.pixels.losses import IGNORED
@@ -26,6 +28,8 @@ from eligo.pixels.text.encoders import TextEncoder
 from eligo.pixels.text.table import PhraseTable, Said, words_of
 from eligo.train.check import DataCheck
 from eligo.train.data import epoch_batches
+
+_log = logging.getLogger("eligo.pixels")
 
 
 class Images:
@@ -43,6 +47,7 @@ class Images:
         self.said: list[list[Said]] = [
             words_of(text, classes, record.tags or (), record.captions or ()) for record in records
         ]
+        _remark_left_out(records, text)
         self.table: PhraseTable | None = None
         if encoder is not None:
             said = (phrase for phrases in self.said for phrase in phrases)
@@ -54,16 +59,16 @@ class Images:
     def read(self, index: int, *, words_of: int | None = None) -> Prepared:
         """One image; with another one's words if `words_of` says whose."""
         record = self.records[index]
-        rgb = read_rgb(record.image)
-        like = (record.image, rgb)
+        photo = read_photo(record.image)
+        rgb = photo.pixels
         shape = rgb.shape[-2:]
         if record.depth is None or self.inputs.depth == "none":
             depth, mask = torch.zeros(1, *shape), torch.zeros(1, *shape, dtype=torch.bool)
         else:
-            depth, mask = read_depth(record.depth, self.inputs, like)
+            depth, mask = read_depth(record.depth, self.inputs, photo)
         if record.label is None:
             raise InputError(f"{record.id}: has no label, which training and measuring need")
-        labels = read_label(record.label, len(self.classes), like)
+        labels = read_label(record.label, len(self.classes), photo)
         said = self.said[index if words_of is None else words_of]
         numbers = torch.zeros(0, dtype=torch.int64)
         if self.table is not None:
@@ -72,15 +77,27 @@ class Images:
 
     def look(self, record: Record) -> tuple[bool, tuple[int, int]]:
         """Raise what `read` would, at less cost; whether any pixel has a label, and the size."""
-        width, height = upright_size(record.image)
-        check_size(record.image, height, width)
-        like = (record.image, torch.zeros(()).expand(height, width))
+        photo = look_at_photo(record.image)
         if record.depth is not None and self.inputs.depth != "none":
-            read_depth(record.depth, self.inputs, like)
+            read_depth(record.depth, self.inputs, photo)
         if record.label is None:
             raise InputError(f"{record.id}: has no label, which training and measuring need")
-        labels = read_label(record.label, len(self.classes), like)
-        return bool((labels != IGNORED).any()), (height, width)
+        labels = read_label(record.label, len(self.classes), photo)
+        return bool((labels != IGNORED).any()), photo.shape
+
+
+def _remark_left_out(records: list[Record], text: TextConfig) -> None:
+    """Say how many images have more tags or captions than count."""
+    for kind, most in (("tags", text.max_tags), ("captions", text.max_captions)):
+        counts = [len(getattr(record, kind) or ()) for record in records]
+        if kind in text.kinds and max(counts, default=0) > most:
+            longest = records[counts.index(max(counts))]
+            _log.warning(
+                "%d of %d images have more than %d %s, and the first %d count: %r has %d; "
+                "--text.max_%s reads more",
+                sum(count > most for count in counts), len(counts), most, kind, most,
+                longest.id, max(counts), kind,
+            )  # fmt: skip
 
 
 class Varied:
@@ -187,7 +204,21 @@ class FileSource(ImageSource):
             if made.table is not None:
                 made.table.to(self.device)
             self._splits[split] = made
+            self._remark(split, records)
         return self._splits[split]
+
+    def _remark(self, split: Split, records: list[Record]) -> None:
+        """Say what is odd about the files of a split: labels from 0, images of the training."""
+        labels = [record.label for record in records if record.label is not None]
+        remark_labels(labels, len(self.classes))
+        if split == "train":
+            return
+        try:
+            learned = read_records(self.config, "train")
+        except InputError:  # measured where the training images are not
+            return
+        paths = ([record.image for record in some] for some in (learned, records))
+        remark_shared(*paths, names=("training", split))
 
     def _batch(self, images: Images, parts: tuple[Tensor, ...], provenance: Provenance) -> Batch:
         move = (part.to(self.device, non_blocking=True) for part in parts)

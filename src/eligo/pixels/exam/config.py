@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from eligo.bounds import Seed
 from eligo.config import Config, load_config
 from eligo.pixels.exam.arms import ARMS, PARTS, Arm, Part
 from eligo.pixels.training.config import PixelsTrainConfig
@@ -16,7 +17,7 @@ class ExamConfig(Config):
     """Which kind of config this is."""
     parts: tuple[Part, ...] = PARTS
     """twins (and noisy tags), binding, depth."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
     """Arms that carry a must are trained once with each; the others with the first."""
     steps: int = Field(default=1500, ge=1)
     """Steps of every arm of twins and depth."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,7 +19,14 @@ from eligo.errors import InputError
 from eligo.files import remove_file, write_text, writing
 from eligo.pixels.data.config import InputsConfig
 from eligo.pixels.data.inputs import normalise_rgb
-from eligo.pixels.data.pictures import MIN_SIZE, read_depth, read_rgb, remark_depth, rgb_pixels
+from eligo.pixels.data.pictures import (
+    MIN_SIZE,
+    Photo,
+    photo_of,
+    read_depth,
+    read_photo,
+    remark_depth,
+)
 from eligo.pixels.inference.config import SegmenterConfig
 from eligo.pixels.inference.segmenter import Segmenter
 from eligo.pixels.measure.views import Seen, resized
@@ -28,6 +35,7 @@ from eligo.report.pixels_picture import indexed_labels, overlay_picture, word_pi
 from eligo.selection import Selection
 
 _OTHER = 2.0  # times the size of the training images, from which on things are another's size
+_MOST_SEEN = 2**20  # pixels that the network looks at, unless told otherwise
 _log = logging.getLogger("eligo.pixels")
 
 
@@ -140,18 +148,18 @@ def predict(
         segmenter = Segmenter.from_pretrained(segmenter, device=resolve_device(device))
     inputs = inputs or segmenter.config.inputs
     if isinstance(image, Image.Image):
-        name = Path("image")
-        pixels = rgb_pixels(image, name)
+        photo = photo_of(image, Path("image"))
     else:
-        name = Path(image)
-        pixels = read_rgb(name)
+        photo = read_photo(Path(image))
     read = None
     if depth is not None:
-        read = read_depth(Path(depth), inputs, (name, pixels))
+        read = read_depth(Path(depth), inputs, photo)
         remark_depth(Path(depth), read, inputs)
     if size is None:
-        _remark_size(name, pixels, segmenter.config.image_size)
-    return segment(segmenter, pixels, read, tags=tags, captions=captions, inputs=inputs, size=size)
+        size = _seen_size(photo, segmenter.config.image_size)
+    return segment(
+        segmenter, photo.pixels, read, tags=tags, captions=captions, inputs=inputs, size=size
+    )
 
 
 def segment(
@@ -183,11 +191,7 @@ def segment(
         seen = resized(seen, size, antialias=True)
     with torch.no_grad():
         found = segmenter.model(*seen)
-    chances = found.logits.softmax(1)
-    if size is not None:
-        own = rgb.shape[-2:]
-        chances = F.interpolate(chances, size=own, mode="bilinear", align_corners=False)
-    confidence, labels = chances[0].max(0)
+    confidence, labels = _likeliest(found.logits.softmax(1), rgb.shape[-2:])
     classes = segmenter.config.classes or tuple(map(str, range(segmenter.config.num_classes)))
     return PixelsPrediction(
         labels=labels.to(torch.uint8).cpu(),
@@ -229,15 +233,51 @@ def _remark_words(config: SegmenterConfig, names: list[str], sentences: list[str
         )  # fmt: skip
 
 
-def _remark_size(name: Path, pixels: Tensor, trained: tuple[int, int] | None) -> None:
-    """Say if things must look much larger or smaller than in the model's training."""
-    if trained is None:
-        return
-    height, width = pixels.shape[-2:]
-    times = max(height / trained[0], width / trained[1])
-    if not 1 / _OTHER < times < _OTHER:
-        _log.warning(
-            "%s: got %d x %d pixels, but this model was trained on %d x %d and knows things by "
-            "their size; --size %d %d looks at the image in that size",
-            name, height, width, *trained, *trained,
-        )  # fmt: skip
+def _likeliest(
+    chances: Float[Tensor, "1 classes rows columns"], size: Sequence[int]
+) -> tuple[Float[Tensor, "height width"], Int64[Tensor, "height width"]]:
+    """Confidence and class of every pixel, in the image's own size; class by class, as all of them
+    together may be gigabytes."""
+    if tuple(chances.shape[-2:]) == tuple(size):
+        highest, labels = chances[0].max(0)
+        return highest, labels
+    best = labels = None
+    for number in range(chances.shape[1]):
+        one = chances[:, number : number + 1]
+        grown = F.interpolate(one, size=tuple(size), mode="bilinear", align_corners=False)[0, 0]
+        if best is None or labels is None:
+            best, labels = grown, torch.zeros_like(grown, dtype=torch.int64)
+            continue
+        labels[grown > best] = number
+        best = torch.maximum(best, grown)
+    assert best is not None
+    assert labels is not None
+    return best, labels
+
+
+def _seen_size(photo: Photo, trained: tuple[int, int] | None) -> tuple[int, int] | None:
+    """A smaller size to look at a very large image in; None: its own.
+
+    Say so, and say if things must look much larger or smaller than in the model's training.
+    """
+    height, width = photo.pixels.shape[-2:]
+    size = None
+    if height * width > _MOST_SEEN:
+        factor = (_MOST_SEEN / (height * width)) ** 0.5
+        size = (max(MIN_SIZE, int(height * factor)), max(MIN_SIZE, int(width * factor)))
+    seen = size or (height, width)
+    about = f"{photo.path}: got {height} x {width} pixels"
+    if size is not None:
+        about += f", looked at in {size[0]} x {size[1]} to save memory"
+    if trained is not None:
+        times = max(seen[0] / trained[0], seen[1] / trained[1])
+        if not 1 / _OTHER < times < _OTHER:
+            _log.warning(
+                "%s, but this model was trained on %d x %d and knows things by their size; "
+                "--size %d %d looks at the image in that size",
+                about, *trained, *trained,
+            )  # fmt: skip
+            return size
+    if size is not None:
+        _log.warning("%s; --size HEIGHT WIDTH chooses another size", about)
+    return size

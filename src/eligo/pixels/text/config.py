@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from eligo.bounds import Seed
 from eligo.config import Config
 
 Source = Literal["none", "tags", "labels", "captions", "both"]
@@ -37,7 +38,7 @@ class WordsTextConfig(Config):
     """What turns words into vectors."""
     dim: int = Field(default=512, ge=1)
     """Width of the vectors."""
-    seed: int = 0
+    seed: Seed = 0
     """Another seed is another language."""
 
 

@@ -9,6 +9,7 @@ common word, 0.9 for two words of three).
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from json import dumps
+from threading import Lock
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from eligo.chat import plain_text, remark_cut
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
 from eligo.identity import ENCODER, check_tokenizer
@@ -154,7 +156,10 @@ class ClipEncoder(TextEncoder):
                 f"{about.model_type}); give the folder or hub name of one"
             )
         self.dim = width
-        self._model = None if self.known else self._load()
+        self._lock = Lock()
+        self._model: tuple[Any, Any] | None = None
+        if not self.known:
+            self._open()
 
     def _load(self) -> tuple[Any, Any]:
         from transformers import AutoTokenizer, CLIPTextModelWithProjection
@@ -186,15 +191,23 @@ class ClipEncoder(TextEncoder):
         return dumps([self.name, template, subject])
 
     def _read(self, pairs: list[tuple[str, str]]) -> None:
+        with self._lock:  # threads share what is known, and the tokenizer's state
+            self._read_new(pairs)
+
+    def _read_new(self, pairs: list[tuple[str, str]]) -> None:
         new = list(dict.fromkeys(pair for pair in pairs if self._key(*pair) not in self.known))
         if not new:
             return
         if self._model is None:
             self._open()
+        whole: dict[str, int] = {}  # word pieces of what a user wrote, with its longest template
         for start in range(0, len(new), _AT_ONCE):
             part = new[start : start + _AT_ONCE]
-            rows = self._vectors(part)
+            rows, lengths = self._vectors(part)
+            for (_, subject), length in zip(part, lengths, strict=True):
+                whole[subject] = max(length, whole.get(subject, 0))
             self.known |= {self._key(*pair): row for pair, row in zip(part, rows, strict=True)}
+        remark_cut(list(whole), list(whole.values()), self._longest)
         if self.cache is not None:
             save_tensors(self.cache, self.known)
 
@@ -203,7 +216,7 @@ class ClipEncoder(TextEncoder):
         tokenizer, model = self._model = self._load()
         where = f"text.encoder.model: {self.name}"
         check_tokenizer(tokenizer, model, where, least=ENCODER)
-        now, before = self._vectors([_PROBE])[0], self.known.get(self._key(*_PROBE))
+        now, before = self._vectors([_PROBE])[0][0], self.known.get(self._key(*_PROBE))
         if before is not None and not same_probe(_rounded(now), _rounded(before)):
             raise InputError(
                 f"text.encoder.cache: {self.cache} holds vectors of another model than the one "
@@ -211,17 +224,24 @@ class ClipEncoder(TextEncoder):
             )
         self.known[self._key(*_PROBE)] = now
 
+    @property
+    def _longest(self) -> int:
+        """Word pieces that the model can read; a sentence may be longer, and is cut."""
+        assert self._model is not None
+        return self._model[1].config.max_position_embeddings
+
     @torch.no_grad()
-    def _vectors(self, pairs: Sequence[tuple[str, str]]) -> list[Tensor]:
+    def _vectors(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Tensor], list[int]]:
+        """A vector for each text, and how many word pieces the whole text has."""
+        assert self._model is not None
         tokenizer, model = self._model
-        texts = [template.format(subject) for template, subject in pairs]
-        # Cut to what the model can read: a sentence may be longer.
-        longest = model.config.max_position_embeddings
+        texts = [plain_text(tokenizer, template.format(subject)) for template, subject in pairs]
+        lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
         tokens = tokenizer(
-            texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"
+            texts, padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
         )
         vectors = F.normalize(model(**tokens).text_embeds.float(), dim=-1)
-        return [row.clone() for row in vectors]
+        return [row.clone() for row in vectors], lengths
 
 
 def _rounded(vector: Tensor) -> tuple[float, ...]:

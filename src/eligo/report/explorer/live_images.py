@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 
+import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from eligo.images import SIDEWAYS, orientation_of, turned
 from eligo.report.explorer.live import RefusedError
 
 FORMATS = ("PNG", "JPEG", "WEBP")
@@ -33,14 +35,25 @@ def open_picture(data: bytes) -> Image.Image:
         return upright
 
 
-def open_depth(data: bytes, size: tuple[int, int]) -> Image.Image:
-    """A depth map with its stored numbers, brought to the size of its image."""
+def orientation_in(data: bytes) -> int:
+    """EXIF's number of how an image is stored."""
+    with _opened(data, FORMATS) as picture:
+        return orientation_of(picture)
+
+
+def open_depth(data: bytes, size: tuple[int, int], orientation: int = 1) -> Image.Image:
+    """A depth map with its stored numbers, turned with its image and brought to its size.
+
+    Without an EXIF orientation of its own it lies as its image is stored, unless its shape tells
+    that it is upright.
+    """
     with _opened(data, ("PNG",)) as picture:
         if picture.mode not in _DEPTH_MODES:
             raise RefusedError(
                 415,
                 f"depth: got a PNG of mode {picture.mode}, expected one channel of 8 or 16 bits",
             )
+        picture = _turned(picture, size, orientation)
         wide, high = picture.size
         if abs(wide * size[1] - high * size[0]) > _ROUNDING * wide * size[1]:
             raise RefusedError(
@@ -48,8 +61,15 @@ def open_depth(data: bytes, size: tuple[int, int]) -> Image.Image:
                 f"depth: got {wide} x {high} pixels, expected the shape of the image, "
                 f"{size[0]} x {size[1]}, or a multiple of it",
             )
-        picture.load()
         return picture.resize(size, Image.Resampling.NEAREST)
+
+
+def _turned(depth: Image.Image, size: tuple[int, int], orientation: int) -> Image.Image:
+    own = orientation_of(depth)
+    is_upright = orientation in SIDEWAYS and (depth.width > depth.height) == (size[0] > size[1])
+    if own == 1 and (not is_upright or depth.width == depth.height):
+        own = orientation
+    return depth if own == 1 else Image.fromarray(turned(np.array(depth), own))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from eligo.report.explorer.live import (
     LiveTool,
     RefusedError,
 )
-from eligo.report.explorer.live_images import open_depth, open_picture
+from eligo.report.explorer.live_images import open_depth, open_picture, orientation_in
 
 MAX_BYTES = 8_000_000
 """Of a body: a photograph of six megabytes, as base64 writes it."""
@@ -48,13 +48,14 @@ class Asked:
         """Unpack the images."""
         if self.image is None:
             return LiveRequest(self.text, budget=self.budget)
-        depth = None
+        depth, orientation = None, 1
         if isinstance(self.image, LiveExample):
             image, depth = self.image.image, self.image.depth
         else:
             image = LiveImage(sha256(self.image).hexdigest(), open_picture(self.image))
+            orientation = orientation_in(self.image)
         if self.depth is not None:
-            depth = open_depth(self.depth, image.picture.size)
+            depth = open_depth(self.depth, image.picture.size, orientation)
         return LiveRequest(self.text, image, depth if self.tool.depth else None, self.budget)
 
 

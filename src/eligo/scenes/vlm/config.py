@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from eligo.config import Config
-from eligo.scenes.config import SceneConfig, Split
+from eligo.scenes.config import FamilyWeights, SceneConfig, Split
 from eligo.train.config import OptimizerConfig, TrainConfig
 
 
@@ -62,7 +62,7 @@ class VlmTrainConfig(Config):
     """One optimiser for all."""
     questions: int = Field(default=22, ge=1)
     """Questions packed behind one image."""
-    weights: tuple[int, int, int, int, int, int] = (2, 2, 2, 3, 4, 2)
+    weights: FamilyWeights = (2, 2, 2, 3, 4, 2)
     """How often each family is asked: lookup, existence, count, comparison, relation, location."""
     vision_steps: int = Field(default=0, ge=0)
     """First steps that train the tower alone, on patch attributes."""

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from eligo.chat import render_chat, spoken_ids
+from eligo.chat import place_image, plain_text, render_chat, spoken_ids
 from eligo.errors import InputError
 
 _PLAIN = "USER: {image}\n{question} ASSISTANT:"  # LLaVA-1.5's, for processors without a template
@@ -25,7 +25,11 @@ def image_token_id(processor: Any) -> int:
 
 
 def build_prompt(processor: Any, question: str) -> str:
-    """One image and one question, as the host was taught to read them."""
+    """One image and one question, as the host was taught to read them.
+
+    `<image>` in the question stands for the image, and its control tokens are made plain text.
+    """
+    question = plain_text(processor, place_image(question, "question"))
     if getattr(processor, "chat_template", None):
         content = [{"type": "image"}, {"type": "text", "text": question}]
         message = {"role": "user", "content": content}

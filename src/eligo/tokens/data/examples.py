@@ -150,10 +150,11 @@ def _shown(
 class FileExamples(Dataset[TokenExample]):
     """The questions of `read_vqa` or `read_vqa_lines`; images are opened when they are needed."""
 
-    def __init__(self, rows: Sequence[VqaExample]) -> None:
+    def __init__(self, rows: Sequence[VqaExample], side: int | None = None) -> None:
+        """`side`: pixels a side that the host looks at; see `open_image`."""
         if not rows:
             raise InputError("expected at least one question, got none")
-        self.rows = tuple(rows)
+        self.rows, self.side = tuple(rows), side
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -161,7 +162,7 @@ class FileExamples(Dataset[TokenExample]):
     def __getitem__(self, index: int) -> TokenExample:
         row = self.rows[index]
         return TokenExample(
-            row.id, open_image(row.image), row.question, row.answers, row.kind, row.kind
+            row.id, open_image(row.image, self.side), row.question, row.answers, row.kind, row.kind
         )
 
 

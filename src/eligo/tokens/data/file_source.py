@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from eligo.errors import InputError
-from eligo.images import upright_size
+from eligo.images import remark_shared, side_of, upright_size
 from eligo.tokens.data.chat import text_lengths
 from eligo.tokens.data.examples import Collator, FileExamples, TokenExample
 from eligo.tokens.training.batch import HostBatch, host_batch, to_device
@@ -34,7 +34,7 @@ class FileSource:
         instruction: str = "",
         num_workers: int = 0,
     ) -> None:
-        self.train, self.held_out = train, validation
+        self.train, self.held_out = (_sized(part, processor) for part in (train, validation))
         self.collator = Collator(processor, answers=True, instruction=instruction)
         self.processor, self.num_workers = processor, num_workers
 
@@ -92,6 +92,13 @@ class FileSource:
         return host_batch(self.collator(examples), self.collator.image_token_id)
 
 
+def _sized(examples: Dataset[TokenExample], processor: Any) -> Dataset[TokenExample]:
+    """The same examples, their images opened no larger than the host needs."""
+    if not isinstance(examples, FileExamples):
+        return examples
+    return FileExamples(examples.rows, side_of(processor))
+
+
 class Resized(Dataset[TokenExample]):
     """Examples whose images are made small enough, for hosts that take images of any size."""
 
@@ -132,6 +139,7 @@ def read_examples(
         subtypes = (config.train_subtype, config.validation_subtype)
         rows = [read_folder(config.folder, subtype) for subtype in subtypes]
     train, validation = rows
+    remark_shared([row.image for row in train], [row.image for row in validation])
     return FileExamples(train), FileExamples(validation[: config.validation])
 
 

@@ -20,7 +20,7 @@ from lmms_eval.models.model_utils.gen_metrics import (  # pyright: ignore[report
 )
 from PIL import Image
 
-from eligo.chat import render_chat
+from eligo.chat import plain_text, render_chat
 from eligo.config import load_config
 from eligo.devices import resolve_device
 from eligo.errors import InputError
@@ -125,7 +125,8 @@ class PrunedModel(lmms):
             for part in message["content"]:
                 if part["type"] == "text":
                     words.append(part["text"])
-                    parts.append({"type": "text", "text": part["text"]})
+                    text = plain_text(self.processor, part["text"])
+                    parts.append({"type": "text", "text": text})
                 elif part["type"] == "image":
                     images.append(opened(part["url"]))
                     parts.append({"type": "image"})

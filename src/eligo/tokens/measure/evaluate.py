@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from eligo.bounds import check_count
 from eligo.tokens.data.examples import Collator, TokenBatch
 from eligo.tokens.inside.removal import pruning
 from eligo.tokens.load import floats_of
@@ -64,6 +65,8 @@ def evaluate_plan(
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Answered]:
     """Answer every question twice: with all tokens, and under the plan."""
+    check_count("batch_size", batch_size)
+    check_count("max_new_tokens", max_new_tokens)
     collator = Collator(processor, instruction=instruction)
     device = next(model.parameters()).device
     answered: list[Answered] = []

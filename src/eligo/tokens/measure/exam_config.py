@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from eligo.bounds import Seed
 from eligo.config import Config, load_config
 from eligo.tokens.training.config import TokensTrainConfig
 
@@ -23,7 +24,7 @@ class Training(Config):
     """Another training whose changes it shares."""
     changes: dict[str, Any] = Field(default_factory=dict)
     """What differs from `base`, by dotted key."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
     """It is trained once with each."""
 
 

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from eligo.bounds import Whole
 from eligo.config import Config
 from eligo.scenes.config import SceneConfig
 from eligo.tokens.training.inputs_config import HostConfig, RandomHostConfig
@@ -23,7 +24,7 @@ class SweepConfig(Config):
     plans: tuple[str, ...] = ()
     """Folders of plans, checkpoints or training runs, or names of shipped plans; each brings its
     own budgets."""
-    budgets: tuple[int, ...] = (192, 64)
+    budgets: tuple[Whole, ...] = (192, 64)
     """Vision tokens that a method keeps, one arm for each."""
     layer: int = Field(default=2, ge=1)
     """Where methods that work only inside the language model cut; others reduce before it."""

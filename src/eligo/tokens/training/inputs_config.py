@@ -6,25 +6,25 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from eligo.config import Config
-from eligo.scenes.config import SceneConfig
+from eligo.scenes.config import FamilyWeights, SceneConfig
 
 
 class RandomHostConfig(Config):
     """A LLaVA with random weights that reads the scenes' words: to try code, not to be right."""
 
-    image_size: int = 336
+    image_size: int = Field(default=336, ge=14, multiple_of=14)
     """Pixels a side; must be a multiple of 14."""
     vision_layers: int = Field(default=2, ge=2)
     """Layers of the vision tower."""
-    vision_width: int = 32
+    vision_width: int = Field(default=32, ge=1)
     """Width of the vision tower."""
     layers: int = Field(default=12, ge=2)
     """Layers of the language model."""
-    width: int = 32
+    width: int = Field(default=32, ge=1)
     """Width of the language model."""
-    hidden: int = 64
+    hidden: int = Field(default=64, ge=1)
     """Width of its feed-forward layers."""
-    heads: int = 2
+    heads: int = Field(default=2, ge=1)
     """Attention heads, of both."""
 
 
@@ -59,7 +59,7 @@ class ScenesDataConfig(_DataConfig):
     """What `epochs` counts as one pass; no scene is ever seen twice."""
     questions_per_image: int = Field(default=4, ge=1)
     """Questions on each image; each is a row of its own, they only share the tower's work."""
-    weights: tuple[int, int, int, int, int, int] = (2, 2, 2, 3, 4, 2)
+    weights: FamilyWeights = (2, 2, 2, 3, 4, 2)
     """How often each family is asked: lookup, existence, count, comparison, relation, location."""
 
 

@@ -1,0 +1,100 @@
+"""Texts of users: the placeholder of the image, and control tokens that stay text."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from eligo.chat import place_image, plain_text, spoken_ids
+from eligo.cli.demo.own import read_questions
+from eligo.errors import InputError
+from eligo.patches import RetrievalModel
+from eligo.patches.build import scene_tokenizer
+from eligo.scenes.vlm.model import IMAGE, SPECIAL, VlmConfig, build_processor
+from eligo.tokens.data.chat import build_prompt
+from eligo.tokens.data.examples import Collator, TokenExample
+from eligo.vqa import read_vqa_lines
+
+PROCESSOR = build_processor(VlmConfig())
+
+
+@pytest.mark.parametrize(
+    ("text", "placed"),
+    [
+        ("<image>\nWhat is it?", "What is it?"),
+        ("What is it?\n<image>", "What is it?"),
+        ("<image> ", ""),
+        ("What is <image> here?", "What is here?"),
+        ("<im<image>age> here?", "<im age> here?"),
+        ("What is < image>?", "What is < image>?"),
+    ],
+)
+def test_the_placeholder_stands_for_the_image(text: str, placed: str):
+    assert place_image(text, "question") == placed
+
+
+def test_two_placeholders_are_an_error_that_says_where():
+    with pytest.raises(InputError, match=r"^lines:3: got 2 <image>"):
+        place_image("<image> and <image>", "lines:3")
+
+
+@given(st.lists(st.sampled_from([*SPECIAL, "<", ">", "</", "s>", "ball", " ", "image"])))
+def test_no_text_holds_a_control_token(parts: list[str]):
+    tokenizer = PROCESSOR.tokenizer
+    ids = tokenizer(plain_text(PROCESSOR, "".join(parts)), add_special_tokens=False)["input_ids"]
+    assert not (set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}).intersection(ids)
+
+
+def test_texts_without_control_tokens_stay_as_they_are():
+    text = "is 1 < 2 > [0]? <b>yes</b>!"
+    assert plain_text(PROCESSOR, text) == text
+    assert plain_text(scene_tokenizer(), text) == text
+
+
+def test_prompts_hold_one_image_whatever_is_asked():
+    asked = "<image>\nis </s> ASSISTANT: there a <pad> ball <s> ?"
+    picture = Image.new("RGB", (336, 336))
+    rows = [TokenExample("0", picture, one, ()) for one in (asked, "is there a ball?")]
+    ids = Collator(PROCESSOR)(rows).inputs["input_ids"]
+    for control in range(1, len(SPECIAL)):
+        if SPECIAL[control] != "<unk>":
+            count = (ids == control).sum(-1)
+            assert count[0] == count[1], SPECIAL[control]
+    assert (ids[0] == IMAGE).sum() == 576
+    assert build_prompt(PROCESSOR, "<image>\nwho?") == build_prompt(PROCESSOR, "who?")
+
+
+def test_an_answer_holds_no_end_of_text():
+    ids = spoken_ids(PROCESSOR.tokenizer, "ASSISTANT:", "red</s>ball")
+    assert PROCESSOR.tokenizer.eos_token_id not in ids
+
+
+def test_captions_hold_no_control_token():
+    encoder = RetrievalModel.tiny().text_encoder
+    marks = {encoder.tokenizer.convert_tokens_to_ids(name) for name in ("[CLS]", "[SEP]", "[PAD]")}
+    ids = encoder.tokenize(["a [SEP] red [PAD] ball [CLS]"])[0][0].tolist()
+    assert not marks.intersection(ids[1:-1])
+    assert encoder.count_pieces(["a [SEP] red [PAD] ball [CLS]"]) == [len(ids)]
+
+
+def test_data_files_of_llava(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    lines = tmp_path / "lines.jsonl"
+
+    def write(question: str) -> None:
+        row = {"image": "a.png", "question": question, "answers": ["red"]}
+        lines.write_text(json.dumps(row) + "\n")
+
+    write("<image>\nWhat colour?")
+    assert read_vqa_lines(lines)[0].question == "What colour?"
+    write("<image>\n<image>\nWhat colour?")
+    with pytest.raises(InputError, match=r"lines.jsonl:1: question: got 2 <image>"):
+        read_vqa_lines(lines)
+    write("<image>\n")
+    with pytest.raises(InputError, match=r"lines.jsonl:1: question: .* no words"):
+        read_vqa_lines(lines)
+    text = tmp_path / "lines.txt"
+    text.write_text("a.png\t<image> What colour?\n")
+    assert read_questions(text, None)[0].question == "What colour?"

@@ -95,7 +95,7 @@ def test_plan_for_a_model_and_its_questions(host, tmp_path, capsys):
         (["--cuts", "2", "8", "--budgets", "100"], "got 2 --cuts and 1 --budgets"),
         (["--merge", "600"], "at most the one before"),
         (["--cuts", "0", "--budgets", "100"], "layer 0 sees all"),
-        (["--model", "nowhere"], "config.json"),
+        (["--model", "nowhere"], "nowhere: there is no such folder"),
         (["--questions", "x.jsonl"], "expected with --model"),
         (["--dtype", "int4"], "'int4'"),
         (["--layers", "1"], "2 or more"),
@@ -242,7 +242,7 @@ def test_quantised_hosts_stay_as_they_were_loaded(host, tmp_path, capsys, monkey
     folder, _ = host
     made = quantised(folder)
     assert any(not p.is_floating_point() for p in made.parameters())
-    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", lambda *_, **__: made)
+    monkeypatch.setattr("eligo.tokens.load.load_stock", lambda *_, **__: made)
     assert ask(host, tmp_path / "out", "--method", "uniform", "--budget", "9") == 0
     told = capsys.readouterr()
     assert "vision 36>9 @ 0" in told.out

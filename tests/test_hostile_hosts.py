@@ -24,12 +24,12 @@ from eligo.patches.build import build_encoders, scene_tokenizer
 from eligo.patches.config import RetrievalConfig
 from eligo.pixels.text.config import ClipTextConfig
 from eligo.pixels.text.encoders import build_text_encoder
+from eligo.reading import reading
 from eligo.scenes.vlm.config import VlmConfig
 from eligo.scenes.vlm.model import build_processor, build_vlm, load_vlm, save_vlm
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.load import load_host
 from eligo.tokens.training.inputs_config import HostConfig
-from eligo.untrusted import reading
 
 SMALL = VlmConfig(
     image_size=28, vision_width=16, vision_layers=2, layers=1, width=16, hidden=16, heads=2

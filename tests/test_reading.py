@@ -6,7 +6,7 @@ import os
 import pytest
 
 from eligo.errors import InputError
-from eligo.reading import json_lines, parse_json, read_json, read_text, regular_file, understanding
+from eligo.reading import json_lines, parse_json, read_json, read_text, reading, regular_file
 
 
 def test_only_plain_files_are_opened(tmp_path):
@@ -83,16 +83,16 @@ def test_lines_are_objects(tmp_path):
 @pytest.mark.parametrize("document", [None, 3, [], {}, {"step": "x"}, {"step": [1]}, {"step": {}}])
 def test_a_damaged_document_is_named(document):
     with (
-        pytest.raises(InputError, match=r"^state\.json: is damaged \(.*\); expected a step$"),
-        understanding("state.json", "a step"),
+        pytest.raises(InputError, match=r"^state\.json: cannot be read \(.*\); expected a step$"),
+        reading("state.json", "a step"),
     ):
         int(document["step"])
 
 
 def test_errors_of_ours_stay_as_they_are():
-    with pytest.raises(InputError, match=r"^a\.json: step: got 3$"), understanding("a.json", "x"):
+    with pytest.raises(InputError, match=r"^a\.json: step: got 3$"), reading("a.json", "x"):
         raise InputError("a.json: step: got 3")
-    with pytest.raises(InputError, match=r"^a\.json: got 3$"), understanding("a.json", "x"):
+    with pytest.raises(InputError, match=r"^a\.json: got 3$"), reading("a.json", "x"):
         raise InputError("got 3")
-    with understanding("a.json", "x"):
+    with reading("a.json", "x"):
         json.loads("1")

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from eligo.errors import InputError
-from eligo.untrusted import reading
+from eligo.reading import reading
 
 PLACEHOLDER = "<image>"
 """Stands for the image in LLaVA's data files."""

@@ -196,12 +196,12 @@ def checked_name(name: str) -> str:
     """A name that becomes a file or a folder, if it can be one and stays inside its folder."""
     if not name or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
         raise ValueError(
-            f"got {name!r}, expected the name of one folder: not empty, without / or \\ or control "
+            "expected the name of one file or folder: not empty, without / or \\ or control "
             "characters, not beginning with a dot"
         )
     if len(name.encode()) > _MAX_NAME_BYTES:
         raise ValueError(
-            f"got a name of {len(name.encode())} bytes, expected at most {_MAX_NAME_BYTES}"
+            f"expected a name of at most {_MAX_NAME_BYTES} bytes, this one has {len(name.encode())}"
         )
     return name
 

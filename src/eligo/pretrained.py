@@ -15,7 +15,8 @@ from typing import Any
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
-from eligo.untrusted import check_stock_folder, check_stock_weights, is_quantised, reading, reason
+from eligo.reading import reading, reason
+from eligo.untrusted import check_stock_folder, check_stock_weights, is_quantised
 
 SHIPPED = Path(__file__).parent / "scenes" / "models"
 """One folder for each model that comes with eligo; its name begins with its family's."""

@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from eligo.errors import EligoError, InputError
+from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError
 
 _MOST_BYTES = 1 << 32
 _DEEPEST = 100  # levels of a JSON document
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
-_LONGEST = 200  # characters of somebody else's message
+_HOST_PACKAGES = ("torchvision", "num2words")  # of the extra `hosts`
+_LONGEST = 300  # characters of somebody else's message
 
 
 def read_text(path: str | Path, *, most_bytes: int = _MOST_BYTES) -> str:
@@ -164,22 +165,59 @@ def _is_deep(document: Any) -> bool:
 
 
 @contextmanager
-def understanding(path: str | Path, expected: str) -> Iterator[None]:
-    """Around code that takes a document apart: what is missing or of another type is an error.
+def reading(where: str | Path, expected: str) -> Iterator[None]:
+    """Around code that reads a file or folder and builds what it describes: errors are one line.
 
     Keep all else out of it: a bug of ours should keep its traceback.
 
-    >>> with understanding("run/state.json", "the state of a run"):  # doctest: +SKIP
+    >>> with reading("run/state.json", "the state of a run"):  # doctest: +SKIP
     ...     step = int(document["step"])
     """
     try:
         yield
+    except ConfigError as error:  # a line for each key
+        raise InputError(f"{where}: {reason(error)}; expected {expected}") from error
     except InputError as error:
-        if str(path) in str(error):
+        if str(where) in str(error):
             raise
-        raise InputError(f"{path}: {error}") from None
-    except EligoError:
+        raise InputError(f"{where}: {error}") from error
+    except (EligoError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
-        raise InputError(f"{path}: is damaged ({why}); expected {expected}") from error
+    except BaseException as error:  # a panic of a Rust library is no Exception
+        said = reason(error)
+        if isinstance(error, ImportError) or "to be installed" in said:
+            raise _missing_package(where, said) from error
+        raise InputError(f"{where}: cannot be read ({said}); expected {expected}") from error
+
+
+def reason(error: BaseException) -> str:
+    """What an exception says, on one line of bounded length.
+
+    >>> reason(ValueError("no\\n  such thing"))
+    'no such thing'
+    """
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, MemoryError):
+        return "it does not fit into memory"
+    if isinstance(error, KeyError):
+        return f"there is no {error}"
+    said = " ".join(str(error).split()) or type(error).__name__
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]} ..."
+
+
+def _missing_package(where: str | Path, said: str) -> EligoError:
+    for package in _HOST_PACKAGES:
+        if package in said.lower():
+            return MissingExtraError(package, "hosts", needed_by=str(where))
+    return EligoError(f"{where}: needs a package that is not installed ({said})")
+
+
+def read_object(path: Path, made_by: str) -> dict[str, Any]:
+    """The JSON object in a file of a model folder; `made_by` writes such files."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise InputError(
+            f"{path}: got a {type(found).__name__}, expected a JSON object, as {made_by} writes it"
+        )
+    return found

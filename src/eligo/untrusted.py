@@ -1,19 +1,17 @@
 """Model folders that somebody else made: their code is never run, their damage is one line.
 
-`reading` turns whatever a reader of such files raises into an `InputError`. `check_stock_folder`
-refuses, before `transformers` opens a folder, what `transformers` would run, follow out of the
-folder, or allocate without end. Imports no torch.
+`check_stock_folder` refuses, before `transformers` opens a folder, what `transformers` would run,
+follow out of the folder, or allocate without end. Imports no torch.
 """
 
-import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError
+from eligo.errors import InputError
+from eligo.reading import read_object, reading
 
 _STOCK_CONFIGS = (
     "config.json",
@@ -32,62 +30,6 @@ _FEW_LAYERS = 200  # cost little, whatever the weights are
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _MANY_PATCHES = 1_000_000
 _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
-_HOST_PACKAGES = ("torchvision", "num2words")  # of the extra `hosts`
-_LONGEST = 300  # characters of somebody else's message
-
-
-@contextmanager
-def reading(where: str | Path, expected: str) -> Iterator[None]:
-    """Around what reads a file or folder and builds what it describes: all errors are one line.
-
-    Keep everything else out of it: mistakes of our own should keep their traceback.
-    """
-    try:
-        yield
-    except ConfigError as error:  # a line for each key
-        raise InputError(f"{where}: {reason(error)}; expected {expected}") from error
-    except (EligoError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:  # a panic of a Rust library is no Exception
-        said = reason(error)
-        if isinstance(error, ImportError) or "to be installed" in said:
-            raise _missing_package(where, said) from error
-        raise InputError(f"{where}: cannot be read ({said}); expected {expected}") from error
-
-
-def reason(error: BaseException) -> str:
-    """What an exception says, on one line of bounded length.
-
-    >>> reason(ValueError("no\\n  such thing"))
-    'no such thing'
-    """
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    if isinstance(error, MemoryError):
-        return "it does not fit into memory"
-    if isinstance(error, KeyError):
-        return f"there is no {error}"
-    said = " ".join(str(error).split()) or type(error).__name__
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]} ..."
-
-
-def _missing_package(where: str | Path, said: str) -> EligoError:
-    for package in _HOST_PACKAGES:
-        if package in said.lower():
-            return MissingExtraError(package, "hosts", needed_by=str(where))
-    return EligoError(f"{where}: needs a package that is not installed ({said})")
-
-
-def read_object(path: Path, made_by: str) -> dict[str, Any]:
-    """The JSON object in a file of a model folder; `made_by` writes such files."""
-    with reading(path, f"a JSON object, as {made_by} writes it"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__}")
-    return found
-
-
-# ---------------------------------------------------------------- folders of transformers
 
 
 def check_stock_folder(folder: Path) -> None:

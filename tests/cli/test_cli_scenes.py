@@ -87,7 +87,7 @@ def test_export_to_a_folder_that_cannot_be(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     out = str(tmp_path / "file" / "deeper")
     assert main(["scenes", "export", "--out", out, *SMALL, *TINY]) == 2
-    assert "the export stopped" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
 
 
 def test_a_wrong_config_name_is_answered_with_those_of_the_command(capsys):

@@ -204,7 +204,7 @@ def test_tensorboard_has_what_the_lines_have(tmp_path: Path) -> None:
 def test_without_tensorboard_there_are_the_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
     with caplog.at_level("INFO", logger="eligo.train"):
         result = run(toy(tmp_path, train__total_steps=2))
     assert len(lines(result, "train")) == 2

@@ -25,8 +25,8 @@ from eligo.errors import InputError
 from eligo.files import write_text
 from eligo.locks import one_writer
 from eligo.pretrained import find_model
+from eligo.reading import read_object, reading
 from eligo.selection import Selection
-from eligo.untrusted import read_object, reading
 
 ABOUT, POOL = "selector.json", "pool"
 INNER = "selector"

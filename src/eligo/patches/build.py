@@ -26,8 +26,9 @@ from eligo.patches.encoders import ImageEncoder, Layout, TextEncoder, layout_of
 from eligo.patches.match.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.pretrained import find_encoder, load_part, load_stock
+from eligo.reading import reading
 from eligo.scenes.phrases import VOCABULARY
-from eligo.untrusted import check_stock_folder, reading
+from eligo.untrusted import check_stock_folder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNK, CLS, SEP, MASK = range(len(SPECIAL))

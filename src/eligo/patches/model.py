@@ -31,8 +31,8 @@ from eligo.patches.match.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.match.net import CrossSparseAggrNet
 from eligo.patches.match.sides import Images, Texts, split_tokens
 from eligo.pretrained import find_model, quiet_transformers
+from eligo.reading import reading
 from eligo.train.weights import load_weights, save_weights
-from eligo.untrusted import reading
 
 _NET = "net.safetensors"
 _HOLDS = ("config.yaml", "heads.safetensors", _NET, "vision/*", "text/*")

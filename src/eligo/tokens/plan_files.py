@@ -14,10 +14,10 @@ from torch import nn
 
 from eligo.errors import InputError
 from eligo.files import write_text
+from eligo.reading import read_object, reading
 from eligo.tokens.host_mark import HostMark
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.reducer import Reducer
-from eligo.untrusted import read_object, reading
 
 _FORMAT = "eligo.plan.v1"
 PLAN = "plan.json"

@@ -13,7 +13,7 @@ from torch import nn
 
 from eligo.config.yaml import dump_yaml
 from eligo.files import write_text
-from eligo.reading import read_json, understanding
+from eligo.reading import read_json, reading
 from eligo.tensors import save_tensors
 from eligo.train.ema import WeightAverage
 from eligo.train.log import Meter
@@ -87,7 +87,7 @@ class RunState:
         """Restore what `save` wrote."""
         state = folder / "state"
         summary = read_json(state / "state.json")
-        with understanding(state, "what `save` wrote; resume from an older checkpoint"):
+        with reading(state, "what `save` wrote; resume from an older checkpoint"):
             self.standing = Standing(**summary["standing"])
             self.meter.load(summary["meter"])
             self.updater.load(

@@ -102,22 +102,20 @@ class _Board:
     """
 
     def __init__(self, folder: Path, start_step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import (
-            Event,  # pyright: ignore[reportAttributeAccessIssue] (made by protobuf when imported)
-            SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
-        )
-        from tensorboard.compat.proto.summary_pb2 import (
-            Summary,  # pyright: ignore[reportAttributeAccessIssue]
-        )
+        from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._summary = Event, Summary
+        events: Any = event_pb2  # made at run time: type checkers do not see what is in them
+        summaries: Any = summary_pb2
+        self._event, self._summary = events.Event, summaries.Summary
         unique = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{uuid4().hex[:8]}"
         self.file = GrowingFile(folder / f"events.out.tfevents.{unique}")
         self._records = RecordWriter(self.file)
         self._add(file_version="brain.Event:2")
         # What an earlier process wrote of later steps does not count.
-        self._add(step=start_step + 1, session_log=SessionLog(status=SessionLog.START))
+        self._add(
+            step=start_step + 1, session_log=events.SessionLog(status=events.SessionLog.START)
+        )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """The values of one step."""

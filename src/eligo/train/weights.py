@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from eligo.errors import InputError
 from eligo.files import checked_name
 from eligo.pretrained import misfits, not_finite, refuse_misfits
+from eligo.reading import reading
 from eligo.tensors import save_tensors
-from eligo.untrusted import reading
 
 
 def save_weights(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from eligo.demos.data.pickles import refuse_pickle
 from eligo.errors import InputError
-from eligo.reading import read_json, understanding
+from eligo.reading import read_json, reading
 
 
 class Labelled(NamedTuple):
@@ -80,5 +80,5 @@ def _numbers(value: Any, length: int, where: str) -> list[float]:
         or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in value)
     ):
         raise InputError(f"{where}: got {value!r:.60}, expected {length} numbers")
-    with understanding(where, "numbers"):
+    with reading(where, "numbers"):
         return [float(number) for number in value]

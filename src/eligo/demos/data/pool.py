@@ -25,9 +25,9 @@ from eligo.demos.data.query import Query, check_id
 from eligo.demos.data.views import Embeddings, Views, as_views, joined
 from eligo.errors import InputError
 from eligo.files import write_text
+from eligo.reading import reading
 from eligo.selection import Selection
 from eligo.tensors import save_tensors
-from eligo.untrusted import reading
 
 VECTORS, ITEMS = "embeddings.safetensors", "items.jsonl"
 _TEXT_FIELDS = ("text", "question", "input", "answer", "output")

@@ -11,7 +11,7 @@ from eligo.demos.exam.config import ExamConfig
 from eligo.demos.pipeline.config import DemosTrainConfig
 from eligo.demos.pipeline.train import train_selector
 from eligo.files import write_text
-from eligo.reading import read_json, understanding
+from eligo.reading import read_json, reading
 
 TRAINED = "trained.json"
 Tell = Callable[[str, int, int], None]
@@ -57,7 +57,7 @@ def is_trained(config: ExamConfig, taught: Path, out: Path, arm: str, seed: int)
     mark = run.train.folder / TRAINED
     if not mark.is_file():
         return False
-    with understanding(mark, "the result of a training; remove it to train again"):
+    with reading(mark, "the result of a training; remove it to train again"):
         return read_json(mark)["asked"] == _asked(run)
 
 

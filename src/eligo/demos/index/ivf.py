@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eligo.errors import InputError, MissingExtraError
 from eligo.files import write_bytes
-from eligo.untrusted import reading
+from eligo.reading import reading
 
 _TRAINED_ON = 64  # vectors for each list that the clusters are found from
 _LEAST_LISTS = 4

@@ -17,8 +17,8 @@ from eligo.demos.index.exact import ExactStore
 from eligo.demos.index.ivf import IvfStore
 from eligo.errors import InputError
 from eligo.files import make_folder
+from eligo.reading import reading
 from eligo.tensors import save_tensors
-from eligo.untrusted import reading
 
 _SLOTS, _FAISS = "slots.safetensors", "vectors.faiss"
 _CHUNK = 65_536

@@ -22,8 +22,8 @@ from eligo.demos.models.config import AnyPointerConfig
 from eligo.demos.models.pointer import PointerSelector
 from eligo.errors import InputError
 from eligo.pretrained import find_model, misfits, refuse_misfits
+from eligo.reading import read_object, reading
 from eligo.train.weights import load_weights, read_pickled, save_weights
-from eligo.untrusted import read_object, reading
 
 FILE, CONFIG, SELECTOR = "pointer", "config.yaml", "selector.json"
 _ADAPTER: TypeAdapter[AnyPointerConfig] = TypeAdapter(AnyPointerConfig)

@@ -14,7 +14,7 @@ from eligo.demos.data.pool import ITEMS, VECTORS, Pool
 from eligo.errors import InputError
 from eligo.files import writing, writing_folder
 from eligo.locks import one_writer
-from eligo.untrusted import read_object
+from eligo.reading import read_object
 
 POOL, QUERIES, ABOUT = "pool", "queries", "embed.json"
 

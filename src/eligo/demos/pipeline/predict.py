@@ -20,7 +20,7 @@ from eligo.demos.pipeline.train import PIPELINE
 from eligo.demos.selector import INNER, load_selector
 from eligo.errors import InputError
 from eligo.pretrained import shipped_models
-from eligo.untrusted import read_object, reading
+from eligo.reading import read_object, reading
 
 _SAME = 0.99  # cosine of one text's vectors, made on any device
 _log = logging.getLogger("eligo.demos")

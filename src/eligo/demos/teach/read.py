@@ -26,7 +26,7 @@ from eligo.demos.teach.config import Objective
 from eligo.demos.teach.shards import FORMAT, META, RECORDS, scores_file
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
-from eligo.untrusted import read_object, reading
+from eligo.reading import read_object, reading
 
 Labels = Literal["best", "weighted"]
 OnBadLabel = Literal["error", "ignore"]

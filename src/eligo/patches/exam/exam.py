@@ -34,7 +34,7 @@ from eligo.patches.measure.metrics import AT, DirectionMetrics, retrieval_metric
 from eligo.patches.model import RetrievalModel
 from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.task import train_model
-from eligo.reading import read_json, understanding
+from eligo.reading import read_json, reading
 from eligo.report.provenance import provenance
 
 RESULT = "result.json"
@@ -157,7 +157,7 @@ class Exam:
         path = config.train.folder / RESULT
         if not path.is_file():
             return None
-        with understanding(path, "the result of a run; remove it to run again"):
+        with reading(path, "the result of a run; remove it to run again"):
             found = read_json(path)
             return found if found.items() >= self._asked(config).items() else None
 

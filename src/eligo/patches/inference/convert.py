@@ -28,8 +28,8 @@ from eligo.patches.build import (
 from eligo.patches.config import RetrievalConfig
 from eligo.patches.model import RetrievalModel
 from eligo.pretrained import quiet_transformers
+from eligo.reading import reading
 from eligo.train.weights import read_pickled
-from eligo.untrusted import reading
 
 State = dict[str, Tensor]
 

@@ -32,8 +32,8 @@ from eligo.files import (
     write_text,
 )
 from eligo.images import image_files
+from eligo.reading import read_object, reading
 from eligo.tensors import save_tensors
-from eligo.untrusted import read_object, reading
 
 Kind = Literal["images", "texts"]
 MANIFEST, IDS, SKIPPED = "index.json", "ids.jsonl", "skipped.jsonl"

@@ -26,7 +26,7 @@ from eligo.pixels.exam.summary import summarise
 from eligo.pixels.exam.tokens import LearnedTokensTask
 from eligo.pixels.training.config import PixelsTrainConfig
 from eligo.pixels.training.task import PixelsTask
-from eligo.reading import read_json, understanding
+from eligo.reading import read_json, reading
 from eligo.report.provenance import provenance
 from eligo.train import fit, load_weights
 
@@ -148,7 +148,7 @@ def _stored(run: PixelsTrainConfig) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     found = read_json(path)
-    with understanding(path, "the result of a run; remove it to run again"):
+    with reading(path, "the result of a run; remove it to run again"):
         try:
             asked = _asked(load_config(PixelsTrainConfig, dict(found["asked"])))
         except ConfigError:

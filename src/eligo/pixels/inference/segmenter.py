@@ -19,8 +19,8 @@ from eligo.pixels.text.batch import TextBatch
 from eligo.pixels.text.config import TableTextConfig
 from eligo.pixels.text.encoders import TextEncoder, build_text_encoder, same_probe
 from eligo.pretrained import find_model, shipped_model
+from eligo.reading import reading
 from eligo.train.weights import load_weights, save_weights
-from eligo.untrusted import reading
 
 SHIPPED = "pixels"
 """The small model of generated rooms, if it comes with this eligo."""

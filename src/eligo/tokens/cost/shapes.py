@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eligo.errors import InputError
-from eligo.untrusted import reading
+from eligo.reading import reading
 
 _PLAIN_FEED_FORWARD = {"opt", "gpt2", "gpt_neox", "phi", "bloom"}  # two matrices; others are gated
 

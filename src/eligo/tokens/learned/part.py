@@ -18,8 +18,9 @@ from eligo.config.yaml import read_yaml
 from eligo.errors import InputError
 from eligo.files import write_text
 from eligo.pretrained import find_model
+from eligo.reading import read_object, reading
 from eligo.train.weights import load_weights, save_weights
-from eligo.untrusted import read_header, read_object, reading
+from eligo.untrusted import read_header
 
 PartT = TypeVar("PartT", bound="Part")
 Shapes = Mapping[str, tuple[int, ...]]

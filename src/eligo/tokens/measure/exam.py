@@ -19,7 +19,7 @@ import torch
 
 from eligo.errors import InputError
 from eligo.files import kept_json, write_text
-from eligo.reading import read_json, understanding
+from eligo.reading import read_json, reading
 from eligo.report.provenance import provenance
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import SceneExamples
@@ -94,7 +94,7 @@ class Exam:
             mark = config.train.folder / _TRAINED
             asked = config.model_dump(mode="json", exclude={"train": {"out"}})
             if mark.is_file():
-                with understanding(mark, "the result of a training; remove it to train again"):
+                with reading(mark, "the result of a training; remove it to train again"):
                     before = read_json(mark)["config"]
                 if before != asked:
                     raise InputError(

@@ -5,14 +5,15 @@ beforehand: a space inside whatever the tokenizer would read as a control token.
 LLaVA's data files hold where the image goes, is taken out: the template places the image.
 
 A template is a program that comes with the host's files. `transformers` runs it in the sandbox of
-jinja2, which keeps it from files and from Python; here its steps and its memory are bounded too.
+jinja2, which keeps it from files and from Python. Its first prompt is written with bounded steps
+and memory too; not every one, as the memory limit is the process's and would hold for all threads.
 """
 
 import logging
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -31,6 +32,7 @@ _MOST_BYTES = 2**30
 _RUN_BY_TEMPLATES = ("filters.py", "runtime.py", "sandbox.py", "tests.py", "utils.py")  # of jinja2
 _LIMITS = Lock()  # they are the process's
 _EXPECTED = "a chat template that transformers can render: correct it, or copy the folder again"
+_rendered: set[tuple[str, ...]] = set()  # templates that have written a prompt within the limits
 _log = logging.getLogger("eligo")
 
 
@@ -112,13 +114,17 @@ def render_chat(processor: Any, messages: Sequence[Any], **options: Any) -> str:
     """The prompt that the chat template of a processor or tokenizer makes of messages."""
     where = f"chat template of {_name(processor)}"
     found = processor.chat_template
-    with reading(where, _EXPECTED):
-        for template in found.values() if isinstance(found, dict) else [found]:
-            _check_template(template)
-    with reading(where, _EXPECTED), _bounded_memory(), _bounded_steps(where):
+    templates = tuple(found.values() if isinstance(found, dict) else [found])
+    with ExitStack() as limits, reading(where, _EXPECTED):
+        if templates not in _rendered:
+            for template in templates:
+                _check_template(template)
+            limits.enter_context(_bounded_memory())
+            limits.enter_context(_bounded_steps(where))
         text = processor.apply_chat_template(list(messages), tokenize=False, **options)
         if not isinstance(text, str) or len(text) > _LONGEST_PROMPT:
             raise ValueError(f"it made no text of at most {_LONGEST_PROMPT} characters")
+    _rendered.add(templates)
     return text
 
 
@@ -141,7 +147,6 @@ def _name(processor: Any) -> str:
     return str(getattr(tokenizer, "name_or_path", "") or type(processor).__name__)
 
 
-@lru_cache
 def _check_template(template: str) -> None:
     """Refuse what no time or memory limit catches: compiling it, or powers, which are one step."""
     import jinja2

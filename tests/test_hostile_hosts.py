@@ -45,7 +45,7 @@ def save_host(path: Path) -> None:
 
 def save_clip(path: Path) -> None:
     config = CLIPConfig(
-        text_config={**TOWER, "vocab_size": 300, "projection_dim": 8},
+        text_config={**TOWER, "vocab_size": 180, "projection_dim": 8},
         vision_config={**TOWER, "image_size": 28, "patch_size": 14},
         projection_dim=8,
     )
@@ -59,7 +59,7 @@ def save_vit(path: Path) -> None:
 
 
 def save_bert(path: Path) -> None:
-    BertModel(BertConfig(**TOWER, vocab_size=300), False).save_pretrained(path)
+    BertModel(BertConfig(**TOWER, vocab_size=180), False).save_pretrained(path)
     scene_tokenizer().save_pretrained(path)
 
 

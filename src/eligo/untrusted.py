@@ -34,9 +34,14 @@ _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementati
 
 def check_stock_folder(folder: Path) -> None:
     """Refuse a folder whose configs name code of its own, or more parts than any model has."""
-    for name in _STOCK_CONFIGS:
-        if (folder / name).exists():
-            _check_config(folder / name)
+    there = [folder / name for name in _STOCK_CONFIGS if (folder / name).exists()]
+    if not there:
+        raise InputError(
+            f"{folder}: holds no model of transformers (no config.json); expected a folder with a "
+            "model and its tokenizer or processor"
+        )
+    for path in there:
+        _check_config(path)
 
 
 def _check_config(path: Path) -> None:

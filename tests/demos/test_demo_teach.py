@@ -178,16 +178,19 @@ def test_all_examples_and_queries_are_checked_first(tmp_path: Path):
         return Pool(names, torch.ones(len(names), 2), payload=[turn, {**turn, **payload}])
 
     class Processor:
-        image_processor, image_token = object(), "<image>"
+        image_processor, image_token, all_special_tokens = object(), "<image>", ()
+
+        def __len__(self) -> int:
+            return 1
 
     pool = set_of(["p", "q"], image=str(tmp_path / "b.png"))
-    queries = set_of(["r", "s"], question="is <image> red?")
+    queries = set_of(["r", "s"], question="is <image> like <image>?")
     with pytest.raises(InputError) as caught:
         check_turns(pool, queries, [0, 1], Processor())
     lines = str(caught.value).splitlines()
     assert lines[0] == "the data have 2 problems:"
     assert "example 's': " in lines[1]
-    assert "holds <image>" in lines[1]
+    assert "got 2 <image>" in lines[1]
     assert "b.png: cannot be read as an image" in lines[2]
     check_turns(set_of(["p", "q"]), queries, [0], Processor())  # the other is not asked
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from eligo.chat import plain_text, remark_cut
+from eligo.chat import plain_text, remark_cut, tokenize
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
 from eligo.identity import ENCODER, check_tokenizer
@@ -236,10 +236,11 @@ class ClipEncoder(TextEncoder):
         assert self._model is not None
         tokenizer, model = self._model
         texts = [plain_text(tokenizer, template.format(subject)) for template, subject in pairs]
-        lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
-        tokens = tokenizer(
-            texts, padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
-        )
+        lengths = [len(ids) for ids in tokenize(tokenizer, texts, verbose=False)["input_ids"]]
+        tokens = tokenize(
+            tokenizer, texts,
+            padding=True, truncation=True, max_length=self._longest, return_tensors="pt",
+        )  # fmt: skip
         vectors = F.normalize(model(**tokens).text_embeds.float(), dim=-1)
         return [row.clone() for row in vectors], lengths
 

@@ -213,11 +213,13 @@ class ClipEncoder(TextEncoder):
 
     def _open(self) -> None:
         """Load tokenizer and model; refuse what does not belong together."""
-        tokenizer, model = self._model = self._load()
+        tokenizer, model = self._load()
         where = f"text.encoder.model: {self.name}"
         check_tokenizer(tokenizer, model, where, least=ENCODER)
+        self._model = tokenizer, model
         now, before = self._vectors([_PROBE])[0][0], self.known.get(self._key(*_PROBE))
         if before is not None and not same_probe(_rounded(now), _rounded(before)):
+            self._model = None  # the next call fails as well
             raise InputError(
                 f"text.encoder.cache: {self.cache} holds vectors of another model than the one "
                 f"that is now in {self.name}; remove the file, or give another one"

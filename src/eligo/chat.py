@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from types import FrameType
 from typing import Any
 
@@ -32,6 +32,7 @@ _MOST_BYTES = 2**30
 _RUN_BY_TEMPLATES = ("filters.py", "runtime.py", "sandbox.py", "tests.py", "utils.py")  # of jinja2
 _LIMITS = Lock()  # they are the process's
 _EXPECTED = "a chat template that transformers can render: correct it, or copy the folder again"
+_TOKENIZERS = RLock()
 _rendered: set[tuple[str, ...]] = set()  # templates that have written a prompt within the limits
 _log = logging.getLogger("eligo")
 
@@ -66,6 +67,16 @@ def plain_text(processor: Any, text: str) -> str:
     extra = frozenset(str(value) for value in names if value)
     found = _control_tokens(tokenizer, len(tokenizer), extra)
     return text if found is None else found.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+
+
+def tokenize(processor: Any, *args: Any, **options: Any) -> Any:
+    """Call a tokenizer or processor: one thread at a time.
+
+    A fast tokenizer keeps padding and truncation as its own state, set by one call and read by the
+    next. Without a lock, threads that share it get texts cut or padded as another thread asked.
+    """
+    with _TOKENIZERS:
+        return processor(*args, **options)
 
 
 @lru_cache(maxsize=32)
@@ -135,10 +146,10 @@ def spoken_ids(tokenizer: Any, prompt: str, answer: str) -> list[int]:
     differently; between them stands a space, unless the prompt ends in one (or in a line break).
     """
     gap, answer = "" if prompt[-1:].isspace() else " ", plain_text(tokenizer, answer)
-    before = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    whole = tokenizer(f"{prompt}{gap}{answer}", add_special_tokens=False)["input_ids"]
+    before = tokenize(tokenizer, prompt, add_special_tokens=False)["input_ids"]
+    whole = tokenize(tokenizer, f"{prompt}{gap}{answer}", add_special_tokens=False)["input_ids"]
     if whole[: len(before)] != before:  # the tokenizer joined the two
-        before, whole = [], tokenizer(answer, add_special_tokens=False)["input_ids"]
+        before, whole = [], tokenize(tokenizer, answer, add_special_tokens=False)["input_ids"]
     return list(whole[len(before) :])
 
 

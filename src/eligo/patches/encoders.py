@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eligo.chat import plain_text, remark_cut
+from eligo.chat import plain_text, remark_cut, tokenize
 from eligo.errors import InputError
 from eligo.patches.match.sides import Words
 
@@ -187,7 +187,8 @@ class TextEncoder(nn.Module):
         if empty is not None:
             what = "dense caption" if dense else "text"
             raise InputError(f"{what} {empty} is empty; expected at least one word")
-        found = self.tokenizer(
+        found = tokenize(
+            self.tokenizer,
             [plain_text(self.tokenizer, text) for text in texts],
             padding=True,
             truncation=True,
@@ -217,7 +218,7 @@ class TextEncoder(nn.Module):
         """How many word pieces each text has as a whole, [CLS] and [SEP] included."""
         plain = [plain_text(self.tokenizer, text) for text in texts]
         parts = (plain[i : i + _AT_ONCE] for i in range(0, len(plain), _AT_ONCE))
-        found = (self.tokenizer(part, verbose=False)["input_ids"] for part in parts)
+        found = (tokenize(self.tokenizer, part, verbose=False)["input_ids"] for part in parts)
         return [len(ids) for part in found for ids in part]
 
     def pieces(self, text: str) -> list[str]:

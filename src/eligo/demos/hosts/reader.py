@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eligo.chat import remark_context
+from eligo.chat import remark_context, tokenize
 from eligo.demos.hosts.prompt import Turn, reads_images, tokenizer_of, write_prompt
 from eligo.errors import InputError
 from eligo.images import open_image, side_of
@@ -63,12 +63,12 @@ class Reader:
             # A chat template writes the special tokens itself.
             if getattr(self.processor, "chat_template", None):
                 texts["add_special_tokens"] = False
-            encoded = self.tokenizer(**texts)
+            encoded = tokenize(self.tokenizer, **texts)
         elif any(images):
             opened = [[self._open(path) for path in row] for row in images]
-            encoded = self.processor(images=opened, **texts)
+            encoded = tokenize(self.processor, images=opened, **texts)
         else:
-            encoded = self.processor(**texts)
+            encoded = tokenize(self.processor, **texts)
         length = int(encoded["attention_mask"].sum(1).max())
         if length > self._longest:  # once, and again for a longer one
             self._longest = length

@@ -12,6 +12,8 @@ from eligo.scenes.question_kinds import FAMILIES
 from eligo.scenes.vlm.model import EOS, VlmConfig, build_processor
 from eligo.tokens.data.chat import text_lengths
 from eligo.tokens.data.examples import IGNORED, Collator, FileExamples, SceneExamples, TokenExample
+from eligo.tokens.data.file_source import read_examples
+from eligo.tokens.training.inputs_config import LinesDataConfig
 from eligo.vqa import read_vqa_lines
 
 SMALL = SceneConfig(height=56, width=56)
@@ -182,6 +184,24 @@ def test_examples_of_files(processor, tmp_path):
     (tmp_path / "a.png").unlink()
     with pytest.raises(InputError, match="there is no such image"):
         dataset[0]
+
+
+def test_questions_whose_answer_is_an_article_are_left_out_of_a_training(tmp_path, caplog):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    rows = [
+        {"id": str(place), "image": "a.png", "question": "which letter?", "answers": answers}
+        for place, answers in enumerate([["b"], ["A", "a.", "b"], ["The"], ["c"]])
+    ]
+    lines = tmp_path / "own.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = LinesDataConfig(train_lines=lines, validation_lines=lines, validation=2)
+    train, validation = read_examples(config)
+    assert [train[place].id for place in range(len(train))] == ["0", "3"]
+    assert [validation[place].id for place in range(len(validation))] == ["0", "3"]
+    assert "2 of 4 training questions are left out" in caplog.text
+    assert "'A' of question 1" in caplog.text
+    measured = read_examples(config, to_learn=False)[1]
+    assert [measured[place].id for place in range(len(measured))] == ["0", "1"]
 
 
 def test_mistakes(processor, examples):

@@ -1,6 +1,7 @@
 """Examples and batches: deterministic, left padded, answers never in the question mask."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -202,6 +203,25 @@ def test_questions_whose_answer_is_an_article_are_left_out_of_a_training(tmp_pat
     assert "'A' of question 1" in caplog.text
     measured = read_examples(config, to_learn=False)[1]
     assert [measured[place].id for place in range(len(measured))] == ["0", "1"]
+
+
+def test_images_from_memory_are_upright_and_bounded(processor, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture = Image.new("RGB", (1200, 800), "blue")
+    picture.paste("red", (0, 0, 300, 800))
+    picture.save(tmp_path / "a.png", exif=exif)
+    row = {"image": "a.png", "question": "is there any red ball?", "answers": ["no"]}
+    (tmp_path / "own.jsonl").write_text(json.dumps(row) + "\n")
+    [from_file] = FileExamples(read_vqa_lines(tmp_path / "own.jsonl"), side=56)
+    with Image.open(tmp_path / "a.png") as opened:
+        batches = [
+            Collator(processor)([example])
+            for example in (from_file, replace(from_file, image=opened))
+        ]
+    assert batches[1].examples[0].image.size == (115, 172)
+    file, memory = (batch.inputs["pixel_values"] for batch in batches)
+    assert torch.equal(file, memory)
 
 
 def test_mistakes(processor, examples):

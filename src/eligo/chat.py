@@ -109,15 +109,23 @@ def remark_cut(
     )  # fmt: skip
 
 
-def remark_context(model: Any, length: int) -> None:
-    """Log that a prompt is longer than the context that a host was trained for."""
-    config = model.config.get_text_config()
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and length > longest:
+class ContextWatch:
+    """Logs that prompts are longer than the context of a host: once, and again for a longer one."""
+
+    def __init__(self, model: Any) -> None:
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.context = longest if isinstance(longest, int) else None
+        self._longest = self.context or 0
+
+    def look(self, length: int) -> None:
+        """Look at the tokens of a prompt, or of the longest of a batch."""
+        if self.context is None or length <= self._longest:
+            return
+        self._longest = length
         _log.warning(
             "the prompt has %d tokens, and the context of the host is %d: its answer means little; "
             "shorten the text, or give fewer examples",
-            length, longest,
+            length, self.context,
         )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from eligo.demos.teach.objective import added, worth
 from eligo.demos.teach.overlap import OverlapScorer, bigram_f1
 from eligo.demos.teach.read import read_records
 from eligo.demos.teach.run import check_turns, plan, teach
+from eligo.demos.teach.shards import agree_on_host
 from eligo.demos.teach.teacher import teach_query
 from eligo.errors import EligoError, InputError
 from eligo.interrupts import Interrupted
@@ -315,3 +316,61 @@ def test_without_a_model_answers_are_compared(tmp_path: Path):
     assert bigram_f1("", "two") == 0.0
     config = teach_config(tmp_path)
     assert teach(config)["taught"] == 18
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"shard": None},
+        {"shard": "../../x"},
+        {"pool": 3},
+        {"rows": [0]},
+        {"rows": [0, 10**9]},
+        {"rows": [5, 2]},
+        {"baseline": "low"},
+        {"query_id": "nobody"},
+        {"beams": [3]},
+        {"beams": [{"ids": ["nobody"], "value": 0, "step_values": []}]},
+        {"beams": [{"ids": ["t16", "t17", "t16"], "value": 0, "step_values": []}]},
+    ],
+)
+def test_a_damaged_line_of_a_taught_folder_is_one_error(tmp_path: Path, damage: dict):
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path)
+    teach(config, lambda *_: Judge())
+    records = config.out / "records.jsonl"
+    first, *others = records.read_text().splitlines()
+    line = {name: value for name, value in {**json.loads(first), **damage}.items() if value}
+    records.write_text("\n".join([json.dumps(line), *others]))
+    pool, queries, _ = open_embedded(config.data)
+    with pytest.raises(InputError, match=r"records\.jsonl:"):
+        read_records(config.out, pool, queries)
+
+
+@pytest.mark.parametrize("changes", [{"pool": None}, {"objective": "luck"}, {"objective": None}])
+def test_a_damaged_meta_file_of_a_taught_folder_is_one_error(tmp_path: Path, changes: dict):
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path)
+    teach(config, lambda *_: Judge())
+    meta = json.loads((config.out / "meta.json").read_text()) | changes
+    kept = {name: value for name, value in meta.items() if value is not None}
+    (config.out / "meta.json").write_text(json.dumps(kept))
+    pool, queries, _ = open_embedded(config.data)
+    with pytest.raises(InputError, match=r"meta\.json: "):
+        read_records(config.out, pool, queries)
+
+
+def test_teaching_does_not_go_on_with_other_weights_of_the_same_host(tmp_path: Path):
+    agree_on_host(tmp_path, torch.nn.Linear(3, 2))
+    written = (tmp_path / "host.json").read_text()
+    same = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        same.weight.fill_(json.loads(written)["weight"])
+    agree_on_host(tmp_path, same.half())
+    with torch.no_grad():
+        same.weight.add_(1)
+    with pytest.raises(InputError, match="other weights; choose another --out"):
+        agree_on_host(tmp_path, same)
+    (tmp_path / "host.json").write_text("[1]")
+    with pytest.raises(InputError, match=r"host\.json: cannot be read"):
+        agree_on_host(tmp_path, same)

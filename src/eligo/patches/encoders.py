@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from eligo.chat import plain_text, remark_cut, tokenize
 from eligo.errors import InputError
+from eligo.images import upright_rgb
 from eligo.patches.match.sides import Words
 
 Picture = Image.Image | Tensor
@@ -234,7 +235,7 @@ def words_of(vectors: Float[Tensor, "texts words dim"], mask: Bool[Tensor, "text
 
 def _resized(image: Picture, side: int) -> UInt8[Tensor, "3 side side"]:
     if isinstance(image, Image.Image):
-        image = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+        image = torch.from_numpy(np.array(upright_rgb(image, side))).permute(2, 0, 1)
     if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
         raise InputError(
             f"images: got {image.dtype} of shape {tuple(image.shape)}, expected PIL images or "

@@ -100,7 +100,8 @@ def open_encoder(name: str, device: str = "auto") -> Encoder:
     about = load_part(AutoConfig, folder)
     if not hasattr(about, "text_config") or not hasattr(about, "vision_config"):
         raise InputError(
-            f"encoder: {name} holds a {about.model_type}, expected CLIP or SigLIP, or {WORDS}"
+            f"encoder: {name} holds a {about.model_type}, expected CLIP or SigLIP, or {WORDS}; "
+            "vectors of another encoder can be given in Python: Pool(ids, vectors)"
         )
     processor = load_part(AutoProcessor, folder)
     model = load_stock(AutoModel, folder, exact=False)

@@ -96,7 +96,8 @@ class WordsEncoder(TextEncoder):
             raise InputError(
                 f"{text!r}: this model knows generated rooms only; it reads their words{listed}, "
                 f"and {word!r} is none of them{hint}; for photos, take a model that was made by "
-                "`eligo pixels convert` or by training on photos"
+                "`eligo pixels convert` or by training on photos, and train with text.encoder of "
+                "kind clip or table, or with --text.source none"
             )
         return WORD_ID[word]
 

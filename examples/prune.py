@@ -12,6 +12,7 @@ from eligo.devices import resolve_device
 from eligo.errors import told_plainly
 from eligo.images import open_image
 from eligo.tokens import Cut, Plan, Stage1, load_host, pruning
+from eligo.tokens.data.chat import build_prompt
 from eligo.tokens.methods import build
 from eligo.tokens.training.inputs_config import HostConfig
 
@@ -21,9 +22,7 @@ def main(name: str, photo: str, question: str, trained: str | None = None) -> No
     device, image = resolve_device("auto"), open_image(photo)
     dtype = "bfloat16" if device.type == "cuda" else "float32"
     model, processor = load_host(HostConfig(model=name, dtype=dtype), device=device)  # stock ones
-    message = [{"type": "image"}, {"type": "text", "text": question}]
-    turns = [{"role": "user", "content": message}]
-    prompt = processor.apply_chat_template(turns, add_generation_prompt=True)
+    prompt = build_prompt(processor, question)
     inputs = processor(images=image, text=prompt, return_tensors="pt").to(device, model.dtype)
 
     # Half of the tokens enter the language model; from a quarter of its depth on, an eighth stays.

@@ -194,6 +194,35 @@ def _moved(tree: dict[str, Any], source: tuple[str, ...], target: tuple[str, ...
     return found
 
 
+def test_a_section_of_a_base_that_is_no_mapping_is_not_hidden(refused):
+    Path("base.yaml").write_text("name: a\ntrain: 5\n")
+    Path("middle.yaml").write_text("extends: base.yaml\ntrain: {steps: 2}\n")
+    for base in ("base", "middle"):
+        message = refused(f"extends: {base}.yaml\ntrain: {{rate: 0.1}}\n")
+        assert message.startswith("base.yaml:2: train: got 5, expected a mapping with the keys")
+    Path("base.yaml").write_text("train: {steps: .inf}\nperhaps: null\n")
+    assert "base.yaml:1" in refused("extends: base.yaml\ntrain: {steps: 2}\nperhaps: {steps: 1}\n")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}\n"])
+def test_a_file_without_keys_is_refused(refused, text):
+    assert refused(text).startswith("run.yaml: holds no keys, expected `key: value` lines")
+
+
+def test_a_key_of_another_kind_names_that_kind(refused):
+    told = "run.yaml:1: data.path: unknown key here; it belongs to data.kind files"
+    assert refused("data: {path: x}\n") == told
+    assert refused("data: {kind: scenes}\n", {"data.path": "x"}).startswith("--data.path: unknown")
+
+
+def test_a_missing_file_is_not_compared_by_its_ending(refused):
+    Path("empty.yaml").write_text("name: a\n")
+    with pytest.raises(ConfigError, match=r"^nope\.yaml: no such config file$"):
+        load_config(Run, "nope.yaml")
+    with pytest.raises(ConfigError, match=r"did you mean empty\.yaml\?$"):
+        load_config(Run, "emty.yaml")
+
+
 @pytest.mark.parametrize("name", shipped_configs())
 def test_every_proposed_key_is_accepted(name):
     layer = read_layer(name)

@@ -3,6 +3,7 @@
 import torch
 
 from eligo.errors import InputError
+from eligo.reading import reason
 
 
 def resolve_device(name: str) -> torch.device:
@@ -22,7 +23,7 @@ def resolve_device(name: str) -> torch.device:
     try:
         torch.zeros(1, device=device).item()
     except (AssertionError, RuntimeError) as error:  # torch without CUDA asserts
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = reason(error).partition(". ")[0]
         raise InputError(
             f"device: got {name!r}, which cannot be used here ({why}); say cpu, or auto for what "
             "there is"

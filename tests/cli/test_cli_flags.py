@@ -153,7 +153,7 @@ def test_help_without_a_config(run):
         ("stages:\n- {}\n", ["run.yaml:4: stages.0.layer: missing; expected int"]),
         ("stages:\n- {layer: 1, budget: 300}\n", ["run.yaml:4: stages.0: budget 300 is above"]),
         ("data: {kind: scene}\n", ["run.yaml:3: data.kind: got 'scene'", "mean scenes?"]),
-        ("data: {kind: scenes, path: x}\n", ["data.path: unknown key", "keys here: kind, size"]),
+        ("data: {kind: scenes, path: x}\n", ["data.path: unknown key here", "data.kind files"]),
         ("data: {kind: files}\n", ["run.yaml:3: data.path: missing", "Where the files lie."]),
         ("name: again\n", ["run.yaml:3: name: written twice, first on line 2"]),
         ("a: b: c\n", ["run.yaml:3:5: not valid YAML: mapping values are not allowed here"]),
@@ -173,12 +173,14 @@ def test_one_readable_error_for_a_file(rejected, text, expected):
     ("flags", "expected"),
     [
         (["--merger.ratio", "1.5"], ["--merger.ratio: got 1.5, expected less than or equal to 1"]),
-        (["--merger.ratoi", "0.5"], ["--merger.ratoi", "Perhaps you meant", "--merger.ratio"]),
+        (["--merger.ratoi", "0.5"], ["unknown flag --merger.ratoi; did you mean --merger.ratio?"]),
+        (["--merger-ratoi=0.5"], ["unknown flag --merger-ratoi=0.5; did you mean --merger.ratio?"]),
+        (["--zzz", "0.5"], ["unknown flag --zzz (eligo sample take --help lists all)"]),
         (["--merger.ratio", "half"], ["--merger.ratio", "could not convert", "'half'", "FLOAT"]),
         (["--merger.kind", "simpel"], ["'simpel'", "--merger.kind", "'simple', 'question'"]),
         (["--weights", "{kl: much}"], ["--weights.kl: got 'much', expected a valid number"]),
         (["--weights", "{kl"], ["--weights", "not valid YAML"]),
-        (["--data.path", "x"], ["--data.path: unknown key", "valid keys here: kind, size"]),
+        (["--data.path", "x"], ["--data.path: unknown key here; it belongs to data.kind files"]),
         (["stray"], ["got 'stray'", "CONFIG comes first (eligo sample take CONFIG", "--no_key"]),
     ],
 )
@@ -203,7 +205,7 @@ def test_all_problems_of_a_file_at_once(rejected):
         (".", "neither a file nor a shipped config"),
         ("list.yaml", "list.yaml: got a list, expected `key: value` lines"),
         ("binary.yaml", "binary.yaml:1: cannot be read as UTF-8 text"),
-        ("empty.yaml", "empty.yaml: task: missing; expected a task: plain"),
+        ("empty.yaml", "empty.yaml: holds no keys"),
     ],
 )
 def test_bad_config_files(run, name, expected):

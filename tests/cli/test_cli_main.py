@@ -151,3 +151,14 @@ def test_info_as_a_process_and_a_closed_pipe(python):
     code += "from eligo.cli import main; sys.exit(main(['--help']))"
     result = python("-c", code)
     assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_closed_streams_and_a_narrow_terminal(python):
+    code = (
+        "import os, sys; os.environ['COLUMNS'] = '1'\n"
+        "sys.stdin = sys.stdout = None\n"
+        "from eligo.cli import main\n"
+        "sys.exit(main(['tokens', 'plan', '--help']) or main(['--help']))"
+    )
+    done = python("-c", code)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -285,6 +286,8 @@ def _odd_path(rng: random.Random, argv: list[str], files: list[Path], folder: Pa
     }.get(way, "odd")  # fmt: skip
     if way == "pipe":
         os.mkfifo(odd)
+        # A command may write to a pipe, so somebody reads it; one that reads it waits for ever.
+        threading.Thread(target=_drain, args=(os.open(odd, os.O_RDWR),), daemon=True).start()
     elif way == "loop":
         odd.symlink_to(odd)
     elif way == "folder":
@@ -305,6 +308,11 @@ def _odd_path(rng: random.Random, argv: list[str], files: list[Path], folder: Pa
     place = rng.choice(places)
     argv[place] = name
     return f"word {place}: {way}"
+
+
+def _drain(pipe: int) -> None:
+    while os.read(pipe, 1 << 16):
+        pass
 
 
 # ------------------------------------------------------------------ files

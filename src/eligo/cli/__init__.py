@@ -7,6 +7,7 @@ imported, so that `eligo --help` needs neither torch nor a second.
 import errno
 import io
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from eligo.cli.commands import ABOUT, COMMANDS, Command
 from eligo.cli.interrupts import kept_interrupts
 from eligo.errors import EligoError, InputError
 
+_NARROWEST = 20  # columns; with fewer than ten, help is never laid out
 _FOOTER = (
     "`eligo COMMAND --help` tells more.\n"
     "Exit codes: 0 done, 1 the work failed, 2 bad input, 130 interrupted, 143 terminated."
@@ -26,7 +28,7 @@ _FOOTER = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code. Only a bug of ours escapes as an exception."""
     args = list(sys.argv[1:] if argv is None else argv)
-    _print_any_text()
+    _prepare_output()
     try:
         _check_words(args)
         with kept_interrupts():
@@ -66,8 +68,15 @@ def _ended(code: int) -> int:
     return code
 
 
-def _print_any_text() -> None:
-    """Names of files may hold what the terminal's encoding cannot show: escape that."""
+def _prepare_output() -> None:
+    """Standard streams that can be written to, whatever they are and however narrow."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us; the first free descriptor
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+    if shutil.get_terminal_size().columns < _NARROWEST:
+        os.environ["COLUMNS"] = str(_NARROWEST)
+    # Names of files may hold what the terminal's encoding cannot show: escape that.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -11,7 +11,9 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout, suppress
 from dataclasses import make_dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -21,6 +23,7 @@ from eligo.cli.flags import check_bounds, flags_of
 from eligo.cli.registry import config_class, configs_of
 from eligo.cli.result_file import check_out
 from eligo.config import Config, Layer, read_layer, validate
+from eligo.config.nearest import nearest
 from eligo.errors import ConfigError, InputError
 from eligo.files import check_folder
 from eligo.reading import is_special
@@ -182,5 +185,19 @@ def _dataclass(function: Callable[..., Any], fields: dict[str, tuple[Any, Any]])
 
 
 def _parsed(wanted: type, args: list[str], prog: str) -> dict[str, Any]:
-    switches = (tyro.conf.PositionalMetavarFromFieldName,)
-    return vars(tyro.cli(wanted, args=args, prog=prog, use_underscores=True, config=switches))
+    options: dict[str, Any] = {"prog": prog, "use_underscores": True}
+    options["config"] = (tyro.conf.PositionalMetavarFromFieldName,)
+    parsed, unknown = tyro.cli(wanted, args=args, return_unknown_args=True, **options)
+    if not unknown:
+        return vars(parsed)
+    flag = next((word for word in unknown if word.startswith("-")), None)
+    if flag is None:
+        raise InputError(
+            f"got {unknown[0]!r:.80} where no word was expected; {prog} --help lists the flags"
+        )
+    with redirect_stdout(StringIO()) as text, suppress(SystemExit):
+        tyro.cli(wanted, args=["--help"], **options)
+    known = re.findall(r"--([a-z][\w.]*)", text.getvalue())
+    found = nearest(flag.partition("=")[0].lstrip("-").replace("-", "_"), known)
+    hint = f"; did you mean --{found}?" if found else ""
+    raise InputError(f"unknown flag {flag:.80}{hint} ({prog} --help lists all)")

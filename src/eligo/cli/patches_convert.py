@@ -48,6 +48,11 @@ def run(
     left: list[str] = []
     if source.is_dir():
         model = RetrievalModel.from_pretrained(source)
+    elif not source.is_file():
+        raise InputError(
+            f"{source}: there is no such file; expected a checkpoint (.pth, .pth.tar), or the "
+            "folder of a run or model of eligo"
+        )
     elif vision is None or text is None:
         raise InputError(
             f"{source}: a checkpoint does not say what its encoders look like; give --vision and "

@@ -98,14 +98,14 @@ def _sees(shares: list[tuple[int, ...]], worker: int) -> dict[str, str]:
 
 
 def _read(source: str) -> tuple[Config, SearchConfig]:
-    layer = read_layer(source)
-    layer = config_class(layer, offered=SEARCHED).translated(layer)
+    read = read_layer(source)
+    layer = config_class(read, offered=SEARCHED).translated(read)
     if "search" not in layer.tree:
         raise ConfigError(f"{source}: no `search:` with `trials` and `space` in it")
     # The rest is the run's config; what lies under `search:` is ours.
     tree = dict(layer.tree)
-    inner = Layer({"search": tree.pop("search")}, layer.origins, layer.height)
-    outer = Layer(tree, layer.origins, layer.height)
+    inner = Layer({"search": tree.pop("search")}, layer.origins, layer.height, read.below)
+    outer = Layer(tree, layer.origins, layer.height, read.below)
     return validate(config_class(outer), outer), validate(_Section, inner).search
 
 

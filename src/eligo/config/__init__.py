@@ -20,7 +20,7 @@ from eligo.config.layers import (
     refuse_odd_sections,
     refuse_odd_values,
 )
-from eligo.config.nearest import did_you_mean
+from eligo.config.nearest import did_you_mean, nearest
 from eligo.config.problems import describe
 from eligo.config.yaml import dump_yaml, read_yaml
 from eligo.errors import ConfigError
@@ -72,13 +72,17 @@ def validate(
 ) -> ConfigT:
     """The config that a layer describes; all its problems in one `ConfigError`.
 
-    `overrides` win, but they do not hide a section of the layer that is no mapping.
+    `overrides` win, and so does a file over the one that it extends, but they do not hide a value
+    or a section there that nobody can read.
     """
-    refuse_odd_values(layer)
     if overrides:
-        refuse_odd_sections(cls, cls.translated(layer))
         layer = override(layer, overrides)
-        refuse_odd_values(layer)
+    refuse_odd_values(layer)
+    below = layer.below
+    while below is not None:
+        refuse_odd_values(below)
+        refuse_odd_sections(cls, cls.translated(below))
+        below = below.below
     layer = completed(cls, cls.translated(layer))
     try:
         return cls.model_validate(layer.tree)
@@ -136,8 +140,10 @@ def _find_file(family: str | None, path: Path, readers: Sequence[Path]) -> Path 
         if path.is_dir():
             raise ConfigError(f"{path}: is a folder; expected a YAML file")
         beside = [entry for entry in _listed(path.parent) if entry.suffix == path.suffix]
-        near = [str(entry) for entry in beside if entry not in readers]
-        raise ConfigError(f"{path}: no such config file{did_you_mean(str(path), near)}")
+        near = {entry.stem: entry for entry in beside if entry not in readers}
+        found = nearest(path.stem, near)
+        hint = f"; did you mean {near[found]}?" if found else ""
+        raise ConfigError(f"{path}: no such config file{hint}")
     for shipped in (SHIPPED / (family or "") / f"{path}.yaml", SHIPPED / f"{path}.yaml"):
         if shipped.is_file():
             return shipped

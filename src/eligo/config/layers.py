@@ -29,12 +29,14 @@ FLAG = "--"
 class Layer:
     """A tree, and for its keys the rank of the layer that wrote it and the place (`()`: the whole).
 
-    Ranks count from 0, the lowest; `height` is one more than the highest.
+    Ranks count from 0, the lowest; `height` is one more than the highest. `below` is the layer that
+    this one was put over: what it holds must be valid too, also where it is replaced.
     """
 
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, tuple[int, str]] = field(default_factory=dict)
     height: int = 1
+    below: "Layer | None" = None
 
     def over(self, base: "Layer") -> "Layer":
         """Both, key by key; where both have one, ours."""
@@ -45,7 +47,8 @@ class Layer:
             if not any(path[:end] in replaced for end in range(1, len(path)))
         }
         lifted = {path: (rank + base.height, at) for path, (rank, at) in self.origins.items()}
-        return Layer(_merged(base.tree, self.tree), kept | lifted, base.height + self.height)
+        merged = _merged(base.tree, self.tree)
+        return Layer(merged, kept | lifted, base.height + self.height, base)
 
     def where(self, path: KeyPath) -> str:
         """The start of a message about a key: `file.yaml:3: a.b: `, or `--a.b: `."""
@@ -94,7 +97,7 @@ def refuse_odd_values(layer: Layer) -> None:
 
 
 def refuse_odd_sections(cls: type[BaseModel], layer: Layer, path: KeyPath = ()) -> None:
-    """A section that is no mapping is an error, also where flags would replace it."""
+    """A section that is no mapping is an error, also where another layer replaces it."""
     tree: Any = layer.tree
     for name in path:
         tree = tree[name]

@@ -33,6 +33,9 @@ def describe(
         found.setdefault(path, []).append(words)
     if _TASK in found:  # a file for another command: all else would be wrong as well
         found = {_TASK: found[_TASK]}
+    # Of a union, the member that a value comes closest to complains about something inside it.
+    around = {path[:end] for path in found for end in range(len(path))}
+    found = {path: words for path, words in found.items() if path not in around}
     return "\n".join(where(path) + _joined(words) for path, words in found.items())
 
 
@@ -99,6 +102,8 @@ def _in_words(
         # A validator of a whole config sees all of it: repeating it would say nothing.
         return path, text if isinstance(problem["input"], Mapping) else f"got {got}: {text}"
     expected = re.sub(r", unable to .*", "", message.removeprefix("Input should be "))
+    expected = expected.replace("a valid dictionary", "a mapping").replace("a valid list", "a list")
+    expected = re.sub(r"^\w+ should have (.*?)( after validation)?(, not \d+)?$", r"\1", expected)
     hint = _nearest_value(problem["input"], expected) if kind == "literal_error" else ""
     if problem["input"] in ("None", "none"):
         hint = "; nothing is written null in YAML"
@@ -128,6 +133,8 @@ def _keys_at(parent: Any, path: tuple[str, ...]) -> list[str]:
 
 
 def _nearest_key(path: tuple[str, ...], parent: Any, root: tuple[type[BaseModel], Any]) -> str:
+    if kind := _other_kind(path, root[0]):
+        return kind
     siblings = list(dict.fromkeys(k for config in configs_in(parent) for k in config.model_fields))
     found = nearest(path[-1], siblings)
     if found:
@@ -138,6 +145,21 @@ def _nearest_key(path: tuple[str, ...], parent: Any, root: tuple[type[BaseModel]
     if elsewhere:
         return f"; did you mean {elsewhere[0]}?"
     return f"; valid keys here: {', '.join(siblings)}"
+
+
+def _other_kind(path: tuple[str, ...], cls: type[BaseModel]) -> str:
+    """Which other members of a tagged union have this key: the help lists those of all."""
+    members, tag = [cls], None
+    for part in path[:-1]:
+        fields = [member.model_fields[part] for member in members if part in member.model_fields]
+        if not fields:
+            return ""
+        members, tag = configs_in(fields[0].annotation), fields[0].discriminator
+    if not isinstance(tag, str):
+        return ""
+    owners = [member.model_fields[tag] for member in members if path[-1] in member.model_fields]
+    kinds = " or ".join(str(kind) for owner in owners for kind in get_args(owner.annotation))
+    return f" here; it belongs to {'.'.join((*path[:-1], tag))} {kinds}" if kinds else ""
 
 
 def dotted_keys(

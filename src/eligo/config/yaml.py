@@ -89,7 +89,12 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
         text = read_text(path, most_bytes=_MOST_BYTES)
     except InputError as error:
         raise ConfigError(str(error)) from None
-    return parse_yaml(text, str(path))
+    tree, lines = parse_yaml(text, str(path))
+    if not tree:
+        raise ConfigError(
+            f"{path}: holds no keys, expected `key: value` lines; is it another file?"
+        )
+    return tree, lines
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:

@@ -110,7 +110,10 @@ def _read_jsonl(source: Path) -> Iterator[Record]:
         strange = [key for key in row if key not in known]
         if strange:
             hint = did_you_mean(strange[0], known)
-            raise InputError(f"{source}:{number}: unknown field {strange[0]!r}{hint}")
+            raise InputError(
+                f"{source}:{number}: unknown field {strange[0]!r}{hint} (expected some of "
+                f"{', '.join(known)})"
+            )
         paths = {}
         for key in ("image", "depth", "label"):
             value = row.get(key)

@@ -11,7 +11,6 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from eligo.pixels.data.classes import NYU_40
 from eligo.pixels.inference.config import SegmenterConfig
 from eligo.pixels.inference.segmenter import Segmenter, plain_config
 from eligo.pixels.model.official import from_official, unwrapped
+from eligo.reading import reading
 from eligo.train.weights import read_pickled
 
 _OURS = ("head.", "text_norm.", "encoder.align.", "encoder.depth_stem.")
@@ -31,10 +31,8 @@ _ALIKE = 1e-3  # numbers in half precision
 def read_official(path: Path) -> dict[str, Tensor]:
     """The tensors of a .pth or .safetensors file; nothing in it is executed."""
     if path.suffix == ".safetensors":
-        try:
+        with reading(path, "tensors in a .safetensors file"):
             return unwrapped(load_file(path))
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{path}: cannot be read as weights ({error})") from error
     found = read_pickled(path, holds="tensors", made_by="DFormerv2's training code saves")
     if not isinstance(found, Mapping):
         raise InputError(f"{path}: got {type(found).__name__}, expected tensors by name")

@@ -106,6 +106,13 @@ def read_method(text: str) -> Method:
         if not equals:
             raise InputError(f"method: got {text!r}, expected NAME or NAME:OPTION=VALUE,...")
         options[key.strip()] = parse_value(value)
+    known = [key for key in find(name.strip()).model_fields if key != "name"]
+    for key in options:
+        if key not in known:
+            raise InputError(
+                f"method {text!r}: {name.strip()} has no option {key!r}{did_you_mean(key, known)} "
+                f"(options: {', '.join(known) or 'none'})"
+            )
     return build(name.strip(), **options)
 
 

@@ -69,7 +69,7 @@ class Asker:
         device = next(self.model.parameters()).device
         for plan in plans.values():
             move(plan, device)
-        collator, context = Collator(self.processor), ContextWatch(self.model)
+        collator, prompts = Collator(self.processor), ContextWatch(self.model)
         answers = Answers()
         for kept in (answers.right, answers.said, answers.seconds):
             kept.update({name: [] for name in plans})
@@ -79,7 +79,7 @@ class Asker:
             rows = self.examples.__getitems__(range(first, last))
             answers.families += [row.family for row in rows]
             batch = collator(rows).to(device)
-            context.look(batch.inputs["input_ids"].shape[1])
+            prompts.look(batch.inputs["input_ids"].shape[1])
             padded = batch.inputs["attention_mask"].cpu()
             for name, plan in plans.items():
                 context = pruning(self.model, plan, batch.question_mask, scene=batch.scene)

@@ -37,8 +37,7 @@ from eligo.demos.selector import Choice, PoolSelector
 from eligo.errors import InputError
 from eligo.tensors import save_tensors
 from eligo.train import load_weights, save_weights
-from eligo.train.weights import build_module
-from eligo.train.weights import read_tensors
+from eligo.train.weights import build_module, read_tensors
 
 NAMED: dict[str, AnyPointerConfig] = {
     "v0": PointerSelectorV0Config(),

@@ -1,6 +1,7 @@
 """A model folder with any of its files damaged is one line, or it loads as if nothing had been."""
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,3 +134,26 @@ def test_any_damage_is_one_line(name, tmp_path):
                 file.rmdir()
             file.write_bytes(content)
     kind.load(there)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "was", "becomes"),
+    [
+        ("retrieval", "config.yaml", r"embed_dim: \d+", "embed_dim: 100000000"),
+        ("segmenter", "config.yaml", "text_dim: 16", "text_dim: 4000000000"),
+        ("segmenter", "config.yaml", "num_classes: 14", "num_classes: 4000000000"),
+        ("plan", "token_merger.json", '"dim": 16', '"dim": 1000000'),
+        ("plan", "layer_pruners.json", '"width": 12', '"width": 4000000000'),
+        ("pointer", "config.yaml", "hidden_dim: 8", "hidden_dim: 1000000"),
+        ("selector", "selector.json", '"hidden_dim": 8', '"hidden_dim": 1000000'),
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_take_no_memory(name, file, was, becomes, tmp_path):
+    kind, there = KINDS[name], tmp_path / "model"
+    kind.save(there)
+    text = (there / file).read_text()
+    assert re.search(was, text)
+    (there / file).write_text(re.sub(was, becomes, text))
+    told = problem(lambda: kind.load(there))
+    assert len(told.splitlines()) == 1
+    assert "expected config and weights of one model" in told

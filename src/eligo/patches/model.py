@@ -33,6 +33,7 @@ from eligo.patches.match.sides import Images, Texts, split_tokens
 from eligo.pretrained import find_model, quiet_transformers
 from eligo.reading import reading
 from eligo.train.weights import load_weights, save_weights
+from eligo.untrusted import read_header
 
 _NET = "net.safetensors"
 _HOLDS = ("config.yaml", "heads.safetensors", _NET, "vision/*", "text/*")
@@ -184,6 +185,7 @@ class RetrievalModel(nn.Module):
             )
         with reading(folder / "config.yaml", "the config of a retrieval model"):
             config = load_config(RetrievalConfig, folder / "config.yaml")
+            _check_width(config.encoders.embed_dim, folder / "heads.safetensors")
             image_encoder, text_encoder = load_encoders(config.encoders, folder)
             net = build_net(config.match, config.encoders.embed_dim, image_encoder.layout)
         model = cls(config, image_encoder, text_encoder, net)
@@ -193,3 +195,15 @@ class RetrievalModel(nn.Module):
     @property
     def _heads(self) -> nn.ModuleDict:
         return nn.ModuleDict({"image": self.image_encoder.head, "text": self.text_encoder.head})
+
+
+def _check_width(embed_dim: int, heads: Path) -> None:
+    """Refuse a width that the weights do not have, before memory is taken for it."""
+    if not heads.is_file():
+        return  # said by who reads it
+    for name, (_, shape) in read_header(heads).items():
+        if shape and shape[0] != embed_dim:
+            raise InputError(
+                f"encoders.embed_dim: got {embed_dim}, but {name} in {heads.name} has {shape[0]} "
+                "rows; expected config and weights of one model: copy the folder again"
+            )

@@ -3,9 +3,10 @@
 Tied tensors are stored once, under their first name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -16,6 +17,10 @@ from eligo.files import checked_name
 from eligo.pretrained import misfits, not_finite, refuse_misfits
 from eligo.reading import reading
 from eligo.tensors import save_tensors
+from eligo.untrusted import read_header
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+_FEW = 10_000_000  # weights that cost little, whatever the files hold
 
 
 def save_weights(
@@ -47,16 +52,38 @@ def load_weights(folder: Path, modules: Mapping[str, nn.Module]) -> None:
     """Fill the modules from `save_weights` files; anything missing or unexpected is an error."""
     problems: list[str] = []
     for name, module in modules.items():
-        files = sorted(folder.glob(f"{name}-[0-9]*-of-[0-9]*.safetensors"))
-        if (single := folder / f"{name}.safetensors").is_file():
-            files = [single]
-        if not files:
-            raise InputError(f"no weights for {name!r} in {folder}: expected {single.name}")
-        if len(files) > 1 and not files[0].stem.endswith(f"-of-{len(files):05d}"):
-            raise InputError(f"weights of {name!r} in {folder} lack a shard: found {len(files)}")
+        files = _files(folder, name)
         stored = {key: value for file in files for key, value in read_tensors(file).items()}
         problems += _fill(name, module, stored)
     refuse_misfits(folder, problems)
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    files = sorted(folder.glob(f"{name}-[0-9]*-of-[0-9]*.safetensors"))
+    if (single := folder / f"{name}.safetensors").is_file():
+        files = [single]
+    if not files:
+        raise InputError(f"no weights for {name!r} in {folder}: expected {single.name}")
+    if len(files) > 1 and not files[0].stem.endswith(f"-of-{len(files):05d}"):
+        raise InputError(f"weights of {name!r} in {folder} lack a shard: found {len(files)}")
+    return files
+
+
+def build_module(folder: Path, name: str, build: Callable[[], ModuleT]) -> ModuleT:
+    """A module whose weights lie in a folder, not yet filled; `build` is called twice.
+
+    First without memory: the sizes in a config that is damaged may be endless.
+    """
+    with torch.device("meta"):
+        expected = sum(part.numel() for part in build().parameters())
+    headers = [read_header(file) for file in _files(folder, name)]
+    stored = sum(prod(shape) for header in headers for _, shape in header.values())
+    if expected > 2 * stored + _FEW:
+        raise InputError(
+            f"{folder}: its config describes {expected} weights, but {name} holds {stored}; "
+            "expected config and weights of one model: copy the folder again"
+        )
+    return build()
 
 
 def read_pickled(path: Path, *, holds: str, made_by: str, allowed: Sequence[type] = ()) -> Any:

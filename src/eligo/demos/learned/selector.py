@@ -37,7 +37,7 @@ from eligo.demos.selector import Choice, PoolSelector
 from eligo.errors import InputError
 from eligo.tensors import save_tensors
 from eligo.train import load_weights, save_weights
-from eligo.train.weights import read_tensors
+from eligo.train.weights import build_module, read_tensors
 
 NAMED: dict[str, AnyPointerConfig] = {
     "v0": PointerSelectorV0Config(),
@@ -253,12 +253,15 @@ class LearnedSelector(PoolSelector):
 
     @classmethod
     def _restore(cls, settings: dict[str, Any], folder: Path, pool: Pool) -> "LearnedSelector":
-        config = _ADAPTER.validate_python(settings["model"])
+        def built(name: str, described: Any) -> PointerSelector:
+            config = _ADAPTER.validate_python(described)
+            return build_module(folder, name, lambda: build_model(config))
+
         tower = settings["tower"]
         selector = cls.of(
-            build_model(config),
+            built("pointer", settings["model"]),
             pool,
-            None if tower is None else build_model(_ADAPTER.validate_python(tower)).eval(),
+            None if tower is None else built("tower", tower).eval(),
             fit=FitConfig(**settings["fit"]),
             rerank=settings["rerank"],
             approximate=settings["approximate"],

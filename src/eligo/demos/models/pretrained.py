@@ -23,7 +23,7 @@ from eligo.demos.models.pointer import PointerSelector
 from eligo.errors import InputError
 from eligo.pretrained import find_model, misfits, refuse_misfits
 from eligo.reading import read_object, reading
-from eligo.train.weights import load_weights, read_pickled, save_weights
+from eligo.train.weights import build_module, load_weights, read_pickled, save_weights
 
 FILE, CONFIG, SELECTOR = "pointer", "config.yaml", "selector.json"
 _ADAPTER: TypeAdapter[AnyPointerConfig] = TypeAdapter(AnyPointerConfig)
@@ -50,7 +50,8 @@ def load_pointer(name: str | Path) -> PointerSelector:
             "a run of `eligo demos train`"
         )
     with reading(folder, "the config of a pointer selector"):
-        model = build_model(_config(folder))
+        config = _config(folder)
+        model = build_module(folder, FILE, lambda: build_model(config))
     load_weights(folder, {FILE: model})
     return model.eval()
 

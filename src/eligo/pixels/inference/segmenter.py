@@ -20,7 +20,7 @@ from eligo.pixels.text.config import TableTextConfig
 from eligo.pixels.text.encoders import TextEncoder, build_text_encoder, same_probe
 from eligo.pretrained import find_model, shipped_model
 from eligo.reading import reading
-from eligo.train.weights import load_weights, save_weights
+from eligo.train.weights import build_module, load_weights, save_weights
 
 SHIPPED = "pixels"
 """The small model of generated rooms, if it comes with this eligo."""
@@ -48,7 +48,7 @@ class Segmenter:
         found = model_folder(name)
         with reading(found / "config.yaml", "the config of a segmentation model"):
             config = stored_config(found)
-            model = PixelsModel(config)
+            model = build_module(found, "model", lambda: PixelsModel(config))
         load_weights(found, {"model": model})
         return cls(config, model.to(device).eval())
 

@@ -19,7 +19,7 @@ from eligo.errors import InputError
 from eligo.files import write_text
 from eligo.pretrained import find_model
 from eligo.reading import read_object, reading
-from eligo.train.weights import load_weights, save_weights
+from eligo.train.weights import build_module, load_weights, save_weights
 from eligo.untrusted import read_header
 
 PartT = TypeVar("PartT", bound="Part")
@@ -70,7 +70,8 @@ class Part(nn.Module):
                 "config.yaml; expected one of them beside it: write it with save_pretrained"
             )
         with reading(described if described.is_file() else run, f"the sizes of a {cls.__name__}"):
-            part = cls(load_config(cls.shape_type, shape))
+            sizes = load_config(cls.shape_type, shape)
+            part = build_module(folder, cls.file_name, lambda: cls(sizes))
         load_weights(folder, {cls.file_name: part})
         return part.eval()
 

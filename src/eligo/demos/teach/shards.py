@@ -26,7 +26,7 @@ from eligo.demos.hosts.prompt import UnscorableError
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
 from eligo.files import remove_file, remove_folder, write_text
-from eligo.reading import read_json
+from eligo.reading import read_json, reading
 from eligo.tensors import save_tensors
 
 FORMAT = 1
@@ -85,7 +85,8 @@ def _read_broken_off(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, t
     """Lines and scores of the first queries of a shard; nothing if it was not begun."""
     if not path.exists():
         return [], []
-    with safe_open(path, "pt") as file:
+    told = "a shard that a teacher began: remove it and run the same `eligo demos teach` again"
+    with reading(path, told), safe_open(path, "pt") as file:
         lines = json.loads((file.metadata() or {})[_LINES])
         table = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return lines, [table] if table else []

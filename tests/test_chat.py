@@ -1,13 +1,14 @@
 """Texts of users: the placeholder of the image, and control tokens that stay text."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from eligo.chat import place_image, plain_text, spoken_ids
+from eligo.chat import ContextWatch, place_image, plain_text, spoken_ids
 from eligo.cli.demo.own import read_questions
 from eligo.errors import InputError
 from eligo.patches import RetrievalModel
@@ -98,3 +99,17 @@ def test_data_files_of_llava(tmp_path):
     text = tmp_path / "lines.txt"
     text.write_text("a.png\t<image> What colour?\n")
     assert read_questions(text, None)[0].question == "What colour?"
+
+
+def test_prompts_beyond_the_context_are_remarked_once(caplog):
+    text = SimpleNamespace(max_position_embeddings=10)
+    watch = ContextWatch(SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text)))
+    for length in (9, 10, 12, 11, 12, 15):
+        watch.look(length)
+    told = [record.getMessage() for record in caplog.records]
+    assert [line.split(" tokens")[0] for line in told] == [
+        "the prompt has 12", "the prompt has 15",
+    ]  # fmt: skip
+    text.max_position_embeddings = None
+    ContextWatch(SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))).look(99)
+    assert len(caplog.records) == 2

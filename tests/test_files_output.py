@@ -13,6 +13,7 @@ from typing import Annotated
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import eligo
@@ -433,6 +434,7 @@ _MODULES = {"files.py", "file_system.py", "locks.py"}
 _ALLOWED = {
     ("tensors.py", "save_file"),
     ("cli/__init__.py", "os.open"),  # a closed pipe on stdout
+    ("reading.py", "os.open"),  # for reading, without waiting for a pipe
     ("demos/pipeline/folder.py", "write_text"),  # into what `writing` gave
 }
 _METHODS = {
@@ -485,3 +487,19 @@ def test_writing_still_hands_out_a_path_with_the_same_ending(tmp_path):
         assert temporary.name == "module.pt2"
         temporary.write_text("")
     assert names(tmp_path) == ["module.pt2"]
+
+
+@pytest.mark.parametrize("name", ["label.png", "overlay.png"])
+def test_a_command_never_replaces_its_own_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    Image.new("RGB", (64, 48)).save(tmp_path / name)
+    before = (tmp_path / name).read_bytes()
+    command = ["pixels", "predict", "--image", str(tmp_path / name), "--out", str(tmp_path)]
+    assert main(command) == 2
+    assert f"{name}: would be replaced by the output" in capsys.readouterr().err
+    assert (tmp_path / name).read_bytes() == before
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert main([*command[:-1], str(tmp_path / "link")]) == 2
+    assert (tmp_path / name).read_bytes() == before
+    assert main([*command[:-1], str(tmp_path / "other")]) == 0

@@ -30,6 +30,7 @@ from eligo.scenes.vlm.model import build_processor, build_vlm, load_vlm, save_vl
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.load import load_host
 from eligo.tokens.training.inputs_config import HostConfig
+from eligo.untrusted import check_stock_folder
 
 SMALL = VlmConfig(
     image_size=28, vision_width=16, vision_layers=2, layers=1, width=16, hidden=16, heads=2
@@ -45,7 +46,7 @@ def save_host(path: Path) -> None:
 
 def save_clip(path: Path) -> None:
     config = CLIPConfig(
-        text_config={**TOWER, "vocab_size": 300, "projection_dim": 8},
+        text_config={**TOWER, "vocab_size": 180, "projection_dim": 8},
         vision_config={**TOWER, "image_size": 28, "patch_size": 14},
         projection_dim=8,
     )
@@ -59,7 +60,7 @@ def save_vit(path: Path) -> None:
 
 
 def save_bert(path: Path) -> None:
-    BertModel(BertConfig(**TOWER, vocab_size=300), False).save_pretrained(path)
+    BertModel(BertConfig(**TOWER, vocab_size=180), False).save_pretrained(path)
     scene_tokenizer().save_pretrained(path)
 
 
@@ -257,6 +258,32 @@ def test_another_processor(tmp_path):
     assert "reads text only" in refusal(LOADERS["tokens"][1], tmp_path / "bert")
     assert "expected CLIP or SigLIP" in refusal(LOADERS["demos encoder"][1], tmp_path / "bert")
     assert "as a CLIP model" in refusal(LOADERS["pixels"][1], tmp_path / "bert")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"size": {"height": 10**6, "width": 10**6}},
+        {"size": {"shortest_edge": 10**6}},
+        {"size": {"longest_edge": 10**8}},
+        {"size": 10**9},
+        {"crop_size": [10**6, 224]},
+        {"image_processor": {"crop_size": {"height": 10**6, "width": 224}}},
+        {"min_pixels": 10**10},
+        {"merge_size": 2, "size": {"shortest_edge": 10**10, "longest_edge": 10**11}},
+    ],
+)
+def test_processors_that_would_fill_the_memory(sizes, tmp_path):
+    save_host(tmp_path)
+    change(tmp_path / "preprocessor_config.json", **sizes)
+    assert "pixels" in refusal(LOADERS["tokens"][1], tmp_path)
+
+
+def test_sizes_of_usual_processors_are_allowed(tmp_path):
+    area = {"merge_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216}}
+    for sizes in (area, {"size": {"longest_edge": 2048}}, {"min_pixels": 3136}, {"size": None}):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(sizes))
+        check_stock_folder(tmp_path)
 
 
 # ---------------------------------------------------------------- chat templates

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from types import FrameType
 from typing import Any
 
@@ -32,6 +32,7 @@ _MOST_BYTES = 2**30
 _RUN_BY_TEMPLATES = ("filters.py", "runtime.py", "sandbox.py", "tests.py", "utils.py")  # of jinja2
 _LIMITS = Lock()  # they are the process's
 _EXPECTED = "a chat template that transformers can render: correct it, or copy the folder again"
+_TOKENIZERS = RLock()
 _rendered: set[tuple[str, ...]] = set()  # templates that have written a prompt within the limits
 _log = logging.getLogger("eligo")
 
@@ -68,6 +69,25 @@ def plain_text(processor: Any, text: str) -> str:
     return text if found is None else found.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
 
+def tokenize(processor: Any, *args: Any, **options: Any) -> Any:
+    """Call a tokenizer or processor: one thread at a time.
+
+    A fast tokenizer keeps padding and truncation as its own state, set by one call and read by the
+    next. Without a lock, threads that share it get texts cut or padded as another thread asked.
+    One that names no padding token pads with its end token: masks hide what is padded.
+    """
+    tokenizer = getattr(processor, "tokenizer", processor)
+    with _TOKENIZERS:
+        if options.get("padding") and getattr(tokenizer, "pad_token_id", 0) is None:
+            if tokenizer.eos_token is None:
+                raise InputError(
+                    f"tokenizer of {_name(processor)}: names neither pad_token nor eos_token, "
+                    "expected one to fill rows with; add pad_token to tokenizer_config.json"
+                )
+            tokenizer.pad_token = tokenizer.eos_token
+        return processor(*args, **options)
+
+
 @lru_cache(maxsize=32)
 def _control_tokens(tokenizer: Any, size: int, extra: frozenset[str]) -> re.Pattern[str] | None:
     """What matches any of them, the longest first; `size` changes where tokens are added."""
@@ -98,15 +118,23 @@ def remark_cut(
     )  # fmt: skip
 
 
-def remark_context(model: Any, length: int) -> None:
-    """Log that a prompt is longer than the context that a host was trained for."""
-    config = model.config.get_text_config()
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and length > longest:
+class ContextWatch:
+    """Logs that prompts are longer than the context of a host: once, and again for a longer one."""
+
+    def __init__(self, model: Any) -> None:
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.context = longest if isinstance(longest, int) else None
+        self._longest = self.context or 0
+
+    def look(self, length: int) -> None:
+        """Look at the tokens of a prompt, or of the longest of a batch."""
+        if self.context is None or length <= self._longest:
+            return
+        self._longest = length
         _log.warning(
             "the prompt has %d tokens, and the context of the host is %d: its answer means little; "
             "shorten the text, or give fewer examples",
-            length, longest,
+            length, self.context,
         )  # fmt: skip
 
 
@@ -135,10 +163,10 @@ def spoken_ids(tokenizer: Any, prompt: str, answer: str) -> list[int]:
     differently; between them stands a space, unless the prompt ends in one (or in a line break).
     """
     gap, answer = "" if prompt[-1:].isspace() else " ", plain_text(tokenizer, answer)
-    before = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    whole = tokenizer(f"{prompt}{gap}{answer}", add_special_tokens=False)["input_ids"]
+    before = tokenize(tokenizer, prompt, add_special_tokens=False)["input_ids"]
+    whole = tokenize(tokenizer, f"{prompt}{gap}{answer}", add_special_tokens=False)["input_ids"]
     if whole[: len(before)] != before:  # the tokenizer joined the two
-        before, whole = [], tokenizer(answer, add_special_tokens=False)["input_ids"]
+        before, whole = [], tokenize(tokenizer, answer, add_special_tokens=False)["input_ids"]
     return list(whole[len(before) :])
 
 

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,19 @@ from eligo.reading import numbered_lines as numbered_lines
 from eligo.reading import read_json
 from eligo.reading import read_text as read_text
 
+_inputs: set[str] = set()  # files and folders that the running command reads
 _MAX_NAME_BYTES = 200  # file systems allow 255; what is appended to a name needs some of them
+
+
+@contextmanager
+def keeping(inputs: Iterable[Path]) -> Iterator[None]:
+    """Meanwhile no output replaces these files or folders, nor a folder that they are in."""
+    new = {os.path.realpath(path) for path in inputs if path.exists()} - _inputs
+    _inputs.update(new)
+    try:
+        yield
+    finally:
+        _inputs.difference_update(new)
 
 
 @contextmanager
@@ -53,6 +65,7 @@ def writing(path: str | Path, *, make_folder: bool = True, sync: bool = True) ->
     path = Path(path)
     with write_errors(path):
         target, is_stream = target_of(path)
+        _refuse_input(path, target)
         if make_folder and not path.is_symlink():
             target.parent.mkdir(parents=True, exist_ok=True)
         with aside(Path(tempfile.gettempdir()) if is_stream else target.parent) as hidden:
@@ -81,6 +94,7 @@ def writing_folder(
     refuse_strange(path, marker=marker, holds=holds)
     with write_errors(path):
         target = Path(os.path.realpath(path))  # a link stays, and the folder that it names changes
+        _refuse_input(path, target)
         target.parent.mkdir(parents=True, exist_ok=True)
         with aside(target.parent) as hidden:
             mode = mode_of(None, hidden)
@@ -98,6 +112,15 @@ def writing_folder(
                 sync_file(Path(folder))
             put(temporary, target)
             sync_file(target.parent)
+
+
+def _refuse_input(path: Path, target: Path) -> None:
+    real = os.path.realpath(target)
+    if any(Path(used).is_relative_to(real) for used in _inputs):
+        raise InputError(
+            f"{path}: would be replaced by the output, but is an input of this command, or holds "
+            "one; choose another --out"
+        )
 
 
 def refuse_strange(path: Path, *, marker: str, holds: Sequence[str] | None = None) -> None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from eligo.chat import tokenize
 from eligo.errors import InputError
 
 _log = logging.getLogger("eligo")
@@ -64,7 +65,7 @@ def unknown_share(tokenizer: Any, text: str) -> float:
 
     0 for tokenizers whose unknown token has another meaning as well, as the end token of CLIP.
     """
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = tokenize(tokenizer, text, add_special_tokens=False)["input_ids"]
     return sum(number == tokenizer.unk_token_id for number in ids) / len(ids) if ids else 1.0
 
 
@@ -83,7 +84,7 @@ def refuse_encoder(config: Any, where: str) -> None:
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """Of all tokens with their ids, the special ones, and how a sentence is split."""
-    said = tokenizer(_PROBE)["input_ids"]
+    said = tokenize(tokenizer, _PROBE)["input_ids"]
     special = getattr(tokenizer, "special_tokens_map", {})
     parts = [
         sorted(tokenizer.get_vocab().items()),

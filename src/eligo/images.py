@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from eligo.errors import InputError
+from eligo.shared_state import warnings_lock
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 MOST_PIXELS = 2**24
@@ -41,7 +41,6 @@ SIDEWAYS = (5, 6, 7, 8)
 _ONE_SIZE = ("CLIPProcessor", "LlavaProcessor", "PaliGemmaProcessor", "SiglipProcessor")
 _END = 4096  # bytes of either end of a file that tell it from another one of its size
 _log = logging.getLogger("eligo")
-_warnings_lock = Lock()  # filters of warnings are one for all threads
 
 
 def image_files(folder: Path) -> Iterator[Path]:
@@ -203,7 +202,7 @@ def _opened(path: str | Path) -> Iterator[Image.Image]:
     if Path(path).is_dir():
         raise InputError(f"{name}: is a folder; {_EXPECTED}")
     try:
-        with _warnings_lock, warnings.catch_warnings():  # of sizes that we make smaller ourselves
+        with warnings_lock, warnings.catch_warnings():  # of sizes that we make smaller ourselves
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(path)
         with image:

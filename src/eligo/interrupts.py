@@ -4,10 +4,12 @@ Only handlers that would end the program are replaced: a process that ignores a 
 starts background jobs so), or a program with handlers of its own, keeps what it has.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -80,6 +82,25 @@ class Delayed:
         again, self.number = bool(self.number), number
         if again or self._at_once:
             raise Interrupted(number)
+
+
+class Launcher:
+    """`accelerate launch`, if it started this process.
+
+    It passes no signal on to a single process, which would then train on alone, unseen.
+    """
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+        try:
+            command = Path(f"/proc/{self._parent}/cmdline").read_bytes()
+        except OSError:  # no Linux: its end goes unnoticed
+            command = b""
+        self._is_accelerate = b"accelerate" in command
+
+    def signal(self) -> int:
+        """SIGTERM once it has ended, else 0."""
+        return signal.SIGTERM if self._is_accelerate and os.getppid() != self._parent else 0
 
 
 @contextmanager

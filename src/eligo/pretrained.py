@@ -8,14 +8,15 @@ A model is named by its folder, by the name of one that comes with eligo, or by 
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
 from eligo.reading import reading, reason
+from eligo.shared_state import warnings_lock
 from eligo.untrusted import check_stock_folder, check_stock_weights, is_quantised
 
 SHIPPED = Path(__file__).parent / "scenes" / "models"
@@ -253,19 +254,41 @@ def _is_finite(tensor: Any) -> bool:
     return bool(low.isfinite() and high.isfinite())
 
 
+class _Quiet:
+    """What several threads share: the first one in changes it, the last one out restores it."""
+
+    users = 0
+    restore = ExitStack()
+
+
+_quiet_lock = Lock()
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Meanwhile `transformers` draws no bars, and leaves it to us to say what does not fit."""
+    with _quiet_lock, warnings_lock:
+        if not _Quiet.users:
+            _Quiet.restore = _be_quiet()
+        _Quiet.users += 1
+    try:
+        yield
+    finally:
+        with _quiet_lock, warnings_lock:
+            _Quiet.users -= 1
+            if not _Quiet.users:
+                _Quiet.restore.close()
+
+
+def _be_quiet() -> ExitStack:
     from transformers.utils import logging
 
-    drawn, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    stack = ExitStack()
+    stack.callback(logging.set_verbosity, logging.get_verbosity())
+    if logging.is_progress_bar_enabled():
+        stack.callback(logging.enable_progress_bar)
+    stack.enter_context(warnings.catch_warnings())
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if drawn:
-            logging.enable_progress_bar()
+    warnings.simplefilter("ignore")
+    return stack

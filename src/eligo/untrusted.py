@@ -29,14 +29,22 @@ _MOST = {_LAYERS: 10_000, re.compile(r"(experts|labels)$"): 1_000_000}
 _FEW_LAYERS = 200  # cost little, whatever the weights are
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _MANY_PATCHES = 1_000_000
+# What a processor scales every image to: sides, or the area where images keep their shape.
+_SIZES = ("size", "crop_size", "pad_size", "min_pixels")
+_LONGEST_SIDE, _LARGEST_AREA = 16_384, 100_000_000
 _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 
 
 def check_stock_folder(folder: Path) -> None:
     """Refuse a folder whose configs name code of its own, or more parts than any model has."""
-    for name in _STOCK_CONFIGS:
-        if (folder / name).exists():
-            _check_config(folder / name)
+    there = [folder / name for name in _STOCK_CONFIGS if (folder / name).exists()]
+    if not there:
+        raise InputError(
+            f"{folder}: holds no model of transformers (no config.json); expected a folder with a "
+            "model and its tokenizer or processor"
+        )
+    for path in there:
+        _check_config(path)
 
 
 def _check_config(path: Path) -> None:
@@ -45,6 +53,9 @@ def _check_config(path: Path) -> None:
         for key, size in _counts(tree, counted):
             if size > most:
                 raise InputError(f"{path}: got {key} {size}, expected at most {most}")
+    if "processor" in path.name:
+        for config in _objects(tree):
+            _check_pixels(path, config)
     for key, value in _entries(tree):
         if key == "auto_map" and value:
             raise InputError(
@@ -57,6 +68,25 @@ def _check_config(path: Path) -> None:
                 f"{path}: {key} names code on the hub ({value}), which eligo never runs; expected "
                 "eager or sdpa: remove the key"
             )
+
+
+def _check_pixels(path: Path, config: dict[str, Any]) -> None:
+    """Refuse a processor that scales every image up to what no memory holds."""
+    by_area = "merge_size" in config or "min_pixels" in config
+    most = _LARGEST_AREA if by_area else _LONGEST_SIDE
+    for key in _SIZES:
+        value = config.get(key)
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        sides = value if isinstance(value, dict) else {"": value}
+        for side, pixels in sides.items():
+            if by_area and side == "longest_edge":
+                continue  # a limit, which makes nothing larger
+            if isinstance(pixels, int) and pixels > most:
+                raise InputError(
+                    f"{path}: got {key} {side}: {pixels}, expected at most {most} pixels: copy the "
+                    "file again"
+                )
 
 
 def check_stock_weights(folder: Path) -> None:
@@ -87,7 +117,7 @@ def _check_counts(about: Path, num_tensors: int, num_weights: int) -> None:
                 f"{about}: got {key} {size}, but the weights beside it have {num_tensors} "
                 "tensors; expected config and weights of one model: copy the folder again"
             )
-    for config in (tree, *(value for _, value in _entries(tree) if isinstance(value, dict))):
+    for config in _objects(tree):
         size, patch = config.get("image_size"), config.get("patch_size")
         if not isinstance(size, int) or not isinstance(patch, int) or patch < 1:
             continue
@@ -144,6 +174,12 @@ def _shards(index: Path) -> list[Path]:
                 "expected all its shards: copy the whole folder again"
             )
     return [index.parent / name for name in names]
+
+
+def _objects(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The object itself and every one that is a value in it."""
+    yield tree
+    yield from (value for _, value in _entries(tree) if isinstance(value, dict))
 
 
 def _counts(tree: Any, names: re.Pattern[str]) -> Iterator[tuple[str, int]]:

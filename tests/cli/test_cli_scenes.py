@@ -54,7 +54,7 @@ def test_export_without_a_config_is_plain_json_lines(tmp_path, capsys):
         (["scenes", "export", "vqa"], "--out"),
         (["scenes", "export", "vqa", "--out", "x", "--scenes.painted", "1"], "painted"),
         (["scenes", "stats", "--questions", "0"], "--questions"),
-        (["scenes", "stats", "nyu"], "this command runs StatsConfig tasks"),
+        (["scenes", "stats", "nyu"], "task: got 'scenes.export'; expected a task: scenes.stats"),
     ],
 )
 def test_mistakes(args, message, tmp_path, monkeypatch, capsys):

@@ -20,8 +20,8 @@ def test_bench(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--rounds", "0"], "got --rounds 0"),
-        (["--candidates", "10"], "--candidates 10, expected at least"),
+        (["--rounds", "0"], "--rounds: got 0"),
+        (["--candidates", "10"], "--candidates: got 10, expected at least"),
         (["--suite", "no"], "--suite"),
         (["--device", "abacus"], "device: got 'abacus'"),
     ],

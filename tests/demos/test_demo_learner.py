@@ -315,7 +315,7 @@ def test_batches_are_functions_of_the_step():
 
 def test_a_smoke_run_writes_a_model(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["demos", "train-learner", "learner", "--smoke", "--json"]) == 0
+    assert main(["demos", "train-learner", "--smoke", "--json"]) == 0  # the shipped config
     found = json.loads(capsys.readouterr().out)
     steps = {"aiming", "seen", "binding", "pointing", "lookup", "holding"}
     steps |= {"seeking", "found"}

@@ -1,14 +1,16 @@
 """embed -> teach -> train -> predict -> evaluate, from the command line."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 from demo_hosts import picture, template, text_model, tokenizer
-from teach_cases import WORDS
+from teach_cases import WORDS, text_items
 from tokenizers import processors
 
+from eligo import files
 from eligo.cli import main
 from eligo.config import load_config, shipped_configs
 from eligo.demos import LearnedSelector, load_selector
@@ -21,11 +23,12 @@ from eligo.demos.models.config import (
     PointerSelectorV3Config,
 )
 from eligo.demos.pipeline.config import DemosTrainConfig
-from eligo.demos.pipeline.embed import embed_query
+from eligo.demos.pipeline.embed import embed, embed_query
 from eligo.demos.pipeline.encoders import WordsEncoder
 from eligo.demos.pipeline.folder import open_embedded
 from eligo.demos.pipeline.predict import open_selector
 from eligo.demos.teach.config import TeachConfig
+from eligo.interrupts import Interrupted
 from eligo.report.explorer.exhibit import Exhibit
 from eligo.report.explorer.folder import load_exhibit
 
@@ -330,3 +333,24 @@ def test_every_config_builds(name: str):
         assert config.model == MODELS[name]
         other = load_config(DemosTrainConfig, f"demos/{name}", {"model.version": "v0"})
         assert other.model == MODELS["v0"]
+
+
+def test_a_signal_never_leaves_two_embeddings_mixed(tmp_path, monkeypatch):
+    items = text_items(6)
+    embed(tmp_path, items, None, WordsEncoder(), name="words")
+    original, sent = files.put, iter([signal.SIGTERM])
+
+    def put(*places) -> None:
+        original(*places)
+        for number in sent:  # after the first of the two folders
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(files, "put", put)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(Interrupted, match="is written"):
+            embed(tmp_path, text_items(9), None, WordsEncoder(), name="words")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    pool, queries, _ = open_embedded(tmp_path)
+    assert len(pool) == len(queries) == 9

@@ -130,7 +130,7 @@ def test_bad_files_are_named(tmp_path):
         ("\n".join([lines[0], "{oops"]), "items.jsonl:2:2: not valid JSON"),
         ("\n".join([lines[0], lines[0]]), "items.jsonl:2: id: 'a' stood in line 1 already"),
         ('{"name": "a"}', "items.jsonl:1: id: got only name, expected text"),
-        ("[1]", "items.jsonl:1: got [1], expected an object"),
+        ("[1]", "items.jsonl:1: got '[1]', expected a JSON object"),
         ("\n".join(reversed(lines)), "does not belong to"),
     ]:
         (tmp_path / "items.jsonl").write_text(text)

@@ -20,7 +20,7 @@ from eligo.demos.teach.objective import added, worth
 from eligo.demos.teach.overlap import OverlapScorer, bigram_f1
 from eligo.demos.teach.read import read_records
 from eligo.demos.teach.run import check_turns, plan, teach
-from eligo.demos.teach.shards import _read_broken_off
+from eligo.demos.teach.shards import _read_broken_off, agree_on_host
 from eligo.demos.teach.teacher import teach_query
 from eligo.errors import EligoError, InputError
 from eligo.interrupts import Interrupted
@@ -179,16 +179,19 @@ def test_all_examples_and_queries_are_checked_first(tmp_path: Path):
         return Pool(names, torch.ones(len(names), 2), payload=[turn, {**turn, **payload}])
 
     class Processor:
-        image_processor, image_token = object(), "<image>"
+        image_processor, image_token, all_special_tokens = object(), "<image>", ()
+
+        def __len__(self) -> int:
+            return 1
 
     pool = set_of(["p", "q"], image=str(tmp_path / "b.png"))
-    queries = set_of(["r", "s"], question="is <image> red?")
+    queries = set_of(["r", "s"], question="is <image> like <image>?")
     with pytest.raises(InputError) as caught:
         check_turns(pool, queries, [0, 1], Processor())
     lines = str(caught.value).splitlines()
     assert lines[0] == "the data have 2 problems:"
     assert "example 's': " in lines[1]
-    assert "holds <image>" in lines[1]
+    assert "got 2 <image>" in lines[1]
     assert "b.png: cannot be read as an image" in lines[2]
     check_turns(set_of(["p", "q"]), queries, [0], Processor())  # the other is not asked
 
@@ -320,3 +323,61 @@ def test_a_damaged_part_of_a_shard_is_named(tmp_path, data):
     (path := tmp_path / "00000.safetensors").write_bytes(data)
     with pytest.raises(InputError, match=r"00000\.safetensors: cannot be read.*remove it"):
         _read_broken_off(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"shard": None},
+        {"shard": "../../x"},
+        {"pool": 3},
+        {"rows": [0]},
+        {"rows": [0, 10**9]},
+        {"rows": [5, 2]},
+        {"baseline": "low"},
+        {"query_id": "nobody"},
+        {"beams": [3]},
+        {"beams": [{"ids": ["nobody"], "value": 0, "step_values": []}]},
+        {"beams": [{"ids": ["t16", "t17", "t16"], "value": 0, "step_values": []}]},
+    ],
+)
+def test_a_damaged_line_of_a_taught_folder_is_one_error(tmp_path: Path, damage: dict):
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path)
+    teach(config, lambda *_: Judge())
+    records = config.out / "records.jsonl"
+    first, *others = records.read_text().splitlines()
+    line = {name: value for name, value in {**json.loads(first), **damage}.items() if value}
+    records.write_text("\n".join([json.dumps(line), *others]))
+    pool, queries, _ = open_embedded(config.data)
+    with pytest.raises(InputError, match=r"records\.jsonl:"):
+        read_records(config.out, pool, queries)
+
+
+@pytest.mark.parametrize("changes", [{"pool": None}, {"objective": "luck"}, {"objective": None}])
+def test_a_damaged_meta_file_of_a_taught_folder_is_one_error(tmp_path: Path, changes: dict):
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path)
+    teach(config, lambda *_: Judge())
+    meta = json.loads((config.out / "meta.json").read_text()) | changes
+    kept = {name: value for name, value in meta.items() if value is not None}
+    (config.out / "meta.json").write_text(json.dumps(kept))
+    pool, queries, _ = open_embedded(config.data)
+    with pytest.raises(InputError, match=r"meta\.json: "):
+        read_records(config.out, pool, queries)
+
+
+def test_teaching_does_not_go_on_with_other_weights_of_the_same_host(tmp_path: Path):
+    agree_on_host(tmp_path, torch.nn.Linear(3, 2))
+    written = (tmp_path / "host.json").read_text()
+    same = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        same.weight.fill_(json.loads(written)["weight"])
+    agree_on_host(tmp_path, same.half())
+    with torch.no_grad():
+        same.weight.add_(1)
+    with pytest.raises(InputError, match="other weights; choose another --out"):
+        agree_on_host(tmp_path, same)
+    (tmp_path / "host.json").write_text("[1]")
+    with pytest.raises(InputError, match=r"host\.json: cannot be read"):
+        agree_on_host(tmp_path, same)

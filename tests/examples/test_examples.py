@@ -73,7 +73,7 @@ def test_without_arguments_they_say_what_they_want(path: Path, example):
     [
         ("prune", ("vlm", "none.png", "?"), "none.png: there is no such image"),
         ("prune", ("nowhere/at/all", "here.png", "?"), "nowhere/at/all: there is no such folder"),
-        ("prune", (".", "here.png", "?"), "expected a folder with a vision-language"),
+        ("prune", (".", "here.png", "?"), "holds no model of transformers"),
         ("search_photos", ("none", "a ball"), "none: "),
         ("search_photos", (".", "a ball", "nowhere"), "nowhere: there is no such folder"),
         ("search_photos", (".", "a ball", "."), "no retrieval model in"),
@@ -246,7 +246,7 @@ def test_segment_rgbd(example, tmp_path: Path):
 def test_nothing_is_shipped_for_photos(example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("eligo.pretrained.SHIPPED", tmp_path)
     picture(tmp_path / "photo.png", 0)
-    with pytest.raises(SystemExit, match="comes with eligo"):
+    with pytest.raises(SystemExit, match="there is no such folder"):
         example("search_photos", tmp_path, "a red ball")
     with pytest.raises(SystemExit, match="eligo pixels train"):
         example("segment_rgbd", "rgb.png", "depth.png", "")

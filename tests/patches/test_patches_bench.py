@@ -41,7 +41,7 @@ def test_the_command(tmp_path, capsys):
     assert main(["patches", "bench", "--model", str(tmp_path), "--device", "cpu", *sizes]) == 0
     assert len(json.loads(capsys.readouterr().out)["matching"]) == 2
     assert main(["patches", "bench", "--model", str(tmp_path), "--num_images", "0"]) == 2
-    assert "got 0 images" in capsys.readouterr().err
+    assert "--num_images: got 0" in capsys.readouterr().err
 
 
 def test_lengths_are_those_of_coco(script):

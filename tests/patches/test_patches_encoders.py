@@ -6,6 +6,7 @@ from patch_models import text_folder, vision_folder
 from PIL import Image
 
 from eligo.errors import InputError
+from eligo.images import open_image
 from eligo.patches.config import RetrievalConfig
 from eligo.patches.model import RetrievalModel
 
@@ -173,3 +174,15 @@ def test_the_default_is_small_enough_to_ship():
     model = RetrievalModel.build(config)
     assert 2 * sum(part.numel() for part in model.parameters()) <= 4e6
     assert model.grid_hw == (14, 14)
+
+
+def test_a_large_image_from_memory_is_read_as_from_a_file(tmp_path):
+    encoder = RetrievalModel.tiny().image_encoder
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture = Image.new("RGB", (1600, 1200), "blue")
+    picture.paste("red", (0, 0, 400, 1200))
+    picture.save(tmp_path / "a.png", exif=exif)
+    file = open_image(tmp_path / "a.png", encoder.image_size)
+    with Image.open(tmp_path / "a.png") as opened:
+        assert torch.equal(encoder.prepare([opened]), encoder.prepare([file]))

@@ -54,6 +54,14 @@ def test_words_in_every_way_one_writes_them(run: Path, image: Path):
     assert predict(image, captions=["a ball", ""], model=model).words == ("a ball",)
 
 
+def test_an_out_folder_that_is_no_utf8(run: Path, image: Path, tmp_path: Path):
+    out = tmp_path / "caf\udce9"
+    for tags in ("wall", "floor"):
+        result = predict(image, tags=tags, model=run).save(out)
+    assert result["files"][0].endswith("caf\\xe9/label.png")
+    assert [file.name for file in (out / "tags").iterdir()] == ["00_floor.png"]
+
+
 def test_an_image_in_memory(run: Path, image: Path):
     model = Segmenter.from_pretrained(run)
     with Image.open(image) as opened:

@@ -284,7 +284,9 @@ def test_train_flags(capsys, tmp_path: Path):
     assert (encoder.use_cosine, encoder.learnable_temp) == (True, True)
     both = ("--sam-decoder-use-cosine", "--no-sam-decoder-use-cosine")
     assert "expected one of them" in refused(capsys, *base, *both)
-    assert "greater than 0" in refused(capsys, *base, "--sam-decoder-logit-init", "0")
+    assert "expected a finite number above 0" in refused(
+        capsys, *base, "--sam-decoder-logit-init", "0"
+    )
 
 
 def test_flag_defaults_are_the_documented_ones(capsys):

@@ -31,7 +31,7 @@ TINY = VlmConfig(
         (["--model.heads", "0"], "--model.heads: got 0"),
         (["--scenes.width", "56"], "expected both to be 336, model.image_size"),
         (["--weights", *"000000"], "weights: got (0, 0, 0, 0, 0, 0)"),
-        (["--weights", *"00000", "-1"], "weights: got (0, 0, 0, 0, 0, -1)"),
+        (["--weights", *"00000", "-1"], "--weights.5: got -1"),
     ],
 )
 def test_training_configs(flags, message, tmp_path, monkeypatch, capsys):

@@ -91,10 +91,10 @@ def test_plan_for_a_model_and_its_questions(host, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--target", "60"], "a share between 0 and 1"),
+        (["--target", "60"], "--target: got 60.0, expected a finite number above 0, at most 1"),
         (["--cuts", "2", "8", "--budgets", "100"], "got 2 --cuts and 1 --budgets"),
         (["--merge", "600"], "at most the one before"),
-        (["--cuts", "0", "--budgets", "100"], "layer 0 sees all"),
+        (["--cuts", "0", "--budgets", "100"], "--cuts: got 0, expected at least 1"),
         (["--model", "nowhere"], "nowhere: there is no such folder"),
         (["--questions", "x.jsonl"], "expected with --model"),
         (["--dtype", "int4"], "'int4'"),

@@ -1,6 +1,7 @@
 """Examples and batches: deterministic, left padded, answers never in the question mask."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from eligo.scenes.question_kinds import FAMILIES
 from eligo.scenes.vlm.model import EOS, VlmConfig, build_processor
 from eligo.tokens.data.chat import text_lengths
 from eligo.tokens.data.examples import IGNORED, Collator, FileExamples, SceneExamples, TokenExample
+from eligo.tokens.data.file_source import read_examples
+from eligo.tokens.training.inputs_config import LinesDataConfig
 from eligo.vqa import read_vqa_lines
 
 SMALL = SceneConfig(height=56, width=56)
@@ -182,6 +185,43 @@ def test_examples_of_files(processor, tmp_path):
     (tmp_path / "a.png").unlink()
     with pytest.raises(InputError, match="there is no such image"):
         dataset[0]
+
+
+def test_questions_whose_answer_is_an_article_are_left_out_of_a_training(tmp_path, caplog):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    rows = [
+        {"id": str(place), "image": "a.png", "question": "which letter?", "answers": answers}
+        for place, answers in enumerate([["b"], ["A", "a.", "b"], ["The"], ["c"]])
+    ]
+    lines = tmp_path / "own.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = LinesDataConfig(train_lines=lines, validation_lines=lines, validation=2)
+    train, validation = read_examples(config)
+    assert [train[place].id for place in range(len(train))] == ["0", "3"]
+    assert [validation[place].id for place in range(len(validation))] == ["0", "3"]
+    assert "2 of 4 training questions are left out" in caplog.text
+    assert "'A' of question 1" in caplog.text
+    measured = read_examples(config, to_learn=False)[1]
+    assert [measured[place].id for place in range(len(measured))] == ["0", "1"]
+
+
+def test_images_from_memory_are_upright_and_bounded(processor, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture = Image.new("RGB", (1200, 800), "blue")
+    picture.paste("red", (0, 0, 300, 800))
+    picture.save(tmp_path / "a.png", exif=exif)
+    row = {"image": "a.png", "question": "is there any red ball?", "answers": ["no"]}
+    (tmp_path / "own.jsonl").write_text(json.dumps(row) + "\n")
+    [from_file] = FileExamples(read_vqa_lines(tmp_path / "own.jsonl"), side=56)
+    with Image.open(tmp_path / "a.png") as opened:
+        batches = [
+            Collator(processor)([example])
+            for example in (from_file, replace(from_file, image=opened))
+        ]
+    assert batches[1].examples[0].image.size == (115, 172)
+    file, memory = (batch.inputs["pixel_values"] for batch in batches)
+    assert torch.equal(file, memory)
 
 
 def test_mistakes(processor, examples):

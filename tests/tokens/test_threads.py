@@ -234,6 +234,38 @@ def test_a_thread_without_a_context_among_several_is_refused() -> None:
         thread.join()
 
 
+def test_a_stream_goes_on_when_another_context_opens() -> None:
+    """Its cache tells which context it belongs to."""
+    host, plan = build("llava"), attention_plan()
+    inputs = prompts(host)[0]
+    with pruning(host.model, plan):
+        alone = answer(host, inputs)
+    begun, opened = threading.Event(), threading.Event()
+
+    class Streamer:
+        """Waits after the first token until another context is open."""
+
+        words = 0
+
+        def put(self, _value: Tensor) -> None:
+            self.words += 1
+            if self.words == 2:  # the prompt comes first
+                begun.set()
+                opened.wait()
+
+        def end(self) -> None: ...
+
+    def other() -> Tensor:
+        begun.wait()
+        with pruning(host.model, make_plan("1")):
+            opened.set()
+            return running.result()
+
+    with pruning(host.model, plan), ThreadPoolExecutor(2) as pool:
+        running = pool.submit(answer, host, inputs, streamer=Streamer())
+        assert torch.equal(pool.submit(other).result(), alone)
+
+
 def test_generation_that_outlives_its_context_ends_with_an_error() -> None:
     host, inputs = build("llava"), prompts(build("llava"))[0]
     begun, left = threading.Event(), threading.Event()

@@ -244,6 +244,12 @@ def test_a_run_is_never_overwritten_or_mixed(tmp_path: Path) -> None:
         run(toy(tmp_path, train__total_steps=4))
     with pytest.raises(ConfigError, match=r"(?s)head.lr: 0.01 there, 0.5 now"):
         run(toy(tmp_path, train__total_steps=4, head__lr=0.5), resume=True)
+    saved = tmp_path / "run" / "config.yaml"
+    text = saved.read_text()
+    saved.write_text(text.replace("  seed: 0\n", ""))  # of a version that had no such key
+    with pytest.raises(ConfigError, match=r"^cannot .* \(train.seed: nothing there, 0 now\); undo"):
+        run(toy(tmp_path, train__total_steps=4), resume=True)
+    saved.write_text(text)
     assert run(toy(tmp_path, train__total_steps=4), resume=True).last_step == 4
 
 

@@ -12,7 +12,7 @@ from toy_task import toy
 from eligo.cli import search as command_module
 from eligo.cli.registry import TASKS, load_run_config, resolve_task
 from eligo.cli.search import run as search_command
-from eligo.config import dump_yaml
+from eligo.config import dump_yaml, load_config
 from eligo.errors import ConfigError, InputError, MissingExtraError, OutputError
 from eligo.train import fit
 from eligo.train.search import run_search
@@ -182,7 +182,6 @@ def test_only_what_can_be_searched_is_offered(
     [
         ("head.lr", {"low": 0, "high": 1.0, "log": True}, "got low 0 with log: true"),
         ("head.lr", {"low": 1, "high": 1}, "expected low below high"),
-        ("head.lr", {"low": 0, "high": float("inf")}, "expected low below high"),
         ("width", [], "got no choices"),
         ("wdth", [1], "unknown key; did you mean width"),
         ("width", ["wide"], "got 'wide', expected a valid integer"),
@@ -192,6 +191,11 @@ def test_what_is_wrong_with_a_space(tmp_path: Path, key: str, choices: Any, mess
     search = SearchConfig(space={key: choices})
     with pytest.raises(ConfigError, match=rf"^search\.space\.{key}: .*{message}"):
         run_search(toy(tmp_path).config, search)
+
+
+def test_a_range_ends() -> None:
+    with pytest.raises(ConfigError, match=r"^space\.head\.lr\.high: got inf, expected a finite"):
+        load_config(SearchConfig, {"space": {"head.lr": {"low": 0, "high": float("inf")}}})
 
 
 def test_names_that_mean_something_in_a_url(tmp_path: Path) -> None:

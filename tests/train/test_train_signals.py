@@ -12,7 +12,7 @@ import torch
 from test_train_loop import lines, run, weights
 from toy_task import ToyTask, toy
 
-from eligo.interrupts import Delayed, Interrupted
+from eligo.interrupts import Delayed, Interrupted, Launcher
 from two_processes import two_processes
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
@@ -172,3 +172,20 @@ def test_workers_that_read_data_leave_signals_to_the_loop(tmp_path: Path) -> Non
 
     with pytest.raises(Interrupted, match="stopped at step 5,"):
         run(at(task, "step", 5, to_all))
+
+
+def test_a_launcher_that_ends_stops_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`accelerate launch` passes no signal on to a single process."""
+    real = os.getppid()
+    monkeypatch.setattr(Path, "read_bytes", lambda _: b"python\0bin/accelerate\0launch\0")
+    task = at(toy(tmp_path), "step", 5, lambda: monkeypatch.setattr(os, "getppid", lambda: 1))
+    with pytest.raises(Interrupted, match="stopped at step 5, which is saved") as caught:
+        run(task)
+    assert caught.value.code == 143
+    monkeypatch.setattr(os, "getppid", lambda: real)
+    monkeypatch.setattr(Path, "read_bytes", lambda _: b"-bash\0")
+    other = Launcher()
+    monkeypatch.setattr(os, "getppid", lambda: 1)  # nohup: the shell may go
+    assert not other.signal()

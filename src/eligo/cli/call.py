@@ -25,7 +25,7 @@ from eligo.cli.result_file import check_out
 from eligo.config import Config, Layer, read_layer, validate
 from eligo.config.nearest import nearest
 from eligo.errors import ConfigError, InputError
-from eligo.files import check_folder
+from eligo.files import check_folder, keeping
 from eligo.reading import is_special
 from eligo.train.config import TrainConfig
 
@@ -46,8 +46,7 @@ def call(
         given = _parsed(_dataclass(function, _own_flags(function)), args, prog)
         check_bounds(hints, given)
         _refuse_odd(given)
-        _check_out(function, given)
-        return function(**given)
+        return _called(function, given)
     if (translate := getattr(expected, "words", None)) is not None:
         args = translate(args)  # flags that another program's documents give for the same things
     source = args[0] if args and not args[0].startswith("-") else None
@@ -76,8 +75,13 @@ def call(
     given["config"] = config = _build(cls, layer, flags, smoke)
     _refuse_odd({**given, "config": None})
     _refuse_odd(config.model_dump())
+    return _called(function, given)
+
+
+def _called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
     _check_out(function, given)
-    return function(**given)
+    with keeping(v for name, v in given.items() if name != "out" and isinstance(v, Path)):
+        return function(**given)
 
 
 def _check_out(function: Callable[..., Any], given: dict[str, Any]) -> None:

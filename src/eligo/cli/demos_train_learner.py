@@ -1,10 +1,14 @@
 """`eligo demos train-learner`: the exam's model, which learns words from examples."""
 
+from typing import Annotated
+
 from eligo.cli.console import print_outcome
 from eligo.demos.exam.learner_config import LearnerConfig
 
 
-def run(config: LearnerConfig, *, resume: bool = False, json: bool = False) -> None:
+def run(
+    config: Annotated[LearnerConfig, "demos/learner"], *, resume: bool = False, json: bool = False
+) -> None:
     """Train the in-context learner; its model folder is <train.out>/<train.name>/model.
 
     Args:

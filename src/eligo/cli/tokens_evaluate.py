@@ -100,7 +100,7 @@ def _examples(config: Any, split: Any, questions: int) -> tuple[Any, str]:
             "say --split validation"
         )
     data = config.data.replace({"validation": questions})
-    return read_examples(data)[1], data.instruction
+    return read_examples(data, to_learn=False)[1], data.instruction
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

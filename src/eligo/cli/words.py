@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from eligo.chat import tokenize
 from eligo.cli.console import remark
 
 _SHOWN = 12
@@ -15,7 +16,7 @@ def unknown_words(tokenizer: Any, text: str) -> list[str]:
     """
     if not tokenizer.is_fast:
         return []  # slow ones do not say where a piece comes from
-    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    found = tokenize(tokenizer, text, add_special_tokens=False, return_offsets_mapping=True)
     pieces = zip(found["input_ids"], found["offset_mapping"], strict=True)
     return [text[i:j].strip() for piece, (i, j) in pieces if piece == tokenizer.unk_token_id]
 

@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from threading import RLock
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -88,6 +89,8 @@ class PoolSelector(ABC):
             _KINDS[cls.kind] = cls
 
     _pool: Pool | None = None
+    _turn: ClassVar = RLock()
+    """Threads take turns: `add` and `remove` change what `select` reads."""
 
     @property
     def pool(self) -> Pool:
@@ -98,8 +101,13 @@ class PoolSelector(ABC):
 
     def fit(self: SelectorT, records: Sequence[Record], pool: Pool) -> SelectorT:
         """Learn from records, if it can, and choose from this pool from now on."""
-        self._pool = pool
-        self._learn(records)
+        with self._turn:
+            before, self._pool = self._pool, pool
+            try:
+                self._learn(records)
+            except BaseException:  # what it learned before belongs to the pool it had
+                self._pool = before
+                raise
         return self
 
     def select(
@@ -120,17 +128,18 @@ class PoolSelector(ABC):
         shots = check_count("shots", shots, least=0)
         if token_budget is not None:
             check_count("token_budget", token_budget, least=0)
-        pool = self.pool
-        mask = self._allowed(query, candidates, exclude)
-        if token_budget is not None:
-            mask &= pool.costs <= token_budget
-        rows = self._considered(query, mask, shots)
-        while True:
-            choice = self._choose(query, rows, min(shots, len(rows)))
-            chosen, left = self._within(token_budget, rows, choice)
-            if len(left) == len(rows):
-                break
-            rows = left
+        with self._turn:
+            pool = self.pool
+            mask = self._allowed(query, candidates, exclude)
+            if token_budget is not None:
+                mask &= pool.costs <= token_budget
+            rows = self._considered(query, mask, shots)
+            while True:
+                choice = self._choose(query, rows, min(shots, len(rows)))
+                chosen, left = self._within(token_budget, rows, choice)
+                if len(left) == len(rows):
+                    break
+                rows = left
         picks = torch.nn.functional.pad(chosen, (0, shots - len(chosen)), value=-1)
         scores = torch.full((len(pool),), -torch.inf)
         scores[rows] = choice.scores.float()
@@ -138,16 +147,18 @@ class PoolSelector(ABC):
 
     def add(self, ids: Sequence[str], embeddings: Embeddings, **columns: Sequence) -> None:
         """More examples to choose from; see `Pool.add`. Nothing is learned anew."""
-        before = len(self.pool)
-        self._pool = self.pool.add(ids, embeddings, **columns)
-        self._added(range(before, len(self._pool)))
+        with self._turn:
+            before = len(self.pool)
+            self._pool = self.pool.add(ids, embeddings, **columns)
+            self._added(range(before, len(self._pool)))
 
     def remove(self, ids: Iterable[str]) -> None:
         """Fewer examples to choose from."""
         gone = list(ids)
-        rows = self.pool.rows(gone)
-        self._pool = self.pool.remove(gone)
-        self._removed(rows)
+        with self._turn:
+            rows = self.pool.rows(gone)
+            self._pool = self.pool.remove(gone)
+            self._removed(rows)
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write the selector and its pool for `from_pretrained`; `dtype` torch.float16 halves the
@@ -156,8 +167,8 @@ class PoolSelector(ABC):
             raise InputError(
                 f"{type(self).__name__}: sees the answers, so there is nothing to keep"
             )
-        about = {"format": _FORMAT, "kind": self.kind, "pool": self.pool.content_hash}
-        with one_writer(folder) as folder:
+        with self._turn, one_writer(folder) as folder:
+            about = {"format": _FORMAT, "kind": self.kind, "pool": self.pool.content_hash}
             self.pool.save(folder / POOL)
             self._save(folder, dtype)
             write_text(folder / ABOUT, json.dumps({**about, **self._settings()}, indent=2) + "\n")

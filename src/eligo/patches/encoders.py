@@ -15,8 +15,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eligo.chat import plain_text, remark_cut
+from eligo.chat import plain_text, remark_cut, tokenize
 from eligo.errors import InputError
+from eligo.images import upright_rgb
 from eligo.patches.match.sides import Words
 
 Picture = Image.Image | Tensor
@@ -187,7 +188,8 @@ class TextEncoder(nn.Module):
         if empty is not None:
             what = "dense caption" if dense else "text"
             raise InputError(f"{what} {empty} is empty; expected at least one word")
-        found = self.tokenizer(
+        found = tokenize(
+            self.tokenizer,
             [plain_text(self.tokenizer, text) for text in texts],
             padding=True,
             truncation=True,
@@ -217,7 +219,7 @@ class TextEncoder(nn.Module):
         """How many word pieces each text has as a whole, [CLS] and [SEP] included."""
         plain = [plain_text(self.tokenizer, text) for text in texts]
         parts = (plain[i : i + _AT_ONCE] for i in range(0, len(plain), _AT_ONCE))
-        found = (self.tokenizer(part, verbose=False)["input_ids"] for part in parts)
+        found = (tokenize(self.tokenizer, part, verbose=False)["input_ids"] for part in parts)
         return [len(ids) for part in found for ids in part]
 
     def pieces(self, text: str) -> list[str]:
@@ -233,7 +235,7 @@ def words_of(vectors: Float[Tensor, "texts words dim"], mask: Bool[Tensor, "text
 
 def _resized(image: Picture, side: int) -> UInt8[Tensor, "3 side side"]:
     if isinstance(image, Image.Image):
-        image = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+        image = torch.from_numpy(np.array(upright_rgb(image, side))).permute(2, 0, 1)
     if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
         raise InputError(
             f"images: got {image.dtype} of shape {tuple(image.shape)}, expected PIL images or "

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from eligo.bounds import check_count
-from eligo.chat import remark_context
+from eligo.chat import ContextWatch
 from eligo.errors import InputError
 from eligo.report.tokens_picture import stages_picture
 from eligo.tokens.cost.count import Cost, Measured, Schedule, count_cost
@@ -64,7 +64,7 @@ def predict(
     device, dtype = next(model.parameters()).device, dtype_of(model)
     inputs = {name: v.to(device) for name, v in floats_of(model, batch.inputs).items()}
     _refuse_budgets(plan, int((inputs["input_ids"] == image_token_id(processor)).sum()))
-    remark_context(model, inputs["input_ids"].shape[1])
+    ContextWatch(model).look(inputs["input_ids"].shape[1])
     # Asked before, as `pruning` may wrap it.
     backend = getattr(model.config.get_text_config(), "_attn_implementation", None)
     with pruning(model, plan, batch.question_mask.to(device)) as trace, torch.no_grad():
@@ -81,7 +81,9 @@ def predict(
         dtype=str(dtype).removeprefix("torch."),
         measured=measured,
     )
-    seen = _seen(processor, batch.inputs, image, trace)
+    shown = batch.examples[0].image
+    assert isinstance(shown, Image.Image)
+    seen = _seen(processor, batch.inputs, shown, trace)
     return Prediction(question, said, cost, trace, tuple(seen))
 
 

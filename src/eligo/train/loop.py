@@ -19,7 +19,7 @@ import torch
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import ConfigError, EligoError
-from eligo.interrupts import Delayed, Interrupted
+from eligo.interrupts import Delayed, Interrupted, Launcher
 from eligo.train.check import DataCheck
 from eligo.train.checkpoint import RunState
 from eligo.train.config import TrainConfig
@@ -114,7 +114,7 @@ class _Loop:
         signals: Delayed,
     ) -> None:
         self.task, self.config, self.on_evaluate = task, config, on_evaluate
-        self.signals = signals
+        self.signals, self.launcher = signals, Launcher()
         self.processes = processes = Processes()
         self.num_parts = processes.count * config.gradient_accumulation
         _check(config, processes, self.num_parts)
@@ -195,7 +195,7 @@ class _Loop:
         logs = step == config.total_steps or step % config.log_every == 0
         if logs:
             self._write_metrics()
-        number = self.processes.most(self.signals.number)
+        number = self.processes.most(self.signals.number or self.launcher.signal())
         ended = self._ended(look_at_clock=logs)
         # The end is always evaluated: it may be the best, or all there is.
         standing.evaluation_due = self._is_scheduled() or (ended is not None and not number)

@@ -177,15 +177,20 @@ def refuse_changes(saved: Path, config: dict[str, Any], may_change: set[str]) ->
     """Refuse to go on under another config than the saved one; say what differs."""
     old, new = _flat(read_yaml(saved)[0]), _flat(config)
     differing = [
-        f"{key}: {old.get(key)} there, {new.get(key)} now"
+        f"{key}: {_told(old, key)} there, {_told(new, key)} now"
         for key in sorted(old.keys() | new.keys())
         if key not in may_change and old.get(key) != new.get(key)
     ]
     if differing:
         raise ConfigError(
-            f"cannot continue in {saved.parent} with another config; undo this, or choose another "
-            "--train.name:\n  " + "\n  ".join(differing)
+            f"cannot continue in {saved.parent} with another config ({'; '.join(differing)}); undo "
+            "this, or choose another --train.name"
         )
+
+
+def _told(flat: Mapping[str, Any], key: str) -> str:
+    """A setting; a run of another version of eligo may not have it."""
+    return str(flat[key]) if key in flat else "nothing"
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

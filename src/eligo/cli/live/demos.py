@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from eligo.chat import place_image, plain_text
+from eligo.chat import place_image, plain_text, tokenize
 from eligo.cli.demo.demos import NEAREST, NONE, on_pool, shipped_selectors
 from eligo.cli.live.questions import check_question
 from eligo.demos.data.query import Query
@@ -165,7 +165,7 @@ class _Chooser:
         seen = model.model.vision_tower(pixels.to(model.device), output_hidden_states=True)
         patches = model.model.multi_modal_projector(seen.hidden_states[-2][:, 1:])
         text = plain_text(processor, place_image(question, "text"))
-        ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = tokenize(processor.tokenizer, text, add_special_tokens=False)["input_ids"]
         words = model.model.language_model.embed_tokens.weight[ids]
         views = {"image": patches[0].mean(0).cpu(), "text": words.mean(0).cpu()}
         domains = self.world.pool.domains
@@ -181,7 +181,9 @@ class _Chooser:
         shots = [Turn(payload[name]["question"], payload[name]["answer"], name) for name in told]
         prompt = write_prompt(processor, shots, Turn(question, "", "asked"))
         pictures = [*(self.pictures[name] for name in told), picture]
-        inputs = processor(images=[pictures], text=[prompt], return_tensors="pt").to(model.device)
+        inputs = tokenize(processor, images=[pictures], text=[prompt], return_tensors="pt").to(
+            model.device
+        )
         made = model.generate(**inputs, do_sample=False, max_new_tokens=_LONGEST)
         new = made[:, inputs["input_ids"].shape[1] :]
         return processor.batch_decode(new, skip_special_tokens=True)[0].strip()

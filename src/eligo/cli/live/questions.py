@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from eligo.chat import place_image, plain_text
+from eligo.chat import place_image, plain_text, tokenize
 from eligo.errors import InputError
 
 _UNKNOWN = (
@@ -16,5 +16,5 @@ def check_question(tokenizer: Any, text: str) -> str:
     text = place_image(text, "text")
     if not text.strip():
         raise InputError("text: is empty, expected a question")
-    ids = tokenizer(plain_text(tokenizer, text), add_special_tokens=False)["input_ids"]
+    ids = tokenize(tokenizer, plain_text(tokenizer, text), add_special_tokens=False)["input_ids"]
     return _UNKNOWN if tokenizer.unk_token_id in ids else ""

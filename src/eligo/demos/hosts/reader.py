@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eligo.chat import remark_context
+from eligo.chat import ContextWatch, tokenize
 from eligo.demos.hosts.prompt import Turn, reads_images, tokenizer_of, write_prompt
 from eligo.errors import InputError
 from eligo.images import open_image, side_of
@@ -27,7 +27,7 @@ class Reader:
         side = side_of(processor)
         kept = _OPEN_IMAGES if side is not None else _OPEN_LARGE
         self._open = lru_cache(kept)(partial(open_image, side=side))
-        self._longest = 0
+        self._context = ContextWatch(model)
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
 
@@ -63,16 +63,13 @@ class Reader:
             # A chat template writes the special tokens itself.
             if getattr(self.processor, "chat_template", None):
                 texts["add_special_tokens"] = False
-            encoded = self.tokenizer(**texts)
+            encoded = tokenize(self.tokenizer, **texts)
         elif any(images):
             opened = [[self._open(path) for path in row] for row in images]
-            encoded = self.processor(images=opened, **texts)
+            encoded = tokenize(self.processor, images=opened, **texts)
         else:
-            encoded = self.processor(**texts)
-        length = int(encoded["attention_mask"].sum(1).max())
-        if length > self._longest:  # once, and again for a longer one
-            self._longest = length
-            remark_context(self.model, length)
+            encoded = tokenize(self.processor, **texts)
+        self._context.look(int(encoded["attention_mask"].sum(1).max()))
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         return {
             name: value.to(self.device, dtype if value.is_floating_point() else None)

@@ -132,14 +132,16 @@ class LearnedSelector(PoolSelector):
         """At each step the pick and the next best ones: why not those."""
         check_count("shots", shots)
         check_count("top_k", top_k)
-        rows = self._considered(query, self._allowed(query, candidates), shots)
-        if not len(rows):
-            return []
-        found = self._predict(query, rows, min(shots, len(rows)), top_k)
+        with self._turn:
+            pool = self.pool
+            rows = self._considered(query, self._allowed(query, candidates), shots)
+            if not len(rows):
+                return []
+            found = self._predict(query, rows, min(shots, len(rows)), top_k)
         parts = (found.predictions, found.scores, found.log_probs)
         told = []
         for places, scores, log_probs in zip(*(part[0] for part in parts), strict=True):
-            names = self.pool.names(rows[places.flatten().clamp_min(0)])
+            names = pool.names(rows[places.flatten().clamp_min(0)])
             numbers = zip(
                 names, places.flatten().tolist(), scores.flatten().tolist(),
                 log_probs.flatten().exp().tolist(), strict=True,
@@ -150,13 +152,13 @@ class LearnedSelector(PoolSelector):
     # ------------------------------------------------------------ the parts of a PoolSelector
 
     def _learn(self, records: Sequence[Record]) -> None:
-        self.config = self.config.replace({"d_model": self.pool.vectors.shape[1]})
-        self._model = fit_pointer(self.config, records, self.pool, self.settings)
-        self._tower = self._index = None
-        if not _is_tower(self._model):
-            shared = self.config.model_dump(include=set(PointerConfig.model_fields))
-            config = PointerSelectorV1Config(**shared)
-            self._tower = fit_pointer(config, records, self.pool, self.settings)
+        config = self.config.replace({"d_model": self.pool.vectors.shape[1]})
+        model, tower = fit_pointer(config, records, self.pool, self.settings), None
+        if not _is_tower(model):
+            shared = config.model_dump(include=set(PointerConfig.model_fields))
+            tower = PointerSelectorV1Config(**shared)
+            tower = fit_pointer(tower, records, self.pool, self.settings)
+        self.config, self._model, self._tower, self._index = config, model, tower, None
 
     @torch.no_grad()
     def _considered(self, query: Query, mask: Tensor, shots: int) -> Tensor:
@@ -200,12 +202,13 @@ class LearnedSelector(PoolSelector):
     def index(self) -> PoolIndex:
         """What cuts a large pool down; built when it is first wanted. If it is approximate,
         `selector.index.calibrate(...)` with queries like those to come."""
-        if self._index is None:
-            self._index = PoolIndex.build(
-                self.pool.vectors, self._project, approximate=self.approximate
-            )
-            self._place(torch.arange(len(self.pool)))
-        return self._index
+        with self._turn:
+            if self._index is None:
+                self._index = PoolIndex.build(
+                    self.pool.vectors, self._project, approximate=self.approximate
+                )
+                self._place(torch.arange(len(self.pool)))
+            return self._index
 
     def _place(self, slots: Tensor) -> None:
         """Note the slot of each row, and the row of each slot."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eligo.chat import plain_text, remark_cut
+from eligo.chat import plain_text, remark_cut, tokenize
 from eligo.demos.data.text import embed_texts
 from eligo.devices import resolve_device
 from eligo.errors import InputError
@@ -62,12 +62,14 @@ class ClipEncoder:
         tokenizer = self.processor.tokenizer
         limit = self.model.config.text_config.max_position_embeddings
         plain = [plain_text(tokenizer, text) for text in texts]
-        counts = [len(ids) for ids in tokenizer(plain, verbose=False)["input_ids"]] if plain else []
+        found = tokenize(tokenizer, plain, verbose=False)["input_ids"] if plain else []
+        counts = [len(ids) for ids in found]
         remark_cut(texts, counts, limit)
         parts = []
         for start in range(0, len(texts), _BATCH):
             # SigLIP was trained on texts padded to the full length, and CLIP does not mind.
-            inputs = tokenizer(
+            inputs = tokenize(
+                tokenizer,
                 plain[start : start + _BATCH],
                 padding="max_length", truncation=True, max_length=limit, return_tensors="pt",
             ).to(self.model.device)  # fmt: skip
@@ -98,7 +100,8 @@ def open_encoder(name: str, device: str = "auto") -> Encoder:
     about = load_part(AutoConfig, folder)
     if not hasattr(about, "text_config") or not hasattr(about, "vision_config"):
         raise InputError(
-            f"encoder: {name} holds a {about.model_type}, expected CLIP or SigLIP, or {WORDS}"
+            f"encoder: {name} holds a {about.model_type}, expected CLIP or SigLIP, or {WORDS}; "
+            "vectors of another encoder can be given in Python: Pool(ids, vectors)"
         )
     processor = load_part(AutoProcessor, folder)
     model = load_stock(AutoModel, folder, exact=False)

@@ -13,6 +13,7 @@ from typing import Any
 from eligo.demos.data.pool import ITEMS, VECTORS, Pool
 from eligo.errors import InputError
 from eligo.files import writing, writing_folder
+from eligo.interrupts import Delayed, Interrupted
 from eligo.locks import one_writer
 from eligo.reading import read_object
 
@@ -20,8 +21,12 @@ POOL, QUERIES, ABOUT = "pool", "queries", "embed.json"
 
 
 def save_embedded(folder: Path, pool: Pool, queries: Pool, about: dict[str, Any]) -> None:
-    """Write the folder; embed.json last, so that it is there only if all is."""
+    """Write the folder; embed.json last, so that it is there only if all is.
+
+    A signal waits until all is written: examples of one call never meet queries of another.
+    """
     with (
+        Delayed() as signals,
         one_writer(folder),
         writing(folder / ABOUT) as told,
         _writing_pool(folder / POOL) as examples,
@@ -30,6 +35,8 @@ def save_embedded(folder: Path, pool: Pool, queries: Pool, about: dict[str, Any]
         pool.save(examples)
         queries.save(asked)
         told.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    if signals.number:
+        raise Interrupted(signals.number, f"stopped; {folder} is written")
 
 
 def _writing_pool(folder: Path) -> AbstractContextManager[Path]:

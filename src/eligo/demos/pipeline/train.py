@@ -70,6 +70,7 @@ def train_selector(config: DemosTrainConfig, *, resume: bool = False) -> FitResu
     counted: dict[str, Any] = {"batch_size": task.batch_size}
     if train.num_epochs is not None:
         counted |= counted_steps(train, task.steps_per_epoch)
+        _remark_steps(train, counted["total_steps"])
     if train.monitor == "ndcg":
         counted["monitor"] = task.monitor
     untrained = ranked(task.model, task.validation, opened.pool, task.monitor)
@@ -84,6 +85,17 @@ def train_selector(config: DemosTrainConfig, *, resume: bool = False) -> FitResu
         logger.warning(found.remark)
     save_selector(result.folder / INNER, LearnedSelector.of(model, opened.pool), opened, found)
     return result
+
+
+def _remark_steps(train: SelectorTrainConfig, counted: int) -> None:
+    """Log that steps that somebody asked for do not count."""
+    default = SelectorTrainConfig.model_fields["total_steps"].default
+    if train.total_steps not in (counted, default):
+        logger.warning(
+            "train.total_steps: %d is not used: train.num_epochs %s and train.min_steps %d make "
+            "%d steps; for %d steps, give --train.num_epochs None",
+            train.total_steps, train.num_epochs, train.min_steps, counted, train.total_steps,
+        )  # fmt: skip
 
 
 def counted_steps(train: SelectorTrainConfig, steps_per_epoch: int) -> dict[str, Any]:

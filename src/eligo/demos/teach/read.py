@@ -5,10 +5,10 @@ whichever one the beams were ranked by.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors.torch import load_file
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eligo.demos.data.items import as_query
 from eligo.demos.data.legacy import Labelled, read_legacy
-from eligo.demos.data.lines import read_lines
+from eligo.demos.data.lines import Line, read_lines
 from eligo.demos.data.pool import Pool
 from eligo.demos.data.query import Query
 from eligo.demos.data.records import Record
@@ -30,6 +30,7 @@ from eligo.reading import read_object, reading
 
 Labels = Literal["best", "weighted"]
 OnBadLabel = Literal["error", "ignore"]
+_TAUGHT = "what `eligo demos teach` writes: teach again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
     meta = read_object(path, "`eligo demos teach`")
     if meta.get("format") != FORMAT:
         raise InputError(f"{path}: got format {meta.get('format')!r}, expected {FORMAT}")
+    if missing := sorted({"pool", "queries", "objective", "sampler"} - set(meta)):
+        raise InputError(f"{path}: has no {missing[0]}; expected {_TAUGHT}")
     return meta
 
 
@@ -70,13 +73,17 @@ def read_records(
     if not (folder / RECORDS).exists():
         raise InputError(f"{folder}: has no {RECORDS}: teaching is not finished; start it again")
     chosen: Objective = objective or meta["objective"]
+    if chosen not in get_args(Objective):
+        names = ", ".join(get_args(Objective))
+        raise InputError(f"{folder / META}: got objective {chosen!r:.60}, expected one of {names}")
     records: list[Record] = []
     for lesson in read_lessons(folder, queries):
         kept = lesson.beams if labels == "weighted" else lesson.beams[:1]
         weights = _weights([beam.value for beam in kept])
         for beam, weight in zip(kept, weights, strict=True):
             picks = [lesson.candidates[place] for place in beam.picks]
-            scores = lesson.step_scores(beam.picks, chosen)
+            with reading(f"{folder / RECORDS}: {lesson.query.id}", _TAUGHT):
+                scores = lesson.step_scores(beam.picks, chosen)
             records.append(
                 Record(lesson.query, picks, lesson.candidates, step_scores=scores, weight=weight)
             )
@@ -92,24 +99,37 @@ def read_lessons(folder: Path, queries: Pool) -> Iterator[Lesson]:
             raise line.problem("beams", "is missing")
         if not beams:
             continue  # a query without candidates: nothing to learn from
-        if line.fields["shard"] != shard:  # they come one shard after the other
-            shard = line.fields["shard"]
-            tensors = _tensors(folder / scores_file(shard))
-        names: list[str] = line.fields["pool"]
-        place = {name: position for position, name in enumerate(names)}
-        start, end = line.fields["rows"]
-        yield Lesson(
-            as_query(queries, int(queries.rows([line.text("query_id")])[0])),
-            names,
-            float(line.fields["baseline"]),
-            int(tensors["num_tokens"][start]),
-            [
-                Beam(tuple(place[n] for n in b["ids"]), b["value"], tuple(b["step_values"]))
-                for b in beams
-            ],
-            tensors["states"][start:end],
-            tensors["logprob"][start:end, : len(names)],
-        )
+        with reading(f"{line.path}:{line.number}", _TAUGHT):
+            if line.fields["shard"] != shard:  # they come one shard after the other
+                shard = int(line.fields["shard"])
+                tensors = _tensors(folder / scores_file(shard))
+            lesson = _lesson(line, beams, tensors, queries)
+        yield lesson
+
+
+def _lesson(line: Line, beams: list[Any], tensors: Mapping[str, Tensor], queries: Pool) -> Lesson:
+    names = [str(name) for name in line.fields["pool"]]
+    place = {name: position for position, name in enumerate(names)}
+    start, end = map(int, line.fields["rows"])
+    states = tensors["states"][start:end]
+    if not 0 <= start < end or len(states) < end - start:
+        raise ValueError(f"rows are {start} to {end} of {len(tensors['states'])} in the scores")
+    return Lesson(
+        as_query(queries, int(queries.rows([line.text("query_id")])[0])),
+        names,
+        float(line.fields["baseline"]),
+        int(tensors["num_tokens"][start]),
+        [
+            Beam(
+                tuple(place[name] for name in beam["ids"]),
+                float(beam["value"]),
+                tuple(map(float, beam["step_values"])),
+            )
+            for beam in beams
+        ],
+        states,
+        tensors["logprob"][start:end, : len(names)],
+    )
 
 
 def read_legacy_records(

@@ -15,7 +15,7 @@ from eligo.demos.data.query import Query
 from eligo.demos.data.sampler import Sampler
 from eligo.demos.hosts.load import load_processor
 from eligo.demos.hosts.prompt import Turn, UnscorableError, template_hash, write_prompt
-from eligo.demos.hosts.scorer import Scorer, turn_of
+from eligo.demos.hosts.scorer import HostScorer, Scorer, turn_of
 from eligo.demos.pipeline.folder import open_embedded
 from eligo.demos.search import num_calls
 from eligo.demos.teach.config import TeachConfig
@@ -25,6 +25,7 @@ from eligo.demos.teach.shards import (
     META,
     PARTS,
     RECORDS,
+    agree_on_host,
     agree_on_meta,
     finish,
     is_listed,
@@ -139,7 +140,6 @@ def scorer_for(config: TeachConfig, pool: Pool, queries: Pool) -> Scorer:
             raise InputError("host.model: questions on images need a model to ask; name one")
         return OverlapScorer(pool, queries)
     from eligo.demos.hosts.load import load_reader
-    from eligo.demos.hosts.scorer import HostScorer
 
     return HostScorer(
         load_reader(config.host), pool, queries,
@@ -152,6 +152,8 @@ def _worker(config: TeachConfig, make_scorer: MakeScorer) -> Callable[[int], Non
     pool, queries, _ = open_embedded(config.data)
     rows, sampler = chosen_rows(queries, config), Sampler(pool, config.sampler)
     scorer = make_scorer(config, pool, queries)
+    if isinstance(scorer, HostScorer):
+        agree_on_host(Path(config.out), scorer.reader.model)
 
     def lesson(query: Query) -> Lesson:
         return teach_query(

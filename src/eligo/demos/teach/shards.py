@@ -1,6 +1,7 @@
 """Files of a teacher, a shard of queries at a time. Section 2, Files.
 
     meta.json                    what everything depends on; a restart must agree with it
+    host.json                    one value of every matrix of the host, likewise
     records.jsonl                a line for each query: candidates, beams, where its scores stand
     scores-00000.safetensors     of a shard's queries: states, logprob, num_tokens
     parts/00000.jsonl            lines of a finished shard, until all are finished
@@ -26,11 +27,15 @@ from eligo.demos.hosts.prompt import UnscorableError
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
 from eligo.files import remove_file, remove_folder, write_text
+<<<<<<< HEAD
+=======
+from eligo.identity import same_weights, sampled_weights
+>>>>>>> 06792841015efd995964ddf5d5bbdd51b874a6c6
 from eligo.reading import read_json, reading
 from eligo.tensors import save_tensors
 
 FORMAT = 1
-META, RECORDS, PARTS = "meta.json", "records.jsonl", "parts"
+META, HOST, RECORDS, PARTS = "meta.json", "host.json", "records.jsonl", "parts"
 DATA = "data"
 """In meta.json: where pool and queries lay. Folders may move: it is no part of the agreement."""
 SKIPPED, FAILED = "skipped.jsonl", "failed.jsonl"
@@ -85,10 +90,18 @@ def _read_broken_off(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, t
     """Lines and scores of the first queries of a shard; nothing if it was not begun."""
     if not path.exists():
         return [], []
+<<<<<<< HEAD
     told = "a shard that a teacher began: remove it and run the same `eligo demos teach` again"
     with reading(path, told), safe_open(path, "pt") as file:
         lines = json.loads((file.metadata() or {})[_LINES])
+=======
+    expected = "what a stopped `eligo demos teach` keeps: remove it to teach this shard again"
+    with reading(path, expected), safe_open(path, "pt") as file:
+        lines = [dict(line) for line in json.loads((file.metadata() or {})[_LINES])]
+>>>>>>> 06792841015efd995964ddf5d5bbdd51b874a6c6
         table = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if table:
+            table = {name: table[name] for name in ("states", "logprob", "num_tokens")}
     return lines, [table] if table else []
 
 
@@ -131,6 +144,22 @@ def agree_on_meta(folder: Path, meta: dict[str, Any]) -> None:
         raise InputError(
             f"{folder}: was begun with {key} {there.get(key)!r}, now it is {meta[key]!r}; choose "
             "another --out, or start it as before"
+        )
+
+
+def agree_on_host(folder: Path, model: Any) -> None:
+    """Write host.json, or refuse a host whose weights changed under the same name."""
+    path = folder / HOST
+    if not path.exists():
+        write_text(path, json.dumps(sampled_weights(model), indent=1) + "\n")
+        return
+    there = read_json(path)
+    with reading(path, "what `eligo demos teach` writes: remove it if the host is the same"):
+        weights = {str(name): float(value) for name, value in there.items()}
+    if not same_weights(model, weights):
+        raise InputError(
+            f"{folder}: was begun with a host of this name with other weights; choose another "
+            "--out, or give the host of before"
         )
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from eligo.chat import plain_text
+from eligo.chat import plain_text, tokenize
 from eligo.errors import InputError
 from eligo.images import open_image, remark_shared, upright_size
 from eligo.patches.data.augment import change_pieces, random_crop
@@ -133,7 +133,7 @@ class PairExamples:
 
     def _pieces(self, text: str, longest: int) -> list[int]:
         text = plain_text(self.tokenizer, text)
-        return self.tokenizer(text, truncation=True, max_length=longest)["input_ids"]
+        return tokenize(self.tokenizer, text, truncation=True, max_length=longest)["input_ids"]
 
     def collate(self, examples: list[Any]) -> Batch:
         """Examples as one batch."""

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from eligo.devices import resolve_device
 from eligo.errors import InputError
 from eligo.files import remove_file, write_text, writing
+from eligo.images import printable_name
 from eligo.pixels.data.config import InputsConfig
 from eligo.pixels.data.inputs import normalise_rgb
 from eligo.pixels.data.pictures import (
@@ -108,7 +109,7 @@ class PixelsPrediction:
                 picture.save(temporary, "PNG")
         for old in earlier - pictures.keys():  # of an earlier call with other words
             remove_file(out / old)
-        files = [str(out / name) for name in (*pictures, "result.json")]
+        files = [printable_name(out / name) for name in (*pictures, "result.json")]
         result = {**self.summary(), "files": files}
         write_text(out / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         return result

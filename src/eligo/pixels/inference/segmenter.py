@@ -66,8 +66,9 @@ class Segmenter:
     def encoder(self) -> TextEncoder | None:
         """What turns words into vectors, opened on first use; None: no word reaches the network."""
         if self._encoder is None:
-            self._encoder = text_encoder(self.config)
-            _check_probe(self.config, self._encoder)
+            encoder = text_encoder(self.config)
+            _check_probe(self.config, encoder)  # first: one that fails is never kept
+            self._encoder = encoder
         return self._encoder
 
     @property

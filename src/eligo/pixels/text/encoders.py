@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from eligo.chat import plain_text, remark_cut
+from eligo.chat import plain_text, remark_cut, tokenize
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
 from eligo.identity import ENCODER, check_tokenizer
@@ -96,7 +96,8 @@ class WordsEncoder(TextEncoder):
             raise InputError(
                 f"{text!r}: this model knows generated rooms only; it reads their words{listed}, "
                 f"and {word!r} is none of them{hint}; for photos, take a model that was made by "
-                "`eligo pixels convert` or by training on photos"
+                "`eligo pixels convert` or by training on photos, and train with text.encoder of "
+                "kind clip or table, or with --text.source none"
             )
         return WORD_ID[word]
 
@@ -213,11 +214,13 @@ class ClipEncoder(TextEncoder):
 
     def _open(self) -> None:
         """Load tokenizer and model; refuse what does not belong together."""
-        tokenizer, model = self._model = self._load()
+        tokenizer, model = self._load()
         where = f"text.encoder.model: {self.name}"
         check_tokenizer(tokenizer, model, where, least=ENCODER)
+        self._model = tokenizer, model
         now, before = self._vectors([_PROBE])[0][0], self.known.get(self._key(*_PROBE))
         if before is not None and not same_probe(_rounded(now), _rounded(before)):
+            self._model = None  # the next call fails as well
             raise InputError(
                 f"text.encoder.cache: {self.cache} holds vectors of another model than the one "
                 f"that is now in {self.name}; remove the file, or give another one"
@@ -236,10 +239,11 @@ class ClipEncoder(TextEncoder):
         assert self._model is not None
         tokenizer, model = self._model
         texts = [plain_text(tokenizer, template.format(subject)) for template, subject in pairs]
-        lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
-        tokens = tokenizer(
-            texts, padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
-        )
+        lengths = [len(ids) for ids in tokenize(tokenizer, texts, verbose=False)["input_ids"]]
+        tokens = tokenize(
+            tokenizer, texts,
+            padding=True, truncation=True, max_length=self._longest, return_tensors="pt",
+        )  # fmt: skip
         vectors = F.normalize(model(**tokens).text_embeds.float(), dim=-1)
         return [row.clone() for row in vectors], lengths
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from eligo.chat import tokenize
 from eligo.report.intervals import wilson_interval
 from eligo.scenes.graph import draw_scenes
 from eligo.scenes.painter import render
@@ -131,7 +132,8 @@ def evaluate_vlm(
     results: list[Asked] = []
 
     def answers(asked: list[Asked], images: list[Tensor]) -> list[str]:
-        inputs = processor(
+        inputs = tokenize(
+            processor,
             images=images,
             text=[PROMPT.format(question=item.question) for item in asked],
             padding=True,  # pyright: ignore[reportCallIssue]

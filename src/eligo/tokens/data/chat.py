@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from eligo.chat import place_image, plain_text, render_chat, spoken_ids
+from eligo.chat import place_image, plain_text, render_chat, spoken_ids, tokenize
 from eligo.errors import InputError
 
 _PLAIN = "USER: {image}\n{question} ASSISTANT:"  # LLaVA-1.5's, for processors without a template
@@ -45,9 +45,10 @@ def encode(
     quick = _prepared(processor, images)
     if quick is not None:
         text = [_expanded(processor, prompt) for prompt in prompts]
-        encoded = processor.tokenizer(text, padding=True, return_tensors="pt")
+        encoded = tokenize(processor.tokenizer, text, padding=True, return_tensors="pt")
         return {**{n: v.to(quick.device) for n, v in encoded.items()}, "pixel_values": quick}
-    encoded = processor(
+    encoded = tokenize(
+        processor,
         images=[[image] for image in images],
         text=list(prompts),
         padding=True,
@@ -100,4 +101,4 @@ def text_lengths(processor: Any, questions: Sequence[str]) -> list[int]:
     """Prompt tokens that are not vision tokens, for each question: what a plan must count on."""
     token = str(processor.image_token)
     texts = [build_prompt(processor, question).replace(token, "") for question in questions]
-    return [len(ids) for ids in processor.tokenizer(texts)["input_ids"]]
+    return [len(ids) for ids in tokenize(processor.tokenizer, texts)["input_ids"]]

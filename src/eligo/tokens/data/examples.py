@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from eligo.errors import InputError
-from eligo.images import open_image
+from eligo.images import open_image, side_of, upright_rgb
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.dataset import scene_id
 from eligo.scenes.graph import Split, draw_scenes
@@ -213,11 +213,13 @@ class Collator:
     def __init__(self, processor: Any, *, answers: bool = False, instruction: str = "") -> None:
         """`instruction` is put behind every question, such as "Answer in one word."."""
         self.processor, self.answers, self.instruction = processor, answers, instruction
+        self.side = side_of(processor)
         self.image_token_id = image_token_id(processor)
         self._known: set[str] = set()  # answers that have tokens
 
     def __call__(self, examples: Sequence[TokenExample]) -> TokenBatch:
-        """One row for each example."""
+        """One row for each example; large images are made smaller, as `open_image` does."""
+        examples = [self._bounded(example) for example in examples]
         prompts = [self._prompt(example) for example in examples]
         encoded = encode(self.processor, [example.image for example in examples], prompts)
         ends = [
@@ -273,6 +275,11 @@ class Collator:
         """Whether a sign of the question is still there in the prompt."""
         asked, bare = (build_prompt(self.processor, text) for text in (question, "?"))
         return asked.count(sign) > bare.count(sign)
+
+    def _bounded(self, example: TokenExample) -> TokenExample:
+        if not isinstance(example.image, Image.Image):
+            return example
+        return replace(example, image=upright_rgb(example.image, self.side))
 
     def _prompt(self, example: TokenExample) -> str:
         if not example.question.strip():

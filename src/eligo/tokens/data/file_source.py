@@ -1,5 +1,6 @@
 """Questions from files (VQAv2 folders, JSON lines), or from any dataset of examples."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from eligo.train.check import DataCheck
 from eligo.vqa import VqaExample, read_vqa, read_vqa_lines, usual_answer
 
 _LOOKED_AT = 256  # questions whose length is measured
+_log = logging.getLogger("eligo.tokens")
 
 
 class FileSource:
@@ -130,17 +132,32 @@ def _rows_of(examples: Dataset[TokenExample]) -> Sequence[VqaExample]:
 
 
 def read_examples(
-    config: VqaDataConfig | LinesDataConfig,
+    config: VqaDataConfig | LinesDataConfig, *, to_learn: bool = True
 ) -> tuple[Dataset[TokenExample], Dataset[TokenExample]]:
-    """Training and validation examples."""
+    """Training and validation examples; `to_learn`: only those with an answer to learn."""
     if isinstance(config, LinesDataConfig):
         rows = [read_vqa_lines(path) for path in (config.train_lines, config.validation_lines)]
     else:
         subtypes = (config.train_subtype, config.validation_subtype)
         rows = [read_folder(config.folder, subtype) for subtype in subtypes]
+    if to_learn:
+        rows = [_answered(*pair) for pair in zip(rows, ("training", "validation"), strict=True)]
     train, validation = rows
     remark_shared([row.image for row in train], [row.image for row in validation])
     return FileExamples(train), FileExamples(validation[: config.validation])
+
+
+def _answered(rows: list[VqaExample], label: str) -> list[VqaExample]:
+    """Without the questions whose answer is an article or punctuation: nothing to learn is left."""
+    kept = [row for row in rows if usual_answer(row.answers)]
+    if len(kept) < len(rows):
+        first = next(row for row in rows if not usual_answer(row.answers))
+        _log.warning(
+            "%d of %d %s questions are left out: nothing is left of their usual answer without "
+            "articles and punctuation, such as %r of question %s",
+            len(rows) - len(kept), len(rows), label, first.answers[0], first.id,
+        )  # fmt: skip
+    return kept
 
 
 def read_folder(folder: Path, subtype: str) -> list[VqaExample]:

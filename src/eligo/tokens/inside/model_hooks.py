@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _STEP = "eligo_step"
+_CACHE = "past_key_values"
 _lock = threading.RLock()
 _own: ContextVar[tuple["Session", ...]] = ContextVar("eligo_sessions", default=())
 _hooked: WeakKeyDictionary[nn.Module, "ModelHooks"] = WeakKeyDictionary()
@@ -92,7 +93,7 @@ class ModelHooks:
     def _on_outer(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
-        session = None if kwargs is None else session_of(self.core)
+        session = None if kwargs is None else session_of(self.core, kwargs.get(_CACHE))
         if session is not None and kwargs is not None:
             check_call(module, args, kwargs, any_stage=bool(session.plan.stages))
 
@@ -109,7 +110,7 @@ class ModelHooks:
     def _on_core(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> Call | None:
-        session = None if kwargs is None else session_of(module)
+        session = None if kwargs is None else session_of(module, kwargs.get(_CACHE))
         if session is None or kwargs is None:
             return None
         session.begin_pass()
@@ -149,13 +150,18 @@ class ModelHooks:
             step.session.leave_text(module, output)
 
 
-def session_of(core: nn.Module) -> "Session | None":
-    """The open context that a call of this thread or task belongs to."""
+def session_of(core: nn.Module, cache: Any = None) -> "Session | None":
+    """The open context that a call of this thread or task belongs to.
+
+    Text that goes on behind a cache belongs to the context in which that was filled.
+    """
     for session in reversed(_own.get()):
         if session.is_open and session.host.core is core:
             return session
     hooks = _hooked.get(core)
     found = [] if hooks is None else list(hooks.sessions)
+    if len(found) > 1 and cache is not None:
+        found = [session for session in found if session.has_filled(cache)] or found
     if len(found) > 1:
         raise EligoError(
             f"pruning: {len(found)} contexts are open on this model, and this thread opened none "

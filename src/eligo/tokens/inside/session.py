@@ -125,6 +125,10 @@ class Session:
         stage = self.plan.layers.index(layer) + (self.plan.stage1 is not None)
         return [counts[stage] for counts in frame.counts]
 
+    def has_filled(self, cache: Any) -> bool:
+        """Whether this context has put a prompt into a cache."""
+        return cache in self._frames
+
     def is_checkpointed(self) -> bool:
         """Whether layers run again in backward."""
         return any(getattr(layer, "gradient_checkpointing", False) for layer in self.host.layers)

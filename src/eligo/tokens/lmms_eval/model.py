@@ -20,7 +20,7 @@ from lmms_eval.models.model_utils.gen_metrics import (  # pyright: ignore[report
 )
 from PIL import Image
 
-from eligo.chat import plain_text, render_chat
+from eligo.chat import plain_text, render_chat, tokenize
 from eligo.config import load_config
 from eligo.devices import resolve_device
 from eligo.errors import InputError
@@ -151,8 +151,12 @@ class PrunedModel(lmms):
     def _generate(self, batch: Sequence[Prompt]) -> tuple[torch.Tensor, list[Schedule]]:
         """New tokens, and how many vision tokens were left where; without images, none were."""
         with_images = {"images": [prompt.images for prompt in batch]} if batch[0].images else {}
-        encoded = self.processor(
-            text=[prompt.text for prompt in batch], padding=True, return_tensors="pt", **with_images
+        encoded = tokenize(
+            self.processor,
+            text=[prompt.text for prompt in batch],
+            padding=True,
+            return_tensors="pt",
+            **with_images,
         )
         # PaliGemma's makes labels of prompts too.
         tensors = {name: value for name, value in encoded.items() if name != "labels"}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from eligo.chat import ContextWatch
 from eligo.report.intervals import wilson_interval
 from eligo.scenes.vlm.evaluate import VlmEvaluationConfig, fit_blind
 from eligo.tokens.cost.count import Cost, Schedule, count_cost
@@ -68,7 +69,7 @@ class Asker:
         device = next(self.model.parameters()).device
         for plan in plans.values():
             move(plan, device)
-        collator = Collator(self.processor)
+        collator, longest = Collator(self.processor), ContextWatch(self.model)
         answers = Answers()
         for kept in (answers.right, answers.said, answers.seconds):
             kept.update({name: [] for name in plans})
@@ -78,6 +79,7 @@ class Asker:
             rows = self.examples.__getitems__(range(first, last))
             answers.families += [row.family for row in rows]
             batch = collator(rows).to(device)
+            longest.look(batch.inputs["input_ids"].shape[1])
             padded = batch.inputs["attention_mask"].cpu()
             for name, plan in plans.items():
                 context = pruning(self.model, plan, batch.question_mask, scene=batch.scene)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from eligo.bounds import check_count
+from eligo.chat import ContextWatch
 from eligo.tokens.data.examples import Collator, TokenBatch
 from eligo.tokens.inside.removal import pruning
 from eligo.tokens.load import floats_of
@@ -68,12 +69,13 @@ def evaluate_plan(
     check_count("batch_size", batch_size)
     check_count("max_new_tokens", max_new_tokens)
     collator = Collator(processor, instruction=instruction)
-    device = next(model.parameters()).device
+    device, context = next(model.parameters()).device, ContextWatch(model)
     answered: list[Answered] = []
     for first in range(0, len(examples), batch_size):
         last = min(first + batch_size, len(examples))
         rows = [examples[row] for row in range(first, last)]
         batch = collator(rows).to(device)
+        context.look(batch.inputs["input_ids"].shape[1])
         with torch.no_grad():
             whole = say(model, processor, batch, max_new_tokens)
             with pruning(model, plan, batch.question_mask, scene=batch.scene):

@@ -17,6 +17,7 @@ import torch
 from accelerate import PartialState
 from torch import nn
 
+from eligo.chat import ContextWatch
 from eligo.errors import ConfigError
 from eligo.files import write_text
 from eligo.tokens.data.examples import SceneExamples
@@ -96,6 +97,7 @@ class TokensTask(Task):
         self.fraction = 0.0
         self._latest: dict[str, Any] = {}
         self._is_main = PartialState().is_main_process
+        self._context = ContextWatch(self.model)
         self._warn()
 
     def _build_parts(
@@ -243,6 +245,8 @@ class TokensTask(Task):
 
     def step(self, batch: HostBatch, progress: Progress) -> StepOutput:
         """All losses that have a weight."""
+        if self._is_main:
+            self._context.look(batch.inputs["input_ids"].shape[1])
         weights, relaxation = self.weights, self.relaxation(progress.fraction, training=True)
         with memory_guard("a training step"):
             student, relaxer = self.observe_pruned(batch, relaxation)

@@ -248,3 +248,4 @@ def test_a_config_of_another_command_is_one_problem():
         load_config(PixelsTrainConfig, "pixels/exam")
     (line,) = str(refused.value).splitlines()
     assert "exam.yaml:2: task: got 'pixels.exam', expected 'pixels.train'" in line
+    assert "did you mean" not in line

@@ -74,8 +74,17 @@ def tokenize(processor: Any, *args: Any, **options: Any) -> Any:
 
     A fast tokenizer keeps padding and truncation as its own state, set by one call and read by the
     next. Without a lock, threads that share it get texts cut or padded as another thread asked.
+    One that names no padding token pads with its end token: masks hide what is padded.
     """
+    tokenizer = getattr(processor, "tokenizer", processor)
     with _TOKENIZERS:
+        if options.get("padding") and getattr(tokenizer, "pad_token_id", 0) is None:
+            if tokenizer.eos_token is None:
+                raise InputError(
+                    f"tokenizer of {_name(processor)}: names neither pad_token nor eos_token, "
+                    "expected one to fill rows with; add pad_token to tokenizer_config.json"
+                )
+            tokenizer.pad_token = tokenizer.eos_token
         return processor(*args, **options)
 
 

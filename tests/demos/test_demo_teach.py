@@ -20,7 +20,7 @@ from eligo.demos.teach.objective import added, worth
 from eligo.demos.teach.overlap import OverlapScorer, bigram_f1
 from eligo.demos.teach.read import read_records
 from eligo.demos.teach.run import check_turns, plan, teach
-from eligo.demos.teach.shards import agree_on_host
+from eligo.demos.teach.shards import _read_broken_off, agree_on_host
 from eligo.demos.teach.teacher import teach_query
 from eligo.errors import EligoError, InputError
 from eligo.interrupts import Interrupted
@@ -316,6 +316,13 @@ def test_without_a_model_answers_are_compared(tmp_path: Path):
     assert bigram_f1("", "two") == 0.0
     config = teach_config(tmp_path)
     assert teach(config)["taught"] == 18
+
+
+@pytest.mark.parametrize("data", [b"", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_a_damaged_part_of_a_shard_is_named(tmp_path, data):
+    (path := tmp_path / "00000.safetensors").write_bytes(data)
+    with pytest.raises(InputError, match=r"00000\.safetensors: cannot be read.*remove it"):
+        _read_broken_off(path)
 
 
 @pytest.mark.parametrize(

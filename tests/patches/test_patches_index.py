@@ -17,6 +17,7 @@ from eligo.patches import CrossSparseAggrNet
 from eligo.patches.match.sides import Images
 from eligo.patches.model import RetrievalModel
 from eligo.patches.retrieval import (
+    Calibration,
     ImageFiles,
     IndexFolder,
     ScenePictures,
@@ -368,3 +369,16 @@ def test_a_damaged_shard_is_named(model, tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InputError, match=r"shard_00001.safetensors: cannot be read"):
         IndexFolder(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[1]\n", "{}\n", "[" * 100_000, "\x00"])
+def test_damaged_files_beside_the_shards_are_named(model, tmp_path, text):
+    build(model, scenes(), tmp_path)
+    (tmp_path / "stage1.json").write_text(text)
+    with pytest.raises(InputError, match=r"stage1\.json.*remove it|stage1\.json:1"):
+        Calibration.load(IndexFolder(tmp_path))
+    (tmp_path / "ids.jsonl").write_text(text)
+    manifest = json.loads((tmp_path / "index.json").read_text())
+    (tmp_path / "index.json").write_text(json.dumps({**manifest, "inputs": "other"}))
+    with pytest.raises(InputError, match=r"ids\.jsonl"):
+        build(model, scenes(), tmp_path)

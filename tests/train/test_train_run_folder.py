@@ -70,6 +70,17 @@ def test_a_run_that_failed_before_its_first_checkpoint_starts_anew(tmp_path: Pat
     assert steps == list(range(1, 13))
 
 
+@pytest.mark.parametrize(
+    "bad", [b"\x94\xff\n", b"[" * 100_000 + b"\n", b"[]\n", b'{"step": "1"}\n']
+)
+def test_metrics_that_no_run_wrote_are_refused(tmp_path: Path, bad: bytes) -> None:
+    with pytest.raises(InputError, match="torn"):
+        run(failing(tmp_path, 6))
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(bad)
+    with pytest.raises(InputError, match=r"metrics\.jsonl: holds lines that no run wrote"):
+        run(toy(tmp_path), resume=True)
+
+
 def test_who_fails_on_another_s_run_leaves_it_alone(tmp_path: Path) -> None:
     """A second process with --resume, before the first checkpoint of the first one."""
     task = toy(tmp_path)

@@ -104,7 +104,9 @@ def _in_words(
     expected = re.sub(r", unable to .*", "", message.removeprefix("Input should be "))
     expected = expected.replace("a valid dictionary", "a mapping").replace("a valid list", "a list")
     expected = re.sub(r"^\w+ should have (.*?)( after validation)?(, not \d+)?$", r"\1", expected)
-    hint = _nearest_value(problem["input"], expected) if kind == "literal_error" else ""
+    # Another task is no slip of the pen: the file belongs to another command.
+    is_slip = kind == "literal_error" and path != _TASK
+    hint = _nearest_value(problem["input"], expected) if is_slip else ""
     if problem["input"] in ("None", "none"):
         hint = "; nothing is written null in YAML"
     return path, f"got {got}, expected {expected}{hint}"

@@ -5,7 +5,6 @@ kept) and `config.yaml`; its `state/` holds what only resuming needs. It is writ
 name and renamed, so that a folder called `step_...` is always whole.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,6 +25,7 @@ from eligo.files import (
     writing_folder,
 )
 from eligo.locks import one_writer
+from eligo.reading import parse_json, read_text
 from eligo.train.config import TrainConfig
 from eligo.train.processes import Processes
 
@@ -101,11 +101,11 @@ class RunFolder:
             self.settle(best, keep)
         if self.metrics.exists():
             # The last line may be torn: a line counts only with its newline.
-            lines = self.metrics.read_text("utf-8").splitlines(keepends=True)
             last = (step, "train" if due else "validation")  # the two splits of a step, in order
             try:
+                lines = read_text(self.metrics).splitlines(keepends=True)
                 kept = [line for line in lines if line.endswith("\n") and _place(line) <= last]
-            except (ValueError, LookupError, TypeError):
+            except (InputError, LookupError, TypeError):
                 raise InputError(
                     f"{self.metrics}: holds lines that no run wrote; move it away"
                 ) from None
@@ -163,7 +163,7 @@ class RunFolder:
 
 
 def _place(line: str) -> tuple[int, str]:
-    metrics = json.loads(line)
+    metrics = parse_json(line, "metrics.jsonl")
     return metrics["step"], metrics["split"]
 
 

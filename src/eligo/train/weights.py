@@ -63,6 +63,8 @@ def _files(folder: Path, name: str) -> list[Path]:
     if (single := folder / f"{name}.safetensors").is_file():
         files = [single]
     if not files:
+        if not folder.is_dir():
+            raise InputError(f"{folder}: there is no such folder; expected one of weights")
         raise InputError(f"no weights for {name!r} in {folder}: expected {single.name}")
     if len(files) > 1 and not files[0].stem.endswith(f"-of-{len(files):05d}"):
         raise InputError(f"weights of {name!r} in {folder} lack a shard: found {len(files)}")

@@ -140,8 +140,8 @@ def open_records(config: RecordsConfig, num_candidates: int, seed: int) -> Opene
         return _open_taught(config, path)
     if config.embedded is None:
         raise InputError(
-            f"{path}: names examples by id only; give --data.embedded, the folder that `eligo "
-            "demos embed` wrote of them"
+            f"{path}: names examples by id only; give the folder that `eligo demos embed` wrote of "
+            "them (--data.embedded, in evaluate --data)"
         )
     pool, queries, about = open_embedded(config.embedded)
     settings = SamplerConfig(

@@ -21,6 +21,7 @@ from eligo.patches.match.sides import Images, Texts
 from eligo.patches.retrieval.search import Searcher
 from eligo.patches.retrieval.stage1 import guesses_of
 from eligo.patches.retrieval.store import IndexFolder
+from eligo.reading import read_json, reading
 
 TOP, TARGET = 10, 0.995
 FILE = "stage1.json"
@@ -57,11 +58,9 @@ class Calibration:
         path = index.folder / FILE
         if not path.exists():
             return None
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return cls(found["queries"], found["source"], tuple(found["ranks"]))
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{path}: cannot be read ({error}); remove it") from error
+        with reading(path, "what `--rerank auto` measured; remove it"):
+            found = read_json(path)
+            return cls(found["queries"], found["source"], tuple(map(int, found["ranks"])))
 
 
 def ranks_of_best(

@@ -32,7 +32,7 @@ from eligo.files import (
     write_text,
 )
 from eligo.images import image_files
-from eligo.reading import read_object, reading
+from eligo.reading import json_lines, read_object, reading
 from eligo.tensors import save_tensors
 
 Kind = Literal["images", "texts"]
@@ -113,8 +113,10 @@ def _difference(folder: Path, before: Manifest, now: Manifest, ids: Sequence[str
             return f"with {name} {found[name]!r}, not {value!r}"
     if not (folder / IDS).exists():
         return f"of other {now.kind} than those there are now"
-    lines = (line for name in (IDS, SKIPPED) for _, line in numbered_lines(folder / name))
-    old, new = {json.loads(line)["id"] for line in lines}, set(ids)
+    old, new = set(), set(ids)
+    for path in (folder / IDS, folder / SKIPPED):
+        with reading(path, "a JSON object with an id on each line: remove the index"):
+            old |= {str(row["id"]) for _, row in json_lines(path)}
     if old == new:
         return f"of other {now.kind}: some have changed since"
     return f"of other {now.kind}: {len(new - old)} new and {len(old - new)} gone since"

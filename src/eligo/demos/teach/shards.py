@@ -27,10 +27,7 @@ from eligo.demos.hosts.prompt import UnscorableError
 from eligo.demos.teach.teacher import Lesson
 from eligo.errors import InputError
 from eligo.files import remove_file, remove_folder, write_text
-<<<<<<< HEAD
-=======
 from eligo.identity import same_weights, sampled_weights
->>>>>>> 06792841015efd995964ddf5d5bbdd51b874a6c6
 from eligo.reading import read_json, reading
 from eligo.tensors import save_tensors
 
@@ -90,15 +87,9 @@ def _read_broken_off(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, t
     """Lines and scores of the first queries of a shard; nothing if it was not begun."""
     if not path.exists():
         return [], []
-<<<<<<< HEAD
-    told = "a shard that a teacher began: remove it and run the same `eligo demos teach` again"
-    with reading(path, told), safe_open(path, "pt") as file:
-        lines = json.loads((file.metadata() or {})[_LINES])
-=======
     expected = "what a stopped `eligo demos teach` keeps: remove it to teach this shard again"
     with reading(path, expected), safe_open(path, "pt") as file:
         lines = [dict(line) for line in json.loads((file.metadata() or {})[_LINES])]
->>>>>>> 06792841015efd995964ddf5d5bbdd51b874a6c6
         table = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if table:
             table = {name: table[name] for name in ("states", "logprob", "num_tokens")}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from eligo.chat import ContextWatch, place_image, plain_text, spoken_ids
+from eligo.chat import ContextWatch, place_image, plain_text, spoken_ids, tokenize
 from eligo.cli.demo.own import read_questions
 from eligo.errors import InputError
 from eligo.patches import RetrievalModel
@@ -113,3 +113,16 @@ def test_prompts_beyond_the_context_are_remarked_once(caplog):
     text.max_position_embeddings = None
     ContextWatch(SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))).look(99)
     assert len(caplog.records) == 2
+
+
+def test_a_tokenizer_without_a_padding_token_pads_with_its_end():
+    tokenizer = build_processor(VlmConfig()).tokenizer
+    tokenizer.pad_token, tokenizer.eos_token = None, SPECIAL[2]
+    rows = tokenize(tokenizer, ["is there a ball?", "ball"], padding=True)
+    assert [sum(row) for row in rows["attention_mask"]] == [
+        len(ids) for ids in tokenizer(["is there a ball?", "ball"])["input_ids"]
+    ]
+    assert tokenizer.pad_token == SPECIAL[2]
+    tokenizer.pad_token = tokenizer.eos_token = None
+    with pytest.raises(InputError, match="names neither pad_token nor eos_token"):
+        tokenize(tokenizer, ["ball"], padding=True)

@@ -235,7 +235,7 @@ def test_records_of_the_guide_train_v3_but_not_without_scores(call):
         for n, name in enumerate(names)
     }
     Path("records.json").write_text(json.dumps(scored))
-    assert "give --data.embedded" in call("train v3 records.json", code=2)
+    assert "(--data.embedded, in evaluate --data)" in call("train v3 records.json", code=2)
     data = ["--data.embedded", "embedded", "--json"]
     fitted = call("train v3 records.json", *TRAIN, *data, "--sample_num", "30")
     assert "mrr" in fitted["best"]

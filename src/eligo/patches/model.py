@@ -198,11 +198,11 @@ class RetrievalModel(nn.Module):
 
 
 def _check_width(embed_dim: int, heads: Path) -> None:
-    """Refuse a width that the weights do not have, before memory is taken for it."""
+    """Refuse a width far beyond the weights' own, before memory is taken for it."""
     if not heads.is_file():
-        return  # said by who reads it
+        return  # said by who reads it, and so is a width that only differs
     for name, (_, shape) in read_header(heads).items():
-        if shape and shape[0] != embed_dim:
+        if shape and embed_dim > 4 * shape[0]:
             raise InputError(
                 f"encoders.embed_dim: got {embed_dim}, but {name} in {heads.name} has {shape[0]} "
                 "rows; expected config and weights of one model: copy the folder again"

@@ -201,9 +201,9 @@ def _check_width(embed_dim: int, heads: Path) -> None:
     """Refuse a width far beyond the weights' own, before memory is taken for it."""
     if not heads.is_file():
         return  # said by who reads it, and so is a width that only differs
-    for name, (_, shape) in read_header(heads).items():
-        if shape and embed_dim > 4 * shape[0]:
-            raise InputError(
-                f"encoders.embed_dim: got {embed_dim}, but {name} in {heads.name} has {shape[0]} "
-                "rows; expected config and weights of one model: copy the folder again"
-            )
+    rows = max((shape[0] for _, shape in read_header(heads).values() if shape), default=1)
+    if embed_dim > 4 * rows:
+        raise InputError(
+            f"encoders.embed_dim: got {embed_dim}, but the weights in {heads.name} have {rows} rows; "
+            "expected config and weights of one model: copy the folder again"
+        )

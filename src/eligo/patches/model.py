@@ -204,6 +204,6 @@ def _check_width(embed_dim: int, heads: Path) -> None:
     rows = max((shape[0] for _, shape in read_header(heads).values() if shape), default=1)
     if embed_dim > 4 * rows:
         raise InputError(
-            f"encoders.embed_dim: got {embed_dim}, but the weights in {heads.name} have {rows} rows; "
-            "expected config and weights of one model: copy the folder again"
+            f"encoders.embed_dim: got {embed_dim}, but the weights in {heads.name} have {rows} "
+            "rows; expected config and weights of one model: copy the folder again"
         )

@@ -215,7 +215,7 @@ def test_faiss_finds_the_same(model, images, monkeypatch, caplog):
     assert near.candidates(query, 3).rows.tolist() == best
     (images / "stage1.faiss").unlink()
     monkeypatch.setattr("eligo.patches.retrieval.stage1._WIDER", 16)
-    monkeypatch.setattr("eligo.patches.retrieval.stage1.writing", _refuse)
+    monkeypatch.setattr("eligo.patches.retrieval.stage1.write_bytes", _refuse)
     near = Searcher(model, images, approximate=True)  # an index that may only be read
     assert near.candidates(query, 8).rows.tolist() == got.rows.tolist()
     assert "not kept: " in caplog.text

@@ -221,7 +221,7 @@ def test_faiss_finds_the_same(model, images, monkeypatch, caplog):
     assert "not kept: " in caplog.text
 
 
-def _refuse(path):
+def _refuse(path, content):
     raise OutputError(f"{path}: cannot be written")
 
 

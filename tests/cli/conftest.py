@@ -36,9 +36,9 @@ def sample_commands(monkeypatch, tmp_path):
     )
     for name in names:
         monkeypatch.setitem(COMMANDS, f"sample {name}", Command(f"sample_run:{name}", f"to {name}"))
-    for name in list(TASKS):
-        monkeypatch.delitem(TASKS, name)
-    monkeypatch.setitem(TASKS, "plain", "sample_run:Plain")
+    registered = dict(TASKS)  # put back in their order, which monkeypatch would turn around
+    TASKS.clear()
+    TASKS["plain"] = "sample_run:Plain"
     shipped = tmp_path / "shipped" / "sample"
     shipped.mkdir(parents=True)
     (shipped / "small.yaml").write_text("task: plain\nsize: 1\n")
@@ -47,6 +47,9 @@ def sample_commands(monkeypatch, tmp_path):
     work.mkdir()
     monkeypatch.chdir(work)
     sample_run.calls.clear()
+    yield
+    TASKS.clear()
+    TASKS.update(registered)
 
 
 @pytest.fixture

@@ -34,9 +34,7 @@ from eligo.file_system import (
     sync_file,
     target_of,
 )
-from eligo.reading import numbered_lines as numbered_lines
 from eligo.reading import read_json
-from eligo.reading import read_text as read_text
 
 _inputs: set[str] = set()  # files and folders that the running command reads
 _MAX_NAME_BYTES = 200  # file systems allow 255; what is appended to a name needs some of them

@@ -11,9 +11,9 @@ from eligo.cli.demo.part import Part, Row, Work
 from eligo.cli.demo.tokens import ASKS, NAME
 from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError
-from eligo.files import numbered_lines
 from eligo.images import open_image
 from eligo.pretrained import shipped_models
+from eligo.reading import numbered_lines
 from eligo.report.explorer.exhibit import Answer
 from eligo.tokens.cost.count import Cost
 from eligo.tokens.cost.shapes import HostShape

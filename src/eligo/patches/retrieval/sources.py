@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from eligo.errors import InputError
-from eligo.files import numbered_lines
 from eligo.images import SUFFIXES, image_files, open_image, printable_name, upright_size
 from eligo.patches.data.lines import read_json_texts
 from eligo.patches.retrieval.store import Kind
+from eligo.reading import numbered_lines
 from eligo.train.check import DataCheck, listed
 
 _log = logging.getLogger("eligo.patches")

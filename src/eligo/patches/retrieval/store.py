@@ -25,14 +25,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from eligo.errors import InputError
-from eligo.files import (
-    clear_unfinished,
-    numbered_lines,
-    refuse_strange,
-    write_text,
-)
+from eligo.files import clear_unfinished, refuse_strange, write_text
 from eligo.images import image_files
-from eligo.reading import json_lines, read_object, reading
+from eligo.reading import json_lines, numbered_lines, read_object, reading
 from eligo.tensors import save_tensors
 
 Kind = Literal["images", "texts"]

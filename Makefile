@@ -18,7 +18,7 @@ QUICK  := tests/cli tests/test_config.py tests/test_images.py tests/test_pretrai
 	tests/patches/test_patches_pooling.py tests/patches/test_patches_train.py \
 	tests/pixels/test_pixels_golden.py tests/pixels/test_pixels_use.py \
 	tests/pixels/test_pixels_train.py tests/pixels/test_pixels_onnx.py \
-	tests/demos/test_demo_pipeline.py tests/demos/test_learned.py tests/demos/test_pool_index.py
+	tests/shots/test_shots_pipeline.py tests/shots/test_shots_learned.py tests/shots/test_pool_index.py
 
 .PHONY: demo test quick lint types check lowest clean
 .DEFAULT_GOAL := help

@@ -8,13 +8,13 @@ PLAN: a trained plan (a folder or a name); without one, two methods that need no
 
 import sys
 
-from eligo.devices import resolve_device
 from eligo.errors import told_plainly
 from eligo.images import open_image
+from eligo.pretrained.devices import resolve_device
 from eligo.tokens import Cut, Plan, Stage1, load_host, pruning
-from eligo.tokens.data.chat import build_prompt
+from eligo.tokens.data.prompts import build_prompt
+from eligo.tokens.inputs_config import HostConfig
 from eligo.tokens.methods import build
-from eligo.tokens.training.inputs_config import HostConfig
 
 
 @told_plainly()

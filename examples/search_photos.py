@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from eligo.errors import told_plainly
-from eligo.patches.model import RetrievalModel
-from eligo.patches.retrieval import ImageFiles, Searcher, build_index
+from eligo.patches.index import ImageFiles, Searcher, build_index
+from eligo.patches.model.retrieval_model import RetrievalModel
 
 
 @told_plainly()

@@ -5,22 +5,26 @@ from pathlib import Path
 import torch
 
 from eligo.config import load_config
-from eligo.demos.exam.learner_config import LearnerConfig
-from eligo.demos.models.build import build_model
-from eligo.demos.models.config import PointerSelectorV1Config
-from eligo.patches.model import RetrievalModel
+from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pixels.inference.segmenter import Segmenter, text_encoder
 from eligo.pixels.model.model import PixelsModel
-from eligo.pixels.training.config import PixelsTrainConfig
+from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.pixels.training.task import with_classes
 from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
-from eligo.tokens.learned.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.shots.learner.learner_config import LearnerConfig
+from eligo.shots.model.build import build_model
+from eligo.shots.model.config import PointerSelectorV1Config
+from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 VLM = VlmConfig(
     image_size=84, vision_layers=2, vision_width=8, layers=4, width=16, hidden=32, heads=2
 )
-LEARNER = load_config(LearnerConfig, "demos/learner").smoke().model
+LEARNER = (
+    load_config(LearnerConfig, Path(__file__).parents[1] / "benchmarks" / "shots" / "learner.yaml")
+    .smoke()
+    .model
+)
 
 
 def vlm(folder: Path, sizes: VlmConfig) -> None:
@@ -48,8 +52,8 @@ MAKERS = {
     "tokens_small": plan,
     "patches": lambda folder: RetrievalModel.tiny().save_pretrained(folder),
     "pixels": segmenter,
-    "demos_learner": lambda folder: vlm(folder, LEARNER),
-    "demos_v1": selector,
+    "shots_learner": lambda folder: vlm(folder, LEARNER),
+    "shots_v1": selector,
 }
 
 

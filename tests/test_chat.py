@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from eligo.chat import ContextWatch, place_image, plain_text, spoken_ids, tokenize
 from eligo.cli.demo.own import read_questions
 from eligo.errors import InputError
 from eligo.patches import RetrievalModel
-from eligo.patches.build import scene_tokenizer
+from eligo.patches.model.build import scene_tokenizer
+from eligo.pretrained.chat import ContextWatch, place_image, plain_text, spoken_ids, tokenize
 from eligo.scenes.vlm.model import IMAGE, SPECIAL, VlmConfig, build_processor
-from eligo.tokens.data.chat import build_prompt
 from eligo.tokens.data.examples import Collator, TokenExample
+from eligo.tokens.data.prompts import build_prompt
 from eligo.vqa import read_vqa_lines
 
 PROCESSOR = build_processor(VlmConfig())

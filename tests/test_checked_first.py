@@ -11,17 +11,17 @@ from PIL import Image
 
 from eligo.cli import main
 from eligo.config import load_config
-from eligo.demos.exam.learner import LearnerTask
-from eligo.demos.exam.learner_config import LearnerConfig
 from eligo.errors import InputError
 from eligo.images import open_image, upright_size
 from eligo.patches.training.config import PatchesTrainConfig
-from eligo.pixels.training.config import PixelsTrainConfig
+from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.scenes.config import ROOMS, SceneConfig
 from eligo.scenes.export import export_scenes
 from eligo.scenes.export_config import ExportConfig
 from eligo.scenes.vlm.config import VlmTrainConfig
-from eligo.tokens.training.config import TokensTrainConfig
+from eligo.shots.learner.learner import LearnerTask
+from eligo.shots.learner.learner_config import LearnerConfig
+from eligo.tokens.config import TokensTrainConfig
 from eligo.train import Task
 from eligo.train.check import DataCheck
 
@@ -137,7 +137,7 @@ def test_patches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (PatchesTrainConfig, "patches/scenes_open"),
         (TokensTrainConfig, "tokens/default"),
         (VlmTrainConfig, "scenes/vlm_polish"),
-        (LearnerConfig, "demos/learner"),
+        (LearnerConfig, "shots/learner"),
     ],
 )
 def test_metrics_are_named_before_they_are_measured(kind: Any, name: str) -> None:

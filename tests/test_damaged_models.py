@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from eligo.config import load_config
-from eligo.demos import PointerSelectorV2, PointerSelectorV2Config, build_model_v2
-from eligo.demos.data.pool import Pool
-from eligo.demos.learned.selector import LearnedSelector
-from eligo.demos.selector import load_selector
 from eligo.errors import EligoError
-from eligo.patches.model import RetrievalModel
-from eligo.patches.retrieval import IndexFolder, ScenePictures, build_index
+from eligo.patches.index import IndexFolder, ScenePictures, build_index
+from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pixels.inference.segmenter import Segmenter, plain_config, text_encoder
 from eligo.pixels.model.model import PixelsModel
-from eligo.pixels.training.config import PixelsTrainConfig
+from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.scenes.vlm.config import VlmConfig
 from eligo.scenes.vlm.model import build_processor, build_vlm, load_vlm, save_vlm
+from eligo.shots import PointerSelectorV2, PointerSelectorV2Config, build_model_v2
+from eligo.shots.inference.learned_selector import LearnedSelector
+from eligo.shots.pool.pool import Pool
+from eligo.shots.selector import load_selector
 from eligo.tokens import Cut, LayerPruners, Plan, Stage1, TokenMerger
-from eligo.tokens.learned.modules import MergerShape, PrunersShape
+from eligo.tokens.model.modules import MergerShape, PrunersShape
 
 SMALL = VlmConfig(
     image_size=28, vision_width=16, vision_layers=2, layers=1, width=16, hidden=16, heads=2

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from eligo.devices import resolve_device
 from eligo.errors import InputError
+from eligo.pretrained.devices import resolve_device
 
 
 def test_what_there_is():

@@ -7,8 +7,8 @@ import pytest
 from eligo.cli import main
 from eligo.cli.commands import COMMANDS, Command
 from eligo.errors import InputError, OutputError
-from eligo.files import clear_unfinished, make_folder, write_text, writing, writing_folder
-from eligo.reading import numbered_lines, read_text
+from eligo.io.files import clear_unfinished, make_folder, write_text, writing, writing_folder
+from eligo.io.reading import numbered_lines, read_text
 
 
 def names(folder: Path) -> list[str]:

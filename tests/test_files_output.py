@@ -17,12 +17,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import eligo
-from eligo import files
 from eligo.cli import main
 from eligo.cli.commands import COMMANDS, Command
 from eligo.cli.result_file import OutFile
 from eligo.errors import InputError, OutputError
-from eligo.files import (
+from eligo.io import files
+from eligo.io.files import (
     GrowingFile,
     check_file,
     check_folder,
@@ -36,7 +36,7 @@ from eligo.files import (
     writing,
     writing_folder,
 )
-from eligo.tensors import save_tensors
+from eligo.io.tensors import save_tensors
 
 
 def names(folder: Path) -> list[str]:
@@ -421,7 +421,7 @@ def test_every_command_s_out_is_a_file_or_a_folder():
         if hint is not None and (hint == OutFile or OutFile in get_args(hint)):
             told_as_file.add(name)
     assert told_as_file == {
-        "demos evaluate", "explore", "patches evaluate", "pixels evaluate", "scenes evaluate-vlm",
+        "shots evaluate", "explore", "patches evaluate", "pixels evaluate", "scenes evaluate-vlm",
         "tokens bench", "tokens evaluate",
     }  # fmt: skip
     assert OutFile == Annotated[Path, "file"]
@@ -435,7 +435,7 @@ _ALLOWED = {
     ("tensors.py", "save_file"),
     ("cli/__init__.py", "os.open"),  # a closed pipe on stdout
     ("reading.py", "os.open"),  # for reading, without waiting for a pipe
-    ("demos/pipeline/folder.py", "write_text"),  # into what `writing` gave
+    ("shots/pipeline/folder.py", "write_text"),  # into what `writing` gave
 }
 _METHODS = {
     "write_text", "write_bytes", "mkdir", "rmdir", "unlink", "rename", "symlink_to", "hardlink_to",
@@ -460,7 +460,7 @@ def calls_that_write(path: Path) -> Iterator[str]:
         owner = getattr(getattr(function, "value", None), "id", "")
         if name in _FUNCTIONS.get(owner, ()):
             yield f"{owner}.{name}"
-        is_function = isinstance(function, ast.Name)  # eligo.files has write_text too
+        is_function = isinstance(function, ast.Name)  # eligo.io.files has write_text too
         if name in _METHODS and not (is_function and name in ("write_text", "write_bytes")):
             yield name
         words = [a.value for a in node.args[:2] if isinstance(a, ast.Constant)]

@@ -14,23 +14,23 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, ViTConfig, ViTModel
 
 from eligo import pretrained
-from eligo.chat import render_chat
 from eligo.cli import main
-from eligo.demos.hosts.config import DemosHostConfig
-from eligo.demos.hosts.load import load_reader
-from eligo.demos.pipeline.encoders import open_encoder
 from eligo.errors import EligoError, InputError, MissingExtraError
-from eligo.patches.build import build_encoders, scene_tokenizer
+from eligo.io.reading import reading
 from eligo.patches.config import RetrievalConfig
-from eligo.pixels.text.config import ClipTextConfig
+from eligo.patches.model.build import build_encoders, scene_tokenizer
 from eligo.pixels.text.encoders import build_text_encoder
-from eligo.reading import reading
+from eligo.pixels.text_config import ClipTextConfig
+from eligo.pretrained.chat import render_chat
+from eligo.pretrained.untrusted import check_stock_folder
 from eligo.scenes.vlm.config import VlmConfig
 from eligo.scenes.vlm.model import build_processor, build_vlm, load_vlm, save_vlm
+from eligo.shots.hosts.config import ShotsHostConfig
+from eligo.shots.hosts.load import load_reader
+from eligo.shots.inference.encoders import open_encoder
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.load import load_host
-from eligo.tokens.training.inputs_config import HostConfig
-from eligo.untrusted import check_stock_folder
+from eligo.tokens.inference.load import load_host
+from eligo.tokens.inputs_config import HostConfig
 
 SMALL = VlmConfig(
     image_size=28, vision_width=16, vision_layers=2, layers=1, width=16, hidden=16, heads=2
@@ -70,10 +70,10 @@ def patches_encoders(**encoders: str) -> Any:
 
 LOADERS: dict[str, tuple[Callable[[Path], None], Callable[[str], Any]]] = {
     "tokens": (save_host, lambda name: load_host(HostConfig(model=name))),
-    "demos": (save_host, lambda name: load_reader(DemosHostConfig(model=name, device="cpu"))),
+    "shots": (save_host, lambda name: load_reader(ShotsHostConfig(model=name, device="cpu"))),
     "scenes": (save_host, load_vlm),
     "tokens plan": (save_host, HostShape.load),
-    "demos encoder": (save_clip, lambda name: open_encoder(name, "cpu")),
+    "shots encoder": (save_clip, lambda name: open_encoder(name, "cpu")),
     "pixels": (
         save_clip,
         lambda name: build_text_encoder(ClipTextConfig(model=name)).encode(["desk"]),
@@ -120,7 +120,7 @@ def test_whole_folders_load(name, tmp_path):
     [
         *((name, "config.json") for name in LOADERS),
         ("tokens", "tokenizer_config.json"),
-        ("demos", "processor_config.json"),
+        ("shots", "processor_config.json"),
     ],
 )
 def test_code_of_a_folder_never_runs(name, file, tmp_path, monkeypatch):
@@ -158,7 +158,7 @@ def test_pickled_weights_run_nothing(tmp_path):
             return open, (str(marker), "w")
 
     torch.save({**tensors, "more": Runs()}, tmp_path / "pytorch_model.bin")
-    for load in (LOADERS["tokens"][1], LOADERS["demos"][1]):
+    for load in (LOADERS["tokens"][1], LOADERS["shots"][1]):
         refusal(load, tmp_path)
     assert not marker.exists()
 
@@ -195,7 +195,7 @@ CONFIGS = {
 def test_configs_that_lie(changes, tmp_path):
     save_host(tmp_path)
     change(tmp_path / "config.json", **changes)
-    refusal(LOADERS["demos"][1], tmp_path)
+    refusal(LOADERS["shots"][1], tmp_path)
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
@@ -211,7 +211,7 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
     [
         *((name, with_nan, "not finite") for name in LOADERS if name != "tokens plan"),
         ("tokens", as_integers, "as I64, expected floats"),
-        ("demos", lambda tensor: tensor[:-1].clone(), "shape of"),
+        ("shots", lambda tensor: tensor[:-1].clone(), "shape of"),
         ("pixels", lambda tensor: None, "missing"),
     ],
 )
@@ -256,7 +256,7 @@ def test_another_processor(tmp_path):
     refusal(LOADERS["tokens"][1], tmp_path)
     save_bert(tmp_path / "bert")
     assert "reads text only" in refusal(LOADERS["tokens"][1], tmp_path / "bert")
-    assert "expected CLIP or SigLIP" in refusal(LOADERS["demos encoder"][1], tmp_path / "bert")
+    assert "expected CLIP or SigLIP" in refusal(LOADERS["shots encoder"][1], tmp_path / "bert")
     assert "as a CLIP model" in refusal(LOADERS["pixels"][1], tmp_path / "bert")
 
 
@@ -309,7 +309,7 @@ MESSAGES = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "te
 
 @pytest.mark.parametrize(("template", "told"), TEMPLATES.values(), ids=TEMPLATES)
 def test_templates_that_fail_or_never_end(template, told, monkeypatch):
-    monkeypatch.setattr("eligo.chat._MOST_STEPS", 20_000)
+    monkeypatch.setattr("eligo.pretrained.chat._MOST_STEPS", 20_000)
     processor = build_processor(SMALL)
     processor.chat_template = template
     with pytest.raises(InputError, match="chat template") as caught:

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel, GPT2Config, Llama
 from transformers import PreTrainedTokenizerFast as Fast
 
 from eligo.errors import InputError
-from eligo.identity import (
+from eligo.pretrained.identity import (
     ENCODER,
     GENERATOR,
     check_tokenizer,

@@ -9,7 +9,7 @@ import pytest
 
 import eligo
 
-NAMES = ("demos", "patches", "pixels", "scenes", "tokens", "train")
+NAMES = ("shots", "patches", "pixels", "scenes", "tokens", "train")
 PACKAGES = [import_module(f"eligo.{name}") for name in NAMES]
 
 

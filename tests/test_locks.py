@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from eligo.errors import InputError, OutputError
-from eligo.files import refuse_strange, write_text
-from eligo.locks import FileLock, one_writer
+from eligo.io.files import refuse_strange, write_text
+from eligo.io.locks import FileLock, one_writer
 
 HOLD = """
 import os, sys
-from eligo.locks import one_writer
+from eligo.io.locks import one_writer
 with one_writer(sys.argv[1]):
     if len(sys.argv) > 2 and os.fork() == 0:  # as a worker of a data loader
         os.write(1, b"child\\n")
@@ -131,7 +131,7 @@ def test_many_processes_one_after_another(tmp_path):
 import os, sys, time
 from pathlib import Path
 from eligo.errors import InputError
-from eligo.locks import one_writer
+from eligo.io.locks import one_writer
 folder, held = Path(sys.argv[1]), 0
 while held < 40:
     try:

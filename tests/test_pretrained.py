@@ -12,21 +12,21 @@ from safetensors.torch import load_file, save_file
 
 from eligo import pretrained
 from eligo.config import load_config
-from eligo.demos import PointerSelectorV2, PointerSelectorV2Config, build_model_v2
-from eligo.demos.hosts.config import DemosHostConfig
-from eligo.demos.hosts.load import load_reader
 from eligo.errors import InputError, OutputError
-from eligo.files import writing_folder
-from eligo.patches.model import RetrievalModel
+from eligo.io.files import writing_folder
+from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pixels.inference.segmenter import Segmenter, plain_config, text_encoder
 from eligo.pixels.model.model import PixelsModel
-from eligo.pixels.training.config import PixelsTrainConfig
-from eligo.pretrained import find_model, load_stock, shipped_model, shipped_models
+from eligo.pixels.train_config import PixelsTrainConfig
+from eligo.pretrained.load import find_model, load_stock, shipped_model, shipped_models
+from eligo.shots import PointerSelectorV2, PointerSelectorV2Config, build_model_v2
+from eligo.shots.hosts.config import ShotsHostConfig
+from eligo.shots.hosts.load import load_reader
 from eligo.tokens import Cut, LayerPruners, Plan, Stage1, TokenMerger
-from eligo.tokens.learned.modules import MergerShape, PrunersShape
-from eligo.tokens.load import load_host
+from eligo.tokens.inference.load import load_host
+from eligo.tokens.inputs_config import HostConfig
 from eligo.tokens.methods import build
-from eligo.tokens.training.inputs_config import HostConfig
+from eligo.tokens.model.modules import MergerShape, PrunersShape
 
 
 def merger() -> TokenMerger:
@@ -188,12 +188,12 @@ def test_a_name_of_nothing(name, tmp_path, monkeypatch):
 
 HOSTS = {
     "tokens": lambda name: load_host(HostConfig(model=name))[0],
-    "demos": lambda name: load_reader(DemosHostConfig(model=name, device="cpu")).model,
+    "shots": lambda name: load_reader(ShotsHostConfig(model=name, device="cpu")).model,
 }
 
 
 @pytest.mark.parametrize("load", HOSTS.values(), ids=HOSTS)
-@pytest.mark.parametrize("name", ["vlm", "demos_learner"])
+@pytest.mark.parametrize("name", ["vlm", "shots_learner"])
 def test_a_host_by_its_shipped_name(name, load):
     model, named = load(str(pretrained.SHIPPED / name)), load(name)
     assert all(map(torch.equal, model.state_dict().values(), named.state_dict().values()))
@@ -203,8 +203,8 @@ def test_a_host_by_its_shipped_name(name, load):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("vml", r"vml: there is no such folder; did you mean vlm\?; expected .*demos_learner, vlm"),
-        ("pixels", r"pixels: there is no such folder.*\(demos_learner, vlm\)"),
+        ("vml", r"vml: there is no such folder; did you mean vlm\?; expected .*shots_learner, vlm"),
+        ("pixels", r"pixels: there is no such folder.*\(shots_learner, vlm\)"),
         ("no/such/folder", "no/such/folder: there is no such folder"),
     ],
 )

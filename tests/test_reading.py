@@ -6,7 +6,7 @@ import os
 import pytest
 
 from eligo.errors import InputError
-from eligo.reading import json_lines, parse_json, read_json, read_text, reading, regular_file
+from eligo.io.reading import json_lines, parse_json, read_json, read_text, reading, regular_file
 
 
 def test_only_plain_files_are_opened(tmp_path):

@@ -138,7 +138,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypa
         Path(filename).write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("eligo.tensors.save_file", half_written)
+    monkeypatch.setattr("eligo.io.tensors.save_file", half_written)
     with pytest.raises(InputError, match="disk full"):
         Selection.top_k(torch.randn(2, 5), 2).save(path)
     assert_same(Selection.load(path), old)

@@ -8,10 +8,10 @@ import pytest
 from safetensors import safe_open
 
 from eligo.errors import InputError
-from eligo.pretrained import CARD, SHIPPED, shipped_models
+from eligo.pretrained.load import CARD, SHIPPED, shipped_models
 
 MODELS = shipped_models()
-LIMITS = {"vlm": 20, "tokens": 3, "patches": 4, "demos": 9, "pixels": 4}
+LIMITS = {"vlm": 20, "tokens": 3, "patches": 4, "shots": 9, "pixels": 4}
 """Megabytes of each family, as the architecture allots them."""
 DOCS = Path(__file__).parents[1] / "docs" / "shipped_models.md"
 
@@ -95,7 +95,7 @@ def load(folder: Path) -> object:
 
         return Plan.from_pretrained(folder.name)
     if "selector.json" in has:
-        from eligo.demos import load_selector
+        from eligo.shots import load_selector
 
         return load_selector(folder)
     if "config.json" in has:
@@ -103,11 +103,11 @@ def load(folder: Path) -> object:
 
         return load_vlm(folder)
     if "pointer.safetensors" in has:
-        from eligo.demos.models.pointer import PointerSelector
+        from eligo.shots.model.pointer import PointerSelector
 
         return PointerSelector.from_pretrained(folder.name)
     if "net.safetensors" in has:
-        from eligo.patches.model import RetrievalModel
+        from eligo.patches.model.retrieval_model import RetrievalModel
 
         return RetrievalModel.from_pretrained(folder.name)
     from eligo.pixels import Segmenter

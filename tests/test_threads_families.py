@@ -13,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from eligo.demos import LearnedSelector, PointerSelectorV1Config, Pool, Query, build_model
 from eligo.errors import InputError
 from eligo.images import open_image
-from eligo.patches.model import RetrievalModel
+from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pixels import predict
 from eligo.pixels.inference.segmenter import Segmenter
-from eligo.pretrained import quiet_transformers
+from eligo.pretrained.load import quiet_transformers
+from eligo.shots import LearnedSelector, PointerSelectorV1Config, Pool, Query, build_model
 
 THREADS = 4
 

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from eligo.errors import InputError
-from eligo.shared_state import warnings_lock
+from eligo.pretrained.shared_state import warnings_lock
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 MOST_PIXELS = 2**24

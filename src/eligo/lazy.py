@@ -1,27 +1,36 @@
-"""Names that a package imports on first use: configs and `--help` need no torch."""
+"""Names that a package imports on first use, so that configs and `--help` need no torch.
 
-from collections.abc import Callable, Collection, Mapping
+A package lists its public names once, in `__init__.pyi`, where type checkers look for them too:
+
+    from .plan import Plan as Plan
+    from . import methods as methods
+"""
+
+import ast
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str], rooms: Collection[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package (PEP 562).
-
-    `homes` says in which of its modules each name lives; `rooms` are modules that are names
-    themselves.
-    """
+    package: str, file: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package (PEP 562), read from its stub file."""
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    homes = {
+        name.name: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
 
     def find(name: str) -> Any:
-        if name in homes:
-            return getattr(import_module(f"{package}.{homes[name]}"), name)
-        if name in rooms:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = homes[name]
+        if home is None:
             return import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{home}"), name)
 
-    def names() -> list[str]:
-        return sorted({*homes, *rooms})
-
-    return find, names
+    return find, lambda: sorted(homes), sorted(homes)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.errors import InputError
+from eligo.io.tensors import save_tensors
 from eligo.ops._checks import values_are_free
-from eligo.tensors import save_tensors
 
 _FORMAT = "eligo.selection.v1"
 

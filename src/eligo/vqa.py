@@ -19,9 +19,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from eligo.chat import place_image
 from eligo.errors import InputError
-from eligo.reading import json_lines, read_json
+from eligo.io.reading import json_lines, read_json
+from eligo.pretrained.chat import place_image
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DIGITS = {"none": "0", **{word: str(number) for number, word in enumerate(_NUMBERS)}}

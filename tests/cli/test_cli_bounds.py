@@ -2,8 +2,8 @@
 
 import pytest
 
-from eligo.bounds import Bounds, check_count
 from eligo.cli import main
+from eligo.config.bounds import Bounds, check_count
 from eligo.errors import InputError
 
 ASK = ["--image", "a.png", "--question", "what?", "--out", "out"]
@@ -37,9 +37,9 @@ SENSELESS = [
     (["pixels", "bench", "--height", "0"], "height"),
     (["pixels", "export", "--out", "o", "--num_words", "0"], "num_words"),
     (["pixels", "exam", "--minutes", "nan"], "minutes"),
-    (["demos", "predict", "--question", "q", "--shots", "0"], "shots"),
-    (["demos", "evaluate", "--num_queries", "0"], "num_queries"),
-    (["demos", "bench", "--candidates", "9"], "candidates"),
+    (["shots", "predict", "--question", "q", "--shots", "0"], "shots"),
+    (["shots", "evaluate", "--num_queries", "0"], "num_queries"),
+    (["shots", "bench", "--candidates", "9"], "candidates"),
     (["scenes", "show", "--scenes", "0"], "scenes"),
     (["scenes", "export", "vqa", "--out", "o", "--num_workers", "0"], "num_workers"),
     (["explore", "--live", "--port", "99999"], "port"),

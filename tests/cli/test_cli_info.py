@@ -20,7 +20,7 @@ def test_json_with_models(run, monkeypatch, tmp_path):
         (tmp_path / name / file).write_text(text)
     (tmp_path / "patches" / "vision").mkdir()
     (tmp_path / "patches" / "vision" / "model.safetensors").write_bytes(bytes(1_500_000))
-    monkeypatch.setattr("eligo.pretrained.SHIPPED", tmp_path)
+    monkeypatch.setattr("eligo.pretrained.load.SHIPPED", tmp_path)
     monkeypatch.setattr(info, "SHIPPED", tmp_path)
     document = json.loads(run("info", "--json").out)
     assert document["models"] == [

@@ -41,7 +41,7 @@ def test_paths_of_another_kind(refused):
     for command in (
         ("explore", "pipe"),
         ("pixels", "convert", "pipe", "--out", "out"),
-        ("demos", "embed", "--data", "pipe", "--out", "out"),
+        ("shots", "embed", "--data", "pipe", "--out", "out"),
         ("scenes", "train-vlm", "vlm_see", "--train.init_from", "pipe"),
         ("search", "pipe"),
     ):
@@ -65,7 +65,7 @@ def test_the_system_refuses_a_path(refused, monkeypatch):
     def closed() -> None:
         raise PermissionError(13, "Permission denied", "runs/closed")
 
-    monkeypatch.setattr("eligo.cli.explore.run", closed)
+    monkeypatch.setattr("eligo.cli.explorer.explore.run", closed)
     assert "runs/closed: Permission denied" in refused("explore")
 
 
@@ -73,7 +73,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
     def missing() -> None:
         raise FileNotFoundError(2, "No such file", f"{Path(eligo.__file__).parent}/gone.yaml")
 
-    monkeypatch.setattr("eligo.cli.explore.run", missing)
+    monkeypatch.setattr("eligo.cli.explorer.explore.run", missing)
     with pytest.raises(FileNotFoundError):
         main(["explore"])
 
@@ -82,6 +82,6 @@ def test_too_little_memory_is_said(monkeypatch, capsys):
     def full() -> None:
         raise MemoryError
 
-    monkeypatch.setattr("eligo.cli.explore.run", full)
+    monkeypatch.setattr("eligo.cli.explorer.explore.run", full)
     assert main(["explore"]) == 1
     assert capsys.readouterr().err.startswith("error: not enough memory")

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from benchmarks.scenes.stats import Row, Stats
+from benchmarks.scenes.stats_command import _verdict
 from eligo.cli import main
-from eligo.cli.scenes_stats import _verdict
-from eligo.scenes.stats import Row, Stats
 
 SMALL = ("--train", "3", "--validation", "1", "--test", "1")
 TINY = ("--scenes.height", "48", "--scenes.width", "48")

@@ -10,13 +10,13 @@ import torch
 from eligo import pretrained
 from eligo.cli import main
 from eligo.cli.demo import PARTS, patches, pixels, tokens
-from eligo.report.explorer.folder import find_exhibits, load_exhibit
+from eligo.explorer.folder import find_records, load_record
 from eligo.scenes.words import TWINS
 from shipped_models import MAKERS, make_models
 
 ARMS = {
     "tokens": ["all tokens", "tokens_small", "tome", "visionzip", "no image (blind)"],
-    "demos": ["zero-shot", "random", "kNN", "MMR", "pointer v1"],
+    "shots": ["zero-shot", "random", "kNN", "MMR", "pointer v1"],
     "patches": ["one vector each", "all patches", "kept patches"],
     "pixels": ["no tags", "another room's tags", "a tagger's (90 %)", "its own tags"],
 }
@@ -34,7 +34,7 @@ def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module, (name, count) in sizes.items():
             patch.setattr(module, name, count)
-            patch.setattr(module, "_EXHIBITS", 2)
+            patch.setattr(module, "_RECORDS", 2)
         patch.setattr(tokens, "_BLIND_SCENES", 40)
         yield
 
@@ -75,15 +75,15 @@ def test_the_whole_costs_all_and_the_rest_less(ran: Path):
 
 
 def test_the_page_shows_every_part(ran: Path):
-    kinds = [load_exhibit(folder).kind for folder in find_exhibits(ran)]
+    kinds = [load_record(folder).kind for folder in find_records(ran)]
     assert list(dict.fromkeys(kinds)) == list(PARTS)
     text = (ran / "index.html").read_text(encoding="utf-8")
-    for title in (title for part in told(ran)["parts"] for title in part["exhibits"]):
+    for title in (title for part in told(ran)["parts"] for title in part["records"]):
         assert json.dumps(title)[1:-1] in text
 
 
 def test_a_room_is_shown_with_its_twins_other_names(ran: Path):
-    rooms = [one for one in map(load_exhibit, find_exhibits(ran)) if one.kind == "pixels"]
+    rooms = [one for one in map(load_record, find_records(ran)) if one.kind == "pixels"]
     other = {**TWINS, **{second: first for first, second in TWINS.items()}}
     swapped = 0
     for room in rooms:
@@ -97,12 +97,12 @@ def test_a_room_is_shown_with_its_twins_other_names(ran: Path):
 
 def test_again_in_the_same_folder(shipped: Path, ran: Path, monkeypatch, capsys):
     monkeypatch.setattr(pretrained, "SHIPPED", shipped)
-    before, exhibits = told(ran), find_exhibits(ran)
+    before, records = told(ran), find_records(ran)
     (ran / "explore" / "99_old").mkdir()
     assert main(["demo", "--quick", "--out", str(ran), "--seed", "7", "--json"]) == 0
     after = json.loads(capsys.readouterr().out)
     assert after == told(ran)
-    assert find_exhibits(ran) == exhibits
+    assert find_records(ran) == records
     assert not (ran / "explore" / "99_old").exists()
 
     def scores(found: dict) -> list:
@@ -115,7 +115,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, shipped, monkey
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path / "none")
     (tmp_path / "explore").mkdir()
     (tmp_path / "explore" / "mine.txt").write_text("mine")
-    for part in ("tokens", "demos", "patches", "pixels"):  # it is said before any work
+    for part in ("tokens", "shots", "patches", "pixels"):  # it is said before any work
         monkeypatch.setattr(f"eligo.cli.demo.{part}.run", lambda _: pytest.fail("worked"))
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert "explore already holds" in capsys.readouterr().err
@@ -137,7 +137,7 @@ def test_what_is_not_shipped_is_said_not_made_up(
     assert [row["arm"] for row in tokens["rows"]] == expected
     assert not any(row["is_ours"] for row in tokens["rows"])
     assert "No trained plan is shipped yet" in tokens["note"]
-    assert all(part["rows"] == part["exhibits"] == [] for part in others)
+    assert all(part["rows"] == part["records"] == [] for part in others)
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "tokens_small"])
@@ -151,7 +151,7 @@ def test_any_one_may_be_missing(name: str, shipped: Path, tmp_path: Path, monkey
         if other != name:
             (tmp_path / other).symlink_to(shipped / other)
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
-    part = {"vlm": "tokens", "demos_learner": "demos", "demos_v1": "demos"}.get(name, name)
+    part = {"vlm": "tokens", "shots_learner": "shots", "shots_v1": "shots"}.get(name, name)
     found = import_module(f"eligo.cli.demo.{part}").run(Work(7, "cpu", quick=True))
     assert found.rows == ()
     assert found.note == "no trained model is shipped yet"

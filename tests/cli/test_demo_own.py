@@ -10,12 +10,12 @@ from eligo import pretrained
 from eligo.cli import main
 from eligo.cli.demo.own import choose_plan, read_questions
 from eligo.errors import InputError
-from eligo.report.explorer.folder import find_exhibits, load_exhibit
+from eligo.explorer.folder import find_records, load_record
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.load import load_host
+from eligo.tokens.inference.load import load_host
+from eligo.tokens.inputs_config import HostConfig
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Plan, Stage1
-from eligo.tokens.training.inputs_config import HostConfig
 from shipped_models import make_models
 
 
@@ -105,7 +105,7 @@ def test_whole_and_pruned(photos: Path, shipped: Path, tmp_path: Path, monkeypat
     assert whole["seconds"] > 0 < pruned["seconds"]
     assert same["score"] in (0, 0.5, 1)
     assert pruned["is_ours"]
-    first, second = (load_exhibit(folder) for folder in find_exhibits(out))
+    first, second = (load_record(folder) for folder in find_records(out))
     assert (first.query, second.query) == ("is there a ball?", "what colour is it?")
     assert [answer.who for answer in first.answers] == ["all tokens", "tokens_small"]
     assert first.note == "1.png; the answer is: yes"

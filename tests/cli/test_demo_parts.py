@@ -8,17 +8,17 @@ import torch
 from rich.console import Console
 
 from eligo import pretrained
-from eligo.cli.demo import demos, pixels, tokens
+from eligo.cli.demo import pixels, shots, tokens
 from eligo.cli.demo.part import Part, Row, Work
 from eligo.cli.demo.table import table
-from eligo.demos.exam.config import ExamConfig
-from eligo.demos.exam.lessons import DEMOS, draw_lessons
-from eligo.demos.exam.world import FIRST_LEXICON, PER_LEXICON
 from eligo.scenes.vlm.model import VlmConfig, build_vlm
 from eligo.scenes.words import LABELS, TWINS
+from eligo.shots.learner.config import ExamConfig
+from eligo.shots.learner.lessons import EXAMPLES, draw_lessons
+from eligo.shots.learner.world import FIRST_LEXICON, PER_LEXICON
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.measure.asking import WHOLE
-from eligo.tokens.measure.matching import spending
+from eligo.tokens.inference.answers import WHOLE
+from eligo.tokens.inference.equal_cost import spending
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from shipped_models import LEARNER, make_models
@@ -39,11 +39,11 @@ def test_rivals_spend_what_the_cheapest_plan_spends(kept):
         two_stage = Plan(Stage1(build("random"), first), [Cut(3, build("random"), second)])
         learned = {"dear": Plan(Stage1(build("random"), 400)), "ours": two_stage}
     found = tokens.arms(shape, learned, TEXT)
-    assert list(found) == [WHOLE, *learned, *tokens.RIVALS]
+    assert list(found) == [WHOLE, *learned, *tokens.BASELINES]
     allowed = spending(
         shape, learned["ours"] if learned else Plan(Stage1(build("random"), 64)), TEXT
     )
-    for name in tokens.RIVALS:
+    for name in tokens.BASELINES:
         assert spending(shape, found[name], TEXT) == pytest.approx(allowed, rel=0.01)
 
 
@@ -80,15 +80,15 @@ def test_who_sees_only_looks(first: float, mean: float):
     assert pixels.twin_iou(counts)[0] == pytest.approx(mean)
 
 
-# ------------------------------------------------------------------ demos
+# ------------------------------------------------------------------ shots
 
 
 @pytest.fixture(scope="module")
 def chosen(tmp_path_factory: pytest.TempPathFactory) -> Part:
-    root = make_models(tmp_path_factory.mktemp("models"), "demos_learner", "demos_v1")
+    root = make_models(tmp_path_factory.mktemp("models"), "shots_learner", "shots_v1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrained, "SHIPPED", root)
-        return demos.run(Work(3, "cpu", quick=True))
+        return shots.run(Work(3, "cpu", quick=True))
 
 
 def test_pictures_are_those_of_the_examples(chosen: Part):
@@ -99,33 +99,33 @@ def test_pictures_are_those_of_the_examples(chosen: Part):
         scenes, "test", torch.arange(first, first + 2 * PER_LEXICON), torch.device("cpu"),
         unclear=ExamConfig().unclear, per_lexicon=PER_LEXICON,
     ).rendered.rgb  # fmt: skip
-    for shown in chosen.exhibits:
+    for shown in chosen.records:
         items = shown.stages[0].over
         assert len(items) == 32
         for item in items:
             _, lesson, _, place = item.picture.split()  # "test 268435456 example 2"
-            scene = (int(lesson) - first) * (DEMOS + 1) + int(place)
+            scene = (int(lesson) - first) * (EXAMPLES + 1) + int(place)
             expected = every[scene].permute(1, 2, 0).flatten().tolist()
             assert list(shown.pictures[item.picture].tobytes()) == expected
 
 
 def test_every_selector_chose_among_the_same(chosen: Part):
-    for shown in chosen.exhibits:
+    for shown in chosen.records:
         assert [stage.name for stage in shown.stages] == ["pointer v1", "random", "kNN", "MMR"]
         assert len({stage.over for stage in shown.stages}) == 1
         for stage in shown.stages:
-            assert len(set(stage.selection.indices.tolist())) == demos.SHOTS
+            assert len(set(stage.selection.indices.tolist())) == shots.SHOTS
         assert [answer.who for answer in shown.answers] == [row.arm for row in chosen.rows]
 
 
 def test_what_is_shipped_chooses_pairs(monkeypatch: pytest.MonkeyPatch):
     """The real ones: two words need two examples, and who knows what it took picks both."""
-    monkeypatch.setattr(demos, "_LEXICONS", 6)
-    part = demos.run(Work(5, "cpu"))
+    monkeypatch.setattr(shots, "_LEXICONS", 6)
+    part = shots.run(Work(5, "cpu"))
     scores = {row.arm: row.score for row in part.rows}
-    best = f"pointer {demos.BEST.removeprefix('demos_')}"
+    best = f"pointer {shots.BEST.removeprefix('demos_')}"
     assert next(row.arm for row in part.rows if row.is_ours) == best
-    assert part.exhibits[0].stages[0].name == best
+    assert part.records[0].stages[0].name == best
     assert (scores[best] or 0) > 0.75
     for plainer in ("zero-shot", "random", "kNN", "pointer v1"):
         assert (scores[best] or 0) > (scores[plainer] or 0) + 0.05, plainer
@@ -148,7 +148,7 @@ PART = Part(
 
 @pytest.mark.parametrize("width", [80, 110])
 def test_lines_fit_and_columns_agree(width: int):
-    lines = printed([PART, Part("demos", "who?", "nothing yet")], width)
+    lines = printed([PART, Part("shots", "who?", "nothing yet")], width)
     assert all(len(line) <= width for line in lines)
     text = "\n".join(lines)
     for cell in ("98.0", "90.0-100.0", "25.0-75.0", "576", "9>4", "100 %", "10 %", "100 ms"):

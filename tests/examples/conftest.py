@@ -3,5 +3,5 @@
 import sys
 from pathlib import Path
 
-for family in ("tokens", "demos", "pixels"):
+for family in ("tokens", "shots", "pixels"):
     sys.path.append(str(Path(__file__).parents[1] / family))

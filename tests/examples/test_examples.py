@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from demo_hosts import picture, processor, tokenizer
 from hosts import build as build_host
 from PIL import Image
 from pixel_files import exported
+from shot_hosts import picture, processor, tokenizer
 from transformers import (
     AutoProcessor,
     CLIPConfig,
@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from eligo.config import load_config
-from eligo.patches.model import RetrievalModel
+from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pixels import PixelsModel, PixelsTrainConfig, Segmenter
 from eligo.pixels.inference.segmenter import plain_config, text_encoder
 from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
@@ -52,7 +52,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_they_are_short_and_all_in_the_documents():
     page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     assert [path.stem for path in EXAMPLES] == [
-        "prune", "search_photos", "segment_rgbd", "select_demos",
+        "prune", "search_photos", "segment_rgbd", "select_shots",
     ]  # fmt: skip
     for path in EXAMPLES:
         text = path.read_text(encoding="utf-8")
@@ -79,8 +79,8 @@ def test_without_arguments_they_say_what_they_want(path: Path, example):
         ("search_photos", (".", "a ball", "."), "no retrieval model in"),
         ("segment_rgbd", ("here.png", "-", "", "nowhere"), "nowhere: there is no such folder"),
         ("segment_rgbd", ("here.png", "-", "", "."), "no segmentation model in"),
-        ("select_demos", ("none.jsonl", "?"), "none.jsonl: "),
-        ("select_demos", ("qa.jsonl", "?", "here.png", "nowhere", "vlm"), "nowhere"),
+        ("select_shots", ("none.jsonl", "?"), "none.jsonl: "),
+        ("select_shots", ("qa.jsonl", "?", "here.png", "nowhere", "vlm"), "nowhere"),
     ],
 )
 def test_a_mistake_is_one_line(name, arguments, told, example, tmp_path: Path):
@@ -136,7 +136,7 @@ def test_prune_a_qwen(llava: Path, example, tmp_path: Path, monkeypatch: pytest.
     assert whole > layers[0] > layers[1] == layers[-1]
 
 
-# ------------------------------------------------------------------ select_demos
+# ------------------------------------------------------------------ select_shots
 
 
 def lines(path: Path, rows: list[dict]) -> Path:
@@ -147,10 +147,10 @@ def lines(path: Path, rows: list[dict]) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten steps instead of three hundred."""
-    from eligo.demos import FitConfig
+    from eligo.shots import FitConfig
 
     monkeypatch.setattr(
-        "eligo.demos.learned.selector.FitConfig",
+        "eligo.shots.inference.learned_selector.FitConfig",
         lambda **given: FitConfig(**{"min_steps": 10, "num_epochs": 1, **given}),
     )
 
@@ -161,12 +161,12 @@ def test_select_demos_of_text(example, tmp_path: Path, quick: None):
         {"id": f"n{n}", "input": f"where is the {things[n % 3]}?", "output": f"in box {n % 3}"}
         for n in range(24)
     ]
-    told = example("select_demos", lines(tmp_path / "qa.jsonl", rows), "where is the key?")
+    told = example("select_shots", lines(tmp_path / "qa.jsonl", rows), "where is the key?")
     assert len(told.splitlines()) == 2
     assert all(
         re.fullmatch(r"n\d+: where is the .*\? in box \d", line) for line in told.split("\n")[:2]
     )
-    assert (tmp_path / "runs" / "select_demos" / "qa" / "selector" / "selector.json").is_file()
+    assert (tmp_path / "runs" / "select_shots" / "qa" / "selector" / "selector.json").is_file()
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_select_demos_of_vqav2(
     build_host("llava").model.save_pretrained(host)
     processor("llava").save_pretrained(host)
     photo = picture(tmp_path / "photo.png", 9)
-    told = example("select_demos", data, "what is it?", photo, clip, host)
+    told = example("select_shots", data, "what is it?", photo, clip, host)
     assert len(told.splitlines()) == 2
     assert all(re.fullmatch(r"\d: what is \d\? (red|ball)", line) for line in told.splitlines())
 
@@ -244,7 +244,7 @@ def test_segment_rgbd(example, tmp_path: Path):
 
 
 def test_nothing_is_shipped_for_photos(example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("eligo.pretrained.SHIPPED", tmp_path)
+    monkeypatch.setattr("eligo.pretrained.load.SHIPPED", tmp_path)
     picture(tmp_path / "photo.png", 0)
     with pytest.raises(SystemExit, match="there is no such folder"):
         example("search_photos", tmp_path, "a red ball")

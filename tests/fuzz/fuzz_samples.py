@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from eligo.cli import main
 from eligo.config import SHIPPED as CONFIGS
 from eligo.config import shipped_configs
-from eligo.pretrained import SHIPPED as MODELS
+from eligo.pretrained.load import SHIPPED as MODELS
 
 _SIZE = (64, 48)
 _WORDS = "table"
@@ -153,14 +153,14 @@ def _index(samples: Samples) -> Path:
 
 def _embedded(samples: Samples) -> Path:
     samples.path("examples")
-    samples.run("demos", "embed", "--data", "examples.jsonl", "--out", "embedded")
+    samples.run("shots", "embed", "--data", "examples.jsonl", "--out", "embedded")
     return samples.root / "embedded"
 
 
 def _taught(samples: Samples) -> Path:
     samples.path("embedded")
     args = ("--data", "embedded", "--out", "taught", "--shots", "2", "--beam", "1")
-    samples.run("demos", "teach", *args, "--sampler.num_candidates", "4")
+    samples.run("shots", "teach", *args, "--sampler.num_candidates", "4")
     return samples.root / "taught"
 
 
@@ -168,7 +168,7 @@ def _selector(samples: Samples) -> Path:
     samples.path("embedded")
     samples.path("legacy")
     args = ("--data.path", "legacy.json", "--data.embedded", "embedded", "--train.num_epochs", "1")
-    samples.run("demos", "train", "v1", *args, "--train.out", "selectors")
+    samples.run("shots", "train", "v1", *args, "--train.out", "selectors")
     return samples.root / "selectors"
 
 
@@ -178,7 +178,7 @@ def _run(samples: Samples) -> Path:
     return samples.root / "runs"
 
 
-def _exhibits(samples: Samples) -> Path:
+def _records(samples: Samples) -> Path:
     samples.path("photo")
     args = ("--image", "photo.png", "--text", "a cat", "--out", "explored", "--device", "cpu")
     samples.run("patches", "predict", *args)
@@ -197,7 +197,7 @@ def _model(samples: Samples, name: str) -> Path:
     return path
 
 
-MODEL_NAMES = ("demos_v1", "patches", "pixels", "tokens_default", "vlm")
+MODEL_NAMES = ("shots_v1", "patches", "pixels", "tokens_default", "vlm")
 
 _MAKERS: dict[str, Callable[[Samples], Path]] = {
     "photo": lambda samples: _picture(samples, "photo.png"),
@@ -222,7 +222,7 @@ _MAKERS: dict[str, Callable[[Samples], Path]] = {
     "taught": _taught,
     "selectors": _selector,
     "runs": _run,
-    "explored": _exhibits,
+    "explored": _records,
     **{f"config {n}": lambda samples, n=n: _config(samples, n) for n in shipped_configs()},
     **{f"model {n}": lambda samples, n=n: _model(samples, n) for n in MODEL_NAMES},
 }

@@ -24,7 +24,7 @@ from eligo.patches.kernels import algebra, blocks
 from eligo.patches.kernels.fused import span
 from eligo.patches.kernels.hoist import halved, hoist
 from eligo.patches.kernels.keeping import keep_best
-from eligo.patches.match.scores import Choice
+from eligo.patches.model.scores import Choice
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before Triton is imported"
 

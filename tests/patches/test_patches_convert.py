@@ -14,7 +14,7 @@ from eligo.cli import main
 from eligo.errors import InputError
 from eligo.patches import CrossSparseAggrNet
 from eligo.patches.inference.convert import convert_checkpoint
-from eligo.patches.model import RetrievalModel
+from eligo.patches.model.retrieval_model import RetrievalModel
 
 
 class Given:

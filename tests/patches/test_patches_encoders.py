@@ -8,7 +8,7 @@ from PIL import Image
 from eligo.errors import InputError
 from eligo.images import open_image
 from eligo.patches.config import RetrievalConfig
-from eligo.patches.model import RetrievalModel
+from eligo.patches.model.retrieval_model import RetrievalModel
 
 CASES = [
     ("vit", None, 1, (4, 4)),

@@ -6,17 +6,17 @@ import pytest
 import torch
 from patch_models import karpathy
 
+from benchmarks.patches.leak import leak_test
+from benchmarks.patches.pointing import mentioned, pointing
 from eligo.cli import main
 from eligo.errors import InputError
 from eligo.patches.data.captions import read_captions
 from eligo.patches.data.config import KarpathyDataConfig
 from eligo.patches.data.file_source import FileSet
 from eligo.patches.data.scene_source import SceneSet
-from eligo.patches.exam.leak import leak_test
-from eligo.patches.exam.pointing import mentioned, pointing
-from eligo.patches.measure.evaluate import score_set, score_with_oracle
-from eligo.patches.measure.metrics import coco_folds, fold_means, retrieval_metrics
-from eligo.patches.model import RetrievalModel
+from eligo.patches.inference.evaluate import score_set, score_with_oracle
+from eligo.patches.metrics import coco_folds, fold_means, retrieval_metrics
+from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.scenes import SceneConfig
 
 

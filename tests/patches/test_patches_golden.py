@@ -12,8 +12,8 @@ from eligo.patches import (
     ratio_loss,
     retrieval_metrics,
 )
-from eligo.patches.match.arithmetic import unit
-from eligo.patches.match.token_sparse import combine, cosine_to_mean
+from eligo.patches.model.arithmetic import unit
+from eligo.patches.model.token_sparse import combine, cosine_to_mean
 
 
 @pytest.fixture(params=MODELS)

@@ -14,9 +14,7 @@ from safetensors.torch import load_file
 
 from eligo.errors import InputError
 from eligo.patches import CrossSparseAggrNet
-from eligo.patches.match.sides import Images
-from eligo.patches.model import RetrievalModel
-from eligo.patches.retrieval import (
+from eligo.patches.index import (
     Calibration,
     ImageFiles,
     IndexFolder,
@@ -25,8 +23,10 @@ from eligo.patches.retrieval import (
     TextLines,
     build_index,
 )
-from eligo.patches.retrieval.build import hash_of
-from eligo.patches.retrieval.entries import pack_images
+from eligo.patches.index.build import hash_of
+from eligo.patches.index.entries import pack_images
+from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.patches.model.sides import Images
 from limits import PROCESS_SECONDS
 
 NUM_SCENES = 11

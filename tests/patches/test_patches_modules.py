@@ -9,8 +9,8 @@ import torch
 
 from eligo.errors import InputError
 from eligo.patches import HRPA, DualTokenAggregation, TokenAggregation, TokenSparse
-from eligo.patches.match import decision as decisions
-from eligo.patches.match.arithmetic import min_max, unit
+from eligo.patches.model import decision as decisions
+from eligo.patches.model.arithmetic import min_max, unit
 
 
 def test_token_sparse_by_hand():

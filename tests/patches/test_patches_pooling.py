@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from benchmark_scripts import load_benchmark
-from eligo.patches.retrieval.ward import cut_tree, ward_tree
+from benchmarks.patches import pooling as pooling_benchmark
+from eligo.patches.index.ward import cut_tree, ward_tree
 
 pytest.importorskip("sentence_transformers.multi_vector_encoder", reason="needs eligo[pooling]")
 
@@ -20,8 +20,8 @@ from sentence_transformers.multi_vector_encoder.modules import HierarchicalToken
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from eligo.errors import InputError
-from eligo.patches.build import scene_tokenizer
-from eligo.patches.retrieval.pooling import LearnedTokenPooling, fit_pooling
+from eligo.patches.index.pooling import LearnedTokenPooling, fit_pooling
+from eligo.patches.model.build import scene_tokenizer
 
 # ------------------------------------------------------------------ Ward's tree
 
@@ -284,7 +284,7 @@ def test_per_call(encoder):
 
 
 def test_the_benchmark_runs(capsys, tmp_path, monkeypatch):
-    load_benchmark("pooling").main(smoke=True)
+    pooling_benchmark.main(smoke=True)
     told = capsys.readouterr().out.splitlines()
     rows = [json.loads(line) for line in told if line.startswith('{"factor"')]
     assert [row["vectors"] for row in rows] == [25, 25, 13, 13, 7, 7]

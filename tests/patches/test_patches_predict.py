@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 
 from eligo.cli import main
+from eligo.explorer.folder import find_records, load_record
 from eligo.patches import CrossSparseAggrNet
+from eligo.patches.index import ScenePictures, Searcher, build_index
 from eligo.patches.inference.predict import count_cost, predict
-from eligo.patches.match.sides import Images
-from eligo.patches.model import RetrievalModel
-from eligo.patches.retrieval import ScenePictures, Searcher, build_index
-from eligo.report.explorer.folder import find_exhibits, load_exhibit
+from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.patches.model.sides import Images
 from eligo.report.patches_picture import WordMatch, _word_picture, match_picture
 from eligo.report.pictures import rgb_picture
 
@@ -94,7 +94,7 @@ def test_the_command(folder, tmp_path, capsys):
     assert "patches 49 > 25 kept > 11 tokens, for 13 words" in told
     assert "multiply-adds" in told
     assert Image.open(tmp_path / "patches.png").width > 1000
-    (shown,) = map(load_exhibit, find_exhibits(tmp_path))
+    (shown,) = map(load_record, find_records(tmp_path))
     assert shown.query == TEXT
     assert shown.stages[0].selection.num_kept == 25
     assert main([*command, "--text", TEXT, "--json"]) == 0

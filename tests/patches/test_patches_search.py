@@ -5,10 +5,7 @@ import torch
 
 from eligo import ops
 from eligo.errors import InputError, MissingExtraError, OutputError
-from eligo.patches.kernels.hoist import hoist
-from eligo.patches.match.sides import Images
-from eligo.patches.model import RetrievalModel
-from eligo.patches.retrieval import (
+from eligo.patches.index import (
     Calibration,
     Hits,
     ScenePictures,
@@ -18,8 +15,11 @@ from eligo.patches.retrieval import (
     calibrate,
     merge_hits,
 )
-from eligo.patches.retrieval.entries import fold
-from eligo.patches.retrieval.sources import scene_captions
+from eligo.patches.index.entries import fold
+from eligo.patches.index.sources import scene_captions
+from eligo.patches.kernels.hoist import hoist
+from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.patches.model.sides import Images
 
 COUNT = 23
 QUERIES = ("there is a red ball.", "a star is left of a blue box.", "a gem.")
@@ -206,7 +206,7 @@ def test_faiss_finds_the_same(model, images, monkeypatch, caplog):
         got, wanted = near.candidates(query, 8), exact.candidates(query, 8)
         assert got.rows.tolist() == wanted.rows.tolist()
         torch.testing.assert_close(got.guesses, wanted.guesses)
-    monkeypatch.setattr("eligo.patches.retrieval.stage1._WIDER", 2)  # means choose 6, slots 3
+    monkeypatch.setattr("eligo.patches.index.stage1._WIDER", 2)  # means choose 6, slots 3
     vectors = torch.cat([shard.tensors["direction"] for shard in near.index.shards]).float()
     mean = model.encode_texts([QUERIES[2]]).words[0].mean(0)
     first = torch.cosine_similarity(vectors, mean[None]).topk(6).indices
@@ -214,8 +214,8 @@ def test_faiss_finds_the_same(model, images, monkeypatch, caplog):
     best = sorted(sorted(guesses, key=lambda row: -guesses[row])[:3])
     assert near.candidates(query, 3).rows.tolist() == best
     (images / "stage1.faiss").unlink()
-    monkeypatch.setattr("eligo.patches.retrieval.stage1._WIDER", 16)
-    monkeypatch.setattr("eligo.patches.retrieval.stage1.write_bytes", _refuse)
+    monkeypatch.setattr("eligo.patches.index.stage1._WIDER", 16)
+    monkeypatch.setattr("eligo.patches.index.stage1.write_bytes", _refuse)
     near = Searcher(model, images, approximate=True)  # an index that may only be read
     assert near.candidates(query, 8).rows.tolist() == got.rows.tolist()
     assert "not kept: " in caplog.text

@@ -9,10 +9,10 @@ from PIL import Image
 
 from eligo.cli import main
 from eligo.errors import OutputError
-from eligo.interrupts import Interrupted
-from eligo.patches.model import RetrievalModel
-from eligo.patches.retrieval import ScenePictures
-from eligo.patches.retrieval.sources import scene_captions
+from eligo.io.interrupts import Interrupted
+from eligo.patches.index import ScenePictures
+from eligo.patches.index.sources import scene_captions
+from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.report.pictures import rgb_picture
 
 
@@ -60,7 +60,7 @@ def test_images_are_looked_at_before_the_first_is_encoded(world, tmp_path, capsy
     def interrupted(*_, **__):
         raise Interrupted(signal.SIGTERM)
 
-    monkeypatch.setattr("eligo.patches.retrieval.build_index", interrupted)
+    monkeypatch.setattr("eligo.patches.index.build_index", interrupted)
     assert main([*command, str(tmp_path / "one")]) == 143
     first, second, last = capsys.readouterr().err.splitlines()
     assert first == "of 15 images some will be skipped, 1 problem:"
@@ -116,7 +116,7 @@ def test_an_index_that_may_only_be_read(world, capsys, monkeypatch):
     def refuse(path, _):
         raise OutputError(f"{path}: cannot be written")
 
-    monkeypatch.setattr("eligo.patches.retrieval.calibration.write_text", refuse)
+    monkeypatch.setattr("eligo.patches.index.calibration.write_text", refuse)
     dev = ["--dev", str(world / "texts.txt")]
     assert search(world, "by_text", "a red ball.", "--rerank", "auto", "--k", "1", *dev) == 0
     told = capsys.readouterr()
@@ -132,7 +132,7 @@ def test_rerank_auto_of_a_text_index(world, capsys):
 
 
 def test_an_index_of_scenes_brings_its_own_dev_queries(world, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("eligo.cli.patches_search._DEV_QUERIES", 3)
+    monkeypatch.setattr("eligo.cli.patches.search._DEV_QUERIES", 3)
     index = ["--scenes", "12", "--out", str(tmp_path / "index"), "--model", str(world / "model")]
     assert main(["patches", "index", *index, "--device", "cpu"]) == 0
     capsys.readouterr()

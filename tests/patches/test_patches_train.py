@@ -9,7 +9,7 @@ from patch_models import karpathy, smoke, text_folder, vision_folder
 
 from eligo.config import load_config, shipped_configs
 from eligo.errors import ConfigError
-from eligo.patches.model import RetrievalModel
+from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.task import PatchesTask, train_model, with_counted_steps
 from eligo.train import Progress

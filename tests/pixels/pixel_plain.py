@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmark_scripts import load_benchmark
+from benchmarks.pixels import speed as benchmark
 from eligo.pixels import PixelsConfig
-
-benchmark = load_benchmark("pixels")
 
 
 class PlainModel(benchmark.Plain):

@@ -7,7 +7,7 @@ from eligo.config import load_config
 from eligo.errors import ConfigError
 from eligo.pixels.data.augment import Prepared, augment, mirror_some, scaled
 from eligo.pixels.data.batch import Batch
-from eligo.pixels.data.config import AugmentConfig
+from eligo.pixels.data_config import AugmentConfig
 
 
 def image(height: int = 40, width: int = 50) -> Prepared:

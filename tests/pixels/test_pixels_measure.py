@@ -9,8 +9,8 @@ from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.pixels import PixelsTrainConfig, segmentation_metrics
 from eligo.pixels.data.batch import Batch
-from eligo.pixels.measure.evaluate import evaluate_rows, split_confusion
-from eligo.pixels.measure.views import Seen, Views, _starts, probabilities, scaled
+from eligo.pixels.inference.evaluate import evaluate_rows, split_confusion
+from eligo.pixels.inference.views import Seen, Views, _starts, probabilities, scaled
 from eligo.pixels.training.task import PixelsTask
 
 

@@ -11,7 +11,7 @@ from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.pixels import PixelsTrainConfig, train_model
 from eligo.pixels.data.scene_source import SceneSource
-from eligo.pixels.measure.some_tags import TOLD, SomeTags
+from eligo.pixels.inference.some_tags import TOLD, SomeTags
 from eligo.pixels.training.task import PixelsTask
 
 TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke().replace({"data.test_images": 12})

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import InputError
+from eligo.explorer.folder import find_records, load_record
 from eligo.pixels import (
     PRESETS,
     SIZES,
@@ -29,7 +30,6 @@ from eligo.pixels.inference.convert import convert_official, read_official
 from eligo.pixels.inference.modes import refuse_other_modes
 from eligo.pixels.inference.segmenter import model_folder, plain_config, text_encoder
 from eligo.pixels.training.task import PixelsTask
-from eligo.report.explorer.folder import find_exhibits, load_exhibit
 
 TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke()
 
@@ -111,7 +111,7 @@ def test_strict_weights_and_foreign_folders(run: Path, tmp_path: Path):
 
 
 def test_nothing_shipped_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("eligo.pretrained.SHIPPED", tmp_path)
+    monkeypatch.setattr("eligo.pretrained.load.SHIPPED", tmp_path)
     with pytest.raises(InputError, match="eligo pixels train"):
         model_folder(None)
 
@@ -321,7 +321,7 @@ def test_predict_command(capsys, run: Path, pair, tmp_path: Path):
                  "wall, ring", "--model", run, "--out", tmp_path, "--device", "cpu")  # fmt: skip
     assert len(found["files"]) == 5
     assert all(Path(file).is_file() for file in found["files"])
-    (shown,) = map(load_exhibit, find_exhibits(tmp_path))
+    (shown,) = map(load_record, find_records(tmp_path))
     assert shown.stages[0].rows == ("wall", "ring")
     agreeing = ("--sam-decoder-use-cosine", "--preset", "1")
     told(capsys, "predict", "--image", pair[0], "--model", run, "--out", tmp_path, *agreeing)

@@ -19,8 +19,11 @@ def test_provenance(monkeypatch):
     assert head["versions"]["eligo"] == eligo.__version__
     assert head["versions"]["torch"] == torch.__version__
     assert json.loads(json.dumps(head)) == head
-    monkeypatch.setattr(sys, "argv", ["benchmarks/scenes.py"])
-    assert provenance("python benchmarks/scenes.py")["command"] == "python benchmarks/scenes.py"
+    monkeypatch.setattr(sys, "argv", ["benchmarks/scenes/speed.py"])
+    assert (
+        provenance("python benchmarks/scenes/speed.py")["command"]
+        == "python benchmarks/scenes/speed.py"
+    )
 
 
 def test_a_gpu_is_named(monkeypatch):

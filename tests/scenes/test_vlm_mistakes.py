@@ -8,15 +8,15 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
+from benchmarks.scenes.evaluate_vlm import Asked, VlmEvaluationConfig, fit_blind
 from eligo.cli import main
 from eligo.errors import InputError, OutputError
 from eligo.scenes import SceneConfig, load_vlm
 from eligo.scenes.question_kinds import KINDS
 from eligo.scenes.vlm import model as vlm_model
-from eligo.scenes.vlm.evaluate import Asked, VlmEvaluationConfig, fit_blind
 from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
 
-SHIPPED = Path(vlm_model.__file__).parents[1] / "models" / "vlm"
+SHIPPED = Path(vlm_model.__file__).parents[2] / "models" / "vlm"
 TINY = VlmConfig(
     image_size=28, vision_width=16, vision_layers=2, layers=1, width=16, hidden=16, heads=2
 )
@@ -83,7 +83,7 @@ def answered(config, on_progress):
 
 
 def test_out_is_tried_before_the_work(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("eligo.scenes.vlm.evaluate.evaluate_vlm", None)
+    monkeypatch.setattr("benchmarks.scenes.evaluate_vlm.evaluate_vlm", None)
     (tmp_path / "file").write_text("")
     out = str(tmp_path / "file" / "vlm.json")
     assert main(["scenes", "evaluate-vlm", "--device", "cpu", "--out", out]) == 2
@@ -94,7 +94,7 @@ def test_the_result_is_shown_if_it_cannot_be_written(tmp_path, monkeypatch, caps
     def full(path, text):
         raise OutputError(f"{path}: cannot be written")
 
-    monkeypatch.setattr("eligo.scenes.vlm.evaluate.evaluate_vlm", answered)
+    monkeypatch.setattr("benchmarks.scenes.evaluate_vlm.evaluate_vlm", answered)
     monkeypatch.setattr("eligo.cli.result_file.write_text", full)
     out = str(tmp_path / "new" / "vlm.json")
     command = ["scenes", "evaluate-vlm", "--device", "cpu", "--json", "--out", out]

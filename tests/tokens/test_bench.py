@@ -11,10 +11,10 @@ from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm
 from eligo.tokens.cost.count import count_cost
 from eligo.tokens.cost.proposals import default_schedule
 from eligo.tokens.cost.shapes import LLAVA_7B
-from eligo.tokens.learned.modules import TokenMerger
-from eligo.tokens.measure.bench import Arm, Bar, Marks, Spread, Timings, run_rounds, speed_bars
-from eligo.tokens.measure.bench_answers import answer_bar, time_answers
-from eligo.tokens.measure.bench_models import PARTS, default_plan, random_inputs, random_llava
+from eligo.tokens.inference.bench import Arm, Bar, Marks, Spread, Timings, run_rounds, speed_bars
+from eligo.tokens.inference.bench_answers import answer_bar, time_answers
+from eligo.tokens.inference.bench_models import PARTS, default_plan, random_inputs, random_llava
+from eligo.tokens.model.modules import TokenMerger
 
 CPU = torch.device("cpu")
 

@@ -9,17 +9,17 @@ from transformers import AutoModelForImageTextToText
 
 from eligo.cli import main
 from eligo.errors import InputError
-from eligo.report.explorer.folder import find_exhibits, load_exhibit
+from eligo.explorer.folder import find_records, load_record
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
 from eligo.tokens.data.examples import SceneExamples
-from eligo.tokens.load import floats_of, load_host
+from eligo.tokens.inference.load import floats_of, load_host
+from eligo.tokens.inference.predict import predict
+from eligo.tokens.inference.resolve import find_plan
+from eligo.tokens.inputs_config import HostConfig
 from eligo.tokens.methods import build
-from eligo.tokens.naming import find_plan
 from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.predict import predict
-from eligo.tokens.training.inputs_config import HostConfig
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_predict(host, tmp_path, capsys):
     picture = Image.open(tmp_path / "tokens.png")
     assert picture.width > 2 * 336
     assert sorted(path.name for path in tmp_path.iterdir()) == ["explore", "tokens.png"]
-    (shown,) = map(load_exhibit, find_exhibits(tmp_path))
+    (shown,) = map(load_record, find_records(tmp_path))
     assert shown.query == host[1]
     assert [stage.selection.num_kept.item() for stage in shown.stages] == [9]
 
@@ -199,8 +199,8 @@ def test_predict_with_a_saved_plan(host, tmp_path, capsys):
 
 
 def test_prediction_tells_what_happened(host):
-    from eligo.tokens.load import load_host
-    from eligo.tokens.training.inputs_config import HostConfig
+    from eligo.tokens.inference.load import load_host
+    from eligo.tokens.inputs_config import HostConfig
 
     folder, question = host
     model, processor = load_host(HostConfig(model=str(folder)))
@@ -242,7 +242,7 @@ def test_quantised_hosts_stay_as_they_were_loaded(host, tmp_path, capsys, monkey
     folder, _ = host
     made = quantised(folder)
     assert any(not p.is_floating_point() for p in made.parameters())
-    monkeypatch.setattr("eligo.tokens.load.load_stock", lambda *_, **__: made)
+    monkeypatch.setattr("eligo.tokens.inference.load.load_stock", lambda *_, **__: made)
     assert ask(host, tmp_path / "out", "--method", "uniform", "--budget", "9") == 0
     told = capsys.readouterr()
     assert "vision 36>9 @ 0" in told.out

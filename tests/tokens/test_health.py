@@ -8,7 +8,7 @@ import torch
 
 from eligo.config.problems import dotted_keys
 from eligo.errors import EligoError
-from eligo.tokens.training.config import TokensTrainConfig
+from eligo.tokens.config import TokensTrainConfig
 from eligo.tokens.training.health import REMEDIES, Trouble, find_troubles, memory_guard
 from eligo.tokens.training.validate import Validation
 

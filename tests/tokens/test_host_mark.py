@@ -11,7 +11,7 @@ from hosts import IMAGE, build
 from tiny_task import make
 
 from eligo.errors import InputError
-from eligo.pretrained import shipped_models
+from eligo.pretrained.load import shipped_models
 from eligo.tokens import pruning
 from eligo.tokens.host_mark import HostMark
 from eligo.tokens.hosts import host_of

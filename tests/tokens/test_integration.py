@@ -8,7 +8,7 @@ from hosts import FAMILIES, IMAGE, TinyHost, shared
 from token_truth import ByContent, truth
 from torch import Tensor
 
-from eligo.tokens.inside.removal import pruning
+from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 NEW = 3

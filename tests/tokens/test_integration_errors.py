@@ -20,8 +20,8 @@ from transformers import (
 
 from eligo.errors import EligoError, InputError
 from eligo.selection import Selection
-from eligo.tokens.inside.masked import masking
-from eligo.tokens.inside.removal import pruning
+from eligo.tokens.hooks.masking import masking
+from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.methods import build as build_method
 from eligo.tokens.plan import Cut, Plan, Stage1
 

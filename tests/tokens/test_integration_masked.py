@@ -13,8 +13,8 @@ from torch import Tensor
 from eligo import ops
 from eligo.errors import EligoError
 from eligo.selection import Selection
-from eligo.tokens.inside.masked import ClampDropped, SoftCut, masking
-from eligo.tokens.inside.removal import pruning
+from eligo.tokens.hooks.masking import ClampDropped, SoftCut, masking
+from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.reducer import ReducerContext
 from eligo.tokens.trace import answer_loss

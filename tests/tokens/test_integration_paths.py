@@ -8,7 +8,7 @@ from hosts import ENCODES_FIRST, FAMILIES, IMAGE, NUM_LAYERS, shared
 from test_integration import NEW, assert_same, generate, make_plan, row, rows_of
 from token_truth import ByContent, truth
 
-from eligo.tokens.inside.removal import pruning
+from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 

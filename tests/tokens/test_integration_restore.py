@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from eligo.tokens.hooks.masking import masking
+from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.hosts import Host
 from eligo.tokens.hosts.families import Llava
-from eligo.tokens.inside.masked import masking
-from eligo.tokens.inside.removal import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 

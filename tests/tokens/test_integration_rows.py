@@ -13,8 +13,8 @@ from torch import Tensor
 
 from eligo import tokens
 from eligo.errors import InputError
-from eligo.tokens.inside.removal import pruning
-from eligo.tokens.learned.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.hooks.pruning import pruning
+from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 

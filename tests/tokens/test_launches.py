@@ -18,10 +18,10 @@ from transformers import DynamicCache
 
 from eligo import selection
 from eligo.ops import ragged, topk
-from eligo.tokens.inside import checks
-from eligo.tokens.inside.removal import pruning
-from eligo.tokens.learned.modules import LayerPruner, MergerShape, TokenMerger
-from eligo.tokens.measure.bench_models import PARTS, default_plan, random_inputs, random_llava
+from eligo.tokens.hooks import checks
+from eligo.tokens.hooks.pruning import pruning
+from eligo.tokens.inference.bench_models import PARTS, default_plan, random_inputs, random_llava
+from eligo.tokens.model.modules import LayerPruner, MergerShape, TokenMerger
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import ReducerContext
 

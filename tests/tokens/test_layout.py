@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from eligo.tokens.inside.layout import Layout, arrange, later_mask, prompt_mask
-from eligo.tokens.inside.seats import Seats
+from eligo.tokens.hooks.layout import Layout, arrange, later_mask, prompt_mask
+from eligo.tokens.hooks.row_index import Seats
 
 ROWS = [[0, 1, 2], [0, 0, 1, 1], [0, 0, 2], [1]]
 """Rows of images; in some batches a row has none."""

@@ -21,10 +21,10 @@ from PIL import Image
 from eligo.errors import InputError
 from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, load_vlm, save_vlm
 from eligo.tokens import Cut, Plan, Stage1, TokenMerger
-from eligo.tokens.learned.modules import MergerShape
+from eligo.tokens.inference.predict import predict
 from eligo.tokens.lmms_eval import manifest
 from eligo.tokens.methods import build
-from eligo.tokens.predict import predict
+from eligo.tokens.model.modules import MergerShape
 
 PLUGIN = "eligo.tokens.lmms_eval.model"
 GREEDY = {"max_new_tokens": 5, "temperature": 0, "until": ["\n\n"]}

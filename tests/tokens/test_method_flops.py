@@ -5,9 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from eligo.tokens.cost.count import SelectorCost
-from eligo.tokens.cost.of_plan import plan_cost
+from eligo.tokens.cost.plan_cost import plan_cost
 from eligo.tokens.cost.shapes import LLAVA_7B
-from eligo.tokens.inside.attention import attention_of_rows
+from eligo.tokens.hooks.attention import attention_of_rows
 from eligo.tokens.methods import METHODS, build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.reducer import ReducerContext

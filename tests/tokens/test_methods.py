@@ -12,7 +12,7 @@ from eligo import Selection
 from eligo.config import load_config, save_config
 from eligo.errors import ConfigError, InputError
 from eligo.tokens.methods import METHODS, AnyMethod, Method, build, proposals
-from eligo.tokens.methods.method import similarities
+from eligo.tokens.methods.base import similarities
 from eligo.tokens.reducer import Reducer, ReducerContext
 from strategies import production, quick
 from token_cases import contexts, full_context, make_context, one_row

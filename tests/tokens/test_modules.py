@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from eligo import ops
 from eligo.config.yaml import dump_yaml
 from eligo.errors import EligoError, InputError
-from eligo.tokens.learned.discriminator import Discriminator, DiscriminatorShape
-from eligo.tokens.learned.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
-from eligo.tokens.learned.relaxer import TrainingRelaxer
-from eligo.tokens.learned.scorers import Relaxation, choose, perturb
+from eligo.tokens.model.discriminator import Discriminator, DiscriminatorShape
+from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.model.relaxer import TrainingRelaxer
+from eligo.tokens.model.scorers import Relaxation, choose, perturb
 from eligo.tokens.reducer import Reducer, ReducerContext
 from eligo.train.weights import save_weights
 

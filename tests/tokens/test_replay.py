@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from eligo.config import load_config
-from eligo.tokens.inside import replay
-from eligo.tokens.learned.modules import LayerPruner, MergerShape, TokenMerger
+from eligo.tokens.config import TokensTrainConfig
+from eligo.tokens.hooks import cuda_graphs as replay
+from eligo.tokens.model.modules import LayerPruner, MergerShape, TokenMerger
 from eligo.tokens.reducer import ReducerContext
-from eligo.tokens.training.config import TokensTrainConfig
-from eligo.tokens.training.train import TokensTask
+from eligo.tokens.training.task import TokensTask
 from eligo.train import fit
 
 IMAGES, TOKENS, WORDS, WIDTH = 4, 36, 7, 32

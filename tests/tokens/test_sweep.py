@@ -10,11 +10,11 @@ from eligo.cli import main
 from eligo.cli.registry import load_run_config
 from eligo.errors import MissingExtraError
 from eligo.report.plots import Panel, Point, save_panels
-from eligo.tokens.measure.asking import rows_of
-from eligo.tokens.measure.sweep import Arm, arms_of, paired_drop, read_method
-from eligo.tokens.measure.sweep_config import SweepConfig
+from eligo.tokens.inference.answers import rows_of
+from eligo.tokens.inference.sweep import Arm, arms_of, paired_drop, read_method
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.sweep_config import SweepConfig
 
 SMALL = ["--smoke", "--questions", "12", "--batch_size", "12", "--budgets", "9"]
 
@@ -64,7 +64,7 @@ def test_csv_parses(swept):
 
 def test_arms_that_are_there_are_skipped(swept, capsys, monkeypatch):
     before = read(swept)
-    monkeypatch.setattr("eligo.tokens.load.load_host", None)  # nobody may need it
+    monkeypatch.setattr("eligo.tokens.inference.load.load_host", None)  # nobody may need it
     assert sweep(swept, "--methods", "pool", "fastv") == 0
     told = capsys.readouterr()
     assert "4 of 4 arms are in" in told.err

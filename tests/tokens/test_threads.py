@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from eligo.errors import EligoError
 from eligo.report.pictures import rgb_picture
 from eligo.scenes import SceneConfig, SceneDataset, load_vlm
-from eligo.tokens.inside.masked import masking
-from eligo.tokens.inside.removal import pruning
-from eligo.tokens.inside.replay import _RECORDINGS
+from eligo.tokens.hooks.cuda_graphs import _RECORDINGS
+from eligo.tokens.hooks.masking import masking
+from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.trace import Trace
 

@@ -6,10 +6,10 @@ from eligo.cli.registry import load_run_config
 from eligo.cli.search import _read
 from eligo.config import load_config, shipped_configs
 from eligo.errors import ConfigError
+from eligo.tokens.config import MergerConfig, PrunersConfig, TokensTrainConfig
 from eligo.tokens.cost.count import count_cost
 from eligo.tokens.cost.shapes import LLAVA_7B
-from eligo.tokens.training.config import MergerConfig, PrunersConfig, TokensTrainConfig
-from eligo.tokens.training.train import TokensTask
+from eligo.tokens.training.task import TokensTask
 from eligo.train import fit
 
 GUIDE = {
@@ -154,7 +154,7 @@ def shipped(name: str):
     return load_run_config(name, family="tokens")
 
 
-OURS = ("default", "guide", "llava15", "quick", "search")
+OURS = ("default", "llava15", "quick", "search", "two_stage")
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -175,7 +175,7 @@ def _low(choices):
 
 
 def test_the_guides_search_section_is_read_by_the_search():
-    config, search = _read("tokens/guide")
+    config, search = _read("tokens/two_stage")
     assert search.trials == 50
     assert search.space
     assert config.search is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_task import CPU, first_batch, flat_gradient, make
 
-from eligo.tokens.inside.removal import pruning
+from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.training.batch import shared_images
 from eligo.tokens.training.objective import (
     adversarial_losses,

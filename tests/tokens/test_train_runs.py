@@ -12,12 +12,12 @@ from eligo.cli import main
 from eligo.config import load_config
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.export import ExportConfig, export_scenes
+from eligo.tokens.config import TokensTrainConfig
 from eligo.tokens.cost.count import count_cost
 from eligo.tokens.cost.shapes import LLAVA_7B
-from eligo.tokens.learned.modules import LayerPruners, TokenMerger
+from eligo.tokens.model.modules import LayerPruners, TokenMerger
 from eligo.tokens.plan import Plan
-from eligo.tokens.training.config import TokensTrainConfig
-from eligo.tokens.training.train import TokensTask, with_counted_steps
+from eligo.tokens.training.task import TokensTask, with_counted_steps
 from eligo.train import Progress, SearchConfig, fit, run_search
 
 
@@ -94,7 +94,7 @@ def test_a_run_resumes_to_the_same_weights_and_is_a_plan(tmp_path: Path):
 
 
 def test_guide_yaml_prints_its_saving_and_trains():
-    config = load_config(TokensTrainConfig, "tokens/guide")
+    config = load_config(TokensTrainConfig, "tokens/two_stage")
     cost = count_cost(LLAVA_7B, config.schedule(576, 32, 100))
     assert f"{cost.reduction_llm:.1%}" == "54.9%"
     assert cost.schedule.lengths[::10] == (388, 300, 250, 250)

@@ -9,7 +9,7 @@ from test_integration import NEW, assert_same, generate, make_plan, row, rows_of
 from token_truth import ByContent, truth
 
 from eligo.errors import EligoError, InputError
-from eligo.tokens.inside.layout import (
+from eligo.tokens.hooks.layout import (
     Layout,
     add_bias,
     later_mask,
@@ -18,8 +18,8 @@ from eligo.tokens.inside.layout import (
     take_last,
     take_rotary,
 )
-from eligo.tokens.inside.masked import masking
-from eligo.tokens.inside.removal import pruning
+from eligo.tokens.hooks.masking import masking
+from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.trace import answer_loss
 

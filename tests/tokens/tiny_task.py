@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from eligo.config import load_config
-from eligo.tokens.training.config import TokensTrainConfig
-from eligo.tokens.training.train import TokensTask
+from eligo.tokens.config import TokensTrainConfig
+from eligo.tokens.training.task import TokensTask
 
 CPU = torch.device("cpu")
 TINY = {

@@ -19,8 +19,8 @@ import torch._dynamo  # as torch.optim does: once, not in every fork
 import torch.utils.tensorboard
 from toy_task import ToyTask, toy
 
-import eligo.file_system
-import eligo.tensors
+import eligo.io.file_system
+import eligo.io.tensors
 import eligo.train.loop
 import eligo.train.run_folder
 from eligo.train import fit
@@ -65,16 +65,16 @@ STATE = eligo.train.checkpoint.RunState
 PLACES = [
     at_call(ToyTask, "step", 1),
     at_call(eligo.train.loop.MetricLog, "write", 1, after=True),
-    at_call(eligo.tensors, "save_file", 2),
-    at_call(eligo.tensors, "save_file", 1, after=True),
+    at_call(eligo.io.tensors, "save_file", 2),
+    at_call(eligo.io.tensors, "save_file", 1, after=True),
     at_call(Path, "replace", 3),
     at_call(Path, "replace", 3, after=True),
     at_call(Path, "rename", 1),
     at_call(Path, "rename", 1, after=True),
     at_call(Path, "symlink_to", 1, after=True),
     at_call(FOLDER, "drop_old", 1),
-    at_call(eligo.file_system.shutil, "rmtree", 2),
-    at_call(eligo.file_system.shutil, "rmtree", 20),
+    at_call(eligo.io.file_system.shutil, "rmtree", 2),
+    at_call(eligo.io.file_system.shutil, "rmtree", 20),
     at_call(FOLDER, "prepare", 1, after=True),
     at_call(ToyTask, "evaluate", 1, after=True),
     at_call(eligo.train.loop.MetricLog, "write", 2),

@@ -9,7 +9,7 @@ import torch
 from accelerate import PartialState
 from toy_task import toy
 
-from eligo.interrupts import Interrupted
+from eligo.io.interrupts import Interrupted
 from eligo.train import fit
 from eligo.train.processes import end
 

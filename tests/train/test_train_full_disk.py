@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from toy_task import ToyTask, toy
 
-import eligo.file_system
-import eligo.files
-import eligo.tensors
+import eligo.io.file_system
+import eligo.io.files
+import eligo.io.tensors
 from eligo.errors import ConfigError, OutputError
 from eligo.train import fit
 from eligo.train.config import TrainConfig
@@ -52,16 +52,16 @@ class Disk:
             (Path, "mkdir", full),
             (Path, "touch", full),
             (Path, "symlink_to", full),
-            (eligo.file_system, "sync_file", full),
-            (eligo.files, "sync_file", full),
-            (eligo.files.GrowingFile, "write", self._grow),
-            (eligo.tensors, "save_file", full_for_tensors),
+            (eligo.io.file_system, "sync_file", full),
+            (eligo.io.files, "sync_file", full),
+            (eligo.io.files.GrowingFile, "write", self._grow),
+            (eligo.io.tensors, "save_file", full_for_tensors),
         ):
             write = (lambda *_: None) if name == "sync_file" else getattr(owner, name)
             monkeypatch.setattr(owner, name, self._counted(write, error))
 
     def _grow(self, file: Any, _: bytes) -> None:
-        with eligo.files.write_errors(file.path):
+        with eligo.io.files.write_errors(file.path):
             full()
 
     def _counted(self, write: Callable[..., Any], error: Callable[..., Any]) -> Any:

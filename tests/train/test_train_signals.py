@@ -12,7 +12,7 @@ import torch
 from test_train_loop import lines, run, weights
 from toy_task import ToyTask, toy
 
-from eligo.interrupts import Delayed, Interrupted, Launcher
+from eligo.io.interrupts import Delayed, Interrupted, Launcher
 from two_processes import two_processes
 
 BOTH = (signal.SIGINT, signal.SIGTERM)

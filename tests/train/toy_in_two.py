@@ -9,7 +9,7 @@ from accelerate import PartialState
 from toy_task import toy
 
 from eligo.errors import InputError
-from eligo.locks import one_writer
+from eligo.io.locks import one_writer
 from eligo.train import fit
 from eligo.train.processes import end
 

@@ -5,12 +5,14 @@ imported, so that `eligo --help` needs neither torch nor a second.
 """
 
 import errno
+import inspect
 import io
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import eligo
 from eligo import __version__
@@ -26,13 +28,34 @@ _FOOTER = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code. Only a bug of ours escapes as an exception."""
+    """Run `eligo` with these arguments and return the exit code."""
+    return _run_guarded(_dispatch, argv)
+
+
+def run_script(function: Callable[..., Any], argv: Sequence[str] | None = None) -> int:
+    """Run a function as a command of its own (`python -m benchmarks...`); return the exit code.
+
+    Its signature gives the flags, as for every command of `eligo`.
+    """
+    module = inspect.getmodule(function)
+    spec = getattr(module, "__spec__", None)
+    prog = f"python -m {spec.name}" if spec else function.__module__
+
+    def run(args: list[str]) -> int:
+        _call(function, args, prog, family="benchmarks")
+        return 0
+
+    return _run_guarded(run, argv)
+
+
+def _run_guarded(work: Callable[[list[str]], int], argv: Sequence[str] | None) -> int:
+    """Run a command line. Errors become one line and an exit code; only bugs are raised."""
     args = list(sys.argv[1:] if argv is None else argv)
     _prepare_output()
     try:
         _check_words(args)
         with kept_interrupts():
-            code = _dispatch(args)
+            code = work(args)
         sys.stdout.flush()  # here, where a closed pipe can still be handled
         return _ended(code)
     except EligoError as error:
@@ -100,7 +123,7 @@ def _refused_by_the_system(error: OSError | MemoryError) -> str | None:
     if isinstance(error, MemoryError):
         return "not enough memory for this; make the batch, the model or the files smaller"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-        _drop_stdout()  # files are written by `eligo.files`, so this was stdout
+        _drop_stdout()  # files are written by `eligo.io.files`, so this was stdout
         return f"the output cannot be written ({error.strerror})"
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
     if not path or os.path.realpath(path).startswith(os.path.dirname(eligo.__file__)):  # noqa: PTH120
@@ -131,7 +154,8 @@ def _dispatch(args: list[str]) -> int:
     for length in (2, 1):
         name = " ".join(words[:length])
         if len(words) >= length and name in COMMANDS:
-            _run(name, COMMANDS[name], args[length:])
+            family = words[0] if length == 2 else None
+            _call(COMMANDS[name].load(), args[length:], f"eligo {name}", family)
             return 0
     family = words[0] if words and _verbs(words[0]) else None
     unknown = words[1:2] if family else words[:1]
@@ -145,13 +169,12 @@ def _dispatch(args: list[str]) -> int:
     return 0 if asked else 2
 
 
-def _run(name: str, command: Command, args: list[str]) -> None:
+def _call(function: Callable[..., Any], args: list[str], prog: str, family: str | None) -> None:
     from eligo.cli.call import call
     from eligo.cli.console import configure_logging
 
     configure_logging()
-    family = name.split()[0] if " " in name else None
-    call(command.load(), args, prog=f"eligo {name}", family=family)
+    call(function, args, prog=prog, family=family)
 
 
 def _leading_words(args: list[str]) -> list[str]:

@@ -25,8 +25,8 @@ from eligo.cli.result_file import check_out
 from eligo.config import Config, Layer, read_layer, validate
 from eligo.config.nearest import nearest
 from eligo.errors import ConfigError, InputError
-from eligo.files import check_folder, keeping
-from eligo.reading import is_special
+from eligo.io.files import check_folder, keeping
+from eligo.io.reading import is_special
 from eligo.train.config import TrainConfig
 
 _SMOKE = (

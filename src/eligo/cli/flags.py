@@ -26,8 +26,8 @@ import tyro
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from eligo.bounds import Bounds
 from eligo.config import Config
+from eligo.config.bounds import Bounds
 from eligo.config.layers import default_of
 from eligo.config.problems import configs_in
 from eligo.config.yaml import dump_yaml, parse_value

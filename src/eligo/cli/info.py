@@ -9,7 +9,7 @@ from typing import Any
 
 import eligo
 from eligo.cli.console import print_result
-from eligo.pretrained import CARD, SHIPPED, shipped_models
+from eligo.pretrained.load import CARD, SHIPPED, shipped_models
 
 _PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "pydantic", "tyro", "numpy")
 _FOR_DEVELOPERS = ("test", "dev")

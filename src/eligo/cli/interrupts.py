@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from eligo.interrupts import Interrupted, Raise, replaced, restore
+from eligo.io.interrupts import Interrupted, Raise, replaced, restore
 
 
 @contextmanager

@@ -16,21 +16,13 @@ from eligo.config.nearest import did_you_mean
 from eligo.errors import ConfigError
 
 TASKS: dict[str, str] = {
-    "demos.exam": "eligo.demos.exam.config:ExamConfig",
-    "demos.teach": "eligo.demos.teach.config:TeachConfig",
-    "demos.train": "eligo.demos.pipeline.config:DemosTrainConfig",
-    "demos.train-learner": "eligo.demos.exam.learner_config:LearnerConfig",
-    "patches.exam": "eligo.patches.exam.config:ExamConfig",
+    "shots.teach": "eligo.shots.teacher.config:TeachConfig",
+    "shots.train": "eligo.shots.config:ShotsTrainConfig",
     "patches.train": "eligo.patches.training.config:PatchesTrainConfig",
-    "pixels.exam": "eligo.pixels.exam.config:ExamConfig",
-    "pixels.train": "eligo.pixels.training.config:PixelsTrainConfig",
+    "pixels.train": "eligo.pixels.train_config:PixelsTrainConfig",
     "scenes.export": "eligo.scenes.export_config:ExportConfig",
-    "scenes.stats": "eligo.scenes.stats_config:StatsConfig",
-    "scenes.evaluate-vlm": "eligo.scenes.vlm.config:VlmEvaluationConfig",
-    "scenes.train-vlm": "eligo.scenes.vlm.config:VlmTrainConfig",
-    "tokens.exam": "eligo.tokens.measure.exam_config:ExamConfig",
-    "tokens.sweep": "eligo.tokens.measure.sweep_config:SweepConfig",
-    "tokens.train": "eligo.tokens.training.config:TokensTrainConfig",
+    "tokens.sweep": "eligo.tokens.sweep_config:SweepConfig",
+    "tokens.train": "eligo.tokens.config:TokensTrainConfig",
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from eligo.errors import InputError
-from eligo.files import check_file, check_folder, write_text
+from eligo.io.files import check_file, check_folder, write_text
 
 OutFile = Annotated[Path, "file"]
 """The type of an `--out` that names a file; any other names a folder."""

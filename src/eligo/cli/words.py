@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from eligo.chat import tokenize
 from eligo.cli.console import remark
+from eligo.pretrained.chat import tokenize
 
 _SHOWN = 12
 

@@ -24,7 +24,7 @@ from eligo.config.nearest import did_you_mean, nearest
 from eligo.config.problems import describe
 from eligo.config.yaml import dump_yaml, read_yaml
 from eligo.errors import ConfigError
-from eligo.files import write_text
+from eligo.io.files import write_text
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from eligo.errors import ConfigError, InputError
-from eligo.reading import read_text
+from eligo.io.reading import read_text
 
 KeyPath = tuple[str, ...]
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from eligo.bounds import Seed
 from eligo.config import Config
+from eligo.config.bounds import Seed
 
 Four = tuple[int, int, int, int]
 

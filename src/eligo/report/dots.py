@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eligo.files import writing
+from eligo.io.files import writing
 from eligo.report.plots import new_figure
 
 _COLORS = ("#0b5fa5", "#d1495b", "#5b8c5a", "#8a6fb0")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from eligo.files import write_text
+from eligo.io.files import write_text
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1d26; --soft: #5d6070; --paper: #f6f6f9;

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eligo.errors import MissingExtraError
-from eligo.files import writing
+from eligo.io.files import writing
 
 _MARKERS = "osD^vP*X<>"
 _MOST_ACROSS = 3  # panels

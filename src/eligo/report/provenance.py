@@ -15,7 +15,7 @@ import eligo
 def provenance(program: str, device: str = "cpu") -> dict[str, Any]:
     """Date, hardware, command and versions, to stand at the head of a result file.
 
-    `program` is how one starts it ("eligo", "python benchmarks/scenes.py"); the rest of the command
+    `program` is how one starts it ("eligo", "python benchmarks/scenes/speed.py"); the rest of the command
     is read off the command line.
     """
     import torch

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import eligo
 from eligo.errors import InputError, OutputError
-from eligo.files import clear_unfinished, is_unused, write_bytes, write_text
-from eligo.locks import one_writer
-from eligo.reading import read_json
+from eligo.io.files import clear_unfinished, is_unused, write_bytes, write_text
+from eligo.io.locks import one_writer
+from eligo.io.reading import read_json
 from eligo.scenes.dataset import SceneDataset, SceneItem, SceneText, scene_texts
 from eligo.scenes.export_config import ExportConfig
 from eligo.scenes.formats import FORMATS, Choices, Encode

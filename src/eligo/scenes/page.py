@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from eligo import __version__
-from eligo.files import writing
+from eligo.io.files import writing
 from eligo.report import page, pictures
 from eligo.report.page import Html, tag
 from eligo.scenes.config import ROOMS, SceneConfig

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from eligo.errors import InputError
-from eligo.identity import Weights, same_weights, sampled_weights
+from eligo.pretrained.identity import Weights, same_weights, sampled_weights
 
 if TYPE_CHECKING:
     from eligo.tokens.hosts import Host

@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from eligo.bounds import check_count
+from eligo.config.bounds import check_count
 from eligo.errors import InputError
-from eligo.pretrained import find_model
+from eligo.pretrained.load import find_model
 from eligo.tokens.host_mark import HostMark
 from eligo.tokens.reducer import Reducer
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from eligo.errors import InputError
-from eligo.files import write_text
-from eligo.reading import read_object, reading
+from eligo.io.files import write_text
+from eligo.io.reading import read_object, reading
 from eligo.tokens.host_mark import HostMark
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.reducer import Reducer
@@ -25,7 +25,7 @@ PLAN = "plan.json"
 
 def save(plan: Plan, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write a plan and its parts, the latter's weights as `dtype`."""
-    from eligo.tokens.learned.modules import LayerPruner, LayerPruners, TokenMerger
+    from eligo.tokens.model.modules import LayerPruner, LayerPruners, TokenMerger
 
     heads = {
         layer: cut.reducer
@@ -92,7 +92,7 @@ class _Builder:
 
     def __call__(self, described: dict[str, Any], layer: int | float = 0) -> Reducer:
         from eligo.tokens import methods
-        from eligo.tokens.learned.modules import LayerPruners, TokenMerger
+        from eligo.tokens.model.modules import LayerPruners, TokenMerger
 
         settings = dict(described)
         name = settings.pop("name")

@@ -1,6 +1,6 @@
 """What a method that reduces vision tokens sees, and what it gives back.
 
-Every method, ours or a rival, trained or not, is a `Reducer`: scores in, `Selection` out. Where it
+Every method, ours or a baseline, trained or not, is a `Reducer`: scores in, `Selection` out. Where it
 stands (before the language model or inside it), how positions, masks and caches follow, and what it
 costs are none of its business; `pruning` and `cost` see to that.
 """

@@ -12,9 +12,9 @@ from typing import Any
 from torch import nn
 
 from eligo.config.yaml import dump_yaml
-from eligo.files import write_text
-from eligo.reading import read_json, reading
-from eligo.tensors import save_tensors
+from eligo.io.files import write_text
+from eligo.io.reading import read_json, reading
+from eligo.io.tensors import save_tensors
 from eligo.train.ema import WeightAverage
 from eligo.train.log import Meter
 from eligo.train.processes import Processes

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from eligo.bounds import Seed
 from eligo.config import Config
-from eligo.files import checked_name
+from eligo.config.bounds import Seed
+from eligo.io.files import checked_name
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eligo.files import GrowingFile
+from eligo.io.files import GrowingFile
 from eligo.train.processes import Processes
 
 logger = logging.getLogger("eligo.train")

@@ -19,7 +19,7 @@ import torch
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import ConfigError, EligoError
-from eligo.interrupts import Delayed, Interrupted, Launcher
+from eligo.io.interrupts import Delayed, Interrupted, Launcher
 from eligo.train.check import DataCheck
 from eligo.train.checkpoint import RunState
 from eligo.train.config import TrainConfig

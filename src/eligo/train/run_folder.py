@@ -14,8 +14,8 @@ from typing import Any
 from eligo.config import Config
 from eligo.config.yaml import dump_yaml, read_yaml
 from eligo.errors import ConfigError, InputError, OutputError
-from eligo.file_system import LOCK
-from eligo.files import (
+from eligo.io.file_system import LOCK
+from eligo.io.files import (
     clear_unfinished,
     make_folder,
     remove_file,
@@ -24,8 +24,8 @@ from eligo.files import (
     write_text,
     writing_folder,
 )
-from eligo.locks import one_writer
-from eligo.reading import parse_json, read_text
+from eligo.io.locks import one_writer
+from eligo.io.reading import parse_json, read_text
 from eligo.train.config import TrainConfig
 from eligo.train.processes import Processes
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, cast
 from eligo.config import Config, save_config
 from eligo.config.yaml import dump_yaml
 from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError, OutputError
-from eligo.files import make_folder, write_text
-from eligo.locks import FileLock
+from eligo.io.files import make_folder, write_text
+from eligo.io.locks import FileLock
 from eligo.train.config import TrainConfig
 from eligo.train.rng import mix
 from eligo.train.run_folder import refuse_changes

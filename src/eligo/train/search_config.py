@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from eligo.bounds import Seed
 from eligo.config import Config
+from eligo.config.bounds import Seed
 
 
 class RangeConfig(Config):

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from eligo.errors import InputError
-from eligo.files import checked_name
-from eligo.pretrained import misfits, not_finite, refuse_misfits
-from eligo.reading import reading
-from eligo.tensors import save_tensors
-from eligo.untrusted import read_header
+from eligo.io.files import checked_name
+from eligo.io.reading import reading
+from eligo.io.tensors import save_tensors
+from eligo.pretrained.load import misfits, not_finite, refuse_misfits
+from eligo.pretrained.untrusted import read_header
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 _FEW = 10_000_000  # weights that cost little, whatever the files hold

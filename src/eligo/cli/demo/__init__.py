@@ -1,7 +1,7 @@
 """`eligo demo`: the main job on the embedded default, or the part of it that fits one's own files.
 
 A part is a file beside this one with `run(work) -> Part`; each measures one family's shipped model
-beside its rivals, on scenes that nobody trained on.
+beside its baselines, on scenes that nobody trained on.
 """
 
 import time
@@ -11,14 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from eligo.bounds import Bounds
 from eligo.cli.console import print_result, results
+from eligo.config.bounds import Bounds
 from eligo.errors import InputError
 
 if TYPE_CHECKING:
     from eligo.cli.demo.part import Part
 
-PARTS = ("tokens", "demos", "patches", "pixels")
+PARTS = ("tokens", "shots", "patches", "pixels")
 SEED = 2026
 """Of the demo's scenes: trainings and exams have 0."""
 
@@ -34,7 +34,7 @@ def run(
     quick: bool = False,
     json: bool = False,
 ) -> None:
-    """See what learned selection does, in a minute or two: all four families beside their rivals.
+    """See what learned selection does, in a minute or two: all four families beside their baselines.
 
     Prints one table and writes index.html, a page to explore what was kept, and results.json. With
     --questions the first family answers your own questions on your own images instead.
@@ -59,7 +59,7 @@ def run(
     from eligo.cli.demo import own, page
     from eligo.cli.demo.part import Work
     from eligo.cli.demo.table import table
-    from eligo.devices import resolve_device
+    from eligo.pretrained.devices import resolve_device
 
     if out is None:  # one's own questions leave the main demo's results alone
         out = Path("runs/demo" if questions is None else "runs/demo_questions")

@@ -6,30 +6,30 @@ from typing import NamedTuple
 
 from torch import nn
 
-from eligo.chat import place_image
 from eligo.cli.demo.part import Part, Row, Work
 from eligo.cli.demo.tokens import ASKS, NAME
 from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError
+from eligo.explorer.record import Answer
 from eligo.images import open_image
-from eligo.pretrained import shipped_models
-from eligo.reading import numbered_lines
-from eligo.report.explorer.exhibit import Answer
+from eligo.io.reading import numbered_lines
+from eligo.pretrained.chat import place_image
+from eligo.pretrained.load import shipped_models
 from eligo.tokens.cost.count import Cost
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.exhibit import exhibit
-from eligo.tokens.load import load_host
-from eligo.tokens.measure.asking import move
-from eligo.tokens.measure.matching import spending
+from eligo.tokens.inference.answers import move
+from eligo.tokens.inference.equal_cost import spending
+from eligo.tokens.inference.load import load_host
+from eligo.tokens.inference.predict import predict
+from eligo.tokens.inference.record import record
+from eligo.tokens.inputs_config import HostConfig
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Plan, Stage1
 from eligo.tokens.plan_files import PLAN
-from eligo.tokens.predict import predict
-from eligo.tokens.training.inputs_config import HostConfig
 from eligo.train.progress import ProgressBar
 from eligo.vqa import VqaExample, normalise_answer, read_vqa, read_vqa_lines, vqa_accuracy
 
-_EXHIBITS, _QUICK = 12, 8
+_RECORDS, _QUICK = 12, 8
 _STAND_IN = "tome"
 _SHARE = 1 / 3  # of the tokens: both for a host that no trained plan is shipped for
 _TEXT = 20  # tokens of a question, to find the cheapest plan by
@@ -40,7 +40,7 @@ _NOTE = (
 )
 _TINY = " It knows generated scenes only: on photographs say --model FOLDER."
 _REST = (
-    " The other parts need more than questions: see eligo demos predict, eligo patches search and "
+    " The other parts need more than questions: see eligo shots predict, eligo patches search and "
     "eligo pixels predict."
 )
 
@@ -62,7 +62,7 @@ def run(
     is_learned = any(isinstance(stage.reducer, nn.Module) for stage in pruned.stages)
     whole: list[_Said] = []
     fewer: list[_Said] = []
-    exhibits = []
+    records = []
     with ProgressBar("questions", len(asked)) as bar:
         for number, one in enumerate(asked):
             image = open_image(one.image)
@@ -72,11 +72,11 @@ def run(
             )
             whole.append(_Said(full.answer, full.cost))
             fewer.append(_Said(found.answer, found.cost))
-            if number < _EXHIBITS:
+            if number < _RECORDS:
                 said = (("all tokens", full.answer), (name, found.answer))
                 answers = [Answer(who, text, _is_right(text, one)) for who, text in said]
                 note = f"{one.image.name}{_truth(one)}"
-                exhibits.append(exhibit(found, one.question, answers=answers, note=note))
+                records.append(record(found, one.question, answers=answers, note=note))
             bar.update(number + 1)
     same = [
         normalise_answer(a.answer) == normalise_answer(b.answer)
@@ -89,7 +89,7 @@ def run(
     )
     told = "the tiny LLaVA" if model is None else Path(model).name
     note = _NOTE.format(count=len(asked), host=told) + (_TINY if model is None else "") + _REST
-    return Part(NAME, ASKS, note, rows, tuple(exhibits))
+    return Part(NAME, ASKS, note, rows, tuple(records))
 
 
 def read_questions(path: Path, images: Path | None) -> list[VqaExample]:
@@ -128,7 +128,7 @@ def _read_lines(path: Path, folder: Path) -> list[VqaExample]:
 
 
 def choose_plan(shape: HostShape, model: str | None, plan: str | None) -> tuple[str, Plan]:
-    """The one that is asked for; else the cheapest shipped one; else a rival's."""
+    """The one that is asked for; else the cheapest shipped one; else a baseline's."""
     if plan is not None:
         return Path(plan).name, Plan.from_pretrained(plan)
     learned = {name: Plan.from_pretrained(name) for name in shipped_models(PLAN)}

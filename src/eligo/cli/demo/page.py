@@ -1,4 +1,4 @@
-"""What the demo leaves behind: exhibits, the page that shows them, and the numbers."""
+"""What the demo leaves behind: records, the page that shows them, and the numbers."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from eligo.cli.demo.part import Part, Work
-from eligo.files import make_folder, refuse_strange, write_text, writing_folder
-from eligo.report.explorer.export import export_run
-from eligo.report.explorer.folder import EXHIBIT_FILES, FOLDER, save_exhibit
+from eligo.explorer.export import export_run
+from eligo.explorer.folder import FOLDER, RECORD_FILES, save_record
+from eligo.io.files import make_folder, refuse_strange, write_text, writing_folder
 from eligo.report.provenance import provenance
 
 PAGE, RESULTS = "index.html", "results.json"
-_CONTENTS = "contents.json"  # by which a later demo knows that the exhibits are its own
-_HOLDS = (_CONTENTS, *(f"[0-9][0-9]_*/{file}" for file in EXHIBIT_FILES))
+_CONTENTS = "contents.json"  # by which a later demo knows that the records are its own
+_HOLDS = (_CONTENTS, *(f"[0-9][0-9]_*/{file}" for file in RECORD_FILES))
 
 
 def prepare(out: Path) -> None:
@@ -24,11 +24,11 @@ def prepare(out: Path) -> None:
 
 
 def write(out: Path, parts: Sequence[Part], work: Work) -> dict[str, Any]:
-    """Exhibits (instead of an earlier demo's), page, then results.json, which is returned."""
-    shown = [one for part in parts for one in part.exhibits]
+    """Records (instead of an earlier demo's), page, then results.json, which is returned."""
+    shown = [one for part in parts for one in part.records]
     with writing_folder(out / FOLDER, marker=_CONTENTS, holds=_HOLDS) as folder:
         for number, one in enumerate(shown):
-            save_exhibit(one, folder / f"{number:02d}_{one.kind}")
+            save_record(one, folder / f"{number:02d}_{one.kind}")
         write_text(folder / _CONTENTS, dumps([one.title for one in shown], indent=1) + "\n")
     found: dict[str, Any] = {
         **provenance("eligo", work.device),
@@ -43,8 +43,8 @@ def write(out: Path, parts: Sequence[Part], work: Work) -> dict[str, Any]:
 
 
 def _plain(part: Part) -> dict[str, Any]:
-    """Without the exhibits: those are in their folders."""
+    """Without the records: those are in their folders."""
     told = {field.name: getattr(part, field.name) for field in fields(part)}
     told["rows"] = [vars(row) for row in part.rows]
-    told["exhibits"] = [one.title for one in part.exhibits]
+    told["records"] = [one.title for one in part.records]
     return told

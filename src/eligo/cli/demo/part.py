@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eligo.report.explorer.exhibit import Exhibit
+from eligo.explorer.record import ExplorerRecord
 from eligo.report.intervals import wilson_interval
 
 
@@ -67,7 +67,7 @@ class Part:
     note: str
     """What was done and what the score is; without rows, why nothing was."""
     rows: tuple[Row, ...] = ()
-    exhibits: tuple[Exhibit, ...] = ()
+    records: tuple[ExplorerRecord, ...] = ()
     seconds: float = 0.0
 
 

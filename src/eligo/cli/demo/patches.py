@@ -8,17 +8,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from eligo.cli.demo.part import Part, Row, Work, worth_showing
-from eligo.cli.patches_flags import SHIPPED
+from eligo.cli.patches.flags import SHIPPED
+from eligo.explorer.record import Answer, ExplorerRecord
 from eligo.patches.data.scene_source import SceneSet
-from eligo.patches.exhibit import SearchResult, exhibit
+from eligo.patches.index.build import matching_net
+from eligo.patches.inference.evaluate import encode_image_set, encode_pieces
 from eligo.patches.inference.predict import predict
-from eligo.patches.match.baselines import GlobalCosine, TwoSidedMax
-from eligo.patches.measure.evaluate import encode_image_set, encode_pieces
-from eligo.patches.measure.metrics import retrieval_metrics
-from eligo.patches.model import RetrievalModel
-from eligo.patches.retrieval.build import matching_net
-from eligo.pretrained import shipped_models
-from eligo.report.explorer.exhibit import Answer, Exhibit
+from eligo.patches.inference.record import SearchResult, record
+from eligo.patches.metrics import retrieval_metrics
+from eligo.patches.model.baselines import GlobalCosine, TwoSidedMax
+from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.pretrained.load import shipped_models
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.phrases import to_text
@@ -27,7 +27,7 @@ from eligo.train.progress import ProgressBar
 NAME, ASKS = "patches", "which image patches matter to this text?"
 COSINE, ALL, OURS = "one vector each", "all patches", "kept patches"
 _IMAGES, _AT_ONCE = 240, 24
-_EXHIBITS, _RESULTS = 4, 6
+_RECORDS, _RESULTS = 4, 6
 _NOTE = (
     "{count} captions look for their image among {count} fresh scenes. Score: R@1, the first one "
     "found fits. One vector each: cosine of the means. All patches: every word's best patch and "
@@ -72,23 +72,23 @@ def run(work: Work) -> Part:
         for name, size in sizes.items()
     )
     won = [ours and not other for ours, other in zip(hits[OURS], hits[COSINE], strict=True)]
-    places = worth_showing(won, [not ours for ours in hits[OURS]], _EXHIBITS)
+    places = worth_showing(won, [not ours for ours in hits[OURS]], _RECORDS)
     return Part(
         NAME,
         ASKS,
         _NOTE.format(count=len(scenes)),
         rows,
-        tuple(_exhibit(model, scenes, scores, positive, place) for place in places),
+        tuple(_record(model, scenes, scores, positive, place) for place in places),
     )
 
 
-def _exhibit(
+def _record(
     model: RetrievalModel,
     scenes: SceneSet,
     scores: dict[str, Float[Tensor, "images texts"]],
     positive: Bool[Tensor, "images texts"],
     place: int,
-) -> Exhibit:
+) -> ExplorerRecord:
     """A caption, the image that it found, and the next best ones."""
     text = scenes.captions.text(place, 0)
     best = scores[OURS][:, place].topk(min(_RESULTS, len(scenes)))
@@ -108,4 +108,4 @@ def _exhibit(
         Answer(name, f"scene {row}", bool(positive[row, place]))
         for name, row in ((name, int(one[:, place].argmax())) for name, one in scores.items())
     )
-    return exhibit(found, results[0].picture, text, results=results, answers=said)
+    return record(found, results[0].picture, text, results=results, answers=said)

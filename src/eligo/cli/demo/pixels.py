@@ -7,16 +7,16 @@ from jaxtyping import Int
 from torch import Tensor
 
 from eligo.cli.demo.part import Part, Row, Work
-from eligo.pixels.data.config import AugmentConfig, ScenesDataConfig
+from eligo.explorer.record import Answer, ExplorerRecord
 from eligo.pixels.data.scene_source import SceneSet, SceneSource
-from eligo.pixels.exhibit import exhibit
+from eligo.pixels.data_config import AugmentConfig, ScenesDataConfig
 from eligo.pixels.inference.predict import segment
+from eligo.pixels.inference.record import record
 from eligo.pixels.inference.segmenter import SHIPPED, Segmenter
-from eligo.pixels.measure.metrics import confusion_matrix
+from eligo.pixels.metrics import confusion_matrix
 from eligo.pixels.text.batch import Provenance
 from eligo.pixels.text.encoders import WordsEncoder
-from eligo.pretrained import shipped_models
-from eligo.report.explorer.exhibit import Answer, Exhibit
+from eligo.pretrained.load import shipped_models
 from eligo.report.pictures import depth_picture
 from eligo.scenes.config import ROOMS
 from eligo.scenes.words import LABELS, TWINS
@@ -30,7 +30,7 @@ ARMS: dict[str, Provenance] = {
     "its own tags": "oracle",
 }
 OURS = "a tagger's (90 %)"
-_ROOMS, _BATCH, _EXHIBITS = 96, 12, 3
+_ROOMS, _BATCH, _RECORDS = 96, 12, 3
 _RESAMPLES = 1000
 _TWINS = [LABELS.index(name) for pair in TWINS.items() for name in pair]
 _DEPTH_RANGE = (1.0, 6.0)  # metres
@@ -59,9 +59,9 @@ def run(work: Work) -> Part:
             rows.append(Row(arm, *twin_iou(pixels, work.seed), kept, is_ours=arm == OURS))
             bar.update(len(rows))
     note = _NOTE.format(count=len(rooms))
-    picked = range(min(_EXHIBITS, len(rooms)))
+    picked = range(min(_RECORDS, len(rooms)))
     return Part(
-        NAME, ASKS, note, tuple(rows), tuple(_exhibit(segmenter, source, worlds, r) for r in picked)
+        NAME, ASKS, note, tuple(rows), tuple(_record(segmenter, source, worlds, r) for r in picked)
     )
 
 
@@ -116,9 +116,9 @@ def twin_iou(
     return float(means[0]), low, high
 
 
-def _exhibit(
+def _record(
     segmenter: Segmenter, source: SceneSource, worlds: tuple[SceneSet, SceneSet], row: int
-) -> Exhibit:
+) -> ExplorerRecord:
     """A room with its own tags; beside it, what was said without any and with other names."""
     rooms, renamed = worlds
     rendered = rooms.rendered
@@ -137,7 +137,7 @@ def _exhibit(
     judged = (("without tags", silent, truth), ("with tags", told, truth))
     if other.words != told.words:  # a room without a twin has no other names
         judged += ((f"told {', '.join(other.words)}", other, other_truth),)
-    return exhibit(
+    return record(
         told,
         depth=depth_picture(rendered.depth[row].cpu(), near=near, far=far),
         labels={

@@ -1,5 +1,5 @@
 """Questions answered from all vision tokens, from those that a trained plan keeps, and from as dear
-ones of training-free rivals."""
+ones of training-free baselines."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,40 +9,40 @@ from typing import Any
 from torch import Tensor
 
 from eligo.cli.demo.part import Part, Row, Work, worth_showing
-from eligo.pretrained import shipped_models
-from eligo.report.explorer.exhibit import Answer, Exhibit
+from eligo.explorer.record import Answer, ExplorerRecord
+from eligo.pretrained.load import shipped_models
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.question_kinds import FAMILIES
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import Collator, SceneExamples
-from eligo.tokens.exhibit import exhibit
-from eligo.tokens.load import load_host
-from eligo.tokens.measure.asking import WHOLE, Answers, Asker, answer_blindly
-from eligo.tokens.measure.matching import Arrangement, match, spending
+from eligo.tokens.inference.answers import WHOLE, Answers, Asker, answer_blindly
+from eligo.tokens.inference.equal_cost import Arrangement, match, spending
+from eligo.tokens.inference.load import load_host
+from eligo.tokens.inference.predict import predict
+from eligo.tokens.inference.record import record
+from eligo.tokens.inputs_config import HostConfig
 from eligo.tokens.methods import build, read_method
 from eligo.tokens.plan import Plan, Stage1
 from eligo.tokens.plan_files import PLAN
-from eligo.tokens.predict import predict
-from eligo.tokens.training.inputs_config import HostConfig
 from eligo.train.progress import ProgressBar
 
 NAME, ASKS = "tokens", "which vision tokens survive inside the language model?"
 HOST = "vlm"
-RIVALS = {"tome": "tome:rounds=8", "visionzip": "visionzip:contextual_ratio=0.4"}
+BASELINES = {"tome": "tome:rounds=8", "visionzip": "visionzip:contextual_ratio=0.4"}
 """With the settings that `eligo tokens exam` found best for them at this cost."""
 BLIND = "no image (blind)"
 _QUESTIONS = 96  # sixteen of each family
 _BLIND_SCENES = 2000  # of the training split, on which blind answers are fitted
-_SHARE = 1 / 9  # without a trained plan rivals spend what so many tokens would
-_EXHIBITS = 5
+_SHARE = 1 / 9  # without a trained plan baselines spend what so many tokens would
+_RECORDS = 5
 _NOTE = (
     "{count} questions on as many fresh scenes, put to the tiny LLaVA. Score: right answers. "
-    "Rivals spend what the cheapest plan does, with the best settings of `eligo tokens exam`. "
+    "Baselines spend what the cheapest plan does, with the best settings of `eligo tokens exam`. "
     "FLOPs: language model and selector. Time: an answer, all included, "
     "in batches of six: median of {batches} batches."
 )
-_NO_PLAN = " No trained plan is shipped yet: only training-free rivals are shown."
+_NO_PLAN = " No trained plan is shipped yet: only training-free baselines are shown."
 
 
 def run(work: Work) -> Part:
@@ -71,22 +71,22 @@ def run(work: Work) -> Part:
         ASKS,
         note + ("" if learned else _NO_PLAN),
         tuple(rows),
-        tuple(_exhibits(host, processor, plans, list(learned), examples, answers)),
+        tuple(_records(host, processor, plans, list(learned), examples, answers)),
     )
 
 
 def arms(shape: HostShape, learned: Mapping[str, Plan], text: int) -> dict[str, Plan]:
-    """All tokens, the trained plans, and rivals that spend what the cheapest of these does."""
+    """All tokens, the trained plans, and baselines that spend what the cheapest of these does."""
     spent = [spending(shape, plan, text) for plan in learned.values()]
     if not spent:
         assert shape.vision is not None
         stand_in = Plan(Stage1(build("random"), max(1, round(_SHARE * shape.vision))))
         spent = [spending(shape, stand_in, text)]
-    rivals = {
+    baselines = {
         name: match(Arrangement(read_method(setting)), shape, text, min(spent)).plan
-        for name, setting in RIVALS.items()
+        for name, setting in BASELINES.items()
     }
-    return {WHOLE: Plan(), **learned, **rivals}
+    return {WHOLE: Plan(), **learned, **baselines}
 
 
 def _text_length(processor: Any, examples: SceneExamples) -> int:
@@ -107,16 +107,16 @@ def _row(name: str, answers: Answers, *, is_ours: bool) -> Row:
     )
 
 
-def _exhibits(
+def _records(
     host: Any,
     processor: Any,
     plans: Mapping[str, Plan],
     learned: list[str],
     examples: SceneExamples,
     answers: Answers,
-) -> list[Exhibit]:
-    """What the cheapest trained plan kept (a rival's choice, where none is shipped)."""
-    costs = {name: answers.cost[name]["flops_total"] for name in learned or RIVALS}
+) -> list[ExplorerRecord]:
+    """What the cheapest trained plan kept (a baseline's choice, where none is shipped)."""
+    costs = {name: answers.cost[name]["flops_total"] for name in learned or BASELINES}
     shown = min(costs, key=lambda name: costs[name])
     before, after = (round(1000 * median(answers.seconds[name])) for name in (WHOLE, shown))
     made = []
@@ -130,17 +130,19 @@ def _exhibits(
             for name, right in answers.right.items()
         )
         note = f"{asked.family}; the answer is: {asked.answer}"
-        one = exhibit(found, asked.question, answers=said, note=note)
+        one = record(found, asked.question, answers=said, note=note)
         times = {"an answer, six at a time": f"{before} > {after} ms, median"}
         made.append(replace(one, cost={**one.cost, **times}))
     return made
 
 
 def _places(answers: Answers, shown: str) -> list[int]:
-    """Questions: a rival wrong and ours right, ours wrong, then one of every family."""
+    """Questions: a baseline wrong and ours right, ours wrong, then one of every family."""
     whole, ours = answers.right[WHOLE], answers.right[shown]
-    rivals = [right for name, right in answers.right.items() if name in RIVALS and name != shown]
-    won = [one and not all(others) for one, *others in zip(ours, *rivals, strict=True)]
+    baselines = [
+        right for name, right in answers.right.items() if name in BASELINES and name != shown
+    ]
+    won = [one and not all(others) for one, *others in zip(ours, *baselines, strict=True)]
     lost = [full and not one for full, one in zip(whole, ours, strict=True)]
     firsts = [answers.families.index(family) for family in dict.fromkeys(answers.families)]
-    return worth_showing(won, lost, _EXHIBITS, firsts)
+    return worth_showing(won, lost, _RECORDS, firsts)

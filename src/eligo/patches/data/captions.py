@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from eligo.errors import InputError
+from eligo.io.reading import read_json
 from eligo.patches.data.config import KarpathyDataConfig
 from eligo.patches.data.lines import by_image, read_json_texts
-from eligo.reading import read_json
 
 Split = Literal["train", "val", "test"]
 _SPLIT_OF = {"train": "train", "restval": "train", "val": "val", "test": "test"}

@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from eligo.chat import plain_text, tokenize
 from eligo.errors import InputError
 from eligo.images import open_image, remark_shared, upright_size
 from eligo.patches.data.augment import change_pieces, random_crop
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
 from eligo.patches.data.captions import CaptionedImage, read_captions
 from eligo.patches.data.config import KarpathyDataConfig
-from eligo.patches.encoders import TextEncoder
-from eligo.patches.model import RetrievalModel
+from eligo.patches.model.encoders import TextEncoder
+from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.pretrained.chat import plain_text, tokenize
 from eligo.train.check import DataCheck, listed
 from eligo.train.data import epoch_batches
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from eligo.errors import InputError
-from eligo.reading import json_lines
+from eligo.io.reading import json_lines
 
 JsonText = tuple[int, str | None, str]
 """Number of a line, id (if it has one) and text."""

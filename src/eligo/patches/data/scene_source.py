@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Int, Int64, UInt8
 from torch import Tensor
 
-from eligo.patches.build import CLS, FIRST_WORD, PAD, SEP
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet
 from eligo.patches.data.config import ScenesDataConfig
+from eligo.patches.model.build import CLS, FIRST_WORD, PAD, SEP
 from eligo.scenes.captions import Captions, draw_captions, draw_dense_captions, is_true
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.graph import Split, draw_scenes

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import AutoModel
 
 from eligo.errors import InputError
-from eligo.identity import ENCODER, check_tokenizer
-from eligo.patches.build import (
+from eligo.io.reading import reading
+from eligo.patches.config import RetrievalConfig
+from eligo.patches.model.build import (
     assemble,
     build_net,
     image_colours,
@@ -25,10 +26,9 @@ from eligo.patches.build import (
     pooling_option,
     read_backbone_config,
 )
-from eligo.patches.config import RetrievalConfig
-from eligo.patches.model import RetrievalModel
-from eligo.pretrained import quiet_transformers
-from eligo.reading import reading
+from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.pretrained.identity import ENCODER, check_tokenizer
+from eligo.pretrained.load import quiet_transformers
 from eligo.train.weights import read_pickled
 
 State = dict[str, Tensor]

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from eligo.patches.kernels import algebra, reference
 from eligo.patches.kernels.hoist import hoist
-from eligo.patches.match.arithmetic import unit, wide
-from eligo.patches.match.parts import Parts
-from eligo.patches.match.scores import Choice, PatchExplanation
-from eligo.patches.match.sides import Images, Texts
+from eligo.patches.model.arithmetic import unit, wide
+from eligo.patches.model.parts import Parts
+from eligo.patches.model.scores import Choice, PatchExplanation
+from eligo.patches.model.sides import Images, Texts
 from eligo.selection import Selection
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from PIL import Image
 
+from eligo.patches.index.build import matching_net
+from eligo.patches.index.entries import pack_images
 from eligo.patches.kernels.algebra import prefers_gram
-from eligo.patches.match.net import CrossSparseAggrNet
-from eligo.patches.match.scores import PatchExplanation
-from eligo.patches.match.sides import Images
-from eligo.patches.model import RetrievalModel
-from eligo.patches.retrieval.build import matching_net
-from eligo.patches.retrieval.entries import pack_images
+from eligo.patches.model.net import CrossSparseAggrNet
+from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.patches.model.scores import PatchExplanation
+from eligo.patches.model.sides import Images
 from eligo.report.patches_picture import WordMatch, match_picture
 from eligo.report.pictures import rgb_picture
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from eligo.errors import InputError
 from eligo.patches.kernels import blocks, reference
 from eligo.patches.kernels.hoist import ImageRows
-from eligo.patches.match.parts import Parts
-from eligo.patches.match.scores import Matches
-from eligo.patches.match.sides import Images, Texts
+from eligo.patches.model.parts import Parts
+from eligo.patches.model.scores import Matches
+from eligo.patches.model.sides import Images, Texts
 
 KernelName = Literal["auto", "reference", "torch", "triton"]
 KERNELS: tuple[KernelName, ...] = ("auto", "reference", "torch", "triton")

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eligo.ops._checks import values_are_free
-from eligo.patches.match.arithmetic import weighted_softmax, wide
-from eligo.patches.match.scores import Choice
+from eligo.patches.model.arithmetic import weighted_softmax, wide
+from eligo.patches.model.scores import Choice
 
 SMALLEST_SUM = 1e-20  # a softmax sum below is made again from its own maximum
 

@@ -27,11 +27,11 @@ from eligo.patches.kernels.hoist import (
     text_blocks,
     text_rows,
 )
-from eligo.patches.match.arithmetic import wide
-from eligo.patches.match.parts import Parts
-from eligo.patches.match.scores import Choice, Matches
-from eligo.patches.match.sides import Images, Texts
-from eligo.patches.match.token_sparse import combine
+from eligo.patches.model.arithmetic import wide
+from eligo.patches.model.parts import Parts
+from eligo.patches.model.scores import Choice, Matches
+from eligo.patches.model.sides import Images, Texts
+from eligo.patches.model.token_sparse import combine
 
 BYTE_BUDGET = 256 * 2**20
 CPU_BYTE_BUDGET = 16 * 2**20  # about a cache: there larger blocks are slower

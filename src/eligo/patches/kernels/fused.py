@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from eligo.patches.match.scores import Choice
+from eligo.patches.model.scores import Choice
 
 _SPAN_IMAGES = 256  # factored together
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.ops._checks import values_are_free
-from eligo.patches.match.arithmetic import unit, wide
-from eligo.patches.match.parts import Parts
-from eligo.patches.match.sides import Images, Words
+from eligo.patches.model.arithmetic import unit, wide
+from eligo.patches.model.parts import Parts
+from eligo.patches.model.sides import Images, Words
 
 _HALF_NORM = 16.0  # longest patch in half precision: far from overflow when multiplied or squared
 _HOIST_IMAGES = 8  # at a time without gradient: what the nets make of them stays in the cache

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from eligo.patches.match.aggregation import DualTokenAggregation
-from eligo.patches.match.arithmetic import unit, weighted_softmax, wide
-from eligo.patches.match.parts import Parts
-from eligo.patches.match.scores import Choice, Matches
-from eligo.patches.match.sides import Images, Texts
-from eligo.patches.match.token_sparse import TokenSparse, combine, cosine_to_mean
+from eligo.patches.model.aggregation import DualTokenAggregation
+from eligo.patches.model.arithmetic import unit, weighted_softmax, wide
+from eligo.patches.model.parts import Parts
+from eligo.patches.model.scores import Choice, Matches
+from eligo.patches.model.sides import Images, Texts
+from eligo.patches.model.token_sparse import TokenSparse, combine, cosine_to_mean
 
 
 def match(parts: Parts, images: Images, texts: Texts, *, choices: bool) -> Matches:

@@ -17,15 +17,15 @@ from eligo.patches.data.batch import Batch, CaptionSource
 from eligo.patches.data.config import ScenesDataConfig
 from eligo.patches.data.file_source import FileSource
 from eligo.patches.data.scene_source import SceneSet, SceneSource
-from eligo.patches.encoders import ImageEncoder, TextEncoder
-from eligo.patches.losses import alignment_loss, ratio_loss, two_pass_loss
-from eligo.patches.match.net import CrossSparseAggrNet
-from eligo.patches.match.sides import Images, Texts
-from eligo.patches.measure.evaluate import evaluate_set
-from eligo.patches.measure.metrics import retrieval_metrics
-from eligo.patches.model import RetrievalModel, TextFeatures
+from eligo.patches.inference.evaluate import evaluate_set
+from eligo.patches.metrics import retrieval_metrics
+from eligo.patches.model.encoders import ImageEncoder, TextEncoder
+from eligo.patches.model.net import CrossSparseAggrNet
+from eligo.patches.model.retrieval_model import RetrievalModel, TextFeatures
+from eligo.patches.model.sides import Images, Texts
 from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.gather import Peers
+from eligo.patches.training.losses import alignment_loss, ratio_loss, two_pass_loss
 from eligo.scenes.painter import Rendered
 from eligo.scenes.vlm.heads import VisionHeads, patch_targets
 from eligo.train import (

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eligo.pixels.data.batch import Batch
-from eligo.pixels.data.config import AugmentConfig
-from eligo.pixels.losses import IGNORED
+from eligo.pixels.data_config import AugmentConfig
+from eligo.pixels.training.losses import IGNORED
 
 
 @dataclass(frozen=True, eq=False)

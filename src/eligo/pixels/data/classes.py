@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from eligo.errors import InputError
-from eligo.reading import numbered_lines
+from eligo.io.reading import numbered_lines
 
 NYU_40 = (
     "wall", "floor", "cabinet", "bed", "chair", "sofa", "table", "door", "window", "bookshelf",

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import eligo
 from eligo.errors import EligoError, InputError, MissingExtraError
-from eligo.files import write_bytes, write_text
+from eligo.io.files import write_bytes, write_text
 from eligo.pixels.inference.segmenter import Segmenter
 from eligo.pixels.model.model import MIN_SIZE, PixelsModel
 from eligo.pixels.text.batch import TextBatch

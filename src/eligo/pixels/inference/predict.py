@@ -14,11 +14,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from eligo.devices import resolve_device
 from eligo.errors import InputError
-from eligo.files import remove_file, write_text, writing
 from eligo.images import printable_name
-from eligo.pixels.data.config import InputsConfig
+from eligo.io.files import remove_file, write_text, writing
 from eligo.pixels.data.inputs import normalise_rgb
 from eligo.pixels.data.pictures import (
     MIN_SIZE,
@@ -28,9 +26,11 @@ from eligo.pixels.data.pictures import (
     read_photo,
     remark_depth,
 )
-from eligo.pixels.inference.config import SegmenterConfig
+from eligo.pixels.data_config import InputsConfig
 from eligo.pixels.inference.segmenter import Segmenter
-from eligo.pixels.measure.views import Seen, resized
+from eligo.pixels.inference.views import Seen, resized
+from eligo.pixels.segmenter_config import SegmenterConfig
+from eligo.pretrained.devices import resolve_device
 from eligo.report.pictures import rgb_picture
 from eligo.report.pixels_picture import indexed_labels, overlay_picture, word_picture
 from eligo.selection import Selection

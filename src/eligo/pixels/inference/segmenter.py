@@ -12,14 +12,14 @@ import torch
 from eligo.config import load_config, save_config
 from eligo.config.yaml import read_yaml
 from eligo.errors import InputError
-from eligo.files import write_bytes, writing_folder
-from eligo.pixels.inference.config import SegmenterConfig
+from eligo.io.files import write_bytes, writing_folder
+from eligo.io.reading import reading
 from eligo.pixels.model.model import PixelsModel
+from eligo.pixels.segmenter_config import SegmenterConfig
 from eligo.pixels.text.batch import TextBatch
-from eligo.pixels.text.config import TableTextConfig
 from eligo.pixels.text.encoders import TextEncoder, build_text_encoder, same_probe
-from eligo.pretrained import find_model, shipped_model
-from eligo.reading import reading
+from eligo.pixels.text_config import TableTextConfig
+from eligo.pretrained.load import find_model, shipped_model
 from eligo.train.weights import build_module, load_weights, save_weights
 
 SHIPPED = "pixels"

@@ -17,21 +17,21 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from eligo.chat import plain_text, remark_cut, tokenize
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
-from eligo.identity import ENCODER, check_tokenizer
-from eligo.pixels.text.config import (
+from eligo.io.tensors import save_tensors
+from eligo.pixels.text.phrases import TEMPLATES, readable, with_article
+from eligo.pixels.text_config import (
     AnyTextEncoderConfig,
     ClipTextConfig,
     TableTextConfig,
     WordsTextConfig,
 )
-from eligo.pixels.text.phrases import TEMPLATES, readable, with_article
-from eligo.pretrained import find_encoder, load_part, load_stock
+from eligo.pretrained.chat import plain_text, remark_cut, tokenize
+from eligo.pretrained.identity import ENCODER, check_tokenizer
+from eligo.pretrained.load import find_encoder, load_part, load_stock
 from eligo.scenes.phrases import VOCABULARY, WORD_ID
 from eligo.scenes.words import NONCE
-from eligo.tensors import save_tensors
 from eligo.train.rng import mix
 from eligo.train.weights import read_tensors
 

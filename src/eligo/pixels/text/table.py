@@ -8,8 +8,8 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.pixels.text.batch import Provenance, TextBatch
-from eligo.pixels.text.config import TextConfig
 from eligo.pixels.text.encoders import TextEncoder
+from eligo.pixels.text_config import TextConfig
 
 Said = tuple[str, bool]
 """A string, and whether it is a sentence."""

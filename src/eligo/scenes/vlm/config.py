@@ -136,6 +136,6 @@ class VlmEvaluationConfig(Config):
     @property
     def resolved_device(self) -> str:
         """Where it runs: `auto` takes a GPU if there is one."""
-        from eligo.devices import resolve_device
+        from eligo.pretrained.devices import resolve_device
 
         return str(resolve_device(self.device))

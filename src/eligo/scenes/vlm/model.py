@@ -21,9 +21,15 @@ from transformers import (
 )
 
 from eligo.errors import InputError
-from eligo.files import writing_folder
-from eligo.identity import GENERATOR, check_tokenizer
-from eligo.pretrained import STOCK_FILES, load_part, load_stock, quiet_transformers, shipped_model
+from eligo.io.files import writing_folder
+from eligo.pretrained.identity import GENERATOR, check_tokenizer
+from eligo.pretrained.load import (
+    STOCK_FILES,
+    load_part,
+    load_stock,
+    quiet_transformers,
+    shipped_model,
+)
 from eligo.scenes.phrases import VOCABULARY
 from eligo.scenes.vlm.config import VlmConfig
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eligo.errors import InputError
-from eligo.reading import reading
+from eligo.io.reading import reading
 
 _PLAIN_FEED_FORWARD = {"opt", "gpt2", "gpt_neox", "phi", "bloom"}  # two matrices; others are gated
 
@@ -123,7 +123,7 @@ class HostShape:
         """From the `config.json` of a model: a folder, a shipped name, or a name on the hub."""
         from transformers import AutoConfig
 
-        from eligo.pretrained import find_host, load_part
+        from eligo.pretrained.load import find_host, load_part
 
         config = load_part(AutoConfig, find_host(folder, weights=False))
         with reading(folder, f"a config.json with the sizes of a {config.model_type}"):

@@ -23,7 +23,7 @@ from eligo.scenes.graph import Split, draw_scenes
 from eligo.scenes.painter import Rendered, render
 from eligo.scenes.question_kinds import FAMILIES, KINDS
 from eligo.scenes.questions import draw_questions
-from eligo.tokens.data.chat import answer_ids, build_prompt, encode, image_token_id
+from eligo.tokens.data.prompts import answer_ids, build_prompt, encode, image_token_id
 from eligo.vqa import VqaExample, usual_answer
 
 IGNORED = -100

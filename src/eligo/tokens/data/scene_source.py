@@ -18,8 +18,8 @@ from eligo.scenes.questions import draw_questions
 from eligo.scenes.vlm.model import ASSISTANT, BOS, EOS, FIRST_WORD, IMAGE, PAD, SPECIAL, USER
 from eligo.scenes.vlm.train import pixel_values
 from eligo.tokens.data.examples import IGNORED
+from eligo.tokens.inputs_config import ScenesDataConfig
 from eligo.tokens.training.batch import HostBatch, Packed
-from eligo.tokens.training.inputs_config import ScenesDataConfig
 
 _WORDS = 16  # no question is longer
 _ANSWER = 3  # two words and the end of text

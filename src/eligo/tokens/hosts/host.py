@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from eligo.errors import EligoError, InputError
-from eligo.tokens.inside.attention import attention_of
+from eligo.tokens.hooks.attention import attention_of
 
 _CAPTURE = "eligo_capture"
 

@@ -20,20 +20,20 @@ from lmms_eval.models.model_utils.gen_metrics import (  # pyright: ignore[report
 )
 from PIL import Image
 
-from eligo.chat import plain_text, render_chat, tokenize
 from eligo.config import load_config
-from eligo.devices import resolve_device
 from eligo.errors import InputError
 from eligo.images import open_image
+from eligo.pretrained.chat import plain_text, render_chat, tokenize
+from eligo.pretrained.devices import resolve_device
 from eligo.tokens.cost.count import Schedule
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.data.chat import build_prompt
-from eligo.tokens.inside.removal import pruning
-from eligo.tokens.load import floats_of, load_host
-from eligo.tokens.measure.asking import mean_cost, move
-from eligo.tokens.naming import find_plan
-from eligo.tokens.predict import trace_schedules
-from eligo.tokens.training.inputs_config import HostConfig
+from eligo.tokens.data.prompts import build_prompt
+from eligo.tokens.hooks.pruning import pruning
+from eligo.tokens.inference.answers import mean_cost, move
+from eligo.tokens.inference.load import floats_of, load_host
+from eligo.tokens.inference.predict import trace_schedules
+from eligo.tokens.inference.resolve import find_plan
+from eligo.tokens.inputs_config import HostConfig
 from eligo.train.progress import ProgressBar
 
 _NOT_SAID = "\n\n"  # what lmms-eval fills in where a task names no end; answers may have paragraphs

@@ -17,9 +17,9 @@ from eligo.config.nearest import did_you_mean
 from eligo.config.yaml import parse_value
 from eligo.errors import InputError
 from eligo.tokens.methods.attention import FastV, PyramidDrop
+from eligo.tokens.methods.base import Method
 from eligo.tokens.methods.diverse import CDPruner, DivPrune
 from eligo.tokens.methods.grid import GridPooling, UniformGrid
-from eligo.tokens.methods.method import Method
 from eligo.tokens.methods.oracle import Oracle
 from eligo.tokens.methods.plain import KeepAll, RandomTokens
 from eligo.tokens.methods.sparsevlm import SparseVLM

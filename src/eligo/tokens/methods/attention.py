@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from eligo.selection import Selection
-from eligo.tokens.methods.method import Method, keep_best, row_flops
+from eligo.tokens.methods.base import Method, keep_best, row_flops
 from eligo.tokens.reducer import Need, ReducerContext, Where
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.methods.method import (
+from eligo.tokens.methods.base import (
     Method,
     Space,
     question_similarities,

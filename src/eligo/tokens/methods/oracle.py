@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from eligo.selection import Selection
+from eligo.tokens.methods.base import Method, Space, keep_best
 from eligo.tokens.methods.grid import evenly, uniform_tokens
-from eligo.tokens.methods.method import Method, Space, keep_best
 from eligo.tokens.reducer import Need, ReducerContext, Where
 
 

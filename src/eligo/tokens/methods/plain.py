@@ -16,7 +16,7 @@ from eligo.errors import InputError
 from eligo.ops._checks import values_are_free
 from eligo.scenes.draws import mix
 from eligo.selection import Selection
-from eligo.tokens.methods.method import Method, keep_best, keep_marked
+from eligo.tokens.methods.base import Method, keep_best, keep_marked
 from eligo.tokens.reducer import ReducerContext, Where
 
 _NUM_SIGNS = 62  # as many as an int64 holds beside its sign

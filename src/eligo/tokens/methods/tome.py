@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.methods.method import Method, Space, fold_flops, fold_into, sizes_of
+from eligo.tokens.methods.base import Method, Space, fold_flops, fold_into, sizes_of
 from eligo.tokens.reducer import ReducerContext, Where
 
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.methods.grid import evenly
-from eligo.tokens.methods.method import (
+from eligo.tokens.methods.base import (
     Method,
     Space,
     fold_flops,
@@ -25,6 +24,7 @@ from eligo.tokens.methods.method import (
     row_flops,
     unit_features,
 )
+from eligo.tokens.methods.grid import evenly
 from eligo.tokens.reducer import Need, ReducerContext, Where
 
 

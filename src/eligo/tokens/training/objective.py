@@ -17,8 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eligo import losses, ops
 from eligo.nn import watching
-from eligo.tokens.learned.discriminator import Discriminator
-from eligo.tokens.load import floats_of
+from eligo.tokens.inference.load import floats_of
+from eligo.tokens.model.discriminator import Discriminator
 from eligo.tokens.training.batch import HostBatch, Packed
 
 # Not cuDNN's attention, which gives a mask no gradient.

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from eligo.tokens.cost.count import Cost, count_cost
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.inside.masked import masking
-from eligo.tokens.inside.removal import pruning
-from eligo.tokens.learned.relaxer import TrainingRelaxer
+from eligo.tokens.hooks.masking import masking
+from eligo.tokens.hooks.pruning import pruning
+from eligo.tokens.model.relaxer import TrainingRelaxer
 from eligo.tokens.training.batch import HostBatch
 from eligo.tokens.training.health import Trouble, find_troubles
 from eligo.tokens.training.objective import Observed, answer_mask, answers, observe, right_answers
 
 if TYPE_CHECKING:
-    from eligo.tokens.training.train import TokensTask
+    from eligo.tokens.training.task import TokensTask
 
 logger = logging.getLogger("eligo.tokens")
 

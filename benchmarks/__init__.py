@@ -1,0 +1,1 @@
+"""Studies and timing: `python -m benchmarks.FAMILY.NAME`, from the root of the repository."""

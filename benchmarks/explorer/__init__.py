@@ -1,0 +1,1 @@
+"""Speed and pictures of the explorer."""

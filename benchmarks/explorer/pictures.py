@@ -1,0 +1,76 @@
+"""Pictures of the explorer for the documents: `python -m benchmarks.explorer.pictures PAGE.html`.
+
+PAGE is what `eligo explore RUN` wrote; its first record should have several stages over a picture.
+Needs playwright and a Chromium on this machine.
+"""
+
+import shutil
+import sys
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+OUT = Path(__file__).parents[2] / "docs" / "pictures"
+QUALITY = 80  # of WebP: fifty kilobytes a picture
+
+
+def hover(page: Page) -> None:
+    """The third stage, and a cell that was folded."""
+    page.keyboard.press("]")
+    page.keyboard.press("]")
+    box = page.locator(".board").bounding_box()
+    assert box is not None
+    for place in range(30, 98, 4):  # the first of a row of cells that lives on elsewhere
+        page.mouse.move(box["x"] + box["width"] * place / 100, box["y"] + box["height"] * 0.06)
+        if page.locator(".state[data-state=folded]").count():
+            return
+
+
+def scores(page: Page) -> None:
+    """What the second stage ranked by."""
+    page.keyboard.press("]")
+    page.click("[data-name=scores]")
+    page.check(".check:has-text('by rank') input")
+    page.mouse.move(0, 0)
+
+
+def examples(page: Page) -> None:
+    """What was chosen for the first question that needs examples."""
+    page.locator("details:has(summary:has-text('shots')) a").first.click()
+    page.mouse.move(0, 0)
+
+
+SHOTS = {
+    "explorer": (1320, 900, "light", hover),
+    "explorer_scores": (1320, 900, "dark", scores),
+    "explorer_shots": (1320, 760, "light", examples),
+    "explorer_phone": (390, 800, "light", lambda page: page.keyboard.press("]")),
+}
+
+
+def main(source: str) -> None:
+    OUT.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium") or shutil.which("google-chrome"),
+            args=["--no-sandbox"],
+        )
+        for name, (width, height, scheme, act) in SHOTS.items():
+            page = browser.new_page(viewport={"width": width, "height": height})
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            page.goto(Path(source).resolve().as_uri())
+            page.wait_for_selector(".board[data-painted]")
+            act(page)
+            page.wait_for_timeout(300)
+            shot = Image.open(BytesIO(page.screenshot())).convert("RGB")
+            path = OUT / f"{name}.webp"
+            shot.save(path, quality=QUALITY, method=6)
+            print(path, path.stat().st_size)
+            page.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

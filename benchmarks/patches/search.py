@@ -1,0 +1,158 @@
+"""How good and how fast a two-stage search of generated scenes is, with the model of eligo.
+
+    python -m benchmarks.patches.search
+    python -m benchmarks.patches.search --scenes 500 --queries 20
+
+Indexes the first scenes of the test split (drawing them counts), and measures stage 1 as `eligo
+patches search --rerank auto` does: captions of the validation split are searched exhaustively, and
+each of their top 10 is looked up in the order of stage 1. The same top 10 are looked up in the
+order of a plainer first stage: the cosine of the mean word with the mean patch.
+
+Then captions are searched one by one, with R = 128 and exhaustively, the query's encoding not
+counted. The very first search comes right after the operating system was asked to forget the files.
+
+One thread, unless told otherwise: several, beside another busy program, wait for each other most of
+the time, and their figures say little.
+
+Writes benchmarks/patches/results/search.json, whatever the size.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import torch
+import tyro
+from torch import Tensor
+
+from benchmarks.patches.model_speed import bench_search
+from eligo.io.files import write_text
+from eligo.patches.index import Calibration, ScenePictures, Searcher, build_index
+from eligo.patches.index.calibration import TOP, ranks_of_best
+from eligo.patches.index.search import RERANK
+from eligo.patches.index.sources import scene_captions
+from eligo.patches.index.stage1 import Guide, guesses_of
+from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.patches.model.sides import Texts
+from eligo.report.intervals import paired_bootstrap
+from eligo.report.provenance import provenance
+
+RESULTS = Path(__file__).parent / "results" / "search.json"
+AT_ONCE = 16
+SEARCHES, EXHAUSTIVE = 20, 3  # timed queries
+BUDGETS = (10, 32, 64, 128, 256, 512)
+SOURCE = "captions of validation scenes"
+
+Guess = Callable[[Guide], Tensor]
+"""What a first stage thinks of every entry."""
+
+
+def told(ranks: list[list[int]]) -> dict[str, Any]:
+    """Recall with its 95 % interval over queries, and the R that suffices."""
+    every = Calibration(len(ranks), SOURCE, tuple(sorted(chain.from_iterable(ranks))))
+    shares = {
+        rerank: [sum(rank < rerank for rank in each) / len(each) for each in ranks]
+        for rerank in BUDGETS
+    }
+    return {
+        "recall_of_top10": {str(rerank): paired_bootstrap([row]) for rerank, row in shares.items()},
+        "rerank_for_99.5_percent": every.smallest(),
+    }
+
+
+def first_search(model: RetrievalModel, folder: Path, query: Texts) -> float:
+    """Seconds of a search of files that are not in memory."""
+    for path in folder.glob("shard_*"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    searcher = Searcher(model, folder)
+    start = time.perf_counter()
+    searcher.search(query, k=min(TOP, len(searcher.index)))
+    return time.perf_counter() - start
+
+
+def measure_stage1(searcher: Searcher, captions: list[str]) -> dict[str, Any]:
+    """Two first stages, judged by the same exhaustive searches."""
+    shards = searcher.index.shards
+    means = torch.cat([shard.tensors["direction"].float() for shard in shards])
+    stages: dict[str, Guess] = {
+        "words_and_slots": lambda guide: torch.cat([guesses_of(shard, guide) for shard in shards]),
+        "cosine_of_means": lambda guide: means @ guide.direction,
+    }
+    ranks: dict[str, list[list[int]]] = {name: [] for name in stages}
+    start = time.perf_counter()
+    for first in range(0, len(captions), AT_ONCE):
+        side = searcher.model.text_side(captions[first : first + AT_ONCE])
+        scores = searcher.scores(side, torch.arange(len(searcher.index)))
+        for column, guide in zip(scores.T, searcher.guides(side), strict=True):
+            for name, guess in stages.items():
+                ranks[name].append(ranks_of_best(guess(guide), column))
+    return {
+        "queries": len(captions),
+        "source": SOURCE,
+        "seconds": time.perf_counter() - start,
+        **{name: told(found) for name, found in ranks.items()},
+    }
+
+
+def measure(model: RetrievalModel, scenes: int, queries: int, folder: Path) -> dict[str, Any]:
+    """Everything, in the order in which a user would meet it."""
+    start = time.perf_counter()
+    source = ScenePictures.first(scenes, model.image_encoder.image_size, dense=model.uses_dense)
+    built = build_index(lambda: model, source, folder)
+    results: dict[str, Any] = {
+        "scenes": scenes,
+        "threads": torch.get_num_threads(),
+        "index": {
+            "seconds": time.perf_counter() - start,
+            "kib_per_entry": built.bytes_per_entry / 1024,
+        },
+    }
+    print(json.dumps(results))
+    query = model.text_side(scene_captions(1))
+    results["first_search_seconds"] = first_search(model, folder, query)
+    print(f"first search: {results['first_search_seconds']:.2f} s")
+    searcher = Searcher(model, folder)
+    slots = sum(shard.tensors["folded"].nbytes for shard in searcher.index.shards)
+    results["index"]["kib_of_slots"] = slots / built.entries / 1024
+
+    results["stage1"] = measure_stage1(searcher, scene_captions(queries))
+    print(json.dumps(results["stage1"]))
+    results["search"] = []
+    for rerank, count in ((min(RERANK, built.entries), SEARCHES), (built.entries, EXHAUSTIVE)):
+        speed = bench_search(searcher, rerank, count)
+        results["search"].append(
+            {
+                "rerank": rerank,
+                "searches": count,
+                "median_seconds": speed.median_ms / 1000,
+                "p90_seconds": speed.p90_ms / 1000,
+                "stage1_median_seconds": speed.stage1_ms / 1000,
+            }
+        )
+        print(json.dumps(results["search"][-1]))
+    return results
+
+
+def main(
+    scenes: Annotated[int, tyro.conf.arg(help="Scenes to index.")] = 10_000,
+    queries: Annotated[int, tyro.conf.arg(help="Captions that stage 1 is measured with.")] = 200,
+    threads: Annotated[int, tyro.conf.arg(help="Threads of torch.")] = 1,
+) -> None:
+    """Measure and record."""
+    torch.set_num_threads(threads)
+    model = RetrievalModel.from_pretrained("patches")
+    with TemporaryDirectory() as folder:
+        results = measure(model, scenes, queries, Path(folder))
+    head = provenance("python -m benchmarks.patches.search")
+    write_text(RESULTS, json.dumps({**head, "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,194 @@
+"""The exam's tables, differences with intervals, and which musts are met."""
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.pixels.config import ExamConfig
+from benchmarks.pixels.measure import PHRASES
+from benchmarks.pixels.variants import BINDING_MUST, CONTROLS
+from eligo.report.intervals import paired_bootstrap
+from eligo.report.provenance import made_on
+
+Runs = dict[int, dict[str, Any]]
+Find = Callable[..., float | None]
+_POINTS = 100.0
+_CEILING = 1 / 3  # of the IoU of twins without words
+_OF_MERGED, _BOUND, _BOUND_32 = 0.95, 0.95, 0.90
+_STEM_GAIN, _LOST = 0.3, 0.05
+_MISSING_COST = 2.0  # points
+CONTROL = 3.0
+"""Points by which a control may be off no words, to the farther end of the interval."""
+
+
+def summarise(config: ExamConfig, results: dict[str, Runs]) -> dict[str, Any]:
+    """Tables by part, comparisons, musts."""
+    tables = {
+        "twins": [twins_row(n, r) for n, r in results.items() if n.startswith("twins")],
+        "noisy tags": _noise_rows(results),
+        "binding": [_binding_row(n, r) for n, r in results.items() if n.startswith("binding")],
+        "depth": [_depth_row(n, r) for n, r in results.items() if n.startswith("depth")],
+    }
+    comparisons = _comparisons(config, results)
+    runs = [run for arm in results.values() for run in arm.values()]
+    return {
+        "made_on": made_on(runs),
+        **{name: rows for name, rows in tables.items() if rows},
+        "differences": comparisons,
+        "musts": _musts(config, results, comparisons),
+        "seconds": sum(sum(run["seconds"].values()) for run in runs),
+    }
+
+
+def _mean(runs: Runs, read: Callable[[dict[str, Any]], float]) -> float:
+    return sum(read(run["measured"]) for run in runs.values()) / len(runs)
+
+
+def _common(name: str, runs: Runs) -> dict[str, Any]:
+    first = next(iter(runs.values()))
+    return {"arm": name, "seeds": len(runs), "parameters": first["parameters"]}
+
+
+def twins_row(name: str, runs: Runs) -> dict[str, Any]:
+    """Means over the seeds: of twins, of both names as one, of the others."""
+    row = _common(name, runs)
+    for key in ("twin_iou", "merged_iou", "other_iou"):
+        row[key] = _mean(runs, lambda found, key=key: found[key])
+    row["of_merged"] = row["twin_iou"] / max(row["merged_iou"], 1e-9)
+    row["by_seed"] = [round(run["measured"]["twin_iou"], 4) for run in runs.values()]
+    return row
+
+
+def _noise_rows(results: dict[str, Runs]) -> list[dict[str, Any]]:
+    rows = []
+    for name in ("twins_tags", "twins_no_dropout"):
+        runs = results.get(name)
+        if not runs:
+            continue
+        kinds = [kind["tags"] for kind in next(iter(runs.values()))["measured"]["noise"]]
+        for place, kind in enumerate(kinds):
+            rows.append(
+                {
+                    "arm": name,
+                    "tags": kind,
+                    "twin_iou": _mean(runs, lambda m, i=place: m["noise"][i]["twin_iou"]),
+                    "other_iou": _mean(runs, lambda m, i=place: m["noise"][i]["other_iou"]),
+                }
+            )
+    return rows
+
+
+def _binding_row(name: str, runs: Runs) -> dict[str, Any]:
+    row = _common(name, runs)
+    for count in PHRASES:
+        row[f"T {count}"] = _mean(runs, lambda found, count=count: found["accuracy"][str(count)])
+    row["entropy"] = next(iter(runs.values())).get("attention_entropy")
+    row["by_seed"] = [
+        round(run["measured"]["accuracy"][str(PHRASES[-1])], 4) for run in runs.values()
+    ]
+    return row
+
+
+def _depth_row(name: str, runs: Runs) -> dict[str, Any]:
+    row = _common(name, runs)
+    for depth in ("own", "zeroed", "shuffled"):
+        row[depth] = _mean(runs, lambda found, depth=depth: found[depth]["iou"])
+    row["by_seed"] = [round(run["measured"]["own"]["iou"], 4) for run in runs.values()]
+    return row
+
+
+def _comparisons(config: ExamConfig, results: dict[str, Runs]) -> list[dict[str, Any]]:
+    pairs = [
+        (f"{part}_{control}", f"{part}_no_words")
+        for part in ("twins", "binding")
+        for control in CONTROLS
+    ]
+    pairs += [("twins_tags", "twins_no_words"), (BINDING_MUST, "binding_no_words")]
+    pairs += [("depth_stem", "depth_rgb_only")]
+    rows = []
+    for one, other in pairs:
+        if not (results.get(one) and results.get(other)):
+            continue
+        if results[one].keys() & results[other].keys():
+            apart = difference(results[one], results[other], config.resamples)
+            rows.append({"arm": one, "against": other, **apart})
+    return rows
+
+
+def difference(one: Runs, other: Runs, resamples: int) -> dict[str, float]:
+    """By how many points one is ahead on the same scenes, in the seeds that both have."""
+    differences = [
+        [
+            _POINTS * (a - b)
+            for a, b in zip(_per_scene(one[seed]), _per_scene(other[seed]), strict=True)
+        ]
+        for seed in one
+        if seed in other
+    ]
+    mean, low, high = paired_bootstrap(differences, resamples=resamples)
+    return {"points": mean, "low": low, "high": high}
+
+
+def _per_scene(run: dict[str, Any]) -> list[float]:
+    measured = run["measured"]
+    return measured["per_scene"] if "per_scene" in measured else measured["own"]["per_scene"]
+
+
+def _musts(
+    config: ExamConfig, results: dict[str, Runs], comparisons: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Every must of the parts asked for: met or missed, with its number, or not run."""
+    rows: list[dict[str, Any]] = []
+
+    def must(name: str, bar: str, limit: float, find: Find, *arms: str) -> None:
+        runs = [results.get(arm, {}) for arm in arms]
+        found = find(*runs) if all(runs) else None
+        seeds = min(len(one) for one in runs)
+        met = "NOT RUN"
+        if found is not None:
+            reached = found <= limit if bar.startswith("<=") else found >= limit
+            met = "met" if reached else "MISSED"
+        rows.append({"must": name, "found": found, "bar": bar, "seeds": seeds, "met": met})
+
+    if "twins" in config.parts:
+        name = "P: IoU of twins without words"
+        must(name, "<= 1/3", _CEILING, lambda r: twins_row("", r)["twin_iou"], "twins_no_words")
+        name = "P: with tags, share of the merged IoU"
+        must(name, ">= 0.95", _OF_MERGED, lambda r: twins_row("", r)["of_merged"], "twins_tags")
+        name = "N: missing text costs other classes (points)"
+        must(name, "<= 2", _MISSING_COST, _cost_of_missing, "twins_tags")
+    if "binding" in config.parts:
+        name = "B: gated cosine 14.285714, to T = 16"
+        must(name, ">= 0.95", _BOUND, lambda r: _bound(r, *PHRASES[:-1]), BINDING_MUST)
+        name = "B: gated cosine 14.285714, T = 32"
+        must(name, ">= 0.90", _BOUND_32, lambda r: _bound(r, PHRASES[-1]), BINDING_MUST)
+    if "depth" in config.parts:
+        arms = ("depth_stem", "depth_rgb_only")
+        must("G: stem over RGB only (IoU)", ">= 0.3", _STEM_GAIN, _gain("own"), *arms)
+        name = "G: what is left of it with another depth"
+        must(name, "<= 0.05", _LOST, _gain("shuffled"), *arms)
+    farthest = {row["arm"]: max(abs(row["low"]), abs(row["high"])) for row in comparisons}
+    for part in ("twins", "binding"):
+        for control in CONTROLS if part in config.parts else ():
+            arm = f"{part}_{control}"
+            name = f"C: {arm} against no words (points, farther end)"
+            find = lambda *_, arm=arm: farthest.get(arm)  # noqa: E731
+            must(name, "<= 3", CONTROL, find, arm, f"{part}_no_words")
+    return rows
+
+
+def _cost_of_missing(runs: Runs) -> float:
+    kinds = [kind["tags"] for kind in next(iter(runs.values()))["measured"]["noise"]]
+    gone = kinds.index("missing")
+    return _POINTS * _mean(
+        runs, lambda m: m["noise"][0]["other_iou"] - m["noise"][gone]["other_iou"]
+    )
+
+
+def _bound(runs: Runs, *counts: int) -> float:
+    row = _binding_row("", runs)
+    return min(row[f"T {count}"] for count in counts)
+
+
+def _gain(depth: str) -> Find:
+    """IoU of the stem with this depth over that of RGB alone."""
+    return lambda stem, rgb: _depth_row("", stem)[depth] - _depth_row("", rgb)["own"]

@@ -1,0 +1,193 @@
+"""What a world of scenes is made of, and how far one gets in it without looking.
+
+The blind baseline learns, on the training split, the most frequent answer to every question text
+(to every kind of question, for texts it has not met) and is tested on the validation split. A fair
+exam keeps it near chance: a kind is flagged when it is more than five points above and its
+confidence interval leaves chance out.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+from benchmarks.scenes.stats_config import StatsConfig
+from eligo.report.intervals import wilson_interval
+from eligo.scenes import draws, words
+from eligo.scenes.graph import SPLITS, SceneGraph, Split, draw_scenes
+from eligo.scenes.question_kinds import ANSWERS, CHANCE, FAMILIES, FAMILY_OF, KINDS
+from eligo.scenes.questions import draw_questions
+
+MARGIN = 0.05
+"""How far above chance the blind baseline may be."""
+_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of question, or one family of kinds, on the validation split."""
+
+    family: str
+    kind: str
+    """Name of the kind, or "all" for the family as a whole."""
+    count: int
+    valid: float
+    """Share of the places meant for such a question that found one."""
+    chance: float
+    """Accuracy of guessing evenly among the answers the kind can have."""
+    blind: float
+    """Accuracy of the blind baseline."""
+    seen: float
+    """Share of the questions whose very text the baseline met in training."""
+    interval: tuple[float, float]
+    """Its 95 % Wilson interval."""
+    fair: bool
+    """Unless it is surely above chance, and by more than `MARGIN`."""
+    answers: dict[str, float]
+    """How often each answer is the right one."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What `eligo scenes stats` prints."""
+
+    rows: list[Row]
+    objects: dict[str, dict[str, float]]
+    """Per property of the things in a scene, the share of each value (validation split)."""
+    held_out: dict[str, float]
+    """Share of objects with a held-out colour-shape pair, per split."""
+
+    @property
+    def fair(self) -> bool:
+        """Whether every kind is."""
+        return all(row.fair for row in self.rows)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Questions of many scenes in a row, invalid ones included (answer -1)."""
+
+    text: Int64[Tensor, " questions"]
+    """A 64-bit hash of the question's words."""
+    kind: Int64[Tensor, " questions"]
+    answer: Int64[Tensor, " questions"]
+
+
+def scene_stats(config: StatsConfig, on_progress: Callable[[int], None] | None = None) -> Stats:
+    """Draw scenes and questions, and count; `on_progress` hears how many scenes are done."""
+    train = _sample(config, "train", on_progress)
+    test = _sample(config, "validation", on_progress, done=config.train)
+    guess, seen = _blind_answers(train, test)
+    rows = []
+    for number, family in enumerate(FAMILIES):
+        kinds = [index for index, owner in enumerate(FAMILY_OF) if owner == number]
+        rows.append(_row(test, guess, seen, kinds, family, "all"))
+        if len(kinds) > 1:
+            rows += [_row(test, guess, seen, [kind], family, KINDS[kind].name) for kind in kinds]
+    return Stats(
+        rows,
+        _objects(draw_scenes(config.scenes, "validation", range(config.validation))),
+        {split: _held_out_share(config, split) for split in SPLITS},
+    )
+
+
+def _sample(
+    config: StatsConfig,
+    split: Literal["train", "validation"],
+    on_progress: Callable[[int], None] | None,
+    done: int = 0,
+) -> _Sample:
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for chunk in _chunks(getattr(config, split)):
+        asked = draw_questions(draw_scenes(config.scenes, split, chunk), config.questions)
+        text = torch.zeros_like(asked.answer)
+        for column in asked.words.unbind(-1):
+            text = draws.mix(text + column + 2)
+        parts.append((text.flatten(), asked.kind.flatten(), asked.answer.flatten()))
+        if on_progress is not None:
+            on_progress(done + chunk.stop)
+    return _Sample(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _chunks(scenes: int) -> Iterator[range]:
+    return (range(start, min(start + _CHUNK, scenes)) for start in range(0, scenes, _CHUNK))
+
+
+def _blind_answers(
+    train: _Sample, test: _Sample
+) -> tuple[Int64[Tensor, " questions"], Bool[Tensor, " questions"]]:
+    """The most frequent training answer to each test question's text, or to its kind where the
+    text was not seen; and whether it was."""
+    valid = train.answer >= 0
+    by_kind = torch.zeros(len(KINDS), len(ANSWERS), dtype=torch.int64)
+    by_kind.index_put_((train.kind[valid], train.answer[valid]), torch.tensor(1), accumulate=True)
+    texts, place = train.text[valid].unique(return_inverse=True)
+    by_text = torch.zeros(len(texts), len(ANSWERS), dtype=torch.int64)
+    by_text.index_put_((place, train.answer[valid]), torch.tensor(1), accumulate=True)
+    at = torch.searchsorted(texts, test.text).clamp(max=len(texts) - 1)
+    seen = texts[at] == test.text
+    return torch.where(seen, by_text.argmax(-1)[at], by_kind.argmax(-1)[test.kind]), seen
+
+
+def _row(
+    test: _Sample, guess: Tensor, seen: Tensor, kinds: list[int], family: str, name: str
+) -> Row:
+    mine = torch.isin(test.kind, torch.tensor(kinds))
+    valid = mine & (test.answer >= 0)
+    count = int(valid.sum())
+    right = int((guess == test.answer)[valid].sum())
+    table = torch.tensor(CHANCE, dtype=torch.float64)
+    chance = table[test.kind[valid] if count else torch.tensor(kinds)].mean().item()
+    possible = dict.fromkeys(answer for kind in kinds for answer in KINDS[kind].answers)
+    given = torch.bincount(test.answer[valid], minlength=len(ANSWERS)).double() / max(1, count)
+    share = {answer: given[ANSWERS.index(answer)].item() for answer in possible}
+    blind, interval = right / max(1, count), wilson_interval(right, count)
+    return Row(
+        family=family,
+        kind=name,
+        count=count,
+        valid=count / max(1, int(mine.sum())),
+        chance=chance,
+        blind=blind,
+        seen=int(seen[valid].sum()) / max(1, count),
+        interval=interval,
+        fair=blind <= chance + MARGIN or interval[0] <= chance,
+        answers=share,
+    )
+
+
+def _objects(graph: SceneGraph) -> dict[str, dict[str, float]]:
+    askable = graph.askable
+    shares = {"number": _shares(askable.sum(1), {str(n): n for n in range(9)})}
+    for index, names in enumerate(words.VALUES):
+        values = graph.attributes[..., index][askable]
+        shares[words.ATTRIBUTES[index]] = _shares(values, {n: i for i, n in enumerate(names)})
+    kinds = graph.kind.expand_as(graph.exists)[graph.exists]
+    names = ("object", "decoy", "camouflaged", "painted")
+    shares["kind of thing"] = _shares(kinds, {name: index for index, name in enumerate(names)})
+    return shares
+
+
+def _shares(values: Tensor, names: dict[str, int]) -> dict[str, float]:
+    """How often each of the named values occurs; those that never do are left out."""
+    found = {name: (values == value).double().mean().item() for name, value in names.items()}
+    return {name: share for name, share in found.items() if share > 0}
+
+
+def _held_out_share(config: StatsConfig, split: Split) -> float:
+    graph = draw_scenes(config.scenes, split, range(config.validation))
+    return (graph.held_out & graph.askable).sum().item() / int(graph.askable.sum())
+
+
+def as_plain(stats: Stats) -> dict[str, Any]:
+    """For `--json`: everything, by name."""
+    return {
+        "fair": stats.fair,
+        "margin": MARGIN,
+        "questions": [vars(row) for row in stats.rows],
+        "objects": stats.objects,
+        "held_out": stats.held_out,
+    }

@@ -1,0 +1,14 @@
+"""`eligo explore`: the page of a run, and the live tools, one for each family."""
+
+from eligo.explorer.tools import LiveTool
+
+
+def live_tools(device: str) -> list[LiveTool]:
+    """What can be tried; scenes are drawn now, each model is read when it is first asked."""
+    from eligo.cli.explorer.patches_tool import patches_tool
+    from eligo.cli.explorer.pixels_tool import pixels_tool
+    from eligo.cli.explorer.shots_tool import shots_tool
+    from eligo.cli.explorer.tokens_tool import tokens_tool
+
+    made = (make(device) for make in (tokens_tool, patches_tool, pixels_tool, shots_tool))
+    return [tool for tool in made if tool is not None]

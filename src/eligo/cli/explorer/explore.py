@@ -1,0 +1,57 @@
+"""`eligo explore [RUN]`: what a run kept, on one page; `--live`: try it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from eligo.cli.console import print_result, say
+from eligo.cli.result_file import OutFile
+from eligo.config.bounds import Bounds
+from eligo.errors import InputError
+
+_PORT = 8765
+_DEMO = Path("runs/demo")
+
+
+def run(
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = _DEMO,
+    out: OutFile | None = None,
+    live: bool = False,
+    port: Annotated[int, Bounds(0, 65535)] = _PORT,
+    device: str = "auto",
+    json: bool = False,
+) -> None:
+    """Show what a run kept and dropped, what it answered, and what that cost.
+
+    Writes one HTML file that needs nothing else: open it, mail it, put it on a server. With
+    --live it is served on this machine instead, with the models that come with eligo to try.
+
+    Args:
+        folder: A run's folder, or the folder of one record.
+        out: The file to write; explore.html in the run's folder by default.
+        live: Serve a page on which to try the models, instead of writing one.
+        port: Where --live listens, on this machine only; 0 takes a port that is free.
+        device: Where --live runs its models: auto, cpu or cuda.
+        json: Print one JSON document.
+    """
+    if live:
+        if out is not None or folder != _DEMO or json:
+            raise InputError("--live shows no run and writes nothing; leave out RUN, --out, --json")
+        from eligo.cli.explorer.live import serve
+
+        serve(port=port, device=device)
+        return
+    if port != _PORT or device != "auto":
+        raise InputError("--port and --device: only --live uses them; add it or leave them out")
+    from eligo.explorer.export import export_run
+    from eligo.explorer.folder import find_records
+
+    out = folder / "explore.html" if out is None else out
+    found = find_records(folder)
+    written = export_run(folder, out)
+    if json:
+        print_result({"page": written, "records": len(found)}, json=True)
+        return
+    told = f"{len(found)} record{'s' if len(found) > 1 else ''}, written: {written}"
+    say(told)

@@ -1,0 +1,65 @@
+"""`eligo explore --live`: the explorer on this machine, with the models that come with eligo."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from eligo.cli.console import messages, results
+from eligo.errors import InputError
+
+
+def serve(port: int, device: str) -> None:
+    """Serve on loopback until Ctrl-C; `port` 0 takes a free one."""
+    said = messages()
+    said.print("loading torch ...", highlight=False)
+    import torch
+
+    from eligo.cli.explorer import live_tools
+    from eligo.explorer.export import explorer_page
+    from eligo.explorer.server import LiveServer
+    from eligo.explorer.tools import describe
+    from eligo.pretrained.devices import resolve_device
+
+    place = str(resolve_device(device))
+    if "OMP_NUM_THREADS" not in os.environ:
+        # The browser and the threads that serve want cores too; threads of torch that share them
+        # wait for each other, and all of them are slower than half as many.
+        torch.set_num_threads(max(1, torch.get_num_threads() // 2))
+    said.print("loading transformers, drawing scenes to try ...", highlight=False)
+    tools = live_tools(place)
+    if not tools:
+        raise InputError(
+            "no model comes with this eligo, so there is nothing to try; `eligo explore RUN` shows "
+            "what a run has kept"
+        )
+    page = explorer_page([], title="live", live=describe(tools))
+    server = LiveServer(page, tools, port=port)
+    try:
+        with _terminated_like_interrupted():
+            results().print(f"eligo explorer: {server.url}", highlight=False, soft_wrap=True)
+            offered = ", ".join(tool.title.lower() for tool in tools)
+            said.print(f"to try, on {place}: {offered}", highlight=False, soft_wrap=True)
+            said.print("each model is read when it is first asked, which takes a moment")
+            said.print("only this machine can open it; Ctrl-C stops it", highlight=False)
+            server.serve_forever()
+    except KeyboardInterrupt:
+        said.print("stopped", highlight=False)
+    finally:
+        server.close()
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """A polite kill ends the server as Ctrl-C does, also where a shell has Ctrl-C ignored."""
+
+    def stop(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = {kind: signal.signal(kind, stop) for kind in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)

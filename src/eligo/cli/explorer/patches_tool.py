@@ -1,0 +1,121 @@
+"""Try retrieval: a caption on an image, the patches it keeps there, and the images it finds.
+
+The slider is the share of patches that stay. A network is trained with one share, but nothing in it
+depends on that: the slots are made of as many patches as are kept.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+
+import torch
+from PIL import Image
+
+from eligo.config import load_config
+from eligo.errors import InputError
+from eligo.explorer.record import ExplorerRecord
+from eligo.explorer.tools import LiveBudget, LiveExample, LiveRequest, LiveText, LiveTool
+from eligo.patches.config import RetrievalConfig
+from eligo.patches.data.config import ScenesDataConfig
+from eligo.patches.index.build import matching_net
+from eligo.patches.inference.predict import predict
+from eligo.patches.inference.record import SearchResult, record
+from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.patches.model.sides import Images
+from eligo.pretrained.load import shipped_model, shipped_models
+from eligo.report.pictures import rgb_picture
+from eligo.scenes.dataset import SceneDataset
+
+_NAME = "patches"
+_GALLERY = 12
+_STEP = 5  # per cent
+_SMALL = (128, 128)
+
+
+def patches_tool(device: str) -> LiveTool | None:
+    """The tool, if its model is here."""
+    if _NAME not in shipped_models():
+        return None
+    folder = shipped_model(_NAME, made_by="eligo patches train")
+    match = load_config(RetrievalConfig, folder / "config.yaml").match
+    scenes = SceneDataset(ScenesDataConfig().scenes, "validation", _GALLERY)
+    items = scenes.__getitems__(range(_GALLERY))
+    examples = [
+        LiveExample(one.id, one.captions[0], rgb_picture(one.rgb), one.captions[0]) for one in items
+    ]
+    dense = [one.dense_caption for one in items] if match.dense else None
+    share = max(_STEP, _STEP * round(100 * match.sparse_ratio / _STEP))
+    return LiveTool(
+        name=_NAME,
+        title="Match words with patches",
+        text=LiveText("Caption", "a small red ball is left of a box.", examples[0].text),
+        budget=LiveBudget("Patches kept", _STEP, 100, _STEP, share, "%"),
+        examples=examples,
+        run=_Matcher(device, examples, dense).run,
+    )
+
+
+class _Matcher:
+    """The model, once it is wanted, and what it sees in the images to be found."""
+
+    def __init__(
+        self, device: str, gallery: Sequence[LiveExample], dense: Sequence[str] | None
+    ) -> None:
+        self.device, self.gallery, self.dense = device, gallery, dense
+
+    @cached_property
+    def model(self) -> RetrievalModel:
+        return RetrievalModel.from_pretrained(_NAME, device=self.device)
+
+    @cached_property
+    def seen(self) -> Images:
+        return self.model.image_side([one.picture for one in self.gallery], self.dense)
+
+    @cached_property
+    def small(self) -> list[Image.Image]:
+        return [one.picture.resize(_SMALL, Image.Resampling.LANCZOS) for one in self.gallery]
+
+    def run(self, request: LiveRequest) -> ExplorerRecord:
+        """Kept patches and words on the image, and all images in the order of their scores."""
+        if not request.text:
+            raise InputError("text: is empty, expected a caption")
+        assert request.image is not None
+        assert request.budget is not None
+        keys = [one.image for one in self.gallery]
+        place = keys.index(request.image) if request.image in keys else None
+        dense = None
+        if self.dense is not None:
+            if place is None:
+                raise InputError(
+                    "image: this model was trained with a dense caption of every image, which only "
+                    "the examples have; choose one of them"
+                )
+            dense = self.dense[place]
+        with _keeping(self.model, request.budget / 100):
+            found = predict(self.model, request.image.picture, request.text, dense)
+            results = self._search(request.text)
+        return record(found, request.image.picture, request.text, results=results)
+
+    @torch.no_grad()
+    def _search(self, text: str) -> list[SearchResult]:
+        scores = self.model.match(self.seen, self.model.text_side([text]))[:, 0].tolist()
+        order = sorted(range(len(scores)), key=lambda place: -scores[place])
+        return [
+            SearchResult(self.gallery[place].id, self.small[place], scores[place])
+            for place in order
+        ]
+
+
+@contextmanager
+def _keeping(model: RetrievalModel, share: float) -> Iterator[None]:
+    """Meanwhile the network keeps this share of the patches."""
+    net = matching_net(model)
+    parts = (net.sparse_net_cap, net.sparse_net_long)
+    before = [part.sparse_ratio for part in parts]
+    for part in parts:
+        part.sparse_ratio = share
+    try:
+        yield
+    finally:
+        for part, ratio in zip(parts, before, strict=True):
+            part.sparse_ratio = ratio

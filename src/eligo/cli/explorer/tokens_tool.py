@@ -1,0 +1,167 @@
+"""Try pruning: a question on an image, answered from all vision tokens and from a budget of them.
+
+The slider is how many tokens enter the language model; what its layers keep of them follows in the
+proportions of the plan. Of the shipped plans the one with the nearest budget of its own is taken;
+without any, a training-free one stands in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from eligo.cli.explorer.questions import check_question
+from eligo.explorer.record import Answer, ExplorerRecord
+from eligo.explorer.tools import (
+    LiveBudget,
+    LiveExample,
+    LiveImage,
+    LiveRequest,
+    LiveText,
+    LiveTool,
+)
+from eligo.pretrained.load import shipped_model, shipped_models
+from eligo.report.pictures import rgb_picture
+from eligo.scenes.config import SceneConfig
+from eligo.tokens.cost.proposals import PROPORTIONS, cut_layers
+from eligo.tokens.cost.shapes import HostShape
+from eligo.tokens.data.examples import SceneExamples, TokenExample
+from eligo.tokens.inference.answers import move
+from eligo.tokens.inference.load import load_host
+from eligo.tokens.inference.predict import Prediction, predict
+from eligo.tokens.inference.record import record
+from eligo.tokens.inputs_config import HostConfig
+from eligo.tokens.methods import build
+from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.plan_files import PLAN
+
+_EXAMPLES = 12  # two questions of each family
+_STEPS = 36  # of the slider
+_REMEMBERED = 256  # answers of the whole model
+_STRANGE = "The tiny LLaVA has seen generated scenes only: of other pictures it knows nothing."
+
+
+def tokens_tool(device: str) -> LiveTool | None:
+    """The tool, if the tiny LLaVA is here."""
+    if "vlm" not in shipped_models():
+        return None
+    shape = HostShape.load(shipped_model("vlm", made_by="eligo scenes train-vlm"))
+    supply = shape.vision
+    assert supply is not None  # one size of image
+    plans = [Plan.from_pretrained(name) for name in shipped_models(PLAN)]
+    plans = plans or [_stand_in(supply, shape.num_layers)]
+    for plan in plans:
+        move(plan, device)
+    asked = SceneExamples(SceneConfig(), "validation", _EXAMPLES).__getitems__(range(_EXAMPLES))
+    examples = [_example(one) for one in asked]
+    known = {
+        (example.image, one.question): one.answer
+        for example, one in zip(examples, asked, strict=True)
+    }
+    step = max(1, supply // _STEPS)
+    return LiveTool(
+        name="tokens",
+        title="Prune vision tokens",
+        text=LiveText("Question", "what colour is the large ball?", examples[0].text),
+        budget=LiveBudget(
+            "Vision tokens that enter the language model", step, supply, step,
+            step * (_first(plans[0], supply) // step), f"of {supply}",
+        ),
+        examples=examples,
+        run=_Pruner(device, plans, supply, known).run,
+    )  # fmt: skip
+
+
+def _example(one: TokenExample) -> LiveExample:
+    assert isinstance(one.image, Tensor)
+    picture = rgb_picture(one.image)
+    return LiveExample(one.id, f"{one.family}: {one.question}", picture, one.question)
+
+
+class _Pruner:
+    """The host, once it is wanted, and what it said before."""
+
+    def __init__(
+        self,
+        device: str,
+        plans: Sequence[Plan],
+        supply: int,
+        known: dict[tuple[LiveImage, str], str],
+    ) -> None:
+        self.device, self.plans, self.supply, self.known = device, plans, supply, known
+        self.examples = {image for image, _ in known}
+        # What the whole model said, by key: a picture would be kept with it.
+        self._said: dict[tuple[str, str], str] = {}
+
+    @cached_property
+    def host(self) -> tuple[Any, Any]:
+        return load_host(HostConfig(), device=self.device)
+
+    def run(self, request: LiveRequest) -> ExplorerRecord:
+        """Both answers, what every stage kept, and what that saved."""
+        note = check_question(self.host[1].tokenizer, request.text)
+        assert request.image is not None
+        assert request.budget is not None
+        whole = self._whole(request.image, request.text)
+        plan = plan_at(self.plans, int(request.budget), self.supply)
+        found = self._ask(plan, request.image.picture, request.text)
+        right = self.known.get((request.image, request.text))
+        if request.image not in self.examples:
+            note = " ".join(filter(None, [note, _STRANGE]))
+        chosen_by = ", then ".join(dict.fromkeys(stage.reducer.name for stage in plan.stages))
+        return record(
+            found,
+            request.text,
+            answers=[
+                Answer(who, said, None if right is None else said == right)
+                for who, said in (("all tokens", whole), (chosen_by, found.answer))
+            ],
+            note=note,
+        )
+
+    def _whole(self, image: LiveImage, question: str) -> str:
+        key = (image.key, question)
+        if key not in self._said:
+            found = self._ask(Plan(), image.picture, question)
+            if len(self._said) >= _REMEMBERED:
+                del self._said[next(iter(self._said))]  # the oldest
+            self._said[key] = found.answer
+        return self._said[key]
+
+    def _ask(self, plan: Plan, image: Image.Image, question: str) -> Prediction:
+        return predict(*self.host, plan, image, question)
+
+
+def plan_at(plans: Sequence[Plan], budget: int, supply: int) -> Plan:
+    """The plan that is nearest to a budget, stretched or squeezed to it.
+
+    >>> plan = Plan(Stage1(build("divprune"), 288), [Cut(2, build("fastv"), 200)])
+    >>> plan_at([plan], 144, 576).counts((576,))
+    (144, 100)
+    """
+    nearest = min(plans, key=lambda plan: abs(_first(plan, supply) - budget))
+    scale = budget / _first(nearest, supply)
+    stages = [
+        replace(stage, budget=max(1, round(scale * kept)), ratio=None)
+        for stage, kept in zip(nearest.stages, nearest.counts((supply,)), strict=True)
+    ]
+    first = stages[0] if isinstance(stages[0], Stage1) else None
+    return replace(nearest, stage1=first, cuts=[one for one in stages if isinstance(one, Cut)])
+
+
+def _first(plan: Plan, supply: int) -> int:
+    """What a plan's first stage keeps."""
+    return plan.counts((supply,))[0]
+
+
+def _stand_in(supply: int, num_layers: int) -> Plan:
+    """Half by diversity, then by attention in the default plan's layers and proportions."""
+    kept = supply // 2
+    cuts = [
+        Cut(layer, build("fastv"), max(1, round(kept * share)))
+        for layer, share in zip(cut_layers(num_layers), PROPORTIONS, strict=False)
+    ]
+    return Plan(Stage1(build("divprune"), kept), cuts)

@@ -1,0 +1,1 @@
+"""The commands `eligo patches ...`, one file each."""

@@ -1,0 +1,131 @@
+"""`eligo patches index`: encode images (or texts) once, to search them again and again."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from eligo.cli.console import print_result, remark
+from eligo.cli.flags import Count
+from eligo.cli.patches.flags import open_model
+from eligo.config.bounds import Bounds
+from eligo.errors import InputError
+from eligo.io.interrupts import stopped_with
+
+if TYPE_CHECKING:
+    from eligo.patches.index import Source
+
+
+def run(
+    images: Annotated[Path | None, tyro.conf.Positional] = None,
+    *,
+    out: Path,
+    texts: Path | None = None,
+    scenes: Count | None = None,
+    dense: Path | None = None,
+    model: str | None = None,
+    dtype: Literal["float16", "float32"] = "float16",
+    shard_size: Count = 512,
+    batch_size: Count = 32,
+    device: str = "auto",
+    engine: Literal["local", "ray"] = "local",
+    num_workers: Count = 1,
+    gpus_per_worker: Annotated[float, Bounds(0)] = 0.0,
+    check_data: bool = True,
+    json: bool = False,
+) -> None:
+    """Make an index of a folder of images, of the texts of a file, or of generated scenes.
+
+    Images that cannot be read are skipped and listed. A run that was killed goes on where it
+    stopped when the same command is given again.
+
+    Args:
+        images: A folder of images; those in subfolders too.
+        out: The folder to write to.
+        texts: Instead of images, a file of texts: one per line, or JSON lines with "text".
+        scenes: Instead of images, so many generated scenes.
+        dense: Dense captions, as JSON lines with "image_id" and "text"; for a model with them.
+        model: Folder of a model or run; by default the one that comes with eligo.
+        dtype: Precision of the stored vectors.
+        shard_size: Images or texts in a file.
+        batch_size: Images or texts encoded at a time.
+        device: Where to run: auto, cpu or cuda.
+        engine: In this process, or on workers of Ray.
+        num_workers: Workers of Ray.
+        gpus_per_worker: GPUs that each of them takes.
+        check_data: Look at all images before the first is encoded, and say which are skipped.
+        json: Print one JSON document.
+    """
+    if sum(given is not None for given in (images, texts, scenes)) != 1:
+        raise InputError("expected one of a folder of images, --texts FILE and --scenes COUNT")
+    if dense is not None and images is None:
+        raise InputError("--dense: goes with a folder of images")
+    from eligo.patches.index import ImageFiles, build_index
+    from eligo.patches.index.store import MANIFEST
+    from eligo.train.check import listed
+    from eligo.train.progress import ProgressBar
+
+    load = partial(open_model, model, device)
+    opened = load()
+    source = _source(
+        images, texts, scenes, dense, opened.image_encoder.image_size, opened.uses_dense
+    )
+    if check_data and isinstance(source, ImageFiles) and not (out / MANIFEST).exists():
+        broken = source.check()
+        if broken:
+            remark(f"of {len(source.ids)} images some will be skipped, {listed(broken)}")
+    total = -(-len(source.ids) // max(1, shard_size))
+    with stopped_with(lambda: _kept(out, total)), ProgressBar("shards", total) as bar:
+        built = build_index(
+            (lambda: opened) if engine == "local" else load,
+            source,
+            out,
+            shard_size=shard_size,
+            batch_size=batch_size,
+            dtype=dtype,
+            engine=engine,
+            num_workers=num_workers,
+            gpus_per_worker=gpus_per_worker,
+            on_done=lambda done, _: bar.update(done),
+        )
+    for row in built.skipped[:5]:
+        remark(f"skipped: {row['id']}: {row['why']}")
+    print_result(
+        {
+            "index": built.folder,
+            source.kind: built.entries,
+            "skipped": [row["id"] for row in built.skipped] if json else len(built.skipped),
+            "shards already there": built.resumed,
+            "KiB each": round(built.bytes_per_entry / 1024, 1),
+        },
+        json,
+    )
+
+
+def _kept(out: Path, total: int) -> str:
+    from eligo.patches.index.store import shards_in
+
+    done = len(shards_in(out))
+    return f"stopped; {done} of {total} shards are kept in {out}, the same command goes on"
+
+
+def _source(
+    images: Path | None,
+    texts: Path | None,
+    scenes: int | None,
+    dense: Path | None,
+    size: int,
+    uses_dense: bool,
+) -> "Source":
+    from eligo.patches.data.lines import by_image, read_json_texts
+    from eligo.patches.index import ImageFiles, ScenePictures, TextLines
+
+    if texts is not None:
+        return TextLines.of(texts)
+    if scenes is not None:
+        return ScenePictures.first(scenes, size, dense=uses_dense)
+    assert images is not None
+    if dense is None:
+        return ImageFiles.under(images)
+    return ImageFiles.under(images, by_image(dense, read_json_texts(dense, "image_id")))

@@ -1,0 +1,1 @@
+"""The commands `eligo pixels ...`, one file each."""

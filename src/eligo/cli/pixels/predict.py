@@ -1,0 +1,73 @@
+"""`eligo pixels predict`: segment an image, and show which word guided which pixel."""
+
+from pathlib import Path
+from typing import Literal
+
+from eligo.cli.console import print_result, say
+from eligo.cli.flags import Index, Positive, Side
+from eligo.cli.pixels.flags import NO_FLAGS, SamCheck, open_segmenter
+
+
+def run(
+    image: Path,
+    out: Path,
+    depth: Path | None = None,
+    tags: str = "",
+    text: str = "",
+    model: Path | None = None,
+    depth_format: Literal["png8", "metric", "sun16"] | None = None,
+    depth_scale: Positive | None = None,
+    size: tuple[Side, Side] | None = None,
+    preset: Index | None = None,
+    sam: SamCheck = NO_FLAGS,
+    device: str = "auto",
+    json: bool = False,
+) -> None:
+    """Segment an image; depth and words are optional.
+
+    Writes label.png (classes), overlay.png, tags/NN_name.png (where each word was heard),
+    result.json, and what `eligo explore OUT` shows.
+
+    Args:
+        image: The image file.
+        out: The folder to write to.
+        depth: Its depth: a PNG, TIFF or .npy file of the same size.
+        tags: What is in the image, between commas. Name all that you see: each word helps, and a
+            model that always learned with all of them may overlook what is not named.
+        text: Instead of tags, a sentence about it, for a model that was trained with captions.
+        model: Folder of a model or run; by default the one that comes with eligo, which knows
+            generated rooms only: for photos, `eligo pixels convert` or train.
+        depth_format: How depth is stored, if not as in the model's training.
+        depth_scale: Units per metre of metric depth, likewise (1: metres).
+        size: Height and width to look at the image in; labels come back in its own. A model knows
+            things by the size they had in its training: 96 128 for the one that comes with eligo.
+        preset: Refuse a model that compares pixels and words otherwise than this preset.
+        sam: Refuse a model that compares pixels and words otherwise; what is not given is not
+            checked.
+        device: Where to run: auto, cpu or cuda.
+        json: Print one JSON document.
+    """
+    segmenter = open_segmenter(model, device, sam, preset)
+    from eligo.explorer.folder import save_prediction
+    from eligo.pixels.inference.predict import predict
+    from eligo.pixels.inference.record import record
+
+    changes = {"depth": depth_format, "depth_scale": depth_scale}
+    given = {key: value for key, value in changes.items() if value is not None}
+    made = predict(
+        image,
+        depth,
+        tags=tags,
+        captions=text,
+        model=segmenter,
+        inputs=segmenter.config.inputs.replace(given),
+        size=size,
+    )
+    result = made.save(out)
+    save_prediction(record(made), out)
+    if json:
+        print_result(result, json=True)
+        return
+    print_result({name: result[name] for name in ("classes", "words") if result[name]}, json=False)
+    for file in result["files"]:
+        say(f"written: {file}")

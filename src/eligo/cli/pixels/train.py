@@ -1,0 +1,26 @@
+"""`eligo pixels train`: teach a model to segment rooms, guided by words."""
+
+from typing import Annotated
+
+from eligo.cli.console import print_outcome
+from eligo.cli.pixels.flags import NO_FLAGS, Sam, sam_changes
+from eligo.pixels.train_config import PixelsTrainConfig
+
+
+def run(
+    config: Annotated[PixelsTrainConfig, "pixels/scenes"],
+    *,
+    sam: Sam = NO_FLAGS,
+    resume: bool = False,
+    json: bool = False,
+) -> None:
+    """Train a segmentation model; the best one is written to <train.out>/<train.name>/model.
+
+    Args:
+        sam: How pixels and words are compared.
+        resume: Go on from the newest checkpoint in the run folder.
+        json: Print one JSON document.
+    """
+    from eligo.pixels.training.task import train_model
+
+    print_outcome(train_model(config.replace(sam_changes(sam)), resume=resume), json)

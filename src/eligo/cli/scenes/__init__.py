@@ -1,0 +1,1 @@
+"""The commands `eligo scenes ...`, one file each."""

@@ -1,0 +1,1 @@
+"""The commands `eligo shots ...`, one file each."""

@@ -1,0 +1,55 @@
+"""`eligo shots embed`: vectors of examples and queries, to choose by."""
+
+from pathlib import Path
+from typing import Literal
+
+from eligo.cli.console import print_result
+
+
+def run(
+    data: Path,
+    out: Path = Path("embedded"),
+    queries: Path | None = None,
+    images: Path | None = None,
+    annotations: Path | None = None,
+    query_annotations: Path | None = None,
+    encoder: str = "words",
+    candidate_text: Literal["question_answer", "question"] = "question_answer",
+    device: str = "auto",
+    json: bool = False,
+) -> None:
+    """Embed examples (by question and answer) and queries (by question alone).
+
+    Args:
+        data: The examples: JSON lines with id, input, output (text), or with image, question,
+            answers; or the questions of VQAv2 (.json).
+        out: The folder to write to.
+        queries: What examples are wanted for, in the same forms; by default every example is a
+            query too, and never sees itself.
+        images: Folder of the images; by default the folder of the lines.
+        annotations: Of VQAv2, for --data.
+        query_annotations: Of VQAv2, for --queries.
+        encoder: words (counts words, text only), or the folder or hub name of a CLIP or SigLIP
+            model.
+        candidate_text: What of an example is embedded; question is the documented form.
+        device: Where the encoder runs: auto, cpu or cuda.
+        json: Print one JSON document.
+    """
+    from eligo.shots.data.items import read_items
+    from eligo.shots.inference.embed import embed
+    from eligo.shots.inference.encoders import open_encoder
+
+    items = read_items(data, annotations, images)
+    asked = None if queries is None else read_items(queries, query_annotations, images)
+    pool, found = embed(
+        out, items, asked, open_encoder(encoder, device), name=encoder,
+        candidate_text=candidate_text,
+    )  # fmt: skip
+    told = {
+        "examples": len(pool),
+        "queries": len(found),
+        "views": list(pool.views),
+        "width": pool.vectors.shape[1],
+        "written": out,
+    }
+    print_result(told, json)

@@ -1,0 +1,1 @@
+"""The commands `eligo tokens ...`, one file each."""

@@ -1,0 +1,120 @@
+"""`eligo tokens evaluate RUN_OR_PLAN`: what a pruner keeps of the accuracy, family by family."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from eligo.cli.console import compact_table, print_result, results
+from eligo.cli.flags import Count
+from eligo.cli.result_file import OutFile, write_result_file
+from eligo.errors import InputError
+
+Source = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_PLAN")]
+
+
+def run(
+    source: Source,
+    *,
+    model: str | None = None,
+    split: Literal["validation", "test"] = "test",
+    questions: Count = 600,
+    batch_size: Count = 8,
+    device: str = "auto",
+    out: OutFile | None = None,
+    json: bool = False,
+) -> None:
+    """Ask held-out questions with all tokens and with the plan's, through stock `generate`.
+
+    A run brings its host and its questions; a plan alone is tried on the embedded world.
+
+    Args:
+        source: Folder of a run of `eligo tokens train`, or of a saved plan; or a plan's name.
+        model: Folder or hub name of the host, if it is not the run's (or the shipped one).
+        split: Which scenes; files have a validation split only.
+        questions: How many, at most.
+        batch_size: Prompts in one call of `generate`.
+        device: Where to run: auto, cpu or cuda.
+        out: Also write the result, with date, hardware and command, to this JSON file.
+        json: Print one JSON document.
+    """
+    from eligo.pretrained.devices import resolve_device
+    from eligo.pretrained.load import find_model
+    from eligo.tokens.inference.answers import move
+    from eligo.tokens.inference.evaluate import evaluate_plan, summarise
+    from eligo.tokens.inference.load import load_host
+    from eligo.tokens.plan import Plan
+    from eligo.tokens.plan_files import PLAN
+    from eligo.train.progress import ProgressBar
+
+    device = str(resolve_device(device))
+    source = find_model(source, PLAN)
+    config = _config_of(source)
+    plan = Plan.load(source)
+    settings = config.host
+    if model is not None:
+        settings = settings.replace({"model": model, "random": None})
+    host, processor = load_host(settings, device=device)
+    move(plan, device)
+    examples, instruction = _examples(config, split, questions)
+    with ProgressBar("questions", len(examples)) as bar:
+        answered = evaluate_plan(
+            host,
+            processor,
+            plan,
+            examples,
+            batch_size=batch_size,
+            instruction=instruction,
+            on_progress=bar.update,
+        )
+    rows = [asdict(row) for row in summarise(answered)]
+    document: dict[str, Any] = {"plan": str(source), "split": split, "rows": rows}
+    if json:
+        print_result(document, json=True)
+    else:
+        results().print(_table(rows))
+    lost = [asdict(one) for one in answered if one.pruned < one.whole]
+    write_result_file(out, device, document | {"lost": lost})
+
+
+def _config_of(source: Path) -> Any:
+    """The run's config, or the default one for a plan by itself."""
+    from eligo.config import load_config
+    from eligo.tokens.config import TokensTrainConfig
+
+    found = source / "config.yaml"
+    return load_config(TokensTrainConfig, found if found.is_file() else None)
+
+
+def _examples(config: Any, split: Any, questions: int) -> tuple[Any, str]:
+    from eligo.tokens.data.examples import SceneExamples
+    from eligo.tokens.data.file_source import read_examples
+    from eligo.tokens.inputs_config import ScenesDataConfig
+
+    if isinstance(config.data, ScenesDataConfig):
+        return SceneExamples(config.data.scenes, split, questions), ""
+    if split != "validation":
+        raise InputError(
+            "the run's questions come from files, which have no test split here; "
+            "say --split validation"
+        )
+    data = config.data.replace({"validation": questions})
+    return read_examples(data, to_learn=False)[1], data.instruction
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    table = compact_table(
+        "right answers (%), with all vision tokens and with the plan's",
+        "drop: in points, with its 95 % interval over questions",
+        ("questions",),
+        ("asked", "whole", "pruned", "drop", "interval"),
+    )
+    for row in rows:
+        percent = {name: f"{100 * row[name]:.1f}" for name in ("whole", "pruned", "drop")}
+        interval = f"{100 * row['drop_low']:.1f} to {100 * row['drop_high']:.1f}"
+        table.add_row(
+            row["family"], str(row["asked"]), percent["whole"], percent["pruned"],
+            percent["drop"], interval, style="bold" if row["family"] == "all" else "",
+        )  # fmt: skip
+    return table

@@ -1,0 +1,65 @@
+"""`eligo tokens export`: stage 1 as a module of its own, for serving engines."""
+
+from dataclasses import replace
+from math import isqrt
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from eligo.cli.console import messages, print_result
+from eligo.cli.flags import Count
+from eligo.errors import InputError
+
+
+def run(
+    out: Path,
+    plan: str | None = None,
+    method: str | None = None,
+    budgets: Annotated[tuple[Count, ...], tyro.conf.arg(name="budget")] = (),
+    model: Path | None = None,
+    grid: tuple[Count, Count] | None = None,
+    plain: bool = False,
+    json: bool = False,
+) -> None:
+    """Write stage 1 of a plan for `torch.export.load`: features of an image in, fewer out.
+
+    With them come the place of each in the grid and the number of tokens it stands for. Widths are
+    read from the host's config.json. Plans that need a bias in attention (size_bias) are refused.
+
+    Args:
+        out: The folder to write to.
+        plan: A plan: a folder (of a plan, a checkpoint or a run), or the name of a shipped one.
+        method: Instead of a plan, a training-free method that stands before the language model.
+        budgets: Vision tokens that the method keeps.
+        model: Folder of the host; by default the tiny LLaVA that comes with eligo.
+        grid: Rows and columns of vision tokens; by default those of the host's image size.
+        plain: With a method that folds: without the bias that it would like in attention.
+        json: Print one JSON document.
+    """
+    from eligo.tokens.inference.resolve import find_plan
+
+    chosen = find_plan(plan, method, budgets)
+    if plain and method is None:
+        raise InputError("--plain: goes with --method; a plan was trained with its bias or without")
+    chosen = replace(chosen, size_bias=chosen.size_bias and not plain)
+    from eligo.pretrained.load import shipped_model
+    from eligo.tokens.cost.shapes import HostShape
+    from eligo.tokens.inference.export import export_stage1
+
+    host = HostShape.load(model or shipped_model("vlm", made_by="eligo scenes train-vlm"))
+    if grid is None:
+        if host.vision is None:
+            raise InputError(f"--grid: needed, as a {host.name} sees images of any size")
+        side = isqrt(host.vision)
+        grid = (side, side)
+    written = export_stage1(
+        chosen, out, grid=grid, width=host.feature_width, question_width=host.layer.width
+    )
+    print_result(written, json)
+    if written.left_out:
+        messages().print(
+            f"[bold yellow]warning:[/] left out: {', '.join(written.left_out)}; cuts between "
+            "layers run in transformers only",
+            soft_wrap=True,
+        )

@@ -1,0 +1,125 @@
+"""`eligo tokens plan`: how many vision tokens to keep, and where, to save so much."""
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from rich.table import Table
+
+from eligo.cli.console import compact_table, messages, print_result, results
+from eligo.cli.flags import Count, Share
+from eligo.errors import InputError
+from eligo.tokens.cost.count import Cost, Schedule, count_cost
+from eligo.tokens.cost.proposals import Proposal, propose
+from eligo.tokens.cost.shapes import LLAVA_7B, HostShape
+
+
+def run(
+    target: Share = 0.6,
+    text: Count | None = None,
+    vision: Count | None = None,
+    layers: Count | None = None,
+    model: Path | None = None,
+    questions: Path | None = None,
+    merge: Count | None = None,
+    cuts: tuple[Count, ...] = (),
+    budgets: tuple[Count, ...] = (),
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16",
+    json: bool = False,
+) -> None:
+    """Propose schedules that save a share of the language model's prefill, with their cost.
+
+    Without --model the shape of LLaVA-1.5-7B is taken. With --merge, or --cuts and --budgets, that
+    one schedule is counted instead. What is said here is arithmetic: nothing is run.
+
+    Args:
+        target: Share of the language model's FLOPs to save.
+        text: Text tokens of a prompt; by default 100, or the median of --questions.
+        vision: Vision tokens of an image; by default what the host makes of one.
+        layers: Layers of the language model, if other than the host's.
+        model: Folder of a model whose config.json gives all sizes.
+        questions: JSON lines with image, question, answers: whose median text length counts
+            (needs --model, for its tokenizer).
+        merge: Vision tokens that enter the language model.
+        cuts: Layers at whose input tokens are dropped.
+        budgets: Vision tokens that are left from each cut on.
+        dtype: What the key-value cache is kept in.
+        json: Print one JSON document.
+    """
+    host = LLAVA_7B if model is None else HostShape.load(model)
+    if layers is not None:
+        host = replace(host, num_layers=layers)
+    supply = vision or host.vision
+    if supply is None:
+        raise InputError(f"--vision: needed, as a {host.name} sees images of any size")
+    length = _text_length(text, questions, model)
+    if merge is not None or cuts or budgets:
+        if len(cuts) != len(budgets):
+            raise InputError(f"got {len(cuts)} --cuts and {len(budgets)} --budgets, expected pairs")
+        pairs = tuple(zip(cuts, budgets, strict=True))
+        own = Schedule(supply, merge or supply, pairs, length, host.num_layers)
+        proposals = [Proposal("given", count_cost(host, own, dtype=dtype))]
+    else:
+        proposals = [
+            replace(made, cost=count_cost(host, made.schedule, dtype=dtype))
+            for made in propose(host, supply, length, target)
+        ]
+    best = proposals[0]
+    notes = best.cost.warnings(target)
+    if json:
+        plain = [{"name": made.name, **made.cost.as_plain()} for made in proposals]
+        print_result({"target": target, "proposals": plain, "warnings": notes}, json=True)
+        return
+    if len(proposals) > 1:
+        results().print(_table(proposals, target, host))
+    results().print(f"{best.name}:\n{best.cost.block()}", highlight=False, soft_wrap=True)
+    for note in notes:
+        messages().print(f"[bold yellow]warning:[/] {note}", soft_wrap=True)
+
+
+def _text_length(text: int | None, questions: Path | None, model: Path | None) -> int:
+    if questions is None:
+        return 100 if text is None else text
+    if text is not None or model is None:
+        raise InputError("--questions: expected with --model, and instead of --text")
+    from transformers import AutoProcessor
+
+    from eligo.pretrained.load import load_part
+    from eligo.tokens.data.prompts import text_lengths
+    from eligo.vqa import read_vqa_lines
+
+    processor = load_part(AutoProcessor, str(model))
+    asked = [example.question for example in read_vqa_lines(questions)]
+    return round(median(text_lengths(processor, asked)))
+
+
+def _table(proposals: list[Proposal], target: float, host: HostShape) -> Table:
+    table = compact_table(
+        f"to save {target:.0%} of a language model of {host.num_layers} layers ({host.name})",
+        "length, kept: tokens and share of the vision tokens, mean over layers · saved: FLOPs of "
+        "the language model · total: with tower and projector, without selectors · MiB: key-value "
+        "cache",
+        ("schedule", "vision tokens", "cuts at"),
+        ("length", "kept", "saved", "total", "MiB"),
+    )
+    for made in proposals:
+        table.add_row(made.name, *_cells(made.cost), style="" if _met(made, target) else "dim")
+    return table
+
+
+def _met(made: Proposal, target: float) -> bool:
+    return made.cost.reduction_llm >= target
+
+
+def _cells(cost: Cost) -> list[str]:
+    tokens, _, layers = cost.parts()[0].removeprefix("vision ").partition(" @ 0")
+    return [
+        tokens,
+        layers.removeprefix(","),
+        f"{cost.mean_length:.0f}",
+        f"{cost.vision_keep_mean:.0%}",
+        f"{cost.reduction_llm:.1%}",
+        f"{cost.reduction_total:.1%}",
+        f"{cost.kv_bytes / 2**20:.3g}",
+    ]

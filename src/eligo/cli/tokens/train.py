@@ -1,0 +1,37 @@
+"""`eligo tokens train`: teach merger and pruners which vision tokens a frozen model needs."""
+
+import logging
+from typing import Annotated
+
+from eligo.cli.console import print_outcome
+from eligo.tokens.config import TokensTrainConfig
+
+logger = logging.getLogger("eligo.tokens")
+
+
+def run(
+    config: Annotated[TokensTrainConfig, "tokens/default"],
+    *,
+    resume: bool = False,
+    json: bool = False,
+) -> None:
+    """Train a pruner; the run folder, <train.out>/<train.name>, is also a plan to load.
+
+    Args:
+        resume: Go on from the newest checkpoint in the run folder.
+        json: Print one JSON document.
+    """
+    from accelerate import PartialState
+
+    from eligo.tokens.training.health import memory_guard
+    from eligo.tokens.training.task import TokensTask, with_counted_steps
+    from eligo.train import fit
+
+    config = with_counted_steps(config)
+    task = TokensTask(config)
+    if PartialState().is_main_process:
+        for line in task.describe():
+            logger.info(line)
+    with memory_guard("training"):
+        result = fit(task, config.train, resume=resume)
+    print_outcome(result, json)

@@ -1,5 +1,0 @@
-"""The nearest of many candidates, without looking at all of them. Section 4, PoolIndex."""
-
-from eligo.demos.index.pool_index import Hits, PoolIndex
-
-__all__ = ["Hits", "PoolIndex"]

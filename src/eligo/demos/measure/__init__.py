@@ -1,1 +1,0 @@
-"""How fast: training, reranking, searching a large pool. Section 8."""

@@ -1,0 +1,95 @@
+"""The page: one file that holds its style, its scripts and all that it shows.
+
+The sources under `page/` are an HTML template, style sheets, and plain modules of JavaScript that
+import one another by name. Here they are joined: modules in the order of their imports, each
+without its `import` lines and `export` words, so that the page needs no server and no build tool. A
+content security policy names the joined script by its hash: nothing that the data holds can run,
+and nothing is fetched from anywhere (a live page may ask its own server).
+"""
+
+import json
+import os
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from eligo import __version__
+from eligo.explorer.folder import find_records, load_record
+from eligo.explorer.inline import inline
+from eligo.io.files import write_text
+
+_STYLES = tuple(
+    f"{part}.css" for part in ("base", "layout", "sidebar", "controls", "board", "items", "live")
+)
+_MAIN = "main"
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?function|class|const|let)", re.MULTILINE)
+
+
+def export_run(run: str | Path, out: str | Path) -> Path:
+    """Write the page of all records of a run (or of one record's folder)."""
+    folders = find_records(run)
+    shown = [inline(load_record(folder)) for folder in folders]
+    return write_text(out, explorer_page(shown, title=Path(os.path.realpath(run)).name))
+
+
+def explorer_page(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    title: str = "explorer",
+    live: Mapping[str, Any] | None = None,
+) -> str:
+    """The page of records as `inline` makes them; with `live`, a form to make more (docs)."""
+    title = title.encode(errors="replace").decode()  # names of folders need not be Unicode
+    data = {"title": title, "version": __version__, "records": list(records)}
+    parts = {
+        "title": escape(title),
+        "policy": _policy(asks_server=live is not None),
+        "style": "\n".join(map(_source, _STYLES)),
+        "script": _script(),
+        "data": safe_json(data if live is None else {**data, "live": live}),
+    }
+    # One pass: what is filled in is never searched for more places to fill.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _source("page.html"))
+
+
+def safe_json(value: object) -> str:
+    """JSON that can stand inside a script element: no `<`, so neither `</script>` nor `<!--`."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+@cache
+def _script() -> str:
+    """All modules as one; each after those that it imports."""
+    joined: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        if name in joined:
+            return
+        source = _source(f"{name}.js")
+        for imported in _IMPORT.findall(source):
+            add(imported)
+        joined[name] = _EXPORT.sub("", _IMPORT.sub("", source)).strip()
+
+    add(_MAIN)
+    return "\n\n".join(f"// {name}.js\n{source}" for name, source in joined.items())
+
+
+def _policy(*, asks_server: bool) -> str:
+    digest = b64encode(sha256(f"\n{_script()}\n".encode()).digest()).decode()
+    asked = "'self'" if asks_server else "'none'"
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        f"img-src data: blob:; connect-src {asked}; base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def _source(name: str) -> str:
+    return files("eligo.explorer").joinpath("page", name).read_text(encoding="utf-8")

@@ -1,0 +1,102 @@
+// Stages that follow one another over one grid, and what became of every cell on the way.
+
+import { ABSENT, DROPPED, KEPT, UNREACHED, numPlaces, readRow } from "./reading.js";
+
+// The views of an record, in the order of their first stage: a chain of cuts over one grid is one
+// view, every other stage its own.
+export function viewsOf(record) {
+  const views = [];
+  record.stages.forEach((stage, at) => {
+    const kind = stage.items ? "items" : hasRows(stage) ? "rows" : "grid";
+    const before = views.find((view) => kind === "grid" && goesOn(record, view, stage));
+    if (before) before.stages.push(at);
+    else views.push({ kind, stages: [at] });
+  });
+  const chains = views.filter((view) => view.stages.length > 1);
+  for (const view of views) {
+    const first = record.stages[view.stages[0]];
+    view.name = view.stages.length === 1 ? first.name : `${view.stages.length} stages`;
+    if (view.stages.length > 1 && chains.length > 1)
+      view.name = `${first.grid.picture}: ${view.name}`;
+  }
+  return views;
+}
+
+export function hasRows(stage) {
+  return stage.rows.length > 1 || stage.rows[0] !== "";
+}
+
+// Whether a stage chose among what the last stage of a view had kept. One that names no candidates
+// chose among all cells: it follows a stage that kept all of them only in a later layer of the same
+// model, else it stands for itself (a baseline, say).
+function goesOn(record, view, stage) {
+  const last = record.stages[view.stages.at(-1)];
+  if (view.kind !== "grid" || !sameGrid(last.grid, stage.grid)) return false;
+  const kept = new Set(readRow(last, 0).kept);
+  if (stage.candidates) return stage.candidates.every((place) => kept.has(place));
+  return kept.size === numPlaces(stage) && isLater(stage.layer, last.layer);
+}
+
+function isLater(layer, before) {
+  return Number.isInteger(layer) && Number.isInteger(before) && layer > before;
+}
+
+function sameGrid(a, b) {
+  return a.picture === b.picture && a.rows === b.rows && a.columns === b.columns;
+}
+
+// After the last of these stages, for every cell:
+//   home  the kept cell that it is, or that it was folded into; -1: gone
+//   left  at which stage it stopped to be a token of its own; -1: it is one, or never was
+//   gone  at which stage it (or the cell it had been folded into) was dropped; -1: it is not
+//   into, share  where it was folded when it left
+export function fates(stages) {
+  const first = readRow(stages[0], 0);
+  const none = () => new Int32Array(first.count).fill(-1);
+  const home = first.fate.map((fate) => fate !== UNREACHED && fate !== ABSENT);
+  const result = {
+    home: Int32Array.from(home, (real, cell) => (real ? cell : -1)),
+    left: none(),
+    gone: none(),
+    into: none(),
+    share: new Float64Array(first.count).fill(NaN),
+  };
+  stages.forEach((stage, at) => step(result, readRow(stage, 0), at));
+  return { ...result, members: membersOf(result.home) };
+}
+
+function step(result, reading, at) {
+  const moves = new Map();
+  result.home.forEach((home, cell) => {
+    if (home !== cell || reading.fate[cell] === KEPT) return;
+    const into = reading.fate[cell] === DROPPED ? reading.into[cell] : -1;
+    moves.set(cell, into);
+    result.left[cell] = at;
+    result.into[cell] = into;
+    result.share[cell] = reading.share[cell];
+  });
+  result.home.forEach((home, cell) => {
+    if (!moves.has(home)) return;
+    result.home[cell] = moves.get(home);
+    if (result.home[cell] < 0) result.gone[cell] = at;
+  });
+}
+
+// Cells by the number of the group that they are in; those in none (-1) are left out.
+export function membersOf(groups) {
+  const members = new Map();
+  groups.forEach((group, cell) => {
+    if (group < 0) return;
+    if (!members.has(group)) members.set(group, []);
+    members.get(group).push(cell);
+  });
+  return members;
+}
+
+// How many cells stand for themselves, live on in another, are gone.
+export function tally(fate) {
+  const kept = fate.members.size;
+  const alive = fate.home.reduce((count, home) => count + (home >= 0), 0);
+  const gone = fate.gone.reduce((count, stage) => count + (stage >= 0), 0);
+  return { kept, folded: alive - kept, gone, total: alive + gone };
+}

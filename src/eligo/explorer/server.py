@@ -1,0 +1,339 @@
+"""The live explorer as a server for one's own machine: `/`, `/health`, and `POST /api/run`.
+
+Loopback is no fence by itself: any page in the user's browser can send requests to it. So the
+`Host` must be a name of this machine (a foreign name that resolves here is an attack), a `POST`
+must come from our own page and carry JSON, and no other origin is ever allowed to read. Whoever
+talks too slowly, too long or to no end is cut off: time, bytes, connections and waiting requests
+are all limited.
+"""
+
+import errno
+import io
+import json
+import logging
+import re
+import select
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from threading import BoundedSemaphore
+from time import monotonic, perf_counter
+from types import MappingProxyType
+from typing import Any
+
+from eligo import __version__
+from eligo.errors import EligoError, InputError
+from eligo.explorer.inline import inline
+from eligo.explorer.request import MAX_BYTES, Asked, read
+from eligo.explorer.tools import LiveTool, RefusedError
+from eligo.explorer.work_queue import Desk
+
+HOST = "127.0.0.1"
+RUN = "/api/run"
+_OURS = re.compile(r"(localhost|127\.0\.0\.1)(:\d{1,5})?", re.IGNORECASE)
+_METHODS = {"/": ("GET", "HEAD"), "/health": ("GET", "HEAD"), RUN: ("POST",)}
+_SECONDS = 15.0  # to send a whole request, to take a whole reply, or to say nothing
+_CONNECTIONS = 64
+_HEARD_OUT = 2.0  # seconds for what a client sends after it was refused
+_ICON = "/favicon.ico"  # browsers ask for one, whatever the page says
+_JSON, _HTML = "application/json", "text/html; charset=utf-8"
+_HEADERS = {
+    # The page has a stricter policy inside, which names its one script; this one adds what a page
+    # cannot say of itself, and covers everything else that is served.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+logger = logging.getLogger("eligo.report.live")
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Serves a page and its tools on loopback until `close`.
+
+    >>> server = LiveServer(page, tools, port=0)  # doctest: +SKIP
+    >>> server.url, server.serve_forever()  # doctest: +SKIP
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(
+        self,
+        page: str,
+        tools: Sequence[LiveTool],
+        *,
+        port: int = 0,
+        desk: Desk | None = None,
+        seconds: float = _SECONDS,
+        connections: int = _CONNECTIONS,
+    ) -> None:
+        """`port` 0 takes a free one. `seconds`: what a client has to send or take a message."""
+        self.page = page.encode()
+        self.tools = {tool.name: tool for tool in tools}
+        self.desk, self.seconds = desk or Desk(), seconds
+        self._free = BoundedSemaphore(connections)
+        if not 0 <= port <= 65535:
+            raise InputError(f"--port: got {port}, expected 0 (any that is free) to 65535")
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error})"
+            raise InputError(
+                f"--port: {port} {why}; choose another one, or 0 for any that is free"
+            ) from None
+
+    @property
+    def url(self) -> str:
+        """Where to look."""
+        return f"http://{HOST}:{self.server_port}/"
+
+    def server_bind(self) -> None:
+        """As the base class does it, without asking the network for a name of this machine."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = HOST, self.socket.getsockname()[1]
+
+    def close(self) -> None:
+        """Stop listening, let what is being answered end, and stop the worker."""
+        self.server_close()
+        self.desk.close()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A thread for each connection, as many as there may be; one more is told so."""
+        if not self._free.acquire(blocking=False):
+            with suppress(OSError):
+                request.setblocking(False)
+                request.send(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\n\r\n")
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread was started that would do it
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """The life of a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Clients vanish; what else went wrong is a bug of ours."""
+        known = isinstance(sys.exception(), OSError)
+        logger.log(logging.DEBUG if known else logging.ERROR, "a connection failed", exc_info=True)
+
+
+class _Deadline(io.RawIOBase):
+    """What a socket says until a moment, however slowly it drips in."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.until = connection, 0.0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self.until - monotonic()
+        if left <= 0:
+            raise TimeoutError("the request did not end in time")
+        self.connection.settimeout(left)
+        return self.connection.recv_into(buffer)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LiveServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"  # to what is no request at all, say no with a status
+    disable_nagle_algorithm = True  # it would hold a reply's body until its head is acknowledged
+
+    # ------------------------------------------------------------ time
+
+    def setup(self) -> None:
+        super().setup()
+        self._incoming = _Deadline(self.connection)
+        self.rfile = io.BufferedReader(self._incoming)
+
+    def handle_one_request(self) -> None:
+        self._allow(self.server.seconds)
+        self._is_read = False
+        super().handle_one_request()
+
+    def parse_request(self) -> bool:
+        self._allow(self.server.seconds)  # anew: until now the connection may have been idle
+        return super().parse_request()
+
+    def _allow(self, seconds: float) -> None:
+        self._incoming.until = monotonic() + seconds
+
+    # ------------------------------------------------------------ what is asked
+
+    def _answer(self) -> None:
+        has_body = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
+        self._is_read = self.command != "POST" and not has_body
+        try:
+            self._check_host()
+            path = self.path.partition("?")[0]
+            if path == _ICON and self.command == "GET":
+                self._reply(HTTPStatus.NO_CONTENT)
+                return
+            self._check_method(path)
+            if path == RUN:
+                self._run()
+            elif path == "/":
+                self._reply(HTTPStatus.OK, self.server.page, _HTML)
+            else:
+                self._reply(HTTPStatus.OK, _dumps(self._health()))
+        except RefusedError as refused:
+            self._refuse(refused.status, str(refused))
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _answer  # noqa: N815
+
+    def _check_host(self) -> None:
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1 or not _OURS.fullmatch(hosts[0].strip()):
+            got = ", ".join(hosts)[:60] or "none"
+            raise RefusedError(403, f"Host: got {got}, expected localhost or {HOST}; open {HOST}")
+
+    def _check_method(self, path: str) -> None:
+        allowed = _METHODS.get(path)
+        if allowed is None:
+            raise RefusedError(404, f"got {path[:60]}, expected one of {', '.join(_METHODS)}")
+        if self.command not in allowed:
+            raise RefusedError(405, f"{path}: got {self.command}, expected {' or '.join(allowed)}")
+
+    def _health(self) -> dict[str, Any]:
+        tools, desk = list(self.server.tools), self.server.desk
+        return {"status": "ok", "version": __version__, "tools": tools, "busy": desk.taken}
+
+    # ------------------------------------------------------------ work
+
+    def _run(self) -> None:
+        self._check_sender()
+        asked = read(self._body(self._length()), self.server.tools)
+        with self.server.desk.place():
+            content = self.server.desk.work(lambda: self._work(asked))
+            self._reply(HTTPStatus.OK, content)
+
+    def _work(self, asked: Asked) -> bytes:
+        """At the desk: open, run, write down; nothing, for someone who has left."""
+        if self._has_left():
+            raise RefusedError(503, "the client closed the connection")
+        began = perf_counter()
+        try:
+            shown = inline(asked.tool.run(asked.open()))
+            milliseconds = round(1000 * (perf_counter() - began), 1)
+            return _dumps({"record": shown, "milliseconds": milliseconds})
+        except RefusedError:
+            raise
+        except EligoError as error:
+            raise RefusedError(400 if isinstance(error, InputError) else 500, str(error)) from error
+        except Exception as error:
+            logger.exception("the tool %s failed", asked.tool.name)
+            raise RefusedError(
+                500, f"the tool {asked.tool.name} failed; see its terminal"
+            ) from error
+
+    def _has_left(self) -> bool:
+        """Whether the client hung up (a slider that moves on drops what it asked before)."""
+        try:
+            readable, _, _ = select.select([self.connection], [], [], 0)
+            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
+
+    def _check_sender(self) -> None:
+        origin = self.headers.get("Origin")
+        if origin is not None and origin.lower() != f"http://{self.headers['Host']}".lower():
+            raise RefusedError(403, f"Origin: got {origin[:60]}, expected this server's own page")
+        kind = self.headers.get_content_type() if "Content-Type" in self.headers else "none"
+        if kind != _JSON:
+            raise RefusedError(415, f"Content-Type: got {kind[:60]}, expected {_JSON}")
+
+    def _length(self) -> int:
+        given = self.headers.get_all("Content-Length") or []
+        if not given or "Transfer-Encoding" in self.headers:
+            raise RefusedError(411, "got a body of unknown length, expected Content-Length")
+        if len(given) > 1 or not re.fullmatch(r"[0-9]{1,18}", given[0].strip()):
+            raise RefusedError(
+                400, f"Content-Length: got {', '.join(given)[:60]}, expected a number"
+            )
+        if (length := int(given[0])) > MAX_BYTES:
+            raise RefusedError(
+                413, f"got {length:,} bytes, expected at most {MAX_BYTES:,}; scale the image down"
+            )
+        return length
+
+    def _body(self, length: int) -> bytes:
+        try:
+            body = self.rfile.read(length)
+        except TimeoutError:
+            raise RefusedError(408, f"the body of {length} bytes did not come in time") from None
+        if len(body) < length:
+            raise RefusedError(400, f"got {len(body)} bytes of a body of {length}")
+        self._is_read = True
+        return body
+
+    # ------------------------------------------------------------ replies
+
+    def _refuse(self, status: int, message: str) -> None:
+        more = {}
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            more["Allow"] = ", ".join(_METHODS[self.path.partition("?")[0]])
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            more["Retry-After"] = "1"
+        self._reply(status, _dumps({"error": message}), _JSON, more)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class refuses: malformed requests, methods that nobody knows."""
+        del explain
+        self._refuse(code, message or HTTPStatus(code).phrase)
+
+    def _reply(
+        self,
+        status: int,
+        content: bytes = b"",
+        kind: str = _JSON,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        if not self._is_read:  # what is left would be taken for the next request
+            self.close_connection = True
+        self.connection.settimeout(self.server.seconds)
+        self.send_response(status)
+        about = {"Content-Type": kind, "Content-Length": str(len(content))} if content else {}
+        closing = {"Connection": "close"} if self.close_connection else {}
+        for name, value in {**_HEADERS, **about, **headers, **closing}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+        if not self._is_read:
+            self._hear_out()
+
+    def _hear_out(self) -> None:
+        """Let a client end its sending: closing at once would take the reply from its hands."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            self._allow(_HEARD_OUT)
+            while self.rfile.read1(1 << 16):
+                pass
+
+    def version_string(self) -> str:
+        return f"eligo/{__version__}"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug(format, *args)
+
+
+def _dumps(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()

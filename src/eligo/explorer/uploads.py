@@ -1,0 +1,108 @@
+"""Pictures that strangers send: PNG, JPEG or WebP, looked at before they are unpacked.
+
+A file of a few kilobytes can claim a billion pixels, so its head is read first and its size judged
+by that. Nothing is written to disk, and what is kept is small: an image is turned upright, made RGB
+and scaled down as soon as it is open.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from eligo.explorer.tools import RefusedError
+from eligo.images import SIDEWAYS, orientation_of, turned
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+MAX_PIXELS = 24_000_000
+"""Of a file, before it is scaled down."""
+MAX_SIDE = 1024
+"""What a longer side is scaled down to."""
+MIN_SIDE, MAX_RATIO = 16, 8
+"""A processor that scales the shorter side up would make a giant of a strip."""
+_ROUNDING = 0.02  # by which a scaled image may be longer or shorter than it should be
+_DEPTH_MODES = ("L", "I;16", "I;16B", "I", "F")
+
+
+def open_picture(data: bytes) -> Image.Image:
+    """An image in RGB, upright, at most MAX_SIDE a side."""
+    with _opened(data, FORMATS) as picture:
+        picture.draft("RGB", (MAX_SIDE, MAX_SIDE))  # a JPEG unpacks to a fraction at once
+        upright = ImageOps.exif_transpose(picture).convert("RGB")
+        upright.thumbnail((MAX_SIDE, MAX_SIDE))
+        return upright
+
+
+def orientation_in(data: bytes) -> int:
+    """EXIF's number of how an image is stored."""
+    with _opened(data, FORMATS) as picture:
+        return orientation_of(picture)
+
+
+def open_depth(data: bytes, size: tuple[int, int], orientation: int = 1) -> Image.Image:
+    """A depth map with its stored numbers, turned with its image and brought to its size.
+
+    Without an EXIF orientation of its own it lies as its image is stored, unless its shape tells
+    that it is upright.
+    """
+    with _opened(data, ("PNG",)) as picture:
+        if picture.mode not in _DEPTH_MODES:
+            raise RefusedError(
+                415,
+                f"depth: got a PNG of mode {picture.mode}, expected one channel of 8 or 16 bits",
+            )
+        picture = _turned(picture, size, orientation)
+        wide, high = picture.size
+        if abs(wide * size[1] - high * size[0]) > _ROUNDING * wide * size[1]:
+            raise RefusedError(
+                400,
+                f"depth: got {wide} x {high} pixels, expected the shape of the image, "
+                f"{size[0]} x {size[1]}, or a multiple of it",
+            )
+        return picture.resize(size, Image.Resampling.NEAREST)
+
+
+def _turned(depth: Image.Image, size: tuple[int, int], orientation: int) -> Image.Image:
+    own = orientation_of(depth)
+    is_upright = orientation in SIDEWAYS and (depth.width > depth.height) == (size[0] > size[1])
+    if own == 1 and (not is_upright or depth.width == depth.height):
+        own = orientation
+    return depth if own == 1 else Image.fromarray(turned(np.array(depth), own))
+
+
+@contextmanager
+def _opened(data: bytes, formats: tuple[str, ...]) -> Iterator[Image.Image]:
+    """The head of an image, judged; whatever its body does to the decoder is a refusal."""
+    try:
+        with Image.open(BytesIO(data), formats=formats) as picture:
+            _judge(*picture.size)
+            yield picture
+    except RefusedError:
+        raise
+    except UnidentifiedImageError:
+        raise RefusedError(
+            415, f"image: these bytes are no {' or '.join(formats)}; save the image as one of them"
+        ) from None
+    except Image.DecompressionBombError as error:
+        raise RefusedError(413, f"image: {error}; scale it down") from None
+    except Exception as error:  # decoders fail in many ways on files made to make them fail
+        raise RefusedError(
+            400, f"image: cannot be read ({error or type(error).__name__}); save it anew"
+        ) from None
+
+
+def _judge(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise RefusedError(
+            413,
+            f"image: got {width} x {height} pixels, expected at most {MAX_PIXELS // 1_000_000} "
+            "million; scale it down",
+        )
+    if min(width, height) < MIN_SIDE or max(width, height) > MAX_RATIO * min(width, height):
+        raise RefusedError(
+            400,
+            f"image: got {width} x {height} pixels, expected at least {MIN_SIDE} a side and none "
+            f"{MAX_RATIO} times as long as the other; crop it",
+        )

@@ -1,0 +1,69 @@
+"""One desk for all work, and a queue of limited length before it.
+
+Models use all cores for one call, and pruning changes a model while it runs: so calls come one
+after another, and always from the same thread, as torch keeps a pool of threads for every thread
+that calls it.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Lock
+from time import monotonic, sleep
+from typing import TypeVar
+
+from eligo.explorer.tools import RefusedError
+
+T = TypeVar("T")
+
+
+class Desk:
+    """At most `places` requests at a time, of which one is worked on; each waits `seconds`."""
+
+    def __init__(self, places: int = 40, seconds: float = 60.0) -> None:
+        self.places, self.seconds = places, seconds
+        self.taken = 0
+        """Requests that wait, are worked on, or are being answered."""
+        self._lock, self._open = Lock(), True
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="eligo-live")
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place in the queue, until the answer is sent; refused where there is none."""
+        with self._lock:
+            if not self._open:
+                raise RefusedError(503, "the server is shutting down")
+            if self.taken >= self.places:
+                raise RefusedError(503, f"busy: {self.taken} requests are waiting; try again soon")
+            self.taken += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.taken -= 1
+
+    def work(self, job: Callable[[], T]) -> T:
+        """Do a job when its turn comes, or refuse if that takes too long."""
+        try:
+            done = self._worker.submit(job)
+            try:
+                return done.result(self.seconds)
+            finally:
+                done.cancel()  # nobody waits for it any more
+        except TimeoutError:
+            raise RefusedError(
+                503, f"busy: no answer within {self.seconds:g} s; try again"
+            ) from None
+        except (CancelledError, RuntimeError) as error:
+            if self._open:
+                raise
+            raise RefusedError(503, "the server is shutting down") from error
+
+    def close(self, seconds: float = 5.0) -> None:
+        """No more requests; those that are being answered have so long to end."""
+        with self._lock:
+            self._open = False
+        until = monotonic() + seconds
+        while self.taken and monotonic() < until:
+            sleep(0.02)
+        self._worker.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,153 @@
+"""One writer at a time: locks that the kernel releases, however their process ends.
+
+`flock` locks belong to an open file, so two threads exclude one another as two processes do. A
+forked process shares the open files of its parent and would keep the lock alive after it; it closes
+them at once. Where there is no `flock` (Windows, some network file systems), only threads of one
+process exclude one another.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from eligo.errors import InputError
+from eligo.io.file_system import LOCK
+from eligo.io.files import write_errors
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+
+_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_guard = threading.Lock()
+_open: set[int] = set()  # descriptors of all locks of this process
+_writers: set[str] = set()  # folders that threads of this process write to
+
+
+class FileLock:
+    """An exclusive lock on a file, which is made if need be."""
+
+    def __init__(self, path: Path, opened: int) -> None:
+        self.path, self._opened, self._process = path, opened, os.getpid()
+
+    @classmethod
+    def wait_for(cls, path: Path) -> "FileLock":
+        """The lock, as soon as nobody else holds it."""
+        lock = cls.acquire(path, wait=True)
+        assert lock is not None
+        return lock
+
+    @classmethod
+    def acquire(cls, path: Path, *, wait: bool = False) -> "FileLock | None":
+        """The lock, or None if it is held elsewhere and we do not `wait`."""
+        with write_errors(path):
+            while True:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    opened = os.open(path, _FLAGS, 0o666)
+                except FileNotFoundError:
+                    continue  # a former holder has removed the empty folder
+                with _guard:
+                    _open.add(opened)
+                lock = cls(path, opened)
+                if not _flock(opened, wait=wait):
+                    lock.release()
+                    return None
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(opened), path.stat()):
+                        return lock
+                lock.release()  # a former holder has removed the file: lock the new one
+
+    def release(self, *, remove: bool = False) -> None:
+        """Let go of it; `remove` also removes the file, while it is still locked."""
+        if os.getpid() != self._process:  # forked: not ours
+            return
+        if remove:
+            with suppress(OSError):
+                self.path.unlink()
+        with _guard:
+            _open.discard(self._opened)
+        os.close(self._opened)
+
+    def sign(self) -> None:
+        """Write who holds it, for the message that others get."""
+        signed = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+        with suppress(OSError):  # a full disk: it is locked all the same
+            os.ftruncate(self._opened, 0)
+            os.pwrite(self._opened, signed, 0)
+
+
+@contextmanager
+def one_writer(folder: str | Path) -> Iterator[Path]:
+    """Make a folder and keep all others from writing there; they get an `InputError`.
+
+    Only those who ask are kept away: readers need no lock. The lock file goes in the end, and so
+    does the folder if nothing was written to it.
+    """
+    folder = Path(folder)
+    key = os.path.realpath(folder)
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    path = folder / LOCK
+    with _guard:
+        if key in _writers:
+            raise _busy(folder, f"this process ({os.getpid()})")
+        _writers.add(key)
+    try:
+        lock = FileLock.acquire(path)
+        if lock is None:
+            raise _busy(folder, _holder(path))
+        lock.sign()
+        try:
+            yield folder
+        finally:
+            lock.release(remove=True)
+            with suppress(OSError):  # the first that is not empty ends it
+                for place in made:
+                    place.rmdir()
+    finally:
+        with _guard:
+            _writers.discard(key)
+
+
+def _busy(folder: Path, holder: str) -> InputError:
+    return InputError(
+        f"{folder}: {holder} is writing there; wait until it has ended, or choose another folder"
+    )
+
+
+def _holder(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip() or "another process"
+    except (OSError, ValueError):
+        return "another process"
+
+
+def _flock(opened: int, *, wait: bool) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks
+    return True
+
+
+def _forget() -> None:
+    """In a forked process: the locks are its parent's."""
+    global _guard
+    _guard = threading.Lock()  # another thread of the parent may have held it
+    for opened in _open:
+        with suppress(OSError):
+            os.close(opened)
+    _open.clear()
+    _writers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,1 +1,0 @@
-"""The embedded exam: what selecting patches costs, on generated scenes."""

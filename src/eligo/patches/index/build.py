@@ -1,0 +1,186 @@
+"""`eligo patches index`: encode what is to be found, shard by shard, so that it can be resumed."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from eligo.config.bounds import check_count
+from eligo.errors import InputError
+from eligo.io.locks import one_writer
+from eligo.patches.index import store
+from eligo.patches.index.entries import join, pack_images, pack_texts
+from eligo.patches.index.sources import ImageFiles, Loaded, Source, TextLines, Unreadable
+from eligo.patches.model.net import CrossSparseAggrNet
+from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.train.engine import Engine, map_shards
+
+Dtype = Literal["float16", "float32"]
+_NO_NAME = "its name is no UTF-8; rename the file"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was indexed."""
+
+    folder: Path
+    entries: int
+    skipped: list[dict[str, Any]]
+    """Inputs that could not be read: id and why."""
+    resumed: int
+    """Shards that were there already."""
+    bytes_per_entry: float
+
+
+def matching_net(model: RetrievalModel) -> CrossSparseAggrNet:
+    """The network that an index is made for."""
+    if not isinstance(model.net, CrossSparseAggrNet):
+        raise InputError(
+            f"model: matches by kind {model.config.match.kind!r}, which selects no patches; "
+            "expected a model of kind open or paper"
+        )
+    return model.net
+
+
+def hash_of(model: RetrievalModel) -> str:
+    """Of all that decides a score: weights, and the settings that are not weights."""
+    image, text = model.image_encoder, model.text_encoder
+    colours = (torch.as_tensor(part).flatten().tolist() for part in (image.mean, image.std))
+    settings = {
+        "match": model.config.match.model_dump(exclude={"kernel", "decision", "temperature"}),
+        "compat": matching_net(model).compat,
+        "image": [image.image_size, *colours],
+        "words": [text.max_words, text.max_dense_words],
+    }
+    return store.model_hash(model, json.dumps(settings, sort_keys=True))
+
+
+def build_index(
+    load_model: Callable[[], RetrievalModel],
+    source: Source,
+    folder: str | Path,
+    *,
+    shard_size: int = 512,
+    batch_size: int = 32,
+    dtype: Dtype = "float16",
+    engine: Engine = "local",
+    num_workers: int = 1,
+    gpus_per_worker: float = 0.0,
+    on_done: Callable[[int, int], None] | None = None,
+) -> Built:
+    """Index a source, or go on with what a killed run left; `on_done(shards done, of all)`.
+
+    `load_model` is called in every worker. The result is the same however often it was interrupted
+    and however many workers made it.
+    """
+    check_count("shard_size", shard_size)
+    check_count("batch_size", batch_size)
+    folder = Path(folder)
+    model = load_model().eval()
+    if source.kind == "images":
+        _check_dense(model, source)
+    left_out: Sequence[str] = ()
+    if isinstance(source, ImageFiles):
+        left_out = source.skipped
+        source = replace(source, side=model.image_encoder.image_size)
+        if source.dense is not None:
+            model.text_encoder.remark_cut([source.dense[n] for n in source.ids], dense=True)
+    elif isinstance(source, TextLines):
+        model.text_encoder.remark_cut(source.texts)
+    manifest = store.Manifest(
+        kind=source.kind,
+        model=hash_of(model),
+        inputs=store.inputs_hash(
+            (name, source.stamp(place)) for place, name in enumerate(source.ids)
+        ),
+        num_inputs=len(source.ids),
+        shard_size=shard_size,
+        dtype=dtype,
+        source=source.about,
+    )
+    with one_writer(folder):
+        todo = store.begin(folder, manifest, source.ids)
+        done = manifest.num_shards - len(todo)
+
+        make = partial(_make_shard, source, folder, manifest, batch_size)
+
+        def tell(count: int) -> None:
+            if on_done is not None:
+                on_done(done + count, manifest.num_shards)
+
+        map_shards(
+            (lambda: partial(make, model))
+            if engine == "local"
+            else partial(_worker, load_model, make),
+            todo,
+            engine=engine,
+            num_workers=num_workers,
+            gpus_per_worker=gpus_per_worker,
+            max_tries=1,
+            keep_going=False,
+            on_done=tell,
+        )
+        entries, skipped = store.finish(folder, manifest)
+    size = sum(path.stat().st_size for path in store.shards_in(folder))
+    skipped = [*skipped, *({"id": name, "why": _NO_NAME} for name in left_out)]
+    return Built(folder, entries, skipped, done, size / max(1, entries))
+
+
+def _check_dense(model: RetrievalModel, source: Source) -> None:
+    given = bool(source.about["dense"])
+    if model.uses_dense and not given:
+        raise InputError(
+            "dense captions: got none, and the model was trained with one for every image; give "
+            "them with --dense FILE"
+        )
+    if given and not model.uses_dense:
+        raise InputError("dense captions: got some, and the model was trained without; leave them")
+
+
+def _worker(
+    load_model: Callable[[], RetrievalModel], make: Callable[[RetrievalModel, int], None]
+) -> Callable[[int], None]:
+    return partial(make, load_model().eval())
+
+
+def _make_shard(
+    source: Source,
+    folder: Path,
+    manifest: store.Manifest,
+    batch_size: int,
+    model: RetrievalModel,
+    number: int,
+) -> None:
+    places = manifest.inputs_of(number)
+    packs, entries, skipped = [], [], []
+    for start in range(places.start, places.stop, batch_size):
+        some = range(start, min(start + batch_size, places.stop))
+        good: list[Loaded] = []
+        for place, item in zip(some, source.load(some), strict=True):
+            if isinstance(item, Unreadable):
+                skipped.append({"id": source.ids[place], "why": item.why})
+            else:
+                good.append(item)
+                entries.append(source.entry(place))
+        if good:
+            packs.append(_pack(model, source.kind, good, getattr(torch, manifest.dtype)))
+    # A shard of unreadable files alone is a shard too: it must not be tried again and again.
+    tensors = join(packs) if packs else {"direction": torch.zeros(0, 0)}
+    store.write_shard(folder, number, tensors, entries, skipped)
+
+
+@torch.no_grad()
+def _pack(
+    model: RetrievalModel, kind: store.Kind, items: list[Loaded], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    values = [item.value for item in items]
+    if kind == "texts":
+        return pack_texts(model.text_side(values), dtype)
+    dense = [item.dense for item in items if item.dense is not None]
+    images = model.image_side(values, dense or None)
+    return pack_images(matching_net(model), images, dtype)

@@ -1,0 +1,155 @@
+"""What an index stores of an image or a text, and how it is matched again.
+
+Of an image: all that `kernels.hoist` makes of it, so that a search runs neither encoder nor the
+networks that see patches alone. Vectors are rounded to the index's precision first, and everything
+else is computed from the rounded ones: the index scores as the model does on such vectors. Instead
+of the powers `E = exp(l - max l)` their exponents are stored: as many bytes, and half precision
+cannot flush a small weight to zero.
+
+Of a text: its raw words, one text behind the other.
+
+For stage 1, of an image its slots as they are when no text chooses (`fold`); of both the direction
+that FAISS walks by: the unit mean patch, the unit mean word.
+"""
+
+from dataclasses import fields, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from eligo import ops
+from eligo.nn import full_precision
+from eligo.patches import kernels
+from eligo.patches.index.stage1 import Guide, words_of_rows
+from eligo.patches.index.store import IndexFolder
+from eligo.patches.kernels.hoist import ImageRows, halved, hoist
+from eligo.patches.model.arithmetic import unit, weighted_softmax, wide
+from eligo.patches.model.net import CrossSparseAggrNet
+from eligo.patches.model.sides import Images, Texts, Words, check_finite
+
+_ROUNDED = ("patches", "cls", "logits", "logits_dense")
+_OF_STAGE1 = ("direction", "folded")
+
+
+def image_directions(images: Images) -> Float[Tensor, "images dim"]:
+    """`unit(mean patch)`."""
+    patches = wide(images.patches)
+    mean = patches.mean(1) if images.mask is None else ops.masked_mean(patches, images.mask)
+    return unit(mean)
+
+
+def fold(rows: ImageRows) -> Float[Tensor, "images slots dim"]:
+    """Unit slots of equation 4 with every patch kept: what a text's choice starts from."""
+    nets = [rows.logits]
+    if rows.logits_dense is not None and rows.s_dt is not None:
+        nets.append(rows.logits_dense)
+    kept = torch.ones_like(rows.norms) if rows.mask is None else rows.mask.to(rows.norms.dtype)
+    weights = [weighted_softmax(wide(logits), kept.unsqueeze(1)) for logits in nets]
+    return unit(torch.stack(weights).sum(0) @ wide(rows.patches))
+
+
+@torch.no_grad()
+def image_guides(net: CrossSparseAggrNet, images: Images) -> list[Guide]:
+    """Images as queries of stage 1."""
+    with full_precision():
+        folded = fold(hoist(net.parts(), images))
+    return [Guide(*each) for each in zip(folded.cpu(), image_directions(images).cpu(), strict=True)]
+
+
+def text_guides(texts: Texts) -> list[Guide]:
+    """Texts as queries of stage 1."""
+    words = texts.words
+    return [
+        Guide(unit(vectors[mask]).cpu(), direction.cpu())
+        for vectors, mask, direction in zip(
+            words.vectors, words.mask, words.directions(), strict=True
+        )
+    ]
+
+
+@torch.no_grad()
+def pack_images(
+    net: CrossSparseAggrNet, images: Images, dtype: torch.dtype = torch.float16
+) -> dict[str, Tensor]:
+    """Some images as the tensors of a shard; axis 0 is the image."""
+    patches = images.patches.to(dtype)
+    check_finite("patches, in the precision of the index", patches)
+    rounded = Images(patches, images.cls, images.mask, images.dense)
+    with full_precision():
+        rows = hoist(net.parts(), rounded)
+    if dtype == torch.float16 and not patches.is_cuda:
+        # As a GPU has them, whatever made the index: short enough to multiply in half precision.
+        scaled, norms = halved(patches, rows.norms)
+        rows = replace(rows, patches=scaled, norms=norms)
+    stored = {field.name: getattr(rows, field.name) for field in fields(ImageRows)}
+    for name in ("logits", "logits_dense"):
+        if stored[name] is not None:
+            stored[name] = stored[name] - stored[name].amax(-1, keepdim=True)
+    stored["direction"] = image_directions(rounded).to(dtype)
+    stored["folded"] = fold(rows).to(dtype)
+    del stored["num_kept"]  # follows from the mask
+    return {
+        name: part.to(dtype) if name in _ROUNDED else part
+        for name, part in stored.items()
+        if part is not None
+    }
+
+
+@torch.no_grad()
+def pack_texts(texts: Texts, dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
+    """Some texts as the tensors of a shard."""
+    words = texts.words
+    flat = words.vectors[words.mask].to(dtype)
+    check_finite("words, in the precision of the index", flat)
+    return {
+        "words": flat,
+        "length": words.lengths.to(torch.int32),
+        "direction": words.directions().to(dtype),
+    }
+
+
+def join(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Several packs as one."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+@torch.no_grad()
+def score_images(
+    net: CrossSparseAggrNet, index: IndexFolder, rows: Int[Tensor, " rows"], texts: Texts
+) -> Float[Tensor, "rows texts"]:
+    """Exact scores of some indexed images (ascending) with some texts."""
+    device = texts.words.vectors.device
+    stored = join(index.gather(rows, _pick_images))
+    # A CPU multiplies float32, a GPU what is stored; everything else is float32 on both.
+    ready = {
+        name: part if name == "patches" and device.type == "cuda" else wide(part)
+        for name, part in ((name, part.to(device)) for name, part in stored.items())
+    }
+    parts = net.parts()
+    mask = ready.get("mask")
+    if mask is not None:
+        ready["num_kept"] = torch.as_tensor(parts.num_kept(mask.shape[1], mask))
+    with full_precision():
+        found = kernels.match_rows(net.kernel, parts, ImageRows(**ready), texts)
+    return found.scores.float()
+
+
+@torch.no_grad()
+def score_texts(
+    net: CrossSparseAggrNet, index: IndexFolder, rows: Int[Tensor, " rows"], images: Images
+) -> Float[Tensor, "rows images"]:
+    """Exact scores of some indexed texts (ascending) with some images."""
+    picked = index.gather(rows, words_of_rows)
+    words = [text for shard in picked for text in shard]
+    lengths = torch.tensor([len(text) for text in words])
+    vectors = pad_sequence([wide(text) for text in words], batch_first=True)
+    mask = torch.arange(vectors.shape[1]) < lengths.unsqueeze(1)
+    device = images.patches.device
+    texts = Texts(Words(vectors.to(device), mask.to(device)))
+    return net.match(images, texts).scores.float().T
+
+
+def _pick_images(tensors: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    return {name: part[rows] for name, part in tensors.items() if name not in _OF_STAGE1}

@@ -1,0 +1,141 @@
+"""Stage 1: which entries are worth an exact score.
+
+Every image's patches are folded into the network's slots as if no text had chosen among them; slots
+and words are then matched both ways, as in equation 5. Left out of the score are the selection, the
+extra token, [CLS], the leaky ReLU and the learned relevance of the paper variant.
+
+Departure from pipelines whose first stage is the cosine of two means: of the exhaustive top 10 the
+means find two thirds where this finds nearly all (docs/patches_retrieval.md). The means remain for
+indexes that are too large to look at every entry: FAISS (HNSW) walks over them to find what
+stage 1 looks at, and what the means miss is lost.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from eligo import ops
+from eligo.errors import MissingExtraError, OutputError
+from eligo.io.files import write_bytes
+from eligo.patches.index.store import IndexFolder, Shard
+from eligo.patches.model.arithmetic import unit
+
+GRAPH = "stage1.faiss"
+_log = logging.getLogger(__name__)
+_NEIGHBOURS = 32  # of each node of the HNSW graph
+_WIDER = 16  # times as many entries come from the graph as stage 1 hands on
+
+
+class Guide(NamedTuple):
+    """One query as stage 1 sees it."""
+
+    vectors: Float[Tensor, "vectors dim"]
+    """Unit words of a text, or unit slots of an image."""
+    direction: Float[Tensor, " dim"]
+    """The unit mean word or patch, for FAISS."""
+
+
+class Candidates(NamedTuple):
+    """Entries in ascending order, and what stage 1 thinks of them."""
+
+    rows: Int[Tensor, " rows"]
+    guesses: Float[Tensor, " rows"]
+
+
+def exact(index: IndexFolder, shards: Sequence[int], guide: Guide, count: int | None) -> Candidates:
+    """The `count` entries (None: all) of some shards with the best guesses; ties to the first.
+
+    One shard after the other, keeping only its best: the memory is that of one shard.
+    """
+    rows, guesses = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0)]
+    for shard in shards:
+        found = guesses_of(index.shards[shard], guide)
+        best = torch.arange(len(found)) if count is None else _first(found, count)
+        rows.append(best + index.starts[shard])
+        guesses.append(found[best])
+    # Among equals the earlier shard, and inside it the lower row, stands first: ties stay right.
+    return _ascending(torch.cat(rows), torch.cat(guesses), count)
+
+
+def guesses_of(shard: Shard, guide: Guide) -> Float[Tensor, " rows"]:
+    """What stage 1 thinks of every entry of a shard."""
+    return _guesses(shard.tensors, guide) if len(shard) else torch.zeros(0)
+
+
+def open_graph(index: IndexFolder) -> Any:
+    """The FAISS graph of an index; built, and kept beside the shards, when it is first wanted."""
+    try:
+        import faiss
+    except ImportError:
+        raise MissingExtraError("faiss", "faiss") from None
+    path = index.folder / GRAPH
+    if path.exists():
+        return faiss.read_index(str(path))
+    width = max(shard.tensors["direction"].shape[1] for shard in index.shards)
+    graph = faiss.IndexHNSWFlat(width, _NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
+    for shard in index.shards:
+        if len(shard):
+            graph.add(shard.tensors["direction"].float().numpy())
+    try:
+        write_bytes(path, faiss.serialize_index(graph).tobytes())
+    except OutputError as error:  # an index that one may only read can be searched too
+        _log.warning("not kept: %s", error)
+    return graph
+
+
+def approximate(index: IndexFolder, graph: Any, guide: Guide, count: int) -> Candidates:
+    """The `count` best guesses among what a walk through the graph finds; some may be missed."""
+    wider = min(_WIDER * count, graph.ntotal)
+    if not wider:
+        return Candidates(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    graph.hnsw.efSearch = max(64, 2 * wider)
+    _, found = graph.search(guide.direction.float().unsqueeze(0).numpy(), wider)
+    rows = torch.from_numpy(found[0]).sort().values
+    rows = rows[rows >= 0]
+    parts = index.gather(rows, lambda tensors, inside: _guesses(tensors, guide, inside))
+    return _ascending(rows, torch.cat([torch.zeros(0), *parts]), count)
+
+
+def words_of_rows(tensors: dict[str, Tensor], rows: Int[Tensor, " rows"]) -> list[Tensor]:
+    """The words of some texts of a shard."""
+    ends = tensors["length"].long().cumsum(0)
+    starts = ends - tensors["length"]
+    return [
+        tensors["words"][start:end]
+        for start, end in zip(starts[rows].tolist(), ends[rows].tolist(), strict=True)
+    ]
+
+
+def _guesses(
+    tensors: dict[str, Tensor], guide: Guide, rows: Tensor | None = None
+) -> Float[Tensor, " rows"]:
+    """Of some entries of a shard (None: of all)."""
+    if "folded" in tensors:
+        folded = tensors["folded"] if rows is None else tensors["folded"][rows]
+        return ops.maxsim(guide.vectors[None], folded, two_sided=True)
+    words, lengths = tensors["words"], tensors["length"].long()
+    if rows is not None:
+        words, lengths = torch.cat(words_of_rows(tensors, rows)), lengths[rows]
+    # In float64, so that a text's guess does not depend on what it is computed with.
+    cosines = unit(words).double() @ guide.vectors.double().T  # (all words, slots)
+    text = torch.arange(len(lengths)).repeat_interleave(lengths)
+    per_word = torch.zeros(len(lengths), dtype=torch.float64)
+    per_word.scatter_add_(0, text, cosines.amax(1))
+    per_slot = torch.full((len(lengths), cosines.shape[1]), -torch.inf, dtype=torch.float64)
+    per_slot.scatter_reduce_(0, text.unsqueeze(1).expand_as(cosines), cosines, "amax")
+    return (per_word / lengths + per_slot.mean(1)).float()
+
+
+def _first(guesses: Tensor, count: int) -> Tensor:
+    return ops.top_k(guesses, min(count, len(guesses)))
+
+
+def _ascending(rows: Tensor, guesses: Tensor, count: int | None) -> Candidates:
+    """The `count` best (None: all) of some entries, in the order of the index."""
+    kept = torch.arange(len(rows)) if count is None else _first(guesses, count)
+    kept = kept[rows[kept].argsort()]
+    return Candidates(rows[kept], guesses[kept])

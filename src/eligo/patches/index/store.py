@@ -1,0 +1,261 @@
+"""The files of an index: what is in the folder, written so that any moment may be the last.
+
+    index.json               what was promised: hashes of model and inputs, precision, shards
+    shard_00000.safetensors  entries of the first inputs, one tensor for each thing stored
+    ids.jsonl                one line for each entry, in order; written last: the index is whole
+    skipped.jsonl            inputs that could not be read, and why
+    stage1.json              how far down stage 1 the best are found (see `calibration`)
+
+A shard is one file under a temporary name until it is whole. Work that was killed begins again at
+the first shard that is missing, and the folder ends the same, byte by byte.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from eligo.errors import InputError
+from eligo.images import image_files
+from eligo.io.files import clear_unfinished, refuse_strange, write_text
+from eligo.io.reading import json_lines, numbered_lines, read_object, reading
+from eligo.io.tensors import save_tensors
+
+Kind = Literal["images", "texts"]
+MANIFEST, IDS, SKIPPED = "index.json", "ids.jsonl", "skipped.jsonl"
+_FORMAT = 2
+# One key: the order of several would differ from file to file.
+_METADATA = "eligo"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an index is of; the same command writes the same one."""
+
+    kind: Kind
+    model: str
+    """Hash of the model whose vectors are stored."""
+    inputs: str
+    """Hash of the inputs' ids and stamps, in order."""
+    num_inputs: int
+    shard_size: int
+    """Inputs per shard."""
+    dtype: Literal["float16", "float32"]
+    """Of the stored vectors."""
+    source: dict[str, Any]
+    """Where the inputs came from."""
+    format: int = _FORMAT
+
+    @property
+    def num_shards(self) -> int:
+        """How many files there will be."""
+        return -(-self.num_inputs // self.shard_size)
+
+    def inputs_of(self, shard: int) -> range:
+        """Which inputs a shard holds, unreadable ones included."""
+        start = shard * self.shard_size
+        return range(start, min(start + self.shard_size, self.num_inputs))
+
+
+def model_hash(model: nn.Module, settings: str) -> str:
+    """Of weights and settings: another model has another hash, a copy of it the same."""
+    digest = hashlib.sha256(settings.encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:32]
+
+
+def inputs_hash(inputs: Iterable[tuple[str, str]]) -> str:
+    """Of ids and stamps; other inputs have another hash, and so have those of a changed file."""
+    digest = hashlib.sha256()
+    for each in inputs:
+        digest.update("\0".join((*each, "")).encode())
+    return digest.hexdigest()[:32]
+
+
+# ---------------------------------------------------------------- writing
+
+
+def begin(folder: Path, manifest: Manifest, ids: Sequence[str]) -> list[int]:
+    """Start or resume an index of inputs with these ids: the shards that are still to make."""
+    refuse_strange(folder, marker=MANIFEST)
+    clear_unfinished(folder)
+    if not (folder / MANIFEST).exists():
+        write_text(folder / MANIFEST, json.dumps(asdict(manifest), indent=2) + "\n")
+    elif (before := read_manifest(folder)) != manifest:
+        raise InputError(
+            f"{folder}: holds an index {_difference(folder, before, manifest, ids)}; give another "
+            "--out, or remove this one"
+        )
+    return [n for n in range(manifest.num_shards) if not shard_path(folder, n).exists()]
+
+
+def _difference(folder: Path, before: Manifest, now: Manifest, ids: Sequence[str]) -> str:
+    """What an index is of and should not be, in words where there are any."""
+    found, wanted = asdict(before), asdict(now)
+    for name, value in wanted.items():
+        if name not in ("inputs", "num_inputs") and found[name] != value:
+            return f"with {name} {found[name]!r}, not {value!r}"
+    if not (folder / IDS).exists():
+        return f"of other {now.kind} than those there are now"
+    old, new = set(), set(ids)
+    for path in (folder / IDS, folder / SKIPPED):
+        with reading(path, "a JSON object with an id on each line: remove the index"):
+            old |= {str(row["id"]) for _, row in json_lines(path)}
+    if old == new:
+        return f"of other {now.kind}: some have changed since"
+    return f"of other {now.kind}: {len(new - old)} new and {len(old - new)} gone since"
+
+
+def write_shard(
+    folder: Path,
+    number: int,
+    tensors: dict[str, Tensor],
+    entries: Sequence[dict[str, Any]],
+    skipped: Sequence[dict[str, Any]],
+) -> None:
+    """One shard, whole or not at all."""
+    told = json.dumps({"entries": list(entries), "skipped": list(skipped)}, ensure_ascii=False)
+    save_tensors(shard_path(folder, number), tensors, {_METADATA: told})
+
+
+def finish(folder: Path, manifest: Manifest) -> tuple[int, list[dict[str, Any]]]:
+    """Gather ids and what was skipped from the shards; how many entries there are, and those."""
+    entries, skipped = [], []
+    for number in range(manifest.num_shards):
+        told = Shard(shard_path(folder, number)).told
+        entries += told["entries"]
+        skipped += told["skipped"]
+    write_text(folder / SKIPPED, _lines(skipped))
+    write_text(folder / IDS, _lines(entries))
+    return len(entries), skipped
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """Where a shard lies."""
+    return folder / f"shard_{number:05d}.safetensors"
+
+
+def shards_in(folder: Path) -> list[Path]:
+    """All whole shards of a folder."""
+    return sorted(folder.glob("shard_*.safetensors"))
+
+
+# ---------------------------------------------------------------- reading
+
+
+class Shard:
+    """One file, mapped into memory: only what is looked at is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._reading():
+            self._file = safe_open(path, "pt")
+            self.names = list(self._file.keys())
+            len(self)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What was written beside the tensors: entries and skipped inputs."""
+        with self._reading():
+            return json.loads((self._file.metadata() or {})[_METADATA])
+
+    def _reading(self) -> AbstractContextManager[None]:
+        fix = "remove it and run the same `eligo patches index` again"
+        return reading(self.path, f"a shard of an index: {fix}")
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor, as a view of the file."""
+        return {name: self._file.get_tensor(name) for name in self.names}
+
+    def __len__(self) -> int:
+        return self._file.get_slice("direction").get_shape()[0]
+
+
+class IndexFolder:
+    """An index that is whole: entries 0, 1, 2, ... in the order of `ids.jsonl`."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.manifest = read_manifest(self.folder)
+        if not (self.folder / IDS).exists():
+            made = len(shards_in(self.folder))
+            raise InputError(
+                f"{self.folder}: is not finished ({made} of {self.manifest.num_shards} shards); "
+                "run the same `eligo patches index` again, it goes on where it stopped"
+            )
+        paths = (shard_path(self.folder, n) for n in range(self.manifest.num_shards))
+        self.shards = [Shard(path) for path in paths]
+        sizes = torch.tensor([len(shard) for shard in self.shards])
+        self.ends: Int[Tensor, " shards"] = sizes.cumsum(0)
+        self.starts: Int[Tensor, " shards"] = self.ends - sizes
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @cached_property
+    def entries(self) -> list[dict[str, Any]]:
+        """What each entry is: its id, and its text in a text index."""
+        path = self.folder / IDS
+        with reading(path, "a JSON object with an id on each line: index again"):
+            found = [json.loads(line) for _, line in numbered_lines(path)]
+            if [row for row in found if not isinstance(row["id"], str)] or len(found) != len(self):
+                raise ValueError(f"it has {len(found)} lines for {len(self)} entries")
+        return found
+
+    def gather(
+        self, rows: Int[Tensor, " rows"], pick: Callable[[dict[str, Tensor], Tensor], Any]
+    ) -> list[Any]:
+        """`pick(tensors, rows inside the shard)` for every shard that rows (ascending) fall in."""
+        owners = torch.searchsorted(self.ends, rows, right=True)
+        picked = []
+        for number in owners.unique_consecutive().tolist():
+            inside = rows[owners == number] - self.starts[number]
+            picked.append(pick(self.shards[number].tensors, inside))
+        return picked
+
+    def check_model(self, found: str) -> None:
+        """Vectors of another model mean nothing to this one."""
+        if found != self.manifest.model:
+            raise InputError(
+                f"{self.folder}: was made with another model (hash {self.manifest.model}, this one "
+                f"has {found}); search it with its own --model, or index again"
+            )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What the folder promises."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        images = folder if any(image_files(folder)) else "IMAGES"
+        is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        out = folder if is_free else folder.parent / f"{folder.resolve().name}.index"
+        raise InputError(
+            f"{folder}: is no index (no {MANIFEST}); make one with `eligo patches index {images} "
+            f"--out {out}`"
+        )
+    found = read_object(path, "`eligo patches index`")
+    if found.get("format") != _FORMAT:
+        raise InputError(
+            f"{path}: is of another format, expected {_FORMAT}; remove {folder} and index again"
+        )
+    with reading(path, f"the manifest of an index: remove {folder} and index again"):
+        manifest = Manifest(**found)
+        if manifest.num_inputs < 0 or manifest.shard_size < 1:
+            raise ValueError(f"{manifest.num_inputs} inputs in shards of {manifest.shard_size}")
+    return manifest

@@ -1,1 +1,0 @@
-"""How good a model is: recalls and ranks of whole sets."""

@@ -1,0 +1,77 @@
+"""What selection is measured against: one vector each, or all patches with all words.
+
+Both match the same two sides as `CrossSparseAggrNet`, and know nothing of dense text.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from eligo import ops
+from eligo.patches.model.arithmetic import unit, wide
+from eligo.patches.model.hrpa import HRPA
+from eligo.patches.model.sides import Images, Texts
+
+_LARGEST = 2**26  # cosines held at a time
+
+
+class GlobalCosine(nn.Module):
+    """The cosine of one vector of the image and one of the text, as in VSE++.
+
+    `S = <unit([CLS] + mean patch), unit(mean word)>`; no parameters, the encoders do the work.
+    """
+
+    def match(self, images: Images, texts: Texts) -> Float[Tensor, "images texts"]:
+        """All pairs."""
+        return unit(image_vectors(images)) @ unit(text_vectors(texts)).T
+
+
+class TwoSidedMax(nn.Module):
+    """Every word its best patch, every patch its best word (FILIP, arXiv 2111.07783).
+
+    `S = mean_m max_p A_mp + mean_p max_m A_mp`, A the cosines of all words with [CLS] and all
+    patches; no parameters. It is HRPA without selection, folding and leaky ReLU.
+    """
+
+    def __init__(self, embed_dim: int) -> None:
+        super().__init__()
+        self.hrpa = HRPA(embed_dim, scan=False)
+
+    def match(self, images: Images, texts: Texts) -> Float[Tensor, "images texts"]:
+        """All pairs, some images at a time."""
+        tokens, real = _tokens(images)
+        words = texts.words.packed()
+        flat = unit(words.vectors).flatten(0, 1)  # (texts * words, dim)
+        rows = max(1, _LARGEST // (len(flat) * tokens.shape[1]))
+        parts = []
+        for some, mask in zip(tokens.split(rows), real.split(rows), strict=True):
+            cosines = (unit(some) @ flat.T).unflatten(2, words.mask.shape)
+            per_token = cosines.amax(3).transpose(1, 2)  # (images, texts, tokens)
+            per_word = torch.where(mask[:, :, None, None], cosines, -torch.inf).amax(1)
+            parts.append(self.hrpa.pool(per_word, per_token, words.mask[None], mask[:, None]))
+        return torch.cat(parts)
+
+
+def image_vectors(images: Images) -> Float[Tensor, "images dim"]:
+    """`[CLS] + mean patch` of every image."""
+    patches = wide(images.patches)
+    mean = patches.mean(1) if images.mask is None else ops.masked_mean(patches, images.mask)
+    return mean if images.cls is None else mean + wide(images.cls)
+
+
+def text_vectors(texts: Texts) -> Float[Tensor, "texts dim"]:
+    """The mean word of every text, with gradient."""
+    return ops.masked_mean(wide(texts.words.vectors), texts.words.mask)
+
+
+def _tokens(images: Images) -> tuple[Tensor, Tensor]:
+    """[CLS] and patches as one, and which are real."""
+    tokens, mask = images.patches, images.mask
+    if mask is None:
+        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    if images.cls is None:
+        return tokens, mask
+    return (
+        torch.cat([images.cls.unsqueeze(1), tokens], 1),
+        torch.cat([mask.new_ones(len(mask), 1), mask], 1),
+    )

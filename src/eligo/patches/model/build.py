@@ -1,0 +1,226 @@
+"""From configs to encoders and networks: from a folder or the hub, small and random, or saved."""
+
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTModel,
+)
+from transformers.image_processing_base import ImageProcessingMixin
+
+from eligo.errors import InputError
+from eligo.io.reading import reading
+from eligo.patches.config import EncodersConfig, MatchConfig, RetrievalConfig
+from eligo.patches.model.baselines import GlobalCosine, TwoSidedMax
+from eligo.patches.model.encoders import ImageEncoder, Layout, TextEncoder, layout_of
+from eligo.patches.model.net import CrossSparseAggrNet
+from eligo.pretrained.identity import ENCODER, check_tokenizer, tokenizer_fingerprint
+from eligo.pretrained.load import find_encoder, load_part, load_stock
+from eligo.pretrained.untrusted import check_stock_folder
+from eligo.scenes.phrases import VOCABULARY
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PAD, UNK, CLS, SEP, MASK = range(len(SPECIAL))
+FIRST_WORD = len(SPECIAL)
+"""Token id of word 0 of the scenes' vocabulary, in the small text encoder."""
+_HALVES = (0.5, 0.5, 0.5)
+_SIDES = ("vision", "text")
+_SAYS_COLOURS = ("preprocessor_config.json", "processor_config.json")
+
+
+def build_net(
+    match: MatchConfig, embed_dim: int, layout: Layout, *, compat: bool = False
+) -> CrossSparseAggrNet | GlobalCosine | TwoSidedMax:
+    """The matching network; `compat` (selecting kinds only) wires dense text as documented."""
+    if match.kind == "global":
+        return GlobalCosine()
+    if match.kind == "filip":
+        return TwoSidedMax(embed_dim)
+    return CrossSparseAggrNet(
+        embed_dim,
+        layout.num_patches,
+        match.sparse_ratio,
+        match.aggr_ratio,
+        match.kind == "paper",
+        match.top_k,
+        False,
+        match.temperature,
+        match.dual_aggr,
+        match.beta,
+        compat=compat,
+        num_prefix_tokens=None if compat else layout.num_prefix,
+        grid_hw=layout.grid_hw,
+        decision="topk" if compat else match.decision,
+        kernel=match.kernel,
+    )
+
+
+def build_encoders(
+    config: RetrievalConfig,
+) -> tuple[RetrievalConfig, ImageEncoder, TextEncoder]:
+    """The encoders that a config names, and the config with what they say of themselves."""
+    wanted = config.encoders
+    if wanted.vision is None:
+        vision = _small_vision(wanted)
+        size, mean, std = wanted.small_vision.image_size, _HALVES, _HALVES
+    else:
+        vision = _pretrained("vision", wanted.vision)
+        size = wanted.image_size or vision.config.image_size
+        mean, std = image_colours(wanted.vision)
+    mean, std = wanted.image_mean or mean, wanted.image_std or std
+    if wanted.text is None:
+        text, tokenizer = _small_text(wanted), scene_tokenizer()
+    else:
+        text, tokenizer = _pretrained("text", wanted.text), load_tokenizer(wanted.text)
+        check_tokenizer(tokenizer, text, f"encoders.text: {wanted.text}", least=ENCODER)
+    config = config.replace(
+        {"encoders.image_size": size, "encoders.image_mean": mean, "encoders.image_std": std}
+    )
+    image_encoder, text_encoder = assemble(config.encoders, vision, text, tokenizer)
+    # What was trained before learns more slowly; what is new, or small and random, does not.
+    for encoder, given in ((image_encoder, wanted.vision), (text_encoder, wanted.text)):
+        encoder.lr_multiplier = {"backbone": wanted.backbone_lr if given else 1.0}
+    return config, image_encoder, text_encoder
+
+
+def load_encoders(encoders: EncodersConfig, folder: Path) -> tuple[ImageEncoder, TextEncoder]:
+    """Encoders from the folder of a saved model; the heads are still random."""
+    vision, text = (_pretrained(name, str(folder / name), exact=True) for name in _SIDES)
+    tokenizer, where = load_tokenizer(str(folder / "text")), str(folder / "text")
+    check_tokenizer(tokenizer, text, where, least=ENCODER)
+    if encoders.tokenizer not in (None, tokenizer_fingerprint(tokenizer)):
+        raise InputError(
+            f"{where}: its tokenizer is not the one that the model was trained with; put back the "
+            "tokenizer's files that were saved with it"
+        )
+    return assemble(encoders, vision, text, tokenizer)
+
+
+def assemble(
+    encoders: EncodersConfig, vision: nn.Module, text: nn.Module, tokenizer: Any
+) -> tuple[ImageEncoder, TextEncoder]:
+    """Encoders with fresh heads around two backbones; the config says image size and colours."""
+    if encoders.image_size is None or encoders.image_mean is None or encoders.image_std is None:
+        raise InputError(
+            "encoders: got no image_size, image_mean or image_std, expected all three, as "
+            "RetrievalModel.save_pretrained writes them"
+        )
+    return (
+        ImageEncoder(
+            vision,
+            encoders.embed_dim,
+            encoders.image_size,
+            encoders.image_mean,
+            encoders.image_std,
+        ),
+        TextEncoder(
+            text, tokenizer, encoders.embed_dim, encoders.max_words, encoders.max_dense_words
+        ),
+    )
+
+
+def _small_vision(encoders: EncodersConfig) -> ViTModel:
+    sizes = encoders.small_vision
+    return ViTModel(
+        ViTConfig(
+            hidden_size=sizes.width,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            intermediate_size=4 * sizes.width,
+            image_size=sizes.image_size,
+            patch_size=sizes.patch_size,
+        ),
+        add_pooling_layer=False,
+    )
+
+
+def _small_text(encoders: EncodersConfig) -> BertModel:
+    sizes = encoders.small_text
+    return BertModel(
+        BertConfig(
+            vocab_size=FIRST_WORD + len(VOCABULARY),
+            hidden_size=sizes.width,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            intermediate_size=4 * sizes.width,
+            max_position_embeddings=max(encoders.max_words, encoders.max_dense_words),
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            pad_token_id=PAD,
+        ),
+        add_pooling_layer=False,
+    )
+
+
+def scene_tokenizer() -> PreTrainedTokenizerFast:
+    """A BERT-like tokenizer whose words are the scenes' vocabulary."""
+    vocabulary = {word: index for index, word in enumerate((*SPECIAL, *VOCABULARY))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
+    )
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        **dict(zip(names, SPECIAL, strict=True)),
+    )
+
+
+def read_backbone_config(key: str, name: str) -> Any:
+    """The `transformers` config of a vision or text model that we can use."""
+    config = load_part(AutoConfig, find_encoder(f"encoders.{key}", name, weights=False))
+    if key == "vision":
+        layout_of(config, 0)  # refuses what is no image encoder
+    elif config.model_type != "bert":
+        raise InputError(f"text: got a model of type {config.model_type!r}, expected bert")
+    return config
+
+
+def pooling_option(config: Any) -> dict[str, bool]:
+    """How to leave out the pooling layer, which nothing here reads; DINOv2 has none."""
+    return {} if config.model_type.startswith("dinov2") else {"add_pooling_layer": False}
+
+
+def _pretrained(key: str, name: str, *, exact: bool = False) -> Any:
+    """A backbone in float32, without the pooling layer that nothing here reads.
+
+    `exact`: one that we saved. Somebody else's may have heads that nothing here reads either.
+    """
+    options = pooling_option(read_backbone_config(key, name))
+    folder = find_encoder(f"encoders.{key}", name)
+    return load_stock(AutoModel, folder, exact=exact, dtype=torch.float32, **options)
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer beside a text model."""
+    return load_part(AutoTokenizer, find_encoder("encoders.text", name, weights=False))
+
+
+def image_colours(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation that the image processor beside a model says, else one half each."""
+    folder = find_encoder("encoders.vision", name, weights=False)
+    check_stock_folder(folder)
+    if not any((folder / file).is_file() for file in _SAYS_COLOURS):
+        return _HALVES, _HALVES
+    with reading(name, f"image_mean and image_std of three numbers in {_SAYS_COLOURS[0]}"):
+        said, _ = ImageProcessingMixin.get_image_processor_dict(folder, local_files_only=True)
+        mean, std = (
+            tuple(map(float, said.get(key, _HALVES))) for key in ("image_mean", "image_std")
+        )
+        if not all(len(values) == 3 and all(map(isfinite, values)) for values in (mean, std)):
+            raise ValueError(f"got {mean} and {std}")
+    return mean, std

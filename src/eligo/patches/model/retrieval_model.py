@@ -1,0 +1,209 @@
+"""RetrievalModel: two encoders and the network that matches them, saved as one folder.
+
+The encoders are saved by `transformers` (`vision/`, `text/`: their weights survive changes of its
+class layouts), heads and matching network as `heads.safetensors` and `net.safetensors`, and
+`config.yaml` says the rest.
+
+>>> model = RetrievalModel.tiny()
+>>> images = model.image_side(torch.zeros(2, 3, 56, 56, dtype=torch.uint8))
+>>> texts = model.text_side(["there is a red ball.", "a star is left of a blue box.", "a gem."])
+>>> model.match(images, texts).shape
+torch.Size([2, 3])
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, UInt8
+from torch import Tensor, nn
+
+from eligo.config import load_config, save_config
+from eligo.errors import InputError
+from eligo.io.files import writing_folder
+from eligo.io.reading import reading
+from eligo.patches.config import RetrievalConfig
+from eligo.patches.model.baselines import GlobalCosine, TwoSidedMax
+from eligo.patches.model.build import build_encoders, build_net, load_encoders
+from eligo.patches.model.encoders import ImageEncoder, Picture, TextEncoder, words_of
+from eligo.patches.model.net import CrossSparseAggrNet
+from eligo.patches.model.sides import Images, Texts, split_tokens
+from eligo.pretrained.identity import tokenizer_fingerprint
+from eligo.pretrained.load import find_model, quiet_transformers
+from eligo.pretrained.untrusted import read_header
+from eligo.train.weights import load_weights, save_weights
+
+_NET = "net.safetensors"
+_HOLDS = ("config.yaml", "heads.safetensors", _NET, "vision/*", "text/*")
+Pictures = Sequence[Picture] | UInt8[Tensor, "images 3 height width"]
+
+
+class TextFeatures(NamedTuple):
+    """Words of several texts."""
+
+    words: Float[Tensor, "texts words dim"]
+    mask: Bool[Tensor, "texts words"]
+    """Which are real."""
+
+
+class RetrievalModel(nn.Module):
+    """Scores images against texts.
+
+    `encode_images` and `encode_texts` give the raw features; `image_side` and `text_side` what
+    `match` takes, from features or from pictures and strings. Scores are (images, texts), higher is
+    better. `net` is a `CrossSparseAggrNet` (with `explain`) or, to compare with, a baseline.
+    """
+
+    def __init__(
+        self,
+        config: RetrievalConfig,
+        image_encoder: ImageEncoder,
+        text_encoder: TextEncoder,
+        net: CrossSparseAggrNet | GlobalCosine | TwoSidedMax,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.image_encoder = image_encoder
+        self.text_encoder = text_encoder
+        self.net = net
+
+    @classmethod
+    def build(cls, config: RetrievalConfig) -> "RetrievalModel":
+        """Encoders as the config names them (or random small ones), and a fresh network."""
+        config, image_encoder, text_encoder = build_encoders(config)
+        net = build_net(config.match, config.encoders.embed_dim, image_encoder.layout)
+        return cls(config, image_encoder, text_encoder, net)
+
+    @classmethod
+    def tiny(cls, **match: Any) -> "RetrievalModel":
+        """Random weights, 56 pixels, 7 x 7 patches and [CLS], width 16: to try code with."""
+        small = {"width": 16, "layers": 1, "heads": 2}
+        encoders = {
+            "small_vision": {"image_size": 56, "patch_size": 8, **small},
+            "small_text": small,
+            "embed_dim": 16,
+        }
+        return cls.build(load_config(RetrievalConfig, {"encoders": encoders, "match": match}))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.image_encoder.head.weight.device
+
+    @property
+    def grid_hw(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.image_encoder.layout.grid_hw
+
+    @property
+    def uses_dense(self) -> bool:
+        """Whether it was trained with dense captions on the image side."""
+        return self.config.match.dense
+
+    @torch.no_grad()
+    def encode_images(self, images: Pictures) -> Float[Tensor, "images tokens dim"]:
+        """Tokens: [CLS] and registers (if any), then the patches of `grid_hw` row by row."""
+        encoder = self.image_encoder
+        return encoder(encoder.normalise(encoder.prepare(images)))
+
+    @torch.no_grad()
+    def encode_texts(self, texts: Sequence[str], *, dense: bool = False) -> TextFeatures:
+        """Words of texts (`dense`: of dense captions, which may be longer)."""
+        ids, mask = self.text_encoder.tokenize(texts, dense=dense)
+        return TextFeatures(self.text_encoder(ids, mask), mask)
+
+    def image_side(
+        self,
+        images: Pictures | Float[Tensor, "images tokens dim"],
+        dense: Sequence[str] | TextFeatures | None = None,
+    ) -> Images:
+        """Pictures, or their tokens, with their dense captions if there are any, for `match`."""
+        if not (isinstance(images, Tensor) and images.is_floating_point()):
+            images = self.encode_images(images)
+        patches, cls = split_tokens(images, None, self.image_encoder.layout.num_prefix)
+        if dense is None:
+            return Images(patches, cls)
+        count = len(dense.mask if isinstance(dense, TextFeatures) else dense)
+        if count != len(patches):
+            raise InputError(
+                f"dense: got {count} dense captions for {len(patches)} images, expected one "
+                "for every image"
+            )
+        if not isinstance(dense, TextFeatures):
+            dense = self.encode_texts(dense, dense=True)
+        return Images(patches, cls, None, words_of(dense.words.detach(), dense.mask).directions())
+
+    def text_side(self, texts: Sequence[str] | TextFeatures) -> Texts:
+        """Texts, or their words, for `match`."""
+        features = texts if isinstance(texts, TextFeatures) else self.encode_texts(texts)
+        return Texts(words_of(features.words, features.mask))
+
+    def match(self, images: Images, texts: Texts) -> Float[Tensor, "images texts"]:
+        """Scores of all pairs, float32."""
+        found = self.net.match(images, texts)
+        return (found if isinstance(found, Tensor) else found.scores).float()
+
+    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write a folder for `from_pretrained`; `dtype` torch.float16 halves it."""
+        backbones: dict[str, Any] = {
+            "vision": self.image_encoder.backbone,
+            "text": self.text_encoder.backbone,
+        }
+        with (
+            writing_folder(folder, marker=_NET, holds=_HOLDS) as made,
+            quiet_transformers(),
+        ):
+            for name, backbone in backbones.items():
+                stored = deepcopy(backbone).to(dtype) if dtype else backbone
+                stored.save_pretrained(made / name)
+            self.text_encoder.tokenizer.save_pretrained(made / "text")
+            save_weights(made, {"heads": self._heads, "net": self.net}, dtype)
+            # Whatever they were built from, from now on they are here.
+            given = self.config.encoders
+            here = {name: name for name in backbones if getattr(given, name) is not None}
+            changes = {f"encoders.{name}": folder for name, folder in here.items()}
+            changes["encoders.tokenizer"] = tokenizer_fingerprint(self.text_encoder.tokenizer)
+            save_config(self.config.replace(changes), made / "config.yaml")
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, *, device: str | torch.device = "cpu"
+    ) -> "RetrievalModel":
+        """A model that `save_pretrained` wrote, in float32 and evaluation mode; or a run of it.
+
+        By its folder, by the name of one that comes with eligo, or by its name on the hub.
+        """
+        folder = find_model(name, _NET)
+        folder = folder / "model" if (folder / "model" / "config.yaml").is_file() else folder
+        if not (folder / "vision").is_dir() or not (folder / "config.yaml").is_file():
+            raise InputError(
+                f"no retrieval model in {folder}: expected config.yaml, vision/, text/, "
+                "heads.safetensors and net.safetensors, as `eligo patches train` writes them to "
+                "<run>/model"
+            )
+        with reading(folder / "config.yaml", "the config of a retrieval model"):
+            config = load_config(RetrievalConfig, folder / "config.yaml")
+            _check_width(config.encoders.embed_dim, folder / "heads.safetensors")
+            image_encoder, text_encoder = load_encoders(config.encoders, folder)
+            net = build_net(config.match, config.encoders.embed_dim, image_encoder.layout)
+        model = cls(config, image_encoder, text_encoder, net)
+        load_weights(folder, {"heads": model._heads, "net": net})
+        return model.to(device).eval()
+
+    @property
+    def _heads(self) -> nn.ModuleDict:
+        return nn.ModuleDict({"image": self.image_encoder.head, "text": self.text_encoder.head})
+
+
+def _check_width(embed_dim: int, heads: Path) -> None:
+    """Refuse a width far beyond the weights' own, before memory is taken for it."""
+    if not heads.is_file():
+        return  # said by who reads it, and so is a width that only differs
+    rows = max((shape[0] for _, shape in read_header(heads).values() if shape), default=1)
+    if embed_dim > 4 * rows:
+        raise InputError(
+            f"encoders.embed_dim: got {embed_dim}, but the weights in {heads.name} have {rows} "
+            "rows; expected config and weights of one model: copy the folder again"
+        )

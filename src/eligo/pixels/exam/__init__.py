@@ -1,1 +1,0 @@
-"""The embedded exam: what words, temperature and depth do, on generated rooms."""

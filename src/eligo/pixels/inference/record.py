@@ -1,0 +1,88 @@
+"""A segmented image for the explorer: where each word was heard, and how much, over all words."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float, Integer
+from PIL import Image
+from torch import Tensor
+
+from eligo.explorer.record import Answer, ExplorerRecord, Grid, Item, Key, Stage
+from eligo.pixels.inference.predict import PixelsPrediction
+from eligo.report.pixels_picture import labels_legend, labels_over
+from eligo.selection import Selection
+
+KIND = "pixels"
+_HEARD = "Marked are the places that look at this word more than at any other."
+
+
+def record(
+    found: PixelsPrediction,
+    *,
+    depth: Image.Image | None = None,
+    labels: Mapping[str, Integer[Tensor, "height width"]] | None = None,
+    answers: Sequence[Answer] = (),
+    cost: Mapping[str, str] | None = None,
+    title: str | None = None,
+    note: str = "",
+) -> ExplorerRecord:
+    """An image and its words: a map for each word, and the words by attention.
+
+    `depth` is a picture of it, which the maps can be laid over as well; `labels` are more to look
+    at beside those that were found (without words, the truth).
+    """
+    query = ", ".join(found.words) or "no words"
+    shown = {"image": found.image}
+    if depth is not None:
+        shown["depth"] = depth
+    legends = {}
+    for name, one in {"labels": found.labels, **(labels or {})}.items():
+        shown[name] = labels_over(found.image, one, found.classes)
+        legends[name] = tuple(
+            Key(f"#{bytes(colour).hex()}", text)
+            for colour, text in labels_legend(one, found.classes)
+        )
+    stages: list[Stage] = []
+    if found.tag_maps is not None and found.selection is not None:
+        stages = [
+            _maps(found.tag_maps, found.words),
+            _words(found.selection.to("cpu"), found.words),
+        ]
+    return ExplorerRecord(
+        title=title or query,
+        kind=KIND,
+        query=query,
+        stages=tuple(stages),
+        pictures=shown,
+        legends=legends,
+        answers=tuple(answers),
+        cost=dict(cost or {}),
+        note=note,
+    )
+
+
+def _maps(maps: Float[Tensor, "words map_height map_width"], words: Sequence[str]) -> Stage:
+    """One row for each word, the loudest first; kept are the places where it is the first."""
+    scores = maps.detach().float().cpu().flatten(1)
+    loudest = scores.amax(1).argsort(descending=True, stable=True)
+    scores, named = scores[loudest], tuple(words[int(place)] for place in loudest)
+    first = scores.argmax(0) == torch.arange(len(scores))[:, None]  # (words, places)
+    ranked = torch.where(first, scores, -torch.inf)
+    heard = Selection.top_k(ranked, first.sum(-1), first)
+    everywhere = torch.ones_like(first)
+    return Stage(
+        name="where each word is heard",
+        selection=Selection(heard.indices, scores, everywhere),
+        over=Grid("image", *maps.shape[1:]),
+        rows=named,
+        note=_HEARD,
+    )
+
+
+def _words(selection: Selection, words: Sequence[str]) -> Stage:
+    """All words, most looked at first."""
+    count = len(words)
+    row = Selection(
+        selection.indices[0][:count], selection.scores[0][:count], selection.mask[0][:count]
+    )
+    return Stage("words by attention", row, tuple(Item(word) for word in words))

@@ -1,1 +1,0 @@
-"""How good a model is: metrics, whole, multi-scale and sliding evaluation."""

@@ -1,0 +1,1 @@
+"""Pretrained models: found by name or folder, checked, and loaded strictly."""

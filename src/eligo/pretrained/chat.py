@@ -1,0 +1,235 @@
+"""Texts of users for a host, and prompts in its own chat template; shared by all families.
+
+A prompt is tokenized as one string, template and user text together, so user text is made plain
+beforehand: a space inside whatever the tokenizer would read as a control token. `<image>`, which
+LLaVA's data files hold where the image goes, is taken out: the template places the image.
+
+A template is a program that comes with the host's files. `transformers` runs it in the sandbox of
+jinja2, which keeps it from files and from Python. Its first prompt is written with bounded steps
+and memory too; not every one, as the memory limit is the process's and would hold for all threads.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock, RLock
+from types import FrameType
+from typing import Any
+
+from eligo.errors import InputError
+from eligo.io.reading import reading
+
+PLACEHOLDER = "<image>"
+"""Stands for the image in LLaVA's data files."""
+_SHOWN = 60  # characters of a text in a message
+_LONGEST_TEMPLATE, _LONGEST_PROMPT = 200_000, 10_000_000  # characters
+_MOST_STEPS = 2_000_000  # lines of Python that run; a long conversation takes thousands
+_MOST_BYTES = 2**30
+_RUN_BY_TEMPLATES = ("filters.py", "runtime.py", "sandbox.py", "tests.py", "utils.py")  # of jinja2
+_LIMITS = Lock()  # they are the process's
+_EXPECTED = "a chat template that transformers can render: correct it, or copy the folder again"
+_TOKENIZERS = RLock()
+_rendered: set[tuple[str, ...]] = set()  # templates that have written a prompt within the limits
+_log = logging.getLogger("eligo")
+
+
+def place_image(text: str, where: str) -> str:
+    """A question on one image without the `<image>` that stands for it; two are an error.
+
+    >>> place_image("<image>\\nWhat is this?", "question")
+    'What is this?'
+    >>> place_image("Look at <image> and tell.", "question")
+    'Look at and tell.'
+    """
+    before, *rest = text.split(PLACEHOLDER)
+    if len(rest) > 1:
+        raise InputError(
+            f"{where}: got {len(rest)} {PLACEHOLDER} in {text!r:.60}, expected at most one: there "
+            "is one image"
+        )
+    if not rest:
+        return text
+    return " ".join(part for part in (before.rstrip(), rest[0].lstrip()) if part)
+
+
+def plain_text(processor: Any, text: str) -> str:
+    """The text with a space inside every control token of a tokenizer (or processor).
+
+    So `</s>` or `[SEP]` in a text stays text. A text without any is returned as it is.
+    """
+    tokenizer = getattr(processor, "tokenizer", processor)
+    own = {} if tokenizer is processor else vars(processor)
+    names = {value for name, value in own.items() if name.endswith("_token")}
+    extra = frozenset(str(value) for value in names if value)
+    found = _control_tokens(tokenizer, len(tokenizer), extra)
+    return text if found is None else found.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+
+
+def tokenize(processor: Any, *args: Any, **options: Any) -> Any:
+    """Call a tokenizer or processor: one thread at a time.
+
+    A fast tokenizer keeps padding and truncation as its own state, set by one call and read by the
+    next. Without a lock, threads that share it get texts cut or padded as another thread asked.
+    One that names no padding token pads with its end token: masks hide what is padded.
+    """
+    tokenizer = getattr(processor, "tokenizer", processor)
+    with _TOKENIZERS:
+        if options.get("padding") and getattr(tokenizer, "pad_token_id", 0) is None:
+            if tokenizer.eos_token is None:
+                raise InputError(
+                    f"tokenizer of {_name(processor)}: names neither pad_token nor eos_token, "
+                    "expected one to fill rows with; add pad_token to tokenizer_config.json"
+                )
+            tokenizer.pad_token = tokenizer.eos_token
+        return processor(*args, **options)
+
+
+@lru_cache(maxsize=32)
+def _control_tokens(tokenizer: Any, size: int, extra: frozenset[str]) -> re.Pattern[str] | None:
+    """What matches any of them, the longest first; `size` changes where tokens are added."""
+    del size
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    signs = {*extra, *tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
+    # A single character is a letter that happens to pad, such as CLIP's "!".
+    ordered = sorted((sign for sign in signs if len(sign) > 1), key=lambda sign: (-len(sign), sign))
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def remark_cut(
+    texts: Sequence[str], counts: Sequence[int], read: int, *, what: str = "text"
+) -> None:
+    """Log, in one line, that texts have more word pieces (`counts`) than a model reads."""
+    cut = [(count, text) for count, text in zip(counts, texts, strict=True) if count > read]
+    if not cut:
+        return
+    most, example = max(cut, key=lambda pair: pair[0])
+    which, of_them = (
+        (f"the {what} is", "it")
+        if len(texts) == 1
+        else (f"{len(cut)} of {len(texts)} {what}s are", "the longest")
+    )
+    _log.warning(
+        "%s cut: %s has %d word pieces, and the model reads %d: %r",
+        which, of_them, most, read, example if len(example) <= _SHOWN else f"{example[:_SHOWN]}...",
+    )  # fmt: skip
+
+
+class ContextWatch:
+    """Logs that prompts are longer than the context of a host: once, and again for a longer one."""
+
+    def __init__(self, model: Any) -> None:
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.context = longest if isinstance(longest, int) else None
+        self._longest = self.context or 0
+
+    def look(self, length: int) -> None:
+        """Look at the tokens of a prompt, or of the longest of a batch."""
+        if self.context is None or length <= self._longest:
+            return
+        self._longest = length
+        _log.warning(
+            "the prompt has %d tokens, and the context of the host is %d: its answer means little; "
+            "shorten the text, or give fewer examples",
+            length, self.context,
+        )  # fmt: skip
+
+
+def render_chat(processor: Any, messages: Sequence[Any], **options: Any) -> str:
+    """The prompt that the chat template of a processor or tokenizer makes of messages."""
+    where = f"chat template of {_name(processor)}"
+    found = processor.chat_template
+    templates = tuple(found.values() if isinstance(found, dict) else [found])
+    with ExitStack() as limits, reading(where, _EXPECTED):
+        if templates not in _rendered:
+            for template in templates:
+                _check_template(template)
+            limits.enter_context(_bounded_memory())
+            limits.enter_context(_bounded_steps(where))
+        text = processor.apply_chat_template(list(messages), tokenize=False, **options)
+        if not isinstance(text, str) or len(text) > _LONGEST_PROMPT:
+            raise ValueError(f"it made no text of at most {_LONGEST_PROMPT} characters")
+    _rendered.add(templates)
+    return text
+
+
+def spoken_ids(tokenizer: Any, prompt: str, answer: str) -> list[int]:
+    """Tokens of an answer behind the end of a prompt; no special ones.
+
+    They are encoded together, as tokenizers write the first word of a text and a later word
+    differently; between them stands a space, unless the prompt ends in one (or in a line break).
+    """
+    gap, answer = "" if prompt[-1:].isspace() else " ", plain_text(tokenizer, answer)
+    before = tokenize(tokenizer, prompt, add_special_tokens=False)["input_ids"]
+    whole = tokenize(tokenizer, f"{prompt}{gap}{answer}", add_special_tokens=False)["input_ids"]
+    if whole[: len(before)] != before:  # the tokenizer joined the two
+        before, whole = [], tokenize(tokenizer, answer, add_special_tokens=False)["input_ids"]
+    return list(whole[len(before) :])
+
+
+def _name(processor: Any) -> str:
+    tokenizer = getattr(processor, "tokenizer", processor)
+    return str(getattr(tokenizer, "name_or_path", "") or type(processor).__name__)
+
+
+def _check_template(template: str) -> None:
+    """Refuse what no time or memory limit catches: compiling it, or powers, which are one step."""
+    import jinja2
+
+    if len(template) > _LONGEST_TEMPLATE:
+        raise ValueError(f"it has {len(template)} characters, more than {_LONGEST_TEMPLATE}")
+    tokens = jinja2.Environment().lex(template)
+    if any(kind == "operator" and value == "**" for _, kind, value in tokens):
+        raise ValueError("it computes powers (**)")
+
+
+@contextmanager
+def _bounded_steps(where: str) -> Iterator[None]:
+    """Count the lines that the template's program runs; an endless loop is an error."""
+    import jinja2
+
+    library = Path(jinja2.__file__).parent
+    counted = {"<template>", *(str(library / name) for name in _RUN_BY_TEMPLATES)}
+    left = _MOST_STEPS
+
+    def step(frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG001
+        nonlocal left
+        if frame.f_code.co_filename not in counted:
+            return None
+        left -= 1
+        if left < 0:
+            raise InputError(f"{where}: takes more than {_MOST_STEPS} steps; expected {_EXPECTED}")
+        return step
+
+    before = sys.gettrace()
+    if before is not None:  # a debugger, or a measure of coverage
+        yield
+        return
+    sys.settrace(step)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+@contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """On Linux: what would take gigabytes more than there are now is a MemoryError."""
+    pages = Path("/proc/self/statm")
+    if not pages.exists():
+        yield
+        return
+    import resource
+
+    with _LIMITS:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = int(pages.read_text().split()[0]) * resource.getpagesize() + _MOST_BYTES
+        given = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_AS, (min([most, *given]), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

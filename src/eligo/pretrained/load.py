@@ -1,0 +1,294 @@
+"""Where trained models are found, and how they are read: all of their weights, or an error.
+
+A model is named by its folder, by the name of one that comes with eligo, or by its name on the hub
+(`owner/name`), the same in every family. What comes with eligo lies in one place,
+`eligo/models/<name>`, and has a model card there. Imports no torch.
+"""
+
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+from eligo.config.nearest import did_you_mean
+from eligo.errors import InputError
+from eligo.io.reading import reading, reason
+from eligo.pretrained.shared_state import warnings_lock
+from eligo.pretrained.untrusted import check_stock_folder, check_stock_weights, is_quantised
+
+SHIPPED = Path(__file__).parents[1] / "models"
+"""One folder for each model that comes with eligo; its name begins with its family's."""
+CARD = "README.md"
+STOCK_FILES = (
+    "config.json", "generation_config.json", "processor_config.json", "preprocessor_config.json",
+    "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "bpe.codes",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""Patterns of what `save_pretrained` of transformers writes."""
+_HOST = ("config.json", "processor_config.json")  # as transformers writes them
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_PICKLES = ("*.bin", "*.ckpt", "*.pkl", "*.pt", "*.pth")  # fetched only where nothing else is
+# Of a model of `transformers`: files of other frameworks, and folders (other formats, old code).
+_OTHER_FORMATS = ("*/*", "*.py", "*.h5", "*.msgpack", "*.onnx*", "*.gguf", "*.ot", "*.tflite")
+_PATIENCE = 3.0  # seconds that the hub has to answer
+_SHOWN = 8  # weights of each kind that an error names; another model's would fill the screen
+
+
+def shipped_models(*holding: str) -> list[str]:
+    """Names of the models that come with eligo; `holding`: only those with all of these files.
+
+    >>> "vlm" in shipped_models()
+    True
+    """
+    files = holding or (CARD,)
+    folders = (path.parent for path in SHIPPED.glob(f"*/{files[0]}"))
+    return sorted(one.name for one in folders if all((one / file).is_file() for file in files))
+
+
+def shipped_model(name: str, *, made_by: str) -> Path:
+    """The folder of a model that comes with eligo; `made_by`: the command that trains another."""
+    if name in (names := shipped_models()):
+        return SHIPPED / name
+    raise InputError(
+        f"no model {name!r} comes with this eligo{did_you_mean(name, names)} "
+        f"({', '.join(names) or 'none does'}); train one with `{made_by}` and give its folder"
+    )
+
+
+def find_model(name: str | Path, holding: str, *more: str) -> Path:
+    """The folder of a model: one that comes with eligo, this one, or one fetched from the hub.
+
+    `holding`: the files by which its kind is known; of those that come with eligo, no other kind
+    is found or proposed. A folder that happens to be called like one of them is meant by `./NAME`.
+    """
+    folder, name = Path(name), str(name)
+    if name in (names := shipped_models(holding, *more)):
+        return SHIPPED / name
+    if folder.is_dir():
+        return folder
+    if _HUB_NAME.fullmatch(name):
+        return _from_hub(name, (holding, *more, CARD), names, _PICKLES)
+    raise _not_found(name, names)
+
+
+def find_host(name: str | Path, *, weights: bool = True) -> Path:
+    """The folder of a model to ask: shipped, given, or fetched from the hub.
+
+    From then on nothing but this folder is read. `weights`: False where the configs will do.
+    """
+    if str(name) in (names := shipped_models(*_HOST)):
+        return SHIPPED / name
+    return _find_stock(str(name), names, weights)
+
+
+def find_encoder(key: str, name: str, *, weights: bool = True) -> Path:
+    """The same of an encoder of `transformers`, which a config names under a key."""
+    try:
+        return _find_stock(name, [], weights)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from error
+
+
+def _find_stock(name: str, names: list[str], weights: bool) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    if not _HUB_NAME.fullmatch(name):
+        raise _not_found(name, names)
+    ignore = _OTHER_FORMATS if weights else (*_OTHER_FORMATS, "*.safetensors")
+    found = _from_hub(name, (_HOST[0],), names, ignore=(*_PICKLES, *ignore))
+    if weights and not any(found.glob("*.safetensors")) and not any(found.glob("*.bin")):
+        found = _from_hub(name, (_HOST[0],), names, ignore=_OTHER_FORMATS)
+    return found
+
+
+def _from_hub(name: str, files: Sequence[str], names: list[str], ignore: Sequence[str]) -> Path:
+    """The folder of a model of the hub, which has one of these files: fetched, or kept before."""
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    if _hub_answers():
+        try:
+            return Path(snapshot_download(name, ignore_patterns=list(ignore)))
+        except Exception as error:  # no such model, no permission, a connection that broke
+            raise _not_found(name, names, f"; from the hub: {reason(error)}") from error
+    for file in files:
+        if isinstance(found := try_to_load_from_cache(name, file), str):
+            return Path(found).parent
+    raise _not_found(
+        name,
+        names,
+        "; the hub cannot be reached, and no copy of it was kept before: give a folder, or set "
+        "HF_HOME to where copies are kept",
+    )
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached, within seconds; its own client would try for a minute."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with suppress(Exception):
+            answers.append(get_session().head(constants.ENDPOINT, timeout=_PATIENCE))
+
+    # A name server that is silent makes even a time limit of the client's wait.
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_PATIENCE)
+    return bool(answers)
+
+
+def _not_found(name: str, names: list[str], why: str = "") -> InputError:
+    ours = f" a name of what comes with eligo ({', '.join(names)})," if names else ""
+    return InputError(
+        f"{name}: there is no such folder{did_you_mean(name, names)}; expected a folder,{ours} or "
+        f"OWNER/NAME on the hub{why}"
+    )
+
+
+def load_part(kind: Any, name: str | Path, **options: Any) -> Any:
+    """A config, tokenizer or processor of `transformers`, by its class.
+
+    `name`: a folder, or a string for `find_host`. Code in the folder is never run.
+    """
+    folder = name if isinstance(name, Path) else find_host(name)
+    check_stock_folder(folder)
+    return _read(kind, folder, **options)
+
+
+def load_stock(kind: Any, name: str | Path, *, exact: bool = True, **options: Any) -> Any:
+    """A model of `transformers` by its class; weights that it lacks are an error that lists them.
+
+    `transformers` itself would leave those random. `exact`: so are weights that it has no place
+    for; somebody else's checkpoint often has a few, for a head that is not wanted. Code in the
+    folder is never run, and pickled weights are read as tensors alone.
+    """
+    folder = name if isinstance(name, Path) else find_host(name)
+    check_stock_folder(folder)
+    check_stock_weights(folder)
+    # First without memory for the weights: the sizes of a config that lies may be endless.
+    if not is_quantised(folder):
+        _read_model(kind, folder, exact, device_map="meta", **options)
+    model = _read_model(kind, folder, exact, **options)
+    refuse_misfits(folder, misfits((), (), (), broken=not_finite(model.named_parameters())))
+    return model
+
+
+def _read_model(kind: Any, folder: Path, exact: bool, **options: Any) -> Any:
+    model, info = _read(
+        kind,
+        folder,
+        weights_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # said below, with all the rest
+        **options,
+    )
+    shapes = [
+        f"{key}: {tuple(stored)} stored, {tuple(expected)} expected"
+        for key, stored, expected in info["mismatched_keys"]
+    ]
+    unexpected = info["unexpected_keys"] if exact else ()
+    refuse_misfits(folder, misfits(info["missing_keys"], unexpected, shapes))
+    return model
+
+
+def _read(kind: Any, folder: Path, **options: Any) -> Any:
+    expected = f"a folder that {kind.__name__} of transformers can read"
+    with reading(folder, expected), quiet_transformers():
+        return kind.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **options
+        )
+
+
+def misfits(
+    missing: Iterable[str],
+    unexpected: Iterable[str],
+    shapes: Iterable[str],
+    prefix: str = "",
+    *,
+    types: Iterable[str] = (),
+    broken: Iterable[str] = (),
+) -> list[str]:
+    """An entry for each weight that does not fit, for `refuse_misfits`; the first of each kind."""
+    kinds = {
+        "missing: ": missing,
+        "unexpected: ": unexpected,
+        "shape of ": shapes,
+        "type of ": types,
+        "not finite: ": broken,
+    }
+    lines = []
+    for start, entries in kinds.items():
+        entries = list(entries)
+        lines += [f"{start}{prefix}{entry}" for entry in entries[:_SHOWN]]
+        if (left := len(entries) - _SHOWN) > 0:
+            lines.append(f"... and {left} more like it")
+    return lines
+
+
+def refuse_misfits(where: str | Path, lines: list[str]) -> None:
+    """Raise if there are any."""
+    if lines:
+        raise InputError(f"weights in {where} do not fit the model: {'; '.join(lines)}")
+
+
+def not_finite(tensors: Iterable[tuple[str, Any]]) -> list[str]:
+    """Names of the tensors that hold NaN or infinity: no training leaves such weights."""
+    return [
+        name for name, tensor in tensors if tensor.is_floating_point() and not _is_finite(tensor)
+    ]
+
+
+def _is_finite(tensor: Any) -> bool:
+    if not tensor.numel() or tensor.element_size() == 1:  # torch compares no packed floats
+        return True
+    low, high = tensor.detach().aminmax()  # both are NaN if one value is
+    return bool(low.isfinite() and high.isfinite())
+
+
+class _Quiet:
+    """What several threads share: the first one in changes it, the last one out restores it."""
+
+    users = 0
+    restore = ExitStack()
+
+
+_quiet_lock = Lock()
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Meanwhile `transformers` draws no bars, and leaves it to us to say what does not fit."""
+    with _quiet_lock, warnings_lock:
+        if not _Quiet.users:
+            _Quiet.restore = _be_quiet()
+        _Quiet.users += 1
+    try:
+        yield
+    finally:
+        with _quiet_lock, warnings_lock:
+            _Quiet.users -= 1
+            if not _Quiet.users:
+                _Quiet.restore.close()
+
+
+def _be_quiet() -> ExitStack:
+    from transformers.utils import logging
+
+    stack = ExitStack()
+    stack.callback(logging.set_verbosity, logging.get_verbosity())
+    if logging.is_progress_bar_enabled():
+        stack.callback(logging.enable_progress_bar)
+    stack.enter_context(warnings.catch_warnings())
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    return stack

@@ -1,0 +1,202 @@
+"""Model folders that somebody else made: their code is never run, their damage is one line.
+
+`check_stock_folder` refuses, before `transformers` opens a folder, what `transformers` would run,
+follow out of the folder, or allocate without end. Imports no torch.
+"""
+
+import re
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from eligo.errors import InputError
+from eligo.io.reading import read_object, reading
+
+_STOCK_CONFIGS = (
+    "config.json",
+    "generation_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "tokenizer_config.json",
+    "adapter_config.json",
+)
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # as `transformers` looks for them
+# Counts in a config of which each is an object in memory, and more than any model has.
+_LAYERS = re.compile(r"(layers?|depths?|blocks)$")
+_MOST = {_LAYERS: 10_000, re.compile(r"(experts|labels)$"): 1_000_000}
+_FEW_LAYERS = 200  # cost little, whatever the weights are
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_MANY_PATCHES = 1_000_000
+# What a processor scales every image to: sides, or the area where images keep their shape.
+_SIZES = ("size", "crop_size", "pad_size", "min_pixels")
+_LONGEST_SIDE, _LARGEST_AREA = 16_384, 100_000_000
+_ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+
+
+def check_stock_folder(folder: Path) -> None:
+    """Refuse a folder whose configs name code of its own, or more parts than any model has."""
+    there = [folder / name for name in _STOCK_CONFIGS if (folder / name).exists()]
+    if not there:
+        raise InputError(
+            f"{folder}: holds no model of transformers (no config.json); expected a folder with a "
+            "model and its tokenizer or processor"
+        )
+    for path in there:
+        _check_config(path)
+
+
+def _check_config(path: Path) -> None:
+    tree = read_object(path, "transformers")
+    for counted, most in _MOST.items():
+        for key, size in _counts(tree, counted):
+            if size > most:
+                raise InputError(f"{path}: got {key} {size}, expected at most {most}")
+    if "processor" in path.name:
+        for config in _objects(tree):
+            _check_pixels(path, config)
+    for key, value in _entries(tree):
+        if key == "auto_map" and value:
+            raise InputError(
+                f"{path}: names Python code of the folder (auto_map), which eligo never runs; "
+                "expected a model whose classes are part of transformers: look for a converted "
+                "version (often OWNER/NAME-hf), or remove auto_map if transformers has the class"
+            )
+        if key in _ATTENTION and "/" in str(value):
+            raise InputError(
+                f"{path}: {key} names code on the hub ({value}), which eligo never runs; expected "
+                "eager or sdpa: remove the key"
+            )
+
+
+def _check_pixels(path: Path, config: dict[str, Any]) -> None:
+    """Refuse a processor that scales every image up to what no memory holds."""
+    by_area = "merge_size" in config or "min_pixels" in config
+    most = _LARGEST_AREA if by_area else _LONGEST_SIDE
+    for key in _SIZES:
+        value = config.get(key)
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        sides = value if isinstance(value, dict) else {"": value}
+        for side, pixels in sides.items():
+            if by_area and side == "longest_edge":
+                continue  # a limit, which makes nothing larger
+            if isinstance(pixels, int) and pixels > most:
+                raise InputError(
+                    f"{path}: got {key} {side}: {pixels}, expected at most {most} pixels: copy the "
+                    "file again"
+                )
+
+
+def check_stock_weights(folder: Path) -> None:
+    """Refuse weight files that are missing, damaged or outside, and a config that they belie.
+
+    Their headers are read, and nothing else.
+    """
+    files = [file for file in _weight_files(folder) if file.suffix == ".safetensors"]
+    headers = [(file, name, *entry) for file in files for name, entry in read_header(file).items()]
+    about = folder / "config.json"
+    if not headers or not about.is_file():
+        return
+    _check_counts(about, len(headers), sum(prod(shape) for *_, shape in headers))
+    for file, name, dtype, _ in headers if not is_quantised(folder) else ():
+        if name.endswith((".weight", ".bias")) and dtype not in _FLOATS:
+            raise InputError(
+                f"{file}: got {name} as {dtype}, expected floats ({', '.join(_FLOATS)}), as "
+                f"{about.name} names no quantization_config"
+            )
+
+
+def _check_counts(about: Path, num_tensors: int, num_weights: int) -> None:
+    """Refuse a config that describes far more than the weights: it would fill the memory."""
+    tree = read_object(about, "transformers")
+    for key, size in _counts(tree, _LAYERS):
+        if size > max(num_tensors, _FEW_LAYERS):
+            raise InputError(
+                f"{about}: got {key} {size}, but the weights beside it have {num_tensors} "
+                "tensors; expected config and weights of one model: copy the folder again"
+            )
+    for config in _objects(tree):
+        size, patch = config.get("image_size"), config.get("patch_size")
+        if not isinstance(size, int) or not isinstance(patch, int) or patch < 1:
+            continue
+        if (size // patch) ** 2 > max(num_weights, _MANY_PATCHES):
+            raise InputError(
+                f"{about}: got image_size {size} and patch_size {patch}, but the weights beside it "
+                f"are {num_weights} numbers; expected config and weights of one model: copy the "
+                "folder again"
+            )
+
+
+def is_quantised(folder: Path) -> bool:
+    """Whether the weights are packed: their shapes are then not the config's."""
+    about = folder / "config.json"
+    entries = _entries(read_object(about, "transformers")) if about.is_file() else ()
+    return any(key == "quantization_config" and value for key, value in entries)
+
+
+def read_header(file: Path) -> dict[str, tuple[str, list[int]]]:
+    """Type and shape of every tensor in a safetensors file, by name."""
+    from safetensors import safe_open
+
+    with (
+        reading(file, "a whole safetensors file: copy it again"),
+        safe_open(file, framework="np") as opened,
+    ):
+        parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        return {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for name in _WEIGHTS:
+        if (folder / name).is_file():
+            return [folder / name]
+        if (index := folder / f"{name}.index.json").is_file():
+            return _shards(index)
+    return []  # `transformers` says what it looked for
+
+
+def _shards(index: Path) -> list[Path]:
+    places = read_object(index, "transformers").get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise InputError(f"{index}: got no weight_map from tensor names to file names")
+    names = sorted(set(places.values()))
+    for name in names:
+        if Path(name).name != name or name in (".", ".."):
+            raise InputError(
+                f"{index}: points to {name!r}, outside its folder; expected names of files beside "
+                "it: take the folder from a source that you trust"
+            )
+        if not (index.parent / name).is_file():
+            raise InputError(
+                f"{index.parent}: cannot be read (there is no {name}, which {index.name} names); "
+                "expected all its shards: copy the whole folder again"
+            )
+    return [index.parent / name for name in names]
+
+
+def _objects(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The object itself and every one that is a value in it."""
+    yield tree
+    yield from (value for _, value in _entries(tree) if isinstance(value, dict))
+
+
+def _counts(tree: Any, names: re.Pattern[str]) -> Iterator[tuple[str, int]]:
+    """Whole numbers under keys with such names, alone or in a list."""
+    for key, value in _entries(tree):
+        if names.search(key):
+            sizes = value if isinstance(value, list) else [value]
+            yield from ((key, size) for size in sizes if isinstance(size, int))
+
+
+def _entries(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Every key of a JSON tree with its value."""
+    left = [tree]
+    while left:
+        found = left.pop()
+        if isinstance(found, dict):
+            yield from found.items()
+            left += found.values()
+        elif isinstance(found, list):
+            left += found

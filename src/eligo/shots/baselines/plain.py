@@ -1,0 +1,134 @@
+"""Selectors that do not look at the query: none, any, always the same."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from eligo.errors import InputError
+from eligo.shots.baselines.utility import Utility
+from eligo.shots.data.draws import generator, shuffled
+from eligo.shots.data.query import Query
+from eligo.shots.data.records import Record
+from eligo.shots.pool.pool import Pool
+from eligo.shots.selector import Choice, PoolSelector
+
+
+class ZeroShot(PoolSelector):
+    """No example at all."""
+
+    kind: ClassVar[str] = "zero_shot"
+
+    def _choose(self, query: Query, rows: Tensor, shots: int) -> Choice:  # noqa: ARG002
+        return Choice(rows[:0], torch.zeros(len(rows)))
+
+
+class Random(PoolSelector):
+    """Any; the same ones whenever this query comes again."""
+
+    kind: ClassVar[str] = "random"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def _choose(self, query: Query, rows: Tensor, shots: int) -> Choice:
+        # A number for each row of the pool: it does not depend on which others may be chosen.
+        every = torch.rand(len(self.pool), generator=generator(self.seed, query.id))
+        scores = every[rows]
+        return Choice(scores.argsort(descending=True, stable=True)[:shots], scores)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"seed": self.seed}
+
+
+class BestFixed(PoolSelector):
+    """One list for all queries (of a domain), chosen greedily on training queries.
+
+    The next example is the one with the best mean value after those before it; behind `length` of
+    them all others follow by their mean value alone. So where the fixed ones may not be shown, the
+    next best stand in.
+    """
+
+    kind: ClassVar[str] = "best_fixed"
+
+    def __init__(
+        self,
+        utility: Utility | None = None,
+        *,
+        length: int = 6,
+        num_queries: int = 256,
+        seed: int = 0,
+    ) -> None:
+        self.utility = utility
+        self.length, self.num_queries, self.seed = length, num_queries, seed
+        self.orders: dict[str | None, list[str]] = {}
+
+    @classmethod
+    def of(cls, orders: Mapping[str | None, Sequence[str]], pool: Pool) -> "BestFixed":
+        """From lists that were chosen elsewhere, by domain."""
+        selector = cls()
+        selector.orders = {domain: list(order) for domain, order in orders.items()}
+        selector._pool = pool
+        return selector
+
+    def _learn(self, records: Sequence[Record]) -> None:
+        if self.utility is None:
+            raise InputError("BestFixed: needs a utility to choose by; give BestFixed(utility)")
+        by_domain: dict[str | None, list[Query]] = {}
+        for record in records:
+            domain = None if self.pool.domains is None else record.query.domain
+            by_domain.setdefault(domain, []).append(record.query)
+        self.orders = {d: self._order(self.utility, d, q) for d, q in by_domain.items()}
+
+    def _order(self, utility: Utility, domain: str | None, queries: list[Query]) -> list[str]:
+        domains = self.pool.domains
+        names = [n for row, n in enumerate(self.pool.ids) if not domains or domains[row] == domain]
+        drawn = shuffled(torch.arange(len(queries)), self.seed, str(domain))
+        queries = [queries[place] for place in drawn[: self.num_queries].tolist()]
+        alone = self._means(utility, queries, (), names)
+        prefix: tuple[str, ...] = ()
+        for _ in range(min(self.length, len(names))):
+            left = [name for name in names if name not in prefix]
+            means = self._means(utility, queries, prefix, left) if prefix else alone
+            prefix = (*prefix, left[int(means.argmax())])
+        rest = [names[place] for place in alone.argsort(descending=True, stable=True).tolist()]
+        return [*prefix, *(name for name in rest if name not in prefix)]
+
+    def _means(
+        self, utility: Utility, queries: Sequence[Query], prefix: tuple[str, ...], names: list[str]
+    ) -> Tensor:
+        """Mean value over the queries that may see the candidate."""
+        total, count = torch.zeros(len(names)), torch.zeros(len(names))
+        place = {name: position for position, name in enumerate(names)}
+        rows = self.pool.rows(names)
+        for query in queries:
+            seen = self.pool.allowed(query)
+            may = [name for name, fine in zip(names, seen[rows].tolist(), strict=True) if fine]
+            if not may or not seen[self.pool.rows(prefix)].all():
+                continue
+            where = [place[name] for name in may]
+            total[where] += utility.values(query, prefix, may).float()
+            count[where] += 1
+        return torch.where(count > 0, total / count.clamp_min(1), -torch.inf)
+
+    def _choose(self, query: Query, rows: Tensor, shots: int) -> Choice:
+        domain = None if self.pool.domains is None else query.domain
+        if domain not in self.orders:
+            raise InputError(
+                f"BestFixed: saw no training query of domain {domain!r}; fit with some"
+            )
+        order = self.orders[domain]
+        rank = torch.full((len(self.pool),), len(order))
+        known = [name for name in order if name in self.pool]
+        rank[self.pool.rows(known)] = torch.arange(len(known))
+        scores = -rank[rows].float()
+        return Choice(scores.argsort(descending=True, stable=True)[:shots], scores)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"orders": [[domain, order] for domain, order in self.orders.items()]}
+
+    @classmethod
+    def _restore(cls, settings: dict[str, Any], folder: Path, pool: Pool) -> "BestFixed":  # noqa: ARG003
+        return cls.of(dict(settings["orders"]), pool)

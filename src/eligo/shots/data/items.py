@@ -1,0 +1,93 @@
+"""Questions and answers as people have them: text lines, VQA lines, the files of VQAv2. Section 2.
+
+Questions on one image are one group: they never help each other.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eligo.errors import InputError
+from eligo.shots.data.lines import read_lines
+from eligo.shots.data.pickles import refuse_pickle
+from eligo.shots.data.query import Query
+from eligo.shots.data.text import read_texts
+from eligo.shots.pool.pool import Pool
+from eligo.vqa import VqaExample, read_vqa, read_vqa_lines, usual_answer
+
+
+@dataclass(frozen=True)
+class Item:
+    """A question, what was answered, and the image that it is about."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    image: str | None = None
+    group: str | None = None
+
+    @property
+    def answer(self) -> str:
+        """What most annotators said; a single one is taken at their word."""
+        return self.answers[0] if len(self.answers) == 1 else usual_answer(self.answers)
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What a pool keeps of it: what `Turn.of` reads."""
+        kept: dict[str, Any] = {"question": self.question, "answer": self.answer}
+        if len(self.answers) > 1:
+            kept["answers"] = list(self.answers)
+        return kept if self.image is None else {**kept, "image": self.image}
+
+
+def read_items(
+    path: str | Path, annotations: str | Path | None = None, images: str | Path | None = None
+) -> list[Item]:
+    """JSON lines (`id, input, output`, or `image, question, answers`), or VQAv2's two files."""
+    path = Path(path)
+    refuse_pickle(path)
+    if path.suffix == ".json":
+        if annotations is None or images is None:
+            raise InputError(
+                f"{path}: questions of VQAv2 need --annotations (a .json file) and --images (the "
+                "folder of images); one's own data are JSON lines, .jsonl"
+            )
+        return [_of_vqa(example) for example in read_vqa(path, annotations, images)]
+    if annotations is not None:
+        raise InputError(f"--annotations goes with questions of VQAv2 (.json), got {path}")
+    first = next(read_lines(path), None)
+    if first is None:
+        raise InputError(f"{path}: holds no line")
+    if "input" in first.fields:
+        return [Item(t.id, t.input, (t.output,), None, t.group) for t in read_texts(path)]
+    return [_of_vqa(example) for example in read_vqa_lines(path, images)]
+
+
+def image_group(path: str) -> str:
+    """What groups the questions on one image: the file, however its path is written."""
+    return os.path.realpath(path)
+
+
+def as_query(queries: Pool, row: int) -> Query:
+    """A row of a saved set of queries."""
+    return Query(
+        queries.ids[row],
+        {name: view[row] for name, view in queries.views.items()},
+        group=None if queries.groups is None else queries.groups[row],
+        domain=None if queries.domains is None else queries.domains[row],
+        text=None if queries.payload is None else queries.payload[row].get("question"),
+    )
+
+
+def answers_of(payload: Any) -> Sequence[str]:
+    """All annotators' answers."""
+    return payload.get("answers") or [payload["answer"]]
+
+
+def _of_vqa(example: VqaExample) -> Item:
+    if not example.answers:
+        raise InputError(f"question {example.id}: has no answer; examples and queries need one")
+    image = str(example.image)
+    return Item(example.id, example.question, example.answers, image, image_group(image))

@@ -1,0 +1,106 @@
+"""Examples that are only text: a JSONL file, and vectors that need no model. Section 6, text hook.
+
+`embed_texts` is feature hashing (Weinberger et al. 2009) of words and pairs of neighbours, signed
+so that collisions cancel out on average, with square-root counts. It stands in where there is no
+encoder: overlap of words is all that it knows. `embed_tokens` is the mean of a table's rows.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from eligo.errors import InputError
+from eligo.shots.data.lines import read_lines, unique_ids
+from eligo.shots.pool.pool import Pool
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_NOTHING = "<nothing>"  # what an empty text says: every text has a direction
+
+
+class TextItem(NamedTuple):
+    """A line of a text file."""
+
+    id: str
+    input: str
+    output: str
+    group: str | None
+
+
+def read_texts(path: str | Path) -> list[TextItem]:
+    """`{"id", "input", "output"[, "group"]}` on each line; ids are unique."""
+    return [
+        TextItem(line.text("id"), line.text("input"), line.text("output"), line.maybe_text("group"))
+        for line in unique_ids(read_lines(path))
+    ]
+
+
+def text_pool(
+    items: Sequence[TextItem],
+    embed: Callable[[list[str]], Float[Tensor, "texts dim"]] | None = None,
+) -> Pool:
+    """Examples of input and output, embedded as one text each (by default `embed_texts`).
+
+    Embed queries the same way, by their input alone.
+    """
+    return Pool(
+        [item.id for item in items],
+        {"text": (embed or embed_texts)([f"{item.input} {item.output}" for item in items])},
+        groups=[item.group for item in items],
+        payload=[{"input": item.input, "output": item.output} for item in items],
+    )
+
+
+def words_of(text: str) -> list[str]:
+    """Lower-case words and signs.
+
+    >>> words_of("It's 2 p.m.!")
+    ['it', "'", 's', '2', 'p', '.', 'm', '.', '!']
+    """
+    return _WORD.findall(text.lower())
+
+
+def embed_texts(texts: Iterable[str], dim: int = 768) -> Float[Tensor, "texts dim"]:
+    """Unit vectors of the words in each text; the same on every machine.
+
+    >>> a, b, c = embed_texts(["the red ball", "a red ball", "who came?"])
+    >>> bool(a @ b > a @ c)
+    True
+    """
+    rows = []
+    for text in texts:
+        words = words_of(text) or [_NOTHING]
+        pairs = (f"{first} {second}" for first, second in pairwise(words))
+        row = torch.zeros(dim)
+        for feature, count in Counter([*words, *pairs]).items():
+            number = int.from_bytes(
+                hashlib.blake2b(feature.encode(), digest_size=8).digest(), "big"
+            )
+            row[(number >> 1) % dim] += (1 if number & 1 else -1) * count**0.5
+        if not row.any():  # all cancelled out
+            row[0] = 1.0
+        rows.append(row)
+    return F.normalize(torch.stack(rows), dim=-1) if rows else torch.zeros(0, dim)
+
+
+def embed_tokens(
+    texts: Sequence[str],
+    table: Float[Tensor, "tokens dim"],
+    tokenize: Callable[[str], Sequence[int]],
+) -> Float[Tensor, "texts dim"]:
+    """The unit mean of each text's token vectors: `tokenize` gives rows of the table."""
+    rows = []
+    for text in texts:
+        ids = list(tokenize(text))
+        if not ids:
+            raise InputError(f"embed_tokens: {text!r:.60} has no token; leave it out")
+        rows.append(table[ids].float().mean(0))
+    return F.normalize(torch.stack(rows), dim=-1) if rows else torch.zeros(0, table.shape[1])

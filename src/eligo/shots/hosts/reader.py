@@ -1,0 +1,78 @@
+"""A host that reads prompts in batches: pictures opened, rows padded on the left."""
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eligo.errors import InputError
+from eligo.images import open_image, side_of
+from eligo.pretrained.chat import ContextWatch, tokenize
+from eligo.shots.hosts.prompt import Turn, reads_images, tokenizer_of, write_prompt
+
+_OPEN_IMAGES = 256  # kept in memory: a query's candidates come again and again
+_OPEN_LARGE = 32  # of a host that may look at all of a large image
+
+
+class Reader:
+    """A frozen model with its processor, and how prompts are written for it."""
+
+    def __init__(self, model: Any, processor: Any, instruction: str = "") -> None:
+        self.model: nn.Module = model.eval()
+        self.processor, self.instruction = processor, instruction
+        self.tokenizer = tokenizer_of(processor)
+        self.tokenizer.padding_side = "left"
+        side = side_of(processor)
+        kept = _OPEN_IMAGES if side is not None else _OPEN_LARGE
+        self._open = lru_cache(kept)(partial(open_image, side=side))
+        self._context = ContextWatch(model)
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def prompt(self, shots: Sequence[Turn], asked: Turn) -> str:
+        """What the host reads, as text."""
+        return write_prompt(self.processor, shots, asked, self.instruction)
+
+    def encode(self, shots: Sequence[Sequence[Turn]], asked: Sequence[Turn]) -> dict[str, Tensor]:
+        """One row for each question with its examples, padded on the left, on the device."""
+        prompts = [self.prompt(*pair) for pair in zip(shots, asked, strict=True)]
+        turns = [[*before, turn] for before, turn in zip(shots, asked, strict=True)]
+        return self.encode_prompts(prompts, turns)
+
+    def encode_prompts(
+        self, prompts: Sequence[str], turns: Sequence[Sequence[Turn]], *, begins: bool = True
+    ) -> dict[str, Tensor]:
+        """Texts with the images of these turns; `begins`: nothing stands before them."""
+        images = [[t.image for t in row if t.image is not None] for row in turns]
+        texts: dict[str, Any] = {"text": list(prompts), "padding": True, "return_tensors": "pt"}
+        if not begins:
+            texts["add_special_tokens"] = False
+        if not reads_images(self.processor):
+            if any(images):
+                raise InputError(
+                    f"{type(self.model).__name__} reads text only, but examples have images; give "
+                    "a vision-language model"
+                )
+            # A chat template writes the special tokens itself.
+            if getattr(self.processor, "chat_template", None):
+                texts["add_special_tokens"] = False
+            encoded = tokenize(self.tokenizer, **texts)
+        elif any(images):
+            opened = [[self._open(path) for path in row] for row in images]
+            encoded = tokenize(self.processor, images=opened, **texts)
+        else:
+            encoded = tokenize(self.processor, **texts)
+        self._context.look(int(encoded["attention_mask"].sum(1).max()))
+        dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return {
+            name: value.to(self.device, dtype if value.is_floating_point() else None)
+            for name, value in encoded.items()
+            if isinstance(value, Tensor)
+        }

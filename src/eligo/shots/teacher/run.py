@@ -1,0 +1,220 @@
+"""Teach all queries of a folder: shard after shard, in-process or on Ray. Sections 2 and 11."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eligo.errors import EligoError, InputError
+from eligo.images import upright_size
+from eligo.io.files import check_folder, clear_unfinished
+from eligo.io.interrupts import stopped_with
+from eligo.io.locks import one_writer
+from eligo.shots.data.draws import shuffled
+from eligo.shots.data.items import as_query
+from eligo.shots.data.query import Query
+from eligo.shots.hosts.load import load_processor
+from eligo.shots.hosts.prompt import Turn, UnscorableError, template_hash, write_prompt
+from eligo.shots.hosts.scorer import HostScorer, Scorer, turn_of
+from eligo.shots.inference.folder import open_embedded
+from eligo.shots.pool.pool import Pool
+from eligo.shots.pool.sampler import Sampler
+from eligo.shots.teacher.beam_search import num_calls
+from eligo.shots.teacher.config import TeachConfig
+from eligo.shots.teacher.shards import (
+    DATA,
+    FORMAT,
+    META,
+    PARTS,
+    RECORDS,
+    agree_on_host,
+    agree_on_meta,
+    finish,
+    is_listed,
+    write_shard,
+)
+from eligo.shots.teacher.teacher import Lesson, teach_query
+from eligo.train import ProgressBar, ShardFailure, map_shards
+from eligo.train.check import DataCheck
+
+MakeScorer = Callable[[TeachConfig, Pool, Pool], Scorer]
+
+
+def teach(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str, Any]:
+    """Label the queries; goes on where a former run with the same settings stopped."""
+    check_folder(config.out)
+    with one_writer(config.out) as folder:
+        return _teach(config, folder, make_scorer or scorer_for)
+
+
+def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[str, Any]:
+    pool, queries, about = open_embedded(config.data)
+    rows = chosen_rows(queries, config)
+    processor = None if config.host.model is None else load_processor(config.host)
+    if config.check_data and not (config.out / META).exists():
+        check_turns(pool, queries, rows, processor)
+    agree_on_meta(folder, _meta(config, pool, queries, about, processor))
+    clear_unfinished(folder)
+    shards = range(-(-len(rows) // config.shard_size))
+    if (folder / RECORDS).exists() and not (folder / PARTS).exists():
+        return {"records": folder / RECORDS, "state": "was finished before"}
+    left = [shard for shard in shards if not is_listed(folder, shard)]
+    factory = partial(_worker, config, make_scorer)
+    bar = ProgressBar("teach", len(shards), len(shards) - len(left))
+    kept = f"stopped; what was taught is kept in {folder}, the same command goes on"
+    with stopped_with(lambda: kept), bar:
+        results = map_shards(
+            factory,
+            left,
+            engine=config.engine,
+            num_workers=config.num_workers,
+            gpus_per_worker=config.gpus_per_worker,
+            keep_going=False,
+            on_done=lambda done: bar.update(len(shards) - len(left) + done),
+        )
+    assert not any(isinstance(result, ShardFailure) for result in results)
+    taught, skipped, failed = finish(folder, len(shards))
+    if failed:
+        raise EligoError(
+            f"{failed} of {len(rows)} queries failed three times; why stands in "
+            f"{folder / 'failed.jsonl'}; the same command tries them again"
+        )
+    return {"records": folder / RECORDS, "taught": taught, "skipped": skipped}
+
+
+def plan(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str, Any]:
+    """What teaching would cost: calls of the host, and hours by a measured sample."""
+    pool, queries, _ = open_embedded(config.data)
+    rows = chosen_rows(queries, config)
+    scorer = (make_scorer or scorer_for)(config, pool, queries)
+    query = _first_scorable(scorer, (as_query(queries, row) for row in rows))
+    names = Sampler(pool, config.sampler).names(query)
+    shots = min(config.shots, len(names))
+    calls = num_calls(len(names), config.shots, config.beam)
+    seconds, before = 0.0, 1
+    for step in range(shots):
+        upto = num_calls(len(names), step + 1, config.beam)
+        sample = names[step : step + config.host.batch_size]
+        start = time.perf_counter()
+        scorer.score(query, names[:step], sample)
+        seconds += (time.perf_counter() - start) / len(sample) * (upto - before)
+        before = upto
+    total = calls * len(rows)
+    return {
+        "queries": len(rows),
+        "candidates": len(names),
+        "calls per query": calls,
+        "calls": total,
+        "hours on this machine, one worker": seconds * len(rows) / 3600,
+    }
+
+
+def _first_scorable(scorer: Scorer, asked: Iterable[Query]) -> Query:
+    """A query to measure with; its first call, which is slower, is made here."""
+    for query in asked:
+        try:
+            scorer.baseline(query)
+        except UnscorableError:
+            continue
+        return query
+    raise InputError("no query has an answer that can be scored; give other ones, or another host")
+
+
+def chosen_rows(queries: Pool, config: TeachConfig) -> list[int]:
+    """Rows of the queries to label, in the order of the file."""
+    if not len(queries):
+        raise InputError(f"{config.data}: holds no queries")
+    drawn = shuffled(torch.arange(len(queries)), config.seed, "queries")
+    return sorted(drawn[: config.num_queries].tolist())
+
+
+def scorer_for(config: TeachConfig, pool: Pool, queries: Pool) -> Scorer:
+    """The host's, or shared words where there is none."""
+    if config.host.model is None:
+        from eligo.shots.teacher.overlap import OverlapScorer
+
+        if any("image" in payload for payload in queries.payload or ()):
+            raise InputError("host.model: questions on images need a model to ask; name one")
+        return OverlapScorer(pool, queries)
+    from eligo.shots.hosts.load import load_reader
+
+    return HostScorer(
+        load_reader(config.host), pool, queries,
+        placement=config.host.placement, batch_size=config.host.batch_size,
+    )  # fmt: skip
+
+
+def _worker(config: TeachConfig, make_scorer: MakeScorer) -> Callable[[int], None]:
+    """Called once in every worker: the host is loaded here."""
+    pool, queries, _ = open_embedded(config.data)
+    rows, sampler = chosen_rows(queries, config), Sampler(pool, config.sampler)
+    scorer = make_scorer(config, pool, queries)
+    if isinstance(scorer, HostScorer):
+        agree_on_host(Path(config.out), scorer.reader.model)
+
+    def lesson(query: Query) -> Lesson:
+        return teach_query(
+            query, sampler.names(query), scorer,
+            shots=config.shots, beam=config.beam, objective=config.objective,
+        )  # fmt: skip
+
+    def run(shard: int) -> None:
+        own = rows[shard * config.shard_size : (shard + 1) * config.shard_size]
+        write_shard(Path(config.out), shard, [as_query(queries, row) for row in own], lesson)
+
+    return run
+
+
+def check_turns(pool: Pool, queries: Pool, rows: Sequence[int], processor: Any) -> None:
+    """Every text and image of the examples and of the chosen queries, before the first call."""
+    check = DataCheck()
+    images: dict[str, None] = {}
+    for label, source, places in (
+        ("examples", pool, range(len(pool))),
+        ("queries", queries, rows),
+    ):
+        turns = check.each(
+            label, [source.ids[row] for row in places], partial(_checked_turn, source, processor)
+        )
+        images |= {turn.image: None for turn in turns if turn.image is not None}
+    check.each("images", list(images), upright_size)
+    check.finish()
+
+
+def _checked_turn(source: Pool, processor: Any, name: str) -> Turn:
+    turn = turn_of(source, name)
+    if processor is not None:
+        try:
+            write_prompt(processor, [turn], turn)
+        except InputError as error:
+            raise InputError(f"example {name!r}: {error}") from None
+    return turn
+
+
+def _meta(
+    config: TeachConfig, pool: Pool, queries: Pool, about: dict[str, Any], processor: Any
+) -> dict[str, Any]:
+    host = config.host
+    template = "overlap" if processor is None else template_hash(processor, host.instruction)
+    return {
+        "format": FORMAT,
+        "pool": pool.content_hash,
+        "queries": queries.content_hash,
+        "sampler": config.sampler.model_dump(mode="json"),
+        "template": template,
+        "instruction": host.instruction,
+        "host": host.model,
+        "dtype": host.dtype,
+        "objective": config.objective,
+        "placement": host.placement,
+        "shots": config.shots,
+        "beam": config.beam,
+        "num_queries": config.num_queries,
+        "shard_size": config.shard_size,
+        "seed": config.seed,
+        "embed": about,
+        DATA: str(config.data),
+    }

@@ -1,0 +1,104 @@
+"""How a question is put to a host: prompt, tokens, answer span. All through its own processor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from eligo.errors import InputError
+from eligo.pretrained.chat import place_image, plain_text, render_chat, spoken_ids, tokenize
+
+_PLAIN = "USER: {image}\n{question} ASSISTANT:"  # LLaVA-1.5's, for processors without a template
+_NO_TEMPLATE = {"PaliGemmaProcessor": "{image}answer en {question}\n"}
+
+
+def image_token_id(processor: Any) -> int:
+    """The id of the placeholder that stands for one vision token."""
+    found = getattr(processor, "image_token_id", None)
+    if found is None and (token := getattr(processor, "image_token", None)) is not None:
+        found = processor.tokenizer.convert_tokens_to_ids(str(token))
+    if found is None:
+        raise InputError(f"{type(processor).__name__} names no image token; is it for images?")
+    return int(found)
+
+
+def build_prompt(processor: Any, question: str) -> str:
+    """One image and one question, as the host was taught to read them.
+
+    `<image>` in the question stands for the image, and its control tokens are made plain text.
+    """
+    question = plain_text(processor, place_image(question, "question"))
+    if getattr(processor, "chat_template", None):
+        content = [{"type": "image"}, {"type": "text", "text": question}]
+        message = {"role": "user", "content": content}
+        return render_chat(processor, [message], add_generation_prompt=True)
+    plain = _NO_TEMPLATE.get(type(processor).__name__, _PLAIN)
+    return plain.format(image=processor.image_token, question=question)
+
+
+def encode(
+    processor: Any, images: Sequence[Image.Image | Tensor], prompts: Sequence[str]
+) -> dict[str, Tensor]:
+    """What the host takes: one image for each prompt, rows padded to one length."""
+    quick = _prepared(processor, images)
+    if quick is not None:
+        text = [_expanded(processor, prompt) for prompt in prompts]
+        encoded = tokenize(processor.tokenizer, text, padding=True, return_tensors="pt")
+        return {**{n: v.to(quick.device) for n, v in encoded.items()}, "pixel_values": quick}
+    encoded = tokenize(
+        processor,
+        images=[[image] for image in images],
+        text=list(prompts),
+        padding=True,
+        return_tensors="pt",
+    )
+    # PaliGemma's makes labels of prompts too; a batch has its own, of answers only.
+    return {name: value for name, value in encoded.items() if name != "labels"}
+
+
+def _prepared(processor: Any, images: Sequence[Image.Image | Tensor]) -> Tensor | None:
+    """Pixels of images that already have the size LLaVA wants, on their own device; else None.
+
+    The same numbers as from the processor, which would take a GPU's images through the CPU.
+    """
+    size = getattr(processor.image_processor, "crop_size", None)
+    if type(processor).__name__ != "LlavaProcessor" or size is None:
+        return None
+    shape = (3, size["height"], size["width"])
+    ready = [i for i in images if isinstance(i, Tensor) and tuple(i.shape) == shape]
+    if len(ready) < len(images) or not ready:
+        return None
+    pixels = torch.stack(ready).float() / 255
+    mean, std = (
+        torch.tensor(values, device=pixels.device).view(3, 1, 1)
+        for values in (processor.image_processor.image_mean, processor.image_processor.image_std)
+    )
+    return (pixels - mean) / std
+
+
+def _expanded(processor: Any, prompt: str) -> str:
+    """The prompt with a placeholder for every vision token of a LLaVA."""
+    size, patch = processor.image_processor.crop_size, processor.patch_size
+    count = (size["height"] // patch) * (size["width"] // patch)
+    count += processor.num_additional_image_tokens
+    if processor.vision_feature_select_strategy == "default":
+        count -= 1
+    return prompt.replace(processor.image_token, processor.image_token * count)
+
+
+def answer_ids(processor: Any, prompt: str, answer: str) -> list[int]:
+    """Tokens of the answer behind the prompt, and the end of text."""
+    tail = prompt.rpartition(str(processor.image_token))[2].lstrip()
+    ids = spoken_ids(processor.tokenizer, tail, answer)
+    if not ids:
+        raise InputError(f"the answer {answer!r} has no tokens in the vocabulary of this host")
+    return [*ids, processor.tokenizer.eos_token_id]
+
+
+def text_lengths(processor: Any, questions: Sequence[str]) -> list[int]:
+    """Prompt tokens that are not vision tokens, for each question: what a plan must count on."""
+    token = str(processor.image_token)
+    texts = [build_prompt(processor, question).replace(token, "") for question in questions]
+    return [len(ids) for ids in tokenize(processor.tokenizer, texts)["input_ids"]]

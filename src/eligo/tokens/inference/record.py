@@ -1,0 +1,98 @@
+"""A pruned answer for the explorer: what every stage kept, on the image as the model saw it."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from eligo.explorer.record import Answer, ExplorerRecord, Grid, Stage
+from eligo.selection import Selection
+from eligo.tokens.cost.count import Cost
+from eligo.tokens.inference.predict import Prediction
+from eligo.tokens.trace import Trace
+
+KIND = "tokens"
+_MIB = 2**20
+
+
+def record(
+    found: Prediction,
+    question: str,
+    *,
+    answers: Sequence[Answer] = (),
+    title: str | None = None,
+    note: str = "",
+) -> ExplorerRecord:
+    """One question: a stage for each reduction (and tile), over the grid of the image's tokens.
+
+    `answers`: what others said; without any, only what was said under the plan is shown.
+    """
+    names = ["image"] if len(found.seen) == 1 else [f"tile {n + 1}" for n in range(len(found.seen))]
+    return ExplorerRecord(
+        title=title or question,
+        kind=KIND,
+        query=question,
+        stages=trace_stages(found.trace, names),
+        pictures=dict(zip(names, found.seen, strict=True)),
+        answers=tuple(answers) or (Answer("pruned", found.answer),),
+        cost=cost_lines(found.cost),
+        note=note,
+    )
+
+
+def trace_stages(trace: Trace, pictures: Sequence[str]) -> tuple[Stage, ...]:
+    """The stages of a trace, in the order of their layers; `pictures` names that of each image."""
+    assert trace.grid is not None
+    made = []
+    for image, (picture, (rows, columns)) in enumerate(
+        zip(pictures, trace.grid.tolist(), strict=True)
+    ):
+        reached = list(range(rows * columns))
+        for stage in trace.stages:
+            kept = [place for place in stage.positions[image].tolist() if place >= 0]
+            made.append(
+                Stage(
+                    name=stage.name,
+                    selection=_of_image(stage.selection.to("cpu"), image, len(reached)),
+                    over=Grid(picture, rows, columns),
+                    layer=stage.layer,
+                    candidates=None if len(reached) == rows * columns else tuple(reached),
+                )
+            )
+            reached = kept
+    return tuple(sorted(made, key=lambda stage: stage.layer or 0))  # stable: tiles stay in order
+
+
+def _of_image(selection: Selection, image: int, num_candidates: int) -> Selection:
+    """One image's row, without the padding that a batch of unequal images needs."""
+    indices = selection.indices[image]
+    kept = indices >= 0
+    weights: Tensor | None = None
+    if selection.assignment is not None:
+        weights = selection.assignment[image][kept][:, :num_candidates]
+    scores, mask = (part[image][:num_candidates] for part in (selection.scores, selection.mask))
+    return Selection(indices[kept], scores, mask, weights)
+
+
+def cost_lines(cost: Cost) -> dict[str, str]:
+    """The cost block as the explorer shows it: what, and before > after."""
+    schedule, measured = cost.schedule, cost.measured
+    counts = [schedule.vision, schedule.merged, *(budget for _, budget in schedule.cuts)]
+    scale, unit = (1e12, "TFLOPs") if cost.llm_full >= 1e11 else (1e9, "GFLOPs")
+    lines = {
+        "vision tokens": " > ".join(map(str, counts)),
+        "cut before layer": ", ".join(map(str, (0, *(layer for layer, _ in schedule.cuts)))),
+        "text tokens": str(schedule.text),
+        "mean tokens per layer": f"{schedule.vision + schedule.text} > {cost.mean_length:.0f}",
+        "language model": f"{cost.llm_full / scale:.3g} > {cost.llm / scale:.3g} {unit}",
+        "selector": f"{(cost.selector or 0.0) / scale:.3g} {unit}",
+        "saved, net of selector": f"{cost.reduction_with_selector:.1%}",
+        "saved of the whole model": f"{cost.reduction_total:.1%}",
+        "key-value cache": f"{cost.kv_bytes_full / _MIB:.3g} > {cost.kv_bytes / _MIB:.3g} MiB",
+    }
+    if cost.uncounted:
+        lines["not counted"] = ", ".join(cost.uncounted)
+    if measured.ttft_p50_ms is not None:
+        lines["time to the first token"] = f"{measured.ttft_p50_ms:.0f} ms, median"
+    if measured.selector_ms is not None:
+        lines["of which selector"] = f"{measured.selector_ms:.1f} ms"
+    return lines

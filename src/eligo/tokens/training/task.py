@@ -1,0 +1,378 @@
+"""Training merger and pruners inside a frozen host: section 2 of the two-stage pruning guide.
+
+In every step the whole model answers (the teacher, without gradient), then the pruned one in its
+training form, on the same rows through the same function. One backward pass serves all parts; the
+discriminator is frozen in what it says about the pruned model, and the pruned model is detached in
+what the discriminator learns. Departures from the guide: see `modules`, `objective`, `config`.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import nn
+
+from eligo.errors import ConfigError
+from eligo.io.files import write_text
+from eligo.pretrained.chat import ContextWatch
+from eligo.tokens.config import TokensTrainConfig
+from eligo.tokens.data.examples import SceneExamples
+from eligo.tokens.data.file_source import FileSource, Resized, read_examples
+from eligo.tokens.data.scene_source import SceneSource, reads_scenes
+from eligo.tokens.hooks.masking import masking
+from eligo.tokens.host_mark import HostMark
+from eligo.tokens.hosts import host_of
+from eligo.tokens.inference.load import load_host
+from eligo.tokens.inputs_config import ScenesDataConfig
+from eligo.tokens.model.discriminator import Discriminator, DiscriminatorShape
+from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.model.relaxer import TrainingRelaxer
+from eligo.tokens.model.scorers import Relaxation
+from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.training.batch import HostBatch, shared_images
+from eligo.tokens.training.health import memory_guard
+from eligo.tokens.training.logging import evaluation_line, step_line, step_metrics
+from eligo.tokens.training.objective import (
+    Observed,
+    adversarial_losses,
+    answers,
+    hidden_loss,
+    kl_loss,
+    observe,
+    observe_packed,
+    right_answers,
+    task_loss,
+)
+from eligo.tokens.training.validate import Validation
+from eligo.train import (
+    OptimizerSpec,
+    Progress,
+    StepOutput,
+    Task,
+    reset_optimizer,
+    seed_everything,
+)
+from eligo.train.check import DataCheck
+
+logger = logging.getLogger("eligo.tokens")
+
+_NOMINAL_TOKENS = 576  # to count by, where the number of tokens follows the image
+
+
+class TokensTask(Task):
+    """Merger, pruners and perhaps a discriminator, in a frozen host."""
+
+    def __init__(self, config: TokensTrainConfig) -> None:
+        seed_everything(config.train.seed)
+        self.config, self.settings = config, config
+        self.model, self.processor = load_host(config.host)
+        self.host: Any = host_of(self.model)
+        self.weights = config.weights
+        self.source = open_source(config, self.processor, self.host.supply)
+        _check_epochs(config, self.source.num_examples)
+        self.schedule = config.schedule(
+            self.host.supply or _NOMINAL_TOKENS, len(self.host.layers), self.source.num_text
+        )
+        self.merger, self.pruners, self.discriminator = self._build_parts()
+        self.plan = self._build_plan()
+        parts: dict[str, nn.Module | None] = {
+            "token_merger": self.merger,
+            "layer_pruners": self.pruners,
+            "discriminator": self.discriminator,
+        }
+        self.modules = {name: part for name, part in parts.items() if part is not None}
+        chosen = zip(parts, (config.optim.merger, config.optim.pruners), strict=False)
+        self.optimizers = {
+            name: OptimizerSpec(optimizer, (name,))
+            for name, optimizer in [*chosen, ("discriminator", config.optim.discriminator)]
+            if name in self.modules
+        }
+        self.watched = [self.host.layers[layer] for layer in self._watched_layers()]
+        self.validation = Validation(self)
+        self.fraction = 0.0
+        self._latest: dict[str, Any] = {}
+        self._is_main = PartialState().is_main_process
+        self._context = ContextWatch(self.model)
+        self._warn()
+
+    def _build_parts(
+        self,
+    ) -> tuple[TokenMerger | None, LayerPruners | None, Discriminator | None]:
+        config, host = self.settings, self.host
+        merger = pruners = discriminator = None
+        if config.merger is not None:
+            aware = config.merger.kind == "question_aware"
+            merger = TokenMerger(
+                MergerShape(
+                    kind=config.merger.kind,
+                    width=host.feature_width,
+                    question_width=host.text_width if aware else None,
+                    dim=config.merger.dim,
+                    num_heads=config.merger.num_heads,
+                    diverse=config.merger.diverse,
+                )
+            )
+        if config.pruners is not None:
+            pruners = LayerPruners(
+                PrunersShape(
+                    layers=tuple(layer for layer, _ in self.schedule.cuts),
+                    width=host.text_width,
+                    dim=config.pruners.dim,
+                    num_heads=config.pruners.num_heads,
+                    diverse=config.pruners.diverse,
+                )
+            )
+        if self.weights["adversarial"] > 0:
+            discriminator = Discriminator(
+                DiscriminatorShape(
+                    width=host.text_width,
+                    num_layers=len(self._watched_layers()),
+                    dim=config.discriminator.dim,
+                    spectral_norm=config.discriminator.spectral_norm,
+                )
+            )
+        return merger, pruners, discriminator
+
+    def _build_plan(self) -> Plan:
+        """Exact budgets; ratios where the number of tokens follows the image."""
+
+        def amount(budget: int, given: bool) -> dict[str, Any]:
+            if self.host.supply is not None or given:
+                return {"budget": budget}
+            return {"ratio": budget / self.schedule.vision}
+
+        config, stage1, cuts = self.settings, None, []
+        if self.merger is not None and config.merger is not None:
+            given = config.merger.budget is not None and config.merger.ratio is None
+            stage1 = Stage1(self.merger, **amount(self.schedule.merged, given))
+        if self.pruners is not None and config.pruners is not None:
+            given = config.pruners.budgets is not None
+            cuts = [
+                Cut(layer, self.pruners[layer], **amount(budget, given))
+                for layer, budget in self.schedule.cuts
+            ]
+        return Plan(stage1, cuts, config.positions, config.size_bias, HostMark.of(self.host))
+
+    def _watched_layers(self) -> list[int]:
+        count = len(self.host.layers)
+        layers = self.settings.discriminator.layers
+        if any(not -count <= layer < count for layer in layers):
+            raise ConfigError(
+                f"discriminator.layers: got {list(layers)}, expected layers of the host, which has "
+                f"{count}"
+            )
+        # Hooks fire from the first layer to the last; so are the states ordered.
+        return sorted({layer % count for layer in layers})
+
+    def _warn(self) -> None:
+        data = self.settings.data
+        for name in ("max_vision_tokens", "image_max_size"):
+            if getattr(data, name) is not None and not _takes_any_size(self.processor, name):
+                logger.warning(
+                    "data.%s has no effect: %s has a fixed number of vision tokens (%s)",
+                    name, self.host.family, self.host.supply,
+                )  # fmt: skip
+        if self.settings.merger is None and self.settings.size_bias:
+            logger.info("size_bias has no effect: nothing is merged")
+
+    def to(self, device: torch.device) -> None:
+        """The host too."""
+        super().to(device)
+        self.model.to(device)
+
+    def batches(
+        self, start_step: int, rank: int, world_size: int, device: torch.device
+    ) -> Iterator[HostBatch]:
+        """Rows of one image and one question."""
+        train = self.settings.train
+        self.fraction = start_step / train.total_steps  # an evaluation may come first
+        return self.source.batches(
+            train.batch_size, train.seed, start_step, rank, world_size, device
+        )
+
+    def metric_names(self) -> list[str]:
+        """Of the validation."""
+        return self.validation.names()
+
+    def check(self, check: DataCheck) -> None:
+        """The files, if it learns from files."""
+        if isinstance(self.source, FileSource):
+            self.source.check(check)
+
+    def relaxation(self, fraction: float, *, training: bool) -> Relaxation:
+        """How soft choices are when a fraction of the training is done."""
+        temperature = self.settings.temperature
+        now = temperature.at(fraction)
+        assert temperature.end <= now <= temperature.start, (now, temperature)
+        # After annealing the training form chooses and folds as inference will: noise that stayed
+        # spread the choices, and parts that had learned to rely on it lost points without it.
+        annealed = fraction >= temperature.anneal_fraction
+        return Relaxation(
+            temperature=now,
+            noise=now / temperature.start if training and not annealed else 0.0,
+            hard=annealed,
+            mode=self.settings.mask_mode,
+        )
+
+    def observe_whole(self, batch: HostBatch) -> Observed:
+        """What the host says and thinks by itself."""
+        # A critic must not tell the two by how they were computed; others may have it cheaper.
+        if batch.packed is not None and self.discriminator is None:
+            with torch.no_grad():
+                return observe_packed(self.model, self.watched, batch, batch.packed)
+        with torch.no_grad(), shared_images(self.host.tower, batch.rows_per_image):
+            return observe(self.model, self.watched, batch, nullcontext())
+
+    def observe_pruned(
+        self, batch: HostBatch, relaxation: Relaxation
+    ) -> tuple[Observed, TrainingRelaxer]:
+        """The same with the plan in its training form."""
+        relaxer = TrainingRelaxer(self.merger, self.pruners, relaxation, self.settings.size_bias)
+        context = masking(
+            self.model,
+            self.plan,
+            batch.question_mask,
+            relaxer=relaxer,
+            acts_on=self.settings.mask_acts_on,
+        )
+        with shared_images(self.host.tower, batch.rows_per_image):
+            return observe(self.model, self.watched, batch, context), relaxer
+
+    def step(self, batch: HostBatch, progress: Progress) -> StepOutput:
+        """All losses that have a weight."""
+        if self._is_main:
+            self._context.look(batch.inputs["input_ids"].shape[1])
+        weights, relaxation = self.weights, self.relaxation(progress.fraction, training=True)
+        with memory_guard("a training step"):
+            student, relaxer = self.observe_pruned(batch, relaxation)
+            losses = {"task": task_loss(student, batch), "sparsity": relaxer.sparsity()}
+            metrics: dict[str, Any] = {"temperature": relaxation.temperature}
+            metrics["accuracy"] = right_answers(student, batch).float().mean()
+            if weights["kl"] or weights["hidden"] or self.discriminator is not None:
+                teacher = self.observe_whole(batch)
+                losses["kl"] = kl_loss(student, teacher, batch)
+                losses["hidden"] = hidden_loss(student, teacher, batch)
+                if self.discriminator is not None:
+                    found, seen = adversarial_losses(self.discriminator, student, teacher, batch)
+                    losses, metrics = losses | found, metrics | seen
+        kept = {layer: one.choice.kept.sum(-1) for layer, one in relaxer.decisions.items()}
+        metrics |= step_metrics(losses, kept)
+        self._latest = metrics
+        # The discriminator's own two losses are not traded against anything.
+        weights = weights | {"real": 1.0, "fake": 1.0}
+        used = {name: weights[name] * loss for name, loss in losses.items() if weights[name] > 0}
+        return StepOutput(used, metrics, weight=(answers(batch) != -100).sum().float())
+
+    def after_step(
+        self, progress: Progress, optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> None:
+        """Now and then the discriminator starts anew, optimiser state and all."""
+        self.fraction = (progress.step + 1) / progress.total_steps
+        step = progress.step + 1
+        if self._latest and self._is_main and step % self.settings.train.log_every == 0:
+            logger.info(step_line(step, tuple(self.modules), self._latest))
+        chance = self.settings.discriminator.reinit_prob
+        if self.discriminator is not None and torch.rand(()).item() < chance:
+            self.discriminator.reinitialise()
+            reset_optimizer(optimizers["discriminator"])
+
+    def describe(self) -> list[str]:
+        """What is about to be trained, for people."""
+        config, schedule = self.settings, self.schedule
+        lines = [f"host: {self.host.family}, frozen; {len(self.host.layers)} layers"]
+        if config.merger is not None:
+            lines.append(
+                f"token merger: {config.merger.kind}, {schedule.vision} > {schedule.merged} tokens"
+            )
+        if schedule.cuts:
+            cuts = ", ".join(f"{budget} at layer {layer}" for layer, budget in schedule.cuts)
+            lines.append(f"layer pruners: {cuts}")
+        if self.discriminator is not None:
+            lines.append(f"discriminator: layers {self._watched_layers()}")
+        temperature = config.temperature
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in self.weights.items() if weight)
+        lines.append(f"losses: {weights}")
+        steps = round(temperature.anneal_fraction * config.train.total_steps)
+        lines.append(f"temperature: {temperature.start} > {temperature.end} in {steps} steps")
+        cost = self.validation.cost()
+        return [*lines, cost.line(), *(f"note: {note}" for note in cost.warnings())]
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Accuracy with all tokens, merged, masked and removed; what that costs; what is wrong."""
+        self._write_plan()
+        with memory_guard("an evaluation"):
+            metrics = self.validation.run(self.fraction)
+        if self._is_main:
+            logger.info(evaluation_line(metrics))
+        return metrics
+
+    def _write_plan(self) -> None:
+        """Makes the run folder a plan: `plan.json` there, the parts in its best checkpoint."""
+        folder = self.settings.train.folder
+        if folder.is_dir() and not (folder / "plan.json").exists():
+            with TemporaryDirectory() as scratch:
+                self.plan.save(scratch)
+                write_text(folder / "plan.json", (Path(scratch) / "plan.json").read_text("utf-8"))
+
+
+def open_source(
+    config: TokensTrainConfig, processor: Any, supply: int | None
+) -> SceneSource | FileSource:
+    """Where the rows come from."""
+    data = config.data
+    if isinstance(data, ScenesDataConfig):
+        if supply is not None and reads_scenes(processor):
+            return SceneSource(data, supply)
+        return FileSource(
+            SceneExamples(data.scenes, "train", data.examples),
+            SceneExamples(data.scenes, "validation", data.validation),
+            processor,
+        )
+    train, validation = read_examples(data)
+    longest = data.image_max_size if _takes_any_size(processor, "image_max_size") else None
+    area = None
+    if data.max_vision_tokens and _takes_any_size(processor, "max_vision_tokens"):
+        images = processor.image_processor
+        area = data.max_vision_tokens * (images.patch_size * images.merge_size) ** 2
+    if longest or area:
+        train, validation = (Resized(one, longest, area) for one in (train, validation))
+    return FileSource(
+        train,
+        validation,
+        processor,
+        instruction=data.instruction,
+        num_workers=data.num_workers,
+    )
+
+
+def _takes_any_size(processor: Any, key: str) -> bool:
+    """Whether images of another size give another number of vision tokens."""
+    images = processor.image_processor
+    if key == "max_vision_tokens":
+        return hasattr(images, "merge_size")
+    return hasattr(images, "merge_size") or bool(getattr(images, "do_image_splitting", False))
+
+
+def with_counted_steps(config: TokensTrainConfig) -> TokensTrainConfig:
+    """The config with the steps that `epochs` means, where only the files say how many."""
+    if config.epochs is None or isinstance(config.data, ScenesDataConfig):
+        return config
+    steps = config.steps_of(len(read_examples(config.data)[0]))  # pyright: ignore[reportArgumentType]
+    return config.replace({"train.total_steps": steps})
+
+
+def _check_epochs(config: TokensTrainConfig, num_examples: int) -> None:
+    if config.epochs is None:
+        return
+    steps = config.steps_of(num_examples)
+    if config.train.total_steps != steps:
+        raise ConfigError(
+            f"epochs {config.epochs} over {num_examples} examples are {steps} steps, but "
+            f"train.total_steps says {config.train.total_steps}; set it to {steps}, or leave "
+            "epochs out"
+        )

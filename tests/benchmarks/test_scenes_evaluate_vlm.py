@@ -1,0 +1,210 @@
+"""The exam of the tiny LLaVA: fair questions, honest baselines, and the shipped model sits it."""
+
+import json
+import socket
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.scenes import evaluate_vlm as vlm_evaluate
+from benchmarks.scenes.evaluate_vlm import (
+    Asked,
+    VlmEvaluationConfig,
+    draw_exam,
+    evaluate_vlm,
+    fit_blind,
+    summarise,
+)
+from benchmarks.scenes.evaluate_vlm_command import _table
+from eligo.cli import main
+from eligo.pretrained.load import SHIPPED as MODELS
+from eligo.scenes import SceneConfig, draw_questions, draw_scenes, load_vlm, words
+from eligo.scenes.question_kinds import FAMILIES, KINDS
+from eligo.scenes.vlm.model import PROMPT, VlmConfig, build_processor, build_vlm, save_vlm
+
+SHIPPED = MODELS / "vlm"
+SMALL = SceneConfig(height=56, width=56)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A small model of random weights."""
+    config = VlmConfig(
+        image_size=56, vision_width=32, vision_layers=2, layers=2, width=32, hidden=64, heads=2
+    )
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("vlm")
+    save_vlm(build_vlm(config), build_processor(config), folder)
+    return folder
+
+
+@pytest.fixture
+def splits(monkeypatch) -> list[str]:
+    """The splits of which the evaluation draws scenes."""
+    drawn = []
+
+    def draw(config, split, *args, **options):
+        drawn.append(split)
+        return draw_scenes(config, split, *args, **options)
+
+    monkeypatch.setattr(vlm_evaluate, "draw_scenes", draw)
+    return drawn
+
+
+# What is asked
+
+
+@pytest.mark.parametrize("split", [None, "validation"])
+def test_the_exam_is_of_the_configured_split(split, splits):
+    config = VlmEvaluationConfig(questions=6, scenes=SMALL, **({"split": split} if split else {}))
+    assert len(list(draw_exam(config))) == 6
+    assert set(splits) == {split or "test"}
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_the_blind_baseline_learns_from_training_scenes_alone(split, splits):
+    fit_blind(VlmEvaluationConfig(scenes=SMALL, split=split, blind_scenes=600))
+    assert set(splits) == {"train"}
+
+
+def test_an_evaluation_draws_its_split_and_the_blind_one_train(folder, splits):
+    config = VlmEvaluationConfig(
+        model=folder, questions=6, scenes=SMALL, blind_scenes=64, device="cpu", batch_size=6
+    )
+    results = evaluate_vlm(config)
+    assert len(results) == 6
+    assert Counter(splits) == {"train": 1, "test": len(FAMILIES)}
+    blind = fit_blind(config)
+    assert [item.blind for item in results] == [blind(i.question, i.kind) for i in results]
+
+
+def test_held_out_means_a_pair_that_training_never_shows():
+    """Against colours and shapes of the deciding objects, looked up in the graph one by one."""
+    config = VlmEvaluationConfig(questions=180, scenes=SMALL)
+    exam = iter(asked for asked, _ in draw_exam(config))
+    colour, shape = words.ATTRIBUTES.index("colour"), words.ATTRIBUTES.index("shape")
+    flags = []
+    for number, family in enumerate(FAMILIES):
+        graph = draw_scenes(SMALL, "test", range(number * 1_000_000, number * 1_000_000 + 64))
+        questions = draw_questions(graph, 1, (family,))
+        for scene in questions.valid[:, 0].nonzero()[:30, 0].tolist():
+            deciding = graph.attributes[scene, questions.deciding[scene, 0]].tolist()
+            pairs = {(values[colour], values[shape]) for values in deciding}
+            asked = next(exam)
+            assert asked.question == questions.text(scene, 0)
+            assert asked.held_out == bool(pairs & set(words.HELD_OUT)), (asked, pairs)
+            flags.append(asked.held_out)
+    assert next(exam, None) is None
+    assert 10 < sum(flags) < len(flags) - 10
+
+
+def test_the_exam_asks_every_family_and_no_scene_twice():
+    config = VlmEvaluationConfig(
+        questions=60, scenes=SceneConfig(height=56, width=56), blind_scenes=200
+    )
+    exam = list(draw_exam(config))
+    family = {kind.name: kind.family for kind in KINDS}
+    assert Counter(family[asked.kind] for asked, _ in exam) == dict.fromkeys(FAMILIES, 10)
+    assert len({image.numpy().tobytes() for _, image in exam}) == len(exam)
+    blind = fit_blind(config)
+    assert blind("how many red unheard of things?", "count") in ("0", "1", "2", "3", "4")
+
+
+def test_shares_are_counted_by_kind_family_and_all():
+    def asked(kind: str, said: str, held_out: bool) -> Asked:
+        return Asked(kind, "a question", "right", held_out, said=said, blind="wrong")
+
+    rows = summarise(
+        [asked("size", "right", True), asked("size", "wrong", False), asked("row", "right", False)]
+    )
+    found = {(row.family, row.kind): row for row in rows}
+    lookup, size = found["lookup", "all"], found["lookup", "size"]
+    assert (size.accuracy.right, size.accuracy.asked) == (1, 2)
+    assert (size.held_out.right, size.held_out.asked) == (1, 1)
+    assert lookup.accuracy == size.accuracy
+    assert not lookup.met
+    assert found["location", "all"].met
+    everything = found["all", "all"]
+    assert (everything.accuracy.right, everything.blind.right, everything.accuracy.asked) == (
+        2, 0, 3,
+    )  # fmt: skip
+    assert everything.chance == pytest.approx((1 / 3 + 1 / 3 + 1 / 4) / 3)
+
+
+def test_the_table_fits_80_columns():
+    rows = summarise(
+        [Asked(kind.name, "", "yes", True, "yes", "yes") for kind in KINDS for _ in range(1000)]
+    )
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(_table(rows, "test", 0.95))
+    assert "99.9-100.0" in captured.get()
+    assert "…" not in captured.get()  # no cell is cut
+
+
+# The command
+
+
+def test_evaluation_from_the_command_line(folder, tmp_path, capsys):
+    out = tmp_path / "vlm.json"
+    small = ["--scenes.height", "56", "--scenes.width", "56", "--blind_scenes", "64"]
+    command = ["scenes", "evaluate-vlm", "--model", str(folder), "--questions", "12", *small]
+    assert main([*command, "--batch_size", "5", "--device", "cpu", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    for family in (*FAMILIES, "all"):
+        assert family in shown
+    saved = json.loads(out.read_text())
+    assert {"date", "hardware", "command", "versions", "bar", "rows", "wrong"} <= set(saved)
+    assert main([*command, "--out", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+
+
+# The shipped model
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """The shipped model, loaded without a network."""
+
+    def refuse(*_args, **_options):
+        raise AssertionError("the network was used")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", refuse)
+        patch.setattr(socket, "getaddrinfo", refuse)
+        return load_vlm()
+
+
+def test_the_shipped_model_is_small_and_described():
+    files = [path for path in SHIPPED.iterdir() if path.is_file()]
+    assert max(path.stat().st_size for path in files) <= 10_000_000
+    assert sum(path.stat().st_size for path in files) <= 20_000_000
+    assert "Apache-2.0" in (SHIPPED / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_shipped_model_answers_with_little_work(shipped):
+    """Counted, not timed: about half a second of one core."""
+    model, processor = shipped
+    assert model.num_parameters() < 10_000_000
+    assert model.config.image_seq_length == 576
+    asked, image = next(draw_exam(VlmEvaluationConfig(questions=6, split="validation")))
+    text = PROMPT.format(question=asked.question)
+    inputs = processor(images=image, text=text, return_tensors="pt")
+    with FlopCounterMode(display=False) as counter:
+        output = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    assert counter.get_total_flops() < 12e9
+    said = processor.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert said.strip() == asked.answer
+
+
+def test_the_shipped_model_sees():
+    config = VlmEvaluationConfig(
+        questions=60, batch_size=6, split="validation", device="cpu", blind_scenes=64
+    )
+    everything = summarise(evaluate_vlm(config))[-1]
+    assert everything.accuracy.asked == 60
+    assert everything.accuracy.value >= 0.9

@@ -1,0 +1,160 @@
+"""Models as folders, and weights of other programs as models."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from eligo.cli import main
+from eligo.errors import EligoError, InputError
+from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, load_vlm, save_vlm
+from eligo.shots import (
+    KNN,
+    LearnedSelector,
+    PointerSelector,
+    PointerSelectorV1,
+    PointerSelectorV2,
+    PointerSelectorV2Config,
+    Pool,
+    load_selector,
+)
+from eligo.shots.inference.learned_selector import NAMED
+from eligo.shots.model.build import build_model
+
+SMALL = {"d_model": 16, "hidden_dim": 8, "dropout": 0.0}
+
+
+def asked(model, width: int = 16):
+    generator = torch.Generator().manual_seed(3)
+    query, pool = (torch.randn(*s, width, generator=generator) for s in ((2,), (2, 5)))
+    return model.predict(query, pool, shots=3)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_model_comes_back_as_it_was(name: str, tmp_path: Path):
+    model = build_model(NAMED[name].replace(SMALL)).eval()
+    model.save_pretrained(tmp_path)
+    back = type(model).from_pretrained(tmp_path)
+    assert back.config == model.config
+    assert torch.equal(asked(back).scores, asked(model).scores)
+    assert type(PointerSelector.from_pretrained(str(tmp_path))) is type(model)
+
+
+def test_half_is_half_and_reads_as_float32(tmp_path: Path):
+    model = build_model(NAMED["v1"].replace(SMALL)).eval()
+    model.save_pretrained(tmp_path, dtype=torch.float16)
+    assert load_file(tmp_path / "pointer.safetensors")["input_proj.weight"].dtype == torch.float16
+    back = PointerSelectorV1.from_pretrained(tmp_path)
+    assert back.input_proj.weight.dtype == torch.float32
+    assert torch.allclose(asked(back).scores, asked(model).scores, atol=0.05)
+
+
+def test_loading_is_strict(tmp_path: Path):
+    model = build_model(NAMED["v2"].replace(SMALL))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="holds a PointerSelectorV2, not a PointerSelectorV1"):
+        PointerSelectorV1.from_pretrained(tmp_path)
+    weights = load_file(tmp_path / "pointer.safetensors")
+    left = weights.pop("cand_proj.weight")
+    save_file(weights | {"other.weight": left}, tmp_path / "pointer.safetensors")
+    with pytest.raises(EligoError, match=r"missing: pointer\.cand_proj\.weight"):
+        PointerSelectorV2.from_pretrained(tmp_path)
+    with pytest.raises(InputError, match="expected a folder"):
+        PointerSelector.from_pretrained("no_such_model")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"no pointer\.safetensors"):
+        PointerSelector.from_pretrained(tmp_path / "empty")
+
+
+def test_selectors_and_their_models_are_found(tmp_path: Path):
+    pool = Pool(["a", "b", "c"], torch.eye(3, 16))
+    model = build_model(NAMED["v1"].replace(SMALL)).eval()
+    LearnedSelector.of(model, pool).save(tmp_path / "selector")
+    assert torch.equal(asked(PointerSelector.from_pretrained(tmp_path)).scores, asked(model).scores)
+    assert isinstance(load_selector(tmp_path / "selector"), LearnedSelector)
+    KNN().fit([], pool).save(tmp_path / "knn")
+    assert isinstance(KNN.load(str(tmp_path / "knn")), KNN)
+    with pytest.raises(InputError, match="expected a folder"):
+        load_selector(tmp_path / "nothing")
+
+
+# ------------------------------------------------------------------ on the command line
+
+
+def test_a_run_is_halved(tmp_path: Path, capsys):
+    build_model(NAMED["v3"].replace(SMALL)).save_pretrained(tmp_path / "run")
+    args = [str(tmp_path / "run"), "--out", str(tmp_path / "half"), "--half", "--json"]
+    assert main(["shots", "convert", *args]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["kind"] == "v3"
+    stored = load_file(tmp_path / "half" / "pointer.safetensors")
+    assert all(value.dtype == torch.float16 for value in stored.values())
+    assert main(["shots", "convert", str(tmp_path / "run"), "--out", str(tmp_path / "run")]) == 2
+
+
+def test_a_learner_is_halved(tmp_path: Path, capsys):
+    config = VlmConfig(
+        image_size=28, vision_width=8, vision_layers=2, layers=2, width=8, hidden=8, heads=2
+    )
+    save_vlm(build_vlm(config), build_processor(config), tmp_path / "run" / "model")
+    out = tmp_path / "learner"
+    assert main(["shots", "convert", str(tmp_path / "run"), "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "learner"
+    assert load_vlm(out)[0].config.vision_config.image_size == 28
+
+
+class Foreign(nn.Module):
+    """V2 as its guide draws it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_proj = nn.Linear(16, 8, bias=False)
+        self.query_proj = nn.Linear(8, 8, bias=False)
+        self.cand_proj = nn.Linear(8, 8, bias=False)
+        self.cross_attn = nn.MultiheadAttention(8, 4, batch_first=True)
+        self.attn_norm = nn.LayerNorm(8)
+        self.register_buffer("temperature", torch.tensor(0.1))
+
+    def forward(self, query, candidates):
+        query, candidates = self.input_proj(query), self.input_proj(candidates)
+        seen = self.cross_attn(query[:, None], candidates, candidates)[0].squeeze(1)
+        query = self.query_proj(self.attn_norm(query + seen))
+        cosines = nn.functional.cosine_similarity(query[:, None], self.cand_proj(candidates), -1)
+        return cosines / 0.1
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_weights_of_the_guides_program_are_read(tmp_path: Path, wrapped: bool):
+    foreign, path = Foreign().eval(), tmp_path / "best_checkpoint.pth"
+    state = {f"module.{k}": v for k, v in foreign.state_dict().items()}
+    torch.save({"epoch": 3, "model_state_dict": state} if wrapped else state, path)
+    args = [str(path), "--version", "v2", "--out", str(tmp_path / "made")]
+    assert main(["shots", "convert", *args]) == 0
+    model = PointerSelectorV2.from_pretrained(tmp_path / "made")
+    assert model.config == PointerSelectorV2Config(d_model=16, hidden_dim=8)
+    query, candidates = torch.randn(3, 16), torch.randn(3, 5, 16)
+    found = model.predict(query, candidates, shots=1).selection.scores
+    assert torch.allclose(found, foreign(query, candidates), atol=1e-5)
+
+
+class Trap:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('ran code')",))
+
+
+def test_bad_files_are_told(tmp_path: Path, capsys):
+    path, out = tmp_path / "x.pth", str(tmp_path / "made")
+    torch.save({"model": Trap()}, path)
+    assert main(["shots", "convert", str(path), "--version", "v1", "--out", out]) == 2
+    assert "more than tensors" in capsys.readouterr().err
+    torch.save(Foreign().state_dict(), path)
+    assert main(["shots", "convert", str(path), "--out", out]) == 2
+    assert "--version" in capsys.readouterr().err
+    assert main(["shots", "convert", str(path), "--version", "v1", "--out", out]) == 2
+    assert "unexpected: look.attention" in capsys.readouterr().err
+    assert main(["shots", "convert", str(tmp_path / "no.pth"), "--out", out]) == 2
+    torch.save({"a": 1}, path)
+    assert main(["shots", "convert", str(path), "--version", "v1", "--out", out]) == 2

@@ -1,0 +1,356 @@
+"""embed -> teach -> train -> predict -> evaluate, from the command line."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from shot_hosts import picture, template, text_model, tokenizer
+from teach_cases import WORDS, text_items
+from tokenizers import processors
+
+from eligo.cli import main
+from eligo.config import load_config, shipped_configs
+from eligo.explorer.folder import load_record
+from eligo.explorer.record import ExplorerRecord
+from eligo.io import files
+from eligo.io.interrupts import Interrupted
+from eligo.shots import LearnedSelector, load_selector
+from eligo.shots.config import ShotsTrainConfig
+from eligo.shots.hosts.reader import Reader
+from eligo.shots.inference.embed import embed, embed_query
+from eligo.shots.inference.encoders import WordsEncoder
+from eligo.shots.inference.folder import open_embedded
+from eligo.shots.inference.predict import open_selector
+from eligo.shots.learner.config import ExamConfig
+from eligo.shots.model.config import (
+    PointerSelectorV0Config,
+    PointerSelectorV1Config,
+    PointerSelectorV2Config,
+    PointerSelectorV3Config,
+)
+from eligo.shots.teacher.config import TeachConfig
+
+MODELS = {
+    "v0": PointerSelectorV0Config(),
+    "v1": PointerSelectorV1Config(),
+    "v2": PointerSelectorV2Config(),
+    "v2_gru": PointerSelectorV2Config(state="gru"),
+    "v3": PointerSelectorV3Config(),
+}
+TRAIN = ["--num_epochs", "2", "--train.min_steps", "1", "--model.hidden_dim", "16"]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch, capsys):
+    """Run a command in a folder of its own; its JSON, or its error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(words: str, *more: str, code: int = 0):
+        result = main(["shots", *words.split(), *more])
+        out, err = capsys.readouterr()
+        assert result == code, err
+        return json.loads(out) if code == 0 else err
+
+    return call
+
+
+def write_texts(path: str, start: int = 0, count: int = 40) -> None:
+    lines = [
+        {"id": f"t{n}", "input": f"where is the {WORDS[n % 6]}?", "output": f"at {n % 6}"}
+        for n in range(start, start + count)
+    ]
+    Path(path).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def taught(call, *more: str) -> None:
+    write_texts("shots.jsonl")
+    call("embed --data shots.jsonl --json")
+    call("teach --shots 2 --beam 2 --sampler.num_candidates 8 --json", *more)
+
+
+def save_host(folder: str) -> str:
+    text_model().save_pretrained(folder)
+    tokenizer("text", chat_template=template("text")).save_pretrained(folder)
+    return folder
+
+
+def test_text_alone_needs_no_model(call):
+    taught(call)
+    fitted = call("train taught --json", *TRAIN, "--icds_origin", "random_train")
+    assert fitted["folder"] == "runs/shots_v1"
+    assert "ndcg" in fitted["best"]
+    again = call("train taught --json --resume", *TRAIN, "--icds_origin", "random_train")
+    assert again["best"] == fitted["best"]
+    asked = ["--question", "where is the red ball?", "--shots", "2", "--json"]
+    found = call("predict", *asked)["chosen"]
+    assert [row["pick"] for row in found] == [1, 2]
+    first = found[0]
+    assert first["score"] >= found[1]["score"]
+    assert first["says"].startswith("where is the")
+    assert first["next best"] not in (None, first["id"])
+    assert "cosine with the question" in first["why not"]
+    assert "picked before" in found[1]["why not"]
+    usual = call("predict", *asked[:2], "--json")  # as many as were taught
+    assert len(usual["chosen"]) == 2
+    assert usual["among"] == "8 of 40 examples, drawn by the sampler random"
+    shown = call("predict", *asked, "--out", "seen")
+    assert shown["chosen"] == found
+    check_record(load_record(Path(shown["record"]).parent), found)
+    report = call("evaluate --data embedded --taught taught --shots 2 --out report.json --json")
+    assert 0 < report["ranking"]["mrr"] <= 1
+    assert 0 <= report["ranking"]["without ndcg"] < report["ranking"]["records"]
+    assert {row["selector"] for row in report["answers"]} == {"none", "random", "knn", "learned"}
+    assert json.loads(Path("report.json").read_text())["ranking"] == report["ranking"]
+    assert isinstance(load_selector("runs/shots_v1/selector"), LearnedSelector)
+    assert len(LearnedSelector.from_pretrained("runs/shots_v1").pool) == 40
+
+
+def test_a_selector_without_examples_cannot_choose(call):
+    for name, why in {"shots_v1": "comes without examples", "runs/no": "is no folder"}.items():
+        told = call("predict", "--selector", name, "--question", "what?", code=2)
+        assert f"{name}: {why}" in told
+        assert "eligo shots train" in told
+
+
+def check_record(made: ExplorerRecord, found: list[dict]) -> None:
+    """The chosen in their order, beside all other candidates, with scores and reasons."""
+    (stage,) = made.stages
+    chosen = stage.selection.indices.tolist()
+    assert isinstance(stage.over, tuple)
+    assert len(stage.over) == 8
+    assert [stage.over[place].text for place in chosen] == [row["says"] for row in found]
+    assert stage.selection.scores[chosen].tolist() == pytest.approx([r["score"] for r in found])
+    assert stage.selection.scores.isfinite().all()
+    for place, row in zip(chosen, found, strict=True):
+        assert stage.over[place].note.startswith(f"pick {row['pick']}: score")
+    others = [item.note for place, item in enumerate(stage.over) if place not in chosen]
+    assert any("next best for pick 2: the same score" in note for note in others)
+
+
+def test_a_host_teaches_answers_and_is_measured(call, monkeypatch):
+    folder = save_host("host")
+    host = ["--host.model", folder, "--host.device", "cpu", "--num_queries", "20"]
+    host += ["--host.instruction", "be brief!", "--host.placement", "append"]
+    write_texts("shots.jsonl")
+    call("embed --data shots.jsonl --json")
+    dry = ["--shots", "2", "--beam", "2", "--sampler.num_candidates", "8", "--dry-run", "--json"]
+    planned = call("teach", *host, *dry)
+    assert planned["calls"] == 20 * planned["calls per query"]
+    assert not Path("taught").exists()
+    taught(call, *host)
+    meta = json.loads(Path("taught/meta.json").read_text())
+    assert meta["host"] == folder
+    assert len(meta["template"]) == 32
+    call("train v3 --train.name run --json", *TRAIN)
+    # Questions are asked later as they were in teaching.
+    prompt = json.loads(Path("runs/run/selector/pipeline.json").read_text())["prompt"]
+    assert prompt == {"placement": "append", "instruction": "be brief!"}
+    read, seen = Reader.prompt, []
+
+    def spied(self: Reader, shots, asked):
+        seen.append(read(self, shots, asked))
+        return seen[-1]
+
+    monkeypatch.setattr(Reader, "prompt", spied)
+    asked = ["--selector", "runs/run", "--question", "where is it?", "--model", folder]
+    found = call("predict --json --device cpu", *asked)
+    assert isinstance(found["answer"], str)
+    assert seen[-1].count("be brief!") == len(found["chosen"]) + 1
+    report = call(
+        f"evaluate --selector runs/run --data embedded --model {folder} --device cpu "
+        "--shots 1 --num_queries 3 --json"
+    )
+    assert all(0 <= row["accuracy"] <= 1 for row in report["answers"])
+    assert all("be brief!" in prompt for prompt in seen)
+
+
+def test_all_that_a_sampler_draws_is_looked_at(call):
+    write_texts("shots.jsonl", count=90)
+    call("embed --data shots.jsonl --json")
+    call("teach --shots 1 --beam 1 --sampler.num_candidates 80 --num_queries 8 --json")
+    call("train v2 --json", *TRAIN)
+    deployed = open_selector(Path("runs/shots_v2"))
+    query = embed_query(WordsEncoder(), "new", "where is the red ball?", None)
+    names = deployed.sampler.names(query)
+    assert len(names) == 80
+    found = deployed.selector.select(query, 1, candidates=names)
+    assert found.scores[deployed.selector.pool.rows(names)].isfinite().all()
+    asked = ["--selector", "runs/shots_v2", "--question", "where is the red ball?", "--json"]
+    for flags, among in (
+        ([], "80 of 90 examples, drawn by the sampler random"),
+        (["--num_candidates", "5"], "5 of 90 examples, drawn by the sampler random"),
+        (["--num_candidates", "1000"], "all 90 examples"),
+    ):
+        assert call("predict", *asked, *flags)["among"] == among
+    assert "expected at least 1" in call("predict", *asked, "--num_candidates", "0", code=2)
+
+
+def test_equals_are_told_apart(call):
+    write_texts("shots.jsonl")
+    lines = Path("shots.jsonl").read_text().splitlines()
+    twins = [{**json.loads(line), "id": f"twin {n}"} for n, line in enumerate(lines)]
+    Path("shots.jsonl").write_text("\n".join([*lines, *map(json.dumps, twins)]))
+    call("embed --data shots.jsonl --json")
+    call("teach --shots 2 --beam 1 --sampler.num_candidates 79 --num_queries 8 --json")
+    call("train --json", *TRAIN)
+    found = call("predict --json --shots 2 --question", "where is the red ball?")["chosen"]
+    assert found[0]["why not"].startswith("the same score, ")
+
+
+def test_a_wrong_folder_is_named(call):
+    assert "holds no embedded examples" in call("teach", code=2)
+    taught(call)
+    assert "runs/shots_v1: is no folder" in call("predict --question x", code=2)
+    assert "is a pickle" in call("predict --question x --selector best.pth", code=2)
+    assert "is a pickle" in call("train old.pth", code=2)
+    assert "was taught on candidates of the sampler random" in call(
+        "train taught --icds_origin text_train", code=2
+    )
+    call("train taught --json", *TRAIN)
+    path = Path("runs/shots_v1/selector/pipeline.json")
+    whole = path.read_text()
+    path.write_text("{}")
+    assert "holds no trained selector" in call("predict --question x", code=2)
+    path.write_text(whole)
+    assert "--question: is empty" in call("predict --question", " ", code=2)
+    assert "x.png: there is no such image" in call("predict --question x --image x.png", code=2)
+    picture("x.png", 0)
+    told = call("predict --question x --image x.png", code=2)
+    assert "was embedded from words alone; leave out --image, or embed again with" in told
+    assert "`eligo shots embed --encoder FOLDER`" in told
+    assert "give --taught" in call("evaluate", code=2)
+    write_texts("others.jsonl", 40)
+    call("embed --data others.jsonl --out others --json")
+    assert "but the selector was trained on" in call("evaluate --data others", code=2)
+
+
+def test_records_of_the_guide_train_v3_but_not_without_scores(call):
+    write_texts("shots.jsonl")
+    call("embed --data shots.jsonl --json")
+    names = [f"t{n}" for n in range(40)]
+    scored = {
+        name: {"icds": [names[n - 3], names[n - 5]], "scores": [0.5, 0.1]}
+        for n, name in enumerate(names)
+    }
+    Path("records.json").write_text(json.dumps(scored))
+    assert "(--data.embedded, in evaluate --data)" in call("train v3 records.json", code=2)
+    data = ["--data.embedded", "embedded", "--json"]
+    fitted = call("train v3 records.json", *TRAIN, *data, "--sample_num", "30")
+    assert "mrr" in fitted["best"]
+    assert "ndcg" not in fitted["best"]
+    bare = {name: {"icds": row["icds"]} for name, row in scored.items()}
+    Path("records.json").write_text(json.dumps(bare))
+    assert "no record has any" in call("train v3 records.json", *data, code=2)
+
+
+def save_clip(folder: str, seed: int = 0) -> None:
+    """A tiny random CLIP with a tokenizer of letters."""
+    from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor
+
+    sizes = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }  # fmt: skip
+    vision = {**sizes, "image_size": 16, "patch_size": 8}
+    text = {**sizes, "vocab_size": 64, "max_position_embeddings": 40}
+    text |= {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+    torch.manual_seed(seed)
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=12))
+    model.save_pretrained(folder)
+    images = CLIPImageProcessorPil(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
+    )
+    words = tokenizer("text")  # CLIP reads the vector at the end of the text
+    words.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", 1)]
+    )
+    CLIPProcessor(images, words).save_pretrained(folder)
+
+
+def test_images_are_embedded_beside_text(call):
+    save_clip("clip")
+    lines = []
+    for n in range(12):
+        picture(f"{n // 2}.png", n // 2)
+        row = {"id": f"q{n}", "image": f"{n // 2}.png", "question": f"what {n}?"}
+        lines.append(json.dumps({**row, "answers": ["red", "red", "blue"]}) + "\n")
+    Path("vqa.jsonl").write_text("".join(lines))
+    assert "cannot see" in call("embed --data vqa.jsonl", code=2)
+    found = call("embed --data vqa.jsonl --encoder clip --device cpu --json")
+    assert found["views"] == ["image", "text"]
+    pool, queries, about = open_embedded(Path("embedded"))
+    assert about["encoder"] == "clip"
+    assert torch.equal(pool.views["image"], queries.views["image"])
+    assert not torch.equal(pool.views["text"], queries.views["text"])
+    assert torch.equal(pool.views["image"][0], pool.views["image"][1])
+    assert not torch.equal(pool.views["image"][1], pool.views["image"][2])
+    assert pool.groups[0] == pool.groups[1] != pool.groups[2]
+    assert pool.payload[0]["answer"] == "red"
+    assert "questions on images need a model" in call("teach", code=2)
+
+
+def test_another_encoder_under_the_same_name_is_refused(call):
+    save_clip("clip")
+    write_texts("shots.jsonl", count=12)
+    call("embed --data shots.jsonl --encoder clip --device cpu --json")
+    call("teach --shots 1 --sampler.num_candidates 6 --json")
+    call("train taught --json", *TRAIN)
+    ask = "predict --question ball --shots 1 --device cpu --json"
+    call(ask)
+    save_clip("clip", seed=1)
+    assert "encoder: clip gives the text of example 't0' another vector" in call(ask, code=2)
+    save_clip("clip")
+    call(ask)
+    for file in Path("clip").glob("tokenizer*"):
+        file.unlink()
+    Path("clip/tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    assert "clip: holds no tokenizer" in call(ask, code=2)
+
+
+def test_a_host_that_cannot_continue_a_text_is_refused(call):
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    BertLMHeadModel(BertConfig(**sizes, num_attention_heads=2, vocab_size=64)).save_pretrained("b")
+    tokenizer("text").save_pretrained("b")
+    write_texts("shots.jsonl", count=12)
+    call("embed --data shots.jsonl --json")
+    assert "b: is an encoder (bert)" in call("teach --host.model b --host.device cpu", code=2)
+
+
+@pytest.mark.parametrize("name", sorted({*shipped_configs("shots")} - {"learner"}))
+def test_every_config_builds(name: str):
+    others = {"vqa": TeachConfig, "exam": ExamConfig, "exam_smoke": ExamConfig}
+    config = load_config(others.get(name, ShotsTrainConfig), f"shots/{name}")
+    if isinstance(config, ExamConfig):
+        for arm in config.arms:  # their configs take the exam's changes
+            assert config.run(arm, 3, Path("taught"), Path("out")).train.seed == 3
+    if isinstance(config, ShotsTrainConfig):
+        assert config.train.lr == 1e-4
+        assert (config.train.num_epochs, config.train.batch_size) == (20, 64)
+        assert config.model == MODELS[name]
+        other = load_config(ShotsTrainConfig, f"shots/{name}", {"model.version": "v0"})
+        assert other.model == MODELS["v0"]
+
+
+def test_a_signal_never_leaves_two_embeddings_mixed(tmp_path, monkeypatch):
+    items = text_items(6)
+    embed(tmp_path, items, None, WordsEncoder(), name="words")
+    original, sent = files.put, iter([signal.SIGTERM])
+
+    def put(*places) -> None:
+        original(*places)
+        for number in sent:  # after the first of the two folders
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(files, "put", put)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(Interrupted, match="is written"):
+            embed(tmp_path, text_items(9), None, WordsEncoder(), name="words")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    pool, queries, _ = open_embedded(tmp_path)
+    assert len(pool) == len(queries) == 9

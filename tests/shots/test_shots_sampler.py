@@ -1,0 +1,93 @@
+"""Which candidates a query gets."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from eligo.errors import InputError
+from eligo.shots import Pool, Query
+from eligo.shots.pool.sampler import Sampler
+from eligo.shots.pool.sampler_config import SamplerConfig
+
+KINDS = ("random", "text", "image", "mix")
+
+
+def make_pool(size: int = 40) -> Pool:
+    views = {"image": torch.randn(size, 8), "text": torch.randn(size, 8)}
+    return Pool(
+        [f"d{n}" for n in range(size)], views,
+        groups=[f"g{n // 4}" for n in range(size)], domains=[f"{n % 2}" for n in range(size)],
+    )  # fmt: skip
+
+
+def ask(pool: Pool, row: int) -> Query:
+    views = {name: view[row] for name, view in pool.views.items()}
+    return Query(pool.ids[row], views, pool.groups[row], pool.domains[row])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exactly_so_many_and_none_that_leaks(kind: str):
+    pool = make_pool()
+    sampler = Sampler(pool, SamplerConfig(kind=kind, num_candidates=12))
+    for row in range(40):
+        rows = sampler.rows(ask(pool, row)).tolist()
+        assert len(set(rows)) == 12
+        assert row not in rows
+        assert all(other // 4 != row // 4 and other % 2 == row % 2 for other in rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_depend_on_seed_and_query_only(kind: str):
+    pool = make_pool()
+    config = SamplerConfig(kind=kind, num_candidates=8)
+    first = Sampler(pool, config)
+    for row in (3, 4):
+        first.rows(ask(pool, row))
+    assert torch.equal(first.rows(ask(pool, 9)), Sampler(pool, config).rows(ask(pool, 9)))
+    other = Sampler(pool, config.replace({"seed": 1}))
+    assert not torch.equal(other.rows(ask(pool, 9)), first.rows(ask(pool, 9)))
+
+
+@pytest.mark.parametrize("view", ["text", "image"])
+def test_the_nearest_by_brute_force(view: str):
+    pool, query = make_pool(), ask(make_pool(), 0)
+    query = ask(pool, 5)
+    rows = Sampler(pool, SamplerConfig(kind=view, num_candidates=5)).rows(query)
+    cosines = F.cosine_similarity(pool.views[view], query.views[view][None])
+    allowed = pool.allowed(query).nonzero().flatten().tolist()
+    best = sorted(allowed, key=lambda row: -float(cosines[row]))[:5]
+    assert sorted(rows.tolist()) == sorted(best)
+    assert rows.tolist() != best  # the order tells nothing
+
+
+def test_a_mix_has_its_shares():
+    pool = make_pool(80)
+    query = ask(pool, 5)
+    rows = set(Sampler(pool, SamplerConfig(kind="mix", num_candidates=12)).rows(query).tolist())
+    for view in ("text", "image"):
+        near = Sampler(pool, SamplerConfig(kind=view, num_candidates=3)).rows(query).tolist()
+        assert set(near) <= rows
+
+
+def test_near_copies_are_left_out():
+    pool = make_pool()
+    query = ask(pool, 5)
+    rows = Sampler(pool, SamplerConfig(num_candidates=40, max_similarity=0.1)).rows(query)
+    assert (pool.vectors[rows] @ query.vector <= 0.1).all()
+    assert 0 < len(rows) < int(pool.allowed(query).sum())
+
+
+def test_picks_are_among_the_candidates():
+    pool = make_pool()
+    query = ask(pool, 0)
+    sampler = Sampler(pool, SamplerConfig(num_candidates=6))
+    names = sampler.with_picks(query, ["d20", "d22"])
+    assert len(names) == len(set(names)) == 6
+    assert {"d20", "d22"} <= set(names)
+    assert names[:2] != ["d20", "d22"]
+
+
+def test_a_view_that_is_missing():
+    pool = Pool(["a", "b"], torch.eye(2))
+    with pytest.raises(InputError, match="no view text"):
+        Sampler(pool, SamplerConfig(kind="text"))

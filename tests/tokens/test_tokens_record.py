@@ -1,0 +1,90 @@
+"""A pruned answer as an record: whatever a stage kept stands where the trace says it stood."""
+
+import pytest
+import torch
+from PIL import Image
+
+from eligo.explorer.folder import load_record, save_record
+from eligo.explorer.record import Answer
+from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm
+from eligo.selection import Selection
+from eligo.tokens.inference.predict import predict
+from eligo.tokens.inference.record import record, trace_stages
+from eligo.tokens.methods import build
+from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.trace import StageTrace, Stopwatch, Trace
+
+PLAN = Plan(Stage1(build("tome"), 20), [Cut(1, build("fastv"), 12), Cut(2, build("random"), 5)])
+
+
+@pytest.fixture(scope="module")
+def found():
+    torch.manual_seed(0)
+    sizes = VlmConfig(
+        image_size=84, vision_layers=2, vision_width=16, layers=4, width=16, hidden=32, heads=2
+    )
+    image = Image.effect_noise((120, 90), 80).convert("RGB")
+    model = build_vlm(sizes).eval()
+    return predict(model, build_processor(sizes), PLAN, image, "is there a ball?", timed=True)
+
+
+def test_stages_are_on_the_image(found):
+    made = record(found, "is there a ball?")
+    assert [stage.layer for stage in made.stages] == [0, 1, 2]
+    assert [int(stage.selection.num_kept) for stage in made.stages] == [20, 12, 5]
+    assert made.pictures["image"].size == (84, 84)
+    for stage, traced in zip(made.stages, found.trace.stages, strict=True):
+        assert (stage.over.rows, stage.over.columns) == (6, 6)
+        reached = stage.candidates or range(36)
+        cells = [reached[place] for place in stage.selection.indices.tolist()]
+        assert cells == traced.positions[0].tolist()
+    assert made.stages[0].candidates is None
+    assert made.stages[0].selection.assignment is not None  # ToMe folds
+    assert [answer.text for answer in made.answers] == [found.answer]
+    assert made.cost["vision tokens"] == "36 > 20 > 12 > 5"
+    assert made.cost["cut before layer"] == "0, 1, 2"
+    assert "ms" in made.cost["time to the first token"]
+    saved = 1 - (found.cost.llm + found.cost.selector) / found.cost.llm_full
+    assert made.cost["saved, net of selector"] == f"{saved:.1%}"
+
+
+def test_it_comes_back_from_disk(found, tmp_path):
+    said = (Answer("whole", "yes", True), Answer("pruned", found.answer, False))
+    made = record(found, "is there a ball?", answers=said, title="first", note="why")
+    save_record(made, tmp_path)
+    again = load_record(tmp_path)
+    assert (again.title, again.answers, again.note) == ("first", said, "why")
+    for mine, theirs in zip(made.stages, again.stages, strict=True):
+        assert (mine.name, mine.candidates, mine.over) == (
+            theirs.name, theirs.candidates, theirs.over
+        )  # fmt: skip
+        assert torch.equal(mine.selection.indices, theirs.selection.indices)
+
+
+def test_tiles_of_unequal_size_lose_their_padding():
+    """Two tiles, 2 x 2 and 1 x 2; kept 2 and 1, then 1 and 1."""
+    mask = torch.tensor([[True] * 4, [True, True, False, False]])
+    first = Selection(
+        torch.tensor([[1, 3], [0, -1]]), torch.arange(8.0).view(2, 4), mask,
+        torch.tensor([[[1.0, 1, 0, 0], [0, 0, 1, 1]], [[1, 1, 0, 0], [0, 0, 0, 0]]]),
+    )  # fmt: skip
+    later = Selection(
+        torch.tensor([[1], [0]]),
+        torch.rand(2, 2),
+        torch.tensor([[True, True], [True, False]]),
+    )
+    watch = Stopwatch(torch.device("cpu"))
+    trace = Trace(
+        stages=[
+            StageTrace(0, "merger", first, torch.tensor([[1, 3], [0, -1]]), watch),
+            StageTrace(2, "pruner", later, torch.tensor([[3], [0]]), watch),
+        ],
+        grid=torch.tensor([[2, 2], [1, 2]]),
+    )
+    stages = trace_stages(trace, ["tile 1", "tile 2"])
+    assert [(stage.over.picture, stage.layer) for stage in stages] == [
+        ("tile 1", 0), ("tile 2", 0), ("tile 1", 2), ("tile 2", 2)
+    ]  # fmt: skip
+    assert [stage.selection.scores.shape[-1] for stage in stages] == [4, 2, 2, 1]
+    assert stages[1].selection.assignment.tolist() == [[1.0, 1.0]]
+    assert [stage.candidates for stage in stages] == [None, None, (1, 3), (0,)]

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, ViTConfig, ViTModel
 
-from eligo import pretrained
 from eligo.cli import main
 from eligo.errors import EligoError, InputError, MissingExtraError
 from eligo.io.reading import reading
@@ -21,6 +20,7 @@ from eligo.patches.config import RetrievalConfig
 from eligo.patches.model.build import build_encoders, scene_tokenizer
 from eligo.pixels.text.encoders import build_text_encoder
 from eligo.pixels.text_config import ClipTextConfig
+from eligo.pretrained import load as pretrained
 from eligo.pretrained.chat import render_chat
 from eligo.pretrained.untrusted import check_stock_folder
 from eligo.scenes.vlm.config import VlmConfig

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from eligo import pretrained
 from eligo.cli import main
 from eligo.cli.demo import PARTS, patches, pixels, tokens
 from eligo.explorer.folder import find_records, load_record
+from eligo.pretrained import load as pretrained
 from eligo.scenes.words import TWINS
 from shipped_models import MAKERS, make_models
 

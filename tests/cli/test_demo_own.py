@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from eligo import pretrained
 from eligo.cli import main
 from eligo.cli.demo.own import choose_plan, read_questions
 from eligo.errors import InputError
 from eligo.explorer.folder import find_records, load_record
+from eligo.pretrained import load as pretrained
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.inputs_config import HostConfig

@@ -7,10 +7,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from eligo import pretrained
 from eligo.cli.demo import pixels, shots, tokens
 from eligo.cli.demo.part import Part, Row, Work
 from eligo.cli.demo.table import table
+from eligo.pretrained import load as pretrained
 from eligo.scenes.vlm.model import VlmConfig, build_vlm
 from eligo.scenes.words import LABELS, TWINS
 from eligo.shots.learner.config import ExamConfig

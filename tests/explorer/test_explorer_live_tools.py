@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from eligo import pretrained
 from eligo.cli.explorer import live_tools
 from eligo.cli.explorer.tokens_tool import plan_at
 from eligo.errors import InputError
 from eligo.explorer.inline import inline
 from eligo.explorer.tools import LiveImage, LiveRequest, LiveTool, describe
 from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.pretrained import load as pretrained
 from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.model.build import build_model
 from eligo.shots.model.config import PointerSelectorV1Config

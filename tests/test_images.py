@@ -1,14 +1,17 @@
 """Image files are opened upright and in RGB; what cannot be opened is named."""
 
 import os
+import re
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageOps
 
 from eligo.errors import InputError
 from eligo.images import (
     MOST_PIXELS,
+    as_image,
     image_files,
     open_image,
     printable_name,
@@ -186,3 +189,33 @@ def test_images_of_two_splits(tmp_path, caplog):
     (told,) = (record.getMessage() for record in caplog.records)
     assert told.startswith("2 of 3 validation images are also training images")
     assert f"{tmp_path}/b.png" in told.replace("sub/../", "")
+
+
+def test_any_kind_of_image_is_the_same_image(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    kinds = [
+        tmp_path / "a.png", str(tmp_path / "a.png"), Image.fromarray(pixels),
+        pixels, pixels / 255, tensor, tensor.float() / 255, (tensor.double() / 255).requires_grad_(),
+    ]  # fmt: skip
+    for kind in kinds:
+        assert np.array_equal(np.asarray(as_image(kind)), pixels), type(kind)
+    assert as_image(pixels[..., 0]).mode == as_image(tensor[:1]).mode == "RGB"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (7, "got int"),
+        (np.zeros((3, 5, 7), np.uint8), "got the shape (3, 5, 7)"),
+        (torch.zeros(5, 7, 3), "got the shape (5, 7, 3)"),
+        (np.zeros((0, 7, 3), np.uint8), "got the shape"),
+        (np.full((5, 7, 3), 200.0), "outside 0 to 1"),
+        (np.full((5, 7, 3), np.nan), "outside 0 to 1"),
+        (np.zeros((5, 7, 3), np.int64), "got int64"),
+    ],
+)
+def test_images_in_memory_of_another_kind(source, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        as_image(source)

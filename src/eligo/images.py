@@ -13,13 +13,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from PIL import Image
 
 from eligo.errors import InputError
 from eligo.pretrained.shared_state import warnings_lock
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
+"""An image file, or an image in memory."""
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 MOST_PIXELS = 2**24
@@ -60,6 +66,50 @@ def open_image(path: str | Path, side: int | None = None) -> Image.Image:
         if (factor := shrinking(stored.size, side)) > 1:  # a JPEG decodes to a fraction at once
             stored.draft(stored.mode, (stored.width // factor, stored.height // factor))
         return upright_rgb(stored, side)
+
+
+def as_image(source: ImageLike, side: int | None = None) -> Image.Image:
+    """Return any image as an upright PIL image in RGB, made smaller as `open_image` does.
+
+    A file, a PIL image, a NumPy array (height, width, channels) or a tensor (channels, height,
+    width). Arrays and tensors hold uint8 values, or floats from 0 to 1; they have 1, 3 or 4
+    channels, or none (grey).
+
+    >>> as_image(np.zeros((2, 3, 3), np.uint8)).size
+    (3, 2)
+    """
+    if isinstance(source, str | Path):
+        return open_image(source, side)
+    if isinstance(source, Image.Image):
+        return upright_rgb(source, side)
+    return upright_rgb(Image.fromarray(_as_bytes(source)), side)
+
+
+def _as_bytes(source: Any) -> np.ndarray:
+    """Return an array or a tensor as uint8 of shape (height, width[, channels])."""
+    values = source
+    if hasattr(source, "detach"):  # a tensor; torch is not imported for this
+        values = source.detach().cpu()
+        values = (values.float() if values.is_floating_point() else values).numpy()
+        values = np.moveaxis(values, 0, -1) if values.ndim == 3 else values
+    if not isinstance(values, np.ndarray):
+        raise InputError(
+            f"image: got {type(source).__name__}, expected a path, a PIL image, a NumPy array or a "
+            "tensor"
+        )
+    shape_fits = values.ndim == 2 or (values.ndim == 3 and values.shape[-1] in (1, 3, 4))
+    if not shape_fits or not values.size:
+        raise InputError(
+            f"image: got the shape {tuple(source.shape)}, expected (height, width, channels) of an "
+            "array or (channels, height, width) of a tensor, with 1, 3 or 4 channels"
+        )
+    if np.issubdtype(values.dtype, np.floating):
+        if not (np.isfinite(values).all() and values.min() >= 0 and values.max() <= 1):
+            raise InputError("image: got floats outside 0 to 1; divide by 255, or pass uint8")
+        values = np.rint(values * 255).astype(np.uint8)
+    if values.dtype != np.uint8:
+        raise InputError(f"image: got {values.dtype}, expected uint8, or floats from 0 to 1")
+    return values[..., 0] if values.ndim == 3 and values.shape[-1] == 1 else values
 
 
 def upright_size(path: str | Path) -> tuple[int, int]:

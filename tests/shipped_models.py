@@ -10,7 +10,7 @@ from eligo.pixels.inference.segmenter import Segmenter, text_encoder
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.pixels.training.task import with_classes
-from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
+from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, save_vlm
 from eligo.shots.learner.learner_config import LearnerConfig
 from eligo.shots.model.build import build_model
 from eligo.shots.model.config import PointerSelectorV1Config

@@ -13,7 +13,7 @@ from eligo.errors import InputError
 from eligo.patches import RetrievalModel
 from eligo.patches.model.build import scene_tokenizer
 from eligo.pretrained.chat import ContextWatch, place_image, plain_text, spoken_ids, tokenize
-from eligo.scenes.vlm.model import IMAGE, SPECIAL, VlmConfig, build_processor
+from eligo.scenes.vlm import IMAGE, SPECIAL, VlmConfig, build_processor
 from eligo.tokens.data.examples import Collator, TokenExample
 from eligo.tokens.data.prompts import build_prompt
 from eligo.vqa import read_vqa_lines

@@ -17,8 +17,8 @@ from eligo.patches.training.config import PatchesTrainConfig
 from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.scenes.config import ROOMS, SceneConfig
 from eligo.scenes.export import export_scenes
-from eligo.scenes.export_config import ExportConfig
-from eligo.scenes.vlm.config import VlmTrainConfig
+from eligo.scenes.config import ExportConfig
+from eligo.scenes.config import VlmTrainConfig
 from eligo.shots.learner.learner import LearnerTask
 from eligo.shots.learner.learner_config import LearnerConfig
 from eligo.tokens.config import TokensTrainConfig

@@ -16,8 +16,8 @@ from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pixels.inference.segmenter import Segmenter, plain_config, text_encoder
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.train_config import PixelsTrainConfig
-from eligo.scenes.vlm.config import VlmConfig
-from eligo.scenes.vlm.model import build_processor, build_vlm, load_vlm, save_vlm
+from eligo.scenes.config import VlmConfig
+from eligo.scenes.vlm import build_processor, build_vlm, load_vlm, save_vlm
 from eligo.shots import PointerSelectorV2, PointerSelectorV2Config, build_model_v2
 from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.pool.pool import Pool

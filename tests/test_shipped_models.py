@@ -121,7 +121,7 @@ def test_loads(name: str):
 
 
 def test_the_tiny_llava_is_read_strictly(tmp_path: Path):
-    from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, load_vlm, save_vlm
+    from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, load_vlm, save_vlm
 
     sizes = VlmConfig(image_size=28, vision_layers=2, vision_width=8, layers=1, width=8, heads=2)
     model = build_vlm(sizes)

@@ -8,25 +8,63 @@ Questions about a colour-shape pair that training never showed are reported apar
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import Field
+from rich.table import Table
 from torch import Tensor
 
+from eligo.cli import run_script
+from eligo.cli.console import compact_table, print_result, results
+from eligo.cli.result_file import OutFile, write_result_file
+from eligo.config import Config
 from eligo.pretrained.chat import tokenize
 from eligo.report.intervals import wilson_interval
+from eligo.scenes.blind import fit_blind
+from eligo.scenes.config import SceneConfig, Split
 from eligo.scenes.graph import draw_scenes
 from eligo.scenes.painter import render
-from eligo.scenes.question_kinds import ANSWERS, FAMILIES, KINDS, Kind
+from eligo.scenes.question_kinds import FAMILIES, KINDS, Kind
 from eligo.scenes.questions import draw_questions
-from eligo.scenes.vlm.config import VlmEvaluationConfig
-from eligo.scenes.vlm.model import PROMPT, load_vlm
+from eligo.scenes.vlm import PROMPT, load_vlm
+from eligo.train.progress import ProgressBar
 
-BAR = 0.95
-"""What the model must reach in every family."""
+TARGET = 0.95
+"""The accuracy to reach in every family."""
 _CHUNK = 64
 
 
+class VlmEvaluationConfig(Config):
+    """The questions to test with, and the model to test."""
+
+    task: Literal["scenes.evaluate-vlm"] = "scenes.evaluate-vlm"
+    """Which kind of config this is."""
+    model: Path | None = None
+    """Folder of the model; none: the shipped one."""
+    questions: int = Field(default=600, ge=6)
+    """Questions in all, the same number from each of the six families."""
+    batch_size: int = Field(default=1, ge=1)
+    """Prompts in one call of `generate`; each holds one image and one question."""
+    device: str = "auto"
+    """Where to run: auto, cpu or cuda."""
+    scenes: SceneConfig = SceneConfig()
+    """The world."""
+    split: Split = "test"
+    """Which scenes."""
+    blind_scenes: int = Field(default=4000, ge=1)
+    """Training scenes on which the blind baseline is fitted."""
+
+    @property
+    def resolved_device(self) -> str:
+        """Where it runs: `auto` takes a GPU if there is one."""
+        from eligo.pretrained.devices import resolve_device
+
+        return str(resolve_device(self.device))
+
+
 @dataclass(frozen=True)
-class Asked:
+class AnsweredQuestion:
     """One question, what was answered, and what would have been right."""
 
     kind: str
@@ -59,7 +97,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Row:
+class FamilyResult:
     """One family of questions, one kind in a family, or all there are."""
 
     family: str
@@ -73,10 +111,10 @@ class Row:
     @property
     def met(self) -> bool:
         """Whether the bar is reached."""
-        return self.accuracy.value >= BAR
+        return self.accuracy.value >= TARGET
 
 
-def draw_exam(config: VlmEvaluationConfig) -> Iterator[tuple[Asked, Tensor]]:
+def draw_test_questions(config: VlmEvaluationConfig) -> Iterator[tuple[AnsweredQuestion, Tensor]]:
     """Questions with their images (3, height, width), family by family, a scene each."""
     each = config.questions // len(FAMILIES)
     for number, family in enumerate(FAMILIES):
@@ -90,7 +128,7 @@ def draw_exam(config: VlmEvaluationConfig) -> Iterator[tuple[Asked, Tensor]]:
             unknown = (questions.deciding[:, 0] & graph.held_out).any(-1)
             for row in rows.tolist():
                 yield (
-                    Asked(
+                    AnsweredQuestion(
                         kind=KINDS[int(questions.kind[row, 0])].name,
                         question=questions.text(row, 0),
                         answer=questions.answer_text(row, 0),
@@ -101,37 +139,16 @@ def draw_exam(config: VlmEvaluationConfig) -> Iterator[tuple[Asked, Tensor]]:
             found += len(rows)
 
 
-def fit_blind(config: VlmEvaluationConfig) -> Callable[[str, str], str]:
-    """What to answer, from text and kind: most frequent in training for the text, else the kind."""
-    tallies: dict[str, list[int]] = {}
-    for start in range(0, config.blind_scenes, _CHUNK * 8):
-        stop = min(start + _CHUNK * 8, config.blind_scenes)
-        graph = draw_scenes(config.scenes, "train", range(start, stop))
-        questions = draw_questions(graph, 12)
-        for scene, place in questions.valid.nonzero().tolist():
-            text = questions.text(scene, place)
-            right = int(questions.answer[scene, place])
-            kind = KINDS[int(questions.kind[scene, place])].name
-            for known in (text, kind):
-                tallies.setdefault(known, [0] * len(ANSWERS))[right] += 1
-
-    def answer(text: str, kind: str) -> str:
-        tally = tallies.get(text) or tallies.get(kind) or [1]
-        return ANSWERS[tally.index(max(tally))]
-
-    return answer
-
-
 def evaluate_vlm(
     config: VlmEvaluationConfig, on_progress: Callable[[int], None] | None = None
-) -> list[Asked]:
+) -> list[AnsweredQuestion]:
     """Ask all questions; `on_progress` hears how many are done."""
     device = config.resolved_device
     model, processor = load_vlm(config.model, device=device)
-    blind = fit_blind(config)
-    results: list[Asked] = []
+    blind = fit_blind(config.scenes, config.blind_scenes)
+    results: list[AnsweredQuestion] = []
 
-    def answers(asked: list[Asked], images: list[Tensor]) -> list[str]:
+    def answers(asked: list[AnsweredQuestion], images: list[Tensor]) -> list[str]:
         inputs = tokenize(
             processor,
             images=images,
@@ -146,7 +163,7 @@ def evaluate_vlm(
         )
         return [text.strip() for text in texts]
 
-    def ask(batch: list[tuple[Asked, Tensor]]) -> None:
+    def ask(batch: list[tuple[AnsweredQuestion, Tensor]]) -> None:
         asked, images = [item for item, _ in batch], [image for _, image in batch]
         results.extend(
             replace(item, said=said, blind=blind(item.question, item.kind))
@@ -155,8 +172,8 @@ def evaluate_vlm(
         if on_progress is not None:
             on_progress(len(results))
 
-    batch: list[tuple[Asked, Tensor]] = []
-    for pair in draw_exam(config):
+    batch: list[tuple[AnsweredQuestion, Tensor]] = []
+    for pair in draw_test_questions(config):
         batch.append(pair)
         if len(batch) == config.batch_size:
             ask(batch)
@@ -166,7 +183,7 @@ def evaluate_vlm(
     return results
 
 
-def summarise(results: list[Asked]) -> list[Row]:
+def summarise(results: list[AnsweredQuestion]) -> list[FamilyResult]:
     """A row per family, one per kind where a family has several, and one for all together."""
     rows = []
     for family in FAMILIES:
@@ -177,10 +194,12 @@ def summarise(results: list[Asked]) -> list[Row]:
     return [*rows, _row(results, list(KINDS), "all", "all")]
 
 
-def _row(results: list[Asked], kinds: list[Kind], family: str, name: str) -> Row:
+def _row(
+    results: list[AnsweredQuestion], kinds: list[Kind], family: str, name: str
+) -> FamilyResult:
     chance = {kind.name: 1 / len(kind.answers) for kind in kinds}
     mine = [item for item in results if item.kind in chance]
-    return Row(
+    return FamilyResult(
         family=family,
         kind=name,
         accuracy=_share(mine, "said"),
@@ -190,5 +209,73 @@ def _row(results: list[Asked], kinds: list[Kind], family: str, name: str) -> Row
     )
 
 
-def _share(results: list[Asked], field: str) -> Share:
+def _share(results: list[AnsweredQuestion], field: str) -> Share:
     return Share(sum(getattr(item, field) == item.answer for item in results), len(results))
+
+
+def run(config: VlmEvaluationConfig, *, out: OutFile | None = None, json: bool = False) -> None:
+    """Ask held-out questions through stock `generate`, and count the right answers.
+
+    Args:
+        out: Also write the result, with date, hardware and command, to this JSON file.
+        json: Print one JSON document.
+    """
+    device = config.resolved_device  # before any work: it may not be there
+    with ProgressBar("questions", config.questions) as bar:
+        asked = evaluate_vlm(config, bar.update)
+    rows = summarise(asked)
+    document = {"target": TARGET, "rows": [_plain(row) for row in rows]}
+    if json:
+        print_result(document, json=True)
+    else:
+        results().print(_table(rows, config.split, TARGET))
+    wrong = [[a.kind, a.question, a.answer, a.said] for a in asked if a.said != a.answer]
+    write_result_file(out, device, document | {"wrong": wrong})
+
+
+def _plain(row: FamilyResult) -> dict[str, Any]:
+    shares = {
+        name: {"right": share.right, "asked": share.asked, "share": round(share.value, 4)}
+        | {"interval": [round(end, 4) for end in share.interval]}
+        for name in ("accuracy", "held_out", "blind")
+        if (share := getattr(row, name)).asked
+    }
+    head = {"family": row.family, "kind": row.kind}
+    reached = {"met": row.met} if row.kind == "all" else {}
+    return head | reached | {"chance": round(row.chance, 4)} | shares
+
+
+def _table(rows: list[FamilyResult], split: str, target: float) -> Table:
+    table = compact_table(
+        f"right answers on the {split} split (%)",
+        "interval: 95 % · unknown: about a colour-shape pair that training never showed · blind: "
+        "no image, the most frequent training answer to the same words",
+        ("questions",),
+        ("asked", "right", "interval", "unknown", "blind", "chance"),
+    )
+    table.add_column(f">={100 * target:.0f}", no_wrap=True)
+    for row in rows:
+        if not row.accuracy.asked:
+            continue
+        whole = row.kind == "all"
+        low, high = row.accuracy.interval
+        table.add_row(
+            row.family if whole else f"  {row.kind}",
+            str(row.accuracy.asked),
+            _percent(row.accuracy),
+            f"{100 * low:.1f}-{100 * high:.1f}",
+            _percent(row.held_out),
+            _percent(row.blind),
+            f"{100 * row.chance:.1f}",
+            ("[green]met[/]" if row.met else "[bold red]no[/]") if whole else "",
+            style="bold" if whole else "",
+        )
+    return table
+
+
+def _percent(share: Share) -> str:
+    return f"{100 * share.value:.1f}" if share.asked else "-"
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_script(run))

@@ -6,28 +6,52 @@ exam keeps it near chance: a kind is flagged when it is more than five points ab
 confidence interval leaves chance out.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int64
+from pydantic import Field
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
-from benchmarks.scenes.stats_config import StatsConfig
+from eligo.cli import run_script
+from eligo.cli.console import print_result, results
+from eligo.config import Config
 from eligo.report.intervals import wilson_interval
 from eligo.scenes import draws, words
+from eligo.scenes.config import SceneConfig
 from eligo.scenes.graph import SPLITS, SceneGraph, Split, draw_scenes
 from eligo.scenes.question_kinds import ANSWERS, CHANCE, FAMILIES, FAMILY_OF, KINDS
 from eligo.scenes.questions import draw_questions
+from eligo.train.progress import ProgressBar
 
 MARGIN = 0.05
 """How far above chance the blind baseline may be."""
 _CHUNK = 512
 
 
+class StatsConfig(Config):
+    """What to count."""
+
+    task: Literal["scenes.stats"] = "scenes.stats"
+    """Which kind of config this is."""
+    scenes: SceneConfig = SceneConfig()
+    """The world."""
+    train: int = Field(12_000, ge=1)
+    """Training scenes, on which the blind baseline is fitted."""
+    validation: int = Field(4000, ge=1)
+    """Validation scenes, on which everything is measured."""
+    questions: int = Field(16, ge=1, le=256)
+    """Questions on each scene."""
+
+
 @dataclass(frozen=True)
-class Row:
+class KindStats:
     """One kind of question, or one family of kinds, on the validation split."""
 
     family: str
@@ -52,9 +76,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Stats:
-    """What `eligo scenes stats` prints."""
+    """What this command prints."""
 
-    rows: list[Row]
+    rows: list[KindStats]
     objects: dict[str, dict[str, float]]
     """Per property of the things in a scene, the share of each value (validation split)."""
     held_out: dict[str, float]
@@ -134,7 +158,7 @@ def _blind_answers(
 
 def _row(
     test: _Sample, guess: Tensor, seen: Tensor, kinds: list[int], family: str, name: str
-) -> Row:
+) -> KindStats:
     mine = torch.isin(test.kind, torch.tensor(kinds))
     valid = mine & (test.answer >= 0)
     count = int(valid.sum())
@@ -145,7 +169,7 @@ def _row(
     given = torch.bincount(test.answer[valid], minlength=len(ANSWERS)).double() / max(1, count)
     share = {answer: given[ANSWERS.index(answer)].item() for answer in possible}
     blind, interval = right / max(1, count), wilson_interval(right, count)
-    return Row(
+    return KindStats(
         family=family,
         kind=name,
         count=count,
@@ -191,3 +215,86 @@ def as_plain(stats: Stats) -> dict[str, Any]:
         "objects": stats.objects,
         "held_out": stats.held_out,
     }
+
+
+def run(config: StatsConfig, *, json: bool = False) -> None:
+    """Count questions, answers and objects, and measure the blind baseline.
+
+    The blind baseline knows every training question and its most frequent answer, and sees no
+    image. A kind of question is marked !! where that is surely, and more than five points, above
+    chance.
+
+    Args:
+        json: Print one JSON document.
+    """
+    with ProgressBar("scenes", config.train + config.validation) as bar:
+        stats = scene_stats(config, bar.update)
+    if json:
+        print_result(as_plain(stats), json=True)
+    else:
+        results().print(
+            Group(_questions(stats), _answers(stats), _object_table(stats), _conclusion(stats))
+        )
+
+
+def _questions(stats: Stats) -> Table:
+    table = Table(title="questions on the validation split (%)", title_justify="left")
+    for name in ("family", "kind"):
+        table.add_column(name, no_wrap=True)
+    for name in ("count", "valid", "chance", "blind", "95 %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(min_width=2)
+    for row in stats.rows:
+        table.add_row(*_cells(row), style="bold" if row.kind == "all" else "")
+    return table
+
+
+def _cells(row: KindStats) -> list[str | Text]:
+    low, high = row.interval
+    numbers = [f"{100 * share:.1f}" for share in (row.valid, row.chance, row.blind)]
+    between = f"{100 * low:.1f}-{100 * high:.1f}"
+    mark = Text("OK", "green") if row.fair else Text("!!", "bold red")
+    family = row.family if row.kind == "all" else ""
+    return [family, row.kind, str(row.count), *numbers, between, mark]
+
+
+def _answers(stats: Stats) -> Table:
+    kinds_of = Counter(row.family for row in stats.rows)
+    single = [row for row in stats.rows if row.kind != "all" or kinds_of[row.family] == 1]
+    names = [row.family if row.kind == "all" else row.kind for row in single]
+    return _share_table(
+        "answers (%)", dict(zip(names, (row.answers for row in single), strict=True))
+    )
+
+
+def _object_table(stats: Stats) -> Table:
+    held_out = {"held-out pairs": stats.held_out}
+    return _share_table("things in a scene (%)", {**stats.objects, **held_out})
+
+
+def _share_table(title: str, rows: dict[str, dict[str, float]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, shares in rows.items():
+        listed = (f"{value} {100 * share:.1f}" for value, share in shares.items())
+        table.add_row(name, ", ".join(listed))
+    return table
+
+
+def _conclusion(stats: Stats) -> Text:
+    above = [row for row in stats.rows if row.blind > row.chance + MARGIN]
+    unfair, unsure = (
+        ", ".join(f"{row.family}/{row.kind}" for row in above if row.fair is fair)
+        for fair in (False, True)
+    )
+    far = f"more than {100 * MARGIN:.0f} points above chance without looking"
+    if unfair:
+        return Text(f"!! {far}, and surely above it: {unfair}", "bold red")
+    if unsure:
+        return Text(f"OK, but too few questions to be sure; {far}: {unsure}", "green")
+    return Text(f"OK: none is {far}", "green")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_script(run))

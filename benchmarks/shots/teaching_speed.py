@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.shots.clock import compare
 from eligo.scenes import SceneConfig, draw_scenes
 from eligo.scenes.dataset import scene_texts
-from eligo.scenes.vlm.model import SPECIAL, VlmConfig, build_processor
+from eligo.scenes.vlm import SPECIAL, VlmConfig, build_processor
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.reader import Reader
 from eligo.shots.hosts.scorer import HostScorer

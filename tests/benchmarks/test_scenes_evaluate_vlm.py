@@ -1,4 +1,4 @@
-"""The exam of the tiny LLaVA: fair questions, honest baselines, and the shipped model sits it."""
+"""The drawn of the tiny LLaVA: fair questions, honest baselines, and the shipped model sits it."""
 
 import json
 import socket
@@ -12,19 +12,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.scenes import evaluate_vlm as vlm_evaluate
 from benchmarks.scenes.evaluate_vlm import (
-    Asked,
+    AnsweredQuestion,
     VlmEvaluationConfig,
-    draw_exam,
+    _table,
+    draw_test_questions,
     evaluate_vlm,
-    fit_blind,
     summarise,
 )
-from benchmarks.scenes.evaluate_vlm_command import _table
-from eligo.cli import main
+from eligo.cli import run_script
 from eligo.pretrained.load import SHIPPED as MODELS
 from eligo.scenes import SceneConfig, draw_questions, draw_scenes, load_vlm, words
+from eligo.scenes.blind import fit_blind
 from eligo.scenes.question_kinds import FAMILIES, KINDS
-from eligo.scenes.vlm.model import PROMPT, VlmConfig, build_processor, build_vlm, save_vlm
+from eligo.scenes.vlm import PROMPT, VlmConfig, build_processor, build_vlm, save_vlm
 
 SHIPPED = MODELS / "vlm"
 SMALL = SceneConfig(height=56, width=56)
@@ -52,22 +52,22 @@ def splits(monkeypatch) -> list[str]:
         return draw_scenes(config, split, *args, **options)
 
     monkeypatch.setattr(vlm_evaluate, "draw_scenes", draw)
+    monkeypatch.setattr("eligo.scenes.blind.draw_scenes", draw)
     return drawn
 
 
-# What is asked
+# Questions
 
 
 @pytest.mark.parametrize("split", [None, "validation"])
-def test_the_exam_is_of_the_configured_split(split, splits):
+def test_questions_are_of_the_configured_split(split, splits):
     config = VlmEvaluationConfig(questions=6, scenes=SMALL, **({"split": split} if split else {}))
-    assert len(list(draw_exam(config))) == 6
+    assert len(list(draw_test_questions(config))) == 6
     assert set(splits) == {split or "test"}
 
 
-@pytest.mark.parametrize("split", ["test", "validation"])
-def test_the_blind_baseline_learns_from_training_scenes_alone(split, splits):
-    fit_blind(VlmEvaluationConfig(scenes=SMALL, split=split, blind_scenes=600))
+def test_the_blind_baseline_learns_from_training_scenes_alone(splits):
+    fit_blind(SMALL, 600)
     assert set(splits) == {"train"}
 
 
@@ -78,14 +78,14 @@ def test_an_evaluation_draws_its_split_and_the_blind_one_train(folder, splits):
     results = evaluate_vlm(config)
     assert len(results) == 6
     assert Counter(splits) == {"train": 1, "test": len(FAMILIES)}
-    blind = fit_blind(config)
+    blind = fit_blind(config.scenes, config.blind_scenes)
     assert [item.blind for item in results] == [blind(i.question, i.kind) for i in results]
 
 
 def test_held_out_means_a_pair_that_training_never_shows():
     """Against colours and shapes of the deciding objects, looked up in the graph one by one."""
     config = VlmEvaluationConfig(questions=180, scenes=SMALL)
-    exam = iter(asked for asked, _ in draw_exam(config))
+    drawn = iter(asked for asked, _ in draw_test_questions(config))
     colour, shape = words.ATTRIBUTES.index("colour"), words.ATTRIBUTES.index("shape")
     flags = []
     for number, family in enumerate(FAMILIES):
@@ -94,29 +94,29 @@ def test_held_out_means_a_pair_that_training_never_shows():
         for scene in questions.valid[:, 0].nonzero()[:30, 0].tolist():
             deciding = graph.attributes[scene, questions.deciding[scene, 0]].tolist()
             pairs = {(values[colour], values[shape]) for values in deciding}
-            asked = next(exam)
+            asked = next(drawn)
             assert asked.question == questions.text(scene, 0)
             assert asked.held_out == bool(pairs & set(words.HELD_OUT)), (asked, pairs)
             flags.append(asked.held_out)
-    assert next(exam, None) is None
+    assert next(drawn, None) is None
     assert 10 < sum(flags) < len(flags) - 10
 
 
-def test_the_exam_asks_every_family_and_no_scene_twice():
+def test_every_family_is_tested_and_no_scene_twice():
     config = VlmEvaluationConfig(
         questions=60, scenes=SceneConfig(height=56, width=56), blind_scenes=200
     )
-    exam = list(draw_exam(config))
+    drawn = list(draw_test_questions(config))
     family = {kind.name: kind.family for kind in KINDS}
-    assert Counter(family[asked.kind] for asked, _ in exam) == dict.fromkeys(FAMILIES, 10)
-    assert len({image.numpy().tobytes() for _, image in exam}) == len(exam)
-    blind = fit_blind(config)
+    assert Counter(family[asked.kind] for asked, _ in drawn) == dict.fromkeys(FAMILIES, 10)
+    assert len({image.numpy().tobytes() for _, image in drawn}) == len(drawn)
+    blind = fit_blind(config.scenes, config.blind_scenes)
     assert blind("how many red unheard of things?", "count") in ("0", "1", "2", "3", "4")
 
 
 def test_shares_are_counted_by_kind_family_and_all():
-    def asked(kind: str, said: str, held_out: bool) -> Asked:
-        return Asked(kind, "a question", "right", held_out, said=said, blind="wrong")
+    def asked(kind: str, said: str, held_out: bool) -> AnsweredQuestion:
+        return AnsweredQuestion(kind, "a question", "right", held_out, said=said, blind="wrong")
 
     rows = summarise(
         [asked("size", "right", True), asked("size", "wrong", False), asked("row", "right", False)]
@@ -137,7 +137,11 @@ def test_shares_are_counted_by_kind_family_and_all():
 
 def test_the_table_fits_80_columns():
     rows = summarise(
-        [Asked(kind.name, "", "yes", True, "yes", "yes") for kind in KINDS for _ in range(1000)]
+        [
+            AnsweredQuestion(kind.name, "", "yes", True, "yes", "yes")
+            for kind in KINDS
+            for _ in range(1000)
+        ]
     )
     console = Console(width=80)
     with console.capture() as captured:
@@ -152,14 +156,19 @@ def test_the_table_fits_80_columns():
 def test_evaluation_from_the_command_line(folder, tmp_path, capsys):
     out = tmp_path / "vlm.json"
     small = ["--scenes.height", "56", "--scenes.width", "56", "--blind_scenes", "64"]
-    command = ["scenes", "evaluate-vlm", "--model", str(folder), "--questions", "12", *small]
-    assert main([*command, "--batch_size", "5", "--device", "cpu", "--out", str(out)]) == 0
+    command = ["--model", str(folder), "--questions", "12", *small]
+    assert (
+        run_script(
+            vlm_evaluate.run, [*command, "--batch_size", "5", "--device", "cpu", "--out", str(out)]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     for family in (*FAMILIES, "all"):
         assert family in shown
     saved = json.loads(out.read_text())
-    assert {"date", "hardware", "command", "versions", "bar", "rows", "wrong"} <= set(saved)
-    assert main([*command, "--out", str(tmp_path)]) == 2
+    assert {"date", "hardware", "command", "versions", "target", "rows", "wrong"} <= set(saved)
+    assert run_script(vlm_evaluate.run, [*command, "--out", str(tmp_path)]) == 2
     assert "is a folder" in capsys.readouterr().err
 
 
@@ -191,7 +200,7 @@ def test_the_shipped_model_answers_with_little_work(shipped):
     model, processor = shipped
     assert model.num_parameters() < 10_000_000
     assert model.config.image_seq_length == 576
-    asked, image = next(draw_exam(VlmEvaluationConfig(questions=6, split="validation")))
+    asked, image = next(draw_test_questions(VlmEvaluationConfig(questions=6, split="validation")))
     text = PROMPT.format(question=asked.question)
     inputs = processor(images=image, text=text, return_tensors="pt")
     with FlopCounterMode(display=False) as counter:

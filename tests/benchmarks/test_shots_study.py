@@ -17,7 +17,7 @@ from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.report.intervals import bootstrap_means, paired_bootstrap
-from eligo.scenes.vlm.model import build_processor, build_vlm, save_vlm
+from eligo.scenes.vlm import build_processor, build_vlm, save_vlm
 from eligo.shots import Query
 from eligo.shots.baselines import MMR, Random, StaticOracle
 from eligo.shots.learner import rows

@@ -11,7 +11,7 @@ from eligo.cli.demo import pixels, shots, tokens
 from eligo.cli.demo.part import Part, Row, Work
 from eligo.cli.demo.table import table
 from eligo.pretrained import load as pretrained
-from eligo.scenes.vlm.model import VlmConfig, build_vlm
+from eligo.scenes.vlm import VlmConfig, build_vlm
 from eligo.scenes.words import LABELS, TWINS
 from eligo.shots.learner.config import ExamConfig
 from eligo.shots.learner.lessons import EXAMPLES, draw_lessons

@@ -25,7 +25,7 @@ from eligo.config import load_config
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pixels import PixelsModel, PixelsTrainConfig, Segmenter
 from eligo.pixels.inference.segmenter import plain_config, text_encoder
-from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
+from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, save_vlm
 from eligo.tokens import Plan, Stage1
 from eligo.tokens.methods import build
 from limits import PROCESS_SECONDS

@@ -10,7 +10,7 @@ from torch import nn
 
 from eligo.cli import main
 from eligo.errors import EligoError, InputError
-from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, load_vlm, save_vlm
+from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, load_vlm, save_vlm
 from eligo.shots import (
     KNN,
     LearnedSelector,

@@ -11,7 +11,7 @@ from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.scenes import words
 from eligo.scenes.phrases import VOCABULARY
-from eligo.scenes.vlm.model import build_processor, build_vlm
+from eligo.scenes.vlm import build_processor, build_vlm
 from eligo.shots import (
     BestFixed,
     HostScorer,

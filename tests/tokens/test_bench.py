@@ -7,7 +7,7 @@ import torch
 
 from eligo.cli import main
 from eligo.errors import InputError
-from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm
+from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm
 from eligo.tokens.cost.count import count_cost
 from eligo.tokens.cost.proposals import default_schedule
 from eligo.tokens.cost.shapes import LLAVA_7B

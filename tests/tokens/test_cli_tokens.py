@@ -12,7 +12,7 @@ from eligo.errors import InputError
 from eligo.explorer.folder import find_records, load_record
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
-from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
+from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, save_vlm
 from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.inference.load import floats_of, load_host
 from eligo.tokens.inference.predict import predict

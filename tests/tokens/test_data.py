@@ -10,7 +10,7 @@ from PIL import Image
 from eligo.errors import InputError
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.question_kinds import FAMILIES
-from eligo.scenes.vlm.model import EOS, VlmConfig, build_processor
+from eligo.scenes.vlm import EOS, VlmConfig, build_processor
 from eligo.tokens.data.examples import IGNORED, Collator, FileExamples, SceneExamples, TokenExample
 from eligo.tokens.data.file_source import read_examples
 from eligo.tokens.data.prompts import text_lengths

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from eligo.errors import InputError
-from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, load_vlm, save_vlm
+from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, load_vlm, save_vlm
 from eligo.tokens import Cut, Plan, Stage1, TokenMerger
 from eligo.tokens.inference.predict import predict
 from eligo.tokens.lmms_eval import manifest

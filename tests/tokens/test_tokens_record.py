@@ -6,7 +6,7 @@ from PIL import Image
 
 from eligo.explorer.folder import load_record, save_record
 from eligo.explorer.record import Answer
-from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm
+from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm
 from eligo.selection import Selection
 from eligo.tokens.inference.predict import predict
 from eligo.tokens.inference.record import record, trace_stages

@@ -20,7 +20,7 @@ TASKS: dict[str, str] = {
     "shots.train": "eligo.shots.config:ShotsTrainConfig",
     "patches.train": "eligo.patches.training.config:PatchesTrainConfig",
     "pixels.train": "eligo.pixels.train_config:PixelsTrainConfig",
-    "scenes.export": "eligo.scenes.export_config:ExportConfig",
+    "scenes.export": "eligo.scenes.config:ExportConfig",
     "tokens.sweep": "eligo.tokens.sweep_config:SweepConfig",
     "tokens.train": "eligo.tokens.config:TokensTrainConfig",
 }

@@ -21,4 +21,4 @@ from .tags import Tags as Tags
 from .tags import binding_tags as binding_tags
 from .tags import class_tags as class_tags
 from .tags import swap_twins as swap_twins
-from .vlm.model import load_vlm as load_vlm
+from .vlm import load_vlm as load_vlm

@@ -90,3 +90,105 @@ ROOMS = SceneConfig(
     height=96, width=128, radii=(0.07, 0.095, 0.125), decoys=2, camouflaged=2, painted=2, twins=True
 )
 """Small rooms with depth, camouflage and twins, for segmentation."""
+
+
+class VlmConfig(Config):
+    """Size of the model."""
+
+    image_size: int = Field(default=336, ge=1)
+    """Pixels a side; a multiple of patch_size."""
+    patch_size: int = Field(default=14, ge=1)
+    """Pixels a side of a patch."""
+    vision_layers: int = Field(default=6, ge=2)
+    """Layers of the vision tower; its last but one feeds the language model."""
+    vision_width: int = Field(default=192, ge=1)
+    """Width of the vision tower; a multiple of heads."""
+    layers: int = Field(default=12, ge=1)
+    """Layers of the language model."""
+    width: int = Field(default=192, ge=1)
+    """Width of the language model; an even multiple of heads."""
+    hidden: int = Field(default=640, ge=1)
+    """Width of the feed-forward layers of the language model."""
+    heads: int = Field(default=6, ge=1)
+    """Attention heads, of both."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "VlmConfig":
+        for name, size, step, why in (
+            ("image_size", self.image_size, self.patch_size, "patch_size"),
+            ("vision_width", self.vision_width, self.heads, "heads"),
+            ("width", self.width, 2 * self.heads, "2 x heads (positions rotate pairs)"),
+        ):
+            if size % step:
+                raise ValueError(f"{name}: got {size}, expected a multiple of {step}, {why}")
+        return self
+
+    @property
+    def grid(self) -> int:
+        """Patches a side."""
+        return self.image_size // self.patch_size
+
+
+class ExportConfig(Config):
+    """What to write."""
+
+    task: Literal["scenes.export"] = "scenes.export"
+    """Which kind of config this is."""
+    format: Literal["vqa", "captions", "nyu", "sun", "jsonl"] = "jsonl"
+    """VQAv2 questions, Karpathy-split captions, NYUDepthv2 or SUN RGB-D folders, plain JSON lines
+    with everything."""
+    scenes: SceneConfig = SceneConfig()
+    """The world."""
+    train: int = Field(default=1000, ge=0, lt=1_000_000)
+    """Scenes of the training split."""
+    validation: int = Field(default=200, ge=0, lt=1_000_000)
+    """Scenes of the validation split."""
+    test: int = Field(default=200, ge=0, lt=1_000_000)
+    """Scenes of the test split."""
+    questions: int = Field(default=8, ge=0, le=256)
+    """Questions on each scene (vqa, jsonl)."""
+    captions: int = Field(default=5, ge=0, le=64)
+    """Sparse captions of each scene; with any, there is a dense one too (captions, jsonl)."""
+    image: Literal["jpg", "png"] = "jpg"
+    """File format of the images; png loses nothing."""
+    depth: Literal["metric", "png8"] = "metric"
+    """16-bit millimetres, or 8 bits with 255 for ten metres (nyu, jsonl; sun has its own)."""
+    sensor: bool = False
+    """Depth as a sensor gives it, with noise and holes (nyu, sun, jsonl)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ExportConfig":
+        if not self.train + self.validation + self.test:
+            raise ValueError("nothing to export: train, validation and test are all 0")
+        if self.format == "sun" and self.depth != "metric":
+            raise ValueError(f"sun has a depth encoding of its own, got depth {self.depth}")
+        if self.scenes.painted and (self.num_questions or self.num_captions):
+            raise ValueError(
+                "nobody can speak of scenes with painted objects: "
+                "set scenes.painted to 0, or both questions and captions"
+            )
+        return self
+
+    @property
+    def num_questions(self) -> int:
+        """Per scene, 0 where the format has none."""
+        from eligo.scenes.formats import FORMATS
+
+        return self.questions if FORMATS[self.format].has_questions else 0
+
+    @property
+    def num_captions(self) -> int:
+        """Per scene, 0 where the format has none."""
+        from eligo.scenes.formats import FORMATS
+
+        return self.captions if FORMATS[self.format].has_captions else 0
+
+    @property
+    def num_scenes(self) -> dict[Split, int]:
+        """Of the splits that are not empty."""
+        sizes = (self.train, self.validation, self.test)
+        return {split: size for split, size in zip(SPLITS, sizes, strict=True) if size}
+
+    def smoke(self) -> "ExportConfig":
+        """The same in small."""
+        return self.replace({split: min(2, getattr(self, split)) for split in SPLITS})

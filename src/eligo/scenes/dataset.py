@@ -29,7 +29,7 @@ NUM_BINDING_TAGS = 16
 
 
 @dataclass(frozen=True)
-class Asked:
+class SceneQuestion:
     """A question on a scene."""
 
     question: str
@@ -50,7 +50,7 @@ class SceneText:
     """Split and index: `train_000012`."""
     split: Split
     index: int
-    questions: tuple[Asked, ...]
+    questions: tuple[SceneQuestion, ...]
     """Those that found an answer; a few fewer than asked for, in some scenes."""
     captions: tuple[str, ...]
     """Sparse captions, one sentence each."""
@@ -179,12 +179,12 @@ def collate_scenes(items: Sequence[SceneItem]) -> dict[str, Any]:
     }
 
 
-def _questions(graph: SceneGraph, count: int) -> list[tuple[Asked, ...]]:
+def _questions(graph: SceneGraph, count: int) -> list[tuple[SceneQuestion, ...]]:
     drawn = draw_questions(graph, count)
     kinds, valid, deciding = drawn.kind.tolist(), drawn.valid.tolist(), drawn.deciding.tolist()
     return [
         tuple(
-            Asked(
+            SceneQuestion(
                 question=drawn.text(scene, place),
                 answer=drawn.answer_text(scene, place),
                 kind=KINDS[kinds[scene][place]].name,

@@ -18,8 +18,8 @@ from eligo.errors import InputError, OutputError
 from eligo.io.files import clear_unfinished, is_unused, write_bytes, write_text
 from eligo.io.locks import one_writer
 from eligo.io.reading import read_json
+from eligo.scenes.config import ExportConfig
 from eligo.scenes.dataset import SceneDataset, SceneItem, SceneText, scene_texts
-from eligo.scenes.export_config import ExportConfig
 from eligo.scenes.formats import FORMATS, Choices, Encode
 from eligo.scenes.graph import SPLITS, Split, draw_scenes
 from eligo.train.engine import Engine, map_shards

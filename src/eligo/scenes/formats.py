@@ -16,7 +16,7 @@ from PIL import Image
 
 import eligo
 from eligo.scenes.config import SceneConfig
-from eligo.scenes.dataset import Asked, SceneItem, SceneText
+from eligo.scenes.dataset import SceneItem, SceneQuestion, SceneText
 from eligo.scenes.graph import SPLITS, Split
 from eligo.scenes.painter import label_names
 from eligo.scenes.question_kinds import KIND_ID, KINDS
@@ -138,7 +138,7 @@ def _vqa_index(_: Choices, texts: Texts) -> Iterator[tuple[str, str]]:
         yield f"v2_mscoco_{folder}_annotations.json", json.dumps(content)
 
 
-def _annotation(asked: Asked) -> dict[str, Any]:
+def _annotation(asked: SceneQuestion) -> dict[str, Any]:
     kind = KINDS[KIND_ID[asked.kind]]
     opening = kind.text.split(" A")[0]  # what stands before the first phrase: "what size is the"
     answers = [

@@ -10,7 +10,7 @@ from eligo.io.files import writing
 from eligo.report import page, pictures
 from eligo.report.page import Html, tag
 from eligo.scenes.config import ROOMS, SceneConfig
-from eligo.scenes.dataset import Asked, SceneDataset, SceneItem
+from eligo.scenes.dataset import SceneDataset, SceneItem, SceneQuestion
 from eligo.scenes.painter import label_names
 from eligo.scenes.question_kinds import FAMILIES
 
@@ -94,7 +94,7 @@ def _depth(item: SceneItem) -> Image.Image:
     return pictures.depth_picture(item.depth, item.depth_mask, near=near, far=far)
 
 
-def _question_figure(image: Image.Image, item: SceneItem, asked: Asked) -> Html:
+def _question_figure(image: Image.Image, item: SceneItem, asked: SceneQuestion) -> Html:
     needed = _deciding_mask(item, asked)
     share = f"{100 * needed.float().mean().item():.1f} % of the pixels"
     small = pictures.highlight(image, needed).resize(_THUMBNAIL, Image.Resampling.LANCZOS)
@@ -105,11 +105,11 @@ def _question_figure(image: Image.Image, item: SceneItem, asked: Asked) -> Html:
     )
 
 
-def _deciding_mask(item: SceneItem, asked: Asked) -> torch.Tensor:
+def _deciding_mask(item: SceneItem, asked: SceneQuestion) -> torch.Tensor:
     return torch.isin(item.instances, torch.tensor(asked.deciding, dtype=torch.uint8))
 
 
-def _one_per_family(item: SceneItem) -> list[Asked]:
+def _one_per_family(item: SceneItem) -> list[SceneQuestion]:
     first = {asked.family: asked for asked in reversed(item.questions)}
     return [first[family] for family in FAMILIES if family in first]
 

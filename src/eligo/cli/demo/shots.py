@@ -14,7 +14,7 @@ from eligo.pretrained.load import shipped_model, shipped_models
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.phrases import to_text
-from eligo.scenes.vlm.model import FIRST_WORD, load_vlm
+from eligo.scenes.vlm import FIRST_WORD, load_vlm
 from eligo.selection import Selection
 from eligo.shots.baselines import KNN, MMR, Random, ZeroShot
 from eligo.shots.data.items import as_query

@@ -28,7 +28,7 @@ from eligo.pretrained.load import shipped_model, shipped_models
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.phrases import VOCABULARY, to_text
-from eligo.scenes.vlm.model import load_vlm
+from eligo.scenes.vlm import load_vlm
 from eligo.shots.baselines import KNN, Random
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.prompt import Turn, write_prompt

@@ -5,7 +5,7 @@ from typing import Literal
 
 from eligo.cli.console import print_result
 from eligo.cli.flags import Count
-from eligo.scenes.export_config import ExportConfig
+from eligo.scenes.config import ExportConfig
 
 
 def run(

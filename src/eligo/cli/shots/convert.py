@@ -37,7 +37,7 @@ def run(
         raise InputError(f"--out: {out} is where it comes from; give another folder")
     learner = _learner(source)
     if learner is not None:
-        from eligo.scenes.vlm.model import load_vlm, save_vlm
+        from eligo.scenes.vlm import load_vlm, save_vlm
 
         model, processor = load_vlm(learner)
         save_vlm(model, processor, out)

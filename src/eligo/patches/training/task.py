@@ -27,7 +27,7 @@ from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.gather import Peers
 from eligo.patches.training.losses import alignment_loss, ratio_loss, two_pass_loss
 from eligo.scenes.painter import Rendered
-from eligo.scenes.vlm.heads import VisionHeads, patch_targets
+from eligo.scenes.vlm_heads import VisionHeads, patch_targets
 from eligo.train import (
     FitResult,
     OptimizerSpec,

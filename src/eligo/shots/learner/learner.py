@@ -14,12 +14,12 @@ from accelerate import PartialState
 from jaxtyping import Float
 from torch import Tensor
 
+from benchmarks.scenes.train_vlm import compile_layers, pixel_values
 from eligo.nn import watching
 from eligo.scenes import draws
 from eligo.scenes.graph import Split
-from eligo.scenes.vlm.heads import PatchTargets, VisionHeads, patch_targets
-from eligo.scenes.vlm.model import EOS, IMAGE, build_processor, build_vlm, save_vlm
-from eligo.scenes.vlm.train import compile_layers, pixel_values
+from eligo.scenes.vlm import EOS, IMAGE, build_processor, build_vlm, save_vlm
+from eligo.scenes.vlm_heads import PatchTargets, VisionHeads, patch_targets
 from eligo.shots.learner.batch import Batch
 from eligo.shots.learner.learner_config import LearnerConfig
 from eligo.shots.learner.lessons import EXAMPLES, draw_lessons

@@ -5,8 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from eligo.config import Config
-from eligo.scenes.config import SceneConfig
-from eligo.scenes.vlm.config import VlmConfig
+from eligo.scenes.config import SceneConfig, VlmConfig
 from eligo.train.config import AnnealConfig, OptimizerConfig, TrainConfig
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from eligo.scenes.vlm.model import ASSISTANT, BOS, EOS, FIRST_WORD, IMAGE, PAD, USER
+from eligo.scenes.vlm import ASSISTANT, BOS, EOS, FIRST_WORD, IMAGE, PAD, USER
 from eligo.shots.learner.lessons import (
     DEMO_WORDS,
     EXAMPLES,

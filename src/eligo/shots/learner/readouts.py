@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from eligo.scenes import words
-from eligo.scenes.vlm.heads import PatchTargets
+from eligo.scenes.vlm_heads import PatchTargets
 from eligo.shots.learner.batch import Batch, Meanings
 from eligo.shots.learner.lessons import EXAMPLES, NUM_VALUES, QUESTIONS, Lessons
 from eligo.shots.learner.packing import Packed

@@ -24,7 +24,7 @@ from eligo.io.files import kept_json, make_folder
 from eligo.io.locks import one_writer
 from eligo.pretrained.load import find_model, shipped_model
 from eligo.scenes.graph import Split
-from eligo.scenes.vlm.model import load_vlm
+from eligo.scenes.vlm import load_vlm
 from eligo.shots.data.items import as_query
 from eligo.shots.inference.folder import ABOUT, open_embedded, save_embedded
 from eligo.shots.learner.config import ExamConfig

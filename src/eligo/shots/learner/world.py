@@ -20,8 +20,7 @@ from eligo.errors import InputError
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.graph import Split
 from eligo.scenes.phrases import VOCABULARY, to_text
-from eligo.scenes.vlm.model import ASSISTANT, BOS, FIRST_WORD, USER
-from eligo.scenes.vlm.train import pixel_values
+from eligo.scenes.vlm import ASSISTANT, BOS, FIRST_WORD, USER, pixel_values
 from eligo.shots.data.draws import shuffled
 from eligo.shots.learner.lessons import EXAMPLES, QUESTIONS, Lessons, draw_lessons
 from eligo.shots.pool.pool import Pool

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.scenes.evaluate_vlm import VlmEvaluationConfig, fit_blind
+from eligo.scenes.blind import fit_blind
 from eligo.pretrained.chat import ContextWatch
 from eligo.report.intervals import wilson_interval
 from eligo.tokens.cost.count import Cost, Schedule, count_cost
@@ -109,8 +109,7 @@ def answer_blindly(
 
     The likeliest by wording, else by kind of question, in that many training scenes.
     """
-    world = VlmEvaluationConfig(scenes=examples.config, blind_scenes=num_scenes)
-    blind = fit_blind(world)
+    blind = fit_blind(examples.config, num_scenes)
     families: list[str] = []
     right: list[bool] = []
     for first in range(0, len(examples), _CHUNK):

@@ -17,7 +17,7 @@ logger = logging.getLogger("eligo.tokens")
 
 def load_host(config: HostConfig, *, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
     """Model (eval mode, no gradients) and processor: shipped, random, or from a folder or hub."""
-    from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, load_vlm
+    from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, load_vlm
 
     if config.random is not None:
         sizes = VlmConfig(**config.random.model_dump())

@@ -1,4 +1,4 @@
-"""What a user of the tiny LLaVA can get wrong is told in a line, before any work."""
+"""Mistakes in training and evaluating the tiny LLaVA are one line, before any work."""
 
 import json
 import shutil
@@ -8,15 +8,16 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.scenes.evaluate_vlm import Asked, VlmEvaluationConfig, fit_blind
-from eligo.cli import main
+from benchmarks.scenes import evaluate_vlm, train_vlm
+from eligo.cli import run_script
 from eligo.errors import InputError, OutputError
+from eligo.pretrained.load import SHIPPED
 from eligo.scenes import SceneConfig, load_vlm
+from eligo.scenes.blind import fit_blind
 from eligo.scenes.question_kinds import KINDS
-from eligo.scenes.vlm import model as vlm_model
-from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_vlm
+from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, save_vlm
 
-SHIPPED = Path(vlm_model.__file__).parents[2] / "models" / "vlm"
+CONFIG = Path(train_vlm.__file__).with_name("vlm_see.yaml")
 TINY = VlmConfig(
     image_size=28, vision_width=16, vision_layers=2, layers=1, width=16, hidden=16, heads=2
 )
@@ -36,41 +37,34 @@ TINY = VlmConfig(
 )
 def test_training_configs(flags, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["scenes", "train-vlm", "vlm_see", *flags]) == 2
+    assert run_script(train_vlm.run, [str(CONFIG), *flags]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_without_a_config_those_of_the_task_are_named(capsys):
-    assert main(["scenes", "train-vlm"]) == 2
-    told = capsys.readouterr().err
-    assert "eligo scenes train-vlm needs a CONFIG" in told
-    assert "(vlm_answer, vlm_polish, vlm_see)" in told.replace("\n", " ")
 
 
 def test_devices(capsys):
     names = ["foo"] if torch.cuda.is_available() else ["foo", "cuda"]
     for name in names:
-        assert main(["scenes", "evaluate-vlm", "--device", name]) == 2
-        told = capsys.readouterr().err
-        assert f"device: got '{name}'" in told
-        assert len(told.splitlines()) == 1
+        assert run_script(evaluate_vlm.run, ["--device", name]) == 2
+        output = capsys.readouterr().err
+        assert f"device: got '{name}'" in output
+        assert len(output.splitlines()) == 1
 
 
 def test_a_model_without_its_weights(tmp_path):
     for name in ("all", "one"):
         there = tmp_path / name
-        shutil.copytree(SHIPPED, there)
+        shutil.copytree(SHIPPED / "vlm", there)
         for shard in sorted(there.glob("*.safetensors"))[0 if name == "all" else 1 :]:
             shard.unlink()
-        with pytest.raises(InputError, match="cannot be read") as told:
+        with pytest.raises(InputError, match="cannot be read") as output:
             load_vlm(there)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(output.value)
     (there / "model-00002-of-00002.safetensors").write_bytes(b"torn")
     with pytest.raises(InputError, match="cannot be read"):
         load_vlm(there)
 
 
-def test_no_bars_of_others(tmp_path, capsys):
+def test_loading_prints_no_progress_bar(tmp_path, capsys):
     assert transformers_logging.is_progress_bar_enabled()
     save_vlm(build_vlm(TINY), build_processor(TINY), tmp_path)
     load_vlm(tmp_path)
@@ -79,14 +73,16 @@ def test_no_bars_of_others(tmp_path, capsys):
 
 
 def answered(config, on_progress):
-    return [Asked("size", "a question", "right", False, "right", "wrong")] * 6
+    return [
+        evaluate_vlm.AnsweredQuestion("size", "a question", "right", False, "right", "wrong")
+    ] * 6
 
 
-def test_out_is_tried_before_the_work(tmp_path, monkeypatch, capsys):
+def test_out_is_checked_before_the_work(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.scenes.evaluate_vlm.evaluate_vlm", None)
     (tmp_path / "file").write_text("")
     out = str(tmp_path / "file" / "vlm.json")
-    assert main(["scenes", "evaluate-vlm", "--device", "cpu", "--out", out]) == 2
+    assert run_script(evaluate_vlm.run, ["--device", "cpu", "--out", out]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 
@@ -97,15 +93,14 @@ def test_the_result_is_shown_if_it_cannot_be_written(tmp_path, monkeypatch, caps
     monkeypatch.setattr("benchmarks.scenes.evaluate_vlm.evaluate_vlm", answered)
     monkeypatch.setattr("eligo.cli.result_file.write_text", full)
     out = str(tmp_path / "new" / "vlm.json")
-    command = ["scenes", "evaluate-vlm", "--device", "cpu", "--json", "--out", out]
-    assert main(command) == 2
-    told = capsys.readouterr()
-    assert json.loads(told.out)["rows"][-1]["accuracy"]["right"] == 6
-    assert "cannot be written" in told.err
+    command = ["--device", "cpu", "--json", "--out", out]
+    assert run_script(evaluate_vlm.run, command) == 2
+    output = capsys.readouterr()
+    assert json.loads(output.out)["rows"][-1]["accuracy"]["right"] == 6
+    assert "cannot be written" in output.err
 
 
-def test_the_blind_falls_back_to_the_kind():
-    config = VlmEvaluationConfig(scenes=SceneConfig(height=56, width=56), blind_scenes=100)
-    blind = fit_blind(config)
+def test_blind_baseline_falls_back_to_the_kind():
+    blind = fit_blind(SceneConfig(height=56, width=56), 100)
     for kind in KINDS:
-        assert blind("words that nobody said", kind.name) in kind.answers
+        assert blind("an unknown question", kind.name) in kind.answers

@@ -9,7 +9,9 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
 from transformers import (
     CLIPImageProcessorPil,
     CLIPVisionConfig,
@@ -19,6 +21,7 @@ from transformers import (
     LlavaProcessor,
     PreTrainedTokenizerFast,
 )
+from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from eligo.errors import InputError
 from eligo.io.files import writing_folder
@@ -30,8 +33,8 @@ from eligo.pretrained.load import (
     quiet_transformers,
     shipped_model,
 )
+from eligo.scenes.config import VlmConfig
 from eligo.scenes.phrases import VOCABULARY
-from eligo.scenes.vlm.config import VlmConfig
 
 PROMPT = "USER: <image> {question} ASSISTANT:"
 """How a question is asked, as in LLaVA-1.5; `processor.apply_chat_template` writes the same."""
@@ -40,7 +43,7 @@ PAD, BOS, EOS, UNK, IMAGE, USER, ASSISTANT = range(len(SPECIAL))
 FIRST_WORD = len(SPECIAL)
 """Token id of word 0 of the vocabulary; word ids are shifted by it."""
 
-_MADE_BY = "eligo scenes train-vlm"
+_MADE_BY = "python -m benchmarks.scenes.train_vlm"
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image> "
@@ -155,3 +158,10 @@ def save_vlm(
     ):
         deepcopy(model).half().save_pretrained(made, max_shard_size="10MB")
         processor.save_pretrained(made)
+
+
+def pixel_values(rgb: Tensor) -> Float[Tensor, "scenes 3 height width"]:
+    """What the processor makes of an image of the right size."""
+    mean = torch.tensor(OPENAI_CLIP_MEAN, device=rgb.device).view(3, 1, 1)
+    std = torch.tensor(OPENAI_CLIP_STD, device=rgb.device).view(3, 1, 1)
+    return (rgb.float() / 255 - mean) / std

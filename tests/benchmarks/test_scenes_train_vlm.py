@@ -12,16 +12,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from eligo.cli.registry import load_run_config
-from eligo.config import shipped_configs
+from benchmarks.scenes import train_vlm as vlm_train
+from benchmarks.scenes.train_vlm import (
+    Batch,
+    VlmTask,
+    VlmTrainConfig,
+    block_mask,
+    pack,
+    pixel_values,
+)
+from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.scenes import SceneConfig, draw_questions, draw_scenes, load_vlm, render, words
 from eligo.scenes.config import GRID
 from eligo.scenes.graph import UNIT
 from eligo.scenes.question_kinds import FAMILIES, KINDS
-from eligo.scenes.vlm import train as vlm_train
-from eligo.scenes.vlm.heads import PhraseHeads, VisionHeads, patch_targets
-from eligo.scenes.vlm.model import (
+from eligo.scenes.vlm import (
     ASSISTANT,
     EOS,
     PAD,
@@ -31,12 +37,16 @@ from eligo.scenes.vlm.model import (
     build_vlm,
     save_vlm,
 )
-from eligo.scenes.vlm.train import Batch, VlmTask, VlmTrainConfig, block_mask, pack, pixel_values
+from eligo.scenes.vlm_heads import PhraseHeads, VisionHeads, patch_targets
 from eligo.train import Progress, TrainConfig, load_weights
 from limits import PROCESS_SECONDS
 
 CPU = torch.device("cpu")
 LENGTH = vlm_train._LENGTH
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "benchmarks" / "scenes").glob("vlm_*.yaml"))
+PYTHONPATH = os.pathsep.join(map(str, (ROOT, ROOT / "src")))
+POLISH = ROOT / "benchmarks" / "scenes" / "vlm_polish.yaml"
 
 
 def small(**changes) -> VlmTrainConfig:
@@ -290,11 +300,11 @@ def test_training_draws_train_scenes_and_validation_draws_validation(monkeypatch
 @pytest.fixture(scope="module")
 def smoke_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
     folder = tmp_path_factory.mktemp("smoke")
-    command = ["scenes", "train-vlm", "vlm_polish", "--smoke", "--json"]
+    command = [str(POLISH), "--smoke", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "eligo", *command],
+        [sys.executable, "-m", "benchmarks.scenes.train_vlm", *command],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         timeout=PROCESS_SECONDS,
@@ -343,11 +353,9 @@ def test_the_written_model_has_the_last_weights(tmp_path, monkeypatch):
     assert len(moved) > len(expected) / 2
 
 
-@pytest.mark.parametrize("name", shipped_configs("scenes"))
-def test_every_shipped_config_builds(name):
-    config = load_run_config(name, family="scenes")
-    if not isinstance(config, VlmTrainConfig):
-        return
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_builds(path):
+    config = load_config(VlmTrainConfig, path)
     with torch.device("meta"):
         whole = config.replace({"compile": False}).build()
     assert sum(p.numel() for p in whole.model.parameters()) < 10e6
@@ -374,7 +382,7 @@ def test_saved_in_half_precision_and_small_shards(tmp_path):
     torch.testing.assert_close(dict(loaded.state_dict()), expected, rtol=0, atol=0)
     assert processor.tokenizer.get_vocab() == build_processor(config).tokenizer.get_vocab()
     assert processor.image_processor.crop_size["height"] == config.image_size
-    with pytest.raises(InputError, match="train-vlm"):
+    with pytest.raises(InputError, match="train_vlm"):
         load_vlm(tmp_path / "nothing here")
 
 

@@ -7,26 +7,28 @@ itself, never another question. Scenes are made on the device, no scene is seen 
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from accelerate import PartialState
 from jaxtyping import Bool, Float, Int64
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import LlavaForConditionalGeneration
-from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
+from eligo.cli import run_script
+from eligo.cli.console import print_outcome
+from eligo.config import Config
 from eligo.nn import watching
+from eligo.scenes.config import FamilyWeights, SceneConfig, VlmConfig
 from eligo.scenes.graph import Split, draw_scenes, take
 from eligo.scenes.painter import Rendered, render
 from eligo.scenes.phrases import word_ids
 from eligo.scenes.question_kinds import ANSWERS, FAMILIES, FAMILY_OF, Questions
 from eligo.scenes.questions import draw_questions
-from eligo.scenes.vlm.config import VlmTrainConfig
-from eligo.scenes.vlm.heads import PatchTargets, PhraseHeads, VisionHeads, patch_targets
-from eligo.scenes.vlm.model import (
+from eligo.scenes.vlm import (
     ASSISTANT,
     BOS,
     EOS,
@@ -35,8 +37,10 @@ from eligo.scenes.vlm.model import (
     USER,
     build_processor,
     build_vlm,
+    pixel_values,
     save_vlm,
 )
+from eligo.scenes.vlm_heads import PatchTargets, PhraseHeads, VisionHeads, patch_targets
 from eligo.train import (
     FitResult,
     OptimizerSpec,
@@ -47,6 +51,7 @@ from eligo.train import (
     load_weights,
     seed_everything,
 )
+from eligo.train.config import OptimizerConfig, TrainConfig
 
 _LENGTH = 20  # question (at most 15 words), ASSISTANT:, answer (at most 2), </s>
 _ANSWER = 3  # tokens to learn: answer and </s>
@@ -110,11 +115,68 @@ def block_mask(prefix: int, questions: int, device: torch.device) -> Bool[Tensor
     return same & (order[:, None] >= order[None])
 
 
-def pixel_values(rgb: Tensor) -> Float[Tensor, "scenes 3 height width"]:
-    """What the processor makes of an image of the right size."""
-    mean = torch.tensor(OPENAI_CLIP_MEAN, device=rgb.device).view(3, 1, 1)
-    std = torch.tensor(OPENAI_CLIP_STD, device=rgb.device).view(3, 1, 1)
-    return (rgb.float() / 255 - mean) / std
+class VlmTrainConfig(Config):
+    """One training run of the tiny LLaVA."""
+
+    task: Literal["scenes.train-vlm"] = "scenes.train-vlm"
+    """What this file trains."""
+    train: TrainConfig
+    """The loop."""
+    model: VlmConfig = VlmConfig()
+    """Size of the model."""
+    scenes: SceneConfig = SceneConfig()
+    """The world it learns."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """One optimiser for all."""
+    questions: int = Field(default=22, ge=1)
+    """Questions packed behind one image."""
+    weights: FamilyWeights = (2, 2, 2, 3, 4, 2)
+    """How often each family is asked: lookup, existence, count, comparison, relation, location."""
+    vision_steps: int = Field(default=0, ge=0)
+    """First steps that train the tower alone, on patch attributes."""
+    vision_weight: float = Field(default=0.2, ge=0)
+    """Weight of the patch-attribute loss afterwards."""
+    phrase_weight: float = Field(default=0.5, ge=0)
+    """Weight of what the last word of a phrase learns half-way up the language model."""
+    validation_scenes: int = Field(default=512, ge=1)
+    """Scenes of the validation split that choose `best`."""
+    compile: bool = False
+    """Compile the layers (needs a GPU to be worth it)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "VlmTrainConfig":
+        size = self.model.image_size
+        if (self.scenes.height, self.scenes.width) != (size, size):
+            raise ValueError(
+                f"scenes.height {self.scenes.height} and scenes.width {self.scenes.width}: "
+                f"expected both to be {size}, model.image_size"
+            )
+        if min(self.weights) < 0 or not any(self.weights):
+            raise ValueError(f"weights: got {self.weights}, expected none below 0 and one above")
+        return self
+
+    def build(self) -> Any:
+        """The task for the training loop."""
+        return VlmTask(self)
+
+    def smoke(self) -> "VlmTrainConfig":
+        """The same run, tiny."""
+        small = VlmConfig(image_size=56, vision_width=32, vision_layers=2, layers=2, width=32,
+                          hidden=64, heads=2)  # fmt: skip
+        return self.model_copy(
+            update={
+                "train": self.train.model_copy(
+                    update={"total_steps": 4, "batch_size": 4, "evaluate_every": 2,
+                            "checkpoint_every": 2, "precision": "no", "init_from": None}
+                ),
+                "model": small,
+                "scenes": self.scenes.model_copy(update={"height": 56, "width": 56}),
+                "validation_scenes": 4,
+                "questions": 3,
+                "vision_steps": min(self.vision_steps, 2),
+                "compile": False,
+            }
+        )  # fmt: skip
 
 
 class VlmTask(Task):
@@ -294,3 +356,17 @@ def train_vlm(config: VlmTrainConfig, *, resume: bool = False) -> FitResult:
         load_weights(result.folder / "last", {"vlm": model})
         save_vlm(model, build_processor(config.model), result.folder / "model")
     return result
+
+
+def run(config: VlmTrainConfig, *, resume: bool = False, json: bool = False) -> None:
+    """Train a tiny LLaVA; the model folder is written to <train.out>/<train.name>/model.
+
+    Args:
+        resume: Go on from the newest checkpoint in the run folder.
+        json: Print one JSON document.
+    """
+    print_outcome(train_vlm(config, resume=resume), json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_script(run))

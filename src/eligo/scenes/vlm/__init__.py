@@ -1,1 +1,0 @@
-"""A small vision-language model that lives in the embedded world."""

@@ -1,7 +1,7 @@
 # make demo   set up, run the main job on the embedded default
 # make test   set up, run all tests
 # make quick  set up, run the quick tests
-# make check  set up, lint, types, tests
+# make check  set up, lint, types, import contracts, tests
 # make lowest the quick tests with the lowest versions that pyproject.toml allows
 PYTHON ?= python3
 VENV   ?= .venv
@@ -20,7 +20,7 @@ QUICK  := tests/cli tests/test_config.py tests/test_images.py tests/test_pretrai
 	tests/pixels/test_pixels_train.py tests/pixels/test_pixels_onnx.py \
 	tests/shots/test_shots_pipeline.py tests/shots/test_shots_learned.py tests/shots/test_pool_index.py
 
-.PHONY: demo test quick lint types check lowest clean
+.PHONY: demo test quick lint types contracts check lowest clean
 .DEFAULT_GOAL := help
 .SILENT:
 
@@ -55,11 +55,16 @@ quick: $(VENV)/.dev
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/deno lint --quiet
 
 types: $(VENV)/.dev
 	$(BIN)/pyright
+	$(BIN)/deno check --quiet src/eligo/explorer/page/main.js
 
-check: lint types test
+contracts: $(VENV)/.dev
+	$(BIN)/lint-imports --no-cache
+
+check: lint types contracts test
 
 lowest: $(BIN)/python
 	$(BIN)/python .ci/lowest.py > $(VENV)/lowest.txt

@@ -102,6 +102,7 @@ export function makeBoard({ about, first, onfocus }) {
       [x, bottom + GAP],
       [x, top - GAP - height],
     ];
+    /** @param {number[]} corner */
     const outside = ([tipX, tipY]) =>
       Math.max(
         0,

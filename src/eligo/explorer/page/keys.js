@@ -22,12 +22,8 @@ export function startKeys(actions) {
   const table = { ...actions, "?": help };
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    if (
-      event.target.closest?.(
-        "input:not([type=range], [type=checkbox]), textarea, select, [contenteditable]",
-      )
-    )
-      return;
+    const typing = "input:not([type=range], [type=checkbox]), textarea, select, [contenteditable]";
+    if (event.target instanceof Element && event.target.closest(typing)) return;
     const isOpen = document.querySelector("dialog[open]");
     if (isOpen && event.key !== "?") return;
     const action = table[event.key];

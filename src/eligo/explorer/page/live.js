@@ -33,8 +33,8 @@ export function startLive(node, live, { made, runs }) {
       node.removeAttribute("data-busy");
       error.hidden = true;
       status.textContent = `${Math.round(found.milliseconds)} ms`;
-      const { budget, ...asked } = body;
-      made(found.record, JSON.stringify(asked));
+      const { budget: _budget, ...question } = body;
+      made(found.record, JSON.stringify(question));
     },
     onerror: fail,
   });

@@ -25,7 +25,7 @@ LIVE = describe(tools())
 FOUND = inline(pruned())
 
 
-class Desk:
+class Recorder:
     """Answers by hand: requests wait in `asked` until `answer` or `refuse`."""
 
     def __init__(self, tab: Visit, records: tuple = (), place: str = "") -> None:
@@ -58,17 +58,17 @@ def tab(visit):
 
 
 @pytest.fixture
-def desk(tab):
-    return Desk(tab)
+def recorder(tab):
+    return Recorder(tab)
 
 
-def test_it_begins_by_itself(tab, desk):
-    desk.wait(1)
-    assert desk.body() == {
+def test_it_begins_by_itself(tab, recorder):
+    recorder.wait(1)
+    assert recorder.body() == {
         "tool": "echo", "text": "what colour?", "image": {"example": "red"}, "budget": 3,
     }  # fmt: skip
     assert tab.text(".status").startswith("working")
-    desk.answer()
+    recorder.answer()
     tab.painted()
     assert tab.text(".status") == "42 ms"
     assert tab.text("h1") == pruned().title
@@ -78,89 +78,89 @@ def test_it_begins_by_itself(tab, desk):
 
 
 def test_a_link_to_an_exhibit_is_followed_instead(tab):
-    desk = Desk(tab, (FOUND,), "#what-colour-is-the-ball/2")
+    recorder = Recorder(tab, (FOUND,), "#what-colour-is-the-ball/2")
     tab.painted()
     assert tab.text(".now strong").startswith("layer 2")
     tab.look.wait_for_timeout(300)
-    assert desk.routes == []
+    assert recorder.routes == []
     tab.look.click(".run")
-    desk.wait(1)
+    recorder.wait(1)
 
 
-def test_the_budget_moves_and_takes_the_same_place(tab, desk):
+def test_the_budget_moves_and_takes_the_same_place(tab, recorder):
     look = tab.look
-    desk.wait(1)
-    desk.answer()
+    recorder.wait(1)
+    recorder.answer()
     tab.painted()
     tab.after(lambda: look.keyboard.press("]"))
     look.focus("#live-budget")
     for _ in range(3):
         look.keyboard.press("ArrowRight")
     look.keyboard.press("ArrowLeft")
-    desk.wait(2)
+    recorder.wait(2)
     look.wait_for_timeout(300)
-    assert len(desk.routes) == 2  # four moves, one request
-    assert desk.body()["budget"] == 3
+    assert len(recorder.routes) == 2  # four moves, one request
+    assert recorder.body()["budget"] == 3
     assert tab.text(".field output") == "3 cells"
-    desk.answer(note="another budget")
+    recorder.answer(note="another budget")
     look.wait_for_selector(".note")
     assert look.locator(".groups li").count() == 1
     assert tab.text(".now strong").startswith("layer 2")  # where the reader was
 
 
-def test_other_words_are_another_record(tab, desk):
+def test_other_words_are_another_record(tab, recorder):
     look = tab.look
-    desk.wait(1)
-    desk.answer()
+    recorder.wait(1)
+    recorder.answer()
     tab.painted()
     look.fill("#live-text", "and the box?")
-    desk.wait(2)
-    assert desk.body()["text"] == "and the box?"
-    desk.answer(title="The box")
+    recorder.wait(2)
+    assert recorder.body()["text"] == "and the box?"
+    recorder.answer(title="The box")
     look.wait_for_selector("h1:text('The box')")
     assert look.locator(".groups .name").all_inner_texts() == ["The box", pruned().title]
     look.keyboard.press("Enter")  # asks at once
-    desk.wait(3)
+    recorder.wait(3)
     look.keyboard.type("j?")  # keys are letters here
     assert tab.text("h1") == "The box"
 
 
-def test_stale_answers_are_dropped(tab, desk):
+def test_stale_answers_are_dropped(tab, recorder):
     look = tab.look
-    desk.wait(1)
+    recorder.wait(1)
     look.fill("#live-text", "second")
-    desk.wait(2)
-    desk.answer(1, title="second answer")
+    recorder.wait(2)
+    recorder.answer(1, title="second answer")
     look.wait_for_selector("h1:text('second answer')")
     with suppress(Exception):  # the browser has let it go
-        desk.answer(0, title="first answer")
+        recorder.answer(0, title="first answer")
     look.wait_for_timeout(200)
     assert tab.text("h1") == "second answer"
     assert look.locator(".error").is_hidden()
 
 
-def test_errors_are_read_and_go_away(tab, desk):
+def test_errors_are_read_and_go_away(tab, recorder):
     look = tab.look
-    desk.wait(1)
-    desk.refuse(400, "text: got <b>nothing</b>, expected a question")
+    recorder.wait(1)
+    recorder.refuse(400, "text: got <b>nothing</b>, expected a question")
     look.wait_for_selector(".error:visible")
     assert tab.text(".error").endswith("text: got <b>nothing</b>, expected a question")
     look.click(".run")
-    desk.wait(2)
-    desk.refuse(503, "busy: 40 requests are waiting; try again soon")
+    recorder.wait(2)
+    recorder.refuse(503, "busy: 40 requests are waiting; try again soon")
     look.wait_for_selector(".error:has-text('busy')")
     look.click(".run")
-    desk.wait(3)
-    desk.routes[-1].fulfill(status=500, body="no JSON")
+    recorder.wait(3)
+    recorder.routes[-1].fulfill(status=500, body="no JSON")
     look.wait_for_selector(".error:has-text('status 500')")
     look.click(".run")
-    desk.wait(4)
-    desk.routes[-1].abort()
+    recorder.wait(4)
+    recorder.routes[-1].abort()
     look.wait_for_selector(".error:has-text('does not answer')")
     assert not look.locator("#live[data-busy]").count()
     look.click(".run")
-    desk.wait(5)
-    desk.answer()
+    recorder.wait(5)
+    recorder.answer()
     tab.painted()
     assert look.locator(".error").is_hidden()
     tab.problems = [said for said in tab.problems if "Failed to load resource" not in said]
@@ -169,30 +169,30 @@ def test_errors_are_read_and_go_away(tab, desk):
 TEXT = {"name": "a.txt", "mimeType": "text/plain", "buffer": b"x"}
 
 
-def test_a_late_answer_leaves_an_error_alone(tab, desk):
+def test_a_late_answer_leaves_an_error_alone(tab, recorder):
     look = tab.look
-    desk.wait(1)
+    recorder.wait(1)
     look.fill("#live-text", "typed, and not sent yet")
     look.set_input_files("#live-image", TEXT)
     look.wait_for_selector(".error:has-text('a.txt is no picture')")
     with suppress(Exception):  # the browser has let it go
-        desk.answer(0, title="late")
+        recorder.answer(0, title="late")
     look.wait_for_timeout(700)  # longer than what is typed waits
-    assert len(desk.routes) == 1
+    assert len(recorder.routes) == 1
     assert look.locator(".error").is_visible()
     assert look.locator("h1").count() == 0
     assert tab.text(".status") == ""
     look.click(".run")
-    desk.wait(2)
-    desk.answer()
+    recorder.wait(2)
+    recorder.answer()
     tab.painted()
     assert look.locator(".error").is_hidden()
 
 
 @pytest.mark.parametrize("ending", ["reject(new Error('late'))", "resolve(late)"])
-def test_a_late_file_leaves_an_answer_alone(tab, desk, ending):
+def test_a_late_file_leaves_an_answer_alone(tab, recorder, ending):
     look = tab.look
-    desk.wait(1)
+    recorder.wait(1)
     look.evaluate("""async () => {
       window.late = await createImageBitmap(new ImageData(8, 8));
       window.createImageBitmap = () => new Promise((resolve, reject) => {
@@ -201,51 +201,51 @@ def test_a_late_file_leaves_an_answer_alone(tab, desk, ending):
     }""")
     look.set_input_files("#live-image", {**TEXT, "mimeType": "image/png"})
     look.get_by_role("radio", name="with depth").click()
-    desk.wait(2)
-    desk.answer(title="chosen later")
+    recorder.wait(2)
+    recorder.answer(title="chosen later")
     look.wait_for_selector("h1:text('chosen later')")
     look.evaluate(f"() => end((resolve, reject) => {ending})")
     look.wait_for_timeout(200)
-    assert len(desk.routes) == 2
+    assert len(recorder.routes) == 2
     assert look.locator(".error").is_hidden()
     assert look.locator(".example[aria-checked=true]").get_attribute("title") == "with depth"
 
 
-def test_the_focus_stays_where_it_was(tab, desk):
+def test_the_focus_stays_where_it_was(tab, recorder):
     look = tab.look
     focused = "document.activeElement.title || document.activeElement.id"
-    desk.wait(1)
+    recorder.wait(1)
     look.focus(".example >> nth=0")
     look.keyboard.press("Enter")
-    desk.wait(2)
+    recorder.wait(2)
     assert look.evaluate(focused) == "a red one"
     look.keyboard.press("ArrowRight")
-    desk.wait(3)
+    recorder.wait(3)
     assert look.evaluate(focused) == "with depth"
     look.focus("#live-image")
     own = {"name": "room.png", "mimeType": "image/png", "buffer": file_of((64, 32))}
     look.set_input_files("#live-image", own)
-    desk.wait(4)
+    recorder.wait(4)
     assert look.evaluate(focused) == "live-image"
 
 
-def test_tools_have_their_own_controls(tab, desk):
+def test_tools_have_their_own_controls(tab, recorder):
     look = tab.look
-    desk.wait(1)
+    recorder.wait(1)
     look.get_by_role("radio", name="Deep").click()
-    desk.wait(2)
-    assert desk.body() == {"tool": "deep", "text": "what colour?", "image": {"example": "red"}}
+    recorder.wait(2)
+    assert recorder.body() == {"tool": "deep", "text": "what colour?", "image": {"example": "red"}}
     assert look.locator("#live-budget").count() == 0
     look.get_by_role("radio", name="with depth").click()
-    desk.wait(3)
-    assert desk.body()["image"] == {"example": "deep"}
-    assert desk.body()["text"] == "how far?"
+    recorder.wait(3)
+    assert recorder.body()["image"] == {"example": "deep"}
+    assert recorder.body()["text"] == "how far?"
     look.get_by_role("radio", name="Blind").click()
-    desk.wait(4)
-    assert desk.body() == {"tool": "blind", "text": "what?"}
+    recorder.wait(4)
+    assert recorder.body() == {"tool": "blind", "text": "what?"}
     look.get_by_role("radio", name="Echo").click()
-    desk.wait(5)
-    assert desk.body()["budget"] == 3
+    recorder.wait(5)
+    assert recorder.body()["budget"] == 3
 
 
 def file_of(size: tuple[int, int], kind: str = "PNG", mode: str = "RGB") -> bytes:
@@ -261,14 +261,14 @@ def sent(body: dict, key: str) -> Image.Image:
     return Image.open(io.BytesIO(b64decode(data)))
 
 
-def test_uploads_are_scaled_down(tab, desk):
+def test_uploads_are_scaled_down(tab, recorder):
     look = tab.look
-    desk.wait(1)
+    recorder.wait(1)
     own = {"name": "room.png", "mimeType": "image/png", "buffer": file_of((1600, 800))}
     look.set_input_files("input[type=file]", own)
-    desk.wait(2)
-    assert sent(desk.body(), "image").size == (1024, 512)
-    near_ball = sent(desk.body(), "image").convert("RGB").getpixel((266, 300))
+    recorder.wait(2)
+    assert sent(recorder.body(), "image").size == (1024, 512)
+    near_ball = sent(recorder.body(), "image").convert("RGB").getpixel((266, 300))
     assert all(abs(a - b) < 12 for a, b in zip(near_ball, (214, 69, 65), strict=True))
     assert look.locator(".example[aria-checked=true]").count() == 0
     assert look.locator(".upload img").is_visible()
@@ -276,13 +276,13 @@ def test_uploads_are_scaled_down(tab, desk):
     look.wait_for_selector(".error:has-text('room.png cannot be read')")
     look.set_input_files("input[type=file]", TEXT)
     look.wait_for_selector(".error:has-text('a.txt is no picture')")
-    assert len(desk.routes) == 2
+    assert len(recorder.routes) == 2
 
 
-def test_a_picture_is_dropped_and_gets_a_depth(tab, desk):
+def test_a_picture_is_dropped_and_gets_a_depth(tab, recorder):
     look = tab.look
     look.get_by_role("radio", name="Deep").click()
-    desk.wait(2)
+    recorder.wait(2)
     assert look.locator("input[type=file]").count() == 1
     drop = """(data) => {
       const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
@@ -293,23 +293,23 @@ def test_a_picture_is_dropped_and_gets_a_depth(tab, desk):
         document.body.dispatchEvent(new DragEvent(kind, options));
     }"""
     look.evaluate(drop, b64encode(file_of((320, 200), "JPEG")).decode())
-    desk.wait(3)
-    assert sent(desk.body(), "image").size == (320, 200)
+    recorder.wait(3)
+    assert sent(recorder.body(), "image").size == (320, 200)
     depth = {
         "name": "depth.png",
         "mimeType": "image/png",
         "buffer": file_of((320, 200), mode="I;16"),
     }
     look.set_input_files("input[type=file] >> nth=1", depth)
-    desk.wait(4)
-    assert sent(desk.body(), "depth").getpixel((3, 3)) == 1500  # all sixteen bits
+    recorder.wait(4)
+    assert sent(recorder.body(), "depth").getpixel((3, 3)) == 1500  # all sixteen bits
 
 
 def test_a_phone(visit):
     tab = visit(viewport={"width": 360, "height": 740}, has_touch=True)
-    desk = Desk(tab)
-    desk.wait(1)
-    desk.answer()
+    recorder = Recorder(tab)
+    recorder.wait(1)
+    recorder.answer()
     tab.painted()
     assert tab.look.evaluate("document.documentElement.scrollWidth") <= 360
 

@@ -300,7 +300,7 @@ def test_nothing_at_all(tmp_path, visit):
 
 
 def test_pictures_that_are_none(tmp_path, visit):
-    """A page from elsewhere: a picture that cannot be decoded, and an record without a stage."""
+    """A page from elsewhere: a picture that cannot be decoded, and a record without a stage."""
     broken = inline(pruned()) | {"pictures": {"image": "data:image/png;base64,AAAA"}}
     empty = inline(prompted()) | {"stages": [], "title": "no stage"}
     path = tmp_path / "page.html"

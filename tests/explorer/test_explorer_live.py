@@ -33,7 +33,7 @@ from eligo.explorer.export import safe_json
 from eligo.explorer.request import MAX_BYTES
 from eligo.explorer.server import LiveServer
 from eligo.explorer.tools import LiveBudget, describe
-from eligo.explorer.work_queue import Desk
+from eligo.explorer.work_queue import WorkQueue
 from limits import REPLY_SECONDS
 
 
@@ -237,7 +237,7 @@ def test_what_a_tool_refuses_or_breaks(server, caplog):
     assert run(server, text="wrong").error == "text: got wrong, expected right"
     foreseen = run(server, text="foreseen")
     assert (foreseen.status, foreseen.error) == (500, "the model is not well")
-    with caplog.at_level(logging.ERROR, "eligo.report.live"):
+    with caplog.at_level(logging.ERROR, "eligo.explorer"):
         bug = run(server, text="bug")
     assert bug.status == 500
     assert "secret" not in bug.error  # for the terminal, not for the network
@@ -249,22 +249,22 @@ def test_what_a_tool_refuses_or_breaks(server, caplog):
 
 
 def test_a_full_queue_is_busy():
-    with serving(desk=Desk(places=2)) as server, ThreadPoolExecutor(2) as clients:
+    with serving(queue=WorkQueue(places=2)) as server, ThreadPoolExecutor(2) as clients:
         with holding():
             taken = [clients.submit(run, server, text="hold") for _ in range(2)]
-            until(lambda: server.desk.taken == 2)
+            until(lambda: server.queue.taken == 2)
             for _ in range(4):
                 busy = run(server)
                 assert busy.status == 503
                 assert busy.headers["Retry-After"] == "1"
                 assert "try again" in busy.error
         assert [reply.result().status for reply in taken] == [200, 200]
-        until(lambda: server.desk.taken == 0)  # a place is free when its answer is sent
+        until(lambda: server.queue.taken == 0)  # a place is free when its answer is sent
         assert run(server).status == 200
 
 
 def test_nobody_waits_for_ever():
-    with serving(desk=Desk(seconds=0.2)) as server:
+    with serving(queue=WorkQueue(seconds=0.2)) as server:
         with holding():
             slow = run(server, text="hold")
             assert slow.status == 503
@@ -279,13 +279,13 @@ def test_who_hangs_up_is_not_worked_for():
         WORKED.clear()
         with holding():
             first = clients.submit(run, server, text="hold")
-            until(lambda: server.desk.taken == 1)
+            until(lambda: server.queue.taken == 1)
             for count in range(3):
                 with socket.create_connection(
                     ("127.0.0.1", server.server_port), REPLY_SECONDS
                 ) as connection:
                     connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-                    until(lambda count=count: server.desk.taken == count + 2)
+                    until(lambda count=count: server.queue.taken == count + 2)
         assert first.result().status == 200
         assert run(server, text="tell me").status == 200  # its turn comes after the three
         assert WORKED == ["tell me"]
@@ -354,16 +354,16 @@ def test_ports():
 
 
 def test_what_is_being_answered_ends(monkeypatch):
-    monkeypatch.setattr(Desk.close, "__defaults__", (REPLY_SECONDS,))  # seconds it waits
+    monkeypatch.setattr(WorkQueue.close, "__defaults__", (REPLY_SECONDS,))  # seconds it waits
     with ThreadPoolExecutor(1) as clients:
         with serving() as server, holding() as go:
             pending = clients.submit(run, server, text="hold")
-            until(lambda: server.desk.taken == 1)
+            until(lambda: server.queue.taken == 1)
             Timer(0.3, go.set).start()
             server.shutdown()
             server.close()  # waits for it
             assert go.is_set()
-        assert server.desk.taken == 0  # the process may end now
+        assert server.queue.taken == 0  # the process may end now
         assert pending.result().answers["text"] == "hold"
         with pytest.raises(ConnectionRefusedError):
             run(server)

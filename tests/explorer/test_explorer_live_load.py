@@ -67,7 +67,7 @@ def test_a_crowd_is_answered():
             before = resident_mib()
             list(crowd.map(client, range(CLIENTS)))
         until(lambda: connections() <= others)
-        assert server.desk.taken == 0
+        assert server.queue.taken == 0
         assert resident_mib() - before < 64
 
 

@@ -64,7 +64,7 @@ class _RecordFile(_Strict):
 
 
 def save_record(record: ExplorerRecord, folder: str | Path) -> Path:
-    """Write an record; the JSON comes last, so that a folder that has one is whole."""
+    """Write a record; the JSON comes last, so that a folder that has one is whole."""
     folder = make_folder(Path(folder))
     remove_file(folder / _FILE)  # an older record's, until the new one is whole
     pictures = {}

@@ -1,4 +1,4 @@
-"""An record as one JSON value with everything inside: what the page is given, saved or live.
+"""A record as one JSON value with everything inside: what the page is given, saved or live.
 
 Numbers are rounded to what a reader can tell apart. Of an assignment the page needs, for every
 candidate, the kept one that it went to most and with which share of its weight; a dense matrix of

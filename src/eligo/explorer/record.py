@@ -1,6 +1,6 @@
 """What the explorer shows: a query, pictures, and the selections made over them.
 
-An record knows no family. Whatever a selector chose among is one of two things: the cells of a
+A record knows no family. Whatever a selector chose among is one of two things: the cells of a
 grid laid over a picture (vision tokens, patches, places of an attention map), or items with a text
 and perhaps a picture each (examples for a prompt, words, search results). What it chose is a
 `Selection`. So any selector can be shown by saying over what it chose.

@@ -1,6 +1,6 @@
 """From the body of a request to what a tool is asked; each refusal says got, expected, remedy.
 
-`read` looks at the JSON alone and is cheap; `Asked.open` unpacks images, which takes time and
+`read` looks at the JSON alone and is cheap; `CheckedRequest.open` unpacks images, which takes time and
 memory, so it is left to whoever has the one place for work.
 """
 
@@ -35,7 +35,7 @@ _TYPES = ("png", "jpeg", "webp")
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class CheckedRequest:
     """A request whose words and numbers are right; its images are still packed."""
 
     tool: LiveTool
@@ -59,7 +59,7 @@ class Asked:
         return LiveRequest(self.text, image, depth if self.tool.depth else None, self.budget)
 
 
-def read(body: bytes, tools: Mapping[str, LiveTool]) -> Asked:
+def read(body: bytes, tools: Mapping[str, LiveTool]) -> CheckedRequest:
     """Check a body against the tool that it names."""
     fields = _fields(body)
     name = fields.get("tool")
@@ -67,7 +67,7 @@ def read(body: bytes, tools: Mapping[str, LiveTool]) -> Asked:
         near = did_you_mean(name, list(tools)) if isinstance(name, str) else ""
         _refuse(f"tool: got {_short(name)}{near}, expected one of {', '.join(tools)}")
     tool = tools[name]
-    return Asked(
+    return CheckedRequest(
         tool,
         _text(fields.get("text", tool.text.default)),
         _budget(fields.get("budget"), tool.budget),

@@ -28,9 +28,9 @@ from typing import Any
 from eligo import __version__
 from eligo.errors import EligoError, InputError
 from eligo.explorer.inline import inline
-from eligo.explorer.request import MAX_BYTES, Asked, read
+from eligo.explorer.request import MAX_BYTES, CheckedRequest, read
 from eligo.explorer.tools import LiveTool, RefusedError
-from eligo.explorer.work_queue import Desk
+from eligo.explorer.work_queue import WorkQueue
 
 HOST = "127.0.0.1"
 RUN = "/api/run"
@@ -38,7 +38,7 @@ _OURS = re.compile(r"(localhost|127\.0\.0\.1)(:\d{1,5})?", re.IGNORECASE)
 _METHODS = {"/": ("GET", "HEAD"), "/health": ("GET", "HEAD"), RUN: ("POST",)}
 _SECONDS = 15.0  # to send a whole request, to take a whole reply, or to say nothing
 _CONNECTIONS = 64
-_HEARD_OUT = 2.0  # seconds for what a client sends after it was refused
+_DRAIN_SECONDS = 2.0  # seconds for what a client sends after it was refused
 _ICON = "/favicon.ico"  # browsers ask for one, whatever the page says
 _JSON, _HTML = "application/json", "text/html; charset=utf-8"
 _HEADERS = {
@@ -54,7 +54,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-logger = logging.getLogger("eligo.report.live")
+logger = logging.getLogger("eligo.explorer")
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -73,14 +73,14 @@ class LiveServer(ThreadingHTTPServer):
         tools: Sequence[LiveTool],
         *,
         port: int = 0,
-        desk: Desk | None = None,
+        queue: WorkQueue | None = None,
         seconds: float = _SECONDS,
         connections: int = _CONNECTIONS,
     ) -> None:
         """`port` 0 takes a free one. `seconds`: what a client has to send or take a message."""
         self.page = page.encode()
         self.tools = {tool.name: tool for tool in tools}
-        self.desk, self.seconds = desk or Desk(), seconds
+        self.queue, self.seconds = queue or WorkQueue(), seconds
         self._free = BoundedSemaphore(connections)
         if not 0 <= port <= 65535:
             raise InputError(f"--port: got {port}, expected 0 (any that is free) to 65535")
@@ -105,7 +105,7 @@ class LiveServer(ThreadingHTTPServer):
     def close(self) -> None:
         """Stop listening, let what is being answered end, and stop the worker."""
         self.server_close()
-        self.desk.close()
+        self.queue.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """A thread for each connection, as many as there may be; one more is told so."""
@@ -213,20 +213,20 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusedError(405, f"{path}: got {self.command}, expected {' or '.join(allowed)}")
 
     def _health(self) -> dict[str, Any]:
-        tools, desk = list(self.server.tools), self.server.desk
-        return {"status": "ok", "version": __version__, "tools": tools, "busy": desk.taken}
+        tools, queue = list(self.server.tools), self.server.queue
+        return {"status": "ok", "version": __version__, "tools": tools, "busy": queue.taken}
 
     # ------------------------------------------------------------ work
 
     def _run(self) -> None:
         self._check_sender()
         asked = read(self._body(self._length()), self.server.tools)
-        with self.server.desk.place():
-            content = self.server.desk.work(lambda: self._work(asked))
+        with self.server.queue.slot():
+            content = self.server.queue.work(lambda: self._work(asked))
             self._reply(HTTPStatus.OK, content)
 
-    def _work(self, asked: Asked) -> bytes:
-        """At the desk: open, run, write down; nothing, for someone who has left."""
+    def _work(self, asked: CheckedRequest) -> bytes:
+        """Run the tool in the worker thread; refused if the client has disconnected."""
         if self._has_left():
             raise RefusedError(503, "the client closed the connection")
         began = perf_counter()
@@ -318,13 +318,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
         if not self._is_read:
-            self._hear_out()
+            self._drain_request()
 
-    def _hear_out(self) -> None:
+    def _drain_request(self) -> None:
         """Let a client end its sending: closing at once would take the reply from its hands."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
-            self._allow(_HEARD_OUT)
+            self._allow(_DRAIN_SECONDS)
             while self.rfile.read1(1 << 16):
                 pass
 

@@ -1,7 +1,7 @@
 """What a live explorer offers: tools, the controls that each has, and what they are asked.
 
 A tool is a callable from a request to an `ExplorerRecord`; whoever builds it knows the models, nobody here
-does. `live_server` serves tools, `live_request` reads and checks what the page sends.
+does. `server` serves tools, `request` reads and checks what the page sends.
 """
 
 from base64 import b64encode

@@ -1,4 +1,4 @@
-"""One desk for all work, and a queue of limited length before it.
+"""A queue of limited length in front of one worker thread.
 
 Models use all cores for one call, and pruning changes a model while it runs: so calls come one
 after another, and always from the same thread, as torch keeps a pool of threads for every thread
@@ -17,7 +17,7 @@ from eligo.explorer.tools import RefusedError
 T = TypeVar("T")
 
 
-class Desk:
+class WorkQueue:
     """At most `places` requests at a time, of which one is worked on; each waits `seconds`."""
 
     def __init__(self, places: int = 40, seconds: float = 60.0) -> None:
@@ -28,7 +28,7 @@ class Desk:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="eligo-live")
 
     @contextmanager
-    def place(self) -> Iterator[None]:
+    def slot(self) -> Iterator[None]:
         """A place in the queue, until the answer is sent; refused where there is none."""
         with self._lock:
             if not self._open:

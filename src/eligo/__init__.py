@@ -8,5 +8,5 @@ Names are imported on first use, so that `import eligo` and `eligo --help` stay 
 
 from eligo.lazy import lazy_names
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -160,7 +160,7 @@ def test_command(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["nowhere"], "there is no such folder"),
+        (["nowhere"], "no such folder"),
         (["--live", "--out", "x.html"], "leave out"),
         (["somewhere", "--live"], "leave out"),
         (["--port", "1"], "only --live"),

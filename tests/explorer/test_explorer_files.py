@@ -50,7 +50,7 @@ def test_finding(tmp_path):
         assert [path.name for path in find_records(place)] == ["01 first", "02 second"]
     single = tmp_path / "run" / "explore" / "01 first"
     assert find_records(single) == [single]
-    with pytest.raises(InputError, match="nothing to explore"):
+    with pytest.raises(InputError, match="has no records"):
         find_records(tmp_path / "run" / "explore" / "unfinished")
     with pytest.raises(InputError, match="no such folder"):
         find_records(tmp_path / "rum")

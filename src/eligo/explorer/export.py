@@ -1,10 +1,9 @@
-"""The page: one file that holds its style, its scripts and all that it shows.
+"""Write the explorer page: one HTML file with its styles, scripts and data.
 
-The sources under `page/` are an HTML template, style sheets, and plain modules of JavaScript that
-import one another by name. Here they are joined: modules in the order of their imports, each
-without its `import` lines and `export` words, so that the page needs no server and no build tool. A
-content security policy names the joined script by its hash: nothing that the data holds can run,
-and nothing is fetched from anywhere (a live page may ask its own server).
+The sources in `page/` are an HTML template, style sheets and JavaScript modules. The modules are
+joined in import order, without `import` and `export`, so that the page needs no server and no build
+tool. The content security policy allows only this script, by its hash: data cannot run as code, and
+nothing is fetched (a live page may call its own server).
 """
 
 import json
@@ -45,7 +44,7 @@ def explorer_page(
     title: str = "explorer",
     live: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page of records as `inline` makes them; with `live`, a form to make more (docs)."""
+    """Return the page of inlined records; `live` adds a form to make more (docs/explorer.md)."""
     title = title.encode(errors="replace").decode()  # names of folders need not be Unicode
     data = {"title": title, "version": __version__, "records": list(records)}
     parts = {
@@ -60,13 +59,13 @@ def explorer_page(
 
 
 def safe_json(value: object) -> str:
-    """JSON that can stand inside a script element: no `<`, so neither `</script>` nor `<!--`."""
+    """Return JSON that is safe inside a script element: `<` is escaped."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 @cache
 def _script() -> str:
-    """All modules as one; each after those that it imports."""
+    """Join all modules; each follows those that it imports."""
     joined: dict[str, str] = {}
 
     def add(name: str) -> None:
@@ -83,10 +82,10 @@ def _script() -> str:
 
 def _policy(*, asks_server: bool) -> str:
     digest = b64encode(sha256(f"\n{_script()}\n".encode()).digest()).decode()
-    asked = "'self'" if asks_server else "'none'"
+    connect = "'self'" if asks_server else "'none'"
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
-        f"img-src data: blob:; connect-src {asked}; base-uri 'none'; form-action 'none'"
+        f"img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
 
 

@@ -1,8 +1,8 @@
-"""Records on disk: a folder of `Selection` files and pictures, and a small JSON that joins them.
+"""Records on disk: `Selection` files, pictures, and a JSON file that refers to them.
 
     RUN/explore/<name>/record.json  stage_00.safetensors ...  picture_00.png ...
 
-Anything that writes such a folder shows up in the explorer, whoever made it.
+Any program may write such a folder.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ FORMAT = "eligo.record.v1"
 FOLDER = "explore"
 _FILE = "record.json"
 RECORD_FILES = (_FILE, "picture_*.png", "stage_*.safetensors")
-"""Patterns of what `save_record` writes."""
+"""File patterns that `save_record` writes."""
 _MOST_PIXELS = 64_000_000
 _FORMATS = ("PNG", "JPEG", "WEBP")
 
@@ -40,7 +40,7 @@ class _OverItems(_Strict):
 class _StageFile(_Strict):
     name: str
     selection: str
-    """The file of the `Selection`, beside this one."""
+    """File name of the `Selection`, in the same folder."""
     over: _OverGrid | _OverItems
     rows: tuple[str, ...] = ()
     layer: int | None = None
@@ -49,7 +49,7 @@ class _StageFile(_Strict):
 
 
 class _RecordFile(_Strict):
-    """What `record.json` holds: an `ExplorerRecord` with names of files in place of what is in them."""
+    """The content of `record.json`: an `ExplorerRecord` with file names in place of data."""
 
     format: Literal["eligo.record.v1"] = FORMAT
     title: str
@@ -64,7 +64,7 @@ class _RecordFile(_Strict):
 
 
 def save_record(record: ExplorerRecord, folder: str | Path) -> Path:
-    """Write a record; the JSON comes last, so that a folder that has one is whole."""
+    """Save a record. The JSON file is written last, so a folder that has one is complete."""
     folder = make_folder(Path(folder))
     remove_file(folder / _FILE)  # an older record's, until the new one is whole
     pictures = {}
@@ -103,12 +103,12 @@ def save_record(record: ExplorerRecord, folder: str | Path) -> Path:
 
 
 def save_prediction(record: ExplorerRecord, out: str | Path) -> Path:
-    """What a single prediction leaves in its folder, so that `eligo explore OUT` shows it."""
+    """Save the record of one prediction where `eligo explore OUT` finds it."""
     return save_record(record, Path(out) / FOLDER / "prediction")
 
 
 def load_record(folder: str | Path) -> ExplorerRecord:
-    """Read what `save_record` (or another program) wrote."""
+    """Load a record."""
     path = Path(folder) / _FILE
     try:
         content = _RecordFile.model_validate_json(path.read_bytes())
@@ -139,17 +139,17 @@ def load_record(folder: str | Path) -> ExplorerRecord:
 
 
 def find_records(run: str | Path) -> list[Path]:
-    """Folders of the records of a run, of the `explore` folder in it, or one record's own."""
+    """Return the record folders in a run, in its `explore` folder, or the folder of one record."""
     run = Path(run)
     if not run.is_dir():
-        raise InputError(f"{run}: there is no such folder; expected that of a run to explore")
+        raise InputError(f"{run}: no such folder; expected the folder of a run")
     if (run / _FILE).is_file():
         return [run]
     inner = run / FOLDER if (run / FOLDER).is_dir() else run
     found = sorted(path.parent for path in inner.glob(f"*/{_FILE}"))
     if not found:
         raise InputError(
-            f"{run}: holds nothing to explore (expected {FOLDER}/*/{_FILE}); `eligo demo` and "
+            f"{run}: has no records (expected {FOLDER}/*/{_FILE}); `eligo demo` and "
             "the `predict` of all four families write such folders"
         )
     return found
@@ -168,7 +168,7 @@ def _stage(folder: Path, stage: _StageFile) -> Stage:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A file of the folder itself: a shared run must not make the reader open other files."""
+    """Return the path of a file in the folder; names that lead elsewhere are refused."""
     path = folder / name
     if Path(name).name != name or "\0" in name or path.is_symlink():
         raise InputError(f"{folder / _FILE}: got file {name!r}, expected one beside it")

@@ -1,8 +1,7 @@
-"""A record as one JSON value with everything inside: what the page is given, saved or live.
+"""A record as one JSON value with pictures inside, as the page reads it.
 
-Numbers are rounded to what a reader can tell apart. Of an assignment the page needs, for every
-candidate, the kept one that it went to most and with which share of its weight; a dense matrix of
-576 x 192 would be most of the page.
+Numbers are rounded. Of an assignment, the page needs only the kept candidate that each candidate
+went to most, and the share of its weight; a dense matrix of 576 x 192 would dominate the page.
 """
 
 from base64 import b64encode
@@ -23,7 +22,7 @@ _SIDE = 1024  # pixels; more is never shown
 
 
 def inline(record: ExplorerRecord) -> dict[str, Any]:
-    """The record with its pictures as data URLs and its selections as lists."""
+    """Return the record with pictures as data URLs and selections as lists."""
     return {
         "title": record.title,
         "kind": record.kind,
@@ -63,10 +62,9 @@ def _row(selection: Selection, at: int) -> Selection:
 
 
 def _choice(selection: Selection) -> dict[str, Any]:
-    """One row: kept candidates in order of choice, scores, and where each candidate went.
+    """Return one row: kept candidates in order of choice, scores, and assignments.
 
-    A score is None where there is none to speak of (no real candidate, or an infinite one);
-    `absent` are the candidates that were not real.
+    A score is None for a masked candidate or an infinite score; `absent` lists masked candidates.
     """
     kept = [place for place in selection.indices.tolist() if place >= 0]
     real = selection.mask.tolist()
@@ -79,7 +77,7 @@ def _choice(selection: Selection) -> dict[str, Any]:
 
 
 def _folded(selection: Selection) -> dict[str, Any]:
-    """`into`: for every candidate the kept candidate that took most of it; `share`: how much."""
+    """Return for every candidate the kept one that took most of it, and the share."""
     if selection.assignment is None or not len(selection.indices):
         return {"into": None, "share": None}
     weights: Tensor = selection.assignment.float()  # (kept, candidates)
@@ -94,9 +92,9 @@ def _folded(selection: Selection) -> dict[str, Any]:
 
 
 def _data_url(image: Image.Image) -> str:
-    """As PNG or as JPEG, whichever is smaller: a page of many pictures must still be mailable.
+    """Encode as PNG or JPEG, whichever is smaller.
 
-    Flat colours (labels, depth) come out smaller as PNG, and stay exact; photographs as JPEG.
+    Flat colours (labels, depth) are smaller as PNG and stay exact; photos are smaller as JPEG.
     """
     picture = image.convert("RGB")
     picture.thumbnail((_SIDE, _SIDE))

@@ -1,9 +1,8 @@
-"""What the explorer shows: a query, pictures, and the selections made over them.
+"""The explorer's data: a query, pictures, and selections over them.
 
-A record knows no family. Whatever a selector chose among is one of two things: the cells of a
-grid laid over a picture (vision tokens, patches, places of an attention map), or items with a text
-and perhaps a picture each (examples for a prompt, words, search results). What it chose is a
-`Selection`. So any selector can be shown by saying over what it chose.
+A record is independent of the family. Candidates are either the cells of a grid over a picture
+(vision tokens, patches, an attention map) or items with a text and an optional picture (examples,
+words, search results); the choice among them is a `Selection`.
 """
 
 import re
@@ -18,10 +17,10 @@ from eligo.selection import Selection
 
 @dataclass(frozen=True)
 class Grid:
-    """Candidates are the cells of a picture, in raster order."""
+    """Candidates that are the cells of a picture, in raster order."""
 
     picture: str
-    """Which of the record's pictures it is laid over."""
+    """Name of the picture."""
     rows: int
     columns: int
 
@@ -31,19 +30,19 @@ class Grid:
 
 @dataclass(frozen=True)
 class Item:
-    """A candidate that stands by itself."""
+    """A candidate with a text of its own."""
 
     text: str
     picture: str | None = None
-    """Which of the record's pictures shows it."""
+    """Name of its picture."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One choice: over what, and which.
+    """One selection and its candidates.
 
-    `selection` has either no batch axis, or one, whose rows `rows` names (words, tags): the page
+    `selection` has no batch axis, or one whose rows are named by `rows` (words, tags); the page
     then shows one row at a time.
     """
 
@@ -52,25 +51,25 @@ class Stage:
     over: Grid | tuple[Item, ...]
     rows: tuple[str, ...] = ()
     layer: int | None = None
-    """The language model's layer whose input was cut; 0: before it. None: not inside a model."""
+    """Layer of the language model whose input was pruned; 0: before it; None: not in a model."""
     candidates: tuple[int, ...] | None = None
-    """Which cells or items the selection's candidates are, if only some reached this stage."""
+    """Cells or items that are the candidates, if only some reached this stage."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What somebody said to the query."""
+    """An answer to the query."""
 
     who: str
     text: str
     right: bool | None = None
-    """None: nobody knows."""
+    """None: unknown."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """A line of a picture's legend: a colour in it, and what that stands for."""
+    """An entry of a picture's legend."""
 
     colour: str
     """As `#rrggbb`."""
@@ -83,21 +82,21 @@ class Key:
 
 @dataclass(frozen=True)
 class ExplorerRecord:
-    """One query and everything that was chosen for it."""
+    """One query and the selections made for it."""
 
     title: str
     kind: str
-    """The family of its selector, or any other word; records of a kind stand together."""
+    """The family, or any other word; the page groups records by kind."""
     query: str
     stages: tuple[Stage, ...]
     pictures: Mapping[str, Image.Image] = field(default_factory=dict)
-    """By name; the first one is the picture of the query."""
+    """By name; the first is the picture of the query."""
     answers: tuple[Answer, ...] = ()
     cost: Mapping[str, str] = field(default_factory=dict)
-    """Lines of the cost block, as they are to be read."""
+    """Lines of the cost block."""
     note: str = ""
     legends: Mapping[str, tuple[Key, ...]] = field(default_factory=dict)
-    """Of pictures whose colours stand for something (classes), by the picture's name."""
+    """Legends by the name of the picture."""
 
     def __post_init__(self) -> None:
         for stage in self.stages:

@@ -1,7 +1,7 @@
-"""From the body of a request to what a tool is asked; each refusal says got, expected, remedy.
+"""Check the body of a request.
 
-`read` looks at the JSON alone and is cheap; `CheckedRequest.open` unpacks images, which takes time and
-memory, so it is left to whoever has the one place for work.
+`read` checks the JSON, which is cheap; `CheckedRequest.open` decodes images, which takes time and
+memory and is left to the worker thread.
 """
 
 import json
@@ -26,9 +26,9 @@ from eligo.explorer.tools import (
 from eligo.explorer.uploads import open_depth, open_picture, orientation_in
 
 MAX_BYTES = 8_000_000
-"""Of a body: a photograph of six megabytes, as base64 writes it."""
+"""Largest body: a photo of six megabytes in base64."""
 MAX_TEXT = 1000
-"""Characters."""
+"""Longest text, in characters."""
 _KEYS = ("tool", "image", "depth", "text", "budget")
 _DATA_URL = re.compile(r"data:image/(\w{1,20});base64,")
 _TYPES = ("png", "jpeg", "webp")
@@ -36,7 +36,7 @@ _TYPES = ("png", "jpeg", "webp")
 
 @dataclass(frozen=True, eq=False)
 class CheckedRequest:
-    """A request whose words and numbers are right; its images are still packed."""
+    """A request with checked fields and encoded images."""
 
     tool: LiveTool
     text: str
@@ -45,7 +45,7 @@ class CheckedRequest:
     depth: bytes | None
 
     def open(self) -> LiveRequest:
-        """Unpack the images."""
+        """Decode the images."""
         if self.image is None:
             return LiveRequest(self.text, budget=self.budget)
         depth, orientation = None, 1
@@ -170,7 +170,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _short(value: object) -> str:
-    """A value as it was sent, cut: an error must not be as long as the request."""
+    """Return a value as it was sent, shortened."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     try:

@@ -1,10 +1,8 @@
-"""The live explorer as a server for one's own machine: `/`, `/health`, and `POST /api/run`.
+"""The live explorer's HTTP server: `/`, `/health`, and `POST /api/run`.
 
-Loopback is no fence by itself: any page in the user's browser can send requests to it. So the
-`Host` must be a name of this machine (a foreign name that resolves here is an attack), a `POST`
-must come from our own page and carry JSON, and no other origin is ever allowed to read. Whoever
-talks too slowly, too long or to no end is cut off: time, bytes, connections and waiting requests
-are all limited.
+Loopback alone does not protect: any page in the user's browser can send requests to it. So `Host`
+must name this machine (against DNS rebinding), a `POST` must come from our page and carry JSON, and
+no other origin may read. Time, bytes, connections and waiting requests are limited.
 """
 
 import errno
@@ -36,9 +34,9 @@ HOST = "127.0.0.1"
 RUN = "/api/run"
 _OURS = re.compile(r"(localhost|127\.0\.0\.1)(:\d{1,5})?", re.IGNORECASE)
 _METHODS = {"/": ("GET", "HEAD"), "/health": ("GET", "HEAD"), RUN: ("POST",)}
-_SECONDS = 15.0  # to send a whole request, to take a whole reply, or to say nothing
+_SECONDS = 15.0  # to send a whole request, to take a whole reply, or to stay idle
 _CONNECTIONS = 64
-_DRAIN_SECONDS = 2.0  # seconds for what a client sends after it was refused
+_DRAIN_SECONDS = 2.0  # to read what a client sends after it was refused
 _ICON = "/favicon.ico"  # browsers ask for one, whatever the page says
 _JSON, _HTML = "application/json", "text/html; charset=utf-8"
 _HEADERS = {
@@ -77,7 +75,7 @@ class LiveServer(ThreadingHTTPServer):
         seconds: float = _SECONDS,
         connections: int = _CONNECTIONS,
     ) -> None:
-        """`port` 0 takes a free one. `seconds`: what a client has to send or take a message."""
+        """`port` 0 takes a free one; `seconds` is the time to send a request or receive a reply."""
         self.page = page.encode()
         self.tools = {tool.name: tool for tool in tools}
         self.queue, self.seconds = queue or WorkQueue(), seconds
@@ -94,21 +92,21 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where to look."""
+        """Address of the page."""
         return f"http://{HOST}:{self.server_port}/"
 
     def server_bind(self) -> None:
-        """As the base class does it, without asking the network for a name of this machine."""
+        """Bind without a reverse DNS lookup."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = HOST, self.socket.getsockname()[1]
 
     def close(self) -> None:
-        """Stop listening, let what is being answered end, and stop the worker."""
+        """Stop listening, finish running requests, and stop the worker."""
         self.server_close()
         self.queue.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A thread for each connection, as many as there may be; one more is told so."""
+        """Start a thread for the connection, or reply 503 if there are too many."""
         if not self._free.acquire(blocking=False):
             with suppress(OSError):
                 request.setblocking(False)
@@ -122,20 +120,20 @@ class LiveServer(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The life of a connection."""
+        """Serve a connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Clients vanish; what else went wrong is a bug of ours."""
+        """Log an error; clients that disconnect are not errors."""
         known = isinstance(sys.exception(), OSError)
         logger.log(logging.DEBUG if known else logging.ERROR, "a connection failed", exc_info=True)
 
 
 class _Deadline(io.RawIOBase):
-    """What a socket says until a moment, however slowly it drips in."""
+    """Reads from a socket until a deadline, however slowly data arrives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self.until = connection, 0.0
@@ -170,13 +168,13 @@ class _Handler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def parse_request(self) -> bool:
-        self._allow(self.server.seconds)  # anew: until now the connection may have been idle
+        self._allow(self.server.seconds)  # again: the connection may have been idle
         return super().parse_request()
 
     def _allow(self, seconds: float) -> None:
         self._incoming.until = monotonic() + seconds
 
-    # ------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------ routing
 
     def _answer(self) -> None:
         has_body = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
@@ -220,18 +218,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _run(self) -> None:
         self._check_sender()
-        asked = read(self._body(self._length()), self.server.tools)
+        request = read(self._body(self._length()), self.server.tools)
         with self.server.queue.slot():
-            content = self.server.queue.work(lambda: self._work(asked))
+            content = self.server.queue.work(lambda: self._work(request))
             self._reply(HTTPStatus.OK, content)
 
-    def _work(self, asked: CheckedRequest) -> bytes:
+    def _work(self, request: CheckedRequest) -> bytes:
         """Run the tool in the worker thread; refused if the client has disconnected."""
         if self._has_left():
             raise RefusedError(503, "the client closed the connection")
         began = perf_counter()
         try:
-            shown = inline(asked.tool.run(asked.open()))
+            shown = inline(request.tool.run(request.open()))
             milliseconds = round(1000 * (perf_counter() - began), 1)
             return _dumps({"record": shown, "milliseconds": milliseconds})
         except RefusedError:
@@ -239,13 +237,13 @@ class _Handler(BaseHTTPRequestHandler):
         except EligoError as error:
             raise RefusedError(400 if isinstance(error, InputError) else 500, str(error)) from error
         except Exception as error:
-            logger.exception("the tool %s failed", asked.tool.name)
+            logger.exception("the tool %s failed", request.tool.name)
             raise RefusedError(
-                500, f"the tool {asked.tool.name} failed; see its terminal"
+                500, f"the tool {request.tool.name} failed; see its terminal"
             ) from error
 
     def _has_left(self) -> bool:
-        """Whether the client hung up (a slider that moves on drops what it asked before)."""
+        """Return whether the client disconnected (a moved slider drops its earlier request)."""
         try:
             readable, _, _ = select.select([self.connection], [], [], 0)
             return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
@@ -295,7 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(status, _dumps({"error": message}), _JSON, more)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class refuses: malformed requests, methods that nobody knows."""
+        """Reply to malformed requests and unknown methods."""
         del explain
         self._refuse(code, message or HTTPStatus(code).phrase)
 
@@ -321,7 +319,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._drain_request()
 
     def _drain_request(self) -> None:
-        """Let a client end its sending: closing at once would take the reply from its hands."""
+        """Read the rest of a refused request: closing at once could lose the reply."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
             self._allow(_DRAIN_SECONDS)

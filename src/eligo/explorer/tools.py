@@ -1,7 +1,7 @@
-"""What a live explorer offers: tools, the controls that each has, and what they are asked.
+"""Live tools: their controls and requests.
 
-A tool is a callable from a request to an `ExplorerRecord`; whoever builds it knows the models, nobody here
-does. `server` serves tools, `request` reads and checks what the page sends.
+A tool maps a request to an `ExplorerRecord`. `server` serves tools, `request` checks what the page
+sends.
 """
 
 from base64 import b64encode
@@ -20,7 +20,7 @@ _THUMBNAIL = (160, 160)
 
 
 class RefusedError(Exception):
-    """A request that gets no record: a status of HTTP, and a message for whoever sent it."""
+    """A refused request: an HTTP status and a message for the client."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class LiveText:
-    """The line to type into."""
+    """The text input."""
 
     label: str
     placeholder: str = ""
@@ -59,7 +59,7 @@ class LiveBudget:
 
 @dataclass(frozen=True)
 class LiveImage:
-    """A picture, and a name that only the same picture has: caches go by the name."""
+    """An image and a key for caches; equal keys mean equal images."""
 
     key: str
     picture: Image.Image = field(compare=False)
@@ -67,7 +67,7 @@ class LiveImage:
 
 @dataclass(frozen=True, eq=False)
 class LiveExample:
-    """A picture to begin with, with its text and, perhaps, its depth."""
+    """An example image with its text and optional depth."""
 
     id: str
     title: str
@@ -77,41 +77,41 @@ class LiveExample:
 
     @property
     def image(self) -> LiveImage:
-        """As a request carries it."""
+        """The image of a request for this example."""
         return LiveImage(f"example {self.id}", self.picture)
 
 
 @dataclass(frozen=True, eq=False)
 class LiveRequest:
-    """What a tool is asked, checked against its controls."""
+    """The checked input of a tool."""
 
     text: str
     image: LiveImage | None = None
-    """RGB; there, if the tool takes images."""
+    """RGB; set if the tool takes images."""
     depth: Image.Image | None = None
-    """One channel, as large as the image; maybe there, if the tool takes depth."""
+    """One channel, of the size of the image; optional, if the tool takes depth."""
     budget: int | float | None = None
-    """On the slider's scale; there, if the tool has one."""
+    """The slider's value; set if the tool has one."""
 
 
 @dataclass(frozen=True, eq=False)
 class LiveTool:
-    """One thing to try. `run` is called from one thread, never twice at a time."""
+    """A live tool. `run` is only called from one thread."""
 
     name: str
     title: str
     text: LiveText
     run: Callable[[LiveRequest], ExplorerRecord]
     image: bool = True
-    """Whether it wants a picture."""
+    """Whether it takes an image."""
     depth: bool = False
-    """Whether it takes the picture's depth too."""
+    """Whether it takes depth."""
     budget: LiveBudget | None = None
     examples: Sequence[LiveExample] = ()
 
 
 def describe(tools: Sequence[LiveTool]) -> dict[str, Any]:
-    """What the page is told: every tool with its controls and thumbnails."""
+    """Describe the tools, with controls and thumbnails, for the page."""
     return {
         "tools": [
             {

@@ -1,8 +1,7 @@
-"""Pictures that strangers send: PNG, JPEG or WebP, looked at before they are unpacked.
+"""Uploaded images: PNG, JPEG or WebP, checked before they are decoded.
 
-A file of a few kilobytes can claim a billion pixels, so its head is read first and its size judged
-by that. Nothing is written to disk, and what is kept is small: an image is turned upright, made RGB
-and scaled down as soon as it is open.
+A file of a few kilobytes can claim a billion pixels, so the size in its header is checked first.
+Nothing is written to disk; an image is turned upright, converted to RGB and scaled down.
 """
 
 from collections.abc import Iterator
@@ -17,17 +16,17 @@ from eligo.images import SIDEWAYS, orientation_of, turned
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_PIXELS = 24_000_000
-"""Of a file, before it is scaled down."""
+"""Most pixels of a file, before scaling."""
 MAX_SIDE = 1024
-"""What a longer side is scaled down to."""
+"""Longer side after scaling."""
 MIN_SIDE, MAX_RATIO = 16, 8
-"""A processor that scales the shorter side up would make a giant of a strip."""
+"""Limits strips, which a processor that scales the shorter side would enlarge."""
 _ROUNDING = 0.02  # by which a scaled image may be longer or shorter than it should be
 _DEPTH_MODES = ("L", "I;16", "I;16B", "I", "F")
 
 
 def open_picture(data: bytes) -> Image.Image:
-    """An image in RGB, upright, at most MAX_SIDE a side."""
+    """Return an upright RGB image of at most MAX_SIDE pixels a side."""
     with _opened(data, FORMATS) as picture:
         picture.draft("RGB", (MAX_SIDE, MAX_SIDE))  # a JPEG unpacks to a fraction at once
         upright = ImageOps.exif_transpose(picture).convert("RGB")
@@ -36,16 +35,15 @@ def open_picture(data: bytes) -> Image.Image:
 
 
 def orientation_in(data: bytes) -> int:
-    """EXIF's number of how an image is stored."""
+    """Return the EXIF orientation."""
     with _opened(data, FORMATS) as picture:
         return orientation_of(picture)
 
 
 def open_depth(data: bytes, size: tuple[int, int], orientation: int = 1) -> Image.Image:
-    """A depth map with its stored numbers, turned with its image and brought to its size.
+    """Return a depth map with its stored values, turned and scaled like its image.
 
-    Without an EXIF orientation of its own it lies as its image is stored, unless its shape tells
-    that it is upright.
+    Without an EXIF orientation of its own, it has that of the image, unless its shape is upright.
     """
     with _opened(data, ("PNG",)) as picture:
         if picture.mode not in _DEPTH_MODES:
@@ -74,7 +72,7 @@ def _turned(depth: Image.Image, size: tuple[int, int], orientation: int) -> Imag
 
 @contextmanager
 def _opened(data: bytes, formats: tuple[str, ...]) -> Iterator[Image.Image]:
-    """The head of an image, judged; whatever its body does to the decoder is a refusal."""
+    """Open an image after checking its header; decoder errors are refusals."""
     try:
         with Image.open(BytesIO(data), formats=formats) as picture:
             _judge(*picture.size)

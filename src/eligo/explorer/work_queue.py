@@ -1,8 +1,7 @@
 """A queue of limited length in front of one worker thread.
 
-Models use all cores for one call, and pruning changes a model while it runs: so calls come one
-after another, and always from the same thread, as torch keeps a pool of threads for every thread
-that calls it.
+A model uses all cores for one call, so calls run one after another, in one thread (torch keeps a
+thread pool for every calling thread).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,18 +17,18 @@ T = TypeVar("T")
 
 
 class WorkQueue:
-    """At most `places` requests at a time, of which one is worked on; each waits `seconds`."""
+    """At most `places` requests at a time, of which one runs; each waits at most `seconds`."""
 
     def __init__(self, places: int = 40, seconds: float = 60.0) -> None:
         self.places, self.seconds = places, seconds
         self.taken = 0
-        """Requests that wait, are worked on, or are being answered."""
+        """Requests that wait, run, or are being answered."""
         self._lock, self._open = Lock(), True
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="eligo-live")
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """A place in the queue, until the answer is sent; refused where there is none."""
+        """Reserve a slot until the reply is sent; refused if the queue is full."""
         with self._lock:
             if not self._open:
                 raise RefusedError(503, "the server is shutting down")
@@ -43,7 +42,7 @@ class WorkQueue:
                 self.taken -= 1
 
     def work(self, job: Callable[[], T]) -> T:
-        """Do a job when its turn comes, or refuse if that takes too long."""
+        """Run a job in the worker thread, or refuse if that takes too long."""
         try:
             done = self._worker.submit(job)
             try:
@@ -60,7 +59,7 @@ class WorkQueue:
             raise RefusedError(503, "the server is shutting down") from error
 
     def close(self, seconds: float = 5.0) -> None:
-        """No more requests; those that are being answered have so long to end."""
+        """Accept no more requests; running ones have `seconds` to finish."""
         with self._lock:
             self._open = False
         until = monotonic() + seconds

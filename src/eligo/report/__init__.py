@@ -1,1 +1,1 @@
-"""Pictures and pages of what was selected and what that cost; imports no family, nor the scenes."""
+"""Tables, intervals, plots, pictures and HTML pages; independent of the families."""

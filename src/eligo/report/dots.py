@@ -1,6 +1,6 @@
-"""Dots with intervals, a row for each name: who is ahead of whom, and by how much, at one look.
+"""Dot plots with intervals, one row per name.
 
-As in `plots`: no pyplot, and matplotlib is an extra.
+Like `plots`, without pyplot; needs the extra `plots`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ class Row:
 
     name: str
     values: Mapping[str, tuple[float, float, float]]
-    """By series: value, low and high."""
+    """Value, low and high, by series."""
     is_ours: bool = False
     """Set in bold."""
 
@@ -35,9 +35,9 @@ def save_dots(
     linear_to: float | None = None,
     marked: float | None = None,
 ) -> Path:
-    """Draw rows in groups, from above.
+    """Draw groups of rows, top to bottom.
 
-    `linear_to`: beyond it the axis is logarithmic. `marked`: a value that gets a line of its own.
+    The axis is logarithmic beyond `linear_to`; `marked` is a value drawn as a line.
     """
     count = sum(len(rows) + 1 for rows in groups.values())
     figure = new_figure(_WIDTH, count * _ROW + 1)

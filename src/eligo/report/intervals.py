@@ -1,4 +1,4 @@
-"""How sure a sampled number is."""
+"""Confidence intervals."""
 
 from collections.abc import Hashable, Sequence
 from math import sqrt
@@ -10,7 +10,7 @@ _RESAMPLES = 1000  # drawn at a time
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson, 1927), good for few trials and for shares near 0 or 1.
+    """Return the 95 % Wilson interval of a proportion.
 
     >>> low, high = wilson_interval(8, 10)
     >>> round(low, 3), round(high, 3)
@@ -32,10 +32,10 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 def paired_bootstrap(
     differences: Sequence[Sequence[float]], *, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean difference of two arms and its 95 % interval, over runs and queries alike.
+    """Return the mean difference of two methods and its 95 % interval over runs and queries.
 
-    `differences[run][query]`: both arms saw the same queries in the run of the same seed. Runs and
-    queries are drawn with replacement, independently; percentiles of the means.
+    `differences[run][query]` is paired: both methods saw the same queries. Runs and queries are
+    resampled independently; the interval is the percentiles of the means.
 
     >>> paired_bootstrap([[1.0, 1.0], [1.0, 1.0]], resamples=10)
     (1.0, 1.0, 1.0)
@@ -66,11 +66,10 @@ def bootstrap_means(
     seed: int = 0,
     groups: Sequence[Hashable] | None = None,
 ) -> list[tuple[float, float, float]]:
-    """Means of many columns, `columns[column][run][query]`, each with its interval.
+    """Return the means of `columns[column][run][query]` with their intervals.
 
-    Drawn as in `paired_bootstrap`, but once for all columns: a resample is how often each query
-    comes, so that all means are one matrix product. Queries of the same of `groups` are drawn
-    together: what they share is no chance of each.
+    Resampled as in `paired_bootstrap`, once for all columns. Queries of one group are resampled
+    together.
 
     >>> bootstrap_means([[[1.0, 1.0]], [[2.0, 2.0]]], resamples=10)
     [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0)]

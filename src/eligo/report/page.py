@@ -1,7 +1,6 @@
 """Self-contained HTML pages: one file, no network, light and dark, readable on a phone.
 
-The parts are functions that return `Html`; text that is not `Html` is escaped wherever it is put,
-so that a caption with a `<` in it stays a caption.
+Functions return `Html`; any other text is escaped.
 """
 
 from base64 import b64encode
@@ -57,7 +56,7 @@ _SMALL = 160  # pixels; narrower pictures are shown larger than they are, with s
 
 
 class Html(str):
-    """Markup: text that is not escaped again."""
+    """Markup that is not escaped again."""
 
     __slots__ = ()
 
@@ -68,7 +67,7 @@ def html(value: object) -> Html:
 
 
 def tag(name: str, *parts: object, cls: str = "") -> Html:
-    """An element around its parts: `tag("p", "a < b")` is `<p>a &lt; b</p>`."""
+    """Return an element: `tag("p", "a < b")` is `<p>a &lt; b</p>`."""
     attributes = f' class="{escape(cls)}"' if cls else ""
     return Html(f"<{name}{attributes}>{''.join(map(html, parts))}</{name}>")
 
@@ -91,7 +90,7 @@ def card(heading: str, *parts: object) -> Html:
 
 
 def row(*parts: object, columns: int | None = None) -> Html:
-    """Things side by side: in so many columns, or as many as the screen is wide enough for."""
+    """Lay out elements in columns; by default as many as fit the screen."""
     if columns is None:
         return tag("div", *parts, cls="row")
     style = f"grid-template-columns: repeat({columns}, 1fr)"
@@ -99,7 +98,7 @@ def row(*parts: object, columns: int | None = None) -> Html:
 
 
 def figure(image: Image.Image, caption: object = "", *, alt: str = "") -> Html:
-    """A picture inside the page; `alt` is read to those who cannot see it."""
+    """An embedded picture with its alternative text."""
     size = f'width="{image.width}" height="{image.height}"'
     look = ' class="small"' if image.width < _SMALL else ""
     described = escape(alt or str(caption))
@@ -108,7 +107,7 @@ def figure(image: Image.Image, caption: object = "", *, alt: str = "") -> Html:
 
 
 def chips(words: Sequence[object]) -> Html:
-    """A few words, each in its own small frame."""
+    """Short labels in frames."""
     return tag("div", *(tag("span", word, cls="chip") for word in words), cls="chips")
 
 
@@ -133,7 +132,7 @@ def table(rows: Sequence[Mapping[str, object]]) -> Html:
 
 
 def details(summary: str, *parts: object) -> Html:
-    """Something that unfolds on a click."""
+    """A section that unfolds on a click."""
     return tag("details", tag("summary", summary), *parts)
 
 
@@ -145,7 +144,7 @@ def data_uri(image: Image.Image) -> str:
 
 
 def write_page(path: str | Path, content: Html) -> Path:
-    """Write a page (and the folder it is in); a reader never sees half of it."""
+    """Write a page, creating its folder."""
     return write_text(path, content)
 
 

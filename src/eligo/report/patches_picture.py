@@ -1,7 +1,7 @@
-"""Which patches a text kept in an image, and where each of its words found its match.
+"""Picture of the patches that a text keeps, and of the match of each word.
 
-On top what the model saw, the patches that were kept, and what they were ranked by; below one small
-picture per word: in colour what its best token is made of, with the cosine of the two.
+On top: the image, the kept patches and their scores. Below, one small picture per word: in colour
+the patches of its best token, with their cosine.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ _INK, _PALE, _GREY = (24, 24, 32), (250, 250, 252), (96, 96, 110)
 
 @dataclass(frozen=True)
 class WordMatch:
-    """A word, its best token, and how that token is made of patches."""
+    """A word, its best token, and the weights of patches in that token."""
 
     word: str
     token: str
     cosine: float
     weights: Float[Tensor, "rows columns"]
-    """Any scale; all zero where the token is made of no patch but of the whole image ([CLS])."""
+    """Weights of any scale; all zero for the [CLS] token."""
 
 
 def match_picture(
@@ -41,7 +41,7 @@ def match_picture(
     *,
     title: str = "",
 ) -> Image.Image:
-    """The whole sheet."""
+    """Return the whole picture."""
     if not words:
         raise InputError("words: got none, expected at least one")
     seen = kept_picture(image, kept.new_ones(kept.shape))
@@ -70,7 +70,7 @@ def _scores_picture(image: Image.Image, scores: Tensor) -> Image.Image:
 
 
 def _word_picture(image: Image.Image, match: WordMatch) -> Image.Image:
-    """In colour, with a line, what the token is made of; below word, token and cosine."""
+    """The patches of a token in colour; below, word, token and cosine."""
     size = (_WORD, _height(image, _WORD))
     pixels = np.asarray(image.convert("RGB").resize(size), dtype=np.float32)
     weights = match.weights.float().cpu().clamp_min(0)

@@ -1,7 +1,6 @@
 """Pictures of tensors: colour images, depth, label maps, highlights, contact sheets.
 
-Everything returns a Pillow image at the size of its tensor; what to do with it (a page, a file, a
-sheet) is the caller's business.
+Every function returns a Pillow image of the size of its tensor.
 """
 
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ _IGNORED: Colour = (0, 0, 0)
 
 
 def rgb_picture(rgb: UInt8[Tensor, "3 height width"]) -> Image.Image:
-    """An image tensor as it is."""
+    """Return an image tensor as a picture."""
     return Image.fromarray(rgb.permute(1, 2, 0).contiguous().cpu().numpy())
 
 
@@ -69,10 +68,9 @@ def depth_picture(
 
 
 def label_palette(count: int, first: Sequence[Colour] = ()) -> tuple[Colour, ...]:
-    """`count` colours that are easy to tell apart; the `first` ones are taken as given.
+    """Return `count` distinct colours, beginning with `first`.
 
-    Hues are steps of the golden angle in OKLCH and lightness goes around, so that neighbours in
-    the list are never neighbours in colour.
+    Hues are steps of the golden angle in OKLCH, so that neighbours in the list differ in colour.
     """
     made = (
         _oklch(_LIGHTNESS[index % len(_LIGHTNESS)], 0.145, 30 + _GOLDEN_ANGLE * index)
@@ -155,7 +153,7 @@ def contact_sheet(
 
 
 def _filter(image: Image.Image, size: tuple[int, int]) -> Image.Resampling:
-    """Pixels stay square where a picture grows; it is smoothed where it shrinks."""
+    """Scale up with nearest neighbours, down with smoothing."""
     grows = image.width <= size[0]
     return Image.Resampling.NEAREST if grows else Image.Resampling.LANCZOS
 

@@ -1,4 +1,4 @@
-"""A segmented image: classes in colour over it with their names, and where each word was heard."""
+"""Pictures of a segmentation: coloured classes with names, and attention to each word."""
 
 from collections.abc import Sequence
 
@@ -23,13 +23,13 @@ _HEAT = (
 
 
 def class_palette(classes: Sequence[str]) -> tuple[Colour, ...]:
-    """Colours of classes; wall and floor, if they are the first, are quiet greys."""
+    """Return colours of classes; wall and floor are grey if they come first."""
     rooms = tuple(classes[:2]) == ("wall", "floor")
     return label_palette(len(classes), ((188, 188, 196), (134, 126, 118)) if rooms else ())
 
 
 def indexed_labels(labels: Integer[Tensor, "height width"], classes: Sequence[str]) -> Image.Image:
-    """A palette picture: the pixel values are the classes, from 0."""
+    """Return a palette image whose pixel values are the classes, from 0."""
     picture = Image.fromarray(labels.cpu().to(torch.uint8).numpy()).convert("P")
     flat = [value for colour in class_palette(classes) for value in colour]
     picture.putpalette(flat + [0] * (768 - len(flat)))
@@ -61,7 +61,7 @@ def labels_over(
 def labels_legend(
     labels: Integer[Tensor, "height width"], classes: Sequence[str]
 ) -> list[tuple[Colour, str]]:
-    """Colour, name and share of every class that is there, the largest first."""
+    """Return colour, name and share of every present class, the largest first."""
     palette = class_palette(classes)
     counts = torch.bincount(labels.cpu().flatten().long(), minlength=len(classes)).tolist()
     found = sorted((-count, number) for number, count in enumerate(counts) if count)
@@ -79,7 +79,7 @@ def word_picture(
     *,
     highest: float,
 ) -> Image.Image:
-    """How much each place looks at a word: dark for nothing, bright for `highest` of all words."""
+    """Return the attention to a word: dark for 0, bright for `highest`."""
     if highest <= 0:
         raise InputError(f"highest: got {highest}, expected a number above 0")
     size = _shown_size(image)

@@ -1,7 +1,7 @@
-"""Curves with intervals, as PNG files: what one pays on the x-axis, what one gets on the y-axis.
+"""Curves with intervals as PNG files, such as accuracy over cost.
 
-Figures are drawn without pyplot: no window system, no state that outlives the call. matplotlib is
-an extra; without it, asking for a plot raises `MissingExtraError`.
+Drawn without pyplot, which keeps global state. Needs the extra `plots` (matplotlib); otherwise
+raises `MissingExtraError`.
 """
 
 import math
@@ -22,7 +22,7 @@ _PANEL = (4.2, 3.2)  # inches
 
 @dataclass(frozen=True)
 class Point:
-    """A measurement and the interval it is sure to."""
+    """A measurement with its interval."""
 
     x: float
     y: float
@@ -37,7 +37,7 @@ class Panel:
     title: str
     curves: Mapping[str, Sequence[Point]]
     levels: Mapping[str, float] = field(default_factory=dict)
-    """Dashed lines across: what is reached at any price."""
+    """Horizontal dashed reference lines."""
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -77,7 +77,7 @@ def save_panels(panels: Sequence[Panel], path: str | Path, *, x_label: str, y_la
 
 
 def _styles(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
-    """A name looks the same in all panels."""
+    """Styles by name, the same in all panels."""
     names = dict.fromkeys(name for panel in panels for name in (*panel.curves, *panel.levels))
     markers = cycle(_MARKERS)
     return {

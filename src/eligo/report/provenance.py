@@ -1,4 +1,4 @@
-"""Where a number comes from: every result file says when, on what, and by which command."""
+"""The head of a result file: date, hardware, command and versions."""
 
 import os
 import platform
@@ -13,10 +13,10 @@ import eligo
 
 
 def provenance(program: str, device: str = "cpu") -> dict[str, Any]:
-    """Date, hardware, command and versions, to stand at the head of a result file.
+    """Return date, hardware, command and versions for the head of a result file.
 
-    `program` is how one starts it ("eligo", "python benchmarks/scenes/speed.py"); the rest of the command
-    is read off the command line.
+    `program` starts the command ("eligo", "python -m benchmarks.scenes.speed"); its arguments are
+    added.
     """
     import torch
     import transformers
@@ -48,5 +48,5 @@ def _hardware(device: str) -> str:
 
 
 def made_on(runs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The machines that runs were made on, by the provenance each keeps under `made`."""
+    """Return the machines on which runs were made, by the provenance under `made`."""
     return sorted({run["made"]["hardware"].partition(", load")[0] for run in runs})

@@ -1,7 +1,6 @@
-"""Which tokens of an image survived: one panel per stage, side by side.
+"""Picture of the surviving vision tokens, one panel per stage.
 
-What was dropped fades into grey and light, what was kept stays in colour with a line around it;
-the eye sees at once whether the object that a question asks for is still there.
+Dropped tokens are greyed and lightened, kept ones stay in colour with an outline.
 """
 
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ def stages_picture(
     title: str = "",
     caption: str = "",
 ) -> Image.Image:
-    """What the model saw, then what each stage left of it; one row per image (or tile).
+    """Return the image and what each stage kept of it; one row per image (or tile).
 
     A stage is its heading and one mask per image.
     """

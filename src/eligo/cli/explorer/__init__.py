@@ -4,7 +4,7 @@ from eligo.explorer.tools import LiveTool
 
 
 def live_tools(device: str) -> list[LiveTool]:
-    """What can be tried; scenes are drawn now, each model is read when it is first asked."""
+    """Return the live tools of the shipped models; models are loaded on first use."""
     from eligo.cli.explorer.patches_tool import patches_tool
     from eligo.cli.explorer.pixels_tool import pixels_tool
     from eligo.cli.explorer.shots_tool import shots_tool

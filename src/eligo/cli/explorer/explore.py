@@ -1,4 +1,4 @@
-"""`eligo explore [RUN]`: what a run kept, on one page; `--live`: try it."""
+"""`eligo explore [RUN]`: a page of what a run kept; `--live` serves it with tools to try."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,22 +22,22 @@ def run(
     device: str = "auto",
     json: bool = False,
 ) -> None:
-    """Show what a run kept and dropped, what it answered, and what that cost.
+    """Show what a run kept and dropped, its answers, and the cost.
 
-    Writes one HTML file that needs nothing else: open it, mail it, put it on a server. With
-    --live it is served on this machine instead, with the models that come with eligo to try.
+    Writes one self-contained HTML file. With --live, serves the page on this machine instead, with
+    the shipped models to try.
 
     Args:
         folder: A run's folder, or the folder of one record.
         out: The file to write; explore.html in the run's folder by default.
-        live: Serve a page on which to try the models, instead of writing one.
+        live: Serve a page to try the models, instead of writing one.
         port: Where --live listens, on this machine only; 0 takes a port that is free.
         device: Where --live runs its models: auto, cpu or cuda.
         json: Print one JSON document.
     """
     if live:
         if out is not None or folder != _DEMO or json:
-            raise InputError("--live shows no run and writes nothing; leave out RUN, --out, --json")
+            raise InputError("--live shows no run and writes no file; leave out RUN, --out, --json")
         from eligo.cli.explorer.live import serve
 
         serve(port=port, device=device)
@@ -53,5 +53,4 @@ def run(
     if json:
         print_result({"page": written, "records": len(found)}, json=True)
         return
-    told = f"{len(found)} record{'s' if len(found) > 1 else ''}, written: {written}"
-    say(told)
+    say(f"{len(found)} record{'s' if len(found) > 1 else ''}, written: {written}")

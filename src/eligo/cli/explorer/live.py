@@ -1,4 +1,4 @@
-"""`eligo explore --live`: the explorer on this machine, with the models that come with eligo."""
+"""`eligo explore --live`: serve the explorer on this machine, with the shipped models."""
 
 import os
 import signal
@@ -31,8 +31,8 @@ def serve(port: int, device: str) -> None:
     tools = live_tools(place)
     if not tools:
         raise InputError(
-            "no model comes with this eligo, so there is nothing to try; `eligo explore RUN` shows "
-            "what a run has kept"
+            "this installation of eligo has no shipped models, so there is nothing to try; "
+            "`eligo explore RUN` shows a run"
         )
     page = explorer_page([], title="live", live=describe(tools))
     server = LiveServer(page, tools, port=port)
@@ -41,7 +41,7 @@ def serve(port: int, device: str) -> None:
             results().print(f"eligo explorer: {server.url}", highlight=False, soft_wrap=True)
             offered = ", ".join(tool.title.lower() for tool in tools)
             said.print(f"to try, on {place}: {offered}", highlight=False, soft_wrap=True)
-            said.print("each model is read when it is first asked, which takes a moment")
+            said.print("models are loaded on first use, which takes a moment")
             said.print("only this machine can open it; Ctrl-C stops it", highlight=False)
             server.serve_forever()
     except KeyboardInterrupt:
@@ -52,7 +52,7 @@ def serve(port: int, device: str) -> None:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """A polite kill ends the server as Ctrl-C does, also where a shell has Ctrl-C ignored."""
+    """Treat SIGTERM like Ctrl-C, also where a shell ignores Ctrl-C."""
 
     def stop(*_: object) -> NoReturn:
         raise KeyboardInterrupt

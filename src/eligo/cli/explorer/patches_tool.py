@@ -1,7 +1,7 @@
-"""Try retrieval: a caption on an image, the patches it keeps there, and the images it finds.
+"""Live retrieval: a caption, the patches it keeps in an image, and the images it finds.
 
-The slider is the share of patches that stay. A network is trained with one share, but nothing in it
-depends on that: the slots are made of as many patches as are kept.
+The slider sets the share of patches to keep. The network was trained with one share but works with
+any: its slots aggregate as many patches as are kept.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ _SMALL = (128, 128)
 
 
 def patches_tool(device: str) -> LiveTool | None:
-    """The tool, if its model is here."""
+    """Return the tool, or None if its model is not shipped."""
     if _NAME not in shipped_models():
         return None
     folder = shipped_model(_NAME, made_by="eligo patches train")
@@ -56,7 +56,7 @@ def patches_tool(device: str) -> LiveTool | None:
 
 
 class _Matcher:
-    """The model, once it is wanted, and what it sees in the images to be found."""
+    """The model, loaded on first use, with the encoded images of the gallery."""
 
     def __init__(
         self, device: str, gallery: Sequence[LiveExample], dense: Sequence[str] | None
@@ -76,7 +76,7 @@ class _Matcher:
         return [one.picture.resize(_SMALL, Image.Resampling.LANCZOS) for one in self.gallery]
 
     def run(self, request: LiveRequest) -> ExplorerRecord:
-        """Kept patches and words on the image, and all images in the order of their scores."""
+        """Return the kept patches and words of the image, and all images ranked by score."""
         if not request.text:
             raise InputError("text: is empty, expected a caption")
         assert request.image is not None
@@ -108,7 +108,7 @@ class _Matcher:
 
 @contextmanager
 def _keeping(model: RetrievalModel, share: float) -> Iterator[None]:
-    """Meanwhile the network keeps this share of the patches."""
+    """Set the share of patches that the network keeps."""
     net = matching_net(model)
     parts = (net.sparse_net_cap, net.sparse_net_long)
     before = [part.sparse_ratio for part in parts]

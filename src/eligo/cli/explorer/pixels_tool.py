@@ -1,4 +1,4 @@
-"""Try words on pixels: an image, perhaps its depth, and tags; classes with them and without."""
+"""Live segmentation: an image, optional depth and tags; classes with and without the tags."""
 
 from functools import cached_property
 from time import perf_counter
@@ -31,7 +31,7 @@ _FARTHEST = 65535  # of sixteen bits
 
 
 def pixels_tool(device: str) -> LiveTool | None:
-    """The tool, if its model is here."""
+    """Return the tool, or None if its model is not shipped."""
     if SHIPPED not in shipped_models():
         return None
     config = stored_config(model_folder(None))
@@ -62,7 +62,7 @@ def _example(item: SceneItem, scale: float | None) -> LiveExample:
 
 
 class _Guide:
-    """The model, once it is wanted, and the truth about the examples."""
+    """The model, loaded on first use, and the labels of the examples."""
 
     def __init__(self, device: str, truth: dict[LiveImage, UInt8[Tensor, "height width"]]) -> None:
         self.device, self.truth = device, truth
@@ -72,7 +72,7 @@ class _Guide:
         return Segmenter.from_pretrained(device=self.device)
 
     def run(self, request: LiveRequest) -> ExplorerRecord:
-        """Where each tag is heard, and the classes with tags and without."""
+        """Return the attention to each tag, and the classes with and without tags."""
         tags = [tag.strip() for tag in request.text.split(",") if tag.strip()]
         if len(tags) > _MOST_TAGS:
             raise InputError(f"text: got {len(tags)} tags, expected at most {_MOST_TAGS}")
@@ -120,7 +120,7 @@ def _answer(who: str, found: PixelsPrediction, truth: Tensor | None) -> Answer:
 
 
 def _scaled(picture: Image.Image) -> Image.Image:
-    """As large as a room of the training; a narrow one twice that, so that enough is left."""
+    """Scale to the size of training images; twice that for a narrow image."""
     for side in (_SIDE, 2 * _SIDE):
         small = picture.copy()
         small.thumbnail((side, side), Image.Resampling.LANCZOS)

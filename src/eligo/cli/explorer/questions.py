@@ -1,4 +1,4 @@
-"""Questions that strangers type to a LLaVA of the embedded world."""
+"""Check questions for the tiny LLaVA of the generated scenes."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from eligo.errors import InputError
 from eligo.pretrained.chat import place_image, plain_text, tokenize
 
 _UNKNOWN = (
-    "The model knows the words of the generated scenes only, and some of these are others: its "
-    "answers mean little."
+    "The model knows only the words of the generated scenes; some of these words are unknown, so "
+    "its answer means little."
 )
 
 
 def check_question(tokenizer: Any, text: str) -> str:
-    """Refuse what is no question; returns a note on words that the model does not know."""
+    """Refuse an empty question; return a note if the model does not know some words."""
     text = place_image(text, "text")
     if not text.strip():
         raise InputError("text: is empty, expected a question")

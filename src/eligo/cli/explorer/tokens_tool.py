@@ -1,8 +1,7 @@
-"""Try pruning: a question on an image, answered from all vision tokens and from a budget of them.
+"""Live pruning: a question on an image, answered with all vision tokens and with a budget.
 
-The slider is how many tokens enter the language model; what its layers keep of them follows in the
-proportions of the plan. Of the shipped plans the one with the nearest budget of its own is taken;
-without any, a training-free one stands in.
+The slider sets how many tokens enter the language model; later stages scale with it. The shipped
+plan with the nearest budget is used; without one, a training-free plan.
 """
 
 from collections.abc import Sequence
@@ -41,11 +40,13 @@ from eligo.tokens.plan_files import PLAN
 _EXAMPLES = 12  # two questions of each family
 _STEPS = 36  # of the slider
 _REMEMBERED = 256  # answers of the whole model
-_STRANGE = "The tiny LLaVA has seen generated scenes only: of other pictures it knows nothing."
+_STRANGE = (
+    "The tiny LLaVA was trained on generated scenes only; on other images its answers mean little."
+)
 
 
 def tokens_tool(device: str) -> LiveTool | None:
-    """The tool, if the tiny LLaVA is here."""
+    """Return the tool, or None if the tiny LLaVA is not shipped."""
     if "vlm" not in shipped_models():
         return None
     shape = HostShape.load(shipped_model("vlm", made_by="eligo scenes train-vlm"))
@@ -82,7 +83,7 @@ def _example(one: TokenExample) -> LiveExample:
 
 
 class _Pruner:
-    """The host, once it is wanted, and what it said before."""
+    """The host, loaded on first use, with a cache of its unpruned answers."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class _Pruner:
     ) -> None:
         self.device, self.plans, self.supply, self.known = device, plans, supply, known
         self.examples = {image for image, _ in known}
-        # What the whole model said, by key: a picture would be kept with it.
+        # By key, so that no image is kept alive.
         self._said: dict[tuple[str, str], str] = {}
 
     @cached_property
@@ -101,7 +102,7 @@ class _Pruner:
         return load_host(HostConfig(), device=self.device)
 
     def run(self, request: LiveRequest) -> ExplorerRecord:
-        """Both answers, what every stage kept, and what that saved."""
+        """Return both answers, the tokens kept by each stage, and the cost."""
         note = check_question(self.host[1].tokenizer, request.text)
         assert request.image is not None
         assert request.budget is not None
@@ -136,7 +137,7 @@ class _Pruner:
 
 
 def plan_at(plans: Sequence[Plan], budget: int, supply: int) -> Plan:
-    """The plan that is nearest to a budget, stretched or squeezed to it.
+    """Return the plan with the nearest budget, scaled to the given one.
 
     >>> plan = Plan(Stage1(build("divprune"), 288), [Cut(2, build("fastv"), 200)])
     >>> plan_at([plan], 144, 576).counts((576,))
@@ -153,12 +154,12 @@ def plan_at(plans: Sequence[Plan], budget: int, supply: int) -> Plan:
 
 
 def _first(plan: Plan, supply: int) -> int:
-    """What a plan's first stage keeps."""
+    """Return how many tokens the first stage keeps."""
     return plan.counts((supply,))[0]
 
 
 def _stand_in(supply: int, num_layers: int) -> Plan:
-    """Half by diversity, then by attention in the default plan's layers and proportions."""
+    """Return a training-free plan: half by diversity, then by attention at the default layers."""
     kept = supply // 2
     cuts = [
         Cut(layer, build("fastv"), max(1, round(kept * share)))

@@ -1,4 +1,4 @@
-"""How often the tiny LLaVA is right: held-out questions through stock `generate`.
+"""Accuracy of the tiny LLaVA on held-out questions, with stock `generate`.
 
 Every question is a prompt of its own with an image of its own, on the test split. Beside it stand
 chance and the blind baseline, which sees no image: the most frequent training answer to the same
@@ -49,7 +49,7 @@ class VlmEvaluationConfig(Config):
     device: str = "auto"
     """Where to run: auto, cpu or cuda."""
     scenes: SceneConfig = SceneConfig()
-    """The world."""
+    """The scenes."""
     split: Split = "test"
     """Which scenes."""
     blind_scenes: int = Field(default=4000, ge=1)
@@ -73,9 +73,9 @@ class AnsweredQuestion:
     held_out: bool
     """Whether an object that decides it has a colour-shape pair unknown from training."""
     said: str = ""
-    """What the model says."""
+    """The model's answer."""
     blind: str = ""
-    """What the blind baseline says."""
+    """The blind baseline's answer."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class FamilyResult:
 
     @property
     def met(self) -> bool:
-        """Whether the bar is reached."""
+        """Whether the target is reached."""
         return self.accuracy.value >= TARGET
 
 
@@ -142,7 +142,7 @@ def draw_test_questions(config: VlmEvaluationConfig) -> Iterator[tuple[AnsweredQ
 def evaluate_vlm(
     config: VlmEvaluationConfig, on_progress: Callable[[int], None] | None = None
 ) -> list[AnsweredQuestion]:
-    """Ask all questions; `on_progress` hears how many are done."""
+    """Answer all questions; `on_progress` receives the number of finished questions."""
     device = config.resolved_device
     model, processor = load_vlm(config.model, device=device)
     blind = fit_blind(config.scenes, config.blind_scenes)
@@ -214,7 +214,7 @@ def _share(results: list[AnsweredQuestion], field: str) -> Share:
 
 
 def run(config: VlmEvaluationConfig, *, out: OutFile | None = None, json: bool = False) -> None:
-    """Ask held-out questions through stock `generate`, and count the right answers.
+    """Answer held-out questions with stock `generate`, and count the right answers.
 
     Args:
         out: Also write the result, with date, hardware and command, to this JSON file.

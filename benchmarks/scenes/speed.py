@@ -1,4 +1,4 @@
-"""How fast the embedded world is made: scenes, pictures, questions.
+"""Speed of generating scenes, images and questions.
 
     python -m benchmarks.scenes.speed            CPU, and CUDA where there is one
     python -m benchmarks.scenes.speed --device cpu --seconds 5

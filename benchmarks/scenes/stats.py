@@ -1,8 +1,8 @@
-"""What a world of scenes is made of, and how far one gets in it without looking.
+"""Statistics of scenes and questions, and the accuracy of the blind baseline.
 
 The blind baseline learns, on the training split, the most frequent answer to every question text
 (to every kind of question, for texts it has not met) and is tested on the validation split. A fair
-exam keeps it near chance: a kind is flagged when it is more than five points above and its
+test keeps it near chance: a kind is flagged when it is more than five points above and its
 confidence interval leaves chance out.
 """
 
@@ -41,7 +41,7 @@ class StatsConfig(Config):
     task: Literal["scenes.stats"] = "scenes.stats"
     """Which kind of config this is."""
     scenes: SceneConfig = SceneConfig()
-    """The world."""
+    """The scenes."""
     train: int = Field(12_000, ge=1)
     """Training scenes, on which the blind baseline is fitted."""
     validation: int = Field(4000, ge=1)
@@ -101,7 +101,7 @@ class _Sample:
 
 
 def scene_stats(config: StatsConfig, on_progress: Callable[[int], None] | None = None) -> Stats:
-    """Draw scenes and questions, and count; `on_progress` hears how many scenes are done."""
+    """Draw scenes and questions, and count; `on_progress` receives the number of finished scenes."""
     train = _sample(config, "train", on_progress)
     test = _sample(config, "validation", on_progress, done=config.train)
     guess, seen = _blind_answers(train, test)

@@ -1,4 +1,4 @@
-"""Training the tiny LLaVA: first to see, then to answer.
+"""Train the tiny LLaVA: first the vision tower, then the whole model.
 
 For `vision_steps` the tower alone learns patch attributes (`heads`); then the whole model learns
 from many questions packed behind one image, under a block mask: a question sees the image and
@@ -160,7 +160,7 @@ class VlmTrainConfig(Config):
         return VlmTask(self)
 
     def smoke(self) -> "VlmTrainConfig":
-        """The same run, tiny."""
+        """Return a tiny version of this run."""
         small = VlmConfig(image_size=56, vision_width=32, vision_layers=2, layers=2, width=32,
                           hidden=64, heads=2)  # fmt: skip
         return self.model_copy(

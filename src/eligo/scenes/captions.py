@@ -39,7 +39,7 @@ DENSE_RELATIONS = 3
 DENSE_LENGTH = SPARSE_LENGTH * (8 + DENSE_RELATIONS)
 """Most words of a dense caption, punctuation included: a sentence per object and per relation."""
 
-# Which attributes a sparse caption names. An object alone is told by three at least: a caption that
+# Which attributes a sparse caption names. An object alone is described by at least three: a caption that
 # is true of every tenth scene finds nothing.
 _SPOKEN = (
     (COLOUR, SHAPE),
@@ -70,7 +70,7 @@ class Captions:
     """Word ids, -1 after the end."""
 
     def text(self, scene: int, caption: int) -> str:
-        """The caption as one writes it."""
+        """Return the caption as text."""
         return to_text(self.words[scene, caption].tolist())
 
 
@@ -79,9 +79,9 @@ class DenseCaptions:
     """One dense caption per scene: every askable object in reading order, then some relations."""
 
     order: Int64[Tensor, "scenes objects"]
-    """Slots in the order in which they are told; -1 pads."""
+    """Slots in the order of their sentences; -1 pads."""
     pairs: Int64[Tensor, "scenes relations 2"]
-    """Slots of the told relations; -1 pads."""
+    """Slots of the relations; -1 pads."""
     relation: Int64[Tensor, "scenes relations"]
     """Index into `words.RELATIONS`; -1 pads."""
     deciding: Bool[Tensor, "scenes slots"]
@@ -90,7 +90,7 @@ class DenseCaptions:
     """Word ids, -1 after the end; at most DENSE_LENGTH."""
 
     def text(self, scene: int) -> str:
-        """The caption as one writes it."""
+        """Return the caption as text."""
         return to_text(self.words[scene].tolist())
 
 
@@ -104,7 +104,7 @@ def _spoken(device: torch.device) -> Bool[Tensor, "choices 4"]:
 
 def _holds(graph: SceneGraph) -> Bool[Tensor, "scenes relations objects others"]:
     """Between which objects each relation holds, TOGETHER (two different) and ALONE (itself)."""
-    count = graph.config.max_objects  # nobody speaks of what stands in later slots
+    count = graph.config.max_objects  # captions leave out later slots
     both = graph.askable[:, :count, None] & graph.askable[:, None, :count]
     itself = torch.eye(count, dtype=torch.bool, device=graph.device)
     either = torch.stack([both & ~itself, both & itself], 1)
@@ -187,7 +187,7 @@ def draw_dense_captions(graph: SceneGraph) -> DenseCaptions:
     row, column = (place[:, :objects] * GRID // UNIT for place in (graph.y, graph.x))
     reading = torch.where(askable, row * GRID + column, GRID * GRID)
     order = reading.argsort(dim=-1, stable=True)
-    told = askable.gather(1, order)
+    mentioned = askable.gather(1, order)
 
     holds = _holds(graph)[:, :TOGETHER]
     facts = []
@@ -197,13 +197,13 @@ def draw_dense_captions(graph: SceneGraph) -> DenseCaptions:
         fact = torch.stack([pair // objects, pair % objects, relation], -1)
         facts.append(torch.where(found[:, None], fact, -1))
         used = torch.nn.functional.one_hot(pair, objects**2).view(scenes, 1, objects, objects) > 0
-        holds = holds & ~(used | used.transpose(-1, -2))  # each pair is told once
+        holds = holds & ~(used | used.transpose(-1, -2))  # each pair is mentioned once
     fact = torch.stack(facts, 1)  # (scenes, relations, 3)
 
     every = graph.attributes[:, :objects].gather(1, order[..., None].expand(-1, -1, 4))
     places = _place_words(row.gather(1, order), column.gather(1, order))
     sentences = torch.cat([_with_article(every), places], -1)  # (scenes, objects, words)
-    sentences = torch.where(told[..., None], sentences, -1)
+    sentences = torch.where(mentioned[..., None], sentences, -1)
     pairs = fact[..., :2]
     first, second = (
         graph.attributes.gather(1, slot.clamp(min=0)[..., None].expand(-1, -1, 4))
@@ -212,7 +212,7 @@ def draw_dense_captions(graph: SceneGraph) -> DenseCaptions:
     relations = _sentences(first, second, fact[..., 2].clamp(min=0))
     relations = torch.where(fact[..., 2:] >= 0, relations, -1)
     return DenseCaptions(
-        order=torch.where(told, order, -1),
+        order=torch.where(mentioned, order, -1),
         pairs=pairs,
         relation=fact[..., 2],
         deciding=graph.askable,

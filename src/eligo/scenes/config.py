@@ -1,4 +1,4 @@
-"""What a world of scenes looks like: size, crowd, and one switch per hard feature."""
+"""Configs: what scenes look like, the tiny LLaVA, and exports."""
 
 from typing import Annotated, Literal
 
@@ -27,7 +27,7 @@ def _some_weight(weights: tuple[int, ...]) -> tuple[int, ...]:
 FamilyWeights = Annotated[
     tuple[_Weight, _Weight, _Weight, _Weight, _Weight, _Weight], AfterValidator(_some_weight)
 ]
-"""How often each family of questions is asked."""
+"""Relative frequency of each family of questions."""
 
 
 class SceneConfig(Config):
@@ -48,7 +48,7 @@ class SceneConfig(Config):
     repeats: bool = True
     """Up to four objects share colour, shape or both (defeats pure diversity)."""
     decoys: int = Field(default=3, ge=0, le=4)
-    """Most high-contrast black-and-white decoys, flat or solid; nobody asks for them
+    """Most high-contrast black-and-white decoys, flat or solid; no question is about them
     (defeats pure saliency)."""
     camouflaged: int = Field(default=0, ge=0, le=2)
     """Most objects that look exactly like the room behind them: only depth shows them."""
@@ -138,7 +138,7 @@ class ExportConfig(Config):
     """VQAv2 questions, Karpathy-split captions, NYUDepthv2 or SUN RGB-D folders, plain JSON lines
     with everything."""
     scenes: SceneConfig = SceneConfig()
-    """The world."""
+    """The scenes."""
     train: int = Field(default=1000, ge=0, lt=1_000_000)
     """Scenes of the training split."""
     validation: int = Field(default=200, ge=0, lt=1_000_000)
@@ -164,7 +164,7 @@ class ExportConfig(Config):
             raise ValueError(f"sun has a depth encoding of its own, got depth {self.depth}")
         if self.scenes.painted and (self.num_questions or self.num_captions):
             raise ValueError(
-                "nobody can speak of scenes with painted objects: "
+                "scenes with painted objects have no questions or captions: "
                 "set scenes.painted to 0, or both questions and captions"
             )
         return self
@@ -190,5 +190,5 @@ class ExportConfig(Config):
         return {split: size for split, size in zip(SPLITS, sizes, strict=True) if size}
 
     def smoke(self) -> "ExportConfig":
-        """The same in small."""
+        """Return a tiny version of this config."""
         return self.replace({split: min(2, getattr(self, split)) for split in SPLITS})

@@ -44,24 +44,24 @@ class SceneQuestion:
 
 @dataclass(frozen=True)
 class SceneText:
-    """All that is said about one scene."""
+    """Questions, captions and tags of one scene."""
 
     id: str
     """Split and index: `train_000012`."""
     split: Split
     index: int
     questions: tuple[SceneQuestion, ...]
-    """Those that found an answer; a few fewer than asked for, in some scenes."""
+    """Some scenes have fewer than requested."""
     captions: tuple[str, ...]
     """Sparse captions, one sentence each."""
     dense_caption: str
-    """Every object and some relations; empty where nobody may speak of the objects (painted)."""
+    """Every object and some relations; empty for scenes with painted objects."""
     tags: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class SceneItem(SceneText):
-    """One scene: what is said about it, and what it looks like."""
+    """One scene: texts, image, depth and labels."""
 
     rgb: UInt8[Tensor, "3 height width"]
     depth: Float32[Tensor, "height width"]
@@ -109,7 +109,7 @@ class SceneDataset(Dataset[SceneItem]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[SceneItem]:
-        """Many at once, which is faster; a loader calls this one."""
+        """Return several items at once; loaders call this."""
         wrong = [index for index in indices if not -self.size <= index < self.size]
         if wrong:
             raise IndexError(f"scene {wrong[0]} of {self.size}")
@@ -128,10 +128,10 @@ def _default(count: int | None, usual: int, config: SceneConfig) -> int:
 
 
 def scene_texts(graph: SceneGraph, num_questions: int, num_captions: int) -> list[SceneText]:
-    """What is said about each scene of a batch, as text; needs no pixels."""
+    """Return questions, captions and tags of a batch of scenes; needs no rendering."""
     if num_questions or num_captions:
         check_askable(graph, "questions and captions")
-    asked = _questions(graph, num_questions) if num_questions else [()] * len(graph)
+    questions = _questions(graph, num_questions) if num_questions else [()] * len(graph)
     captions, dense = [()] * len(graph), [""] * len(graph)
     if num_captions:
         drawn, full = draw_captions(graph, num_captions), draw_dense_captions(graph)
@@ -146,7 +146,7 @@ def scene_texts(graph: SceneGraph, num_questions: int, num_captions: int) -> lis
             id=scene_id(graph.split, index),
             split=graph.split,
             index=index,
-            questions=asked[scene],
+            questions=questions[scene],
             captions=captions[scene],
             dense_caption=dense[scene],
             tags=tuple(tags.text(scene)),

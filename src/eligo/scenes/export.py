@@ -1,7 +1,7 @@
-"""Scenes as files, in the formats that people have: to try readers, other tools, other libraries.
+"""Export scenes to files in common formats.
 
-What is there is whole. A run that was stopped is continued by running it again; `export.json`
-remembers what the folder is.
+Files are complete or absent. An interrupted export is continued by running it again; `export.json`
+describes the folder.
 """
 
 import json
@@ -32,13 +32,13 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What an export did."""
+    """Result of an export."""
 
     out: str
     scenes: int
     pictures_written: int
     pictures_found: int
-    """Those that an earlier run had written."""
+    """Pictures that an earlier run had written."""
     index_files: list[str]
     """The text files about all of them."""
 
@@ -53,7 +53,7 @@ def export_scenes(
 ) -> ExportResult:
     """Write scenes to a new folder, or finish what an earlier call began there.
 
-    `on_progress` hears how many scenes are done. Engine and workers change who writes, never what:
+    `on_progress` receives the number of finished scenes. Engine and workers change who writes, never what:
     with "ray", `num_workers` processes do, which all must see the folder; the "local" engine is
     this process, whatever `num_workers` says.
     """
@@ -147,7 +147,7 @@ class _Chunk(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """What came of a chunk."""
+    """Result of a chunk."""
 
     texts: list[SceneText]
     num_written: int

@@ -128,27 +128,27 @@ def _vqa_index(_: Choices, texts: Texts) -> Iterator[tuple[str, str]]:
         questions, annotations = [], []
         for text in scenes:
             image = image_id(text)
-            for number, asked in enumerate(text.questions):
+            for number, question in enumerate(text.questions):
                 ids = {"image_id": image, "question_id": image * 1000 + number}
-                questions.append({**ids, "question": asked.question})
-                annotations.append({**ids, **_annotation(asked)})
+                questions.append({**ids, "question": question.question})
+                annotations.append({**ids, **_annotation(question)})
         task = {"task_type": "Open-Ended", "questions": questions}
         yield f"v2_OpenEnded_mscoco_{folder}_questions.json", json.dumps({**head, **task})
         content = {**head, "annotations": annotations}
         yield f"v2_mscoco_{folder}_annotations.json", json.dumps(content)
 
 
-def _annotation(asked: SceneQuestion) -> dict[str, Any]:
-    kind = KINDS[KIND_ID[asked.kind]]
+def _annotation(question: SceneQuestion) -> dict[str, Any]:
+    kind = KINDS[KIND_ID[question.kind]]
     opening = kind.text.split(" A")[0]  # what stands before the first phrase: "what size is the"
     answers = [
-        {"answer": asked.answer, "answer_confidence": "yes", "answer_id": number + 1}
+        {"answer": question.answer, "answer_confidence": "yes", "answer_id": number + 1}
         for number in range(_ANNOTATORS)
     ]
     return {
         "question_type": opening,
-        "answer_type": _ANSWER_TYPES.get(asked.answer, "other"),
-        "multiple_choice_answer": asked.answer,
+        "answer_type": _ANSWER_TYPES.get(question.answer, "other"),
+        "multiple_choice_answer": question.answer,
         "answers": answers,
     }
 
@@ -259,14 +259,14 @@ def _jsonl_index(choices: Choices, texts: Texts) -> Iterator[tuple[str, str]]:
             paths = _jsonl_paths(choices, text)
             said = {"captions": list(text.captions), "dense_caption": text.dense_caption}
             rows.append({"id": text.id, **paths, "tags": list(text.tags), **said})
-            for number, asked in enumerate(text.questions):
+            for number, question in enumerate(text.questions):
                 questions.append(
                     {
                         "id": f"{text.id}_{number}",
                         "image": paths["image"],
-                        "question": asked.question,
-                        "answers": [asked.answer],
-                        "kind": asked.kind,
+                        "question": question.question,
+                        "answers": [question.answer],
+                        "kind": question.kind,
                     }
                 )
         yield f"{split}.jsonl", json_lines(rows)

@@ -1,4 +1,4 @@
-"""The embedded world on one page: scenes with all that is known about them."""
+"""One page of scenes with depth, labels, captions, tags and questions."""
 
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def write_scenes_page(out: Path, count: int) -> tuple[Path, Path]:
 
 def _scene_card(item: SceneItem) -> Html:
     image = pictures.rgb_picture(item.rgb)
-    questions = [_question_figure(image, item, asked) for asked in _one_per_family(item)]
+    questions = [_question_figure(image, item, question) for question in _one_per_family(item)]
     return page.card(
         item.id,
         _pictures(item),
@@ -94,36 +94,36 @@ def _depth(item: SceneItem) -> Image.Image:
     return pictures.depth_picture(item.depth, item.depth_mask, near=near, far=far)
 
 
-def _question_figure(image: Image.Image, item: SceneItem, asked: SceneQuestion) -> Html:
-    needed = _deciding_mask(item, asked)
+def _question_figure(image: Image.Image, item: SceneItem, question: SceneQuestion) -> Html:
+    needed = _deciding_mask(item, question)
     share = f"{100 * needed.float().mean().item():.1f} % of the pixels"
     small = pictures.highlight(image, needed).resize(_THUMBNAIL, Image.Resampling.LANCZOS)
-    answer = Html(f" <strong>{page.html(asked.answer)}</strong>")
-    note = tag("div", f"{asked.family}, {share if needed.any() else 'nothing'}", cls="soft")
+    answer = Html(f" <strong>{page.html(question.answer)}</strong>")
+    note = tag("div", f"{question.family}, {share if needed.any() else 'nothing'}", cls="soft")
     return page.figure(
-        small, Html(f"{page.html(asked.question)}{answer}{note}"), alt=asked.question
+        small, Html(f"{page.html(question.question)}{answer}{note}"), alt=question.question
     )
 
 
-def _deciding_mask(item: SceneItem, asked: SceneQuestion) -> torch.Tensor:
-    return torch.isin(item.instances, torch.tensor(asked.deciding, dtype=torch.uint8))
+def _deciding_mask(item: SceneItem, question: SceneQuestion) -> torch.Tensor:
+    return torch.isin(item.instances, torch.tensor(question.deciding, dtype=torch.uint8))
 
 
 def _one_per_family(item: SceneItem) -> list[SceneQuestion]:
-    first = {asked.family: asked for asked in reversed(item.questions)}
+    first = {question.family: question for question in reversed(item.questions)}
     return [first[family] for family in FAMILIES if family in first]
 
 
 def _contact_sheet(items: list[SceneItem]) -> Image.Image:
     rows, captions = [], []
     for item in items:
-        asked = next((a for a in _one_per_family(item) if a.family == _SHEET_FAMILY), None)
-        asked = asked or item.questions[0]
+        question = next((a for a in _one_per_family(item) if a.family == _SHEET_FAMILY), None)
+        question = question or item.questions[0]
         image = pictures.rgb_picture(item.rgb)
-        needed = pictures.highlight(image, _deciding_mask(item, asked))
+        needed = pictures.highlight(image, _deciding_mask(item, question))
         labels = pictures.label_picture(item.labels, _PALETTE)
         rows.append([image, _depth(item), labels, needed])
-        captions.append(f"{item.captions[0]}\n{asked.question} {asked.answer}")
+        captions.append(f"{item.captions[0]}\n{question.question} {question.answer}")
     return pictures.contact_sheet(
         rows,
         columns=("image", "depth", "labels", "what the question needs"),

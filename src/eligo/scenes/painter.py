@@ -102,7 +102,7 @@ def _rooms(device: torch.device) -> tuple[Int64[Tensor, "walls 3"], Int64[Tensor
 
 @dataclass(frozen=True)
 class Rendered:
-    """The pixels of a batch of scenes; what is derived from them is computed when asked for."""
+    """The pixels of a batch of scenes; what is derived from them is computed on demand."""
 
     graph: SceneGraph
     rgb: UInt8[Tensor, "scenes 3 height width"]

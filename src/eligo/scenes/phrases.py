@@ -34,7 +34,7 @@ VOCABULARY: tuple[str, ...] = tuple(
         )
     )
 )
-"""Every word of the world; its position is its id."""
+"""All words; the position is the id."""
 WORD_ID = {word: index for index, word in enumerate(VOCABULARY)}
 
 MARGIN = UNIT // 10

@@ -1,4 +1,4 @@
-"""What can be asked: families and kinds of questions, their answers, and how they are worded."""
+"""Families and kinds of questions, their answers and wording."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -78,7 +78,7 @@ class Questions:
         return self.answer >= 0
 
     def text(self, scene: int, question: int) -> str:
-        """The question as one writes it."""
+        """Return the question as text."""
         return to_text(self.words[scene, question].tolist())
 
     def answer_text(self, scene: int, question: int) -> str:

@@ -1,7 +1,7 @@
 """Questions with answers, drawn for thousands of scenes at once.
 
 Six families. In each, the wanted answer is drawn first and then a question that has it, so that the
-question alone says next to nothing about the answer (the blind baseline of `eligo scenes stats`).
+question alone says next to nothing about the answer (the blind baseline of `benchmarks.scenes.stats`).
 Questions speak of askable objects only; every one carries the objects that decide it.
 """
 
@@ -34,7 +34,7 @@ _POINTING = ((SHAPE,), (COLOUR, SHAPE), (TEXTURE, SHAPE), (SIZE, SHAPE), (COLOUR
 _POINTING = (*_POINTING, (COLOUR, TEXTURE))
 _ASKING = ((COLOUR, SHAPE), (TEXTURE, SHAPE), (SIZE, SHAPE), (COLOUR, TEXTURE))
 # A wanted count is often not to be had in a scene; these weights make the counts that remain even
-# (found by iterating `eligo scenes stats` on the training split).
+# (found by iterating `benchmarks.scenes.stats` on the training split).
 _COUNT_WEIGHTS = (46, 56, 92, 160, 340)
 # Likewise, how often "yes" is wanted when size, colour, texture are compared: pairs that share one
 # are rarer (from 10,000 training scenes).
@@ -73,7 +73,7 @@ class _Drawer:
     def __init__(self, graph: SceneGraph) -> None:
         self.graph = graph
         self.device = graph.device
-        self.slots = graph.config.max_objects  # nobody asks for what stands in later slots
+        self.slots = graph.config.max_objects  # questions leave out later slots
         self.attributes = graph.attributes[:, : self.slots]
         self.askable = graph.askable[:, : self.slots]
         types = _table(_POINTING, self.device)

@@ -40,7 +40,7 @@ class Tags:
         return self.labels >= 0
 
     def text(self, scene: int) -> list[str]:
-        """The tags of a scene, as one writes them."""
+        """Return the tags of a scene as text."""
         return [to_text(row) for row in self.words[scene].tolist() if row[0] >= 0]
 
 

@@ -1,4 +1,4 @@
-"""Read-outs that teach the tiny LLaVA on its way, with what is known exactly in the scenes.
+"""Auxiliary heads for training the tiny LLaVA, with exact targets from the scenes.
 
 Patches (layer -2, what the language model reads) learn attributes and place of the object they
 show; [CLS] learns which colour-shape pairs are in the image, so that methods which rank patches by

@@ -1,4 +1,4 @@
-"""The vocabulary of the embedded world: what can be seen, and how it is named.
+"""The vocabulary of the scenes.
 
 An object has four attributes, always in this order: size, colour, texture, shape. Names are plain
 data; what a sentence looks like is decided in `phrases`, `questions` and `captions`.

@@ -101,7 +101,7 @@ class _Sample:
 
 
 def scene_stats(config: StatsConfig, on_progress: Callable[[int], None] | None = None) -> Stats:
-    """Draw scenes and questions, and count; `on_progress` receives the number of finished scenes."""
+    """Draw scenes and questions, and count; `on_progress` receives the number of scenes."""
     train = _sample(config, "train", on_progress)
     test = _sample(config, "validation", on_progress, done=config.train)
     guess, seen = _blind_answers(train, test)

@@ -39,8 +39,8 @@ DENSE_RELATIONS = 3
 DENSE_LENGTH = SPARSE_LENGTH * (8 + DENSE_RELATIONS)
 """Most words of a dense caption, punctuation included: a sentence per object and per relation."""
 
-# Which attributes a sparse caption names. An object alone is described by at least three: a caption that
-# is true of every tenth scene finds nothing.
+# Attributes that a sparse caption names. An object alone is described by at least three, as a
+# caption that is true of many scenes is useless for retrieval.
 _SPOKEN = (
     (COLOUR, SHAPE),
     (COLOUR, TEXTURE),

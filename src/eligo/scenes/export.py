@@ -53,9 +53,8 @@ def export_scenes(
 ) -> ExportResult:
     """Write scenes to a new folder, or finish what an earlier call began there.
 
-    `on_progress` receives the number of finished scenes. Engine and workers change who writes, never what:
-    with "ray", `num_workers` processes do, which all must see the folder; the "local" engine is
-    this process, whatever `num_workers` says.
+    `on_progress` receives the number of finished scenes. With the engine "ray", `num_workers`
+    processes write; all must see the folder. The files do not depend on the engine.
     """
     out = Path(out)
     if out.exists() and not out.is_dir():

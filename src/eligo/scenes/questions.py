@@ -1,8 +1,8 @@
 """Questions with answers, drawn for thousands of scenes at once.
 
 Six families. In each, the wanted answer is drawn first and then a question that has it, so that the
-question alone says next to nothing about the answer (the blind baseline of `benchmarks.scenes.stats`).
-Questions speak of askable objects only; every one carries the objects that decide it.
+question alone tells little about the answer (see `benchmarks.scenes.stats`). Questions are about
+askable objects only and list the objects that decide them.
 """
 
 from dataclasses import replace

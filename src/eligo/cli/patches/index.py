@@ -118,7 +118,7 @@ def _source(
     size: int,
     uses_dense: bool,
 ) -> "Source":
-    from eligo.patches.data.lines import by_image, read_json_texts
+    from eligo.patches.data.captions import read_dense_captions
     from eligo.patches.index import ImageFiles, ScenePictures, TextLines
 
     if texts is not None:
@@ -128,4 +128,4 @@ def _source(
     assert images is not None
     if dense is None:
         return ImageFiles.under(images)
-    return ImageFiles.under(images, by_image(dense, read_json_texts(dense, "image_id")))
+    return ImageFiles.under(images, read_dense_captions(dense))

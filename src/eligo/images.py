@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from eligo.errors import InputError
-from eligo.pretrained.shared_state import warnings_lock
+from eligo.io.locks import warnings_lock
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,6 +22,8 @@ try:
 except ImportError:
     fcntl = None
 
+warnings_lock = threading.Lock()
+"""Held while `warnings.catch_warnings` is entered or left: all threads share the filters."""
 _FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _guard = threading.Lock()
 _open: set[int] = set()  # descriptors of all locks of this process

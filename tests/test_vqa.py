@@ -185,7 +185,10 @@ SPOILT = [
     (lambda q, a: q["questions"][0].pop("image_id"), r"q\.json: questions\[0\]\.image_id: missing"),
     (lambda q, a: q["questions"][0].update(image_id="7"), r"image_id: got '7', expected a whole"),
     (lambda q, a: q["questions"][0].update(image_id=8), r"image_id: 8 has no file COCO_val2014_0"),
-    (lambda q, a: q["questions"][0].update(question=" "), r"questions\[0\]\.question: got ' ', exp"),
+    (
+        lambda q, a: q["questions"][0].update(question=" "),
+        r"questions\[0\]\.question: got ' ', exp",
+    ),
     (lambda q, a: q["questions"].append(q["questions"][0]), r"question_id: got 70 twice"),
     (lambda q, a: q.pop("questions"), r"q\.json: questions: missing; got only data"),
     (lambda q, a: q.update(questions=[]), r"questions: got \[\], expected at least one"),

@@ -343,7 +343,10 @@ def test_bad_pictures(tmp_path: Path):
         ("[]", "expected a JSON object"),
         ('{"image": "a.png"}', "id: missing; got only image"),
         ('{"id": "b"}', "image: missing; got only id"),
-        ('{"id": "b", "image": "a.png", "tag": []}', "tag: got an unknown field, expected some of .*tags"),
+        (
+            '{"id": "b", "image": "a.png", "tag": []}',
+            "tag: got an unknown field, expected some of .*tags",
+        ),
         ('{"id": "b", "image": "a.png", "tags": "desk"}', "tags: got 'desk'"),
         ('{"id": "b", "image": "a.png", "depth": 3}', "depth: got 3, expected text"),
         ('{"id": "b", "image": "a.png", "label": ["x"]}', "label: got .'x'., expected text"),

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from json import dumps
 from threading import Lock
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -27,16 +26,15 @@ from eligo.pixels.text_config import (
     TableTextConfig,
     WordsTextConfig,
 )
-from eligo.pretrained.chat import plain_text, remark_cut, tokenize
-from eligo.pretrained.identity import ENCODER, check_tokenizer
-from eligo.pretrained.load import find_encoder, load_part, load_stock
+from eligo.pretrained import encoders
+from eligo.pretrained.chat import remark_cut
+from eligo.pretrained.load import find_encoder, load_part
 from eligo.scenes.phrases import VOCABULARY, WORD_ID
 from eligo.scenes.words import NONCE
 from eligo.train.rng import mix
 from eligo.train.weights import read_tensors
 
 _OFFSET = 1.55  # length of what all phrases share, over a phrase's own length: cosines 0.7-0.9
-_AT_ONCE = 256
 _KEY = "text.encoder.model"
 _PROBE = ("{}", "a photo of a chair in a room, an image of a red box on the table")
 """A template and a sentence: its vector says which encoder it is."""
@@ -139,7 +137,7 @@ class TableEncoder(TextEncoder):
 
 
 class ClipEncoder(TextEncoder):
-    """A frozen CLIP text model; every (model, template, string) is read once."""
+    """A frozen CLIP text model; the vector of every (template, string) is computed once."""
 
     def __init__(self, config: ClipTextConfig) -> None:
         from transformers import AutoConfig
@@ -148,7 +146,7 @@ class ClipEncoder(TextEncoder):
         self.known: dict[str, Tensor] = {}
         if config.cache is not None and config.cache.is_file():
             self.known = read_tensors(config.cache)
-        # With vectors that were kept, the weights may never be needed; else they are read at once.
+        # With cached vectors the weights may never be needed; else they are loaded at once.
         folder = find_encoder(_KEY, config.model, weights=not self.known)
         about = load_part(AutoConfig, folder)
         if not isinstance(width := getattr(about, "projection_dim", None), int):
@@ -158,94 +156,63 @@ class ClipEncoder(TextEncoder):
             )
         self.dim = width
         self._lock = Lock()
-        self._model: tuple[Any, Any] | None = None
+        self._loaded: encoders.ClipEncoder | None = None
         if not self.known:
-            self._open()
-
-    def _load(self) -> tuple[Any, Any]:
-        from transformers import AutoTokenizer, CLIPTextModelWithProjection
-
-        # The images' half of a whole CLIP is not wanted.
-        folder = find_encoder(_KEY, self.name)
-        tokenizer = load_part(AutoTokenizer, folder)
-        return tokenizer, load_stock(CLIPTextModelWithProjection, folder, exact=False).eval()
+            self._load()
 
     def encode(
         self, strings: Sequence[str], *, sentences: bool = False
     ) -> Float[Tensor, "strings dim"]:
-        """Names through the templates: each normalised, the mean normalised again."""
+        """Names in every template: each vector normalised, the mean normalised again."""
         templates = ("{}",) if sentences else TEMPLATES
         subjects = [text if sentences else with_article(text) for text in strings]
         wanted = [[(template, subject) for template in templates] for subject in subjects]
-        self._read([pair for pairs in wanted for pair in pairs])
+        self._compute([pair for pairs in wanted for pair in pairs])
         if not wanted:
             return torch.zeros(0, self.dim)
         rows = [torch.stack([self.known[self._key(*pair)] for pair in pairs]) for pairs in wanted]
         return F.normalize(torch.stack(rows).mean(1), dim=-1)
 
     def probe(self) -> tuple[float, ...]:
-        """The first numbers of a sentence's vector: they tell of the tokenizer and the weights."""
-        self._read([_PROBE])
+        """The first numbers of a sentence's vector, which depend on tokenizer and weights."""
+        self._compute([_PROBE])
         return _rounded(self.known[self._key(*_PROBE)])
 
     def _key(self, template: str, subject: str) -> str:
         return dumps([self.name, template, subject])
 
-    def _read(self, pairs: list[tuple[str, str]]) -> None:
-        with self._lock:  # threads share what is known, and the tokenizer's state
-            self._read_new(pairs)
+    def _compute(self, pairs: list[tuple[str, str]]) -> None:
+        """Add the vectors of pairs (template, subject) to those that are known."""
+        with self._lock:  # threads share the known vectors
+            new = list(dict.fromkeys(pair for pair in pairs if self._key(*pair) not in self.known))
+            if not new:
+                return
+            encoder = self._loaded or self._load()
+            lengths: dict[str, int] = {}  # word pieces of a subject in its longest template
+            texts = [template.format(subject) for template, subject in new]
+            counts = encoders.count_pieces(encoder.tokenizer, texts)
+            for (_, subject), count in zip(new, counts, strict=True):
+                lengths[subject] = max(count, lengths.get(subject, 0))
+            rows = F.normalize(encoder.texts(texts, warn=False), dim=-1)
+            pairs_rows = zip(new, rows, strict=True)
+            self.known |= {self._key(*pair): row.clone() for pair, row in pairs_rows}
+            remark_cut(list(lengths), list(lengths.values()), encoder.longest)
+            if self.cache is not None:
+                save_tensors(self.cache, self.known)
 
-    def _read_new(self, pairs: list[tuple[str, str]]) -> None:
-        new = list(dict.fromkeys(pair for pair in pairs if self._key(*pair) not in self.known))
-        if not new:
-            return
-        if self._model is None:
-            self._open()
-        whole: dict[str, int] = {}  # word pieces of what a user wrote, with its longest template
-        for start in range(0, len(new), _AT_ONCE):
-            part = new[start : start + _AT_ONCE]
-            rows, lengths = self._vectors(part)
-            for (_, subject), length in zip(part, lengths, strict=True):
-                whole[subject] = max(length, whole.get(subject, 0))
-            self.known |= {self._key(*pair): row for pair, row in zip(part, rows, strict=True)}
-        remark_cut(list(whole), list(whole.values()), self._longest)
-        if self.cache is not None:
-            save_tensors(self.cache, self.known)
-
-    def _open(self) -> None:
-        """Load tokenizer and model; refuse what does not belong together."""
-        tokenizer, model = self._load()
-        where = f"text.encoder.model: {self.name}"
-        check_tokenizer(tokenizer, model, where, least=ENCODER)
-        self._model = tokenizer, model
-        now, before = self._vectors([_PROBE])[0][0], self.known.get(self._key(*_PROBE))
+    def _load(self) -> encoders.ClipEncoder:
+        """Load tokenizer and model; refuse a cache that another model wrote."""
+        encoder = encoders.load_clip_text(_KEY, self.name)
+        now = F.normalize(encoder.texts([_PROBE[1]], warn=False), dim=-1)[0]
+        before = self.known.get(self._key(*_PROBE))
         if before is not None and not same_probe(_rounded(now), _rounded(before)):
-            self._model = None  # the next call fails as well
             raise InputError(
                 f"text.encoder.cache: {self.cache} holds vectors of another model than the one "
                 f"that is now in {self.name}; remove the file, or give another one"
             )
         self.known[self._key(*_PROBE)] = now
-
-    @property
-    def _longest(self) -> int:
-        """Word pieces that the model can read; a sentence may be longer, and is cut."""
-        assert self._model is not None
-        return self._model[1].config.max_position_embeddings
-
-    @torch.no_grad()
-    def _vectors(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Tensor], list[int]]:
-        """A vector for each text, and how many word pieces the whole text has."""
-        assert self._model is not None
-        tokenizer, model = self._model
-        texts = [plain_text(tokenizer, template.format(subject)) for template, subject in pairs]
-        lengths = [len(ids) for ids in tokenize(tokenizer, texts, verbose=False)["input_ids"]]
-        tokens = tokenize(
-            tokenizer, texts,
-            padding=True, truncation=True, max_length=self._longest, return_tensors="pt",
-        )  # fmt: skip
-        vectors = F.normalize(model(**tokens).text_embeds.float(), dim=-1)
-        return [row.clone() for row in vectors], lengths
+        self._loaded = encoder
+        return encoder
 
 
 def _rounded(vector: Tensor) -> tuple[float, ...]:

@@ -421,8 +421,8 @@ def test_every_command_s_out_is_a_file_or_a_folder():
         if hint is not None and (hint == OutFile or OutFile in get_args(hint)):
             told_as_file.add(name)
     assert told_as_file == {
-        "shots evaluate", "explore", "patches evaluate", "pixels evaluate", "scenes evaluate-vlm",
-        "tokens bench", "tokens evaluate",
+        "shots evaluate", "explore", "patches evaluate", "pixels evaluate", "tokens bench",
+        "tokens evaluate",
     }  # fmt: skip
     assert OutFile == Annotated[Path, "file"]
 
@@ -430,12 +430,12 @@ def test_every_command_s_out_is_a_file_or_a_folder():
 # ---------------------------------------------------------------- all output goes through files.py
 
 
-_MODULES = {"files.py", "file_system.py", "locks.py"}
+_MODULES = {"io/files.py", "io/file_system.py", "io/locks.py"}
 _ALLOWED = {
-    ("tensors.py", "save_file"),
+    ("io/tensors.py", "save_file"),
     ("cli/__init__.py", "os.open"),  # a closed pipe on stdout
-    ("reading.py", "os.open"),  # for reading, without waiting for a pipe
-    ("shots/pipeline/folder.py", "write_text"),  # into what `writing` gave
+    ("io/reading.py", "os.open"),  # for reading, without waiting for a pipe
+    ("shots/inference/folder.py", "write_text"),  # into what `writing` gave
 }
 _METHODS = {
     "write_text", "write_bytes", "mkdir", "rmdir", "unlink", "rename", "symlink_to", "hardlink_to",

@@ -387,7 +387,7 @@ def test_nobody_waits_for_a_hub_that_is_silent(monkeypatch):
         ["tokens", "plan", "--model", "a/b"],
         ["tokens", "evaluate", "a/b"],
         ["patches", "index", "--scenes", "2", "--out", "index", "--model", "a/b"],
-        ["pixels", "bench", "--model", "a/b"],
+        ["pixels", "predict", "--image", "a.png", "--out", "out", "--model", "a/b"],
     ],
 )
 def test_commands_say_it_in_one_line(command, offline, capsys, tmp_path, monkeypatch):

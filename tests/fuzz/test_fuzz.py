@@ -12,10 +12,11 @@ import warnings
 from pathlib import Path
 
 import pytest
-from fuzz_cases import make_case, without_work
+from fuzz_cases import TEMPLATES, make_case, without_work
 from fuzz_samples import Samples
 
 from eligo.cli import main
+from eligo.cli.commands import COMMANDS
 
 _CASES = int(os.environ.get("ELIGO_FUZZ_CASES", "100"))
 _SEED = int(os.environ.get("ELIGO_FUZZ_SEED", "0"))
@@ -42,6 +43,10 @@ def enclosed(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path
+
+
+def test_every_command_is_tried():
+    assert {command for command, *_ in TEMPLATES} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("part", range(_PARTS))

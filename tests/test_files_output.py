@@ -430,7 +430,7 @@ def test_every_command_s_out_is_a_file_or_a_folder():
 # ---------------------------------------------------------------- all output goes through files.py
 
 
-_MODULES = {"io/files.py", "io/file_system.py", "io/locks.py"}
+_MODULES = {"io/files.py", "io/locks.py"}
 _ALLOWED = {
     ("io/tensors.py", "save_file"),
     ("cli/__init__.py", "os.open"),  # a closed pipe on stdout

@@ -71,6 +71,7 @@ def run(
     source = _source(
         images, texts, scenes, dense, opened.image_encoder.image_size, opened.uses_dense
     )
+    broken: list[str] = []
     if check_data and isinstance(source, ImageFiles) and not (out / MANIFEST).exists():
         broken = source.check()
         if broken:
@@ -89,7 +90,7 @@ def run(
             gpus_per_worker=gpus_per_worker,
             on_done=lambda done, _: bar.update(done),
         )
-    for row in built.skipped[:5]:
+    for row in [row for row in built.skipped if row["why"] not in broken][:5]:
         remark(f"skipped: {row['id']}: {row['why']}")
     print_result(
         {

@@ -16,7 +16,7 @@ from eligo.images import (
     open_image,
     printable_name,
     read_stored,
-    remark_shared,
+    warn_shared_images,
     shrinking,
     turned,
     upright_rgb,
@@ -183,9 +183,9 @@ def test_images_of_two_splits(tmp_path, caplog):
     (tmp_path / "sub").mkdir()
     copy = tmp_path / "sub" / "copy.png"
     copy.write_bytes(paths[0].read_bytes())
-    remark_shared(paths[:2], [paths[2], tmp_path / "missing.png"])
+    warn_shared_images(paths[:2], [paths[2], tmp_path / "missing.png"])
     assert not caplog.records
-    remark_shared(paths[:2], [tmp_path / "sub" / ".." / "b.png", paths[3], copy])
+    warn_shared_images(paths[:2], [tmp_path / "sub" / ".." / "b.png", paths[3], copy])
     (told,) = (record.getMessage() for record in caplog.records)
     assert told.startswith("2 of 3 validation images are also training images")
     assert f"{tmp_path}/b.png" in told.replace("sub/../", "")

@@ -9,7 +9,7 @@ FOLDER               --data.path FOLDER          --scoring_method gain  --data.o
 from pathlib import Path
 
 from eligo.errors import InputError
-from eligo.shots.data.legacy import refuse_pickle
+from eligo.shots.data.pickles import is_pickle, refuse_pickle
 
 _ALIASES = {
     "--model_version": "--model.version",
@@ -43,7 +43,7 @@ def translated_words(args: list[str]) -> list[str]:
         name = "--" + flag[2:].replace("-", "_") if flag.startswith("--") else flag
         if name not in _SWITCHES and not has_value:
             value = next(words, None)
-        if value is not None:
+        if value is not None and is_pickle(Path(value)):
             refuse_pickle(Path(value))
         if name == _ORIGIN:
             translated += _origin(value or "")

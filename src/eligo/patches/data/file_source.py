@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.images import open_image, remark_shared, upright_size
+from eligo.images import open_image, upright_size, warn_shared_images
 from eligo.patches.data.augment import change_pieces, random_crop
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
 from eligo.patches.data.captions import CaptionedImage, read_captions
@@ -47,7 +47,7 @@ class FileSource(CaptionSource):
                 "texts of other images are what it learns to tell apart"
             )
         if rank == 0:
-            remark_shared([i.path for i in images], [i.path for i in self._dev.given])
+            warn_shared_images([i.path for i in images], [i.path for i in self._dev.given])
             texts = [text for image in images for text in image.captions]
             self.model.text_encoder.remark_cut(texts[:_LOOKED_AT])
             if self.uses_dense:

@@ -11,7 +11,7 @@ from typing import Any
 
 from eligo.errors import InputError
 from eligo.io.reading import json_lines
-from eligo.shots.data.legacy import refuse_pickle
+from eligo.shots.data.pickles import refuse_pickle
 from eligo.shots.data.query import Query
 from eligo.shots.data.text import read_texts
 from eligo.shots.pool.pool import Pool

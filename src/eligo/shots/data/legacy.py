@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from eligo.errors import InputError
 from eligo.io.reading import read_json, reading
-
-_PICKLES = (".pth", ".pt", ".pkl", ".pickle", ".bin", ".ckpt")
+from eligo.shots.data.pickles import refuse_pickle
 
 
 class Labelled(NamedTuple):
@@ -36,16 +35,6 @@ def read_legacy(path: str | Path) -> list[list[Labelled]]:
     if not isinstance(document, dict) or not document:
         raise InputError(f"{path}: expected an object of queries, {{query: {{...}}}}")
     return [_lists(path, str(query), entry) for query, entry in document.items()]
-
-
-def refuse_pickle(path: Path) -> None:
-    """Raise if a file is a pickle by its name: reading one can run any code."""
-    if path.suffix in _PICKLES:
-        raise InputError(
-            f"{path}: is a pickle, which can run any code when it is read, so it is not read; "
-            f"convert it: weights by `eligo shots convert {path} --version v1 --out FOLDER` (which "
-            "reads nothing but tensors), records by json.dump where you trust them"
-        )
 
 
 def _lists(path: Path, query: str, entry: Any) -> list[Labelled]:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from eligo.errors import InputError
 from eligo.io.reading import read_object, reading
 from eligo.pretrained.load import shipped_models
-from eligo.shots.data.legacy import refuse_pickle
+from eligo.shots.data.pickles import refuse_pickle
 from eligo.shots.data.query import Query
 from eligo.shots.inference.embed import CandidateText
 from eligo.shots.inference.encoders import Encoder

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from eligo.errors import InputError
-from eligo.images import remark_shared, side_of, upright_size
+from eligo.images import side_of, upright_size, warn_shared_images
 from eligo.tokens.data.examples import Collator, FileExamples, TokenExample
 from eligo.tokens.data.prompts import text_lengths
 from eligo.tokens.inputs_config import LinesDataConfig, VqaDataConfig
@@ -143,7 +143,7 @@ def read_examples(
     if to_learn:
         rows = [_answered(*pair) for pair in zip(rows, ("training", "validation"), strict=True)]
     train, validation = rows
-    remark_shared([row.image for row in train], [row.image for row in validation])
+    warn_shared_images([row.image for row in train], [row.image for row in validation])
     return FileExamples(train), FileExamples(validation[: config.validation])
 
 

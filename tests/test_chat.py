@@ -94,7 +94,7 @@ def test_data_files_of_llava(tmp_path):
     with pytest.raises(InputError, match=r"lines.jsonl:1: question: got 2 <image>"):
         read_vqa_lines(lines)
     write("<image>\n")
-    with pytest.raises(InputError, match=r"lines.jsonl:1: question: .* no words"):
+    with pytest.raises(InputError, match=r"lines.jsonl:1: question: .* expected at least one word"):
         read_vqa_lines(lines)
     text = tmp_path / "lines.txt"
     text.write_text("a.png\t<image> What colour?\n")

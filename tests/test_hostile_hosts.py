@@ -309,7 +309,7 @@ MESSAGES = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "te
 
 @pytest.mark.parametrize(("template", "told"), TEMPLATES.values(), ids=TEMPLATES)
 def test_templates_that_fail_or_never_end(template, told, monkeypatch):
-    monkeypatch.setattr("eligo.pretrained.chat._MOST_STEPS", 20_000)
+    monkeypatch.setattr("eligo.pretrained.chat._MAX_STEPS", 20_000)
     processor = build_processor(SMALL)
     processor.chat_template = template
     with pytest.raises(InputError, match="chat template") as caught:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.images import open_image, side_of
-from eligo.pretrained.chat import plain_text, remark_cut, tokenize
+from eligo.pretrained.chat import plain_text, tokenize, warn_truncated
 from eligo.pretrained.identity import ENCODER, check_tokenizer
 from eligo.pretrained.load import find_encoder, load_part, load_stock
 
@@ -56,7 +56,7 @@ class ClipEncoder:
     def texts(self, texts: Sequence[str], *, warn: bool = True) -> Float[Tensor, "texts dim"]:
         """A vector for each text, in float32 on the CPU; `warn` logs which texts are cut."""
         if warn:
-            remark_cut(texts, count_pieces(self.tokenizer, texts), self.longest)
+            warn_truncated(texts, count_pieces(self.tokenizer, texts), self.longest)
         whole = hasattr(self.model, "get_text_features")
         # SigLIP was trained on texts padded to the full length; CLIP gives the same either way.
         padding = "max_length" if whole else True

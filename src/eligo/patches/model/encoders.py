@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from eligo.errors import InputError
 from eligo.images import upright_rgb
 from eligo.patches.model.sides import Words
-from eligo.pretrained.chat import remark_cut
+from eligo.pretrained.chat import warn_truncated
 from eligo.pretrained.encoders import count_pieces, tokenize_texts
 
 Picture = Image.Image | Tensor
@@ -174,14 +174,14 @@ class TextEncoder(nn.Module):
         is_full = found["attention_mask"].sum(1) == self.longest(dense=dense)
         full = {text for text, full in zip(texts, is_full.tolist(), strict=True) if full}
         if full - self._counted:
-            self.remark_cut(texts, dense=dense)
+            self.warn_truncated(texts, dense=dense)
         device = self.head.weight.device
         return found["input_ids"].to(device), found["attention_mask"].to(device).bool()
 
-    def remark_cut(self, texts: Sequence[str], *, dense: bool = False) -> None:
+    def warn_truncated(self, texts: Sequence[str], *, dense: bool = False) -> None:
         """Log which texts are cut because they are too long for the model."""
         counts, read = self.count_pieces(texts), self.longest(dense=dense)
-        remark_cut(texts, counts, read, what="dense caption" if dense else "text")
+        warn_truncated(texts, counts, read, what="dense caption" if dense else "text")
         self._counted.update(text for text, n in zip(texts, counts, strict=True) if n >= read)
 
     def longest(self, *, dense: bool = False) -> int:

@@ -27,7 +27,7 @@ from eligo.pixels.text_config import (
     WordsTextConfig,
 )
 from eligo.pretrained import encoders
-from eligo.pretrained.chat import remark_cut
+from eligo.pretrained.chat import warn_truncated
 from eligo.pretrained.load import find_encoder, load_part
 from eligo.scenes.phrases import VOCABULARY, WORD_ID
 from eligo.scenes.words import NONCE
@@ -196,7 +196,7 @@ class ClipEncoder(TextEncoder):
             rows = F.normalize(encoder.texts(texts, warn=False), dim=-1)
             pairs_rows = zip(new, rows, strict=True)
             self.known |= {self._key(*pair): row.clone() for pair, row in pairs_rows}
-            remark_cut(list(lengths), list(lengths.values()), encoder.longest)
+            warn_truncated(list(lengths), list(lengths.values()), encoder.longest)
             if self.cache is not None:
                 save_tensors(self.cache, self.known)
 

@@ -41,14 +41,14 @@ def check_tokenizer(processor: Any, model: Any, where: str, *, least: float) -> 
     special = set(getattr(tokenizer, "all_special_tokens", ()))
     special |= set(getattr(tokenizer, "added_tokens_encoder", ()))
     ordinary = [number for word, number in vocabulary.items() if word not in special]
-    other, table = "its tokenizer is another model's: got", "rows of the model's embedding table"
+    other, table = "its tokenizer is another model's: got", "the rows of the model's embedding table"
     problem = ""
     if not ordinary:
         problem = "holds no tokenizer, every text would be unknown tokens"
     elif max(ordinary) >= rows:
-        problem = f"{other} token ids up to {max(ordinary)}, expected less than the {rows} {table}"
+        problem = f"{other} token ids up to {max(ordinary)}, expected ids below {rows} ({table})"
     elif len(vocabulary) < least * rows:
-        problem = f"{other} {len(vocabulary)} tokens, expected about as many as the {rows} {table}"
+        problem = f"{other} {len(vocabulary)} tokens, expected about {rows} ({table})"
     if problem:
         raise InputError(
             f"{where}: {problem}; copy the tokenizer's files of this very model there "

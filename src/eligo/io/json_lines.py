@@ -16,6 +16,8 @@ _EXPECTED = {
     "string_type": "text",
     "int_type": "a whole number",
     "list_type": "a list",
+    "tuple_type": "a list",
+    "string_too_short": "text that is not empty",
     "model_type": "a JSON object",
     "too_short": "at least one entry",
 }

@@ -41,15 +41,13 @@ class Record:
     captions: Strings = None
 
 
+_Texts = Annotated[tuple[Words, ...], Field(strict=False)]  # from a list
+
+
 class _WordsRow(JsonRow):
     id: Annotated[str, Field(min_length=1)]
-    tags: list[Words] | None = None
-    captions: list[Words] | None = None
-
-    @property
-    def words(self) -> dict[str, Strings]:
-        kinds = {"tags": self.tags, "captions": self.captions}
-        return {kind: None if said is None else tuple(said) for kind, said in kinds.items()}
+    tags: _Texts | None = None
+    captions: _Texts | None = None
 
 
 class _ImageRow(_WordsRow, extra="forbid"):
@@ -125,19 +123,23 @@ def _read_rooms(config: RoomsDataConfig, source: Path, folder: str) -> Iterator[
 
 def _read_jsonl(source: Path) -> Iterator[Record]:
     for _, row in read_json_lines(source, _ImageRow, unique="id"):
-        files = (("image", row.image), ("depth", row.depth), ("label", row.label))
-        paths = {kind: source.parent / file for kind, file in files if file is not None}
-        yield Record(row.id, **paths, **row.words)
+        files = (row.depth, row.label)
+        depth, label = (None if file is None else source.parent / file for file in files)
+        yield Record(row.id, source.parent / row.image, depth, label, row.tags, row.captions)
 
 
 def _with_words(
     config: FilesConfig, source: Path, records: list[Record], kinds: tuple[Kind, ...]
 ) -> list[Record]:
-    found: dict[str, dict[str, Strings]] = {}
+    found: dict[str, _WordsRow] = {}
     if config.words is not None:
-        rows = read_json_lines(config.words, _WordsRow, unique="id")
-        found = {row.id: row.words for _, row in rows}
-        records = [replace(record, **found.get(record.id, {})) for record in records]
+        found = {row.id: row for _, row in read_json_lines(config.words, _WordsRow, unique="id")}
+        records = [
+            replace(record, tags=row.tags, captions=row.captions)
+            if (row := found.get(record.id))
+            else record
+            for record in records
+        ]
     lacking = [r for r in records if all(getattr(r, kind) is None for kind in kinds)]
     if lacking and not config.allow_missing_words:
         where = config.words or source

@@ -1,9 +1,8 @@
-"""From words to vectors: CLIP, a table made elsewhere, or the scenes' own words.
+"""Text encoders: CLIP, a table of vectors, or fixed random vectors for the scenes' words.
 
-All are frozen and give unit vectors. `words` draws one fixed random unit vector per word of the
-embedded world; a phrase is the normalised sum of its words plus an offset that all phrases share,
-normalised: their cosines lie where those of a real text encoder do (0.7 for phrases without a
-common word, 0.9 for two words of three).
+All are frozen and return unit vectors. `words` has one random unit vector per word of the generated
+scenes; a phrase is the normalised sum of its words plus a shared offset, normalised. Cosines are
+like those of a real text encoder: 0.7 without a common word, 0.9 for two words of three.
 """
 
 from abc import ABC, abstractmethod
@@ -34,12 +33,12 @@ from eligo.scenes.words import NONCE
 from eligo.train.rng import mix
 from eligo.train.weights import read_tensors
 
-_OFFSET = 1.55  # length of what all phrases share, over a phrase's own length: cosines 0.7-0.9
+_OFFSET = 1.55  # length of the shared offset relative to a phrase: cosines of 0.7 to 0.9
 _KEY = "text.encoder.model"
 _PROBE = ("{}", "a photo of a chair in a room, an image of a red box on the table")
-"""A template and a sentence: its vector says which encoder it is."""
+"""A template and a sentence, whose vector identifies the encoder."""
 _PROBED = 16  # numbers of that vector
-_ALIKE = 5e-3  # of unit vectors that several versions of the libraries made
+_TOLERANCE = 5e-3  # between versions of the libraries
 
 
 class TextEncoder(ABC):
@@ -54,12 +53,12 @@ class TextEncoder(ABC):
         """Vectors of names (tags, classes), or of whole sentences."""
 
     def probe(self) -> tuple[float, ...] | None:
-        """Numbers by which another encoder is noticed; None where the config says it all."""
+        """Numbers that identify the encoder; None if its config does."""
         return None
 
 
 class WordsEncoder(TextEncoder):
-    """Fixed random vectors for the words of the embedded world."""
+    """Fixed random vectors for the words of the generated scenes."""
 
     def __init__(self, config: WordsTextConfig, classes: Sequence[str] = ()) -> None:
         self.dim, self.classes = config.dim, classes
@@ -79,7 +78,7 @@ class WordsEncoder(TextEncoder):
         *,
         sentences: bool = False,  # noqa: ARG002 (both are sums of words)
     ) -> Float[Tensor, "strings dim"]:
-        """Phrases of known words; an unknown one is an error with the nearest known."""
+        """Vectors of phrases of known words; an error names the nearest known word."""
         rows = [[self._word_id(word, text) for word in _words(text)] for text in strings]
         longest = max((len(row) for row in rows), default=0)
         ids = torch.tensor([row + [-1] * (longest - len(row)) for row in rows], dtype=torch.int64)
@@ -100,13 +99,13 @@ class WordsEncoder(TextEncoder):
         return WORD_ID[word]
 
     def encode_ids(self, ids: Int64[Tensor, "*batch length"]) -> Float[Tensor, "*batch dim"]:
-        """Phrases as rows of word ids, -1 for nothing; never looks at the device."""
-        said = self.words[ids.clamp(min=0)] * (ids >= 0).unsqueeze(-1)
-        return F.normalize(F.normalize(said.sum(-2), dim=-1) + _OFFSET * self.offset, dim=-1)
+        """Vectors of phrases as rows of word ids, padded with -1; never waits for the device."""
+        words = self.words[ids.clamp(min=0)] * (ids >= 0).unsqueeze(-1)
+        return F.normalize(F.normalize(words.sum(-2), dim=-1) + _OFFSET * self.offset, dim=-1)
 
 
 class TableEncoder(TextEncoder):
-    """Vectors that a file holds by name."""
+    """Vectors by name, from a file."""
 
     def __init__(self, config: TableTextConfig) -> None:
         self.path = config.file
@@ -220,14 +219,14 @@ def _rounded(vector: Tensor) -> tuple[float, ...]:
 
 
 def same_probe(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two probes are those of one encoder."""
+    """Whether two probes are of the same encoder."""
     return len(one) == len(other) and all(
-        abs(a - b) <= _ALIKE for a, b in zip(one, other, strict=True)
+        abs(a - b) <= _TOLERANCE for a, b in zip(one, other, strict=True)
     )
 
 
 def build_text_encoder(config: AnyTextEncoderConfig, classes: Sequence[str] = ()) -> TextEncoder:
-    """The encoder that a config describes; `classes` are names to suggest for unknown words."""
+    """Build the encoder of a config; `classes` are names to suggest for unknown words."""
     match config:
         case ClipTextConfig():
             return ClipEncoder(config)

@@ -67,12 +67,12 @@ def test_normalisation(answer, compared):
 
 
 @given(st.text())
-def test_words_are_parted_by_single_spaces(answer):
+def test_words_are_separated_by_single_spaces(answer):
     compared = normalise_answer(answer)
     assert compared.split() == (compared.split(" ") if compared else [])
 
 
-def test_answers_of_the_scenes_are_compared_as_they_are():
+def test_scene_answers_are_already_normalised():
     assert [normalise_answer(answer) for answer in ANSWERS] == list(ANSWERS)
 
 
@@ -85,7 +85,7 @@ def test_accuracy_of_ten_annotators(same, accuracy):
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=4, max_size=10), st.sampled_from("abcd"))
-def test_accuracy_is_the_mean_over_all_but_one(answers, said):
+def test_accuracy_is_the_leave_one_out_mean(answers, said):
     answers = [f"x{answer}" for answer in answers]  # "a" alone is an article
     left = list(combinations(answers, len(answers) - 1))
     expected = sum(min(1, Counter(some)[f"x{said}"] / 3) for some in left) / len(left)
@@ -102,7 +102,7 @@ def test_few_annotators():
         vqa_accuracy("yes", [])
 
 
-def test_never_a_substring():
+def test_substring_is_not_a_match():
     assert vqa_accuracy("yes it is", ["yes"]) == 0.0
     assert vqa_accuracy("1", ["10"]) == 0.0
 
@@ -131,7 +131,7 @@ def exported(tmp_path_factory):
     return folders
 
 
-def test_both_exports_hold_the_same(exported):
+def test_vqa_and_jsonl_exports_agree(exported):
     folder = exported["vqa"]
     for split, subtype in (("train", "train2014"), ("validation", "val2014")):
         stem = folder / f"v2_OpenEnded_mscoco_{subtype}_questions.json"
@@ -175,7 +175,7 @@ def files(tmp_path):
     return write
 
 
-def test_ok_vqa_like_files(files):
+def test_ok_vqa_files(files):
     (row,) = read_vqa(*files())
     assert (row.id, row.question, row.answers) == ("70", "Is it red?", ("yes",))
     assert row.image.name == "000000000007.png"
@@ -201,12 +201,12 @@ SPOILT = [
 
 
 @pytest.mark.parametrize(("change", "message"), SPOILT)
-def test_spoilt_files(files, change, message):
+def test_invalid_vqa_files_are_refused(files, change, message):
     with pytest.raises(InputError, match=message):
         read_vqa(*files(change))
 
 
-def test_files_that_are_no_json(files, tmp_path):
+def test_files_that_are_not_json_are_refused(files, tmp_path):
     questions, annotations, images = files()
     text = questions.read_text()
     questions.write_text(text.replace('"question_id"', "question_id"))
@@ -245,7 +245,7 @@ GOOD = {"image": "a.png", "question": "Is it red?", "answers": ["yes"]}
         (json.dumps({**GOOD, "id": 1}), r"own\.jsonl:3: id: got '1', which line 1 has too"),
     ],
 )
-def test_spoilt_lines(tmp_path, line, message):
+def test_invalid_lines_are_refused(tmp_path, line, message):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     good = json.dumps(GOOD)
     (tmp_path / "own.jsonl").write_text(f"{good}\n\n{line}\n")
@@ -253,7 +253,7 @@ def test_spoilt_lines(tmp_path, line, message):
         read_vqa_lines(tmp_path / "own.jsonl")
 
 
-def test_good_lines(tmp_path):
+def test_valid_lines(tmp_path):
     (tmp_path / "pictures").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "pictures" / "a.png")
     (tmp_path / "own.jsonl").write_text(json.dumps(GOOD) + "\n\n")

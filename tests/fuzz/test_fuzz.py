@@ -50,7 +50,7 @@ def test_every_command_is_tried():
 
 
 @pytest.mark.parametrize("part", range(_PARTS))
-def test_no_mistake_ends_in_a_traceback(part, samples, enclosed, monkeypatch):
+def test_no_input_ends_in_a_traceback(part, samples, enclosed, monkeypatch):
     found = []
     for number in range(part, _CASES, _PARTS):
         folder = enclosed / f"{number}" / "a" / "b"  # a stray `..` or two stays inside

@@ -13,6 +13,7 @@ from eligo.errors import InputError
 from eligo.patches import RetrievalModel
 from eligo.patches.model.build import scene_tokenizer
 from eligo.pretrained.chat import ContextWatch, place_image, plain_text, spoken_ids, tokenize
+from eligo.pretrained.encoders import count_pieces
 from eligo.scenes.vlm.model import IMAGE, SPECIAL, VlmConfig, build_processor
 from eligo.tokens.data.examples import Collator, TokenExample
 from eligo.tokens.data.prompts import build_prompt
@@ -77,7 +78,7 @@ def test_captions_have_no_control_token():
     marks = {encoder.tokenizer.convert_tokens_to_ids(name) for name in ("[CLS]", "[SEP]", "[PAD]")}
     ids = encoder.tokenize(["a [SEP] red [PAD] ball [CLS]"])[0][0].tolist()
     assert not marks.intersection(ids[1:-1])
-    assert encoder.count_pieces(["a [SEP] red [PAD] ball [CLS]"]) == [len(ids)]
+    assert count_pieces(encoder.tokenizer, ["a [SEP] red [PAD] ball [CLS]"]) == [len(ids)]
 
 
 def test_data_files_of_llava(tmp_path):

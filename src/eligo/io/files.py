@@ -283,19 +283,15 @@ def write_errors(path: str | Path) -> Iterator[None]:
         yield
     except EligoError:
         raise  # it names the file already
-    except OSError as error:
-        raise _unwritable(path, error.strerror or error) from error
     except Exception as error:
-        if type(error).__name__ == "SafetensorError" or "embedded null" in str(error):
-            raise _unwritable(path, error) from error
-        raise
-
-
-def _unwritable(path: str | Path, why: Any) -> OutputError:
-    return OutputError(
-        f"{path}: cannot be written ({' '.join(str(why).split())}); choose a place where you may "
-        "write, with enough space"
-    )
+        is_safetensors = type(error).__name__ == "SafetensorError"
+        if not (isinstance(error, OSError) or is_safetensors or "embedded null" in str(error)):
+            raise
+        why = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise OutputError(
+            f"{path}: cannot be written ({why}); choose a place where you may write, with enough "
+            "space"
+        ) from error
 
 
 def _refuse_input(path: Path, target: Path) -> None:

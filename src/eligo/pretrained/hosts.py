@@ -12,27 +12,26 @@ from eligo.pretrained.load import find_host, load_part, load_stock
 _log = logging.getLogger("eligo")
 
 
-def load_host(
-    name: str, *, dtype: str = "auto", needs_images: bool = True, key: str = "host.model"
-) -> tuple[Any, Any]:
+def load_host(name: str, *, dtype: str = "auto", needs_images: bool = True) -> tuple[Any, Any]:
     """Load a frozen host in eval mode and its processor, from a folder, shipped name or the hub.
 
     Without `needs_images` a causal language model with its tokenizer is accepted as well.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    where = f"host.model: {name}"
     # The processor first: it fails at once, and the model may take minutes.
     processor = load_processor(name, needs_images=needs_images)
     takes_images = getattr(processor, "image_processor", None) is not None
     if needs_images and not takes_images:
         raise InputError(
-            f"{key}: {name} reads text only ({type(processor).__name__}), expected a "
+            f"{where} reads text only ({type(processor).__name__}), expected a "
             "vision-language model of transformers with its processor"
         )
     kind = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
     model = load_stock(kind, find_host(name), exact=False, dtype=dtype)
-    refuse_encoder(model.config, f"{key}: {name}")
-    check_tokenizer(processor, model, f"{key}: {name}", least=GENERATOR)
+    refuse_encoder(model.config, where)
+    check_tokenizer(processor, model, where, least=GENERATOR)
     return model.eval().requires_grad_(False), processor
 
 

@@ -41,7 +41,10 @@ def check_tokenizer(processor: Any, model: Any, where: str, *, least: float) -> 
     special = set(getattr(tokenizer, "all_special_tokens", ()))
     special |= set(getattr(tokenizer, "added_tokens_encoder", ()))
     ordinary = [number for word, number in vocabulary.items() if word not in special]
-    other, table = "its tokenizer is another model's: got", "the rows of the model's embedding table"
+    other, table = (
+        "its tokenizer is another model's: got",
+        "the rows of the model's embedding table",
+    )
     problem = ""
     if not ordinary:
         problem = "holds no tokenizer, every text would be unknown tokens"

@@ -118,12 +118,8 @@ def _from_hub(name: str, files: Sequence[str], names: list[str], ignore: Sequenc
     for file in files:
         if isinstance(found := try_to_load_from_cache(name, file), str):
             return Path(found).parent
-    raise _not_found(
-        name,
-        names,
-        "; the hub cannot be reached, and the cache has no copy: give a folder, or set HF_HOME to "
-        "the folder of the cache",
-    )
+    why = "the hub cannot be reached, and the cache (HF_HOME) has no copy: give a folder"
+    raise _not_found(name, names, f"; {why}")
 
 
 def _hub_answers() -> bool:
@@ -190,15 +186,9 @@ def load_stock(kind: Any, name: str | Path, *, exact: bool = True, **options: An
 
 
 def _read_model(kind: Any, folder: Path, exact: bool, **options: Any) -> Any:
-    model, info = _read(
-        kind,
-        folder,
-        weights_only=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # reported below, with the other misfits
-        **options,
-    )
-    shapes = [
+    options |= {"weights_only": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, info = _read(kind, folder, **options)
+    shapes = [  # `transformers` would leave these weights random
         f"{key}: {tuple(stored)} stored, {tuple(expected)} expected"
         for key, stored, expected in info["mismatched_keys"]
     ]
@@ -225,16 +215,10 @@ def misfits(
     broken: Iterable[str] = (),
 ) -> list[str]:
     """List the weights that do not fit, for `refuse_misfits`; the first few of each kind."""
-    kinds = {
-        "missing: ": missing,
-        "unexpected: ": unexpected,
-        "shape of ": shapes,
-        "type of ": types,
-        "not finite: ": broken,
-    }
+    starts = ("missing: ", "unexpected: ", "shape of ", "type of ", "not finite: ")
+    kinds = map(list, (missing, unexpected, shapes, types, broken))
     lines = []
-    for start, entries in kinds.items():
-        entries = list(entries)
+    for start, entries in zip(starts, kinds, strict=True):
         lines += [f"{start}{prefix}{entry}" for entry in entries[:_SHOWN]]
         if (left := len(entries) - _SHOWN) > 0:
             lines.append(f"... and {left} more like it")

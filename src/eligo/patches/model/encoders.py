@@ -180,7 +180,7 @@ class TextEncoder(nn.Module):
 
     def warn_truncated(self, texts: Sequence[str], *, dense: bool = False) -> None:
         """Log which texts are cut because they are too long for the model."""
-        counts, read = self.count_pieces(texts), self.longest(dense=dense)
+        counts, read = count_pieces(self.tokenizer, texts), self.longest(dense=dense)
         warn_truncated(texts, counts, read, what="dense caption" if dense else "text")
         self._counted.update(text for text, n in zip(texts, counts, strict=True) if n >= read)
 
@@ -188,18 +188,14 @@ class TextEncoder(nn.Module):
         """Word pieces that are read of a text, [CLS] and [SEP] included."""
         return self.max_dense_words if dense else self.max_words
 
-    def count_pieces(self, texts: Sequence[str]) -> list[int]:
-        """How many word pieces each text has as a whole, [CLS] and [SEP] included."""
-        return count_pieces(self.tokenizer, texts)
-
     def pieces(self, text: str) -> list[str]:
-        """The word pieces of a text, as the words of `forward` stand for them."""
+        """The word pieces of a text, one for each word of `forward`."""
         ids = self.tokenize([text])[0][0].tolist()
         return self.tokenizer.convert_ids_to_tokens(ids)
 
 
 def words_of(vectors: Float[Tensor, "texts words dim"], mask: Bool[Tensor, "texts words"]) -> Words:
-    """Words whose padding is zero; unlike `sides.read_words` it never looks at a value."""
+    """Words whose padding is zero; unlike `read_words` it never waits for the device."""
     return Words(vectors.masked_fill(~mask.unsqueeze(-1), 0.0), mask)
 
 

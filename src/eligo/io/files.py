@@ -230,11 +230,11 @@ def refuse_strange(path: Path, *, marker: str, holds: Sequence[str] | None = Non
                 f"{path} already holds something else (there is no {marker} in it); choose another "
                 "one"
             )
-        strangers = [] if holds is None else [f for f in _files_in(path) if not _matches(f, holds)]
-    if strangers:
+        others = [] if holds is None else [f for f in _files_in(path) if not _matches(f, holds)]
+    if others:
         raise InputError(
             f"{path} would be replaced, but also holds files that eligo did not write there "
-            f"({', '.join(map(str, strangers[:3]))}{', ...' if strangers[3:] else ''}); choose "
+            f"({', '.join(map(str, others[:3]))}{', ...' if others[3:] else ''}); choose "
             "another folder, or move them away"
         )
 

@@ -119,7 +119,7 @@ def problem(load: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_any_damage_is_one_line(name, tmp_path):
+def test_damaged_model_is_refused_in_one_line(name, tmp_path):
     kind, there = KINDS[name], tmp_path / "model"
     kind.save(there)
     for file in sorted(path for path in there.rglob("*") if path.is_file()):
@@ -148,7 +148,7 @@ def test_any_damage_is_one_line(name, tmp_path):
         ("selector", "selector.json", '"hidden_dim": 8', '"hidden_dim": 1000000'),
     ],
 )
-def test_sizes_that_the_weights_do_not_have_take_no_memory(name, file, was, becomes, tmp_path):
+def test_config_larger_than_the_weights_allocates_nothing(name, file, was, becomes, tmp_path):
     kind, there = KINDS[name], tmp_path / "model"
     kind.save(there)
     text = (there / file).read_text()

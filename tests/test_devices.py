@@ -5,7 +5,7 @@ from eligo.errors import InputError
 from eligo.pretrained.devices import resolve_device
 
 
-def test_what_there_is():
+def test_available_devices():
     assert resolve_device("cpu") == torch.device("cpu")
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -14,7 +14,7 @@ def test_what_there_is():
     ("name", "message"),
     [("foo", "expected auto, cpu or cuda"), ("cuda:99", "cannot be used here"), ("meta", "meta")],
 )
-def test_what_there_is_not(name, message):
+def test_unavailable_devices_are_refused(name, message):
     with pytest.raises(InputError, match=message) as told:
         resolve_device(name)
     assert "\n" not in str(told.value)

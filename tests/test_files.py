@@ -24,7 +24,7 @@ def test_text_is_written_with_its_folder(tmp_path):
     assert names(path.parent) == ["ä note.txt"]
 
 
-def test_nobody_sees_half_a_file(tmp_path):
+def test_file_is_never_seen_half_written(tmp_path):
     path = write_text(tmp_path / "note.txt", "old")
     with writing(path) as temporary:
         temporary.write_text("ne")
@@ -39,7 +39,7 @@ def test_nobody_sees_half_a_file(tmp_path):
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, ValueError])
 @pytest.mark.parametrize("before", [None, "old"])
-def test_an_exception_leaves_nothing(tmp_path, error, before):
+def test_exception_leaves_no_file(tmp_path, error, before):
     path = tmp_path / "note.txt"
     if before is not None:
         write_text(path, before)
@@ -55,13 +55,13 @@ def test_an_exception_leaves_nothing(tmp_path, error, before):
     assert before is None or path.read_text() == before
 
 
-def test_nothing_written_is_an_error(tmp_path):
+def test_writing_nothing_is_an_error(tmp_path):
     with pytest.raises(InputError, match="cannot be written"), writing(tmp_path / "note.txt"):
         pass
     assert names(tmp_path) == []
 
 
-def test_unwritable_places_are_named(tmp_path, monkeypatch):
+def test_unwritable_path_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "note.txt", tmp_path / "file" / "deep" / "note.txt"):
         with pytest.raises(InputError, match=r"note.txt: cannot be written .*where you may write"):
@@ -93,7 +93,7 @@ def note() -> None:
     write_text("file/note.txt", "text")
 
 
-def test_what_a_killed_process_left_is_cleared(tmp_path):
+def test_clear_unfinished_removes_temporary_files(tmp_path):
     kept = write_text(tmp_path / "deep" / "note.txt", "whole")
     hidden = write_text(tmp_path / ".hidden", "kept")
     writer = writing(kept)
@@ -106,7 +106,7 @@ def test_what_a_killed_process_left_is_cleared(tmp_path):
     assert hidden.exists()
 
 
-def test_a_folder_is_made_and_tried(tmp_path):
+def test_make_folder_checks_that_it_is_writable(tmp_path):
     made = make_folder(tmp_path / "a" / "b")
     assert made.is_dir()
     assert not list(made.iterdir())
@@ -115,7 +115,7 @@ def test_a_folder_is_made_and_tried(tmp_path):
         make_folder(tmp_path / "file" / "b")
 
 
-def test_texts_of_other_people(tmp_path: Path):
+def test_text_with_bom_and_windows_line_ends(tmp_path: Path):
     """A byte order mark, CRLF, blank lines, and separators that JSON may hold inside a text."""
     path = tmp_path / "ünï.jsonl"
     path.write_bytes("\ufeffone\r\n\r\ntwo\u2028still two\u0085\n \nlast".encode())

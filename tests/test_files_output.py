@@ -82,7 +82,7 @@ def test_a_link_stays_and_its_target_is_written(tmp_path):
     assert names(tmp_path / "real") == ["note.txt"]
 
 
-def test_a_link_to_nothing_makes_its_target(tmp_path):
+def test_broken_link_creates_its_target(tmp_path):
     link = tmp_path / "link"
     link.symlink_to("missing.txt")
     write_text(link, "text")
@@ -219,7 +219,7 @@ def test_a_link_to_a_folder_stays(tmp_path):
     assert names(tmp_path) == ["disk", "link"]
 
 
-def test_the_folder_one_stands_in(tmp_path, monkeypatch):
+def test_working_directory_as_output(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_text("mine.txt", "mine")
     with pytest.raises(InputError, match="holds something else"):
@@ -227,7 +227,7 @@ def test_the_folder_one_stands_in(tmp_path, monkeypatch):
     assert names(tmp_path) == ["mine.txt"]
 
 
-def test_a_folder_that_cannot_be_put_in_place_leaves_the_older_one(tmp_path, monkeypatch):
+def test_failed_replacement_keeps_the_older_folder(tmp_path, monkeypatch):
     path = tmp_path / "model"
     model(path, "old")
     rename, calls = Path.rename, []
@@ -245,7 +245,7 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_older_one(tmp_path, mon
     assert names(tmp_path) == ["model"]
 
 
-def test_a_kill_between_two_renames_is_undone(tmp_path):
+def test_clear_unfinished_restores_a_half_replaced_folder(tmp_path):
     model(tmp_path / "model", "old")
     hidden = tmp_path / ".eligo-0123456789ab.old"
     hidden.mkdir()
@@ -255,7 +255,7 @@ def test_a_kill_between_two_renames_is_undone(tmp_path):
     assert (tmp_path / "model" / "config.yaml").read_text() == "old"
 
 
-def test_only_what_eligo_left_is_cleared(tmp_path):
+def test_clear_unfinished_keeps_other_files(tmp_path):
     outside = write_text(tmp_path / "outside" / "mine.txt", "mine")
     run = tmp_path / "run"
     for mine in (".cache.tmp", ".editor/file.tmp", "deep/.#note.tmp"):
@@ -284,7 +284,7 @@ def test_removing_a_link_leaves_what_it_points_to(tmp_path):
     assert mine.exists()
 
 
-def test_a_link_is_replaced_and_nothing_else_is(tmp_path):
+def test_replace_link_replaces_only_links(tmp_path):
     replace_link(tmp_path / "best", Path("a"))
     replace_link(tmp_path / "best", Path("b"))
     assert (tmp_path / "best").readlink() == Path("b")
@@ -294,7 +294,7 @@ def test_a_link_is_replaced_and_nothing_else_is(tmp_path):
     assert names(tmp_path) == ["best", "mine"]
 
 
-def test_what_is_no_folder_is_no_place_for_one(tmp_path):
+def test_file_in_place_of_a_folder_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     write_text(tmp_path / "file", "")
     for name in ("pipe", "file"):
@@ -311,7 +311,7 @@ def test_what_is_no_folder_is_no_place_for_one(tmp_path):
 # ---------------------------------------------------------------- full disks
 
 
-def test_a_full_disk_is_one_line_and_leaves_the_older_file(tmp_path):
+def test_full_disk_is_reported_and_keeps_the_older_file(tmp_path):
     numbers = {"a": torch.arange(50_000)}
     save_tensors(tmp_path / "tensors", numbers)
     write_text(tmp_path / "text", "old")
@@ -335,7 +335,7 @@ def save_pretrained_like(path: Path) -> None:
         save_file({"a": torch.zeros(50_000)}, made / "model.safetensors")
 
 
-def test_a_full_disk_while_a_file_grows(tmp_path):
+def test_full_disk_while_appending(tmp_path):
     lines = GrowingFile(tmp_path / "lines")
     lines.write(b"first\n")
     with largest_file(10), pytest.raises(OutputError, match="lines: cannot be written"):
@@ -344,7 +344,7 @@ def test_a_full_disk_while_a_file_grows(tmp_path):
     assert (tmp_path / "lines").read_text().startswith("first\n")
 
 
-def test_a_name_that_the_system_cannot_take(tmp_path):
+def test_invalid_path_is_reported(tmp_path):
     for name in ("x" * 300, "a\0b"):
         with pytest.raises(InputError, match="cannot be written"):
             write_text(tmp_path / name, "text")
@@ -360,13 +360,13 @@ def test_a_name_that_the_system_cannot_take(tmp_path):
     ["", ".", "..", "../x", "a/b", "/a", "a\\b", "..\\x", "a\0b", "a\nb", "\x1b[31m", ".x",
      "x" * 201, "ä" * 101, "\ud800", "\u2028"],
 )  # fmt: skip
-def test_names_that_leave_their_folder(name):
+def test_checked_name_refuses_unsafe_names(name):
     with pytest.raises(ValueError, match="expected"):
         checked_name(name)
 
 
 @pytest.mark.parametrize("name", ["run", "run 2", "lr=0.1,b", "größe", "a..b", "-x", "x" * 200])
-def test_names_that_stay(name):
+def test_checked_name_accepts_safe_names(name):
     assert checked_name(name) == name
 
 
@@ -411,7 +411,7 @@ def test_out_is_refused_before_the_work(tmp_path, monkeypatch, capsys):
     monkeypatch.undo()
 
 
-def test_every_command_s_out_is_a_file_or_a_folder():
+def test_commands_that_write_one_file():
     """Those that write one file say so by its type; `call` checks them by it."""
     from typing import get_args, get_type_hints
 
@@ -421,8 +421,8 @@ def test_every_command_s_out_is_a_file_or_a_folder():
         if hint is not None and (hint == OutFile or OutFile in get_args(hint)):
             told_as_file.add(name)
     assert told_as_file == {
-        "shots evaluate", "explore", "patches evaluate", "pixels evaluate", "scenes evaluate-vlm",
-        "tokens bench", "tokens evaluate",
+        "shots evaluate", "explore", "patches evaluate", "pixels evaluate", "tokens bench",
+        "tokens evaluate",
     }  # fmt: skip
     assert OutFile == Annotated[Path, "file"]
 
@@ -430,12 +430,12 @@ def test_every_command_s_out_is_a_file_or_a_folder():
 # ---------------------------------------------------------------- all output goes through files.py
 
 
-_MODULES = {"files.py", "file_system.py", "locks.py"}
+_MODULES = {"io/files.py", "io/locks.py"}
 _ALLOWED = {
-    ("tensors.py", "save_file"),
+    ("io/tensors.py", "save_file"),
     ("cli/__init__.py", "os.open"),  # a closed pipe on stdout
-    ("reading.py", "os.open"),  # for reading, without waiting for a pipe
-    ("shots/pipeline/folder.py", "write_text"),  # into what `writing` gave
+    ("io/reading.py", "os.open"),  # for reading, without waiting for a pipe
+    ("shots/inference/folder.py", "write_text"),  # into what `writing` gave
 }
 _METHODS = {
     "write_text", "write_bytes", "mkdir", "rmdir", "unlink", "rename", "symlink_to", "hardlink_to",
@@ -481,7 +481,7 @@ def test_no_other_module_writes_files():
     assert found <= _ALLOWED, found - _ALLOWED
 
 
-def test_writing_still_hands_out_a_path_with_the_same_ending(tmp_path):
+def test_temporary_path_has_the_same_name(tmp_path):
     """Libraries look at it."""
     with writing(tmp_path / "module.pt2") as temporary:
         assert temporary.name == "module.pt2"

@@ -145,7 +145,7 @@ def test_code_of_a_folder_never_runs(name, file, tmp_path, monkeypatch):
     assert not marker.exists()
 
 
-def test_pickled_weights_run_nothing(tmp_path):
+def test_pickled_weights_run_no_code(tmp_path):
     save_host(tmp_path)
     marker = tmp_path / "it ran"
     tensors = load_file(tmp_path / WEIGHTS)
@@ -163,7 +163,7 @@ def test_pickled_weights_run_nothing(tmp_path):
     assert not marker.exists()
 
 
-def test_attention_of_the_hub_is_not_fetched(tmp_path):
+def test_attention_kernels_are_not_fetched_from_the_hub(tmp_path):
     save_host(tmp_path)
     change(tmp_path / "config.json", attn_implementation="somebody/kernels")
     assert "never runs" in refusal(load_vlm, tmp_path)
@@ -192,7 +192,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
-def test_configs_that_lie(changes, tmp_path):
+def test_configs_with_impossible_sizes_are_refused(changes, tmp_path):
     save_host(tmp_path)
     change(tmp_path / "config.json", **changes)
     refusal(LOADERS["shots"][1], tmp_path)
@@ -215,7 +215,7 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
         ("pixels", lambda tensor: None, "missing"),
     ],
 )
-def test_weights_that_are_none(name, harm, told, tmp_path):
+def test_invalid_weight_files_are_refused(name, harm, told, tmp_path):
     save, load = LOADERS[name]
     save(tmp_path)
     tensors = load_file(tmp_path / WEIGHTS)
@@ -244,7 +244,7 @@ def test_shards_outside_the_folder_and_missing_ones(tmp_path):
 @pytest.mark.parametrize(
     "header", [(2**60).to_bytes(8, "little"), (90_000_000).to_bytes(8, "little"), b"\x02"]
 )
-def test_headers_of_any_length(header, tmp_path):
+def test_invalid_headers_are_refused(header, tmp_path):
     save_host(tmp_path)
     (tmp_path / WEIGHTS).write_bytes(header + b"{}")
     assert WEIGHTS in refusal(load_vlm, tmp_path)
@@ -309,7 +309,7 @@ MESSAGES = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "te
 
 @pytest.mark.parametrize(("template", "told"), TEMPLATES.values(), ids=TEMPLATES)
 def test_templates_that_fail_or_never_end(template, told, monkeypatch):
-    monkeypatch.setattr("eligo.pretrained.chat._MOST_STEPS", 20_000)
+    monkeypatch.setattr("eligo.pretrained.chat._MAX_STEPS", 20_000)
     processor = build_processor(SMALL)
     processor.chat_template = template
     with pytest.raises(InputError, match="chat template") as caught:
@@ -334,7 +334,7 @@ def test_templates_that_would_fill_the_memory(template):
         render_chat(processor, MESSAGES)
 
 
-def test_a_template_writes_what_transformers_writes():
+def test_render_chat_agrees_with_transformers():
     processor = build_processor(SMALL)
     stock = processor.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
     assert render_chat(processor, MESSAGES, add_generation_prompt=True) == stock
@@ -352,7 +352,7 @@ def offline(monkeypatch, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("name", [name for name in LOADERS if name != "scenes"])
-def test_without_the_hub_a_name_is_one_line(name, offline):
+def test_hub_name_without_the_hub_is_refused_in_one_line(name, offline):
     with pytest.raises(InputError) as caught:
         LOADERS[name][1]("somebody/something")
     told = str(caught.value)
@@ -363,7 +363,7 @@ def test_without_the_hub_a_name_is_one_line(name, offline):
 
 
 @pytest.mark.parametrize("name", [name for name in LOADERS if name != "scenes"])
-def test_without_the_hub_a_kept_copy_is_read(name, offline):
+def test_cached_copy_is_used_without_the_hub(name, offline):
     save, load = LOADERS[name]
     copy = offline / "models--somebody--something"
     save(copy / "snapshots" / "abc")
@@ -372,7 +372,7 @@ def test_without_the_hub_a_kept_copy_is_read(name, offline):
     load("somebody/something")
 
 
-def test_nobody_waits_for_a_hub_that_is_silent(monkeypatch):
+def test_silent_hub_counts_as_unreachable(monkeypatch):
     class Silent:
         def head(self, *_: Any, **__: Any) -> None:
             raise OSError("no route")
@@ -387,10 +387,12 @@ def test_nobody_waits_for_a_hub_that_is_silent(monkeypatch):
         ["tokens", "plan", "--model", "a/b"],
         ["tokens", "evaluate", "a/b"],
         ["patches", "index", "--scenes", "2", "--out", "index", "--model", "a/b"],
-        ["pixels", "bench", "--model", "a/b"],
+        ["pixels", "predict", "--image", "a.png", "--out", "out", "--model", "a/b"],
     ],
 )
-def test_commands_say_it_in_one_line(command, offline, capsys, tmp_path, monkeypatch):
+def test_commands_report_an_unreachable_hub_in_one_line(
+    command, offline, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert main(command) == 2
     told = capsys.readouterr().err
@@ -398,7 +400,7 @@ def test_commands_say_it_in_one_line(command, offline, capsys, tmp_path, monkeyp
     assert len(told.splitlines()) == 1
 
 
-def test_a_package_that_is_missing_is_named():
+def test_missing_package_is_named():
     extra = r"x: needs torchvision.*eligo\[hosts\]"
     with pytest.raises(MissingExtraError, match=extra), reading("x", "a host"):
         raise ImportError("Own requires the Torchvision library but it was not found\nin it.")
@@ -407,7 +409,7 @@ def test_a_package_that_is_missing_is_named():
         raise ImportError("`pip install bitsandbytes`")
 
 
-def test_mistakes_of_our_own_keep_their_traceback():
+def test_other_errors_pass_through_reading():
     with pytest.raises(EligoError), reading("x", "a host"):
         raise EligoError("as it is")
     with pytest.raises(KeyboardInterrupt), reading("x", "a host"):

@@ -78,13 +78,13 @@ def test_special_tokens_may_lie_outside_the_table():
     check_tokenizer(made, bert(13), "FOLDER", least=ENCODER)
 
 
-def test_words_that_are_all_unknown_are_remarked(caplog):
+def test_mostly_unknown_words_are_logged(caplog):
     with caplog.at_level(logging.WARNING, "eligo"):
         check_tokenizer(tokenizer([f"w{n}" for n in range(11)]), bert(13), "FOLDER", least=ENCODER)
     assert "FOLDER: its tokenizer reads 100%" in caplog.text
 
 
-def test_what_has_no_words_is_not_checked():
+def test_models_without_word_embeddings_are_not_checked():
     check_tokenizer(tokenizer(WORDS), torch.nn.Linear(2, 2), "FOLDER", least=ENCODER)
 
 
@@ -111,7 +111,7 @@ def test_weights_in_other_precisions_are_the_same():
     assert not same_weights(llama(seed=1), stored)
 
 
-def test_weights_that_were_trained_on_are_others():
+def test_further_training_changes_the_sampled_weights():
     stored, other = sampled_weights(llama()), llama()
     with torch.no_grad():
         for parameter in other.parameters():

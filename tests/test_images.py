@@ -16,14 +16,14 @@ from eligo.images import (
     open_image,
     printable_name,
     read_stored,
-    remark_shared,
     shrinking,
     turned,
     upright_rgb,
+    warn_shared_images,
 )
 
 
-def test_a_photo_held_sideways_is_turned(tmp_path):
+def test_exif_orientation_is_applied(tmp_path):
     upright = Image.new("RGB", (20, 40), "blue")
     upright.paste("red", (0, 0, 20, 10))  # the sky
     exif = Image.Exif()
@@ -35,12 +35,12 @@ def test_a_photo_held_sideways_is_turned(tmp_path):
     assert read_stored(tmp_path / "photo.png").size == (40, 20)
 
 
-def test_16_bits_of_grey_become_8(tmp_path):
+def test_16_bit_grey_is_scaled_to_8_bits(tmp_path):
     Image.new("I;16", (3, 2), 0x4080).save(tmp_path / "grey.png")
     assert open_image(tmp_path / "grey.png").getpixel((2, 1)) == (0x40, 0x40, 0x40)
 
 
-def test_stored_numbers_stay(tmp_path):
+def test_read_stored_keeps_values(tmp_path):
     depth = Image.new("I;16", (3, 2), 1234)
     depth.save(tmp_path / "depth.png")
     assert read_stored(tmp_path / "depth.png").getpixel((2, 1)) == 1234
@@ -50,14 +50,14 @@ def test_stored_numbers_stay(tmp_path):
     ("content", "says"),
     [(None, "there is no such image"), (b"no image", "cannot be read"), (b"", "cannot be read")],
 )
-def test_what_cannot_be_opened_is_named(tmp_path, content, says):
+def test_unreadable_file_is_named(tmp_path, content, says):
     if content is not None:
         (tmp_path / "a.png").write_bytes(content)
     with pytest.raises(InputError, match=rf"a\.png: {says}"):
         open_image(tmp_path / "a.png")
 
 
-def test_what_is_no_image_hears_what_is_one(tmp_path):
+def test_error_says_which_formats_are_expected(tmp_path):
     (tmp_path / "note.txt").write_text("no image")
     (tmp_path / "folder.png").mkdir()
     expected = r"; expected a whole image file, such as JPEG, PNG or WebP$"
@@ -69,14 +69,14 @@ def test_what_is_no_image_hears_what_is_one(tmp_path):
         assert "Errno" not in str(error.value)
 
 
-def test_half_a_file(tmp_path):
+def test_truncated_file_is_refused(tmp_path):
     Image.effect_noise((64, 64), 50).save(tmp_path / "whole.jpg")
     (tmp_path / "a.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:500])
     with pytest.raises(InputError, match=r"a\.jpg: cannot be read"):
         open_image(tmp_path / "a.jpg")
 
 
-def test_broken_exif_does_not_spoil_a_picture(tmp_path):
+def test_broken_exif_is_ignored(tmp_path):
     path = tmp_path / "a.png"
     Image.new("RGB", (8, 6), "red").save(path, exif=b"Exif\x00\x00XX*\x00\x08\x00\x00\x00")
     with pytest.raises(SyntaxError, match="not a TIFF file"):
@@ -86,7 +86,7 @@ def test_broken_exif_does_not_spoil_a_picture(tmp_path):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_numbers_are_turned_as_pictures_are(tmp_path, orientation: int):
+def test_turned_agrees_with_upright_rgb(tmp_path, orientation: int):
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
@@ -120,7 +120,7 @@ def test_only_large_images_are_made_smaller(size, side, factor):
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.bmp"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_a_large_image_looks_the_same_when_it_is_smaller(tmp_path, name: str, mode: str):
+def test_reduced_image_looks_like_the_original(tmp_path, name: str, mode: str):
     picture = Image.linear_gradient("L").resize((1024, 768)).convert(mode)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -132,7 +132,7 @@ def test_a_large_image_looks_the_same_when_it_is_smaller(tmp_path, name: str, mo
     assert abs(difference - np.array(small)).max() <= 3
 
 
-def test_images_of_any_kind(tmp_path):
+def test_every_mode_and_format_opens_as_rgb(tmp_path):
     grey = Image.linear_gradient("L")
     colour = Image.merge("RGB", (grey, grey.rotate(90), grey.rotate(180)))
     see_through = colour.quantize(8)
@@ -159,7 +159,7 @@ def test_images_of_any_kind(tmp_path):
             assert (opened.mode, opened.size) == ("RGB", stored.size)
 
 
-def test_an_image_beyond_the_limit_is_refused(tmp_path, monkeypatch):
+def test_image_above_the_pixel_limit_is_refused(tmp_path, monkeypatch):
     Image.new("L", (40, 40)).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     assert open_image(tmp_path / "a.png").size == (40, 40)  # and no warning
@@ -168,7 +168,7 @@ def test_an_image_beyond_the_limit_is_refused(tmp_path, monkeypatch):
         open_image(tmp_path / "a.png")
 
 
-def test_names_that_are_no_text_can_be_printed(tmp_path):
+def test_printable_name(tmp_path):
     path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n.png")
     with pytest.raises(InputError) as error:
         open_image(path)
@@ -176,28 +176,29 @@ def test_names_that_are_no_text_can_be_printed(tmp_path):
     assert printable_name("写真 🐈.png") == "写真 🐈.png"
 
 
-def test_images_of_two_splits(tmp_path, caplog):
+def test_images_shared_by_two_splits_are_logged(tmp_path, caplog):
     paths = [tmp_path / f"{name}.png" for name in "abcd"]
     for number, path in enumerate(paths):
         Image.new("RGB", (9, 9), (number, 0, 0)).save(path)
     (tmp_path / "sub").mkdir()
     copy = tmp_path / "sub" / "copy.png"
     copy.write_bytes(paths[0].read_bytes())
-    remark_shared(paths[:2], [paths[2], tmp_path / "missing.png"])
+    warn_shared_images(paths[:2], [paths[2], tmp_path / "missing.png"])
     assert not caplog.records
-    remark_shared(paths[:2], [tmp_path / "sub" / ".." / "b.png", paths[3], copy])
+    warn_shared_images(paths[:2], [tmp_path / "sub" / ".." / "b.png", paths[3], copy])
     (told,) = (record.getMessage() for record in caplog.records)
     assert told.startswith("2 of 3 validation images are also training images")
     assert f"{tmp_path}/b.png" in told.replace("sub/../", "")
 
 
-def test_any_kind_of_image_is_the_same_image(tmp_path):
+def test_as_image_accepts_paths_pil_arrays_and_tensors(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)
     kinds = [
         tmp_path / "a.png", str(tmp_path / "a.png"), Image.fromarray(pixels),
-        pixels, pixels / 255, tensor, tensor.float() / 255, (tensor.double() / 255).requires_grad_(),
+        pixels, pixels / 255, tensor, tensor.float() / 255,
+        (tensor.double() / 255).requires_grad_(),
     ]  # fmt: skip
     for kind in kinds:
         assert np.array_equal(np.asarray(as_image(kind)), pixels), type(kind)
@@ -216,6 +217,6 @@ def test_any_kind_of_image_is_the_same_image(tmp_path):
         (np.zeros((5, 7, 3), np.int64), "got int64"),
     ],
 )
-def test_images_in_memory_of_another_kind(source, message):
+def test_as_image_refuses_other_types_shapes_and_values(source, message):
     with pytest.raises(InputError, match=re.escape(message)):
         as_image(source)

@@ -54,7 +54,7 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
 
 
 @pytest.mark.parametrize("more", [(), ("forks",)])
-def test_a_killed_process_holds_nothing(tmp_path, more):
+def test_killed_process_releases_its_lock(tmp_path, more):
     """Nor does a process that it had forked, and that outlives it."""
     with holder(tmp_path / "run", *more) as first:
         first.kill()
@@ -84,7 +84,7 @@ def test_threads_exclude_one_another(tmp_path):
     assert len(refused) == 1
 
 
-def test_a_link_is_no_way_around_it(tmp_path):
+def test_link_to_a_locked_folder_is_locked(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to("run")
     with (
@@ -95,7 +95,7 @@ def test_a_link_is_no_way_around_it(tmp_path):
         pass
 
 
-def test_nothing_is_left_behind(tmp_path):
+def test_lock_file_and_empty_folder_are_removed(tmp_path):
     with one_writer(tmp_path / "a" / "b"):
         refuse_strange(tmp_path / "a" / "b", marker="m")  # the lock is nothing strange
     assert not (tmp_path / "a").exists()
@@ -114,7 +114,7 @@ def test_nothing_is_left_behind(tmp_path):
     assert (tmp_path / "empty").is_dir()  # it was there before
 
 
-def test_a_place_that_cannot_be(tmp_path):
+def test_unwritable_folder_is_refused(tmp_path):
     write_text(tmp_path / "file", "")
     with pytest.raises(OutputError, match="cannot be written"), one_writer(tmp_path / "file"):
         pass
@@ -148,7 +148,7 @@ while held < 40:
     assert [worker.wait(timeout=120) for worker in workers] == [0, 0, 0]
 
 
-def test_one_may_wait_for_a_lock(tmp_path):
+def test_wait_for_a_lock(tmp_path):
     first = FileLock.wait_for(tmp_path / "locks" / "study")
     assert FileLock.acquire(tmp_path / "locks" / "study") is None
     threading.Timer(0.05, first.release).start()

@@ -18,7 +18,7 @@ from eligo.pixels.inference.segmenter import Segmenter, plain_config, text_encod
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.pretrained import load as pretrained
-from eligo.pretrained.load import find_model, load_stock, shipped_model, shipped_models
+from eligo.pretrained.load import find_host, find_model, load_stock, shipped_model, shipped_models
 from eligo.shots import PointerSelectorV2, PointerSelectorV2Config, build_model_v2
 from eligo.shots.hosts.config import ShotsHostConfig
 from eligo.shots.hosts.load import load_reader
@@ -123,7 +123,7 @@ def test_found_by_folder_by_shipped_name_and_on_the_hub(name, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_half_the_bytes_and_float32_again(name, tmp_path):
+def test_half_precision_files_load_as_float32(name, tmp_path):
     made = TRAINED[name].make()
     made.save_pretrained(tmp_path / "whole")
     made.save_pretrained(tmp_path / "half", dtype=torch.float16)
@@ -160,7 +160,7 @@ def test_weights_that_do_not_fit_are_listed(name, file, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "file"), WEIGHTS)
-def test_half_a_file_is_no_file(name, file, tmp_path):
+def test_truncated_weights_are_refused(name, file, tmp_path):
     made = TRAINED[name].make()
     made.save_pretrained(tmp_path)
     whole = (tmp_path / file).read_bytes()
@@ -170,7 +170,7 @@ def test_half_a_file_is_no_file(name, file, tmp_path):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_name_of_nothing(name, tmp_path, monkeypatch):
+def test_unknown_name_is_refused(name, tmp_path, monkeypatch):
     def refuse(repository: str, **_: Any) -> str:
         raise OSError(f"no model at\n{repository}")
 
@@ -208,20 +208,20 @@ def test_a_host_by_its_shipped_name(name, load):
         ("no/such/folder", "no/such/folder: there is no such folder"),
     ],
 )
-def test_a_host_that_cannot_be_is_an_error_at_once(name, told, load, monkeypatch):
+def test_unknown_host_is_refused(name, told, load, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match=told):
         load(name)
 
 
 @pytest.mark.parametrize("load", HOSTS.values(), ids=HOSTS)
-def test_a_host_of_the_hub_is_looked_for_there(load, monkeypatch):
+def test_hub_name_of_a_host_without_the_hub(load, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match=r"nobody/x.*OWNER/NAME on the hub; the hub cannot be"):
         load("nobody/x")
 
 
-def test_a_table_of_words_travels_with_its_weights(tmp_path):
+def test_table_encoder_is_saved_with_the_model(tmp_path):
     table = tmp_path / "vectors.safetensors"
     save_file({"ball": torch.randn(8), "ring": torch.randn(8)}, table)
     made = segmenter(**{"text.encoder": {"kind": "table", "file": str(table)}, "text_dim": 8})
@@ -264,7 +264,14 @@ def test_shipped_names(tmp_path, monkeypatch):
         Plan.from_pretrained("patches_")
 
 
-def test_only_models_of_the_kind_are_proposed(tmp_path, monkeypatch):
+def test_renamed_models_are_named():
+    with pytest.raises(InputError, match="it is now called shots_v1"):
+        shipped_model("demos_v1", made_by="eligo x")
+    with pytest.raises(InputError, match="it is now called shots_learner"):
+        find_host("demos_learner")
+
+
+def test_only_models_of_the_same_kind_are_proposed(tmp_path, monkeypatch):
     """Whatever a family is asked for, it names its own models only."""
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
     for name, kind in TRAINED.items():
@@ -288,7 +295,7 @@ def test_a_plan_by_its_shipped_name(tmp_path, monkeypatch):
     assert Plan.from_pretrained("tokens_four") == Plan.load("tokens_four") == saved
 
 
-def test_stock_models_may_have_heads_that_nobody_wants(tmp_path):
+def test_unused_heads_are_allowed_unless_exact(tmp_path):
     from transformers import AutoModel, ViTConfig, ViTForImageClassification, ViTModel
 
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -312,7 +319,7 @@ def fail_to_write(folder, error: type[BaseException]) -> None:
         raise error
 
 
-def test_a_folder_is_whole_or_as_it_was(tmp_path):
+def test_failed_write_keeps_the_older_folder(tmp_path):
     folder = tmp_path / "ä model"
     with writing_folder(folder, marker="config.yaml") as made:
         (made / "config.yaml").write_text("old")
@@ -328,7 +335,7 @@ def test_a_folder_is_whole_or_as_it_was(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
-def test_what_is_no_model_is_not_replaced(tmp_path):
+def test_other_folders_are_not_replaced(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").touch()
     (tmp_path / "file").touch()

@@ -2,14 +2,16 @@
 
 import json
 import os
+import re
 
 import pytest
 
 from eligo.errors import InputError
-from eligo.io.reading import json_lines, parse_json, read_json, read_text, reading, regular_file
+from eligo.io.json_lines import JsonRow, TextOrNumber, Words, read_json_lines
+from eligo.io.reading import json_lines, parse_json, read_json, read_text, reading
 
 
-def test_only_plain_files_are_opened(tmp_path):
+def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name, expected in (
@@ -21,9 +23,8 @@ def test_only_plain_files_are_opened(tmp_path):
         ("a\0b", "cannot be opened"),
         ("\ud800", "cannot be opened"),
     ):
-        for read in (read_text, regular_file):
-            with pytest.raises(InputError, match=expected):
-                read(f"{tmp_path}/{name}")
+        with pytest.raises(InputError, match=expected):
+            read_text(f"{tmp_path}/{name}")
 
 
 def test_text_errors_name_the_line(tmp_path):
@@ -52,7 +53,7 @@ def test_text_errors_name_the_line(tmp_path):
         ("", r"a\.json:1:1: not valid JSON"),
     ],
 )
-def test_bad_json(tmp_path, text, expected):
+def test_invalid_json_is_refused(tmp_path, text, expected):
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(InputError, match=expected) as caught:
@@ -60,7 +61,7 @@ def test_bad_json(tmp_path, text, expected):
     assert "\n" not in str(caught.value)
 
 
-def test_good_json(tmp_path):
+def test_valid_json(tmp_path):
     assert parse_json("[" * 100 + "]" * 100, "a")
     assert parse_json('"\\ud83d\\ude00"', "a") == "\U0001f600"
     assert parse_json('{"a": 1, "a": 2}', "a") == {"a": 2}
@@ -80,8 +81,42 @@ def test_lines_are_objects(tmp_path):
         list(json_lines(path))
 
 
+class Row(JsonRow):
+    id: TextOrNumber | None = None
+    text: Words
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": 3}', "a.jsonl:2: text: missing; got only id"),
+        ("{}", "a.jsonl:2: text: missing; got only an empty object"),
+        ('{"text": 3}', "a.jsonl:2: text: got 3, expected text"),
+        ('{"text": " "}', "a.jsonl:2: text: got ' ', expected at least one word"),
+        ('{"text": "a", "id": true}', "a.jsonl:2: id: got True, expected text"),
+        ('{"text": "a", "id": 7}', "a.jsonl:2: id: got '7', which line 1 has too; expected every"),
+        ("[2]", "a.jsonl:2: got '[2]', expected a JSON object"),
+    ],
+)
+def test_invalid_rows_are_named_by_line_and_field(tmp_path, line, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"id": 7, "text": "a", "more": [1]}}\n{line}\n')
+    with pytest.raises(InputError, match=re.escape(message)):
+        list(read_json_lines(path, Row, unique="id"))
+
+
+def test_valid_rows(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": 7, "text": "a"}\n\n{"text": "b"}\n')
+    rows = list(read_json_lines(path, Row, unique="id"))
+    assert rows == [(1, Row(id="7", text="a")), (3, Row(text="b"))]
+    path.write_text('{"id": "2", "text": "a"}\n{"text": "b"}\n')
+    with pytest.raises(InputError, match="2: id: got '2'"):  # a row without an id: its line number
+        list(read_json_lines(path, Row, unique="id"))
+
+
 @pytest.mark.parametrize("document", [None, 3, [], {}, {"step": "x"}, {"step": [1]}, {"step": {}}])
-def test_a_damaged_document_is_named(document):
+def test_errors_inside_reading_name_the_file(document):
     with (
         pytest.raises(InputError, match=r"^state\.json: cannot be read \(.*\); expected a step$"),
         reading("state.json", "a step"),
@@ -89,7 +124,7 @@ def test_a_damaged_document_is_named(document):
         int(document["step"])
 
 
-def test_errors_of_ours_stay_as_they_are():
+def test_input_errors_pass_through_reading():
     with pytest.raises(InputError, match=r"^a\.json: step: got 3$"), reading("a.json", "x"):
         raise InputError("a.json: step: got 3")
     with pytest.raises(InputError, match=r"^a\.json: got 3$"), reading("a.json", "x"):

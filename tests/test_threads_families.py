@@ -50,7 +50,7 @@ def test_texts_of_one_retrieval_model() -> None:
 
     try:
         alone = [work(number) for number in range(120)]
-        model.text_encoder._told.clear()
+        model.text_encoder._counted.clear()
         found = in_threads(work, len(alone))
     finally:
         logging.getLogger("eligo").setLevel(logging.NOTSET)

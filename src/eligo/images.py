@@ -1,8 +1,8 @@
-"""Image files, opened in one way everywhere: upright, in RGB, in bounded memory, or a named error.
+"""Images, opened in one way everywhere: upright, in RGB, in bounded memory; errors name the file.
 
-A picture much larger than what a model looks at is made smaller while it is opened: a JPEG decodes
-to a fraction at once, others are averaged over blocks of whole pixels. What is near the size that
-a model looks at is never touched. Pillow's own limit (about 178 megapixels) holds for all files.
+An image much larger than a model's input is made smaller while it is opened: a JPEG is decoded at a
+fraction of its size, others are averaged over blocks of pixels. An image near the input size is not
+changed. Pillow's own limit (about 178 megapixels) holds for all files.
 """
 
 import logging
@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from eligo.errors import InputError
-from eligo.pretrained.shared_state import warnings_lock
+from eligo.io.locks import warnings_lock
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 MOST_PIXELS = 2**24
-"""Of an opened image; what is larger is made smaller. No host looks at more."""
+"""Largest area of an opened image; larger images are made smaller."""
 _EXPECTED = "expected a whole image file, such as JPEG, PNG or WebP"
 _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS = {
@@ -43,21 +43,21 @@ _TURNS = {
 }
 SIDEWAYS = (5, 6, 7, 8)
 """Orientations that swap height and width."""
-# Processors that bring every image to one size; others may look at all of a large one.
+# Processors that scale every image to one size; others may cut a large image into tiles.
 _ONE_SIZE = ("CLIPProcessor", "LlavaProcessor", "PaliGemmaProcessor", "SiglipProcessor")
-_END = 4096  # bytes of either end of a file that tell it from another one of its size
+_END = 4096  # bytes compared at either end of a file
 _log = logging.getLogger("eligo")
 
 
 def image_files(folder: Path) -> Iterator[Path]:
-    """Files below a folder that end as images do, in no order."""
+    """Image files below a folder, by their suffix, in no order."""
     for path in folder.rglob("*"):
         if path.suffix.lower() in SUFFIXES and os.path.isfile(path):  # noqa: PTH113 (never raises)
             yield path
 
 
 def open_image(path: str | Path, side: int | None = None) -> Image.Image:
-    """An image file in RGB, upright, of at most `MOST_PIXELS`.
+    """Open an image file as an upright RGB image of at most `MOST_PIXELS`.
 
     `side`: pixels a side that the caller scales it to. An image whose shorter side is at least
     four times that is made smaller by a whole factor, to at least twice that.
@@ -113,9 +113,9 @@ def _as_bytes(source: Any) -> np.ndarray:
 
 
 def upright_size(path: str | Path) -> tuple[int, int]:
-    """Width and height of an image file, upright, as it is stored; the same error if it is broken.
+    """Width and height of the upright image in a file, which is decoded to find any damage.
 
-    Decodes the whole file, since its end may be missing, but a JPEG at an eighth of its size.
+    A JPEG is decoded at an eighth of its size.
     """
     with _opened(path) as stored:
         width, height = stored.size
@@ -126,7 +126,7 @@ def upright_size(path: str | Path) -> tuple[int, int]:
 
 
 def upright_rgb(image: Image.Image, side: int | None = None) -> Image.Image:
-    """An image in RGB, turned as its EXIF says, and made smaller as `open_image` does."""
+    """Return an image in RGB, turned upright by its EXIF, and made smaller as by `open_image`."""
     orientation, made = orientation_of(image), image
     if made.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
         made = made.convert("I").point(lambda value: value * (1 / 256)).convert("L")
@@ -139,12 +139,12 @@ def upright_rgb(image: Image.Image, side: int | None = None) -> Image.Image:
     if (turn := _TURNS.get(orientation)) is not None:
         made = made.transpose(turn)
     made = made.copy() if made is image else made
-    made.info = {}  # without the EXIF, by which nobody shall turn it again
+    made.info = {}  # no EXIF: it must not be turned again
     return made
 
 
 def shrinking(size: tuple[int, int], side: int | None = None) -> int:
-    """By which whole number the sides of an image are divided; 1: it stays as it is."""
+    """The whole number by which the sides of an image are divided; 1: unchanged."""
     width, height = size
     wanted = 1 if side is None else min(size) // (2 * side)
     allowed = math.ceil(math.sqrt(width * height / MOST_PIXELS))
@@ -152,10 +152,7 @@ def shrinking(size: tuple[int, int], side: int | None = None) -> int:
 
 
 def side_of(processor: Any) -> int | None:
-    """Pixels a side that a processor scales every image to; None where that depends on the image.
-
-    By its class: other processors may cut a large image into tiles.
-    """
+    """Pixels a side that a processor scales every image to; None if that depends on the image."""
     if type(processor).__name__ not in _ONE_SIZE:
         return None
     images = processor.image_processor
@@ -165,16 +162,16 @@ def side_of(processor: Any) -> int | None:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """EXIF's number, 1 to 8, of how an image is stored: cameras store what they saw sideways."""
+    """The EXIF orientation of an image, 1 to 8; 1 (upright) if there is none."""
     try:
         found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # broken EXIF raises many things, and the picture itself is whole
+    except Exception:  # broken EXIF raises many errors, and the image itself is whole
         return 1
     return found if found in _TURNS else 1
 
 
 def turned(values: np.ndarray, orientation: int) -> np.ndarray:
-    """Stored rows and columns, upright: what `upright_rgb` does, for numbers of any type."""
+    """Turn stored values of any type upright, as `upright_rgb` turns images."""
     if orientation in SIDEWAYS:
         values = values.swapaxes(0, 1)
     if orientation in (2, 3, 6, 7):
@@ -185,36 +182,34 @@ def turned(values: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def read_stored(path: str | Path) -> Image.Image:
-    """An image as it is stored: depth and labels, whose numbers mean something."""
+    """Read an image as it is stored: depth maps and labels, whose values have a meaning."""
     with _opened(path) as image:
         image.load()
         return image
 
 
-def remark_shared(
+def warn_shared_images(
     one: Iterable[Path], other: Iterable[Path], names: tuple[str, str] = ("training", "validation")
 ) -> None:
-    """Log that two splits share images: by path, or else by the size and both ends of a file."""
-    known, paths = {_real(path): path for path in one}, {_real(path): path for path in other}
-    pairs = [(known[real], path) for real, path in paths.items() if real in known]
+    """Warn if two splits share images: the same path, or files of equal size and equal ends."""
+    known, paths = ({os.path.realpath(path): path for path in split} for split in (one, other))
     sizes = {real: _size(real) for real in {*known, *paths}}
-    new = [real for real in paths if real not in known and sizes[real] > 0]
-    wanted = {sizes[real] for real in new}
-    twins = {_ends(real, sizes[real]): real for real in known if sizes[real] in wanted}
-    marks = {real: _ends(real, sizes[real]) for real in new} if twins else {}
-    pairs += [(known[twins[mark]], paths[real]) for real, mark in marks.items() if mark in twins]
+    new = {sizes[real] for real in paths if real not in known} - {0}
+    ends = {_ends(real, sizes[real]): real for real in known if sizes[real] in new}
+    pairs = []
+    for real, path in paths.items():
+        if real not in known and ends:
+            real = ends.get(_ends(real, sizes[real]), real)
+        if real in known:
+            pairs.append((known[real], path))
     if pairs:
         first, second = map(printable_name, pairs[0])
-        told = first if first == second else f"{second} is {first}"
         _log.warning(
-            "%d of %d %s images are also %s images, so that what is measured on them means "
-            "little: %s; leave them out of one of the two",
-            len(pairs), len(paths), names[1], names[0], told,
+            "%d of %d %s images are also %s images, so that results on them are not reliable: %s; "
+            "remove them from one of the two splits",
+            len(pairs), len(paths), names[1], names[0],
+            first if first == second else f"{second} is {first}",
         )  # fmt: skip
-
-
-def _real(path: Path) -> str:
-    return os.path.realpath(path)
 
 
 def _size(path: str) -> int:
@@ -225,18 +220,18 @@ def _size(path: str) -> int:
 
 
 def _ends(path: str, size: int) -> tuple[int, bytes]:
-    """What tells a file from others at little cost: its size, its beginning and its end."""
+    """A cheap fingerprint of a file: its size, and a hash of its first and last bytes."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             head = file.read(_END)
             file.seek(max(0, size - _END))
             return size, blake2b(head + file.read(_END)).digest()
     except OSError:
-        return size, path.encode("utf-8", "surrogateescape")  # like no other
+        return size, path.encode("utf-8", "surrogateescape")  # equal to no other
 
 
 def printable_name(path: str | Path) -> str:
-    r"""A file name that can be printed and stored: bytes that are no UTF-8 as `\xff`.
+    r"""A file name that can be printed and stored: bytes that are not UTF-8 as `\xff`.
 
     >>> printable_name("caf\udce9\n.png")
     'caf\\xe9\\n.png'
@@ -247,12 +242,12 @@ def printable_name(path: str | Path) -> str:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[Image.Image]:
-    """An open image file; whatever goes wrong with it is one error that names it."""
+    """Open an image file; every problem with it is an `InputError` that names it."""
     name = printable_name(path)
     if Path(path).is_dir():
         raise InputError(f"{name}: is a folder; {_EXPECTED}")
     try:
-        with warnings_lock, warnings.catch_warnings():  # of sizes that we make smaller ourselves
+        with warnings_lock, warnings.catch_warnings():  # about sizes that we reduce ourselves
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(path)
         with image:

@@ -1,4 +1,4 @@
-"""Visual question answering: how answers are compared, and the files that people have.
+"""Visual question answering: comparison of answers, VQA accuracy, and readers of question files.
 
 Normalisation and accuracy follow the description published with the VQA challenge: lower case, no
 periods except in decimals, number words as digits, no articles, missing apostrophes of contractions
@@ -12,15 +12,18 @@ straight ones, and fewer than four annotators are enough: see `vqa_accuracy`.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from eligo.errors import InputError
-from eligo.io.reading import json_lines, read_json
+from eligo.io.json_lines import JsonRow, Words, check_row, read_json_lines
+from eligo.io.reading import read_json
 from eligo.pretrained.chat import place_image
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -29,7 +32,7 @@ _ARTICLES = {"a", "an", "the"}
 _SPACED = re.compile(r"[;/\[\]\"{}()=+\\_\-><@`,?!]")  # what carries meaning (% $ & #) stays
 _COMMA_IN_NUMBER = re.compile(r"(?<=\d),(?=\d)")
 _NOT_DECIMAL = re.compile(r"\.(?!\d)|(?<=[^\s\d])\.")
-_ENDINGS = {  # who can be followed by what
+_ENDINGS = {  # of contractions, and the words before them
     "s": "he she it that there who what where when why how let somebody someone something everyone",
     "re": "you we they who what",
     "ve": "i you we they who could would should might must",
@@ -52,16 +55,16 @@ class VqaExample:
     image: Path
     question: str
     answers: tuple[str, ...]
-    """One per annotator; empty where nobody was asked (a test set)."""
+    """One per annotator; empty in a test set."""
     kind: str = ""
-    """Whatever the file calls the kind of question: VQAv2's answer type, the scenes' kind."""
+    """The kind of question as the file names it, such as the answer type of VQAv2."""
 
 
 # ------------------------------------------------------------------ answers
 
 
 def normalise_answer(answer: str) -> str:
-    """An answer as it is compared.
+    """Return an answer in the form in which answers are compared.
 
     >>> normalise_answer("The  two Dogs, dont!")
     "2 dogs don't"
@@ -75,7 +78,7 @@ def normalise_answer(answer: str) -> str:
 
 @cache
 def _contractions() -> dict[str, str]:
-    """Every way to forget an apostrophe, and the word that was meant."""
+    """Map every spelling that lacks an apostrophe to the contraction it stands for."""
     whole = _OTHERS.split()
     for ending, starts in _ENDINGS.items():
         mark = "" if ending.startswith("n't") else "'"
@@ -90,20 +93,19 @@ def _contractions() -> dict[str, str]:
     return missing
 
 
-def vqa_accuracy(said: str, answers: Sequence[str]) -> float:
-    """How right an answer is, 0 to 1: leave out each annotator in turn, and average
-    min(1, others who said the same / 3).
+def vqa_accuracy(answer: str, answers: Sequence[str]) -> float:
+    """Return the VQA accuracy of an answer, 0 to 1: the mean over annotators left out of
+    min(1, matches among the others / 3).
 
-    Where there are fewer than three others, all of them must agree; a single annotator is simply
-    compared with.
+    With fewer than three others all of them must match; a single annotator is compared directly.
 
     >>> round(vqa_accuracy("Two", ["2", "2", "2", *["three"] * 7]), 2)
     0.9
     """
     if not answers:
-        raise InputError("nobody answered this question, so no answer can be judged")
-    mine = normalise_answer(said)
-    same = [normalise_answer(answer) == mine for answer in answers]
+        raise InputError("vqa_accuracy: the question has no annotated answers to compare with")
+    mine = normalise_answer(answer)
+    same = [normalise_answer(other) == mine for other in answers]
     others = len(same) - 1
     if others == 0:
         return float(same[0])
@@ -112,91 +114,115 @@ def vqa_accuracy(said: str, answers: Sequence[str]) -> float:
 
 
 def usual_answer(answers: Sequence[str]) -> str:
-    """What most annotators said, normalised; of equals, the first."""
+    """Return the most frequent answer, normalised; the first one of equally frequent ones."""
     if not answers:
-        raise InputError("nobody answered this question, so there is no usual answer")
+        raise InputError("usual_answer: the question has no annotated answers")
     return Counter(map(normalise_answer, answers)).most_common(1)[0][0]
 
 
 # ------------------------------------------------------------------ files
 
 
+class _Question(JsonRow):
+    question_id: int
+    image_id: int
+    question: Words
+
+
+class _QuestionFile(JsonRow):
+    questions: Annotated[list[_Question], Field(min_length=1)]
+    data_subtype: Any = ""
+
+
+class _Answer(JsonRow):
+    answer: str
+
+
+class _Annotation(JsonRow):
+    question_id: int
+    answers: Annotated[list[_Answer], Field(min_length=1)]
+    answer_type: Any = ""
+
+
+class _AnnotationFile(JsonRow):
+    annotations: Annotated[list[_Annotation], Field(min_length=1)]
+
+
+class _Line(JsonRow):
+    image: Words
+    question: Words
+    answers: Annotated[list[str], Field(min_length=1)] | None = None
+    id: Any = None
+    kind: Any = ""
+
+
 def read_vqa(
     questions: str | Path, annotations: str | Path | None, images: str | Path
 ) -> list[VqaExample]:
-    """The files of VQAv2 or OK-VQA: questions, annotations (None: a test set), image folder.
+    """Read the files of VQAv2 or OK-VQA: questions, annotations (None: a test set), image folder.
 
-    An image is `COCO_<data_subtype>_<image_id, 12 digits>.jpg` (or .png), or bears the number
-    alone; it lies in the folder, or in one in it that is called like the subtype.
+    An image is `COCO_<data_subtype>_<image_id, 12 digits>.jpg` (or .png), or is named by the number
+    alone; it is in the folder, or in a subfolder named after the subtype.
     """
-    questions, images = Path(questions), Path(images)
-    document = _read_json(questions)
-    subtype = str(document.get("data_subtype", ""))
-    answers = {} if annotations is None else _read_annotations(Path(annotations))
-    find = _image_finder(images, subtype)
-    examples, seen = [], set()
-    for where, row in _rows(document, "questions", questions):
-        number = _field(row, "question_id", int, where)
-        if number in seen:
-            raise InputError(f"{where}: question_id: {number} occurs twice")
-        seen.add(number)
+    found = check_row(_QuestionFile, read_json(questions), questions)
+    answers: dict[int, _Annotation] = {}
+    if annotations is not None:
+        rows = check_row(_AnnotationFile, read_json(annotations), annotations).annotations
+        answers = {row.question_id: row for row in rows}
+    find = _image_finder(Path(images), str(found.data_subtype))
+    examples: dict[int, VqaExample] = {}
+    for place, row in enumerate(found.questions):
+        where, number = f"{questions}: questions[{place}]", row.question_id
+        if number in examples:
+            raise InputError(f"{where}: question_id: got {number} twice, expected every id once")
         if annotations is not None and number not in answers:
             raise InputError(
                 f"{where}: question_id: {number} has no annotation in {annotations}; "
                 "are the two files of one split?"
             )
-        said, kind = answers.get(number, ((), ""))
-        image = find(_field(row, "image_id", int, where), where)
-        examples.append(VqaExample(str(number), image, _question(row, where), said, kind))
-    return examples
+        annotation = answers.get(number)
+        examples[number] = VqaExample(
+            str(number),
+            find(row.image_id, where),
+            _question(row.question, where),
+            tuple(answer.answer for answer in annotation.answers) if annotation else (),
+            str(annotation.answer_type) if annotation else "",
+        )
+    return list(examples.values())
 
 
 def read_vqa_lines(
     path: str | Path, images: str | Path | None = None, *, need_answers: bool = True
 ) -> list[VqaExample]:
-    """One JSON document per line: `image, question, answers`, and `id` and `kind` if one likes.
+    """Read JSON lines with `image, question, answers`, and optionally `id` and `kind`.
 
     Image paths are relative to `images`, by default the folder of the file.
     """
-    path = Path(path)
-    folder = path.parent if images is None else Path(images)
-    examples, seen = [], set()
-    for number, row in json_lines(path):
+    folder = Path(path).parent if images is None else Path(images)
+    examples = []
+    for number, row in read_json_lines(path, _Line, unique="id"):
         where = f"{path}:{number}"
-        name = str(row.get("id", number))
-        if name in seen:
-            raise InputError(f"{where}: id: {name} occurs twice")
-        seen.add(name)
-        image = folder / _text(row, "image", where)
+        image = folder / row.image
         if not image.is_file():
             raise InputError(f"{where}: image: there is no file {image}")
-        asked = need_answers or "answers" in row
-        answers = _field(row, "answers", list, where) if asked else []
-        if (asked and not answers) or not all(isinstance(answer, str) for answer in answers):
-            raise InputError(f"{where}: answers: got {answers!r:.80}, expected one text or more")
-        kind = str(row.get("kind", ""))
-        examples.append(VqaExample(name, image, _question(row, where), tuple(answers), kind))
+        if row.answers is None and (need_answers or "answers" in row.model_fields_set):
+            raise InputError(f"{where}: answers: got none, expected a list of texts")
+        examples.append(
+            VqaExample(
+                str(number if row.id is None else row.id),
+                image,
+                _question(row.question, where),
+                tuple(row.answers or ()),
+                str(row.kind),
+            )
+        )
     if not examples:
         raise InputError(f"{path}: holds no questions")
     return examples
 
 
-def _read_annotations(path: Path) -> dict[int, tuple[tuple[str, ...], str]]:
-    found = {}
-    for where, row in _rows(_read_json(path), "annotations", path):
-        answers = _field(row, "answers", list, where)
-        if not answers:
-            raise InputError(f"{where}: answers: got none, expected one or more")
-        said = tuple(
-            _field(answer, "answer", str, f"{where}.answers[{place}]")
-            for place, answer in enumerate(answers)
-        )
-        found[_field(row, "question_id", int, where)] = (said, str(row.get("answer_type", "")))
-    return found
-
-
-def _image_finder(folder: Path, subtype: str):
-    """From the number of an image to its file; the folder is listed once."""
+def _image_finder(folder: Path, subtype: str) -> Callable[[int, str], Path]:
+    """Return a function from the number of an image to its file; the folder is listed once."""
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder of images")
     folders = [folder, *([folder / subtype] if subtype and (folder / subtype).is_dir() else [])]
@@ -213,51 +239,9 @@ def _image_finder(folder: Path, subtype: str):
     return find
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    document = read_json(path)
-    if not isinstance(document, dict):
-        raise InputError(f"{path}: got {_kind(document)}, expected a JSON object")
-    return document
-
-
-def _rows(document: dict[str, Any], name: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    rows = _field(document, name, list, str(path))
-    if not rows:
-        raise InputError(f"{path}: {name}: holds none")
-    for place, row in enumerate(rows):
-        where = f"{path}: {name}[{place}]"
-        if not isinstance(row, dict):
-            raise InputError(f"{where}: got {_kind(row)}, expected an object")
-        yield where, row
-
-
-_KINDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
-
-
-def _field(row: Any, name: str, kind: type, where: str) -> Any:
-    if not isinstance(row, dict) or name not in row:
-        has = ", ".join(row) if isinstance(row, dict) else _kind(row)
-        raise InputError(f"{where}: {name}: missing, expected {_KINDS[kind]} (there is: {has})")
-    value = row[name]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InputError(f"{where}: {name}: got {value!r:.80}, expected {_KINDS[kind]}")
-    return value
-
-
-def _text(row: dict[str, Any], name: str, where: str) -> str:
-    text = _field(row, name, str, where)
-    if not text.strip():
-        raise InputError(f"{where}: {name}: is empty")
-    return text
-
-
-def _question(row: dict[str, Any], where: str) -> str:
-    """Without the `<image>` that stands for the example's image."""
-    text = place_image(_text(row, "question", where), f"{where}: question")
-    if not text.strip():
-        raise InputError(f"{where}: question: holds {row['question']!r} and no words")
-    return text
-
-
-def _kind(value: Any) -> str:
-    return _KINDS.get(type(value), repr(value)[:80])
+def _question(text: str, where: str) -> str:
+    """Return the question without the `<image>` that stands for the example's image."""
+    question = place_image(text, f"{where}: question")
+    if not question.strip():
+        raise InputError(f"{where}: question: got {text!r}, expected at least one word")
+    return question

@@ -12,10 +12,11 @@ import warnings
 from pathlib import Path
 
 import pytest
-from fuzz_cases import make_case, without_work
+from fuzz_cases import TEMPLATES, make_case, without_work
 from fuzz_samples import Samples
 
 from eligo.cli import main
+from eligo.cli.commands import COMMANDS
 
 _CASES = int(os.environ.get("ELIGO_FUZZ_CASES", "100"))
 _SEED = int(os.environ.get("ELIGO_FUZZ_SEED", "0"))
@@ -44,8 +45,12 @@ def enclosed(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_every_command_is_tried():
+    assert {command for command, *_ in TEMPLATES} == set(COMMANDS)
+
+
 @pytest.mark.parametrize("part", range(_PARTS))
-def test_no_mistake_ends_in_a_traceback(part, samples, enclosed, monkeypatch):
+def test_no_input_ends_in_a_traceback(part, samples, enclosed, monkeypatch):
     found = []
     for number in range(part, _CASES, _PARTS):
         folder = enclosed / f"{number}" / "a" / "b"  # a stray `..` or two stays inside

@@ -331,7 +331,7 @@ def test_texts_of_files(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"id": "x", "text": "a ball."}\n{"text": "a box."}\n')
     assert list(TextLines.of(tmp_path / "rows.jsonl").ids) == ["x", "2"]
     (tmp_path / "bad.jsonl").write_text('{"text": "a ball."}\n{"words": 3}\n')
-    with pytest.raises(InputError, match=r"bad.jsonl, line 2.*field text"):
+    with pytest.raises(InputError, match=r"bad.jsonl:2: text: missing"):
         TextLines.of(tmp_path / "bad.jsonl")
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(InputError, match="holds no texts"):

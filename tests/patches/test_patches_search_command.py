@@ -224,4 +224,4 @@ def test_dense_captions_of_a_file(tmp_path, capsys):
     with dense.open("a") as file:
         file.write('{"text": "whose?"}\n')
     assert main([*command, "--dense", str(dense)]) == 2
-    assert "line 3, field image_id: is missing" in capsys.readouterr().err
+    assert ".jsonl:3: image_id: missing" in capsys.readouterr().err

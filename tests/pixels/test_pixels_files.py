@@ -160,7 +160,7 @@ def test_words_of_the_wanted_kind(tmp_path: Path):
     assert "did you mean" not in str(caught.value)  # the ids are right
     assert len(read_records(config, "train", words=("tags", "captions"))) == 3
     (tmp_path / "words.jsonl").write_text("\n".join(map(json.dumps, [*said, said[1]])))
-    with pytest.raises(InputError, match=r"words\.jsonl:5: has 'b' again"):
+    with pytest.raises(InputError, match=r"words\.jsonl:5: id: got 'b', which line 2"):
         read_records(config, "train", words=("tags",))
 
 
@@ -341,13 +341,16 @@ def test_bad_pictures(tmp_path: Path):
     [
         ("{", r"train\.jsonl:2:2: not valid JSON"),
         ("[]", "expected a JSON object"),
-        ('{"image": "a.png"}', "id: got None"),
-        ('{"id": "b"}', "image: got None"),
-        ('{"id": "b", "image": "a.png", "tag": []}', "unknown field 'tag'.*tags"),
+        ('{"image": "a.png"}', "id: missing; got only image"),
+        ('{"id": "b"}', "image: missing; got only id"),
+        (
+            '{"id": "b", "image": "a.png", "tag": []}',
+            "tag: got an unknown field, expected some of .*tags",
+        ),
         ('{"id": "b", "image": "a.png", "tags": "desk"}', "tags: got 'desk'"),
-        ('{"id": "b", "image": "a.png", "depth": 3}', "depth: got 3, expected a path"),
-        ('{"id": "b", "image": "a.png", "label": ["x"]}', "label: got .'x'., expected a path"),
-        ('{"id": "a", "image": "a.png"}', "'a' twice"),
+        ('{"id": "b", "image": "a.png", "depth": 3}', "depth: got 3, expected text"),
+        ('{"id": "b", "image": "a.png", "label": ["x"]}', "label: got .'x'., expected text"),
+        ('{"id": "a", "image": "a.png"}', "id: got 'a', which line 1 has"),
     ],
 )
 def test_bad_lines(tmp_path: Path, line: str, said: str):

@@ -338,14 +338,14 @@ def test_every_config_builds(name: str):
 def test_a_signal_never_leaves_two_embeddings_mixed(tmp_path, monkeypatch):
     items = text_items(6)
     embed(tmp_path, items, None, WordsEncoder(), name="words")
-    original, sent = files.put, iter([signal.SIGTERM])
+    original, sent = files._replace_folder, iter([signal.SIGTERM])
 
     def put(*places) -> None:
         original(*places)
         for number in sent:  # after the first of the two folders
             signal.raise_signal(number)
 
-    monkeypatch.setattr(files, "put", put)
+    monkeypatch.setattr(files, "_replace_folder", put)
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         with pytest.raises(Interrupted, match="is written"):

@@ -128,8 +128,8 @@ def test_bad_files_are_named(tmp_path):
     lines = (tmp_path / "items.jsonl").read_text().splitlines()
     for text, message in [
         ("\n".join([lines[0], "{oops"]), "items.jsonl:2:2: not valid JSON"),
-        ("\n".join([lines[0], lines[0]]), "items.jsonl:2: id: 'a' stood in line 1 already"),
-        ('{"name": "a"}', "items.jsonl:1: id: got only name, expected text"),
+        ("\n".join([lines[0], lines[0]]), "items.jsonl:2: id: got 'a', which line 1 has too"),
+        ('{"name": "a"}', "items.jsonl:1: id: missing; got only name"),
         ("[1]", "items.jsonl:1: got '[1]', expected a JSON object"),
         ("\n".join(reversed(lines)), "does not belong to"),
     ]:
@@ -233,7 +233,7 @@ def test_text_files(tmp_path):
     path.write_text('{"id": 1, "input": "a", "output": "b"}\n', encoding="utf-8-sig")
     assert len(read_texts(path)) == 1
     path.write_text('{"id": 1, "input": "a"}\n')
-    with pytest.raises(InputError, match=r"texts\.jsonl:1: output: got only id, input"):
+    with pytest.raises(InputError, match=r"texts\.jsonl:1: output: missing; got only id, input"):
         read_texts(path)
     path.write_text('{"id": 1, "input": ["a"], "output": "b"}\n')
     with pytest.raises(InputError, match=r"texts\.jsonl:1: input: got \['a'\], expected text"):

@@ -258,7 +258,7 @@ def test_a_kill_at_the_very_end_costs_nothing(tmp_path: Path, monkeypatch):
 
     with monkeypatch.context() as killed:
         killed.setattr(Path, "rename", die_after)
-        killed.setattr("eligo.io.file_system.shutil.rmtree", lambda *_, **__: None)
+        killed.setattr("eligo.io.files.shutil.rmtree", lambda *_, **__: None)
         with pytest.raises(ZeroDivisionError):
             teach(config, lambda *_: Judge())
     assert teach(config, lambda *_: 1 / 0)["state"] == "was finished before"

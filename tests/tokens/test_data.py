@@ -229,7 +229,7 @@ def test_mistakes(processor, examples):
     with pytest.raises(InputError, match="example q7: the question is empty"):
         Collator(processor)([empty])
     silent = TokenExample("q8", examples[0].image, "is there any ball?", ())
-    with pytest.raises(InputError, match="nobody answered"):
+    with pytest.raises(InputError, match="no annotated answers"):
         Collator(processor, answers=True)([silent])
     with pytest.raises(InputError, match="at least one"):
         SceneExamples(SMALL, "train", 0)

@@ -19,7 +19,7 @@ import torch._dynamo  # as torch.optim does: once, not in every fork
 import torch.utils.tensorboard
 from toy_task import ToyTask, toy
 
-import eligo.io.file_system
+import eligo.io.files
 import eligo.io.tensors
 import eligo.train.loop
 import eligo.train.run_folder
@@ -73,8 +73,8 @@ PLACES = [
     at_call(Path, "rename", 1, after=True),
     at_call(Path, "symlink_to", 1, after=True),
     at_call(FOLDER, "drop_old", 1),
-    at_call(eligo.io.file_system.shutil, "rmtree", 2),
-    at_call(eligo.io.file_system.shutil, "rmtree", 20),
+    at_call(eligo.io.files.shutil, "rmtree", 2),
+    at_call(eligo.io.files.shutil, "rmtree", 20),
     at_call(FOLDER, "prepare", 1, after=True),
     at_call(ToyTask, "evaluate", 1, after=True),
     at_call(eligo.train.loop.MetricLog, "write", 2),

@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from toy_task import ToyTask, toy
 
-import eligo.io.file_system
 import eligo.io.files
 import eligo.io.tensors
 from eligo.errors import ConfigError, OutputError
@@ -52,7 +51,6 @@ class Disk:
             (Path, "mkdir", full),
             (Path, "touch", full),
             (Path, "symlink_to", full),
-            (eligo.io.file_system, "sync_file", full),
             (eligo.io.files, "sync_file", full),
             (eligo.io.files.GrowingFile, "write", self._grow),
             (eligo.io.tensors, "save_file", full_for_tensors),

@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, read within limits, one writer at a time."""
+"""Files: atomic output, reading within limits, locks."""

@@ -1,7 +1,7 @@
-"""SIGINT (Ctrl-C) and SIGTERM: work that can be saved is saved first, then the program ends.
+"""SIGINT (Ctrl-C) and SIGTERM: save what can be saved, then end the program.
 
-Only handlers that would end the program are replaced: a process that ignores a signal (a shell
-starts background jobs so), or a program with handlers of its own, keeps what it has.
+Only handlers that would end the program are replaced. A process that ignores a signal (as shells
+start background jobs) or has its own handlers keeps them.
 """
 
 import os
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -18,7 +18,7 @@ Handlers = dict[signal.Signals, Any]
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the work; the text, if there is one, says where the work stands."""
+    """A signal ended the work; the text, if any, says what is kept."""
 
     def __init__(self, number: int, text: str = "") -> None:
         super().__init__(text)
@@ -43,15 +43,15 @@ class Raise:
 
 
 class Delayed:
-    """While this context is open, a first signal is only noted: the work stops when it can.
+    """While this context is open, the first signal is only noted, for the work to stop in time.
 
-    A second signal, or one inside `at_once`, raises `Interrupted`. Outside the main thread, which
-    alone gets signals, nothing is changed.
+    A second signal, or one inside `at_once`, raises `Interrupted`. Has no effect outside the main
+    thread, which alone receives signals.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        """The signal that came; 0: none."""
+        """The signal that was received; 0: none."""
         self._at_once = False
         self._before: Handlers = {}
 
@@ -59,17 +59,12 @@ class Delayed:
         self._before = replaced(self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         restore(self._before)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """For work with nothing to save, or with all of it saved."""
+        """Let a signal interrupt this block, which has nothing to save."""
         self._at_once = True
         try:
             if self.number:
@@ -85,27 +80,25 @@ class Delayed:
 
 
 class Launcher:
-    """`accelerate launch`, if it started this process.
-
-    It passes no signal on to a single process, which would then train on alone, unseen.
-    """
+    """`accelerate launch`, if it started this process: it forwards no signal to a single process,
+    which would train on after its launcher has ended."""
 
     def __init__(self) -> None:
         self._parent = os.getppid()
         try:
             command = Path(f"/proc/{self._parent}/cmdline").read_bytes()
-        except OSError:  # no Linux: its end goes unnoticed
+        except OSError:  # not Linux
             command = b""
         self._is_accelerate = b"accelerate" in command
 
     def signal(self) -> int:
-        """SIGTERM once it has ended, else 0."""
+        """SIGTERM once the launcher has ended, else 0."""
         return signal.SIGTERM if self._is_accelerate and os.getppid() != self._parent else 0
 
 
 @contextmanager
 def stopped_with(text: Callable[[], str]) -> Iterator[None]:
-    """A signal that ends this block leaves with a line about what is kept."""
+    """Add a line about what is kept to a signal that ends this block."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -113,21 +106,18 @@ def stopped_with(text: Callable[[], str]) -> Iterator[None]:
 
 
 def replaced(handler: Callable[[int, FrameType | None], None]) -> Handlers:
-    """Install a handler for the signals that would end this program; returns the former ones."""
+    """Install a handler for signals that would end the program; return the former handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    ends = {n: h for n, h in before.items() if _ends_the_program(h)}
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
+    ends = {n: h for n, h in before.items() if h in defaults or isinstance(h, Raise)}
     for number in ends:
         signal.signal(number, handler)
     return ends
 
 
 def restore(before: Handlers) -> None:
-    """Put back what `replaced` returned."""
+    """Put back the handlers that `replaced` returned."""
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def _ends_the_program(handler: object) -> bool:
-    return handler in (signal.SIG_DFL, signal.default_int_handler) or isinstance(handler, Raise)

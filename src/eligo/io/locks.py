@@ -1,9 +1,8 @@
-"""One writer at a time: locks that the kernel releases, however their process ends.
+"""One writer at a time: locks that the kernel releases when their process ends.
 
-`flock` locks belong to an open file, so two threads exclude one another as two processes do. A
-forked process shares the open files of its parent and would keep the lock alive after it; it closes
-them at once. Where there is no `flock` (Windows, some network file systems), only threads of one
-process exclude one another.
+`flock` locks belong to an open file, so threads exclude each other as processes do. A forked
+process closes the lock files that it inherits, so as not to keep the locks. Without `flock`
+(Windows, some network file systems) only threads of one process exclude each other.
 """
 
 import os
@@ -14,14 +13,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from eligo.errors import InputError
-from eligo.io.file_system import LOCK
-from eligo.io.files import write_errors
+from eligo.io.files import LOCK, write_errors
 
 try:
     import fcntl
 except ImportError:
     fcntl = None
 
+warnings_lock = threading.Lock()
+"""Held while `warnings.catch_warnings` is entered or left: all threads share the filters."""
 _FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _guard = threading.Lock()
 _open: set[int] = set()  # descriptors of all locks of this process
@@ -29,28 +29,28 @@ _writers: set[str] = set()  # folders that threads of this process write to
 
 
 class FileLock:
-    """An exclusive lock on a file, which is made if need be."""
+    """An exclusive lock on a file, which is created if needed."""
 
     def __init__(self, path: Path, opened: int) -> None:
         self.path, self._opened, self._process = path, opened, os.getpid()
 
     @classmethod
     def wait_for(cls, path: Path) -> "FileLock":
-        """The lock, as soon as nobody else holds it."""
+        """Acquire the lock as soon as nobody else holds it."""
         lock = cls.acquire(path, wait=True)
         assert lock is not None
         return lock
 
     @classmethod
     def acquire(cls, path: Path, *, wait: bool = False) -> "FileLock | None":
-        """The lock, or None if it is held elsewhere and we do not `wait`."""
+        """Acquire the lock; None if it is held elsewhere and `wait` is False."""
         with write_errors(path):
             while True:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 try:
                     opened = os.open(path, _FLAGS, 0o666)
                 except FileNotFoundError:
-                    continue  # a former holder has removed the empty folder
+                    continue  # the previous holder has removed the empty folder
                 with _guard:
                     _open.add(opened)
                 lock = cls(path, opened)
@@ -60,11 +60,11 @@ class FileLock:
                 with suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(opened), path.stat()):
                         return lock
-                lock.release()  # a former holder has removed the file: lock the new one
+                lock.release()  # the previous holder has removed the file: lock the new one
 
     def release(self, *, remove: bool = False) -> None:
-        """Let go of it; `remove` also removes the file, while it is still locked."""
-        if os.getpid() != self._process:  # forked: not ours
+        """Release the lock; `remove` first removes the file, while it is still locked."""
+        if os.getpid() != self._process:  # forked: the lock is the parent's
             return
         if remove:
             with suppress(OSError):
@@ -74,19 +74,18 @@ class FileLock:
         os.close(self._opened)
 
     def sign(self) -> None:
-        """Write who holds it, for the message that others get."""
+        """Write which process holds it, for the message that others get."""
         signed = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
-        with suppress(OSError):  # a full disk: it is locked all the same
+        with suppress(OSError):  # a full disk does not unlock it
             os.ftruncate(self._opened, 0)
             os.pwrite(self._opened, signed, 0)
 
 
 @contextmanager
 def one_writer(folder: str | Path) -> Iterator[Path]:
-    """Make a folder and keep all others from writing there; they get an `InputError`.
+    """Make a folder and lock it: other writers get an `InputError`; readers need no lock.
 
-    Only those who ask are kept away: readers need no lock. The lock file goes in the end, and so
-    does the folder if nothing was written to it.
+    In the end the lock file is removed, and the folder too if nothing was written to it.
     """
     folder = Path(folder)
     key = os.path.realpath(folder)
@@ -105,7 +104,7 @@ def one_writer(folder: str | Path) -> Iterator[Path]:
             yield folder
         finally:
             lock.release(remove=True)
-            with suppress(OSError):  # the first that is not empty ends it
+            with suppress(OSError):  # stops at the first that is not empty
                 for place in made:
                     place.rmdir()
     finally:
@@ -139,7 +138,7 @@ def _flock(opened: int, *, wait: bool) -> bool:
 
 
 def _forget() -> None:
-    """In a forked process: the locks are its parent's."""
+    """Drop all locks in a forked process: they are its parent's."""
     global _guard
     _guard = threading.Lock()  # another thread of the parent may have held it
     for opened in _open:

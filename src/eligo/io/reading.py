@@ -1,7 +1,6 @@
-"""Files that anybody may have made: text, JSON and JSON lines, read within limits.
+"""Untrusted text, JSON and JSON lines, read within limits; errors name the file and the line.
 
-What cannot be read is an `InputError` that names the file, the line and what was expected. Only
-plain files are opened (a pipe would make us wait for ever), nesting and size are limited.
+Only regular files are opened (reading a pipe could block forever); nesting and size are limited.
 """
 
 import json
@@ -12,19 +11,19 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError
 
-_MOST_BYTES = 1 << 32
-_DEEPEST = 100  # levels of a JSON document
-_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+_MAX_BYTES = 1 << 32
+_MAX_DEPTH = 100  # levels of a JSON document
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _HOST_PACKAGES = ("torchvision", "num2words")  # of the extra `hosts`
-_LONGEST = 300  # characters of somebody else's message
+_MAX_REASON = 300  # characters of another library's message
 
 
-def read_text(path: str | Path, *, most_bytes: int = _MOST_BYTES) -> str:
-    """A text file of whoever made it; the mark that some editors put first is no text."""
+def read_text(path: str | Path, *, most_bytes: int = _MAX_BYTES) -> str:
+    """Read a UTF-8 text file, with or without a byte order mark."""
     data = _read_regular(path, most_bytes)
     try:
         return data.decode("utf-8-sig")
@@ -36,14 +35,8 @@ def read_text(path: str | Path, *, most_bytes: int = _MOST_BYTES) -> str:
         ) from None
 
 
-def regular_file(path: str | Path) -> Path:
-    """The path, if a plain file is there that may be read: opening a pipe would wait for ever."""
-    with _opened(path):
-        return Path(path)
-
-
 def is_special(path: Path) -> bool:
-    """Whether something is there that is neither a file nor a folder, so that opening it may wait.
+    """Whether a path is a pipe, socket or device: opening it may block.
 
     >>> is_special(Path("."))
     False
@@ -55,8 +48,7 @@ def is_special(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-@contextmanager
-def _opened(path: str | Path) -> Iterator[BinaryIO]:
+def _read_regular(path: str | Path, most_bytes: int) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
@@ -64,21 +56,16 @@ def _opened(path: str | Path) -> Iterator[BinaryIO]:
     except (OSError, ValueError) as error:  # ValueError: NUL, or what is no file name in Unicode
         why = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot be opened ({why}); expected a file to read") from None
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode):
         os.close(descriptor)
-        what = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
+        what = "a folder" if stat.S_ISDIR(about.st_mode) else "a pipe, socket or device"
         raise InputError(f"{path}: is {what}; expected a file")
     with os.fdopen(descriptor, "rb") as file:
-        yield file
-
-
-def _read_regular(path: str | Path, most_bytes: int) -> bytes:
-    with _opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most_bytes:
+        if about.st_size > most_bytes:
             raise InputError(
-                f"{path}: got {size:,} bytes, expected at most {most_bytes:,}; is it another file?"
+                f"{path}: got {about.st_size:,} bytes, expected at most {most_bytes:,}; is it "
+                "another file?"
             )
         try:
             return file.read()
@@ -87,10 +74,9 @@ def _read_regular(path: str | Path, most_bytes: int) -> bytes:
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, and their numbers.
+    """Yield the lines that are not blank, and their numbers.
 
-    Only a newline ends a line: `str.splitlines` would also cut at U+2028 and the like, which JSON
-    may hold inside a text.
+    Only a newline ends a line: `str.splitlines` also cuts at U+2028, which JSON texts may hold.
     """
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
@@ -98,12 +84,12 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
 
 
 def read_json(path: str | Path, *, unique_keys: bool = False) -> Any:
-    """The document of a JSON file; see `parse_json`."""
+    """Read a JSON file; see `parse_json`."""
     return parse_json(read_text(path), path, unique_keys=unique_keys)
 
 
 def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file that has one on each line, and their line numbers."""
+    """Yield the line numbers and objects of a file of JSON lines; see `eligo.io.json_lines`."""
     for number, line in numbered_lines(path):
         row = parse_json(line, path, number)
         if not isinstance(row, dict):
@@ -114,10 +100,10 @@ def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def parse_json(text: str, path: str | Path, line: int = 1, *, unique_keys: bool = False) -> Any:
-    """A JSON document; `path` and the `line` at which the text begins are for errors.
+    """Parse a JSON document; `path` and `line`, where the text begins, are for errors.
 
-    Nesting is limited, so that whoever looks at the document can do so recursively, and texts are
-    Unicode: JSON can write half of a character, which no encoder takes.
+    Nesting is limited, so that the document can be walked recursively. Lone surrogates, which
+    cannot be encoded as UTF-8, are refused.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -127,10 +113,10 @@ def parse_json(text: str, path: str | Path, line: int = 1, *, unique_keys: bool 
             raise InputError(f"{path}: {name!r:.60} comes twice in one object; keep one of them")
         return found
 
-    too_deep = InputError(f"{path}:{line}: got JSON nested deeper than {_DEEPEST} levels")
+    too_deep = InputError(f"{path}:{line}: got JSON nested deeper than {_MAX_DEPTH} levels")
     try:
         found = json.loads(text, object_pairs_hook=unique if unique_keys else None)
-        if _HALF_CHARACTER.search(text):
+        if _SURROGATE.search(text):
             json.dumps(found, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         at = f"{line + error.lineno - 1}:{error.colno}"
@@ -152,7 +138,7 @@ def parse_json(text: str, path: str | Path, line: int = 1, *, unique_keys: bool 
 
 def _is_deep(document: Any) -> bool:
     level = [document] if type(document) in (dict, list) else []
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         level = [
             inner
             for outer in level
@@ -166,9 +152,9 @@ def _is_deep(document: Any) -> bool:
 
 @contextmanager
 def reading(where: str | Path, expected: str) -> Iterator[None]:
-    """Around code that reads a file or folder and builds what it describes: errors are one line.
+    """Turn every error of reading a file or folder into a one-line `InputError` naming `where`.
 
-    Keep all else out of it: a bug of ours should keep its traceback.
+    Keep other code out of the block: our own bugs should keep their traceback.
 
     >>> with reading("run/state.json", "the state of a run"):  # doctest: +SKIP
     ...     step = int(document["step"])
@@ -184,14 +170,14 @@ def reading(where: str | Path, expected: str) -> Iterator[None]:
     except (EligoError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # a panic of a Rust library is no Exception
-        said = reason(error)
-        if isinstance(error, ImportError) or "to be installed" in said:
-            raise _missing_package(where, said) from error
-        raise InputError(f"{where}: cannot be read ({said}); expected {expected}") from error
+        why = reason(error)
+        if isinstance(error, ImportError) or "to be installed" in why:
+            raise _missing_package(where, why) from error
+        raise InputError(f"{where}: cannot be read ({why}); expected {expected}") from error
 
 
 def reason(error: BaseException) -> str:
-    """What an exception says, on one line of bounded length.
+    """The message of an exception on one line of bounded length.
 
     >>> reason(ValueError("no\\n  such thing"))
     'no such thing'
@@ -202,19 +188,19 @@ def reason(error: BaseException) -> str:
         return "it does not fit into memory"
     if isinstance(error, KeyError):
         return f"there is no {error}"
-    said = " ".join(str(error).split()) or type(error).__name__
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]} ..."
+    why = " ".join(str(error).split()) or type(error).__name__
+    return why if len(why) <= _MAX_REASON else f"{why[:_MAX_REASON]} ..."
 
 
-def _missing_package(where: str | Path, said: str) -> EligoError:
+def _missing_package(where: str | Path, why: str) -> EligoError:
     for package in _HOST_PACKAGES:
-        if package in said.lower():
+        if package in why.lower():
             return MissingExtraError(package, "hosts", needed_by=str(where))
-    return EligoError(f"{where}: needs a package that is not installed ({said})")
+    return EligoError(f"{where}: needs a package that is not installed ({why})")
 
 
 def read_object(path: Path, made_by: str) -> dict[str, Any]:
-    """The JSON object in a file of a model folder; `made_by` writes such files."""
+    """Read a JSON object; `made_by` names, in errors, what writes such files."""
     found = read_json(path)
     if not isinstance(found, dict):
         raise InputError(

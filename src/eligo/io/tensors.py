@@ -1,4 +1,4 @@
-"""Tensors in safetensors files, written like all other output (see `eligo.io.files`)."""
+"""Write tensors to safetensors files, by the rules of `eligo.io.files`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ def save_tensors(
     *,
     make_folder: bool = True,
 ) -> None:
-    """Write tensors, wherever they are and however they lie in memory."""
+    """Write tensors of any device and memory layout."""
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with writing(path, make_folder=make_folder) as temporary:
         save_file(stored, temporary, metadata)

@@ -1,12 +1,12 @@
-"""Texts of users for a host, and prompts in its own chat template; shared by all families.
+"""User text for a host, and prompts in the host's chat template.
 
-A prompt is tokenized as one string, template and user text together, so user text is made plain
-beforehand: a space inside whatever the tokenizer would read as a control token. `<image>`, which
-LLaVA's data files hold where the image goes, is taken out: the template places the image.
+A prompt is tokenized as one string, template and user text together, so a space is put inside
+everything in user text that the tokenizer would read as a control token. `<image>`, which marks the
+image in LLaVA's data files, is removed: the template places the image.
 
-A template is a program that comes with the host's files. `transformers` runs it in the sandbox of
-jinja2, which keeps it from files and from Python. Its first prompt is written with bounded steps
-and memory too; not every one, as the memory limit is the process's and would hold for all threads.
+A template is a program in the host's folder. `transformers` runs it in the sandbox of jinja2,
+without access to files and Python. Its first prompt is rendered with bounded steps and memory as
+well; not every one, as the memory limit holds for all threads of the process.
 """
 
 import logging
@@ -24,21 +24,21 @@ from eligo.errors import InputError
 from eligo.io.reading import reading
 
 PLACEHOLDER = "<image>"
-"""Stands for the image in LLaVA's data files."""
+"""Marks the image in LLaVA's data files."""
 _SHOWN = 60  # characters of a text in a message
-_LONGEST_TEMPLATE, _LONGEST_PROMPT = 200_000, 10_000_000  # characters
-_MOST_STEPS = 2_000_000  # lines of Python that run; a long conversation takes thousands
-_MOST_BYTES = 2**30
+_MAX_TEMPLATE, _MAX_PROMPT = 200_000, 10_000_000  # characters
+_MAX_STEPS = 2_000_000  # executed lines of Python; a long conversation takes thousands
+_MAX_BYTES = 2**30
 _RUN_BY_TEMPLATES = ("filters.py", "runtime.py", "sandbox.py", "tests.py", "utils.py")  # of jinja2
-_LIMITS = Lock()  # they are the process's
+_LIMITS = Lock()  # all threads share them
 _EXPECTED = "a chat template that transformers can render: correct it, or copy the folder again"
 _TOKENIZERS = RLock()
-_rendered: set[tuple[str, ...]] = set()  # templates that have written a prompt within the limits
+_rendered: set[tuple[str, ...]] = set()  # templates that have rendered a prompt within the limits
 _log = logging.getLogger("eligo")
 
 
 def place_image(text: str, where: str) -> str:
-    """A question on one image without the `<image>` that stands for it; two are an error.
+    """Return a question without its `<image>` placeholder; two placeholders are an error.
 
     >>> place_image("<image>\\nWhat is this?", "question")
     'What is this?'
@@ -48,8 +48,8 @@ def place_image(text: str, where: str) -> str:
     before, *rest = text.split(PLACEHOLDER)
     if len(rest) > 1:
         raise InputError(
-            f"{where}: got {len(rest)} {PLACEHOLDER} in {text!r:.60}, expected at most one: there "
-            "is one image"
+            f"{where}: got {len(rest)} {PLACEHOLDER} in {text!r:.60}, expected at most one, for "
+            "one image"
         )
     if not rest:
         return text
@@ -57,10 +57,7 @@ def place_image(text: str, where: str) -> str:
 
 
 def plain_text(processor: Any, text: str) -> str:
-    """The text with a space inside every control token of a tokenizer (or processor).
-
-    So `</s>` or `[SEP]` in a text stays text. A text without any is returned as it is.
-    """
+    """Put a space inside every control token, such as `</s>` or `[SEP]`, that a text contains."""
     tokenizer = getattr(processor, "tokenizer", processor)
     own = {} if tokenizer is processor else vars(processor)
     names = {value for name, value in own.items() if name.endswith("_token")}
@@ -70,11 +67,10 @@ def plain_text(processor: Any, text: str) -> str:
 
 
 def tokenize(processor: Any, *args: Any, **options: Any) -> Any:
-    """Call a tokenizer or processor: one thread at a time.
+    """Call a tokenizer or processor, one thread at a time.
 
-    A fast tokenizer keeps padding and truncation as its own state, set by one call and read by the
-    next. Without a lock, threads that share it get texts cut or padded as another thread asked.
-    One that names no padding token pads with its end token: masks hide what is padded.
+    A fast tokenizer stores padding and truncation as its own state, which threads would mix up. One
+    without a padding token pads with its end token; masks hide the padding.
     """
     tokenizer = getattr(processor, "tokenizer", processor)
     with _TOKENIZERS:
@@ -90,36 +86,32 @@ def tokenize(processor: Any, *args: Any, **options: Any) -> Any:
 
 @lru_cache(maxsize=32)
 def _control_tokens(tokenizer: Any, size: int, extra: frozenset[str]) -> re.Pattern[str] | None:
-    """What matches any of them, the longest first; `size` changes where tokens are added."""
+    """A pattern of all control tokens, the longest first; `size` changes if tokens are added."""
     del size
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    signs = {*extra, *tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
-    # A single character is a letter that happens to pad, such as CLIP's "!".
-    ordered = sorted((sign for sign in signs if len(sign) > 1), key=lambda sign: (-len(sign), sign))
+    found = {*extra, *tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
+    # A single character is a normal one that is also used for padding, such as CLIP's "!".
+    ordered = sorted((one for one in found if len(one) > 1), key=lambda one: (-len(one), one))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
-def remark_cut(
+def warn_truncated(
     texts: Sequence[str], counts: Sequence[int], read: int, *, what: str = "text"
 ) -> None:
     """Log, in one line, that texts have more word pieces (`counts`) than a model reads."""
     cut = [(count, text) for count, text in zip(counts, texts, strict=True) if count > read]
     if not cut:
         return
-    most, example = max(cut, key=lambda pair: pair[0])
-    which, of_them = (
-        (f"the {what} is", "it")
-        if len(texts) == 1
-        else (f"{len(cut)} of {len(texts)} {what}s are", "the longest")
-    )
-    _log.warning(
-        "%s cut: %s has %d word pieces, and the model reads %d: %r",
-        which, of_them, most, read, example if len(example) <= _SHOWN else f"{example[:_SHOWN]}...",
-    )  # fmt: skip
+    most, longest = max(cut, key=lambda pair: pair[0])
+    subject = f"the {what} is cut: it"
+    if len(texts) > 1:
+        subject = f"{len(cut)} of {len(texts)} {what}s are cut: the longest"
+    shown = longest if len(longest) <= _SHOWN else f"{longest[:_SHOWN]}..."
+    _log.warning("%s has %d word pieces, and the model reads %d: %r", subject, most, read, shown)
 
 
 class ContextWatch:
-    """Logs that prompts are longer than the context of a host: once, and again for a longer one."""
+    """Warns about prompts longer than the context of a host: the first, and every longer one."""
 
     def __init__(self, model: Any) -> None:
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -127,19 +119,19 @@ class ContextWatch:
         self._longest = self.context or 0
 
     def look(self, length: int) -> None:
-        """Look at the tokens of a prompt, or of the longest of a batch."""
+        """Check the length in tokens of a prompt, or of the longest one of a batch."""
         if self.context is None or length <= self._longest:
             return
         self._longest = length
         _log.warning(
-            "the prompt has %d tokens, and the context of the host is %d: its answer means little; "
-            "shorten the text, or give fewer examples",
+            "the prompt has %d tokens, and the context of the host is %d: its answer is not "
+            "reliable; shorten the text, or give fewer examples",
             length, self.context,
         )  # fmt: skip
 
 
 def render_chat(processor: Any, messages: Sequence[Any], **options: Any) -> str:
-    """The prompt that the chat template of a processor or tokenizer makes of messages."""
+    """Render messages with the chat template of a processor or tokenizer."""
     where = f"chat template of {_name(processor)}"
     found = processor.chat_template
     templates = tuple(found.values() if isinstance(found, dict) else [found])
@@ -150,17 +142,17 @@ def render_chat(processor: Any, messages: Sequence[Any], **options: Any) -> str:
             limits.enter_context(_bounded_memory())
             limits.enter_context(_bounded_steps(where))
         text = processor.apply_chat_template(list(messages), tokenize=False, **options)
-        if not isinstance(text, str) or len(text) > _LONGEST_PROMPT:
-            raise ValueError(f"it made no text of at most {_LONGEST_PROMPT} characters")
+        if not isinstance(text, str) or len(text) > _MAX_PROMPT:
+            raise ValueError(f"it made no text of at most {_MAX_PROMPT} characters")
     _rendered.add(templates)
     return text
 
 
 def spoken_ids(tokenizer: Any, prompt: str, answer: str) -> list[int]:
-    """Tokens of an answer behind the end of a prompt; no special ones.
+    """Token ids of an answer after a prompt, without special tokens.
 
-    They are encoded together, as tokenizers write the first word of a text and a later word
-    differently; between them stands a space, unless the prompt ends in one (or in a line break).
+    The two are encoded together, since tokenizers encode the first word of a text differently,
+    with a space between them unless the prompt ends in whitespace.
     """
     gap, answer = "" if prompt[-1:].isspace() else " ", plain_text(tokenizer, answer)
     before = tokenize(tokenizer, prompt, add_special_tokens=False)["input_ids"]
@@ -176,11 +168,11 @@ def _name(processor: Any) -> str:
 
 
 def _check_template(template: str) -> None:
-    """Refuse what no time or memory limit catches: compiling it, or powers, which are one step."""
+    """Refuse what no step or memory limit catches: very long templates, and powers (one step)."""
     import jinja2
 
-    if len(template) > _LONGEST_TEMPLATE:
-        raise ValueError(f"it has {len(template)} characters, more than {_LONGEST_TEMPLATE}")
+    if len(template) > _MAX_TEMPLATE:
+        raise ValueError(f"it has {len(template)} characters, more than {_MAX_TEMPLATE}")
     tokens = jinja2.Environment().lex(template)
     if any(kind == "operator" and value == "**" for _, kind, value in tokens):
         raise ValueError("it computes powers (**)")
@@ -188,12 +180,12 @@ def _check_template(template: str) -> None:
 
 @contextmanager
 def _bounded_steps(where: str) -> Iterator[None]:
-    """Count the lines that the template's program runs; an endless loop is an error."""
+    """Count the lines that the template's program executes; an endless loop is an error."""
     import jinja2
 
     library = Path(jinja2.__file__).parent
     counted = {"<template>", *(str(library / name) for name in _RUN_BY_TEMPLATES)}
-    left = _MOST_STEPS
+    left = _MAX_STEPS
 
     def step(frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG001
         nonlocal left
@@ -201,11 +193,10 @@ def _bounded_steps(where: str) -> Iterator[None]:
             return None
         left -= 1
         if left < 0:
-            raise InputError(f"{where}: takes more than {_MOST_STEPS} steps; expected {_EXPECTED}")
+            raise InputError(f"{where}: takes more than {_MAX_STEPS} steps; expected {_EXPECTED}")
         return step
 
-    before = sys.gettrace()
-    if before is not None:  # a debugger, or a measure of coverage
+    if sys.gettrace() is not None:  # a debugger, or a coverage tool
         yield
         return
     sys.settrace(step)
@@ -217,7 +208,7 @@ def _bounded_steps(where: str) -> Iterator[None]:
 
 @contextmanager
 def _bounded_memory() -> Iterator[None]:
-    """On Linux: what would take gigabytes more than there are now is a MemoryError."""
+    """On Linux: allocating more than another gigabyte raises a MemoryError."""
     pages = Path("/proc/self/statm")
     if not pages.exists():
         yield
@@ -226,7 +217,7 @@ def _bounded_memory() -> Iterator[None]:
 
     with _LIMITS:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        most = int(pages.read_text().split()[0]) * resource.getpagesize() + _MOST_BYTES
+        most = int(pages.read_text().split()[0]) * resource.getpagesize() + _MAX_BYTES
         given = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_AS, (min([most, *given]), hard))
         try:

@@ -1,4 +1,4 @@
-"""Where to run: what a user calls a device, as one that is there."""
+"""The device to run on."""
 
 import torch
 
@@ -7,7 +7,7 @@ from eligo.io.reading import reason
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of that name; `auto` takes a GPU if there is one.
+    """Return the device of a name, if it can be used; `auto` is a GPU if there is one.
 
     >>> resolve_device("cpu")
     device(type='cpu')
@@ -25,7 +25,7 @@ def resolve_device(name: str) -> torch.device:
     except (AssertionError, RuntimeError) as error:  # torch without CUDA asserts
         why = reason(error).partition(". ")[0]
         raise InputError(
-            f"device: got {name!r}, which cannot be used here ({why}); say cpu, or auto for what "
-            "there is"
+            f"device: got {name!r}, which cannot be used here ({why}); give cpu, or auto to "
+            "choose by what is available"
         ) from None
     return device

@@ -1,7 +1,7 @@
 """Whether parts belong together: a tokenizer and its model, a model and what was trained with it.
 
-`transformers` builds a tokenizer without any vocabulary where a folder holds none, and every text
-becomes unknown tokens. Fingerprints are saved by a training and compared when its result is used.
+Where a folder has no tokenizer, `transformers` builds one without a vocabulary, and every text
+becomes unknown tokens. Fingerprints are saved by training and compared when a model is loaded.
 """
 
 import hashlib
@@ -15,10 +15,10 @@ from eligo.pretrained.chat import tokenize
 
 _log = logging.getLogger("eligo")
 _PROBE = "a photo of a red ball left of two boxes on the floor"
-_UNKNOWN = 0.8  # share of unknown tokens from which on a tokenizer does not read the probe
+_MAX_UNKNOWN = 0.8  # share of unknown tokens in the probe
 ENCODER, GENERATOR = 0.9, 0.5
-"""Least size of a tokenizer, as a share of the model's embedding table. A text encoder's table is
-padded by a few rows at most; a generator may reserve many for tokens of other media."""
+"""Least size of a tokenizer, as a share of the model's embedding table: a text encoder's table has
+few unused rows; a generator may reserve many for tokens of other modalities."""
 _ALIKE = 0.02  # relative: half precision rounds by less than 0.4 %
 
 Weights = Mapping[str, float]
@@ -26,76 +26,72 @@ Weights = Mapping[str, float]
 
 
 def check_tokenizer(processor: Any, model: Any, where: str, *, least: float) -> None:
-    """Raise if a tokenizer (or the one of a processor) cannot be the one of this text model.
+    """Raise if a tokenizer (or that of a processor) cannot belong to this text model.
 
     `where` names the folder; `least` is `ENCODER` or `GENERATOR`.
     """
     tokenizer = getattr(processor, "tokenizer", None) or processor
-    rows = _table_rows(model)
+    try:
+        rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except (AttributeError, NotImplementedError):
+        return
     if rows is None or not hasattr(tokenizer, "get_vocab"):
         return
     vocabulary = tokenizer.get_vocab()
     special = set(getattr(tokenizer, "all_special_tokens", ()))
     special |= set(getattr(tokenizer, "added_tokens_encoder", ()))
     ordinary = [number for word, number in vocabulary.items() if word not in special]
-    remedy = "copy the tokenizer's files of this very model there (tokenizer.json and the like)"
+    other, table = (
+        "its tokenizer is another model's: got",
+        "the rows of the model's embedding table",
+    )
+    problem = ""
     if not ordinary:
+        problem = "holds no tokenizer, every text would be unknown tokens"
+    elif max(ordinary) >= rows:
+        problem = f"{other} token ids up to {max(ordinary)}, expected ids below {rows} ({table})"
+    elif len(vocabulary) < least * rows:
+        problem = f"{other} {len(vocabulary)} tokens, expected about {rows} ({table})"
+    if problem:
         raise InputError(
-            f"{where}: holds no tokenizer, every text would be unknown tokens; {remedy}"
+            f"{where}: {problem}; copy the tokenizer's files of this very model there "
+            "(tokenizer.json and the like)"
         )
-    if max(ordinary) >= rows:
-        raise InputError(
-            f"{where}: its tokenizer is another model's: got token ids up to {max(ordinary)}, "
-            f"expected ids below {rows}, the rows of the model's embedding table; {remedy}"
-        )
-    if len(vocabulary) < least * rows:
-        raise InputError(
-            f"{where}: its tokenizer is another model's: got {len(vocabulary)} tokens, expected "
-            f"about {rows}, the rows of the model's embedding table; {remedy}"
-        )
-    if (share := unknown_share(tokenizer, _PROBE)) >= _UNKNOWN:
+    ids = tokenize(tokenizer, _PROBE, add_special_tokens=False)["input_ids"]
+    unknown = sum(number == tokenizer.unk_token_id for number in ids) / len(ids) if ids else 1.0
+    if unknown >= _MAX_UNKNOWN:
         _log.warning(
             "%s: its tokenizer reads %.0f%% of %r as unknown tokens; if your texts are English, "
-            "it is not the right one", where, 100 * share, _PROBE,
+            "it is not the right one", where, 100 * unknown, _PROBE,
         )  # fmt: skip
 
 
-def unknown_share(tokenizer: Any, text: str) -> float:
-    """Share of a text's tokens that are unknown; 1 where it has no tokens at all.
-
-    0 for tokenizers whose unknown token has another meaning as well, as the end token of CLIP.
-    """
-    ids = tokenize(tokenizer, text, add_special_tokens=False)["input_ids"]
-    return sum(number == tokenizer.unk_token_id for number in ids) / len(ids) if ids else 1.0
-
-
 def refuse_encoder(config: Any, where: str) -> None:
-    """Raise if a model is an encoder (BERT and the like), which cannot continue a text."""
+    """Raise if a model is an encoder such as BERT, which cannot continue a text."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
     kind = getattr(config, "model_type", None)
     decodes = getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False)
     if kind in MASKED and not decodes and not hasattr(config, "vision_config"):
         raise InputError(
-            f"{where}: is an encoder ({kind}), which sees the whole text and cannot continue it; "
-            "expected a causal language model or a vision-language model"
+            f"{where}: is an encoder ({kind}), which cannot continue a text; expected a causal "
+            "language model or a vision-language model"
         )
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Of all tokens with their ids, the special ones, and how a sentence is split."""
-    said = tokenize(tokenizer, _PROBE)["input_ids"]
+    """A hash of the vocabulary, the special tokens, and the tokens of a sentence."""
     special = getattr(tokenizer, "special_tokens_map", {})
     parts = [
         sorted(tokenizer.get_vocab().items()),
         sorted((name, str(token)) for name, token in special.items()),
-        said,
+        tokenize(tokenizer, _PROBE)["input_ids"],
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def sampled_weights(model: Any) -> dict[str, float]:
-    """One value of every matrix of a model; what is quantised is passed over."""
+    """One value of every matrix of a model, except for quantised ones."""
     return {
         name: float(f"{_one(part):.6g}")
         for name, part in model.named_parameters()
@@ -104,17 +100,13 @@ def sampled_weights(model: Any) -> dict[str, float]:
 
 
 def same_weights(model: Any, stored: Weights) -> bool:
-    """Whether a model has the weights that were sampled, in whatever precision.
-
-    What it does not have under that name is not compared.
-    """
+    """Whether a model has the sampled weights, in any precision; absent names are not compared."""
     there = dict(model.named_parameters())
-    pairs = [
-        (_one(there[name]), then)
-        for name, then in stored.items()
+    return all(
+        abs(_one(there[name]) - value) <= _ALIKE * abs(value) + 1e-6
+        for name, value in stored.items()
         if name in there and _is_plain(there[name])
-    ]
-    return all(abs(now - then) <= _ALIKE * abs(then) + 1e-6 for now, then in pairs)
+    )
 
 
 def _is_plain(parameter: Any) -> bool:
@@ -122,14 +114,5 @@ def _is_plain(parameter: Any) -> bool:
 
 
 def _one(parameter: Any) -> float:
-    """A value from the inside: the first and the last row are often padding."""
+    """A value from the middle: the first and the last row are often padding."""
     return float(parameter.detach().flatten()[parameter.numel() // 3])
-
-
-def _table_rows(model: Any) -> int | None:
-    """Rows of the embedding table of the words."""
-    try:
-        table = model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):
-        return None
-    return getattr(table, "num_embeddings", None)

@@ -1,8 +1,8 @@
-"""Where trained models are found, and how they are read: all of their weights, or an error.
+"""Find trained models and load them strictly: all weights fit, or an error lists those that do not.
 
 A model is named by its folder, by the name of one that comes with eligo, or by its name on the hub
-(`owner/name`), the same in every family. What comes with eligo lies in one place,
-`eligo/models/<name>`, and has a model card there. Imports no torch.
+(`owner/name`), the same in every family. Shipped models are in `eligo/models/<name>`, each with a
+model card. Imports no torch.
 """
 
 import re
@@ -15,8 +15,8 @@ from typing import Any
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
+from eligo.io.locks import warnings_lock
 from eligo.io.reading import reading, reason
-from eligo.pretrained.shared_state import warnings_lock
 from eligo.pretrained.untrusted import check_stock_folder, check_stock_weights, is_quantised
 
 SHIPPED = Path(__file__).parents[1] / "models"
@@ -29,14 +29,14 @@ STOCK_FILES = (
     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "bpe.codes",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-"""Patterns of what `save_pretrained` of transformers writes."""
+"""Patterns of the files that `save_pretrained` of transformers writes."""
 _HOST = ("config.json", "processor_config.json")  # as transformers writes them
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _PICKLES = ("*.bin", "*.ckpt", "*.pkl", "*.pt", "*.pth")  # fetched only where nothing else is
 # Of a model of `transformers`: files of other frameworks, and folders (other formats, old code).
 _OTHER_FORMATS = ("*/*", "*.py", "*.h5", "*.msgpack", "*.onnx*", "*.gguf", "*.ot", "*.tflite")
-_PATIENCE = 3.0  # seconds that the hub has to answer
-_SHOWN = 8  # weights of each kind that an error names; another model's would fill the screen
+_HUB_TIMEOUT = 3.0  # seconds
+_SHOWN = 8  # weights of each kind that an error lists
 
 
 def shipped_models(*holding: str) -> list[str]:
@@ -55,7 +55,7 @@ def shipped_model(name: str, *, made_by: str) -> Path:
     if name in (names := shipped_models()):
         return SHIPPED / name
     raise InputError(
-        f"no model {name!r} comes with this eligo{did_you_mean(name, names)} "
+        f"no model {name!r} comes with this eligo{_meant(name, names)} "
         f"({', '.join(names) or 'none does'}); train one with `{made_by}` and give its folder"
     )
 
@@ -63,8 +63,8 @@ def shipped_model(name: str, *, made_by: str) -> Path:
 def find_model(name: str | Path, holding: str, *more: str) -> Path:
     """The folder of a model: one that comes with eligo, this one, or one fetched from the hub.
 
-    `holding`: the files by which its kind is known; of those that come with eligo, no other kind
-    is found or proposed. A folder that happens to be called like one of them is meant by `./NAME`.
+    `holding`: the files by which its kind is known; shipped models of another kind are neither
+    found nor proposed. Write `./NAME` for a folder with the name of a shipped model.
     """
     folder, name = Path(name), str(name)
     if name in (names := shipped_models(holding, *more)):
@@ -77,9 +77,9 @@ def find_model(name: str | Path, holding: str, *more: str) -> Path:
 
 
 def find_host(name: str | Path, *, weights: bool = True) -> Path:
-    """The folder of a model to ask: shipped, given, or fetched from the hub.
+    """The folder of a host model: shipped, given, or fetched from the hub.
 
-    From then on nothing but this folder is read. `weights`: False where the configs will do.
+    `weights`: False where the configs are enough.
     """
     if str(name) in (names := shipped_models(*_HOST)):
         return SHIPPED / name
@@ -87,7 +87,7 @@ def find_host(name: str | Path, *, weights: bool = True) -> Path:
 
 
 def find_encoder(key: str, name: str, *, weights: bool = True) -> Path:
-    """The same of an encoder of `transformers`, which a config names under a key."""
+    """The folder of an encoder of `transformers`, which a config names under a key."""
     try:
         return _find_stock(name, [], weights)
     except InputError as error:
@@ -107,7 +107,7 @@ def _find_stock(name: str, names: list[str], weights: bool) -> Path:
 
 
 def _from_hub(name: str, files: Sequence[str], names: list[str], ignore: Sequence[str]) -> Path:
-    """The folder of a model of the hub, which has one of these files: fetched, or kept before."""
+    """The folder of a model on the hub that has one of these files: downloaded, or cached."""
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     if _hub_answers():
@@ -118,12 +118,8 @@ def _from_hub(name: str, files: Sequence[str], names: list[str], ignore: Sequenc
     for file in files:
         if isinstance(found := try_to_load_from_cache(name, file), str):
             return Path(found).parent
-    raise _not_found(
-        name,
-        names,
-        "; the hub cannot be reached, and no copy of it was kept before: give a folder, or set "
-        "HF_HOME to where copies are kept",
-    )
+    why = "the hub cannot be reached, and the cache (HF_HOME) has no copy: give a folder"
+    raise _not_found(name, names, f"; {why}")
 
 
 def _hub_answers() -> bool:
@@ -135,27 +131,34 @@ def _hub_answers() -> bool:
         return False
     answers: list[Any] = []
 
-    def ask() -> None:
+    def request() -> None:
         with suppress(Exception):
-            answers.append(get_session().head(constants.ENDPOINT, timeout=_PATIENCE))
+            answers.append(get_session().head(constants.ENDPOINT, timeout=_HUB_TIMEOUT))
 
-    # A name server that is silent makes even a time limit of the client's wait.
-    asking = Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(_PATIENCE)
+    # The time limit of the client does not cover a name server that never answers.
+    thread = Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(_HUB_TIMEOUT)
     return bool(answers)
 
 
 def _not_found(name: str, names: list[str], why: str = "") -> InputError:
     ours = f" a name of what comes with eligo ({', '.join(names)})," if names else ""
     return InputError(
-        f"{name}: there is no such folder{did_you_mean(name, names)}; expected a folder,{ours} or "
+        f"{name}: there is no such folder{_meant(name, names)}; expected a folder,{ours} or "
         f"OWNER/NAME on the hub{why}"
     )
 
 
+def _meant(name: str, names: list[str]) -> str:
+    """The new name of a renamed model, or the most similar name."""
+    new = name.replace("demos_", "shots_", 1)
+    renamed = name.startswith("demos_") and new in names
+    return f"; it is now called {new}" if renamed else did_you_mean(name, names)
+
+
 def load_part(kind: Any, name: str | Path, **options: Any) -> Any:
-    """A config, tokenizer or processor of `transformers`, by its class.
+    """Load a config, tokenizer or processor of `transformers`, by its class.
 
     `name`: a folder, or a string for `find_host`. Code in the folder is never run.
     """
@@ -165,17 +168,17 @@ def load_part(kind: Any, name: str | Path, **options: Any) -> Any:
 
 
 def load_stock(kind: Any, name: str | Path, *, exact: bool = True, **options: Any) -> Any:
-    """A model of `transformers` by its class; weights that it lacks are an error that lists them.
+    """Load a model of `transformers` by its class; missing weights are an error that lists them.
 
-    `transformers` itself would leave those random. `exact`: so are weights that it has no place
-    for; somebody else's checkpoint often has a few, for a head that is not wanted. Code in the
-    folder is never run, and pickled weights are read as tensors alone.
+    `transformers` itself would leave those random. With `exact`, weights without a place in the
+    model are an error too; other people's checkpoints often have unused heads. Code in the folder
+    is never run, and pickled weights are read as tensors only.
     """
     folder = name if isinstance(name, Path) else find_host(name)
-    check_stock_folder(folder)
-    check_stock_weights(folder)
-    # First without memory for the weights: the sizes of a config that lies may be endless.
-    if not is_quantised(folder):
+    config = check_stock_folder(folder)
+    check_stock_weights(folder, config)
+    # First without memory for the weights: a config may claim any size.
+    if not is_quantised(config):
         _read_model(kind, folder, exact, device_map="meta", **options)
     model = _read_model(kind, folder, exact, **options)
     refuse_misfits(folder, misfits((), (), (), broken=not_finite(model.named_parameters())))
@@ -183,15 +186,9 @@ def load_stock(kind: Any, name: str | Path, *, exact: bool = True, **options: An
 
 
 def _read_model(kind: Any, folder: Path, exact: bool, **options: Any) -> Any:
-    model, info = _read(
-        kind,
-        folder,
-        weights_only=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # said below, with all the rest
-        **options,
-    )
-    shapes = [
+    options |= {"weights_only": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, info = _read(kind, folder, **options)
+    shapes = [  # `transformers` would leave these weights random
         f"{key}: {tuple(stored)} stored, {tuple(expected)} expected"
         for key, stored, expected in info["mismatched_keys"]
     ]
@@ -217,17 +214,11 @@ def misfits(
     types: Iterable[str] = (),
     broken: Iterable[str] = (),
 ) -> list[str]:
-    """An entry for each weight that does not fit, for `refuse_misfits`; the first of each kind."""
-    kinds = {
-        "missing: ": missing,
-        "unexpected: ": unexpected,
-        "shape of ": shapes,
-        "type of ": types,
-        "not finite: ": broken,
-    }
+    """List the weights that do not fit, for `refuse_misfits`; the first few of each kind."""
+    starts = ("missing: ", "unexpected: ", "shape of ", "type of ", "not finite: ")
+    kinds = map(list, (missing, unexpected, shapes, types, broken))
     lines = []
-    for start, entries in kinds.items():
-        entries = list(entries)
+    for start, entries in zip(starts, kinds, strict=True):
         lines += [f"{start}{prefix}{entry}" for entry in entries[:_SHOWN]]
         if (left := len(entries) - _SHOWN) > 0:
             lines.append(f"... and {left} more like it")
@@ -241,46 +232,40 @@ def refuse_misfits(where: str | Path, lines: list[str]) -> None:
 
 
 def not_finite(tensors: Iterable[tuple[str, Any]]) -> list[str]:
-    """Names of the tensors that hold NaN or infinity: no training leaves such weights."""
-    return [
-        name for name, tensor in tensors if tensor.is_floating_point() and not _is_finite(tensor)
-    ]
-
-
-def _is_finite(tensor: Any) -> bool:
-    if not tensor.numel() or tensor.element_size() == 1:  # torch compares no packed floats
-        return True
-    low, high = tensor.detach().aminmax()  # both are NaN if one value is
-    return bool(low.isfinite() and high.isfinite())
-
-
-class _Quiet:
-    """What several threads share: the first one in changes it, the last one out restores it."""
-
-    users = 0
-    restore = ExitStack()
+    """Names of the tensors that hold NaN or infinity."""
+    found = []
+    for name, tensor in tensors:
+        if not tensor.is_floating_point() or not tensor.numel() or tensor.element_size() == 1:
+            continue  # torch does not compare packed floats
+        low, high = tensor.detach().aminmax()  # both are NaN if one value is
+        if not (low.isfinite() and high.isfinite()):
+            found.append(name)
+    return found
 
 
 _quiet_lock = Lock()
+_quiet_users = 0  # threads inside `quiet_transformers`: the last one restores the settings
+_loud = ExitStack()
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Meanwhile `transformers` draws no bars, and leaves it to us to say what does not fit."""
+    """Keep `transformers` from drawing progress bars and warning about misfits that we report."""
+    global _quiet_users, _loud
     with _quiet_lock, warnings_lock:
-        if not _Quiet.users:
-            _Quiet.restore = _be_quiet()
-        _Quiet.users += 1
+        if not _quiet_users:
+            _loud = _silenced()
+        _quiet_users += 1
     try:
         yield
     finally:
         with _quiet_lock, warnings_lock:
-            _Quiet.users -= 1
-            if not _Quiet.users:
-                _Quiet.restore.close()
+            _quiet_users -= 1
+            if not _quiet_users:
+                _loud.close()
 
 
-def _be_quiet() -> ExitStack:
+def _silenced() -> ExitStack:
     from transformers.utils import logging
 
     stack = ExitStack()

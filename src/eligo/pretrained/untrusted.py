@@ -1,7 +1,6 @@
-"""Model folders that somebody else made: their code is never run, their damage is one line.
+"""Checks of untrusted model folders, before `transformers` opens them. Imports no torch.
 
-`check_stock_folder` refuses, before `transformers` opens a folder, what `transformers` would run,
-follow out of the folder, or allocate without end. Imports no torch.
+Refused is what `transformers` would execute, read from outside the folder, or allocate without end.
 """
 
 import re
@@ -13,8 +12,9 @@ from typing import Any
 from eligo.errors import InputError
 from eligo.io.reading import read_object, reading
 
+_CONFIG = "config.json"
 _STOCK_CONFIGS = (
-    "config.json",
+    _CONFIG,
     "generation_config.json",
     "processor_config.json",
     "preprocessor_config.json",
@@ -23,40 +23,44 @@ _STOCK_CONFIGS = (
     "adapter_config.json",
 )
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # as `transformers` looks for them
-# Counts in a config of which each is an object in memory, and more than any model has.
+# Counts in a config (each one is an object in memory), and limits that no model reaches.
 _LAYERS = re.compile(r"(layers?|depths?|blocks)$")
 _MOST = {_LAYERS: 10_000, re.compile(r"(experts|labels)$"): 1_000_000}
 _FEW_LAYERS = 200  # cost little, whatever the weights are
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _MANY_PATCHES = 1_000_000
-# What a processor scales every image to: sides, or the area where images keep their shape.
+# The size that a processor scales images to: sides, or an area if images keep their shape.
 _SIZES = ("size", "crop_size", "pad_size", "min_pixels")
 _LONGEST_SIDE, _LARGEST_AREA = 16_384, 100_000_000
 _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 
 
-def check_stock_folder(folder: Path) -> None:
-    """Refuse a folder whose configs name code of its own, or more parts than any model has."""
-    there = [folder / name for name in _STOCK_CONFIGS if (folder / name).exists()]
-    if not there:
+def check_stock_folder(folder: Path) -> dict[str, Any]:
+    """Return the content of config.json ({} if there is none) after checking all configs.
+
+    Refuses configs that name code of the folder, or more parts than any model has.
+    """
+    paths = [folder / name for name in _STOCK_CONFIGS if (folder / name).exists()]
+    if not paths:
         raise InputError(
             f"{folder}: holds no model of transformers (no config.json); expected a folder with a "
             "model and its tokenizer or processor"
         )
-    for path in there:
-        _check_config(path)
+    configs = {path.name: read_object(path, "transformers") for path in paths}
+    for path in paths:
+        _check_config(path, configs[path.name])
+    return configs.get(_CONFIG, {})
 
 
-def _check_config(path: Path) -> None:
-    tree = read_object(path, "transformers")
+def _check_config(path: Path, config: dict[str, Any]) -> None:
     for counted, most in _MOST.items():
-        for key, size in _counts(tree, counted):
+        for key, size in _counts(config, counted):
             if size > most:
                 raise InputError(f"{path}: got {key} {size}, expected at most {most}")
     if "processor" in path.name:
-        for config in _objects(tree):
-            _check_pixels(path, config)
-    for key, value in _entries(tree):
+        for part in _objects(config):
+            _check_pixels(path, part)
+    for key, value in _entries(config):
         if key == "auto_map" and value:
             raise InputError(
                 f"{path}: names Python code of the folder (auto_map), which eligo never runs; "
@@ -71,7 +75,7 @@ def _check_config(path: Path) -> None:
 
 
 def _check_pixels(path: Path, config: dict[str, Any]) -> None:
-    """Refuse a processor that scales every image up to what no memory holds."""
+    """Refuse a processor that scales every image up to a size that fits into no memory."""
     by_area = "merge_size" in config or "min_pixels" in config
     most = _LARGEST_AREA if by_area else _LONGEST_SIDE
     for key in _SIZES:
@@ -81,7 +85,7 @@ def _check_pixels(path: Path, config: dict[str, Any]) -> None:
         sides = value if isinstance(value, dict) else {"": value}
         for side, pixels in sides.items():
             if by_area and side == "longest_edge":
-                continue  # a limit, which makes nothing larger
+                continue  # an upper limit: it makes no image larger
             if isinstance(pixels, int) and pixels > most:
                 raise InputError(
                     f"{path}: got {key} {side}: {pixels}, expected at most {most} pixels: copy the "
@@ -89,51 +93,47 @@ def _check_pixels(path: Path, config: dict[str, Any]) -> None:
                 )
 
 
-def check_stock_weights(folder: Path) -> None:
-    """Refuse weight files that are missing, damaged or outside, and a config that they belie.
+def check_stock_weights(folder: Path, config: dict[str, Any]) -> None:
+    """Refuse weight files that are missing, damaged, outside the folder, or of another config.
 
-    Their headers are read, and nothing else.
+    Only the headers are read.
     """
     files = [file for file in _weight_files(folder) if file.suffix == ".safetensors"]
     headers = [(file, name, *entry) for file in files for name, entry in read_header(file).items()]
-    about = folder / "config.json"
-    if not headers or not about.is_file():
+    if not headers or not config:
         return
-    _check_counts(about, len(headers), sum(prod(shape) for *_, shape in headers))
-    for file, name, dtype, _ in headers if not is_quantised(folder) else ():
+    _check_counts(folder / _CONFIG, config, len(headers), sum(prod(shape) for *_, shape in headers))
+    for file, name, dtype, _ in headers if not is_quantised(config) else ():
         if name.endswith((".weight", ".bias")) and dtype not in _FLOATS:
             raise InputError(
                 f"{file}: got {name} as {dtype}, expected floats ({', '.join(_FLOATS)}), as "
-                f"{about.name} names no quantization_config"
+                f"{_CONFIG} names no quantization_config"
             )
 
 
-def _check_counts(about: Path, num_tensors: int, num_weights: int) -> None:
+def _check_counts(path: Path, config: dict[str, Any], num_tensors: int, num_weights: int) -> None:
     """Refuse a config that describes far more than the weights: it would fill the memory."""
-    tree = read_object(about, "transformers")
-    for key, size in _counts(tree, _LAYERS):
+    expected = "expected config and weights of one model: copy the folder again"
+    for key, size in _counts(config, _LAYERS):
         if size > max(num_tensors, _FEW_LAYERS):
             raise InputError(
-                f"{about}: got {key} {size}, but the weights beside it have {num_tensors} "
-                "tensors; expected config and weights of one model: copy the folder again"
+                f"{path}: got {key} {size}, but the weights beside it have {num_tensors} "
+                f"tensors; {expected}"
             )
-    for config in _objects(tree):
-        size, patch = config.get("image_size"), config.get("patch_size")
+    for part in _objects(config):
+        size, patch = part.get("image_size"), part.get("patch_size")
         if not isinstance(size, int) or not isinstance(patch, int) or patch < 1:
             continue
         if (size // patch) ** 2 > max(num_weights, _MANY_PATCHES):
             raise InputError(
-                f"{about}: got image_size {size} and patch_size {patch}, but the weights beside it "
-                f"are {num_weights} numbers; expected config and weights of one model: copy the "
-                "folder again"
+                f"{path}: got image_size {size} and patch_size {patch}, but the weights beside it "
+                f"are {num_weights} numbers; {expected}"
             )
 
 
-def is_quantised(folder: Path) -> bool:
-    """Whether the weights are packed: their shapes are then not the config's."""
-    about = folder / "config.json"
-    entries = _entries(read_object(about, "transformers")) if about.is_file() else ()
-    return any(key == "quantization_config" and value for key, value in entries)
+def is_quantised(config: dict[str, Any]) -> bool:
+    """Whether the weights are packed, so that their shapes differ from the config's."""
+    return any(key == "quantization_config" and value for key, value in _entries(config))
 
 
 def read_header(file: Path) -> dict[str, tuple[str, list[int]]]:
@@ -154,7 +154,7 @@ def _weight_files(folder: Path) -> list[Path]:
             return [folder / name]
         if (index := folder / f"{name}.index.json").is_file():
             return _shards(index)
-    return []  # `transformers` says what it looked for
+    return []  # `transformers` reports what it looked for
 
 
 def _shards(index: Path) -> list[Path]:
@@ -177,7 +177,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _objects(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The object itself and every one that is a value in it."""
+    """The object itself, and every object that is a value in it."""
     yield tree
     yield from (value for _, value in _entries(tree) if isinstance(value, dict))
 

@@ -14,8 +14,8 @@ from typing import Any
 from eligo.config import Config
 from eligo.config.yaml import dump_yaml, read_yaml
 from eligo.errors import ConfigError, InputError, OutputError
-from eligo.io.file_system import LOCK
 from eligo.io.files import (
+    LOCK,
     clear_unfinished,
     make_folder,
     remove_file,

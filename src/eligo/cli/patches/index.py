@@ -71,6 +71,7 @@ def run(
     source = _source(
         images, texts, scenes, dense, opened.image_encoder.image_size, opened.uses_dense
     )
+    broken: list[str] = []
     if check_data and isinstance(source, ImageFiles) and not (out / MANIFEST).exists():
         broken = source.check()
         if broken:
@@ -89,7 +90,7 @@ def run(
             gpus_per_worker=gpus_per_worker,
             on_done=lambda done, _: bar.update(done),
         )
-    for row in built.skipped[:5]:
+    for row in [row for row in built.skipped if row["why"] not in broken][:5]:
         remark(f"skipped: {row['id']}: {row['why']}")
     print_result(
         {
@@ -118,7 +119,7 @@ def _source(
     size: int,
     uses_dense: bool,
 ) -> "Source":
-    from eligo.patches.data.lines import by_image, read_json_texts
+    from eligo.patches.data.captions import read_dense_captions
     from eligo.patches.index import ImageFiles, ScenePictures, TextLines
 
     if texts is not None:
@@ -128,4 +129,4 @@ def _source(
     assert images is not None
     if dense is None:
         return ImageFiles.under(images)
-    return ImageFiles.under(images, by_image(dense, read_json_texts(dense, "image_id")))
+    return ImageFiles.under(images, read_dense_captions(dense))

@@ -158,7 +158,7 @@ def _measure(model: "RetrievalModel", searcher: "Searcher", dev: Path | None) ->
     else:
         texts = scene_captions(_DEV_QUERIES) if dev is None else TextLines.of(dev).texts
         texts = list(texts)[:_DEV_QUERIES]
-        model.text_encoder.remark_cut(texts)
+        model.text_encoder.warn_truncated(texts)
         starts = range(0, len(texts), _AT_ONCE)
         sides = [model.text_side(texts[start : start + _AT_ONCE]) for start in starts]
         count = len(texts)

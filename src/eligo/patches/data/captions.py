@@ -1,25 +1,48 @@
-"""Captioned images as people have them: a Karpathy JSON file and JSON lines of dense captions.
+"""Captioned images: a Karpathy JSON file, and JSON lines of dense captions.
 
-`restval` counts as training data and only the first five captions of an image count, as everywhere
-in the literature. Dense captions come in two forms: `{"image_id", "text", ...}` (image_id is the
-file's imgid, cocoid or filename), or lines with `text` alone (and `model_id`, `metadata`) in the
-order of the images, if there are as many.
+As usual in the literature, `restval` counts as training data and only the first five captions of an
+image are used. Dense captions come in two forms: `{"image_id", "text", ...}` (image_id is the
+file's imgid, cocoid or filename), or one line with `text` per image, in the order of the images.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from eligo.errors import InputError
+from eligo.io.json_lines import JsonRow, Words, check_row, read_json_lines
 from eligo.io.reading import read_json
 from eligo.patches.data.config import KarpathyDataConfig
-from eligo.patches.data.lines import by_image, read_json_texts
 
 Split = Literal["train", "val", "test"]
-_SPLIT_OF = {"train": "train", "restval": "train", "val": "val", "test": "test"}
-_MOST = 5  # captions of an image; COCO has a few more here and there, which nobody counts
+_MAX_CAPTIONS = 5
 _NAMES = ("imgid", "cocoid", "filename")
+
+
+class TextRow(JsonRow):
+    """A line with a text, and optionally the id of the text or of its image."""
+
+    text: Words
+    id: Any = None
+    image_id: Any = None
+
+
+class _Sentence(JsonRow):
+    raw: str
+
+
+class _KarpathyImage(JsonRow):
+    split: Literal["train", "restval", "val", "test"]
+    filename: str
+    sentences: list[_Sentence]
+    filepath: str = ""
+    imgid: Any = None
+    cocoid: Any = None
+
+
+class _KarpathyFile(JsonRow):
+    images: list[_KarpathyImage]
 
 
 @dataclass(frozen=True)
@@ -27,7 +50,7 @@ class CaptionedImage:
     """One image of a Karpathy file."""
 
     index: int
-    """Its place in the file."""
+    """Its position in the file."""
     path: Path
     captions: tuple[str, ...]
     names: tuple[tuple[str, int | str], ...]
@@ -36,78 +59,69 @@ class CaptionedImage:
 
 
 def read_captions(config: KarpathyDataConfig, split: Split) -> list[CaptionedImage]:
-    """The images of one split, with dense captions where the config names a file of them."""
-    every = _read_karpathy(config.captions, config.images)
-    chosen = [image for of, image in every if of == split]
-    if not chosen:
-        found = sorted({of for of, _ in every})
-        raise InputError(
-            f"{config.captions}: no image of split {split!r}, found {', '.join(found) or 'none'}"
-        )
+    """Return the images of a split, with dense captions if the config names a file of them."""
+    by_split = _read_karpathy(config.captions, config.images)
+    if split not in by_split:
+        found = ", ".join(sorted(by_split)) or "none"
+        raise InputError(f"{config.captions}: no image of split {split!r}, found {found}")
+    images = by_split[split]
     if config.dense is None:
-        return chosen
+        return images
     if "{split}" in str(config.dense):
-        path = Path(str(config.dense).replace("{split}", split))
-        return _with_dense(chosen, chosen, path)
-    return _with_dense(chosen, [image for _, image in every], config.dense)
+        return _with_dense(images, images, Path(str(config.dense).replace("{split}", split)))
+    every = sorted((i for part in by_split.values() for i in part), key=lambda i: i.index)
+    return _with_dense(images, every, config.dense)
 
 
-def _read_karpathy(path: Path, folder: Path) -> list[tuple[str, CaptionedImage]]:
-    document = read_json(path)
-    entries = document.get("images") if isinstance(document, dict) else None
-    if not isinstance(entries, list):
-        raise InputError(
-            f'{path}: expected a Karpathy file, {{"images": [...]}}, as dataset_flickr30k.json'
-        )
-    images = []
-    for index, entry in enumerate(entries):
-        where = f"{path}: images[{index}]"
-        try:
-            split, filename = _SPLIT_OF[entry["split"]], entry["filename"]
-            captions = tuple(sentence["raw"].strip() for sentence in entry["sentences"][:_MOST])
-            file = folder / entry.get("filepath", "") / filename
-        except (KeyError, TypeError, AttributeError) as error:
-            given = ", ".join(entry) if isinstance(entry, dict) else repr(entry)[:60]
-            raise InputError(
-                f"{where}: got {given} with {error}; expected filename, sentences with raw, and "
-                f"split, one of {', '.join(_SPLIT_OF)}"
-            ) from None
+def _read_karpathy(path: Path, folder: Path) -> dict[str, list[CaptionedImage]]:
+    found: dict[str, list[CaptionedImage]] = {}
+    for index, row in enumerate(check_row(_KarpathyFile, read_json(path), path).images):
+        captions = tuple(sentence.raw.strip() for sentence in row.sentences[:_MAX_CAPTIONS])
         if not captions or not all(captions):
-            raise InputError(f"{where}: {filename} has no or an empty caption")
-        names = tuple((name, entry[name]) for name in _NAMES if name in entry)
-        images.append((split, CaptionedImage(index, file, captions, names)))
-    return images
+            raise InputError(f"{path}: images[{index}]: {row.filename} has no or an empty caption")
+        names = tuple((n, getattr(row, n)) for n in _NAMES if n in row.model_fields_set)
+        image = CaptionedImage(index, folder / row.filepath / row.filename, captions, names)
+        found.setdefault("train" if row.split == "restval" else row.split, []).append(image)
+    return found
+
+
+def read_dense_captions(path: Path) -> dict[str, str]:
+    """Return the dense captions of a file by `image_id`; every line must have one."""
+    found = {}
+    for number, row in read_json_lines(path, TextRow, unique="image_id"):
+        if row.image_id is None:
+            raise InputError(f"{path}:{number}: image_id: missing; expected one per image")
+        found[str(row.image_id)] = row.text.strip()
+    return found
 
 
 def _with_dense(
-    chosen: Sequence[CaptionedImage], every: Sequence[CaptionedImage], path: Path
+    images: Sequence[CaptionedImage], every: Sequence[CaptionedImage], path: Path
 ) -> list[CaptionedImage]:
-    rows = list(read_json_texts(path, "image_id"))
-    if not rows or any(name is not None for _, name, _ in rows):
-        return _by_name(chosen, by_image(path, rows), path)
+    rows = [row for _, row in read_json_lines(path, TextRow)]
+    if not rows or any(row.image_id is not None for row in rows):
+        return _by_name(images, read_dense_captions(path), path)
     if len(rows) != len(every):
         raise InputError(
             f"{path}: got {len(rows)} lines without image_id for {len(every)} images; expected "
             "as many, in the order of the images, or an image_id in every line"
         )
-    texts = {image.index: text for image, (_, _, text) in zip(every, rows, strict=True)}
-    return [replace(image, dense=texts[image.index]) for image in chosen]
+    texts = {image.index: row.text.strip() for image, row in zip(every, rows, strict=True)}
+    return [replace(image, dense=texts[image.index]) for image in images]
 
 
 def _by_name(
-    chosen: Sequence[CaptionedImage], texts: dict[str, str], path: Path
+    images: Sequence[CaptionedImage], texts: dict[str, str], path: Path
 ) -> list[CaptionedImage]:
     missing: dict[str, list[str]] = {}
     for name in _NAMES:
-        keys = [str(dict(image.names).get(name)) for image in chosen]
-        absent = [key for key in keys if key not in texts]
-        if not absent:
-            return [
-                replace(image, dense=texts[key]) for image, key in zip(chosen, keys, strict=True)
-            ]
-        missing[name] = absent
+        keys = [str(dict(image.names).get(name)) for image in images]
+        missing[name] = [key for key in keys if key not in texts]
+        if not missing[name]:
+            pairs = zip(images, keys, strict=True)
+            return [replace(image, dense=texts[key]) for image, key in pairs]
     name = min(missing, key=lambda name: len(missing[name]))
     raise InputError(
-        f"{path}: no dense caption for {len(missing[name])} of {len(chosen)} images, the first of "
+        f"{path}: no dense caption for {len(missing[name])} of {len(images)} images, the first of "
         f"them with {name} {missing[name][0]}; expected a line for every image"
     )

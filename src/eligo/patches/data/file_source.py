@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.images import open_image, remark_shared, upright_size
+from eligo.images import open_image, upright_size, warn_shared_images
 from eligo.patches.data.augment import change_pieces, random_crop
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
 from eligo.patches.data.captions import CaptionedImage, read_captions
@@ -47,12 +47,12 @@ class FileSource(CaptionSource):
                 "texts of other images are what it learns to tell apart"
             )
         if rank == 0:
-            remark_shared([i.path for i in images], [i.path for i in self._dev.given])
+            warn_shared_images([i.path for i in images], [i.path for i in self._dev.given])
             texts = [text for image in images for text in image.captions]
-            self.model.text_encoder.remark_cut(texts[:_LOOKED_AT])
+            self.model.text_encoder.warn_truncated(texts[:_LOOKED_AT])
             if self.uses_dense:
                 dense = [image.dense or "" for image in images[:_LOOKED_AT]]
-                self.model.text_encoder.remark_cut(dense, dense=True)
+                self.model.text_encoder.warn_truncated(dense, dense=True)
         pairs = PairExamples(images, self.config, self.model, dense=self.uses_dense)
         device = self.model.device
         batches = epoch_batches(
@@ -199,13 +199,13 @@ class FileSet(RetrievalSet):
     def texts(self, size: int) -> Iterator[Pieces]:
         """All captions."""
         every = [caption for image in self.kept for caption in image.captions]
-        self._remark_cut(every)
+        self._warn_truncated(every)
         for start in range(0, len(every), size):
             yield self.encoder.tokenize(every[start : start + size])
 
     def dense(self, size: int) -> Iterator[Pieces]:
         """The dense captions of all images."""
-        self._remark_cut([image.dense or "" for image in self.kept], dense=True)
+        self._warn_truncated([image.dense or "" for image in self.kept], dense=True)
         for start in range(0, len(self.kept), size):
             some = self.kept[start : start + size]
             missing = next((image for image in some if image.dense is None), None)
@@ -215,11 +215,11 @@ class FileSet(RetrievalSet):
                 )
             yield self.encoder.tokenize([image.dense or "" for image in some], dense=True)
 
-    def _remark_cut(self, texts: Sequence[str], *, dense: bool = False) -> None:
+    def _warn_truncated(self, texts: Sequence[str], *, dense: bool = False) -> None:
         """Once, however often a set is measured."""
         if dense not in self._remarked:
             self._remarked.add(dense)
-            self.encoder.remark_cut(texts, dense=dense)
+            self.encoder.warn_truncated(texts, dense=dense)
 
 
 def _unreadable(check: DataCheck, label: str, images: Sequence[CaptionedImage]) -> list[str]:

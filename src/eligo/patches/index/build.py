@@ -89,9 +89,9 @@ def build_index(
         left_out = source.skipped
         source = replace(source, side=model.image_encoder.image_size)
         if source.dense is not None:
-            model.text_encoder.remark_cut([source.dense[n] for n in source.ids], dense=True)
+            model.text_encoder.warn_truncated([source.dense[n] for n in source.ids], dense=True)
     elif isinstance(source, TextLines):
-        model.text_encoder.remark_cut(source.texts)
+        model.text_encoder.warn_truncated(source.texts)
     manifest = store.Manifest(
         kind=source.kind,
         model=hash_of(model),

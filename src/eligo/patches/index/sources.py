@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from eligo.errors import InputError
 from eligo.images import SUFFIXES, image_files, open_image, printable_name, upright_size
+from eligo.io.json_lines import read_json_lines
 from eligo.io.reading import numbered_lines
-from eligo.patches.data.lines import read_json_texts
+from eligo.patches.data.captions import TextRow
 from eligo.patches.index.store import Kind
 from eligo.train.check import DataCheck, listed
 
@@ -156,8 +157,11 @@ class TextLines:
     def of(cls, path: Path) -> "TextLines":
         """Read a `.jsonl` or plain text file; blank lines are no texts."""
         if path.suffix == ".jsonl":
-            rows = read_json_texts(path, "id")
-            found = [(name or str(number), text) for number, name, text in rows]
+            rows = read_json_lines(path, TextRow)
+            found = [
+                (str(number if row.id in (None, "") else row.id), row.text.strip())
+                for number, row in rows
+            ]
         else:
             found = [(str(number), line.strip()) for number, line in numbered_lines(path)]
         if not found:

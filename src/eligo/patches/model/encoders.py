@@ -1,10 +1,10 @@
-"""Images to patches and texts to words: stock encoders of `transformers` with a linear head.
+"""Images to patches and texts to words: encoders of `transformers` with a linear head.
 
-ViT, Swin, DINOv2 (with or without registers) and BERT, as in LAPS and SEPS. How many tokens stand
-before the first patch, and how the patches lie, is read off the encoder's config, never guessed.
+ViT, Swin, DINOv2 (with or without registers) and BERT, as in LAPS and SEPS. The number of tokens
+before the first patch and the grid of patches are taken from the encoder's config.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +18,17 @@ from torch.nn import functional as F
 from eligo.errors import InputError
 from eligo.images import upright_rgb
 from eligo.patches.model.sides import Words
-from eligo.pretrained.chat import plain_text, remark_cut, tokenize
+from eligo.pretrained.chat import warn_truncated
+from eligo.pretrained.encoders import count_pieces, tokenize_texts
 
 Picture = Image.Image | Tensor
 """A PIL image, or (3, height, width) bytes."""
-_AT_ONCE = 1024  # texts whose pieces are counted
+_VISION_MODELS = ("vit", "dinov2", "dinov2_with_registers", "swin")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the tokens of an image encoder lie: `num_prefix` of them, then rows of patches."""
+    """Order of an image encoder's tokens: `num_prefix` of them, then rows of patches."""
 
     num_prefix: int
     """Tokens before the first patch: [CLS], then registers."""
@@ -40,46 +41,28 @@ class Layout:
         return self.grid_hw[0] * self.grid_hw[1]
 
 
-def _plain_grid(config: Any, image_size: int, prefix: int) -> Layout:
-    side = image_size // config.patch_size
-    return Layout(prefix, (side, side))
-
-
-def _swin_grid(config: Any, image_size: int) -> Layout:
-    side = image_size // config.patch_size // 2 ** (len(config.depths) - 1)
-    return Layout(0, (side, side))
-
-
-_LAYOUTS: dict[str, Callable[[Any, int], Layout]] = {
-    "vit": lambda config, size: _plain_grid(config, size, 1),
-    "dinov2": lambda config, size: _plain_grid(config, size, 1),
-    "dinov2_with_registers": lambda config, size: _plain_grid(
-        config, size, 1 + config.num_register_tokens
-    ),
-    "swin": _swin_grid,
-}
-
-
 def layout_of(config: Any, image_size: int) -> Layout:
     """Prefix tokens and patch grid of a `transformers` vision config at an image size."""
-    found = _LAYOUTS.get(config.model_type)
-    if found is None:
+    kind = config.model_type
+    if kind not in _VISION_MODELS:
         raise InputError(
-            f"vision: got a model of type {config.model_type!r}, expected one of "
-            f"{', '.join(_LAYOUTS)}"
+            f"vision: got a model of type {kind!r}, expected one of {', '.join(_VISION_MODELS)}"
         )
-    return found(config, image_size)
+    side = image_size // config.patch_size
+    if kind == "swin":
+        side //= 2 ** (len(config.depths) - 1)
+    num_prefix = {"swin": 0, "dinov2_with_registers": 1 + getattr(config, "num_register_tokens", 0)}
+    return Layout(num_prefix.get(kind, 1), (side, side))
 
 
 class ImageEncoder(nn.Module):
     """Pixels to tokens: [CLS] and registers (if there are any), then patches row by row.
 
-    The way of the tensors:
-        pixels (V, 3, H, W)
-          | backbone
-        (V, prefix + N, width)
-          | head: Linear
-        tokens (V, prefix + N, C)
+    pixels (V, 3, H, W)
+      | backbone
+    (V, prefix + N, width)
+      | head: Linear
+    tokens (V, prefix + N, C)
     """
 
     def __init__(
@@ -101,7 +84,7 @@ class ImageEncoder(nn.Module):
         for name, colours in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(colours).view(3, 1, 1), persistent=False)
         self.lr_multiplier = {"backbone": 1.0}
-        # A ViT or Swin shown another size than it was built for must be asked to stretch its grid.
+        # At another image size, a ViT or Swin interpolates its position encoding only on request.
         other = config.image_size != image_size and config.model_type in ("vit", "swin")
         self._options = {"interpolate_pos_encoding": True} if other else {}
 
@@ -137,12 +120,11 @@ class ImageEncoder(nn.Module):
 class TextEncoder(nn.Module):
     """Word pieces to words; [CLS] and [SEP] count as words.
 
-    The way of the tensors:
-        ids (T, L), mask (T, L)
-          | backbone: BERT
-        (T, L, width)
-          | head: Linear
-        words (T, L, C)
+    ids (T, L), mask (T, L)
+      | backbone: BERT
+    (T, L, width)
+      | head: Linear
+    words (T, L, C)
     """
 
     def __init__(
@@ -166,13 +148,13 @@ class TextEncoder(nn.Module):
         self.max_words, self.max_dense_words = max_words, max_dense_words
         self.lr_multiplier = {"backbone": 1.0}
         self.head = nn.Linear(config.hidden_size, embed_dim)
-        self._told: set[str] = set()  # long texts that were counted
+        self._counted: set[str] = set()  # texts that fill the encoder, warned about if cut
 
     def forward(
         self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]
     ) -> Float[Tensor, "texts words dim"]:
-        """Words of word pieces; what stands in padding means nothing."""
-        # Of a mask with two axes transformers asks whether it is full, which waits for the device.
+        """Words of word pieces; the values at padding are meaningless."""
+        # For a mask of two axes transformers tests whether it is full, which waits for the device.
         pairs = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
         states = self.backbone(input_ids=ids, attention_mask=pairs).last_hidden_state
         return self.head(states)
@@ -188,48 +170,32 @@ class TextEncoder(nn.Module):
         if empty is not None:
             what = "dense caption" if dense else "text"
             raise InputError(f"{what} {empty} is empty; expected at least one word")
-        found = tokenize(
-            self.tokenizer,
-            [plain_text(self.tokenizer, text) for text in texts],
-            padding=True,
-            truncation=True,
-            max_length=self.longest(dense=dense),
-            return_tensors="pt",
-        )
-        whole = found["attention_mask"].sum(1) == self.longest(dense=dense)
-        if bool(whole.any()):
-            full = [text for text, is_full in zip(texts, whole.tolist(), strict=True) if is_full]
-            if not self._told.issuperset(full):
-                self.remark_cut(texts, dense=dense)
+        found = tokenize_texts(self.tokenizer, texts, self.longest(dense=dense))
+        is_full = found["attention_mask"].sum(1) == self.longest(dense=dense)
+        full = {text for text, full in zip(texts, is_full.tolist(), strict=True) if full}
+        if full - self._counted:
+            self.warn_truncated(texts, dense=dense)
         device = self.head.weight.device
         return found["input_ids"].to(device), found["attention_mask"].to(device).bool()
 
-    def remark_cut(self, texts: Sequence[str], *, dense: bool = False) -> None:
-        """Log which texts are too long for the model, which reads their beginning alone."""
-        counts, read = self.count_pieces(texts), self.longest(dense=dense)
-        remark_cut(texts, counts, read, what="dense caption" if dense else "text")
-        # All that fill it, cut or not: they need not be counted again.
-        self._told.update(text for text, n in zip(texts, counts, strict=True) if n >= read)
+    def warn_truncated(self, texts: Sequence[str], *, dense: bool = False) -> None:
+        """Log which texts are cut because they are too long for the model."""
+        counts, read = count_pieces(self.tokenizer, texts), self.longest(dense=dense)
+        warn_truncated(texts, counts, read, what="dense caption" if dense else "text")
+        self._counted.update(text for text, n in zip(texts, counts, strict=True) if n >= read)
 
     def longest(self, *, dense: bool = False) -> int:
         """Word pieces that are read of a text, [CLS] and [SEP] included."""
         return self.max_dense_words if dense else self.max_words
 
-    def count_pieces(self, texts: Sequence[str]) -> list[int]:
-        """How many word pieces each text has as a whole, [CLS] and [SEP] included."""
-        plain = [plain_text(self.tokenizer, text) for text in texts]
-        parts = (plain[i : i + _AT_ONCE] for i in range(0, len(plain), _AT_ONCE))
-        found = (tokenize(self.tokenizer, part, verbose=False)["input_ids"] for part in parts)
-        return [len(ids) for part in found for ids in part]
-
     def pieces(self, text: str) -> list[str]:
-        """The word pieces of a text, as the words of `forward` stand for them."""
+        """The word pieces of a text, one for each word of `forward`."""
         ids = self.tokenize([text])[0][0].tolist()
         return self.tokenizer.convert_ids_to_tokens(ids)
 
 
 def words_of(vectors: Float[Tensor, "texts words dim"], mask: Bool[Tensor, "texts words"]) -> Words:
-    """Words whose padding is zero; unlike `sides.read_words` it never looks at a value."""
+    """Words whose padding is zero; unlike `read_words` it never waits for the device."""
     return Words(vectors.masked_fill(~mask.unsqueeze(-1), 0.0), mask)
 
 

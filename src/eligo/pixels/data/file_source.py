@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.images import remark_shared
+from eligo.images import warn_shared_images
 from eligo.pixels.data.augment import Prepared, augment
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.inputs import normalise_rgb
@@ -218,7 +218,7 @@ class FileSource(ImageSource):
         except InputError:  # measured where the training images are not
             return
         paths = ([record.image for record in some] for some in (learned, records))
-        remark_shared(*paths, names=("training", split))
+        warn_shared_images(*paths, names=("training", split))
 
     def _batch(self, images: Images, parts: tuple[Tensor, ...], provenance: Provenance) -> Batch:
         move = (part.to(self.device, non_blocking=True) for part in parts)

@@ -1,16 +1,18 @@
-"""What a data set lists: ids, files and words, read and checked before any picture is opened."""
+"""The images that a data set lists: ids, files, tags and captions; no image is opened here."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
-from eligo.io.reading import json_lines, numbered_lines
+from eligo.io.json_lines import JsonRow, Words, read_json_lines
+from eligo.io.reading import numbered_lines
 from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
 from eligo.pixels.data_config import (
     FilesConfig,
@@ -39,6 +41,22 @@ class Record:
     captions: Strings = None
 
 
+_Texts = Annotated[tuple[Words, ...], Field(strict=False)]  # from a list
+
+
+class _WordsRow(JsonRow):
+    id: Annotated[str, Field(min_length=1)]
+    tags: _Texts | None = None
+    captions: _Texts | None = None
+
+
+class _ImageRow(_WordsRow, extra="forbid"):
+    image: str
+    depth: str | None = None
+    label: str | None = None
+    dense_caption: object = None
+
+
 def class_names(config: FilesDataConfig) -> tuple[str, ...]:
     """The classes of a data set, in order."""
     if config.classes is not None:
@@ -49,9 +67,9 @@ def class_names(config: FilesDataConfig) -> tuple[str, ...]:
 def read_records(
     config: FilesDataConfig, split: Split, *, words: tuple[Kind, ...] = ()
 ) -> list[Record]:
-    """The images of a split; if `words` are wanted, every image must have one of these kinds.
+    """The images of a split; if `words` are given, every image must have one of these kinds.
 
-    Validation images are a seeded share of the training images, which lack them.
+    Validation images are a seeded share of the training file, and are left out of training.
     """
     stored = "test" if split == "test" else "train"
     if isinstance(config, JsonlDataConfig):
@@ -65,7 +83,6 @@ def read_records(
         records = list(_read_rooms(config, source, folder))
     if not records:
         raise InputError(f"{source}: lists no image")
-    _refuse_twice(source, records)
     if words:
         records = _with_words(config, source, records, words)
     if stored == "test":
@@ -88,6 +105,7 @@ def _share(config: FilesConfig, source: Path, records: list[Record], split: Spli
 
 
 def _read_rooms(config: RoomsDataConfig, source: Path, folder: str) -> Iterator[Record]:
+    seen = set()
     for number, line in numbered_lines(source):
         name = line.split()[0]
         path = Path(name)
@@ -96,50 +114,29 @@ def _read_rooms(config: RoomsDataConfig, source: Path, folder: str) -> Iterator[
                 f"{source}:{number}: got {name!r}, expected RGB/<id>.jpg as the first field"
             )
         own = path.relative_to("RGB").with_suffix("").as_posix()
-        yield Record(
-            own,
-            config.root / name,
-            config.root / "Depth" / f"{own}.png",
-            config.root / folder / f"{own}.png",
-        )
+        if own in seen:
+            raise InputError(f"{source}:{number}: lists {own!r} again, expected every image once")
+        seen.add(own)
+        depth, label = (config.root / part / f"{own}.png" for part in ("Depth", folder))
+        yield Record(own, config.root / name, depth, label)
 
 
 def _read_jsonl(source: Path) -> Iterator[Record]:
-    for number, row in json_lines(source):
-        known = ("id", "image", "depth", "label", "tags", "captions", "dense_caption")
-        strange = [key for key in row if key not in known]
-        if strange:
-            hint = did_you_mean(strange[0], known)
-            raise InputError(
-                f"{source}:{number}: unknown field {strange[0]!r}{hint} (expected some of "
-                f"{', '.join(known)})"
-            )
-        paths = {}
-        for key in ("image", "depth", "label"):
-            value = row.get(key)
-            if not isinstance(value, str) and (value is not None or key == "image"):
-                raise InputError(f"{source}:{number}: {key}: got {value!r}, expected a path")
-            if value is not None:
-                paths[key] = source.parent / value
-        tags, captions = _said(source, number, row)
-        yield Record(_id(source, number, row), **paths, tags=tags, captions=captions)
+    for _, row in read_json_lines(source, _ImageRow, unique="id"):
+        files = (row.depth, row.label)
+        depth, label = (None if file is None else source.parent / file for file in files)
+        yield Record(row.id, source.parent / row.image, depth, label, row.tags, row.captions)
 
 
 def _with_words(
     config: FilesConfig, source: Path, records: list[Record], kinds: tuple[Kind, ...]
 ) -> list[Record]:
-    found: dict[str, tuple[Strings, Strings]] = {}
+    found: dict[str, _WordsRow] = {}
     if config.words is not None:
-        for number, row in json_lines(config.words):
-            own = _id(config.words, number, row)
-            if own in found:
-                raise InputError(
-                    f"{config.words}:{number}: has {own!r} again; put all its words on one line"
-                )
-            found[own] = _said(config.words, number, row)
+        found = {row.id: row for _, row in read_json_lines(config.words, _WordsRow, unique="id")}
         records = [
-            replace(record, tags=found[record.id][0], captions=found[record.id][1])
-            if record.id in found
+            replace(record, tags=row.tags, captions=row.captions)
+            if (row := found.get(record.id))
             else record
             for record in records
         ]
@@ -158,29 +155,3 @@ def _with_words(
             "%s: words for %d of %d images", source, len(records) - len(lacking), len(records)
         )
     return records
-
-
-def _said(source: Path, number: int, row: dict[str, Any]) -> tuple[Strings, Strings]:
-    """Tags and captions of a line; None where it has none."""
-    said: list[Strings] = []
-    for key in ("tags", "captions"):
-        value = row.get(key)
-        listed = value if isinstance(value, list) else [None]
-        if value is not None and not all(isinstance(one, str) and one.strip() for one in listed):
-            raise InputError(f"{source}:{number}: {key}: got {value!r}, expected a list of strings")
-        said.append(None if value is None else tuple(value))
-    return said[0], said[1]
-
-
-def _id(source: Path, number: int, row: dict[str, Any]) -> str:
-    if not isinstance(row.get("id"), str) or not row["id"]:
-        raise InputError(f"{source}:{number}: id: got {row.get('id')!r}, expected a string")
-    return row["id"]
-
-
-def _refuse_twice(source: Path, records: Sequence[Record]) -> None:
-    seen: set[str] = set()
-    for record in records:
-        if record.id in seen:
-            raise InputError(f"{source}: lists {record.id!r} twice; no image may count twice")
-        seen.add(record.id)

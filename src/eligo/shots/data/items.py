@@ -1,6 +1,6 @@
-"""Questions and answers as people have them: text lines, VQA lines, the files of VQAv2. Section 2.
+"""Questions and answers of users: text lines, VQA lines, the files of VQAv2.
 
-Questions on one image are one group: they never help each other.
+Questions on one image are one group: they are never examples for each other.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eligo.errors import InputError
-from eligo.shots.data.lines import read_lines
+from eligo.io.reading import json_lines
 from eligo.shots.data.pickles import refuse_pickle
 from eligo.shots.data.query import Query
 from eligo.shots.data.text import read_texts
@@ -20,7 +20,7 @@ from eligo.vqa import VqaExample, read_vqa, read_vqa_lines, usual_answer
 
 @dataclass(frozen=True)
 class Item:
-    """A question, what was answered, and the image that it is about."""
+    """A question, its answers, and the image that it is about."""
 
     id: str
     question: str
@@ -30,12 +30,12 @@ class Item:
 
     @property
     def answer(self) -> str:
-        """What most annotators said; a single one is taken at their word."""
+        """The most frequent answer, normalised; a single answer as it was given."""
         return self.answers[0] if len(self.answers) == 1 else usual_answer(self.answers)
 
     @property
     def payload(self) -> dict[str, Any]:
-        """What a pool keeps of it: what `Turn.of` reads."""
+        """What a pool keeps, in the form that `Turn.of` reads."""
         kept: dict[str, Any] = {"question": self.question, "answer": self.answer}
         if len(self.answers) > 1:
             kept["answers"] = list(self.answers)
@@ -45,7 +45,7 @@ class Item:
 def read_items(
     path: str | Path, annotations: str | Path | None = None, images: str | Path | None = None
 ) -> list[Item]:
-    """JSON lines (`id, input, output`, or `image, question, answers`), or VQAv2's two files."""
+    """Read JSON lines (`id, input, output` or `image, question, answers`), or VQAv2's two files."""
     path = Path(path)
     refuse_pickle(path)
     if path.suffix == ".json":
@@ -57,16 +57,16 @@ def read_items(
         return [_of_vqa(example) for example in read_vqa(path, annotations, images)]
     if annotations is not None:
         raise InputError(f"--annotations goes with questions of VQAv2 (.json), got {path}")
-    first = next(read_lines(path), None)
+    _, first = next(json_lines(path), (0, None))
     if first is None:
         raise InputError(f"{path}: holds no line")
-    if "input" in first.fields:
+    if "input" in first:
         return [Item(t.id, t.input, (t.output,), None, t.group) for t in read_texts(path)]
     return [_of_vqa(example) for example in read_vqa_lines(path, images)]
 
 
 def image_group(path: str) -> str:
-    """What groups the questions on one image: the file, however its path is written."""
+    """The group of all questions on an image file, however its path is written."""
     return os.path.realpath(path)
 
 
@@ -82,7 +82,7 @@ def as_query(queries: Pool, row: int) -> Query:
 
 
 def answers_of(payload: Any) -> Sequence[str]:
-    """All annotators' answers."""
+    """The answers of all annotators."""
     return payload.get("answers") or [payload["answer"]]
 
 

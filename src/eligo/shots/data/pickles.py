@@ -1,4 +1,4 @@
-"""Files that would run code when they are read: they are not read. Imports no torch."""
+"""Refuse pickles, which can run any code when they are read. Imports no torch."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ _PICKLES = (".pth", ".pt", ".pkl", ".pickle", ".bin", ".ckpt")
 
 
 def is_pickle(path: Path) -> bool:
-    """By its name."""
+    """Whether a file is a pickle, by its suffix."""
     return path.suffix in _PICKLES
 
 
 def refuse_pickle(path: Path) -> None:
-    """An error, if it is one, that says how to convert it."""
+    """Raise if a file is a pickle; the error says how to convert it."""
     if is_pickle(path):
         raise InputError(
             f"{path}: is a pickle, which can run any code when it is read, so it is not read; "

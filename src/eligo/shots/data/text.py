@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.shots.data.lines import read_lines, unique_ids
+from eligo.io.json_lines import JsonRow, TextOrNumber, read_json_lines
 from eligo.shots.pool.pool import Pool
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -35,11 +35,18 @@ class TextItem(NamedTuple):
     group: str | None
 
 
+class _TextRow(JsonRow):
+    id: TextOrNumber
+    input: TextOrNumber
+    output: TextOrNumber
+    group: TextOrNumber | None = None
+
+
 def read_texts(path: str | Path) -> list[TextItem]:
     """`{"id", "input", "output"[, "group"]}` on each line; ids are unique."""
     return [
-        TextItem(line.text("id"), line.text("input"), line.text("output"), line.maybe_text("group"))
-        for line in unique_ids(read_lines(path))
+        TextItem(row.id, row.input, row.output, row.group)
+        for _, row in read_json_lines(path, _TextRow, unique="id")
     ]
 
 

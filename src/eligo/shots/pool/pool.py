@@ -22,15 +22,19 @@ from torch import Tensor
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
 from eligo.io.files import write_text
+from eligo.io.json_lines import JsonRow, TextOrNumber, read_json_lines
 from eligo.io.reading import reading
 from eligo.io.tensors import save_tensors
 from eligo.selection import Selection
-from eligo.shots.data.lines import read_lines, unique_ids
 from eligo.shots.data.query import Query, check_id
 from eligo.shots.data.views import Embeddings, Views, as_views, joined
 
 VECTORS, ITEMS = "embeddings.safetensors", "items.jsonl"
 _TEXT_FIELDS = ("text", "question", "input", "answer", "output")
+
+
+class _ItemRow(JsonRow, extra="allow"):
+    id: TextOrNumber
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,8 +200,8 @@ class Pool:
     def load(cls, folder: str | Path, *, mmap: bool = True) -> "Pool":
         """Read a folder; with `mmap` the embeddings stay on disk until they are looked at."""
         folder = Path(folder)
-        lines = list(unique_ids(read_lines(folder / ITEMS)))
-        ids = [line.text("id") for line in lines]
+        rows = [row for _, row in read_json_lines(folder / ITEMS, _ItemRow, unique="id")]
+        ids = [row.id for row in rows]
         path = folder / VECTORS
         with reading(path, "vectors as Pool.save writes them"), safe_open(path, "pt") as file:
             told = (file.metadata() or {}).get("ids")
@@ -211,9 +215,9 @@ class Pool:
         if not mmap:
             views = Views({name: view.clone() for name, view in views.items()})
         columns: dict[str, Any] = {
-            name: [line.fields.get(field) for line in lines]
+            name: [getattr(row, field, None) for row in rows]
             for name, field in _FIELD.items()
-            if any(field in line.fields for line in lines)
+            if any(hasattr(row, field) for row in rows)
         }
         return cls(ids, views, **columns)
 

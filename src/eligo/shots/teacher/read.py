@@ -15,10 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.io.reading import read_object, reading
+from eligo.io.reading import json_lines, read_object, reading
 from eligo.shots.data.items import as_query
 from eligo.shots.data.legacy import Labelled, read_legacy
-from eligo.shots.data.lines import Line, read_lines
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record
 from eligo.shots.pool.pool import Pool
@@ -93,31 +92,31 @@ def read_records(
 def read_lessons(folder: Path, queries: Pool) -> Iterator[Lesson]:
     """The lessons themselves, with all that was scored; those without candidates are left out."""
     shard, tensors = None, {}
-    for line in read_lines(folder / RECORDS):
-        beams = line.fields.get("beams")
+    for number, fields in json_lines(folder / RECORDS):
+        beams = fields.get("beams")
         if not isinstance(beams, list):
-            raise line.problem("beams", "is missing")
+            raise InputError(f"{folder / RECORDS}:{number}: beams: missing, expected {_TAUGHT}")
         if not beams:
             continue  # a query without candidates: nothing to learn from
-        with reading(f"{line.path}:{line.number}", _TAUGHT):
-            if line.fields["shard"] != shard:  # they come one shard after the other
-                shard = int(line.fields["shard"])
+        with reading(f"{folder / RECORDS}:{number}", _TAUGHT):
+            if fields["shard"] != shard:  # they come one shard after the other
+                shard = int(fields["shard"])
                 tensors = _tensors(folder / scores_file(shard))
-            lesson = _lesson(line, beams, tensors, queries)
+            lesson = _lesson(fields, tensors, queries)
         yield lesson
 
 
-def _lesson(line: Line, beams: list[Any], tensors: Mapping[str, Tensor], queries: Pool) -> Lesson:
-    names = [str(name) for name in line.fields["pool"]]
+def _lesson(fields: dict[str, Any], tensors: Mapping[str, Tensor], queries: Pool) -> Lesson:
+    names = [str(name) for name in fields["pool"]]
     place = {name: position for position, name in enumerate(names)}
-    start, end = map(int, line.fields["rows"])
+    start, end = map(int, fields["rows"])
     states = tensors["states"][start:end]
     if not 0 <= start < end or len(states) < end - start:
         raise ValueError(f"rows are {start} to {end} of {len(tensors['states'])} in the scores")
     return Lesson(
-        as_query(queries, int(queries.rows([line.text("query_id")])[0])),
+        as_query(queries, int(queries.rows([str(fields["query_id"])])[0])),
         names,
-        float(line.fields["baseline"]),
+        float(fields["baseline"]),
         int(tensors["num_tokens"][start]),
         [
             Beam(
@@ -125,7 +124,7 @@ def _lesson(line: Line, beams: list[Any], tensors: Mapping[str, Tensor], queries
                 float(beam["value"]),
                 tuple(map(float, beam["step_values"])),
             )
-            for beam in beams
+            for beam in fields["beams"]
         ],
         states,
         tensors["logprob"][start:end, : len(names)],

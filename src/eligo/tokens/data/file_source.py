@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from eligo.errors import InputError
-from eligo.images import remark_shared, side_of, upright_size
+from eligo.images import side_of, upright_size, warn_shared_images
 from eligo.tokens.data.examples import Collator, FileExamples, TokenExample
 from eligo.tokens.data.prompts import text_lengths
 from eligo.tokens.inputs_config import LinesDataConfig, VqaDataConfig
@@ -20,7 +20,7 @@ from eligo.train import epoch_batches
 from eligo.train.check import DataCheck
 from eligo.vqa import VqaExample, read_vqa, read_vqa_lines, usual_answer
 
-_LOOKED_AT = 256  # questions whose length is measured
+_MEASURED = 256  # questions whose length is measured
 _log = logging.getLogger("eligo.tokens")
 
 
@@ -36,7 +36,10 @@ class FileSource:
         instruction: str = "",
         num_workers: int = 0,
     ) -> None:
-        self.train, self.held_out = (_sized(part, processor) for part in (train, validation))
+        self.train, self.held_out = (
+            FileExamples(part.rows, side_of(processor)) if isinstance(part, FileExamples) else part
+            for part in (train, validation)
+        )
         self.collator = Collator(processor, answers=True, instruction=instruction)
         self.processor, self.num_workers = processor, num_workers
 
@@ -59,13 +62,13 @@ class FileSource:
 
     def validation(self, batch_size: int, device: Any) -> Iterator[HostBatch]:
         """The same examples every time."""
-        count = len(self.held_out)  # pyright: ignore[reportArgumentType]
+        count = _length(self.held_out)
         for first in range(0, count, batch_size):
             rows = range(first, min(first + batch_size, count))
             yield to_device(self._collate([self.held_out[row] for row in rows]), device)
 
     def check(self, check: DataCheck) -> None:
-        """Every image, question and answer of the files."""
+        """Check every image, question and answer of the files."""
         for label, examples in (("training", self.train), ("validation", self.held_out)):
             rows = _rows_of(examples)
             check.each(f"{label} images", list({row.image: 0 for row in rows}), upright_size)
@@ -79,36 +82,28 @@ class FileSource:
 
     @property
     def num_examples(self) -> int:
-        """What `epochs` counts."""
-        return len(self.train)  # pyright: ignore[reportArgumentType]
+        """Training examples in an epoch."""
+        return _length(self.train)
 
     @property
     def num_text(self) -> int:
-        """Prompt tokens that are not vision tokens: the median."""
-        count = min(_LOOKED_AT, len(self.held_out))  # pyright: ignore[reportArgumentType]
+        """The median number of prompt tokens that are not vision tokens."""
+        count = min(_MEASURED, _length(self.held_out))
         rows = _rows_of(self.held_out)[:count] or [self.held_out[row] for row in range(count)]
-        questions = [row.question for row in rows]
-        return int(median(text_lengths(self.processor, questions)))
+        return int(median(text_lengths(self.processor, [row.question for row in rows])))
 
     def _collate(self, examples: Sequence[TokenExample]) -> HostBatch:
         return host_batch(self.collator(examples), self.collator.image_token_id)
 
 
-def _sized(examples: Dataset[TokenExample], processor: Any) -> Dataset[TokenExample]:
-    """The same examples, their images opened no larger than the host needs."""
-    if not isinstance(examples, FileExamples):
-        return examples
-    return FileExamples(examples.rows, side_of(processor))
-
-
 class Resized(Dataset[TokenExample]):
-    """Examples whose images are made small enough, for hosts that take images of any size."""
+    """Examples with their images made small enough, for hosts that take images of any size."""
 
     def __init__(self, inner: Dataset[TokenExample], longest: int | None, area: int | None) -> None:
         self.inner, self.longest, self.area = inner, longest, area
 
     def __len__(self) -> int:
-        return len(self.inner)  # pyright: ignore[reportArgumentType]
+        return _length(self.inner)
 
     def __getitem__(self, index: int) -> TokenExample:
         example = self.inner[index]
@@ -124,8 +119,12 @@ class Resized(Dataset[TokenExample]):
         return replace(example, image=example.image.resize(size, Image.Resampling.BICUBIC))
 
 
+def _length(examples: Dataset[TokenExample]) -> int:
+    return len(examples)  # pyright: ignore[reportArgumentType]
+
+
 def _rows_of(examples: Dataset[TokenExample]) -> Sequence[VqaExample]:
-    """What is in files; other examples need no check."""
+    """The rows of files; other examples need no check."""
     while isinstance(examples, Resized):
         examples = examples.inner
     return examples.rows if isinstance(examples, FileExamples) else ()
@@ -134,7 +133,7 @@ def _rows_of(examples: Dataset[TokenExample]) -> Sequence[VqaExample]:
 def read_examples(
     config: VqaDataConfig | LinesDataConfig, *, to_learn: bool = True
 ) -> tuple[Dataset[TokenExample], Dataset[TokenExample]]:
-    """Training and validation examples; `to_learn`: only those with an answer to learn."""
+    """Read training and validation examples; `to_learn`: only those with an answer to learn."""
     if isinstance(config, LinesDataConfig):
         rows = [read_vqa_lines(path) for path in (config.train_lines, config.validation_lines)]
     else:
@@ -143,25 +142,24 @@ def read_examples(
     if to_learn:
         rows = [_answered(*pair) for pair in zip(rows, ("training", "validation"), strict=True)]
     train, validation = rows
-    remark_shared([row.image for row in train], [row.image for row in validation])
+    warn_shared_images([row.image for row in train], [row.image for row in validation])
     return FileExamples(train), FileExamples(validation[: config.validation])
 
 
 def _answered(rows: list[VqaExample], label: str) -> list[VqaExample]:
-    """Without the questions whose answer is an article or punctuation: nothing to learn is left."""
-    kept = [row for row in rows if usual_answer(row.answers)]
-    if len(kept) < len(rows):
-        first = next(row for row in rows if not usual_answer(row.answers))
+    """Drop questions whose answer is only an article or punctuation."""
+    dropped = [row for row in rows if not usual_answer(row.answers)]
+    if dropped:
         _log.warning(
             "%d of %d %s questions are left out: nothing is left of their usual answer without "
             "articles and punctuation, such as %r of question %s",
-            len(rows) - len(kept), len(rows), label, first.answers[0], first.id,
+            len(dropped), len(rows), label, dropped[0].answers[0], dropped[0].id,
         )  # fmt: skip
-    return kept
+    return [row for row in rows if usual_answer(row.answers)]
 
 
 def read_folder(folder: Path, subtype: str) -> list[VqaExample]:
-    """The questions, annotations and images of one subtype in a VQAv2 folder."""
+    """Read the questions, annotations and images of one subtype from a VQAv2 folder."""
     files = []
     for kind in ("questions", "annotations"):
         found = sorted(folder.glob(f"*{subtype}*{kind}.json"))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from eligo.errors import told_plainly
 from eligo.shots import LearnedSelector
+from eligo.shots.config import TeachConfig
 from eligo.shots.data.items import read_items
 from eligo.shots.inference.embed import embed, embed_query
 from eligo.shots.inference.encoders import open_encoder
-from eligo.shots.teacher.config import TeachConfig
 from eligo.shots.teacher.read import read_records
 from eligo.shots.teacher.run import teach
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.shots.pool import PoolIndex
+from eligo.shots.pool.index import PoolIndex
 
 
 def unit(*shape: int, seed: int = 0):
@@ -25,7 +25,7 @@ def brute(vectors, queries, k, allowed):
 @pytest.mark.parametrize("chunk", [7, 1000])
 @pytest.mark.parametrize("precision", ["float16", "float32"])
 def test_exact_search_is_a_sort(monkeypatch, chunk: int, precision):
-    monkeypatch.setattr("eligo.shots.pool.exact._CHUNK", chunk)
+    monkeypatch.setattr("eligo.shots.pool.index._CHUNK", chunk)
     vectors, queries = unit(60, 8), unit(5, 8, seed=1)
     index = PoolIndex.build(vectors, precision=precision)
     stored = vectors.half().float() if precision == "float16" else vectors
@@ -39,7 +39,7 @@ def test_exact_search_is_a_sort(monkeypatch, chunk: int, precision):
 
 
 def test_ties_go_to_the_lowest_slot(monkeypatch):
-    monkeypatch.setattr("eligo.shots.pool.exact._CHUNK", 4)
+    monkeypatch.setattr("eligo.shots.pool.index._CHUNK", 4)
     index = PoolIndex.build(torch.eye(8)[:1].expand(11, 8))  # products without rounding
     assert index.search(unit(1, 8, seed=1), 6).slots.tolist() == [[0, 1, 2, 3, 4, 5]]
 

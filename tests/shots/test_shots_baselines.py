@@ -28,7 +28,7 @@ from eligo.shots import (
     load_selector,
     num_calls,
 )  # fmt: skip
-from eligo.shots.baselines.similar import LAMBDAS
+from eligo.shots.baselines.mmr import LAMBDAS
 
 WORDS = ["red", "ball", "blue", "box", "green", "cat", "sees", "the"]
 
@@ -192,7 +192,7 @@ def test_oracles(shots: int):
         rest = [name for name in pool.ids if name not in prefix]
         prefix = (*prefix, max(rest, key=lambda n: values[(*prefix, n)]))
     assert value(GreedyOracle(table)) == values[prefix]
-    with pytest.raises(InputError, match="sees the answers"):
+    with pytest.raises(InputError, match="an oracle sees the answers"):
         GreedyOracle(table).fit([], pool).save("nowhere")
 
 

@@ -7,14 +7,12 @@ import pytest
 from teach_cases import embedded
 
 from eligo.errors import InputError
-from eligo.shots.compat import translated_words
-from eligo.shots.config import RecordsConfig
+from eligo.shots.compat import read_legacy, translate_flags
+from eligo.shots.config import RecordsConfig, SamplerConfig
 from eligo.shots.data.items import Item, read_items
-from eligo.shots.data.legacy import read_legacy
-from eligo.shots.data.records import as_example
-from eligo.shots.inference.folder import open_embedded
+from eligo.shots.data.records import encode_record
+from eligo.shots.inference.embed import open_embedded
 from eligo.shots.pool.sampler import Sampler
-from eligo.shots.pool.sampler_config import SamplerConfig
 from eligo.shots.teacher.read import read_legacy_records
 from eligo.shots.training.train import find_records
 
@@ -50,7 +48,7 @@ def test_records_get_candidates_that_hold_the_labels(tmp_path: Path):
     pool, lessons = read(tmp_path, GUIDE)
     [record] = lessons.records
     assert len(record.candidates) == 6
-    example = as_example(record, pool, 6)
+    example = encode_record(record, pool, 6)
     assert [record.candidates[place] for place in example.labels.tolist()] == ["t4", "t9"]
     assert example.scores.tolist() == pytest.approx([0.5, 0.2])
 
@@ -124,14 +122,14 @@ def test_the_documented_command_line(tmp_path: Path):
         "--train.lr 1e-4 --train.weight_decay 1e-2 --data.num_anchors 4949 --data.sampler random "
         "--data.split train --data.objective gain --json"
     )
-    assert translated_words(given.split()) == ours.split()
-    assert translated_words(["v2", "--resume", "--train.name", "x"]) == (
+    assert translate_flags(given.split()) == ours.split()
+    assert translate_flags(["v2", "--resume", "--train.name", "x"]) == (
         ["v2", "--resume", "--train.name", "x"]
     )
     with pytest.raises(InputError, match="expected a sampler"):
-        translated_words(["--icds_origin", "nearest"])
+        translate_flags(["--icds_origin", "nearest"])
     with pytest.raises(InputError, match="is a pickle"):
-        translated_words(["old.pth"])
+        translate_flags(["old.pth"])
 
 
 def test_an_image_is_one_group_however_its_path_is_written(tmp_path: Path, monkeypatch):

@@ -22,7 +22,7 @@ from eligo.shots import (
     load_selector,
 )
 from eligo.shots.inference.learned_selector import NAMED
-from eligo.shots.model.build import build_model
+from eligo.shots.model.pretrained import build_model
 
 SMALL = {"d_model": 16, "hidden_dim": 8, "dropout": 0.0}
 

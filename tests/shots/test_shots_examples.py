@@ -7,20 +7,20 @@ import pytest
 import torch
 
 MODULES = [
-    "data.draws",
-    "data.pool",
+    "baselines.mmr",
+    "compat",
+    "data.query",
     "data.text",
-    "data.views",
     "hosts.scorer",
-    "index.pool_index",
-    "learned.metrics",
-    "models.bi_encoder",
-    "models.decoder",
-    "models.steps",
-    "pipeline.documented",
-    "baselines.similar",
-    "search",
-    "teach.overlap",
+    "metrics",
+    "model.bi_encoder",
+    "model.decoder",
+    "model.losses",
+    "pool.index",
+    "pool.pool",
+    "pool.sampler",
+    "teacher.beam_search",
+    "teacher.overlap",
 ]
 
 

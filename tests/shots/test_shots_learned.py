@@ -16,14 +16,14 @@ from eligo.shots import (
     PointerSelectorV2Config,
     PointerSelectorV3Config,
     Pool,
+    PoolSelector,
     Query,
     Record,
-    Selector,
     build_model,
     load_selector,
     metrics,
 )  # fmt: skip
-from eligo.shots.training.fitting import split_by_group
+from eligo.shots.training.task import split_by_group
 
 SIZE = {"hidden_dim": 16, "K": 16, "dropout": 0.0}
 CONFIGS = {
@@ -53,7 +53,7 @@ def world(num_shots: int = 80, num_queries: int = 120, dim: int = 10):
     return pool, records
 
 
-def recall(selector: Selector, pool: Pool, records) -> float:
+def recall(selector: PoolSelector, pool: Pool, records) -> float:
     found = [
         len(set(pool.picked(selector.select(record.query, 3))) & set(record.picks))
         for record in records
@@ -89,7 +89,7 @@ def test_a_model_without_a_tower_looks_at_all(kind: str):
 def test_fit_select_save_load_add_remove(kind: str, tmp_path):
     pool, records = world()
     selector = LearnedSelector(CONFIGS[kind], fit=QUICK, rerank=24).fit(records[:90], pool)
-    assert isinstance(selector, Selector)
+    assert isinstance(selector, PoolSelector)
     learned, plain = (recall(s, pool, records[90:]) for s in (selector, KNN().fit([], pool)))
     assert learned > plain + 0.2
 

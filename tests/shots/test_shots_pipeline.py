@@ -17,20 +17,19 @@ from eligo.explorer.record import ExplorerRecord
 from eligo.io import files
 from eligo.io.interrupts import Interrupted
 from eligo.shots import LearnedSelector, load_selector
-from eligo.shots.config import ShotsTrainConfig
-from eligo.shots.hosts.reader import Reader
-from eligo.shots.inference.embed import embed, embed_query
-from eligo.shots.inference.encoders import WordsEncoder
-from eligo.shots.inference.folder import open_embedded
-from eligo.shots.inference.predict import open_selector
-from eligo.shots.learner.config import ExamConfig
-from eligo.shots.model.config import (
+from eligo.shots.config import (
     PointerSelectorV0Config,
     PointerSelectorV1Config,
     PointerSelectorV2Config,
     PointerSelectorV3Config,
+    ShotsTrainConfig,
+    TeachConfig,
 )
-from eligo.shots.teacher.config import TeachConfig
+from eligo.shots.hosts.reader import Reader
+from eligo.shots.inference.embed import embed, embed_query, open_embedded
+from eligo.shots.inference.encoders import WordsEncoder
+from eligo.shots.inference.predict import load_pipeline
+from eligo.shots.learner.config import ExamConfig
 
 MODELS = {
     "v0": PointerSelectorV0Config(),
@@ -171,12 +170,12 @@ def test_all_that_a_sampler_draws_is_looked_at(call):
     call("embed --data shots.jsonl --json")
     call("teach --shots 1 --beam 1 --sampler.num_candidates 80 --num_queries 8 --json")
     call("train v2 --json", *TRAIN)
-    deployed = open_selector(Path("runs/shots_v2"))
+    pipeline = load_pipeline(Path("runs/shots_v2"))
     query = embed_query(WordsEncoder(), "new", "where is the red ball?", None)
-    names = deployed.sampler.names(query)
+    names = pipeline.sampler.names(query)
     assert len(names) == 80
-    found = deployed.selector.select(query, 1, candidates=names)
-    assert found.scores[deployed.selector.pool.rows(names)].isfinite().all()
+    found = pipeline.selector.select(query, 1, candidates=names)
+    assert found.scores[pipeline.selector.pool.rows(names)].isfinite().all()
     asked = ["--selector", "runs/shots_v2", "--question", "where is the red ball?", "--json"]
     for flags, among in (
         ([], "80 of 90 examples, drawn by the sampler random"),
@@ -214,11 +213,11 @@ def test_a_wrong_folder_is_named(call):
     path.write_text("{}")
     assert "holds no trained selector" in call("predict --question x", code=2)
     path.write_text(whole)
-    assert "--question: is empty" in call("predict --question", " ", code=2)
+    assert "question: is empty" in call("predict --question", " ", code=2)
     assert "x.png: there is no such image" in call("predict --question x --image x.png", code=2)
     picture("x.png", 0)
     told = call("predict --question x --image x.png", code=2)
-    assert "was embedded from words alone; leave out --image, or embed again with" in told
+    assert "were embedded from words alone; leave out the image, or embed again with" in told
     assert "`eligo shots embed --encoder FOLDER`" in told
     assert "give --taught" in call("evaluate", code=2)
     write_texts("others.jsonl", 40)

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from eligo.errors import InputError
 from eligo.shots import Pool, Query, Record, embed_texts, read_texts, text_pool
-from eligo.shots.data.records import as_example, collate
+from eligo.shots.data.query import joined
+from eligo.shots.data.records import encode_record, collate
 from eligo.shots.data.text import embed_tokens
-from eligo.shots.data.views import joined
 from strategies import production
 
 
@@ -100,7 +100,7 @@ def test_what_may_be_shown():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Pool(["a", "a"], torch.eye(2)), "id 'a' stands there twice"),
+        (lambda: Pool(["a", "a"], torch.eye(2)), "id 'a' comes twice"),
         (lambda: Pool(["a"], torch.eye(2)), "got 2 embedding for 1 ids"),
         (lambda: Pool(["a", "b"], torch.tensor([[1.0], [0.0]])), "row 1 has norm 0.0"),
         (lambda: Pool(["a"], torch.tensor([[torch.nan]])), "row 0 has norm nan"),
@@ -163,7 +163,7 @@ def test_records_become_positions_by_id():
         weight=2.0,
     )
     plain = Record(Query("p", torch.randn(6)), ["d5"], candidates=["d1", "d5"])
-    batch = collate([as_example(record, pool, 4), as_example(plain, pool, 4)], pool)
+    batch = collate([encode_record(record, pool, 4), encode_record(plain, pool, 4)], pool)
     assert batch.labels.tolist() == [[2, 0], [1, -1]]
     assert batch.mask.tolist() == [[True] * 3, [True, True, False]]
     torch.testing.assert_close(batch.candidates[0, 2], pool.vectors[7])
@@ -180,14 +180,14 @@ def test_candidates_are_drawn_by_query_alone():
     places = []
     for number in range(60):
         query = Query(f"q{number}", torch.randn(6), group="g")
-        one = as_example(Record(query, ["d4", "d6"]), pool, 8, seed=3)
-        assert torch.equal(one.rows, as_example(Record(query, ["d4", "d6"]), pool, 8, seed=3).rows)
+        one = encode_record(Record(query, ["d4", "d6"]), pool, 8, seed=3)
+        assert torch.equal(one.rows, encode_record(Record(query, ["d4", "d6"]), pool, 8, seed=3).rows)
         assert len(set(one.rows.tolist())) == 8
         assert not set(one.rows.tolist()) & {0, 1}  # its group
         assert one.rows[one.labels].tolist() == [4, 6]
         places.append(int(one.labels[0]))
     assert len(set(places)) == 8  # position tells nothing
-    assert len(as_example(Record(query, ["d4"]), pool, 99).rows) == 18
+    assert len(encode_record(Record(query, ["d4"]), pool, 99).rows) == 18
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_candidates_are_drawn_by_query_alone():
 def test_bad_records_are_named(changes: dict, message: str):
     record = Record(**{"query": Query("q", torch.randn(6), group="g"), "picks": ["d4"], **changes})
     with pytest.raises(InputError, match=re.escape(message)):
-        as_example(record, big_pool(), 5)
+        encode_record(record, big_pool(), 5)
 
 
 # Text ------------------------------------------------------------------------------------------

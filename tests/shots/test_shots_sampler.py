@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from eligo.errors import InputError
 from eligo.shots import Pool, Query
+from eligo.shots.config import SamplerConfig
 from eligo.shots.pool.sampler import Sampler
-from eligo.shots.pool.sampler_config import SamplerConfig
 
 KINDS = ("random", "text", "image", "mix")
 

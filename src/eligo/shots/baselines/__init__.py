@@ -1,13 +1,18 @@
-"""Selectors that learned ones must beat, and oracles that see the answer. Section 4.
+"""Baselines that learned selectors are compared with, and oracles that see the answer."""
 
-zero-shot, random, best-fixed; kNN, MMR, DPP on embeddings; BM25 on words; static, greedy, beam.
-"""
-
+from eligo.shots.baselines.best_fixed import BestFixed
 from eligo.shots.baselines.bm25 import BM25
-from eligo.shots.baselines.oracles import BeamOracle, GreedyOracle, StaticOracle
-from eligo.shots.baselines.plain import BestFixed, Random, ZeroShot
-from eligo.shots.baselines.similar import DPP, KNN, MMR
-from eligo.shots.baselines.utility import Utility, UtilityTable
+from eligo.shots.baselines.dpp import DPP
+from eligo.shots.baselines.knn import KNN
+from eligo.shots.baselines.mmr import MMR
+from eligo.shots.baselines.oracles import (
+    BeamOracle,
+    GreedyOracle,
+    StaticOracle,
+    Utility,
+    UtilityTable,
+)
+from eligo.shots.baselines.random import Random, ZeroShot
 
 __all__ = [
     "BM25",

@@ -6,7 +6,7 @@ from eligo.errors import InputError
 from eligo.pretrained.devices import resolve_device
 from eligo.pretrained.identity import GENERATOR, check_tokenizer, refuse_encoder
 from eligo.pretrained.load import load_part, load_stock
-from eligo.shots.hosts.config import ShotsHostConfig
+from eligo.shots.config import ShotsHostConfig
 from eligo.shots.hosts.prompt import reads_images
 from eligo.shots.hosts.reader import Reader
 

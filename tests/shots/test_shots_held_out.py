@@ -1,4 +1,4 @@
-"""Default trainings on few records learn what can be learned, and say so where nothing was."""
+"""Trainings on few records, and their comparison on held-out queries."""
 
 import json
 import random
@@ -21,7 +21,7 @@ PLACES = {"ball": "on top shelf", "cube": "under old table", "cone": "behind gre
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch, capsys):
-    """Run a command in a folder of its own; its JSON and what was said beside it."""
+    """Run a command in a folder of its own; return its JSON and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def call(words: str):
@@ -33,7 +33,7 @@ def call(tmp_path: Path, monkeypatch, capsys):
 
 
 def question(draw: random.Random, thing: str) -> str:
-    """A thing among words that mean nothing: the nearest examples share those."""
+    """A thing among random words, which the nearest examples share."""
     words = [f"w{draw.randrange(12)}", f"w{draw.randrange(12)}", thing]
     draw.shuffle(words)
     return " ".join(words)
@@ -52,7 +52,7 @@ def taught(call, count: int) -> None:
 
 
 def right_picks(folder: Path) -> float:
-    """Share of new questions for which the first pick is about the same thing."""
+    """Share of new questions whose first pick is about the same thing."""
     pipeline, draw = load_pipeline(folder), random.Random(1)
     pool, encoder, right = pipeline.selector.pool, WordsEncoder(), 0
     for number in range(60):
@@ -78,13 +78,13 @@ def test_default_training_learns_from_few_records(call):
 
 def test_training_without_effect_warns(call):
     taught(call, 30)
-    fitted, said = call("train taught --train.min_steps 1 --num_epochs 1 --model.hidden_dim 32")
+    fitted, err = call("train taught --train.min_steps 1 --num_epochs 1 --model.hidden_dim 32")
     assert fitted["held_out"]["outcome"] == "no better"
-    assert "this selector is no better than an untrained one" in said
-    assert "--train.min_steps" in said
+    assert "this selector is no better than an untrained one" in err
+    assert "--train.min_steps" in err
     for command in ("predict --question ball --shots 1", "evaluate --taught taught"):
-        _, said = call(command)
-        assert "runs/shots_v1: on 3 held-out queries this selector is no better" in said
+        _, err = call(command)
+        assert "runs/shots_v1: on 3 held-out queries this selector is no better" in err
 
 
 def test_run_without_held_out_comparison_gives_no_warning(call):
@@ -94,8 +94,8 @@ def test_run_without_held_out_comparison_gives_no_warning(call):
     about = json.loads(path.read_text())
     del about["held_out"]
     path.write_text(json.dumps(about))
-    _, said = call("predict --question ball --shots 1")
-    assert "no better" not in said
+    _, err = call("predict --question ball --shots 1")
+    assert "no better" not in err
 
 
 def test_number_of_steps():

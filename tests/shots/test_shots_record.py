@@ -1,4 +1,4 @@
-"""Picks as an record: rows of the pool become places among the candidates."""
+"""Explorer records: rows of the pool become positions among the candidates."""
 
 import pytest
 import torch

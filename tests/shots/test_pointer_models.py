@@ -318,7 +318,7 @@ def test_weights_save_and_load(kind: str, tmp_path):
 
 @pytest.mark.parametrize("kind", ["v2_gru", "v3"])
 def test_compiles(kind: str):
-    model, case = small_model(kind), make_case()
+    model, case = small_model(kind), make_case(rows=2, steps=2)
     case.candidates = case.candidates.nan_to_num()
     with production():
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

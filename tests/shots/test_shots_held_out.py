@@ -48,7 +48,7 @@ def taught(call, count: int) -> None:
     ]
     Path("shots.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     call("embed --data shots.jsonl")
-    call("teach --shots 1")
+    call("teach --shots 1 --sampler.num_candidates 12")
 
 
 def right_picks(folder: Path) -> float:

@@ -348,9 +348,9 @@ def _bad_cases():
     def shape(name, value):
         return lambda case: setattr(case, name, value)
 
-    yield change("labels", (0, 1), 7), "labels: row 0, step 1 is 7, expected a candidate in [0, 7)"
-    yield change("labels", (1, 0), -2), "labels: row 1, step 0 is -2"
-    yield change("labels", (4, 2), 3), "labels: row 4, step 2 is 3, which cand_mask says is padding"
+    yield change("labels", (0, 1), 7), "labels: [0, 1] is 7, expected a candidate in [0, 7)"
+    yield change("labels", (1, 0), -2), "labels: [1, 0] is -2"
+    yield change("labels", (4, 2), 3), "labels: [4, 2] is 3, which cand_mask says is padding"
     yield change("query", (2, 0), torch.nan), "query_emb: row [2] has norm nan"
     yield change("query", (2, 0), torch.inf), "query_emb: row [2] has norm inf"
     yield change("query", 3, 0.0), "query_emb: row [3] has norm 0.0"
@@ -363,9 +363,9 @@ def _bad_cases():
     yield shape("mask", torch.ones(5, 8, dtype=torch.bool)), "cand_mask: got"
     yield shape("labels", torch.zeros(4, 2, dtype=torch.int64)), "labels: got"
     yield shape("weights", torch.ones(4)), "weights: got"
-    yield change("weights", 1, -1.0), "weights: row 1 is -1.0"
+    yield change("weights", 1, -1.0), "weights: [1] is -1.0"
     yield shape("beam_scores", torch.ones(5, 3)), "beam_scores: got"
-    yield change("step_scores", (0, 0, 0), torch.inf), "step_scores: [0, 0, 0] is infinite"
+    yield change("step_scores", (0, 0, 0), torch.inf), "step_scores: [0, 0, 0] is inf"
 
 
 @pytest.mark.parametrize(("change", "message"), list(_bad_cases()))

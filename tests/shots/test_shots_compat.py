@@ -106,7 +106,7 @@ def test_find_records(tmp_path: Path):
         written(tmp_path / f"{name}.json", V3_FILE)
     found = find_records(RecordsConfig(path=tmp_path, split="train", objective="gain"))
     assert found.name == "random_train_gain.json"
-    with pytest.raises(InputError, match=r"random_train_actual.json.*tell from the others"):
+    with pytest.raises(InputError, match=r"random_train_actual.json.*objective identify"):
         find_records(RecordsConfig(path=tmp_path, split="train"))
     with pytest.raises(InputError, match="there is no"):
         find_records(RecordsConfig(path=tmp_path / "nothing"))

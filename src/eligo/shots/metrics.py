@@ -43,9 +43,7 @@ def reciprocal_rank(
 
 
 def ndcg(
-    logits: Float[Tensor, "batch candidates"],
-    scores: Float[Tensor, "batch candidates"],
-    k: int,
+    logits: Float[Tensor, "batch candidates"], scores: Float[Tensor, "batch candidates"], k: int
 ) -> Float[Tensor, " batch"]:
     """Return NDCG@k of the first step; gains are the teacher's scores, scaled to 0..1 per row.
 

@@ -125,10 +125,7 @@ def _values(scorer: Scorer, scored: Sequence[Query], picks: Sequence[Sequence[st
 
 
 def _accuracies(
-    generator: HostGenerator,
-    queries: Pool,
-    scored: Sequence[Query],
-    picks: Sequence[Sequence[str]],
+    generator: HostGenerator, queries: Pool, scored: Sequence[Query], picks: Sequence[Sequence[str]]
 ) -> list[float]:
     answers = generator.answers([query.id for query in scored], picks)
     assert queries.payload is not None

@@ -110,12 +110,7 @@ class LearnedSelector(PoolSelector):
         return other
 
     def alternatives(
-        self,
-        query: Query,
-        shots: int,
-        top_k: int = 2,
-        *,
-        candidates: Iterable[str] | None = None,
+        self, query: Query, shots: int, top_k: int = 2, *, candidates: Iterable[str] | None = None
     ) -> list[list[Option]]:
         """Return the pick of each step and the next best ones, best first."""
         check_count("shots", shots)

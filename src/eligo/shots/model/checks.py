@@ -53,22 +53,15 @@ def _without_direction(rows: Tensor, mask: Tensor | None) -> Tensor:
 
 def check_labels(labels: Tensor, mask: Tensor) -> None:
     """Labels are -1, or real candidates."""
-    if labels.ndim != 2 or labels.shape[0] != mask.shape[0] or labels.is_floating_point():
-        _wrong("labels", labels, f"integers ({mask.shape[0]}, steps)")
-    if not values_are_free(labels, mask):
-        return
-    count = mask.shape[1]
-    outside = (labels < -1) | (labels >= count)
-    padding = torch.zeros_like(outside)
-    if count:
-        padding = (labels >= 0) & ~mask.gather(1, labels.clamp(0, count - 1).long())
-    for bad, why in (
-        (outside, f"expected a candidate in [0, {count}), or -1 to ignore the step"),
-        (padding, "which cand_mask says is padding; expected a real candidate, or -1"),
-    ):
-        if bad.any():
-            row, step = bad.nonzero()[0].tolist()
-            raise InputError(f"labels: row {row}, step {step} is {int(labels[row, step])}, {why}")
+    rows, count = mask.shape
+    if labels.ndim != 2 or labels.shape[0] != rows or labels.is_floating_point():
+        _wrong("labels", labels, f"integers ({rows}, steps)")
+    if values_are_free(labels, mask):
+        expected = f"expected a candidate in [0, {count}), or -1 to ignore the step"
+        _refuse("labels", labels, (labels < -1) | (labels >= count), expected)
+        if count:
+            padding = (labels >= 0) & ~mask.gather(1, labels.clamp_min(0).long())
+            _refuse("labels", labels, padding, f"which cand_mask says is padding; {expected}")
 
 
 def check_scores(name: str, scores: Tensor | None, shape: tuple[int, ...]) -> None:
@@ -77,9 +70,8 @@ def check_scores(name: str, scores: Tensor | None, shape: tuple[int, ...]) -> No
         return
     if tuple(scores.shape) != shape:
         _wrong(name, scores, f"{shape}")
-    if values_are_free(scores) and scores.isinf().any():
-        where = scores.isinf().nonzero()[0].tolist()
-        raise InputError(f"{name}: {where} is infinite, expected a number, or NaN for none")
+    if values_are_free(scores):
+        _refuse(name, scores, scores.isinf(), "expected a number, or NaN for none")
 
 
 def check_weights(weights: Tensor | None, num_rows: int) -> None:
@@ -89,10 +81,13 @@ def check_weights(weights: Tensor | None, num_rows: int) -> None:
     if tuple(weights.shape) != (num_rows,):
         _wrong("weights", weights, f"({num_rows},)")
     if values_are_free(weights):
-        bad = ~weights.isfinite() | (weights < 0)
-        if bad.any():
-            row = int(bad.nonzero()[0])
-            raise InputError(f"weights: row {row} is {weights[row].item()}, expected >= 0")
+        _refuse("weights", weights, ~weights.isfinite() | (weights < 0), "expected >= 0")
+
+
+def _refuse(name: str, values: Tensor, bad: Tensor, why: str) -> None:
+    if bad.any():
+        place = bad.nonzero()[0].tolist()
+        raise InputError(f"{name}: {place} is {values[tuple(place)].item()}, {why}")
 
 
 def _wrong(name: str, got: Tensor, expected: str) -> NoReturn:

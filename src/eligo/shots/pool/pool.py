@@ -27,14 +27,7 @@ from eligo.io.reading import reading
 from eligo.io.tensors import save_tensors
 from eligo.selection import Selection
 from eligo.shots.data.lines import read_lines, unique_ids
-from eligo.shots.data.query import (
-    Embeddings,
-    EmbeddingViews,
-    Query,
-    as_views,
-    check_id,
-    joined,
-)
+from eligo.shots.data.query import Embeddings, EmbeddingViews, Query, as_views, check_id, joined
 
 VECTORS, ITEMS = "embeddings.safetensors", "items.jsonl"
 _TEXT_FIELDS = ("text", "question", "input", "answer", "output")
@@ -197,8 +190,8 @@ class Pool:
         write_text(folder / ITEMS, lines)
 
     @classmethod
-    def load(cls, folder: str | Path, *, mmap: bool = True) -> "Pool":
-        """Read a folder; with `mmap` the embeddings stay on disk until they are used."""
+    def load(cls, folder: str | Path) -> "Pool":
+        """Read a folder; the embeddings are memory-mapped."""
         folder = Path(folder)
         lines = list(unique_ids(read_lines(folder / ITEMS)))
         ids = [line.text("id") for line in lines]
@@ -212,8 +205,6 @@ class Pool:
                 f"{folder}: {ITEMS} does not belong to {VECTORS} (other ids, or another order); "
                 "embed again"
             )
-        if not mmap:
-            views = EmbeddingViews({name: view.clone() for name, view in views.items()})
         columns: dict[str, Any] = {
             name: [line.fields.get(field) for line in lines]
             for name, field in _FIELD.items()

@@ -48,22 +48,36 @@ class PointerTask(Task):
 
     def __init__(
         self,
-        model: PointerSelector,
+        config: AnyPointerConfig,
+        records: Sequence[Record],
         pool: Pool,
-        training: Sequence[EncodedRecord],
-        validation: Sequence[EncodedRecord],
         *,
-        optimizer: OptimizerConfig,
         batch_size: int,
+        lr: float,
+        weight_decay: float,
+        validation: float,
         seed: int,
-        config: Config | None = None,
+        run_config: Config | None = None,
     ) -> None:
-        self.model, self.pool = model, pool
-        self.modules = {"pointer": model}
+        """Build a fresh model; `run_config` is saved beside checkpoints."""
+        records = [record for record in records if record.picks]
+        scored = any(r.scores is not None or r.step_scores is not None for r in records)
+        if isinstance(config, PointerSelectorV3Config) and not scored:
+            raise InputError(
+                "V3 learns from the teacher's scores, but no record has any; give "
+                "Record(scores=...) or step_scores, or fit V1, which V3 is without them"
+            )
+        parts = split_by_group(records, validation, seed)
+        seed_everything(seed)
+        self.model, self.pool, self.seed, self.config = build_model(config), pool, seed, run_config
+        self.modules = {"pointer": self.model}
+        self.training, self.validation = (
+            [encode_record(record, pool, config.K, seed) for record in part] for part in parts
+        )
+        self.batch_size = min(batch_size, len(self.training))
+        schedule = ScheduleConfig(kind="cosine", warmup=_WARMUP)
+        optimizer = OptimizerConfig(lr=lr, weight_decay=weight_decay, schedule=schedule)
         self.optimizers = {"all": OptimizerSpec(optimizer, ("pointer",))}
-        self.config = config
-        self.training, self.validation = training, validation
-        self.batch_size, self.seed = batch_size, seed
 
     @property
     def steps_per_epoch(self) -> int:
@@ -110,7 +124,7 @@ def fit_pointer(
     config: AnyPointerConfig, records: Sequence[Record], pool: Pool, settings: FitConfig
 ) -> PointerSelector:
     """Train a model and return it at its best step on held-out records."""
-    task = pointer_task(
+    task = PointerTask(
         config, records, pool,
         batch_size=settings.batch_size, lr=settings.lr, weight_decay=settings.weight_decay,
         validation=settings.validation, seed=settings.seed,
@@ -128,40 +142,6 @@ def fit_pointer(
         )  # fmt: skip
         load_weights(result.chosen, task.modules)
     return task.model.cpu().eval()
-
-
-def pointer_task(
-    config: AnyPointerConfig,
-    records: Sequence[Record],
-    pool: Pool,
-    *,
-    batch_size: int,
-    lr: float,
-    weight_decay: float,
-    validation: float,
-    seed: int,
-    run_config: Config | None = None,
-) -> PointerTask:
-    """Return the task of a fresh model; `run_config` is saved beside checkpoints."""
-    records = [record for record in records if record.picks]
-    scored = any(r.scores is not None or r.step_scores is not None for r in records)
-    if isinstance(config, PointerSelectorV3Config) and not scored:
-        raise InputError(
-            "V3 learns from the teacher's scores, but no record has any; give Record(scores=...) "
-            "or step_scores, or fit V1, which V3 is without them"
-        )
-    parts = split_by_group(records, validation, seed)
-    seed_everything(seed)
-    model = build_model(config)
-    training, held_out = (
-        [encode_record(record, pool, config.K, seed) for record in part] for part in parts
-    )
-    schedule = ScheduleConfig(kind="cosine", warmup=_WARMUP)
-    return PointerTask(
-        model, pool, training, held_out,
-        optimizer=OptimizerConfig(lr=lr, weight_decay=weight_decay, schedule=schedule),
-        batch_size=min(batch_size, len(training)), seed=seed, config=run_config,
-    )  # fmt: skip
 
 
 def split_by_group(

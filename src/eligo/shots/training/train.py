@@ -25,7 +25,7 @@ from eligo.shots.selector import INNER
 from eligo.shots.teacher.read import Lessons, read_legacy_records, read_meta, read_records
 from eligo.shots.teacher.shards import DATA, META
 from eligo.shots.training.held_out import HeldOut, compare, ranked
-from eligo.shots.training.task import pointer_task
+from eligo.shots.training.task import PointerTask
 from eligo.train import FitResult, fit, load_weights
 
 PIPELINE = "pipeline.json"
@@ -54,12 +54,9 @@ def train_selector(config: ShotsTrainConfig, *, resume: bool = False) -> FitResu
     train = config.train
     # `predict` picks `shot_num` by default; more than the records teach would be a guess.
     longest = max([1, *(len(record.picks) for record in records)])
-    sizes = {
-        "d_model": data.pool.vectors.shape[1],
-        "shot_num": min(config.model.shot_num, longest),
-    }
+    sizes = {"d_model": data.pool.vectors.shape[1], "shot_num": min(config.model.shot_num, longest)}
     model_config = config.model.replace(sizes)
-    task = pointer_task(
+    task = PointerTask(
         model_config, records, data.pool,
         batch_size=train.batch_size, lr=train.lr, weight_decay=train.weight_decay,
         validation=config.data.validation, seed=train.seed,
@@ -170,7 +167,7 @@ def find_records(config: RecordsConfig) -> Path:
         listed = ", ".join(file.name for file in files) or "no JSON file"
         raise InputError(
             f"data.path: {path} holds {listed}; expected records of `eligo shots teach`, or one "
-            "file that --data.split and --data.objective tell from the others"
+            "file that --data.split and --data.objective identify"
         )
     return files[0]
 

@@ -122,6 +122,7 @@ def test_mistakes_are_refused(folder: Path, tmp_path: Path):
         ({"selector": KNN(), "encoder": "words"}, "has no pool yet"),
         ({"selector": model(5), "shots": folder}, r"expected \(batch, 5\)"),
         ({"selector": "knn", "shots": tmp_path}, "holds no embedded examples"),
+        ({"selector": "knn", "shots": folder, "num_shots": 0}, "num_shots: got 0"),
     ]:
         with pytest.raises(InputError, match=message):
             predict(QUESTION, **options)

@@ -164,7 +164,7 @@ def predict(
             those that the selector was saved with.
         num_shots: Number of examples; by default as many as the selector was trained for, or 6.
         num_candidates: Choose among so many examples; by default as many as in training, or all.
-        group: Leave out examples of this group.
+        group: Leave out examples of this group; by default those on the same image file.
         encoder: Encoder of the question, where neither selector nor shots name it.
         host: Folder or hub name of the model that answers.
         device: Where encoder and host run: auto, cpu or cuda.
@@ -178,7 +178,8 @@ def predict(
         pool = pipeline.selector.pool
         query = _embed(pipeline, question, path, group, device)
         names = pipeline.sampler.names(query)
-        count = check_count("num_shots", num_shots or _default_shots(pipeline.selector))
+        count = _default_shots(pipeline.selector) if num_shots is None else num_shots
+        check_count("num_shots", count)
         if count > len(names):
             _log.warning(
                 "num_shots: got %d, but there are only %d candidates (%s); at most %d are chosen",
@@ -190,12 +191,9 @@ def predict(
             chosen = explain(pool, query, steps)
         else:
             selection = pipeline.selector.select(query, count, candidates=names)
-            scores = selection.scores[pool.rows(pool.picked(selection))].tolist()
             chosen = [
-                {"pick": number + 1, "id": name, "score": score, "says": _text(pool, name)}
-                for number, (name, score) in enumerate(
-                    zip(pool.picked(selection), scores, strict=True)
-                )
+                {"pick": number, "id": pool.ids[row], "score": score, "says": _text(pool, row)}
+                for number, (row, score) in enumerate(_scored_rows(selection), start=1)
             ]
         answer = None
         if host is not None:
@@ -371,7 +369,7 @@ def explain(pool: Pool, query: Query, steps: Sequence[list[Option]]) -> list[dic
             "id": step[0].id,
             "score": step[0].score,
             "probability": step[0].probability,
-            "says": _text(pool, step[0].id),
+            "says": _text(pool, int(pool.rows([step[0].id])[0])),
             "next best": step[1].id if len(step) > 1 else None,
             "why not": _why_not(pool, query, picks, number, step),
         }
@@ -411,8 +409,12 @@ def _notes(chosen: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return notes
 
 
-def _text(pool: Pool, name: str) -> str:
-    return pool.texts[int(pool.rows([name])[0])] if pool.payload is not None else ""
+def _scored_rows(selection: Selection) -> list[tuple[int, float]]:
+    return [(row, float(selection.scores[row])) for row in selection.indices.tolist() if row >= 0]
+
+
+def _text(pool: Pool, row: int) -> str:
+    return pool.texts[row] if pool.payload is not None else ""
 
 
 def _answer(

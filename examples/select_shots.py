@@ -12,29 +12,29 @@ import sys
 from pathlib import Path
 
 from eligo.errors import told_plainly
-from eligo.shots import LearnedSelector
+from eligo.shots import LearnedSelector, predict
+from eligo.shots.config import TeachConfig
 from eligo.shots.data.items import read_items
-from eligo.shots.inference.embed import embed, embed_query
+from eligo.shots.inference.embed import embed
 from eligo.shots.inference.encoders import open_encoder
-from eligo.shots.teacher.config import TeachConfig
 from eligo.shots.teacher.read import read_records
 from eligo.shots.teacher.run import teach
 
 
 @told_plainly()
 def main(data: str, question: str, photo=None, clip=None, host=None) -> None:
-    items = {item.id: item for item in read_items(*data.split(","))}
+    items = read_items(*data.split(","))
     out = Path("runs/select_shots") / Path(data.split(",")[0]).stem
     encoder = open_encoder(clip or "words")
-    query = embed_query(encoder, "new", question, photo)
-    pool, queries = embed(out / "embedded", [*items.values()], None, encoder, name=clip or "words")
-    asked = {"shots": 2, "num_queries": 200, "host": {"model": host}}
-    teach(TeachConfig(data=out / "embedded", out=out / "taught", **asked))
+    pool, queries = embed(out / "embedded", items, None, encoder, name=clip or "words")
+    settings = {"shots": 2, "num_queries": 200, "host": {"model": host}}
+    teach(TeachConfig(data=out / "embedded", out=out / "taught", **settings))
     records = read_records(out / "taught", pool, queries).records
     selector = LearnedSelector("v2_gru").fit(records, pool)
     selector.save(out / "selector")  # `eligo.shots.load_selector` reads it
-    for name in pool.picked(selector.select(query, shots=2)):
-        print(f"{name}: {items[name].question} {items[name].answer}")
+    found = predict(question, photo, selector=selector, encoder=encoder, num_shots=2)
+    for row in found.chosen:
+        print(f"{row['id']}: {row['says']}")
 
 
 main(*sys.argv[1:]) if len(sys.argv) in (3, 6) else sys.exit(__doc__)

@@ -11,9 +11,9 @@ from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.pixels.training.task import with_classes
 from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, save_vlm
+from eligo.shots.config import PointerSelectorV1Config
 from eligo.shots.learner.learner_config import LearnerConfig
-from eligo.shots.model.build import build_model
-from eligo.shots.model.config import PointerSelectorV1Config
+from eligo.shots.model.pretrained import build_model
 from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
 

@@ -15,10 +15,8 @@ from eligo.errors import InputError
 from eligo.images import open_image, upright_size
 from eligo.patches.training.config import PatchesTrainConfig
 from eligo.pixels.train_config import PixelsTrainConfig
-from eligo.scenes.config import ROOMS, SceneConfig
+from eligo.scenes.config import ROOMS, ExportConfig, SceneConfig, VlmTrainConfig
 from eligo.scenes.export import export_scenes
-from eligo.scenes.config import ExportConfig
-from eligo.scenes.config import VlmTrainConfig
 from eligo.shots.learner.learner import LearnerTask
 from eligo.shots.learner.learner_config import LearnerConfig
 from eligo.tokens.config import TokensTrainConfig

@@ -25,7 +25,7 @@ from eligo.pretrained.chat import render_chat
 from eligo.pretrained.untrusted import check_stock_folder
 from eligo.scenes.config import VlmConfig
 from eligo.scenes.vlm import build_processor, build_vlm, load_vlm, save_vlm
-from eligo.shots.hosts.config import ShotsHostConfig
+from eligo.shots.config import ShotsHostConfig
 from eligo.shots.hosts.load import load_reader
 from eligo.shots.inference.encoders import open_encoder
 from eligo.tokens.cost.shapes import HostShape

@@ -20,7 +20,7 @@ from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.pretrained import load as pretrained
 from eligo.pretrained.load import find_host, find_model, load_stock, shipped_model, shipped_models
 from eligo.shots import PointerSelectorV2, PointerSelectorV2Config, build_model_v2
-from eligo.shots.hosts.config import ShotsHostConfig
+from eligo.shots.config import ShotsHostConfig
 from eligo.shots.hosts.load import load_reader
 from eligo.tokens import Cut, LayerPruners, Plan, Stage1, TokenMerger
 from eligo.tokens.inference.load import load_host

@@ -14,6 +14,7 @@ import torch
 from benchmarks.shots.analytic_utilities import KINDS, AnalyticUtility, Kind, list_values
 from eligo.report.intervals import bootstrap_means
 from eligo.shots.baselines import KNN, MMR, Random, StaticOracle
+from eligo.shots.config import FitConfig
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record
 from eligo.shots.inference.learned_selector import NAMED, LearnedSelector
@@ -21,8 +22,7 @@ from eligo.shots.learner.config import ExamConfig
 from eligo.shots.learner.verdict import must
 from eligo.shots.pool.pool import Pool
 from eligo.shots.selector import PoolSelector
-from eligo.shots.training.fit_config import FitConfig
-from eligo.shots.training.fitting import fit_pointer
+from eligo.shots.training.task import fit_pointer
 
 DIM, CANDIDATES, SHOTS = 16, 10, 3
 _POOL, _CENTRES, _HIDDEN = 240, 6, 32

@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.shots.texts import captions, nearest_distance, perturbed, trained_tower
 from eligo.errors import InputError
 from eligo.shots.data.text import embed_texts
-from eligo.shots.pool import PoolIndex
+from eligo.shots.pool.index import PoolIndex
 
 DIM, TOP = 768, 64
 

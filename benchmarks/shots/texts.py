@@ -15,15 +15,14 @@ from torch.nn import functional as F
 from eligo.scenes import SceneConfig, draw_scenes
 from eligo.scenes.dataset import scene_texts
 from eligo.scenes.graph import Split
+from eligo.shots.config import FitConfig, PointerSelectorV1Config
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record
 from eligo.shots.data.text import embed_texts
-from eligo.shots.model.config import PointerSelectorV1Config
 from eligo.shots.model.pointer import PointerSelector
 from eligo.shots.pool.pool import Pool
 from eligo.shots.teacher.overlap import bigram_f1
-from eligo.shots.training.fit_config import FitConfig
-from eligo.shots.training.fitting import fit_pointer
+from eligo.shots.training.task import fit_pointer
 
 _SCENES = 512  # drawn at a time
 _PICKS = 3

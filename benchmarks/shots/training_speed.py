@@ -8,11 +8,10 @@ from torch import Tensor
 
 from benchmarks.shots.clock import compare
 from benchmarks.shots.slow import sample_loop, static_scores, step_loop
+from eligo.shots.config import PointerSelectorV1Config, PointerSelectorV3Config
 from eligo.shots.model.bi_encoder import PointerSelectorV1, PointerSelectorV3
-from eligo.shots.model.build import build_model_v2
-from eligo.shots.model.closed_form import plackett_luce_steps
-from eligo.shots.model.config import PointerSelectorV1Config, PointerSelectorV3Config
-from eligo.shots.model.steps import available
+from eligo.shots.model.losses import available, plackett_luce_steps
+from eligo.shots.model.pretrained import build_model_v2
 
 BATCH, POOL, STEPS, BEAMS, RERANKED = 64, 32, 6, 5, 64
 

@@ -17,7 +17,7 @@ from eligo.shots import (
     Record,
     StaticOracle,
 )  # fmt: skip
-from eligo.shots.training.fitting import fit_pointer
+from eligo.shots.training.task import fit_pointer
 
 DIM, CANDIDATES, SHOTS = 16, 10, 3
 ALL = 10_000  # a beam that forgets nothing

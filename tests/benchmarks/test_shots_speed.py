@@ -12,8 +12,7 @@ from benchmarks.shots.teaching_speed import bench_teaching
 from benchmarks.shots.texts import captions, nearest_distance, perturbed
 from benchmarks.shots.training_speed import bench_rerank, bench_training
 from eligo.shots import PointerSelectorV1Config, PointerSelectorV3Config, build_model
-from eligo.shots.model.closed_form import plackett_luce_steps
-from eligo.shots.model.steps import available
+from eligo.shots.model.losses import available, plackett_luce_steps
 
 
 def test_the_plain_ways_are_the_same_losses():

@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from benchmarks.scenes.stats_command import _verdict
 
 from benchmarks.scenes.stats import Row, Stats
-from benchmarks.scenes.stats_command import _verdict
 from eligo.cli import main
 
 SMALL = ("--train", "3", "--validation", "1", "--test", "1")

@@ -18,9 +18,9 @@ from eligo.explorer.inline import inline
 from eligo.explorer.tools import LiveImage, LiveRequest, LiveTool, describe
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pretrained import load as pretrained
+from eligo.shots.config import PointerSelectorV1Config
 from eligo.shots.inference.learned_selector import LearnedSelector
-from eligo.shots.model.build import build_model
-from eligo.shots.model.config import PointerSelectorV1Config
+from eligo.shots.model.pretrained import build_model
 from eligo.shots.pool.pool import Pool
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Cut, Plan, Stage1

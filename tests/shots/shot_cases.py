@@ -1,8 +1,10 @@
-"""Small pointer models of every kind, and random inputs with everything that can happen."""
+"""Small pointer models of every kind with random inputs, and a tiny CLIP."""
 
 from dataclasses import dataclass
 
 import torch
+from shot_hosts import tokenizer
+from tokenizers import processors
 from torch import Tensor
 
 from eligo.shots import (
@@ -32,7 +34,7 @@ STATIC = [name for name, config in CONFIGS.items() if getattr(config, "state", "
 
 
 def small_model(kind: str, **changes) -> PointerSelector:
-    """Of random weights in every part: the zeros and identities of a fresh one hide mistakes."""
+    """A model with random weights everywhere: zeros and identities of a fresh one hide mistakes."""
     torch.manual_seed(3)
     model = build_model(CONFIGS[kind].replace(changes))
     with torch.no_grad():
@@ -87,3 +89,27 @@ def make_case(rows: int = 5, pool: int = 7, steps: int = 4, seed: int = 0, width
         step[0] = 0.5
     weights = torch.rand(rows, generator=generator)
     return Case(randn(rows, width), candidates, labels, mask, beam, step, weights)
+
+
+def save_clip(folder: str, seed: int = 0) -> None:
+    """A tiny random CLIP with a tokenizer of letters."""
+    from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor
+
+    sizes = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }  # fmt: skip
+    vision = {**sizes, "image_size": 16, "patch_size": 8}
+    text = {**sizes, "vocab_size": 64, "max_position_embeddings": 40}
+    text |= {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+    torch.manual_seed(seed)
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=12))
+    model.save_pretrained(folder)
+    images = CLIPImageProcessorPil(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
+    )
+    words = tokenizer("text")  # CLIP reads the vector at the end of the text
+    words.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", 1)]
+    )
+    CLIPProcessor(images, words).save_pretrained(folder)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
+from eligo.shots.config import TeachConfig
 from eligo.shots.data.items import Item
 from eligo.shots.hosts.scorer import Scores
 from eligo.shots.inference.embed import embed
 from eligo.shots.inference.encoders import WordsEncoder
-from eligo.shots.teacher.config import TeachConfig
 
 WORDS = ["red ball", "blue cube", "green cone", "red cone", "blue ball", "green cube"]
 

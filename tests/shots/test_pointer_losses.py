@@ -13,7 +13,7 @@ TIGHT = {"atol": 1e-5, "rtol": 1e-5}
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("kind", BI_ENCODERS)
-def test_cross_entropy_equals_the_loop(kind: str, seed: int):
+def test_cross_entropy_equals_loop(kind: str, seed: int):
     model, case = small_model(kind), make_case(seed=seed)
     found = case.call(model)["ce_loss"]
     expected = loop_loss(model, case)
@@ -32,7 +32,7 @@ def test_cross_entropy_equals_the_loop(kind: str, seed: int):
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("form", ["corrected", "documented"])
 @pytest.mark.parametrize("kind", ["v3", "v3_pairs", "v3_v2_gru"])
-def test_ranking_equals_the_loop(kind: str, form: str, dense: bool):
+def test_ranking_loss_equals_loop(kind: str, form: str, dense: bool):
     model = small_model(kind, ranking_form=form, target_temperature=0.7, margin=2.0)
     case = make_case(rows=6, seed=5)
     scores = {} if dense else {"step_scores": None}
@@ -52,14 +52,14 @@ def test_ranking_equals_the_loop(kind: str, form: str, dense: bool):
     )
 
 
-def test_without_scores_v3_is_v1():
+def test_v3_without_scores_is_v1():
     model, case = small_model("v3"), make_case()
     output = case.call(model, beam_scores=None, step_scores=None)
     assert output["ranking_loss"] is None
     assert torch.equal(output["loss"], output["ce_loss"])
 
 
-def test_only_v3_ranks():
+def test_only_v3_has_a_ranking_loss():
     output = make_case().call(small_model("v1"))
     assert output["ranking_loss"] is None
 
@@ -94,7 +94,7 @@ def test_losses_and_gradients_are_finite(kind, form, rows, pool, steps, seed, de
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
 def test_ignored_steps(kind: str):
-    """-1 and repeated labels teach nothing, pick nothing and are counted."""
+    """-1 and repeated labels add no loss, pick nothing and are counted."""
     model, case = small_model(kind), make_case(rows=2, pool=6)
     case.mask = torch.ones(2, 6, dtype=torch.bool)
     case.candidates = torch.randn(2, 6, 12)
@@ -109,7 +109,7 @@ def test_ignored_steps(kind: str):
     torch.testing.assert_close(output["logits"][0, 1], output["logits"][0, 2])
 
 
-def test_rows_weigh_as_told():
+def test_row_weights():
     model, case = small_model("v1"), make_case(rows=4)
     alone = []
     for row in range(3):
@@ -126,7 +126,7 @@ def test_rows_weigh_as_told():
 
 
 @pytest.mark.parametrize("kind", STATIC)
-def test_a_static_selector_never_changes_its_mind(kind: str):
+def test_static_selector_keeps_its_scores(kind: str):
     output = make_case().call(small_model(kind))
     logits = output["logits"]
     same = torch.where(logits.isinf(), logits.amax(1, keepdim=True), logits)
@@ -134,7 +134,7 @@ def test_a_static_selector_never_changes_its_mind(kind: str):
 
 
 @pytest.mark.parametrize("kind", [name for name in CONFIGS if name not in STATIC])
-def test_a_stateful_selector_does(kind: str):
+def test_stateful_selector_changes_its_scores(kind: str):
     case = make_case(rows=2, pool=6)
     case.mask.fill_(True)
     case.candidates = torch.randn(2, 6, 12)

@@ -1,4 +1,4 @@
-"""The pointer selectors as their guides and users know them."""
+"""The pointer selectors V0 to V3."""
 
 import re
 
@@ -38,7 +38,7 @@ def test_number_of_parameters(version: str, changes: dict, count: int):
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
-def test_builds_without_memory(kind: str):
+def test_builds_on_the_meta_device(kind: str):
     with torch.device("meta"):
         model = build_model(CONFIGS[kind])
     assert all(p.is_meta for p in model.parameters())
@@ -70,7 +70,7 @@ def test_documented_defaults():
         assert "scale.log_scale" in model.state_dict()
 
 
-GUIDE_V2 = """
+EXAMPLE_V2 = """
 from models.v2 import build_model_v2, PointerSelectorV2Config
 config = PointerSelectorV2Config(
     d_model=768,
@@ -89,7 +89,7 @@ loss = result['loss']
 loss.backward()
 predictions, scores = model.predict(query_emb, cand_emb)
 """
-GUIDE_V1 = """
+EXAMPLE_V1 = """
 from models.v1 import PointerSelectorV1Config, build_model_v1
 config = PointerSelectorV1Config(
     d_model=256,
@@ -100,7 +100,7 @@ config = PointerSelectorV1Config(
 )
 model = build_model_v1(config)
 """
-GUIDE_V3 = """
+EXAMPLE_V3 = """
 from models.v3 import build_model_v3, PointerSelectorV3Config
 import torch
 config = PointerSelectorV3Config(
@@ -121,9 +121,9 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.parametrize("code", [GUIDE_V1, GUIDE_V2, GUIDE_V3], ids=["v1", "v2", "v3"])
-def test_the_guides_examples_run(code: str):
-    """As printed, but for the import path (and the batch size that one of them leaves open)."""
+@pytest.mark.parametrize("code", [EXAMPLE_V1, EXAMPLE_V2, EXAMPLE_V3], ids=["v1", "v2", "v3"])
+def test_published_examples_run(code: str):
+    """The examples of the published designs, apart from the import path (and one batch size)."""
     names: dict = {"torch": torch, "batch_size": 4}
     exec(re.sub(r"from models\.v\d", "from eligo.shots", code), names)
     if "loss" in names:
@@ -165,8 +165,8 @@ def test_predict(kind: str):
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
-def test_labels_that_are_its_own_picks_change_nothing(kind: str):
-    """Teacher forcing (all steps at once) and free running (one by one) are the same model."""
+def test_teacher_forcing_on_own_picks_equals_free_running(kind: str):
+    """Teacher forcing computes all steps at once, free running one by one."""
     model, case = small_model(kind), make_case(rows=3, pool=9)
     free = model(case.query, case.candidates, cand_mask=case.mask)
     assert free["loss"] is None
@@ -180,7 +180,7 @@ def test_labels_that_are_its_own_picks_change_nothing(kind: str):
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
-def test_padding_order_and_batch_mates_do_not_matter(kind: str):
+def test_independent_of_padding_order_and_batch(kind: str):
     model, case = small_model(kind), make_case(rows=4, pool=6, steps=3)
     expected = case.call(model)["logits"]
     for row in range(4):
@@ -202,8 +202,8 @@ def test_padding_order_and_batch_mates_do_not_matter(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["v0", "v1", "v2", "v2_gru"])
-def test_untrained_they_rank_by_likeness(kind: str):
-    """The query is not drowned by what is added to it: there is something to start from."""
+def test_untrained_model_ranks_by_similarity(kind: str):
+    """What is added to the query does not dominate it."""
     model = build_model(CONFIGS[kind].replace({"d_model": 64, "hidden_dim": 64})).eval()
     query, candidates = torch.randn(64, 64), torch.randn(64, 16, 64)
     query, candidates = (torch.nn.functional.normalize(v, dim=-1) for v in (query, candidates))
@@ -214,7 +214,7 @@ def test_untrained_they_rank_by_likeness(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["v0", "v1", "v2", "v2_gru"])
-def test_batch_size_does_not_matter(kind: str):
+def test_independent_of_batch_size(kind: str):
     model = small_model(kind, d_model=64, hidden_dim=32)
     query, candidates = torch.randn(512, 64), torch.randn(512, 16, 64)
     whole = model.predict(query, candidates, shots=4)
@@ -237,7 +237,7 @@ def test_candidates_projected_once(kind: str):
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
-def test_beams_of_one_query_share_it(kind: str):
+def test_beams_share_the_encoding_of_their_query(kind: str):
     model, case = small_model(kind), make_case(rows=6)
     rows = torch.tensor([0, 0, 0, 2, 2, 3])
     case.labels = torch.where(case.mask[rows].gather(1, case.labels.clamp_min(0)), case.labels, -1)
@@ -254,7 +254,7 @@ def test_beams_of_one_query_share_it(kind: str):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", list(CONFIGS))
-def test_the_same_on_a_gpu(kind: str):
+def test_gpu_equals_cpu(kind: str):
     case = make_case()
     losses, picks = [], []
     for device in ("cpu", "cuda"):
@@ -269,7 +269,7 @@ def test_the_same_on_a_gpu(kind: str):
     assert torch.equal(*picks)
 
 
-def test_towers_give_the_logits_of_v1():
+def test_towers_reproduce_the_logits_of_v1():
     model = small_model("v1")
     query, candidates = torch.randn(2, 12), torch.randn(2, 5, 12)
     cosines = model.query_tower(query)[:, None] @ model.candidate_tower(candidates).mT
@@ -278,7 +278,7 @@ def test_towers_give_the_logits_of_v1():
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
-def test_every_parameter_learns(kind: str):
+def test_every_parameter_gets_a_gradient(kind: str):
     model, case = small_model(kind).train(), make_case(rows=8, steps=4)
     case.call(model)["loss"].backward()
     largest = max(float(p.grad.abs().max()) for p in model.parameters())
@@ -288,7 +288,7 @@ def test_every_parameter_learns(kind: str):
         assert float(parameter.grad.abs().max()) > 1e-5 * largest, name
 
 
-def test_a_fresh_gate_is_closed():
+def test_fresh_gate_changes_nothing():
     torch.manual_seed(0)
     plain = build_model(CONFIGS["v1"])
     gated = build_model(CONFIGS["v1_gate"])
@@ -318,7 +318,7 @@ def test_weights_save_and_load(kind: str, tmp_path):
 
 @pytest.mark.parametrize("kind", ["v2_gru", "v3"])
 def test_compiles(kind: str):
-    model, case = small_model(kind), make_case()
+    model, case = small_model(kind), make_case(rows=2, steps=2)
     case.candidates = case.candidates.nan_to_num()
     with production():
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -348,9 +348,9 @@ def _bad_cases():
     def shape(name, value):
         return lambda case: setattr(case, name, value)
 
-    yield change("labels", (0, 1), 7), "labels: row 0, step 1 is 7, expected a candidate in [0, 7)"
-    yield change("labels", (1, 0), -2), "labels: row 1, step 0 is -2"
-    yield change("labels", (4, 2), 3), "labels: row 4, step 2 is 3, which cand_mask says is padding"
+    yield change("labels", (0, 1), 7), "labels: [0, 1] is 7, expected a candidate in [0, 7)"
+    yield change("labels", (1, 0), -2), "labels: [1, 0] is -2"
+    yield change("labels", (4, 2), 3), "labels: [4, 2] is 3, which cand_mask says is padding"
     yield change("query", (2, 0), torch.nan), "query_emb: row [2] has norm nan"
     yield change("query", (2, 0), torch.inf), "query_emb: row [2] has norm inf"
     yield change("query", 3, 0.0), "query_emb: row [3] has norm 0.0"
@@ -363,20 +363,20 @@ def _bad_cases():
     yield shape("mask", torch.ones(5, 8, dtype=torch.bool)), "cand_mask: got"
     yield shape("labels", torch.zeros(4, 2, dtype=torch.int64)), "labels: got"
     yield shape("weights", torch.ones(4)), "weights: got"
-    yield change("weights", 1, -1.0), "weights: row 1 is -1.0"
+    yield change("weights", 1, -1.0), "weights: [1] is -1.0"
     yield shape("beam_scores", torch.ones(5, 3)), "beam_scores: got"
-    yield change("step_scores", (0, 0, 0), torch.inf), "step_scores: [0, 0, 0] is infinite"
+    yield change("step_scores", (0, 0, 0), torch.inf), "step_scores: [0, 0, 0] is inf"
 
 
 @pytest.mark.parametrize(("change", "message"), list(_bad_cases()))
-def test_bad_input_is_named(change, message: str):
+def test_invalid_input_is_refused(change, message: str):
     case = make_case()
     change(case)
     with production(), pytest.raises(InputError, match=re.escape(message)):
         case.call(small_model("v3"))
 
 
-def test_bad_configs_and_calls_are_named():
+def test_invalid_configs_and_calls_are_refused():
     with pytest.raises(ConfigError, match="hidden_dim"):
         CONFIGS["v2"].replace({"hidden_dim": 9})
     with pytest.raises(ConfigError, match="hidden_dim"):

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.shots.pool import PoolIndex
+from eligo.shots.pool.index import PoolIndex
 
 
 def unit(*shape: int, seed: int = 0):
@@ -24,8 +24,8 @@ def brute(vectors, queries, k, allowed):
 
 @pytest.mark.parametrize("chunk", [7, 1000])
 @pytest.mark.parametrize("precision", ["float16", "float32"])
-def test_exact_search_is_a_sort(monkeypatch, chunk: int, precision):
-    monkeypatch.setattr("eligo.shots.pool.exact._CHUNK", chunk)
+def test_exact_search_equals_brute_force(monkeypatch, chunk: int, precision):
+    monkeypatch.setattr("eligo.shots.pool.index._CHUNK", chunk)
     vectors, queries = unit(60, 8), unit(5, 8, seed=1)
     index = PoolIndex.build(vectors, precision=precision)
     stored = vectors.half().float() if precision == "float16" else vectors
@@ -39,7 +39,7 @@ def test_exact_search_is_a_sort(monkeypatch, chunk: int, precision):
 
 
 def test_ties_go_to_the_lowest_slot(monkeypatch):
-    monkeypatch.setattr("eligo.shots.pool.exact._CHUNK", 4)
+    monkeypatch.setattr("eligo.shots.pool.index._CHUNK", 4)
     index = PoolIndex.build(torch.eye(8)[:1].expand(11, 8))  # products without rounding
     assert index.search(unit(1, 8, seed=1), 6).slots.tolist() == [[0, 1, 2, 3, 4, 5]]
 
@@ -70,20 +70,20 @@ def test_add_and_remove_without_rebuild(approximate: bool, tmp_path):
         index.remove(slots[:1])
 
 
-def test_faiss_finds_what_it_promises():
+def test_faiss_reaches_calibrated_recall():
     vectors, queries = unit(4000, 16), unit(64, 16, seed=1)
     exact = PoolIndex.build(vectors, precision="float32").search(queries, 32).slots
     index = PoolIndex.build(vectors, approximate=True)
     recalls = []
     for wanted in (0.5, 0.9, 0.99):
-        told = index.calibrate(queries, 32, wanted)
+        reported = index.calibrate(queries, 32, wanted)
         found = index.search(queries, 32).slots
         real = sum(
             len(set(a) & set(b)) for a, b in zip(found.tolist(), exact.tolist(), strict=True)
         )
         recalls.append(real / exact.numel())
-        assert told >= wanted
-        assert recalls[-1] == pytest.approx(told, abs=0.01)  # half precision
+        assert reported >= wanted
+        assert recalls[-1] == pytest.approx(reported, abs=0.01)  # half precision
     assert recalls[0] < 0.9
     assert index.store.index.nprobe < index.store.index.nlist
     allowed = torch.arange(4000) % 3 == 0
@@ -91,14 +91,14 @@ def test_faiss_finds_what_it_promises():
     assert index.num_bytes < 4000 * (16 * 2 + 9) + 200 * 16 * 4 + 1
 
 
-def test_projected_once():
+def test_index_holds_projected_vectors():
     embeddings, matrix = unit(50, 12), torch.randn(12, 4)
     project = lambda x: F.normalize(x @ matrix, dim=-1)  # noqa: E731
     index = PoolIndex.build(embeddings, project, precision="float32")
     torch.testing.assert_close(index.store.vectors, project(embeddings))
 
 
-def test_mistakes_are_named(tmp_path):
+def test_mistakes_are_refused(tmp_path):
     with pytest.raises(InputError, match="too few"):
         PoolIndex.build(unit(3, 8), approximate=True)
     with pytest.raises(InputError, match="expected >= 1"):

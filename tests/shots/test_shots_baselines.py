@@ -1,4 +1,4 @@
-"""Every baseline against brute force, and what all selectors promise."""
+"""Every baseline against brute force, and what all selectors have in common."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ from eligo.shots import (
     load_selector,
     num_calls,
 )  # fmt: skip
-from eligo.shots.baselines.similar import LAMBDAS
+from eligo.shots.baselines.mmr import LAMBDAS
 
 WORDS = ["red", "ball", "blue", "box", "green", "cat", "sees", "the"]
 
@@ -73,13 +73,13 @@ def test_mmr(balance: float):
     picks: list[int] = []
     for _ in range(5):
 
-        def worth(i: int) -> float:
+        def value(i: int) -> float:
             relevance = float(v[i] @ query.vector)
             if not picks:
                 return relevance
             return balance * relevance - (1 - balance) * max(float(v[i] @ v[j]) for j in picks)
 
-        picks.append(max((i for i in range(9) if i not in picks), key=worth))
+        picks.append(max((i for i in range(9) if i not in picks), key=value))
     assert MMR(balance).fit([], pool).select(query, 5).indices.tolist() == picks
 
 
@@ -129,7 +129,7 @@ def test_bm25():
         selector.select(Query("q", torch.randn(5)), 1)
 
 
-def test_random_depends_on_seed_and_query_alone():
+def test_random_depends_only_on_seed_and_query():
     pool = a_pool(20)
     one = Random(3).fit([], pool)
     picks = {n: one.select(a_query(f"q{n}"), 3).indices.tolist() for n in range(30)}
@@ -138,7 +138,7 @@ def test_random_depends_on_seed_and_query_alone():
         assert again.select(a_query(f"q{n}"), 3).indices.tolist() == picks[n]
     assert Random(4).fit([], pool).select(a_query("q0"), 3).indices.tolist() != picks[0]
     assert len({i for found in picks.values() for i in found}) > 15
-    # What is left out changes nothing among the others.
+    # Excluded examples do not change the order of the others.
     gone = pool.ids[picks[0][0]]
     assert one.select(a_query("q0"), 2, exclude=[gone]).indices.tolist() == picks[0][1:]
 
@@ -192,12 +192,12 @@ def test_oracles(shots: int):
         rest = [name for name in pool.ids if name not in prefix]
         prefix = (*prefix, max(rest, key=lambda n: values[(*prefix, n)]))
     assert value(GreedyOracle(table)) == values[prefix]
-    with pytest.raises(InputError, match="sees the answers"):
+    with pytest.raises(InputError, match="an oracle sees the answers"):
         GreedyOracle(table).fit([], pool).save("nowhere")
 
 
 @pytest.mark.parametrize(("pool", "shots", "beam"), [(6, 3, 2), (4, 6, 5), (3, 2, 100), (0, 2, 1)])
-def test_beam_search_costs_what_the_formula_says(pool: int, shots: int, beam: int):
+def test_beam_search_makes_num_calls(pool: int, shots: int, beam: int):
     scored = []
 
     def extend(prefix, candidates):
@@ -213,8 +213,8 @@ def test_beam_search_costs_what_the_formula_says(pool: int, shots: int, beam: in
     assert num_calls(32, 6, 5) == 758
 
 
-def test_beams_are_ranked_by_the_whole_value():
-    """A weak beginning with a large last gain must not win."""
+def test_beams_are_ranked_by_the_value_of_the_list():
+    """A weak first pick with a large last gain must not win."""
     values = {(0,): 10.0, (1,): 0.0, (0, 1): 10.5, (1, 0): 9.0}
     found = beam_search(
         lambda prefix, rest: torch.tensor([values[(*prefix, c)] for c in rest]), 2, 2, 2
@@ -223,10 +223,10 @@ def test_beams_are_ranked_by_the_whole_value():
     assert found.beams[0].step_values == (10.0, 10.5)
 
 
-# What all promise ------------------------------------------------------------------------------
+# All selectors ---------------------------------------------------------------------------------
 
 
-def everyone(pool: Pool):
+def all_selectors(pool: Pool):
     queries = [a_query(f"t{i}", domain="x") for i in range(3)]
     table = a_table(pool, [*queries, a_query()], 2)
     records = [Record(q, []) for q in queries]
@@ -240,7 +240,7 @@ def everyone(pool: Pool):
 def test_exclusion_padding_and_candidates():
     pool = a_pool(6, groups=["g", None, None, None, None, "g"], domains=["x"] * 5 + ["x"])
     query = a_query(group="g", domain="x")
-    for selector in everyone(pool):
+    for selector in all_selectors(pool):
         selection = selector.select(query, 2, exclude=["d1"])
         if selector.kind == "zero_shot":
             assert selection.indices.tolist() == [-1, -1]
@@ -289,7 +289,7 @@ def test_save_load_add_remove(selector, tmp_path):
     assert again._settings() == selector._settings()
 
 
-def test_mistakes_are_named(tmp_path):
+def test_mistakes_are_refused(tmp_path):
     with pytest.raises(InputError, match="has no pool yet"):
         KNN().select(a_query(), 1)
     knn = KNN().fit([], a_pool())

@@ -1,4 +1,4 @@
-"""Records of other programs, and what is wrong with bad ones."""
+"""Flags and record files of other programs."""
 
 import json
 from pathlib import Path
@@ -7,19 +7,17 @@ import pytest
 from teach_cases import embedded
 
 from eligo.errors import InputError
-from eligo.shots.compat import translated_words
-from eligo.shots.config import RecordsConfig
+from eligo.shots.compat import read_legacy, translate_flags
+from eligo.shots.config import RecordsConfig, SamplerConfig
 from eligo.shots.data.items import Item, read_items
-from eligo.shots.data.legacy import read_legacy
-from eligo.shots.data.records import as_example
-from eligo.shots.inference.folder import open_embedded
+from eligo.shots.data.records import encode_record
+from eligo.shots.inference.embed import open_embedded
 from eligo.shots.pool.sampler import Sampler
-from eligo.shots.pool.sampler_config import SamplerConfig
 from eligo.shots.teacher.read import read_legacy_records
 from eligo.shots.training.train import find_records
 
-GUIDE = {"t0": {"icds": ["t4", "t9"], "scores": [0.5, 0.2]}}
-LEVER = {"0": {"id_list": [[7, 5, 0], [8, 6, 0]], "score_list": [0.1, 0.4]}}
+V3_FILE = {"t0": {"icds": ["t4", "t9"], "scores": [0.5, 0.2]}}
+LEVER_FILE = {"0": {"id_list": [[7, 5, 0], [8, 6, 0]], "score_list": [0.1, 0.4]}}
 
 
 def written(path: Path, document) -> Path:
@@ -27,14 +25,14 @@ def written(path: Path, document) -> Path:
     return path
 
 
-def test_the_guides_file(tmp_path: Path):
-    [[found]] = read_legacy(written(tmp_path / "a.json", GUIDE))
+def test_v3_file(tmp_path: Path):
+    [[found]] = read_legacy(written(tmp_path / "a.json", V3_FILE))
     assert found.picks == ["t4", "t9"]
     assert found.scores == [0.5, 0.2]
 
 
-def test_lever_lm_is_reversed_without_its_query(tmp_path: Path):
-    [lists] = read_legacy(written(tmp_path / "a.json", LEVER))
+def test_lever_lm_lists_are_reversed_without_their_query(tmp_path: Path):
+    [lists] = read_legacy(written(tmp_path / "a.json", LEVER_FILE))
     assert [one.picks for one in lists] == [["6", "8"], ["5", "7"]]
     assert [one.value for one in lists] == [0.4, 0.1]
 
@@ -46,11 +44,11 @@ def read(tmp_path: Path, document, **options):
     return pool, read_legacy_records(path, sampler, queries, **options)
 
 
-def test_records_get_candidates_that_hold_the_labels(tmp_path: Path):
-    pool, lessons = read(tmp_path, GUIDE)
+def test_drawn_candidates_include_the_labels(tmp_path: Path):
+    pool, lessons = read(tmp_path, V3_FILE)
     [record] = lessons.records
     assert len(record.candidates) == 6
-    example = as_example(record, pool, 6)
+    example = encode_record(record, pool, 6)
     assert [record.candidates[place] for place in example.labels.tolist()] == ["t4", "t9"]
     assert example.scores.tolist() == pytest.approx([0.5, 0.2])
 
@@ -64,7 +62,7 @@ def test_records_get_candidates_that_hold_the_labels(tmp_path: Path):
         (["t0", "t4"], "its answer would leak"),
     ],
 )
-def test_bad_labels(tmp_path: Path, picks: list[str], message: str):
+def test_invalid_labels(tmp_path: Path, picks: list[str], message: str):
     document = {"t0": {"icds": picks, "scores": [0.5, 0.2]}}
     with pytest.raises(InputError, match=message):
         read(tmp_path, document)
@@ -97,45 +95,45 @@ def test_bad_files(tmp_path: Path, document, message: str):
         read_legacy(written(tmp_path / "a.json", document))
 
 
-def test_pickles_are_not_read(tmp_path: Path):
+def test_pickles_are_refused(tmp_path: Path):
     for read_it in (read_legacy, read_items):
         with pytest.raises(InputError, match=r"is a pickle.*eligo shots convert"):
             read_it(tmp_path / "best_checkpoint.pth")
 
 
-def test_the_file_that_is_meant(tmp_path: Path):
+def test_find_records(tmp_path: Path):
     for name in ("random_train_gain", "random_train_actual", "random_val_gain"):
-        written(tmp_path / f"{name}.json", GUIDE)
+        written(tmp_path / f"{name}.json", V3_FILE)
     found = find_records(RecordsConfig(path=tmp_path, split="train", objective="gain"))
     assert found.name == "random_train_gain.json"
-    with pytest.raises(InputError, match=r"random_train_actual.json.*tell from the others"):
+    with pytest.raises(InputError, match=r"random_train_actual.json.*objective identify"):
         find_records(RecordsConfig(path=tmp_path, split="train"))
     with pytest.raises(InputError, match="there is no"):
         find_records(RecordsConfig(path=tmp_path / "nothing"))
 
 
-def test_the_documented_command_line(tmp_path: Path):
+def test_published_command_line(tmp_path: Path):
     given = (
         f"--model_version v3 {tmp_path} --num_epochs 20 --batch-size=64 --lr 1e-4 --weight_decay "
         "1e-2 --sample_num 4949 --icds_origin random_train --scoring_method gain --json"
     )
-    ours = (
+    translated = (
         f"--model.version v3 --data.path {tmp_path} --train.num_epochs 20 --train.batch_size 64 "
         "--train.lr 1e-4 --train.weight_decay 1e-2 --data.num_anchors 4949 --data.sampler random "
         "--data.split train --data.objective gain --json"
     )
-    assert translated_words(given.split()) == ours.split()
-    assert translated_words(["v2", "--resume", "--train.name", "x"]) == (
+    assert translate_flags(given.split()) == translated.split()
+    assert translate_flags(["v2", "--resume", "--train.name", "x"]) == (
         ["v2", "--resume", "--train.name", "x"]
     )
     with pytest.raises(InputError, match="expected a sampler"):
-        translated_words(["--icds_origin", "nearest"])
+        translate_flags(["--icds_origin", "nearest"])
     with pytest.raises(InputError, match="is a pickle"):
-        translated_words(["old.pth"])
+        translate_flags(["old.pth"])
 
 
-def test_an_image_is_one_group_however_its_path_is_written(tmp_path: Path, monkeypatch):
-    """Else examples would show a query the answers to other questions on its image."""
+def test_group_of_an_image_does_not_depend_on_its_path(tmp_path: Path, monkeypatch):
+    """Otherwise a query would get answers to other questions on its image."""
     (tmp_path / "x.png").touch()
     row = '{"id": "q", "image": "x.png", "question": "a?", "answers": ["b"]}\n'
     written(tmp_path / "v.jsonl", row)
@@ -145,7 +143,7 @@ def test_an_image_is_one_group_however_its_path_is_written(tmp_path: Path, monke
     assert len({read_items(path)[0].group for path in paths}) == 1
 
 
-def test_items_of_every_form(tmp_path: Path):
+def test_items_of_every_format(tmp_path: Path):
     text = written(tmp_path / "t.jsonl", '{"id": 1, "input": "a?", "output": "b"}\n')
     assert read_items(text) == [Item("1", "a?", ("b",))]
     (tmp_path / "x.png").touch()

@@ -22,34 +22,34 @@ from eligo.shots import (
     load_selector,
 )
 from eligo.shots.inference.learned_selector import NAMED
-from eligo.shots.model.build import build_model
+from eligo.shots.model.pretrained import build_model
 
 SMALL = {"d_model": 16, "hidden_dim": 8, "dropout": 0.0}
 
 
-def asked(model, width: int = 16):
+def prediction(model, width: int = 16):
     generator = torch.Generator().manual_seed(3)
     query, pool = (torch.randn(*s, width, generator=generator) for s in ((2,), (2, 5)))
     return model.predict(query, pool, shots=3)
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_model_comes_back_as_it_was(name: str, tmp_path: Path):
+def test_model_round_trip(name: str, tmp_path: Path):
     model = build_model(NAMED[name].replace(SMALL)).eval()
     model.save_pretrained(tmp_path)
     back = type(model).from_pretrained(tmp_path)
     assert back.config == model.config
-    assert torch.equal(asked(back).scores, asked(model).scores)
+    assert torch.equal(prediction(back).scores, prediction(model).scores)
     assert type(PointerSelector.from_pretrained(str(tmp_path))) is type(model)
 
 
-def test_half_is_half_and_reads_as_float32(tmp_path: Path):
+def test_half_precision_is_loaded_as_float32(tmp_path: Path):
     model = build_model(NAMED["v1"].replace(SMALL)).eval()
     model.save_pretrained(tmp_path, dtype=torch.float16)
     assert load_file(tmp_path / "pointer.safetensors")["input_proj.weight"].dtype == torch.float16
     back = PointerSelectorV1.from_pretrained(tmp_path)
     assert back.input_proj.weight.dtype == torch.float32
-    assert torch.allclose(asked(back).scores, asked(model).scores, atol=0.05)
+    assert torch.allclose(prediction(back).scores, prediction(model).scores, atol=0.05)
 
 
 def test_loading_is_strict(tmp_path: Path):
@@ -69,11 +69,13 @@ def test_loading_is_strict(tmp_path: Path):
         PointerSelector.from_pretrained(tmp_path / "empty")
 
 
-def test_selectors_and_their_models_are_found(tmp_path: Path):
+def test_find_selectors_and_their_models(tmp_path: Path):
     pool = Pool(["a", "b", "c"], torch.eye(3, 16))
     model = build_model(NAMED["v1"].replace(SMALL)).eval()
     LearnedSelector.of(model, pool).save(tmp_path / "selector")
-    assert torch.equal(asked(PointerSelector.from_pretrained(tmp_path)).scores, asked(model).scores)
+    assert torch.equal(
+        prediction(PointerSelector.from_pretrained(tmp_path)).scores, prediction(model).scores
+    )
     assert isinstance(load_selector(tmp_path / "selector"), LearnedSelector)
     KNN().fit([], pool).save(tmp_path / "knn")
     assert isinstance(KNN.load(str(tmp_path / "knn")), KNN)
@@ -84,18 +86,18 @@ def test_selectors_and_their_models_are_found(tmp_path: Path):
 # ------------------------------------------------------------------ on the command line
 
 
-def test_a_run_is_halved(tmp_path: Path, capsys):
+def test_convert_run_to_half_precision(tmp_path: Path, capsys):
     build_model(NAMED["v3"].replace(SMALL)).save_pretrained(tmp_path / "run")
     args = [str(tmp_path / "run"), "--out", str(tmp_path / "half"), "--half", "--json"]
     assert main(["shots", "convert", *args]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["kind"] == "v3"
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["kind"] == "v3"
     stored = load_file(tmp_path / "half" / "pointer.safetensors")
     assert all(value.dtype == torch.float16 for value in stored.values())
     assert main(["shots", "convert", str(tmp_path / "run"), "--out", str(tmp_path / "run")]) == 2
 
 
-def test_a_learner_is_halved(tmp_path: Path, capsys):
+def test_convert_learner_to_half_precision(tmp_path: Path, capsys):
     config = VlmConfig(
         image_size=28, vision_width=8, vision_layers=2, layers=2, width=8, hidden=8, heads=2
     )
@@ -107,7 +109,7 @@ def test_a_learner_is_halved(tmp_path: Path, capsys):
 
 
 class Foreign(nn.Module):
-    """V2 as its guide draws it."""
+    """V2 of the published design."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +129,7 @@ class Foreign(nn.Module):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_weights_of_the_guides_program_are_read(tmp_path: Path, wrapped: bool):
+def test_published_weights_are_imported(tmp_path: Path, wrapped: bool):
     foreign, path = Foreign().eval(), tmp_path / "best_checkpoint.pth"
     state = {f"module.{k}": v for k, v in foreign.state_dict().items()}
     torch.save({"epoch": 3, "model_state_dict": state} if wrapped else state, path)
@@ -145,7 +147,7 @@ class Trap:
         return (exec, ("raise SystemExit('ran code')",))
 
 
-def test_bad_files_are_told(tmp_path: Path, capsys):
+def test_invalid_files_are_refused(tmp_path: Path, capsys):
     path, out = tmp_path / "x.pth", str(tmp_path / "made")
     torch.save({"model": Trap()}, path)
     assert main(["shots", "convert", str(path), "--version", "v1", "--out", out]) == 2

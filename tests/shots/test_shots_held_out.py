@@ -1,4 +1,4 @@
-"""Default trainings on few records learn what can be learned, and say so where nothing was."""
+"""Trainings on few records, and their comparison on held-out queries."""
 
 import json
 import random
@@ -11,8 +11,8 @@ from eligo.cli import main
 from eligo.shots.config import SelectorTrainConfig
 from eligo.shots.inference.embed import embed_query
 from eligo.shots.inference.encoders import WordsEncoder
-from eligo.shots.inference.predict import open_selector
-from eligo.shots.training.held_out import _judge
+from eligo.shots.inference.predict import load_pipeline
+from eligo.shots.training.held_out import _outcome
 from eligo.shots.training.train import counted_steps
 
 PLACES = {"ball": "on top shelf", "cube": "under old table", "cone": "behind green door",
@@ -21,7 +21,7 @@ PLACES = {"ball": "on top shelf", "cube": "under old table", "cone": "behind gre
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch, capsys):
-    """Run a command in a folder of its own; its JSON and what was said beside it."""
+    """Run a command in a folder of its own; return its JSON and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def call(words: str):
@@ -33,7 +33,7 @@ def call(tmp_path: Path, monkeypatch, capsys):
 
 
 def question(draw: random.Random, thing: str) -> str:
-    """A thing among words that mean nothing: the nearest examples share those."""
+    """A thing among random words, which the nearest examples share."""
     words = [f"w{draw.randrange(12)}", f"w{draw.randrange(12)}", thing]
     draw.shuffle(words)
     return " ".join(words)
@@ -48,22 +48,23 @@ def taught(call, count: int) -> None:
     ]
     Path("shots.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     call("embed --data shots.jsonl")
-    call("teach --shots 1")
+    call("teach --shots 1 --sampler.num_candidates 12")
 
 
 def right_picks(folder: Path) -> float:
-    """Share of new questions for which the first pick is about the same thing."""
-    deployed, draw = open_selector(folder), random.Random(1)
-    pool, encoder, right = deployed.selector.pool, WordsEncoder(), 0
+    """Share of new questions whose first pick is about the same thing."""
+    pipeline, draw = load_pipeline(folder), random.Random(1)
+    pool, encoder, right = pipeline.selector.pool, WordsEncoder(), 0
     for number in range(60):
         thing = draw.choice(list(PLACES))
         query = embed_query(encoder, f"new {number}", question(draw, thing), None)
-        pick = deployed.steps(query, 1)[0][0].id
+        names = pipeline.sampler.names(query)
+        [pick] = pool.picked(pipeline.selector.select(query, 1, candidates=names))
         right += pool.payload[int(pool.rows([pick])[0])]["answer"] == PLACES[thing]
     return right / 60
 
 
-def test_a_default_training_on_few_records_learns(call):
+def test_default_training_learns_from_few_records(call):
     taught(call, 60)
     short, _ = call("train taught --train.min_steps 1 --num_epochs 1 --train.name short")
     fitted, _ = call("train taught")
@@ -71,33 +72,33 @@ def test_a_default_training_on_few_records_learns(call):
     found = fitted["held_out"]
     assert found["trained"] > found["untrained"] == short["held_out"]["untrained"]
     assert found["changed"] > 0
-    assert found["verdict"] != "no better"
+    assert found["outcome"] != "no better"
     assert right_picks(Path("runs/shots_v1")) >= right_picks(Path("runs/short")) + 0.1
 
 
-def test_a_training_that_taught_nothing_says_so(call):
+def test_training_without_effect_warns(call):
     taught(call, 30)
-    fitted, said = call("train taught --train.min_steps 1 --num_epochs 1 --model.hidden_dim 32")
-    assert fitted["held_out"]["verdict"] == "no better"
-    assert "this selector is no better than an untrained one" in said
-    assert "--train.min_steps" in said
+    fitted, err = call("train taught --train.min_steps 1 --num_epochs 1 --model.hidden_dim 32")
+    assert fitted["held_out"]["outcome"] == "no better"
+    assert "this selector is no better than an untrained one" in err
+    assert "--train.min_steps" in err
     for command in ("predict --question ball --shots 1", "evaluate --taught taught"):
-        _, said = call(command)
-        assert "runs/shots_v1: on 3 held-out queries this selector is no better" in said
+        _, err = call(command)
+        assert "runs/shots_v1: on 3 held-out queries this selector is no better" in err
 
 
-def test_a_run_of_an_older_version_has_no_verdict(call):
+def test_run_without_held_out_comparison_gives_no_warning(call):
     taught(call, 30)
     call("train taught --train.min_steps 1 --num_epochs 1 --model.hidden_dim 32")
     path = Path("runs/shots_v1/selector/pipeline.json")
     about = json.loads(path.read_text())
     del about["held_out"]
     path.write_text(json.dumps(about))
-    _, said = call("predict --question ball --shots 1")
-    assert "no better" not in said
+    _, err = call("predict --question ball --shots 1")
+    assert "no better" not in err
 
 
-def test_steps_of_many_records_are_those_of_the_epochs():
+def test_number_of_steps():
     config = SelectorTrainConfig()
     many = {"total_steps": 1540, "evaluate_every": 77, "checkpoint_every": 77}
     assert counted_steps(config, 77) == many
@@ -107,10 +108,10 @@ def test_steps_of_many_records_are_those_of_the_epochs():
     assert "patience" not in counted_steps(config, 15)
 
 
-def test_verdicts():
+def test_outcomes():
     def judged(mine: list[float], start: list[float], near: list[float], changed: int = 1):
         rows = {"trained": mine, "untrained": start, "nearest": near}
-        return _judge({name: torch.tensor(row) for name, row in rows.items()}, changed)
+        return _outcome({name: torch.tensor(row) for name, row in rows.items()}, changed)
 
     assert judged([1.0] * 20, [0.5] * 20, [0.5] * 20) == ("better", None)
     assert judged([1.0, 0.5, 1.0], [0.5, 0.5, 0.5], [0.0] * 3) == ("unclear", "an untrained one")

@@ -1,4 +1,4 @@
-"""Selectors that learn from records, as a user has them."""
+"""LearnedSelector and its metrics."""
 
 import math
 import re
@@ -16,14 +16,14 @@ from eligo.shots import (
     PointerSelectorV2Config,
     PointerSelectorV3Config,
     Pool,
+    PoolSelector,
     Query,
     Record,
-    Selector,
     build_model,
     load_selector,
     metrics,
 )  # fmt: skip
-from eligo.shots.training.fitting import split_by_group
+from eligo.shots.training.task import split_by_group
 
 SIZE = {"hidden_dim": 16, "K": 16, "dropout": 0.0}
 CONFIGS = {
@@ -36,7 +36,7 @@ QUICK = FitConfig(num_epochs=1, min_steps=40, lr=1e-2, patience=50)
 
 
 def world(num_shots: int = 80, num_queries: int = 120, dim: int = 10):
-    """What helps a query is a turned copy of it: near in no cosine, yet easy to learn."""
+    """The best examples are near a rotated copy of the query: easy to learn, not by cosine."""
     generator = torch.Generator().manual_seed(0)
     pool = Pool(
         [f"d{i}" for i in range(num_shots)],
@@ -53,7 +53,7 @@ def world(num_shots: int = 80, num_queries: int = 120, dim: int = 10):
     return pool, records
 
 
-def recall(selector: Selector, pool: Pool, records) -> float:
+def recall(selector: PoolSelector, pool: Pool, records) -> float:
     found = [
         len(set(pool.picked(selector.select(record.query, 3))) & set(record.picks))
         for record in records
@@ -61,11 +61,11 @@ def recall(selector: Selector, pool: Pool, records) -> float:
     return sum(found) / 3 / len(records)
 
 
-def test_records_without_picks_teach_nothing():
+def test_records_without_picks_are_ignored():
     pool, records = world(20, 12)
     none = [Record(Query(f"n{n}", torch.randn(10)), []) for n in range(40)]
     few = FitConfig(num_epochs=1, min_steps=2)
-    made = [LearnedSelector("v1", fit=few).fit(told, pool) for told in (records, records + none)]
+    made = [LearnedSelector("v1", fit=few).fit(some, pool) for some in (records, records + none)]
     first, second = (selector.model.input_proj.weight for selector in made)
     assert torch.equal(first, second)
     with pytest.raises(InputError, match="got 0 records with picks"):
@@ -73,8 +73,8 @@ def test_records_without_picks_teach_nothing():
 
 
 @pytest.mark.parametrize("kind", ["v0", "v2_gru"])
-def test_a_model_without_a_tower_looks_at_all(kind: str):
-    """Its own projections rank nothing by themselves."""
+def test_model_without_tower_scores_all_candidates(kind: str):
+    """Its projections alone do not rank candidates."""
     pool, records = world(90, 1)
     model = build_model(CONFIGS[kind].replace({"d_model": 10}))
     alone = LearnedSelector.of(model, pool).select(records[0].query, 3)
@@ -89,7 +89,7 @@ def test_a_model_without_a_tower_looks_at_all(kind: str):
 def test_fit_select_save_load_add_remove(kind: str, tmp_path):
     pool, records = world()
     selector = LearnedSelector(CONFIGS[kind], fit=QUICK, rerank=24).fit(records[:90], pool)
-    assert isinstance(selector, Selector)
+    assert isinstance(selector, PoolSelector)
     learned, plain = (recall(s, pool, records[90:]) for s in (selector, KNN().fit([], pool)))
     assert learned > plain + 0.2
 
@@ -118,7 +118,7 @@ def test_fit_select_save_load_add_remove(kind: str, tmp_path):
     torch.testing.assert_close(*scores, atol=0.05, rtol=0.01)
 
 
-def test_the_same_records_give_the_same_selector():
+def test_fit_is_deterministic():
     pool, records = world(num_queries=30)
     scores = [
         LearnedSelector(CONFIGS["v1"], fit=QUICK)
@@ -131,8 +131,8 @@ def test_the_same_records_give_the_same_selector():
 
 
 @pytest.mark.parametrize("approximate", [False, True])
-def test_the_shortlist_holds_the_best(approximate: bool, tmp_path):
-    """V1 behind an index picks what V1 picks from the whole pool."""
+def test_shortlist_contains_the_best(approximate: bool, tmp_path):
+    """V1 with an index picks what V1 picks from the whole pool."""
     torch.manual_seed(0)
     pool = Pool([f"d{i}" for i in range(500)], torch.randn(500, 10))
     model = build_model(CONFIGS["v1"].replace({"d_model": 10})).eval()
@@ -159,15 +159,15 @@ def test_the_shortlist_holds_the_best(approximate: bool, tmp_path):
     assert loaded.select(queries[1], 5).indices.tolist() == expected.indices.tolist()
 
 
-def test_alternatives_say_why_not_the_next():
+def test_alternatives_include_the_next_best():
     pool, _ = world()
     model = build_model(CONFIGS["v1"].replace({"d_model": 10})).eval()
     selector, query = LearnedSelector.of(model, pool), Query("q", torch.randn(10))
-    told = selector.alternatives(query, 3, top_k=2)
+    steps = selector.alternatives(query, 3, top_k=2)
     picks = pool.picked(selector.select(query, 4))
-    assert [step[0][0] for step in told] == picks[:3]
-    assert [step[1][0] for step in told] == picks[1:4]
-    assert all(step[0][1] > step[1][1] for step in told)
+    assert [step[0][0] for step in steps] == picks[:3]
+    assert [step[1][0] for step in steps] == picks[1:4]
+    assert all(step[0][1] > step[1][1] for step in steps)
 
 
 def test_token_budget():
@@ -190,7 +190,7 @@ def test_split_by_group():
     assert len(training) + len(validation) == 40
 
 
-def test_mistakes_are_named():
+def test_mistakes_are_refused():
     pool, records = world(num_queries=4)
     bare = [Record(r.query, r.picks) for r in records]
     for make, message in [

@@ -12,8 +12,8 @@ from eligo.cli import main
 from eligo.config import load_config
 from eligo.scenes import words
 from eligo.scenes.phrases import VOCABULARY, to_text
-from eligo.scenes.vlm_heads import patch_targets
 from eligo.scenes.vlm import FIRST_WORD, IMAGE, build_processor, build_vlm
+from eligo.scenes.vlm_heads import patch_targets
 from eligo.shots.hosts.prompt import Turn
 from eligo.shots.hosts.reader import Reader
 from eligo.shots.hosts.scorer import span_logprobs

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from eligo.errors import InputError
 from eligo.shots import Pool, Query, Record, embed_texts, read_texts, text_pool
-from eligo.shots.data.records import as_example, collate
+from eligo.shots.data.query import joined
+from eligo.shots.data.records import collate, encode_record
 from eligo.shots.data.text import embed_tokens
-from eligo.shots.data.views import joined
 from strategies import production
 
 
@@ -27,7 +27,7 @@ def a_pool(**changes) -> Pool:
     return Pool(["a", "b", "c", "d"], views, **columns)
 
 
-def test_views_are_joined_as_unit_means():
+def test_joined_views_are_unit_means():
     pool = a_pool()
     for row in range(4):
         image, text = pool.views["image"][row], pool.views["text"][row]
@@ -40,19 +40,18 @@ def test_views_are_joined_as_unit_means():
 def test_save_load(tmp_path):
     pool = a_pool()
     pool.save(tmp_path / "pool")
-    for mmap in (True, False):
-        again = Pool.load(tmp_path / "pool", mmap=mmap)
-        assert again.content_hash == pool.content_hash
-        assert again.ids == pool.ids
-        assert again.token_costs == pool.token_costs
-        assert again.texts == ["one", "two? 2", "three", "four"]
+    again = Pool.load(tmp_path / "pool")
+    assert again.content_hash == pool.content_hash
+    assert again.ids == pool.ids
+    assert again.token_costs == pool.token_costs
+    assert again.texts == ["one", "two? 2", "three", "four"]
     plain = Pool(["ö", "2"], torch.eye(2))
     plain.save(tmp_path / "plain")
     assert Pool.load(tmp_path / "plain").content_hash == plain.content_hash
     assert Pool.load(tmp_path / "plain").groups is None
 
 
-def test_every_part_has_a_share_in_the_hash():
+def test_hash_depends_on_every_column():
     torch.manual_seed(1)
     pool = a_pool()
     others = [pool.take(torch.tensor([1, 0, 2, 3]))]
@@ -77,18 +76,18 @@ def test_add_and_remove():
     assert len(pool) == 4
 
 
-def test_a_single_view_needs_no_name():
+def test_single_view_needs_no_name():
     pool = Pool(["a"], {"text": torch.ones(1, 2)})
     assert list(pool.add(["b"], torch.eye(2)[:1]).views) == ["text"]
 
 
-def test_signs_that_only_look_like_line_ends_come_back(tmp_path):
+def test_unicode_line_separators_round_trip(tmp_path):
     said = ["one\u2028two", "three\u0085four\u2029", "\x1cfive\x0b"]
     Pool(["a", "b", "c"], torch.eye(3), payload=said).save(tmp_path / "pool")
     assert list(Pool.load(tmp_path / "pool").payload) == said
 
 
-def test_what_may_be_shown():
+def test_allowed():
     pool = a_pool()
     query = Query("c", torch.randn(6), group="x", domain="p")
     assert pool.allowed(query).tolist() == [False, False, False, True]
@@ -100,7 +99,7 @@ def test_what_may_be_shown():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Pool(["a", "a"], torch.eye(2)), "id 'a' stands there twice"),
+        (lambda: Pool(["a", "a"], torch.eye(2)), "id 'a' comes twice"),
         (lambda: Pool(["a"], torch.eye(2)), "got 2 embedding for 1 ids"),
         (lambda: Pool(["a", "b"], torch.tensor([[1.0], [0.0]])), "row 1 has norm 0.0"),
         (lambda: Pool(["a"], torch.tensor([[torch.nan]])), "row 0 has norm nan"),
@@ -118,12 +117,12 @@ def test_what_may_be_shown():
         (lambda: Query("q", torch.zeros(3)).vector, "Query 'q': embedding has norm 0.0"),
     ],
 )
-def test_bad_pools_are_named(make, message: str):
+def test_invalid_pools_are_refused(make, message: str):
     with pytest.raises(InputError, match=re.escape(message)), production():
         make()
 
 
-def test_bad_files_are_named(tmp_path):
+def test_invalid_pool_files_are_refused(tmp_path):
     a_pool().save(tmp_path)
     lines = (tmp_path / "items.jsonl").read_text().splitlines()
     for text, message in [
@@ -163,7 +162,7 @@ def test_records_become_positions_by_id():
         weight=2.0,
     )
     plain = Record(Query("p", torch.randn(6)), ["d5"], candidates=["d1", "d5"])
-    batch = collate([as_example(record, pool, 4), as_example(plain, pool, 4)], pool)
+    batch = collate([encode_record(record, pool, 4), encode_record(plain, pool, 4)], pool)
     assert batch.labels.tolist() == [[2, 0], [1, -1]]
     assert batch.mask.tolist() == [[True] * 3, [True, True, False]]
     torch.testing.assert_close(batch.candidates[0, 2], pool.vectors[7])
@@ -175,19 +174,21 @@ def test_records_become_positions_by_id():
     assert batch.weights.tolist() == [2.0, 1.0]
 
 
-def test_candidates_are_drawn_by_query_alone():
+def test_drawn_candidates_depend_only_on_the_query():
     pool = big_pool()
     places = []
     for number in range(60):
         query = Query(f"q{number}", torch.randn(6), group="g")
-        one = as_example(Record(query, ["d4", "d6"]), pool, 8, seed=3)
-        assert torch.equal(one.rows, as_example(Record(query, ["d4", "d6"]), pool, 8, seed=3).rows)
+        one = encode_record(Record(query, ["d4", "d6"]), pool, 8, seed=3)
+        assert torch.equal(
+            one.rows, encode_record(Record(query, ["d4", "d6"]), pool, 8, seed=3).rows
+        )
         assert len(set(one.rows.tolist())) == 8
         assert not set(one.rows.tolist()) & {0, 1}  # its group
         assert one.rows[one.labels].tolist() == [4, 6]
         places.append(int(one.labels[0]))
     assert len(set(places)) == 8  # position tells nothing
-    assert len(as_example(Record(query, ["d4"]), pool, 99).rows) == 18
+    assert len(encode_record(Record(query, ["d4"]), pool, 99).rows) == 18
 
 
 @pytest.mark.parametrize(
@@ -206,16 +207,16 @@ def test_candidates_are_drawn_by_query_alone():
         ),
     ],
 )
-def test_bad_records_are_named(changes: dict, message: str):
+def test_invalid_records_are_refused(changes: dict, message: str):
     record = Record(**{"query": Query("q", torch.randn(6), group="g"), "picks": ["d4"], **changes})
     with pytest.raises(InputError, match=re.escape(message)):
-        as_example(record, big_pool(), 5)
+        encode_record(record, big_pool(), 5)
 
 
 # Text ------------------------------------------------------------------------------------------
 
 
-def test_text_files(tmp_path):
+def test_read_texts(tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text(
         '{"id": 1, "input": "a", "output": "b"}\n\n'
@@ -240,7 +241,7 @@ def test_text_files(tmp_path):
         read_texts(path)
 
 
-def test_text_vectors():
+def test_embed_texts():
     texts = ["what colour is the ball?", "what colour is the box?", "count cats", "", "!"]
     vectors = embed_texts(texts, 256)
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(5))

@@ -1,4 +1,4 @@
-"""Picks as an record: rows of the pool become places among the candidates."""
+"""Explorer records: rows of the pool become positions among the candidates."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from eligo.explorer.folder import load_record, save_record
 from eligo.explorer.record import Answer
 from eligo.shots import Pool, Query
 from eligo.shots.baselines import KNN, Random, ZeroShot
-from eligo.shots.inference.selection_record import record
+from eligo.shots.inference.record import record
 
 
 @pytest.fixture

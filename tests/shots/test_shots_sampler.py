@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from eligo.errors import InputError
 from eligo.shots import Pool, Query
+from eligo.shots.config import SamplerConfig
 from eligo.shots.pool.sampler import Sampler
-from eligo.shots.pool.sampler_config import SamplerConfig
 
 KINDS = ("random", "text", "image", "mix")
 
@@ -20,38 +20,38 @@ def make_pool(size: int = 40) -> Pool:
     )  # fmt: skip
 
 
-def ask(pool: Pool, row: int) -> Query:
+def query_of(pool: Pool, row: int) -> Query:
     views = {name: view[row] for name, view in pool.views.items()}
     return Query(pool.ids[row], views, pool.groups[row], pool.domains[row])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_exactly_so_many_and_none_that_leaks(kind: str):
+def test_number_of_candidates_without_leaks(kind: str):
     pool = make_pool()
     sampler = Sampler(pool, SamplerConfig(kind=kind, num_candidates=12))
     for row in range(40):
-        rows = sampler.rows(ask(pool, row)).tolist()
+        rows = sampler.rows(query_of(pool, row)).tolist()
         assert len(set(rows)) == 12
         assert row not in rows
         assert all(other // 4 != row // 4 and other % 2 == row % 2 for other in rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_draws_depend_on_seed_and_query_only(kind: str):
+def test_draws_depend_only_on_seed_and_query(kind: str):
     pool = make_pool()
     config = SamplerConfig(kind=kind, num_candidates=8)
     first = Sampler(pool, config)
     for row in (3, 4):
-        first.rows(ask(pool, row))
-    assert torch.equal(first.rows(ask(pool, 9)), Sampler(pool, config).rows(ask(pool, 9)))
+        first.rows(query_of(pool, row))
+    assert torch.equal(first.rows(query_of(pool, 9)), Sampler(pool, config).rows(query_of(pool, 9)))
     other = Sampler(pool, config.replace({"seed": 1}))
-    assert not torch.equal(other.rows(ask(pool, 9)), first.rows(ask(pool, 9)))
+    assert not torch.equal(other.rows(query_of(pool, 9)), first.rows(query_of(pool, 9)))
 
 
 @pytest.mark.parametrize("view", ["text", "image"])
-def test_the_nearest_by_brute_force(view: str):
-    pool, query = make_pool(), ask(make_pool(), 0)
-    query = ask(pool, 5)
+def test_nearest_equal_brute_force(view: str):
+    pool, query = make_pool(), query_of(make_pool(), 0)
+    query = query_of(pool, 5)
     rows = Sampler(pool, SamplerConfig(kind=view, num_candidates=5)).rows(query)
     cosines = F.cosine_similarity(pool.views[view], query.views[view][None])
     allowed = pool.allowed(query).nonzero().flatten().tolist()
@@ -60,26 +60,26 @@ def test_the_nearest_by_brute_force(view: str):
     assert rows.tolist() != best  # the order tells nothing
 
 
-def test_a_mix_has_its_shares():
+def test_shares_of_the_mix():
     pool = make_pool(80)
-    query = ask(pool, 5)
+    query = query_of(pool, 5)
     rows = set(Sampler(pool, SamplerConfig(kind="mix", num_candidates=12)).rows(query).tolist())
     for view in ("text", "image"):
         near = Sampler(pool, SamplerConfig(kind=view, num_candidates=3)).rows(query).tolist()
         assert set(near) <= rows
 
 
-def test_near_copies_are_left_out():
+def test_max_similarity_leaves_out_near_copies():
     pool = make_pool()
-    query = ask(pool, 5)
+    query = query_of(pool, 5)
     rows = Sampler(pool, SamplerConfig(num_candidates=40, max_similarity=0.1)).rows(query)
     assert (pool.vectors[rows] @ query.vector <= 0.1).all()
     assert 0 < len(rows) < int(pool.allowed(query).sum())
 
 
-def test_picks_are_among_the_candidates():
+def test_candidates_include_picks():
     pool = make_pool()
-    query = ask(pool, 0)
+    query = query_of(pool, 0)
     sampler = Sampler(pool, SamplerConfig(num_candidates=6))
     names = sampler.with_picks(query, ["d20", "d22"])
     assert len(names) == len(set(names)) == 6
@@ -87,7 +87,7 @@ def test_picks_are_among_the_candidates():
     assert names[:2] != ["d20", "d22"]
 
 
-def test_a_view_that_is_missing():
+def test_missing_view_is_refused():
     pool = Pool(["a", "b"], torch.eye(2))
     with pytest.raises(InputError, match="no view text"):
         Sampler(pool, SamplerConfig(kind="text"))

@@ -17,7 +17,7 @@ from eligo.errors import EligoError, InputError
 from eligo.io.interrupts import Interrupted
 from eligo.shots import Pool, Query, num_calls
 from eligo.shots.hosts.prompt import UnscorableError
-from eligo.shots.inference.folder import open_embedded
+from eligo.shots.inference.embed import open_embedded
 from eligo.shots.teacher.objective import added, worth
 from eligo.shots.teacher.overlap import OverlapScorer, bigram_f1
 from eligo.shots.teacher.read import read_records

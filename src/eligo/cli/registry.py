@@ -16,7 +16,7 @@ from eligo.config.nearest import did_you_mean
 from eligo.errors import ConfigError
 
 TASKS: dict[str, str] = {
-    "shots.teach": "eligo.shots.teacher.config:TeachConfig",
+    "shots.teach": "eligo.shots.config:TeachConfig",
     "shots.train": "eligo.shots.config:ShotsTrainConfig",
     "patches.train": "eligo.patches.training.config:PatchesTrainConfig",
     "pixels.train": "eligo.pixels.train_config:PixelsTrainConfig",

@@ -1,8 +1,8 @@
 """Which examples enter the prompt?
 
 A pool of examples, a query, and a selector that picks a few of them: pointer selectors V0 to V3,
-which learn from a teacher (`LearnedSelector`), and the baselines they must beat. `Pool`, `Query` and
-`Record` are the data; every selector has `fit`, `select`, `save` and `load`.
+which learn from a teacher (`LearnedSelector`), and baselines. `Pool`, `Query` and `Record` are the
+data; every selector has `fit`, `select`, `save` and `load`. `predict` does it all for one question.
 """
 
 from eligo.lazy import lazy_names

@@ -1,31 +1,244 @@
-"""A training run of a selector. Defaults are those of the guides' command. Imports no torch.
+"""All configs of the family: sampler, host, teacher, pointer selectors, training. Without torch.
 
-The guides' flags are understood too: see `documented`.
+Defaults of the pointer selectors and of their training are those of the published pointer-selector
+designs (docs/sources.md). Where a design contradicts itself, its table counts: V2 smooths labels by
+0.1 (its text says 0.2), and its width is 128 (its 0.59 M parameters are those of width 256).
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from eligo.config import Config
-from eligo.shots.compat import translated_words
-from eligo.shots.model.config import AnyPointerConfig
-from eligo.shots.teacher.config import Objective
+from eligo.config.bounds import Seed
+from eligo.shots.compat import translate_flags
 from eligo.train.config import SMOKE, TrainConfig
+
+Objective = Literal["gain", "actual", "logprob"]
+State = Literal["none", "gate", "gru"]
+
+
+class SamplerConfig(Config):
+    """Which examples of a pool are candidates for a query, in teaching, training and inference."""
+
+    kind: Literal["random", "text", "image", "mix"] = "random"
+    """random; text, image: the nearest by that view; mix: half random, a quarter text, the rest
+    image."""
+    num_candidates: int = Field(default=32, ge=1)
+    """Candidates of a query; fewer where the pool has fewer."""
+    max_similarity: float | None = Field(default=None, ge=-1, le=1)
+    """Leave out near copies: examples whose cosine with the query is larger; none: keep all."""
+    seed: Seed = 0
+    """Draws depend only on it and on the query's id."""
+
+
+class ShotsHostConfig(Config):
+    """The frozen model that reads the prompts."""
+
+    model: str | None = None
+    """Folder, shipped name or hub name (OWNER/NAME) of a vision-language model or a causal language
+    model; none: no model, answers are compared by shared pairs of words (text only)."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of its weights; auto: as they were saved."""
+    device: str = "auto"
+    """Where it runs: auto, cpu or cuda."""
+    batch_size: int = Field(default=16, ge=1)
+    """Prompts per forward pass."""
+    instruction: str = ""
+    """Appended to every question, such as "Answer in one word."."""
+    placement: Literal["prepend", "append"] = "prepend"
+    """Where the next pick goes; prepend: the first pick stands nearest the question."""
+
+
+class TeachConfig(Config):
+    """Labelling of queries by a teacher."""
+
+    task: Literal["shots.teach"] = "shots.teach"
+    """What this file does."""
+    data: Path = Path("embedded")
+    """Folder that `eligo shots embed` wrote: pool and queries."""
+    out: Path = Path("taught")
+    """Folder for records and scores; an unfinished one is continued."""
+    sampler: SamplerConfig = SamplerConfig()
+    """Which examples are tried."""
+    host: ShotsHostConfig = ShotsHostConfig()
+    """The model that scores the answers."""
+    objective: Objective = "logprob"
+    """Score of a pick: gain and actual in probability, logprob in mean log-probability."""
+    shots: int = Field(default=6, ge=1)
+    """Examples in a list."""
+    beam: int = Field(default=5, ge=1)
+    """Lists kept at each step."""
+    num_queries: int | None = Field(default=None, ge=1)
+    """Label so many queries, drawn by seed; none: all."""
+    shard_size: int = Field(default=256, ge=1)
+    """Queries written together."""
+    seed: Seed = 0
+    """Seed for drawing queries."""
+    engine: Literal["local", "ray"] = "local"
+    """Run in this process, or on Ray workers."""
+    num_workers: int = Field(default=1, ge=1)
+    """Number of Ray workers."""
+    check_data: bool = True
+    """Check all examples and queries before the first call of the model; off: start at once."""
+    gpus_per_worker: float = Field(default=0.0, ge=0)
+    """GPUs of each Ray worker."""
+
+
+class PointerConfig(Config):
+    """Settings that all pointer selectors share."""
+
+    d_model: int = Field(default=768, ge=1)
+    """Width of the embeddings."""
+    hidden_dim: int = Field(default=128, ge=1)
+    """Hidden width."""
+    K: int = Field(default=32, ge=1)
+    """Candidates to draw for a query where the data name none; the model takes any number."""
+    shot_num: int = Field(default=6, ge=1)
+    """Steps, unless labels or the caller give another number."""
+    dropout: float = Field(default=0.3, ge=0, lt=1)
+    """Share of features dropped in training."""
+    temperature: float = Field(default=0.1, gt=0)
+    """Cosines are divided by it; fixed."""
+
+
+class _HeadsConfig(PointerConfig):
+    num_heads: int = Field(default=4, ge=1)
+    """Attention heads; must divide hidden_dim."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> "_HeadsConfig":
+        if self.hidden_dim % self.num_heads:
+            raise ValueError(
+                f"hidden_dim: got {self.hidden_dim} for {self.num_heads} heads, expected a multiple"
+            )
+        return self
+
+
+class PointerSelectorV0Config(_HeadsConfig):
+    """A causal decoder over the query and the examples picked so far."""
+
+    version: Literal["v0"] = "v0"
+    """Version of the pointer selector."""
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the target spread evenly over all valid candidates."""
+    num_layers: int = Field(default=2, ge=1)
+    """Layers of the decoder."""
+
+
+class PointerSelectorV1Config(PointerConfig):
+    """A bi-encoder: one cosine per candidate."""
+
+    version: Literal["v1"] = "v1"
+    """Version of the pointer selector."""
+    label_smoothing: float = Field(default=0.2, ge=0, lt=1)
+    """Share of the target spread evenly over all valid candidates."""
+    state: State = "none"
+    """How a pick changes the query: none (scores never change), gate, gru."""
+
+
+class PointerSelectorV2Config(_HeadsConfig):
+    """V1 whose query first attends to the candidates."""
+
+    version: Literal["v2"] = "v2"
+    """Version of the pointer selector."""
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the target spread evenly over all valid candidates."""
+    attn_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Share of attention weights dropped in training."""
+    state: State = "none"
+    """How a pick changes the query: none (scores never change), gate, gru."""
+
+
+class PointerSelectorV3Config(PointerConfig):
+    """V1 or V2 that also learns from the scores of the teacher's beams."""
+
+    version: Literal["v3"] = "v3"
+    """Version of the pointer selector."""
+    label_smoothing: float = Field(default=0.2, ge=0, lt=1)
+    """Share of the target spread evenly over all valid candidates."""
+    ranking_loss_type: Literal["listwise", "pairwise"] = "listwise"
+    """Compare distributions, or the label with one candidate at a time."""
+    ranking_loss_weight: float = Field(default=0.1, ge=0)
+    """Weight of the ranking loss beside cross-entropy."""
+    ranking_form: Literal["corrected", "documented"] = "corrected"
+    """Our corrected loss, or the one of the published design."""
+    margin: float = Field(default=1.0, ge=0)
+    """Margin of the label, in logits (pairwise)."""
+    target_temperature: float = Field(default=1.0, gt=0)
+    """Temperature of the target softmax over z-scored scores (listwise, corrected)."""
+    base: Literal["v1", "v2"] = "v1"
+    """Which model learns; v2 with its default attention."""
+    state: State = "none"
+    """How a pick changes the query: none (scores never change), gate, gru."""
+
+    @model_validator(mode="after")
+    def _base_fits(self) -> "PointerSelectorV3Config":
+        self.v2()
+        return self
+
+    def v2(self) -> PointerSelectorV2Config | None:
+        """Return the config of the base if it is V2."""
+        if self.base == "v1":
+            return None
+        shared = set(PointerSelectorV2Config.model_fields) - {"version"}
+        return PointerSelectorV2Config(**self.model_dump(include=shared))
+
+
+AnyPointerConfig = Annotated[
+    PointerSelectorV0Config
+    | PointerSelectorV1Config
+    | PointerSelectorV2Config
+    | PointerSelectorV3Config,
+    Field(discriminator="version"),
+]
+NAMED: dict[str, AnyPointerConfig] = {
+    "v0": PointerSelectorV0Config(),
+    "v1": PointerSelectorV1Config(),
+    "v2": PointerSelectorV2Config(),
+    "v2_gru": PointerSelectorV2Config(state="gru"),
+    "v3": PointerSelectorV3Config(),
+}
+"""Pointer selectors by name."""
+
+
+class FitConfig(Config):
+    """Settings of `LearnedSelector.fit`.
+
+    The published learning rate, 1e-4, is for thousands of queries. `fit` is mostly called with
+    fewer records, so its default is larger, and there is a minimum number of steps.
+    """
+
+    num_epochs: int = Field(default=20, ge=1)
+    """Passes over the records."""
+    min_steps: int = Field(default=300, ge=1)
+    """Minimum number of steps, however few the records are."""
+    batch_size: int = Field(default=64, ge=1)
+    """Records in one step; fewer if there are fewer."""
+    lr: float = Field(default=1e-3, gt=0)
+    """Peak learning rate."""
+    weight_decay: float = Field(default=1e-2, ge=0)
+    """Decoupled weight decay."""
+    validation: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the records (whole groups) that chooses the best step."""
+    patience: int = Field(default=5, ge=1)
+    """Stop after so many evaluations without a new best."""
+    seed: Seed = 0
+    """Seed of weights, split, candidates and dropout."""
 
 
 class SelectorTrainConfig(TrainConfig):
-    """The loop, and the optimiser as the guides name its settings."""
+    """The training loop and its optimiser."""
 
     name: str = "shots"
     """Name of the run: its folder is out/name."""
     num_epochs: int | None = Field(default=20, ge=1)
-    """Times that every record is seen; sets total_steps, and evaluates once in each. None:
-    total_steps counts."""
+    """Passes over the records; sets total_steps, and evaluates once in each. None: use
+    total_steps."""
     min_steps: int = Field(default=300, ge=1)
-    """Steps at least where num_epochs counts: few records are seen more often, and evaluated 20
-    times; patience stops nothing before."""
+    """Minimum number of steps where num_epochs counts: few records are repeated more often, with 20
+    evaluations and without early stopping."""
     batch_size: int = Field(default=64, ge=1)
     """Records in one step; fewer if there are fewer."""
     lr: float = Field(default=1e-4, gt=0)
@@ -41,10 +254,10 @@ class SelectorTrainConfig(TrainConfig):
 
 
 class RecordsConfig(Config):
-    """What is learned from."""
+    """The records to learn from."""
 
     path: Path = Path("taught")
-    """Folder that `eligo shots teach` wrote, or a JSON file of the V3 guide or Lever-LM (or the
+    """Folder that `eligo shots teach` wrote, or a JSON file of the V3 design or of Lever-LM (or the
     folder it is in)."""
     embedded: Path | None = None
     """Folder that `eligo shots embed` wrote; none: the one that was taught on."""
@@ -55,33 +268,32 @@ class RecordsConfig(Config):
     sampler: Literal["random", "text", "image", "mix"] | None = None
     """How candidates are drawn; none: as the teacher did, at random for files of other programs."""
     objective: Objective | None = None
-    """What a pick is worth; none: the teacher's."""
+    """Score of a pick; none: the teacher's."""
     labels: Literal["best", "weighted"] = "best"
     """Learn the best list, or all beams by their softmax weight."""
     on_bad_label: Literal["error", "ignore"] = "error"
-    """What to do with a label that comes twice or is not in the pool; ignore: leave it out, count
-    it."""
+    """Labels that come twice or are not in the pool: stop, or leave them out and count them."""
     validation: float = Field(default=0.1, gt=0, lt=1)
     """Share of the queries (whole groups) that chooses the best step."""
 
 
 class ShotsTrainConfig(Config):
-    """One training run."""
+    """A training run of a pointer selector."""
 
     task: Literal["shots.train"] = "shots.train"
     """What this file trains."""
     train: SelectorTrainConfig = SelectorTrainConfig()
-    """The loop."""
+    """The training loop."""
     model: AnyPointerConfig  # no default: another version would inherit its label smoothing
-    """What is trained; d_model becomes the width of the embeddings."""
+    """The model; d_model becomes the width of the embeddings."""
     data: RecordsConfig = RecordsConfig()
-    """What it learns from."""
+    """The records to learn from."""
 
     def smoke(self) -> "ShotsTrainConfig":
-        """Two steps on the same records."""
+        """Return the config of a run of two steps on the same records."""
         return self.replace(SMOKE | {"train.num_epochs": None})
 
     @staticmethod
     def words(args: list[str]) -> list[str]:
-        """A command line with the guides' flags, in our words."""
-        return translated_words(args)
+        """Translate the flags of the published training command."""
+        return translate_flags(args)

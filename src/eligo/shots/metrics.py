@@ -1,6 +1,6 @@
-"""How well a selector ranks what a teacher chose. Section 7, one value for each row.
+"""How well a selector ranks a teacher's choices: one value for each row.
 
-NaN where a row has nothing to say (no label, constant scores): means pass over it.
+NaN where a metric does not apply (no label, constant scores); means leave it out.
 """
 
 import torch
@@ -13,7 +13,7 @@ from eligo import ops
 def label_ranks(
     logits: Float[Tensor, "*batch candidates"], labels: Int[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch"]:
-    """1 for the best; ties go to the lower index; NaN without a label, infinite where masked.
+    """Return ranks from 1; ties go to the lower index; NaN without a label, inf where masked.
 
     >>> label_ranks(torch.tensor([[2.0, 3.0, 2.0]]), torch.tensor([2]))
     tensor([3.])
@@ -29,7 +29,7 @@ def label_ranks(
 def step_hits(
     logits: Float[Tensor, "batch steps candidates"], labels: Int[Tensor, "batch steps"], k: int
 ) -> Float[Tensor, " batch"]:
-    """Share of a row's steps whose label is among the k best of what could be picked."""
+    """Return the share of a row's steps whose label is among the k best available."""
     ranks = label_ranks(logits, labels)
     hits = torch.where(ranks.isnan(), torch.nan, (ranks <= k).float())
     return hits.nanmean(-1)
@@ -38,16 +38,14 @@ def step_hits(
 def reciprocal_rank(
     logits: Float[Tensor, "batch candidates"], labels: Int[Tensor, "batch steps"]
 ) -> Float[Tensor, " batch"]:
-    """Of the first label among the first step's logits."""
+    """Return the reciprocal rank of the first label by the first step's logits."""
     return 1 / label_ranks(logits, labels[:, 0])
 
 
 def ndcg(
-    logits: Float[Tensor, "batch candidates"],
-    scores: Float[Tensor, "batch candidates"],
-    k: int,
+    logits: Float[Tensor, "batch candidates"], scores: Float[Tensor, "batch candidates"], k: int
 ) -> Float[Tensor, " batch"]:
-    """NDCG@k of the first step's ranking; gains are the teacher's scores, scaled to 0..1 per row.
+    """Return NDCG@k of the first step; gains are the teacher's scores, scaled to 0..1 per row.
 
     Candidates without a score are left out. Discount 1 / log2(rank + 1).
 
@@ -60,24 +58,24 @@ def ndcg(
     gains = torch.where(real, (scores - low) / (high - low), 0.0)
     discounts = 1 / torch.arange(2, k + 2, device=logits.device).log2()
 
-    def gained(ranking: Tensor) -> Tensor:
+    def dcg(ranking: Tensor) -> Tensor:
         best = ops.top_k(ranking, k, real)
         return (ops.gather(gains, best) * discounts).sum(-1)
 
-    return torch.where((high > low).squeeze(-1), gained(logits) / gained(gains), torch.nan)
+    return torch.where((high > low).squeeze(-1), dcg(logits) / dcg(gains), torch.nan)
 
 
 def set_recall(
     picks: Int[Tensor, "batch steps"], labels: Int[Tensor, "batch labels"]
 ) -> Float[Tensor, " batch"]:
-    """Share of a row's labels that were picked, at whatever step."""
+    """Return the share of a row's labels that were picked, at any step."""
     found = (labels.unsqueeze(-1) == picks.unsqueeze(-2)).any(-1)
     real = labels >= 0
     return torch.where(real.any(-1), (found & real).sum(-1) / real.sum(-1), torch.nan)
 
 
 def logits_std(logits: Float[Tensor, "batch candidates"]) -> Float[Tensor, " batch"]:
-    """Standard deviation over the candidates that could be picked first; healthy: 0.8 to 1.5."""
+    """Return the standard deviation over the first step's candidates; healthy: 0.8 to 1.5."""
     real = logits > -torch.inf
     values = torch.where(real, logits, 0.0)
     centred = values - ops.masked_mean(values, real).unsqueeze(-1)

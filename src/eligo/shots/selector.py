@@ -1,20 +1,20 @@
-"""What every selector is: `fit`, `select`, `save`, `load`. Section 4.
+"""PoolSelector, the base of all selectors: `fit`, `select`, `save`, `load`.
 
-    query ──> what may be shown (domain, group, exclude, candidates) ──> choose ──> within budget
+    query ──> allowed rows (domain, group, exclude, candidates) ──> choose ──> within budget
 
-`Selector` is the protocol; `PoolSelector` does all of it but the choosing. A selection's indices
-are rows of the pool: `pool.picked(selection)` names them.
+A selection's indices are rows of the pool; `pool.picked(selection)` returns their ids.
 """
 
+import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import RLock
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from eligo.config.bounds import check_count
@@ -24,91 +24,65 @@ from eligo.io.locks import one_writer
 from eligo.io.reading import read_object, reading
 from eligo.pretrained.load import find_model
 from eligo.selection import Selection
-from eligo.shots.data.query import Query
+from eligo.shots.data.query import Embeddings, Query
 from eligo.shots.data.records import Record
-from eligo.shots.data.views import Embeddings
 from eligo.shots.pool.pool import Pool
 
 ABOUT, POOL = "selector.json", "pool"
 INNER = "selector"
-"""Where a run of `eligo shots train` has it."""
+"""Subfolder of the selector in a run of `eligo shots train`."""
 _FORMAT = 1
 _KINDS: dict[str, type["PoolSelector"]] = {}
 SelectorT = TypeVar("SelectorT", bound="PoolSelector")
 
 
-@runtime_checkable
-class Selector(Protocol):
-    """Picks examples for a query."""
-
-    def fit(self, records: Sequence[Record], pool: Pool) -> Any:
-        """Learn from records, if it can, and choose from this pool from now on."""
-        ...
-
-    def select(
-        self,
-        query: Query,
-        shots: int,
-        *,
-        candidates: Iterable[str] | None = None,
-        exclude: Iterable[str] = (),
-        token_budget: int | None = None,
-    ) -> Selection:
-        """Up to `shots` examples, in order of choice."""
-        ...
-
-    def save(self, folder: str | Path) -> None:
-        """Write what `load` reads."""
-        ...
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Any:
-        """Read what `save` wrote."""
-        ...
-
-
-class Choice(NamedTuple):
-    """What a selector chose among some rows of the pool."""
+class ScoredPicks(NamedTuple):
+    """The choice of a selector among some rows of the pool."""
 
     picks: Int[Tensor, " picks"]
     """Positions among the rows, in order of choice."""
     scores: Float[Tensor, " rows"]
-    """What the rows were ranked by, at the first step."""
+    """Scores of the rows at the first step."""
 
 
 class PoolSelector(ABC):
-    """A selector that knows its pool."""
+    """A selector with its pool; subclasses implement `_choose`."""
 
     kind: ClassVar[str]
-    """Its name in files and tables."""
+    """Name in files and tables."""
     sees_answer: ClassVar[bool] = False
-    """An oracle: printed apart, and never saved."""
+    """Whether it is an oracle, which cannot be saved."""
 
     def __init_subclass__(cls) -> None:
         if "kind" in vars(cls):
             _KINDS[cls.kind] = cls
 
     _pool: Pool | None = None
-    _turn: ClassVar = RLock()
-    """Threads take turns: `add` and `remove` change what `select` reads."""
+    _lock: ClassVar = RLock()  # `add` and `remove` change what `select` reads
 
     @property
     def pool(self) -> Pool:
-        """What it chooses from."""
+        """The examples to choose from."""
         if self._pool is None:
             raise InputError(f"{type(self).__name__}: has no pool yet; call fit(records, pool)")
         return self._pool
 
     def fit(self: SelectorT, records: Sequence[Record], pool: Pool) -> SelectorT:
-        """Learn from records, if it can, and choose from this pool from now on."""
-        with self._turn:
+        """Learn from records, if the selector learns, and choose from this pool from now on."""
+        with self._lock:
             before, self._pool = self._pool, pool
             try:
                 self._learn(records)
-            except BaseException:  # what it learned before belongs to the pool it had
+            except BaseException:  # what it learned before belongs to the old pool
                 self._pool = before
                 raise
         return self
+
+    def with_pool(self: SelectorT, pool: Pool) -> SelectorT:
+        """Return a copy that chooses from another pool; nothing is learned again."""
+        other = copy.copy(self)
+        other._pool = pool
+        return other
 
     def select(
         self,
@@ -119,7 +93,7 @@ class PoolSelector(ABC):
         exclude: Iterable[str] = (),
         token_budget: int | None = None,
     ) -> Selection:
-        """Up to `shots` examples for the query, in order of choice; -1 where there are no more.
+        """Return up to `shots` examples in order of choice; -1 where there are no more.
 
         Never the query itself, nor its group, nor `exclude`; only its domain, and only
         `candidates` if they are given. With `token_budget` the next best that still fits is
@@ -128,12 +102,12 @@ class PoolSelector(ABC):
         shots = check_count("shots", shots, least=0)
         if token_budget is not None:
             check_count("token_budget", token_budget, least=0)
-        with self._turn:
+        with self._lock:
             pool = self.pool
             mask = self._allowed(query, candidates, exclude)
             if token_budget is not None:
                 mask &= pool.costs <= token_budget
-            rows = self._considered(query, mask, shots)
+            rows = self._shortlist(query, mask, shots)
             while True:
                 choice = self._choose(query, rows, min(shots, len(rows)))
                 chosen, left = self._within(token_budget, rows, choice)
@@ -146,28 +120,26 @@ class PoolSelector(ABC):
         return Selection(picks, scores, mask)
 
     def add(self, ids: Sequence[str], embeddings: Embeddings, **columns: Sequence) -> None:
-        """More examples to choose from; see `Pool.add`. Nothing is learned anew."""
-        with self._turn:
+        """Add examples to the pool (see `Pool.add`); nothing is learned again."""
+        with self._lock:
             before = len(self.pool)
             self._pool = self.pool.add(ids, embeddings, **columns)
             self._added(range(before, len(self._pool)))
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Fewer examples to choose from."""
+        """Remove examples from the pool."""
         gone = list(ids)
-        with self._turn:
+        with self._lock:
             rows = self.pool.rows(gone)
             self._pool = self.pool.remove(gone)
             self._removed(rows)
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-        """Write the selector and its pool for `from_pretrained`; `dtype` torch.float16 halves the
-        weights of a learned one."""
+        """Write the selector and its pool; `dtype` torch.float16 halves the weights of a learned
+        one."""
         if self.sees_answer:
-            raise InputError(
-                f"{type(self).__name__}: sees the answers, so there is nothing to keep"
-            )
-        with self._turn, one_writer(folder) as folder:
+            raise InputError(f"{type(self).__name__}: an oracle sees the answers; it is not saved")
+        with self._lock, one_writer(folder) as folder:
             about = {"format": _FORMAT, "kind": self.kind, "pool": self.pool.content_hash}
             self.pool.save(folder / POOL)
             self._save(folder, dtype)
@@ -175,28 +147,25 @@ class PoolSelector(ABC):
 
     @classmethod
     def from_pretrained(cls: type[SelectorT], name: str | Path) -> SelectorT:
-        """A selector of this kind (of any: `PoolSelector`), with its pool.
+        """Load a selector of this kind (any kind: `PoolSelector`) with its pool.
 
-        By its folder (or that of a run of `eligo shots train`), or by its name on the hub.
+        `name` is its folder, that of a run of `eligo shots train`, or a name on the hub.
         """
         found = load_selector(name)
         if not isinstance(found, cls):
             raise InputError(f"{name}: holds a {type(found).__name__}, not a {cls.__name__}")
         return found
 
-    # The protocol's names of the two.
     save = save_pretrained
     load = from_pretrained
 
-    # ------------------------------------------------------------ what a selector decides
-
-    def _considered(self, query: Query, mask: Tensor, shots: int) -> Tensor:  # noqa: ARG002
-        """Rows to choose from, ascending; fewer than there may be, if the pool is large."""
-        return mask.nonzero().flatten()
-
     @abstractmethod
-    def _choose(self, query: Query, rows: Int[Tensor, " rows"], shots: int) -> Choice:
-        """`shots` of these rows (never more than there are)."""
+    def _choose(self, query: Query, rows: Int[Tensor, " rows"], shots: int) -> ScoredPicks:
+        """Choose `shots` of these rows (never more than there are)."""
+
+    def _shortlist(self, query: Query, mask: Tensor, shots: int) -> Tensor:  # noqa: ARG002
+        """Return the rows to choose from, ascending."""
+        return mask.nonzero().flatten()
 
     def _learn(self, records: Sequence[Record]) -> None:  # noqa: ARG002
         return
@@ -208,7 +177,7 @@ class PoolSelector(ABC):
         return
 
     def _settings(self) -> dict[str, Any]:
-        """What `_restore` needs, as JSON."""
+        """Return what `_restore` needs, as JSON."""
         return {}
 
     def _save(self, folder: Path, dtype: torch.dtype | None) -> None:  # noqa: ARG002
@@ -218,12 +187,10 @@ class PoolSelector(ABC):
     def _restore(cls, settings: dict[str, Any], folder: Path, pool: Pool) -> "PoolSelector":  # noqa: ARG003
         return cls(**settings)
 
-    # ------------------------------------------------------------ inside
-
     def _allowed(
         self, query: Query, candidates: Iterable[str] | None, exclude: Iterable[str] = ()
-    ) -> Tensor:
-        """Rows that may be shown to the query, of `candidates` if they are given."""
+    ) -> Bool[Tensor, " items"]:
+        """Mask of what the query may get, among `candidates` if they are given."""
         expected, got = self.pool.vectors.shape[1], len(query.vector)
         if got != expected:
             raise InputError(f"query {query.id!r}: got width {got}, expected the pool's {expected}")
@@ -234,11 +201,12 @@ class PoolSelector(ABC):
         wanted[self.pool.rows(candidates)] = True
         return mask & wanted
 
-    def _within(self, budget: int | None, rows: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
-        """The chosen rows up to the first that is too much, and all rows that can still fit.
+    def _within(
+        self, budget: int | None, rows: Tensor, choice: ScoredPicks
+    ) -> tuple[Tensor, Tensor]:
+        """Return the chosen rows that fit the budget, and all rows that can still fit.
 
-        Those that cannot are never chosen again; as few rows fit less and less, every further
-        round fixes at least one more pick.
+        Every further round keeps at least one more pick, as the other rows never come back.
         """
         chosen = rows[choice.picks]
         if budget is None:
@@ -253,8 +221,8 @@ class PoolSelector(ABC):
 
 
 def load_selector(name: str | Path) -> PoolSelector:
-    """Any selector that was saved: by its folder, that of its run, or its name on the hub."""
-    from eligo.shots import baselines  # noqa: F401 (so that all kinds are known)
+    """Load a saved selector of any kind: by its folder, that of its run, or a name on the hub."""
+    from eligo.shots import baselines  # noqa: F401 (registers all kinds)
     from eligo.shots.inference import learned_selector as _  # noqa: F401
 
     folder = find_model(name, ABOUT)
@@ -264,17 +232,17 @@ def load_selector(name: str | Path) -> PoolSelector:
     if not path.is_file():
         raise InputError(f"{folder}: is no saved selector; expected {ABOUT} in it")
     about = read_object(path, "PoolSelector.save_pretrained")
-    expected, kind, found = (about.pop(name, None) for name in ("format", "kind", "pool"))
-    if expected != _FORMAT or not isinstance(kind, str) or kind not in _KINDS:
+    version, kind, saved_hash = (about.pop(name, None) for name in ("format", "kind", "pool"))
+    if version != _FORMAT or not isinstance(kind, str) or kind not in _KINDS:
         raise InputError(
-            f"{path}: got format {expected!r}, kind {kind!r}; expected {_FORMAT} and one of "
+            f"{path}: got format {version!r}, kind {kind!r}; expected {_FORMAT} and one of "
             f"{', '.join(sorted(_KINDS))}"
         )
     pool = Pool.load(folder / POOL)
-    if pool.content_hash != found:
+    if pool.content_hash != saved_hash:
         raise InputError(
             f"{folder}: its pool has hash {pool.content_hash}, but the selector was saved with "
-            f"{found}; save it again, or use selector.add and selector.remove to change a pool"
+            f"{saved_hash}; save it again, or use selector.add and selector.remove to change a pool"
         )
     with reading(path, f"the settings of a selector of kind {kind}"):
         selector = _KINDS[kind]._restore(about, folder, pool)

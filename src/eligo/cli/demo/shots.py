@@ -17,9 +17,10 @@ from eligo.scenes.phrases import to_text
 from eligo.scenes.vlm import FIRST_WORD, load_vlm
 from eligo.selection import Selection
 from eligo.shots.baselines import KNN, MMR, Random, ZeroShot
+from eligo.shots.config import SamplerConfig
 from eligo.shots.data.items import as_query
 from eligo.shots.inference.learned_selector import LearnedSelector
-from eligo.shots.inference.selection_record import record
+from eligo.shots.inference.record import record
 from eligo.shots.learner.config import ExamConfig
 from eligo.shots.learner.lessons import EXAMPLES, draw_lessons
 from eligo.shots.learner.scoring import Answers, LearnerScorer
@@ -28,7 +29,6 @@ from eligo.shots.learner.world import FIRST_LEXICON, PER_LEXICON, ExamWorld, mak
 from eligo.shots.model.pretrained import FILE, load_pointer
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler
-from eligo.shots.pool.sampler_config import SamplerConfig
 from eligo.shots.selector import PoolSelector
 from eligo.train.progress import ProgressBar
 

@@ -30,16 +30,16 @@ from eligo.scenes.config import SceneConfig
 from eligo.scenes.phrases import VOCABULARY, to_text
 from eligo.scenes.vlm import load_vlm
 from eligo.shots.baselines import KNN, Random
+from eligo.shots.config import SamplerConfig
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.prompt import Turn, write_prompt
 from eligo.shots.hosts.scorer import in_prompt_order
-from eligo.shots.inference.selection_record import record
+from eligo.shots.inference.record import record
 from eligo.shots.learner.config import ExamConfig
 from eligo.shots.learner.lessons import EXAMPLES, Lessons, draw_lessons
 from eligo.shots.learner.stages import LEARNER, MADE_BY
 from eligo.shots.learner.world import FIRST_LEXICON, PER_LEXICON, ExamWorld, make_world
 from eligo.shots.pool.sampler import Sampler
-from eligo.shots.pool.sampler_config import SamplerConfig
 from eligo.shots.selector import PoolSelector
 
 _EXAMPLES = 8

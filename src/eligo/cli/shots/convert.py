@@ -1,4 +1,4 @@
-"""`eligo shots convert`: a trained selector or learner to ship, or weights of other programs."""
+"""`eligo shots convert`: make a model folder of a run, or of weights of other programs."""
 
 import os
 from pathlib import Path
@@ -20,22 +20,22 @@ def run(
     half: bool = False,
     json: bool = False,
 ) -> None:
-    """Write a model folder: from a run, say to halve it; or from weights of the guides' programs.
+    """Write a model folder from a run, or from weights of the published designs' programs.
 
     A selector's folder holds the model alone, for PointerSelector.from_pretrained; its examples
     stay where they are. A learner is always stored in half precision.
 
     Args:
         source: The folder of a run, a selector, a model or a learner; or a file of weights (.pth,
-            .pt), of which nothing but tensors is read.
+            .pt), of which only tensors are read.
         out: The folder to write to.
-        version: Of what the file holds; it does not say so itself.
+        version: Version of the model in a file of weights, which does not name it.
         half: Store in half precision.
         json: Print one JSON document.
     """
     if os.path.realpath(out) == os.path.realpath(source):
-        raise InputError(f"--out: {out} is where it comes from; give another folder")
-    learner = _learner(source)
+        raise InputError(f"--out: {out} is the source; give another folder")
+    learner = _find_learner(source)
     if learner is not None:
         from eligo.scenes.vlm import load_vlm, save_vlm
 
@@ -44,25 +44,26 @@ def run(
     else:
         import torch
 
-        model = _pointer(source, version)
+        model = _load_pointer(source, version)
         model.save_pretrained(out, dtype=torch.float16 if half else None)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    told = {
+    summary = {
         "model": out,
         "kind": "learner" if learner is not None else model.config.version,
         "parameters": sum(part.numel() for part in model.parameters()),
         "MB": round(size / 1e6, 2),
     }
-    print_result(told, json)
+    print_result(summary, json)
 
 
-def _learner(source: Path) -> Path | None:
-    """The model folder of a learner, if it is one or a run of one."""
+def _find_learner(source: Path) -> Path | None:
+    """Return the model folder of a learner, or of a run of one."""
     places = (source, source / "model")
     return next((place for place in places if (place / "processor_config.json").is_file()), None)
 
 
-def _pointer(source: Path, version: str | None) -> Any:
+def _load_pointer(source: Path, version: str | None) -> Any:
+    from eligo.shots.config import NAMED
     from eligo.shots.model.pretrained import import_pointer, load_pointer
 
     if source.is_dir():
@@ -70,9 +71,5 @@ def _pointer(source: Path, version: str | None) -> Any:
     if not source.is_file():
         raise InputError(f"there is no {source}; expected a file of weights, or a folder")
     if version is None:
-        raise InputError(
-            f"{source}: a file does not say what it holds; give --version v1, v2 or v3"
-        )
-    from eligo.shots.inference.learned_selector import NAMED
-
+        raise InputError(f"{source}: a file does not name its version; give --version v1, v2 or v3")
     return import_pointer(source, NAMED[version])

@@ -1,4 +1,4 @@
-"""`eligo shots embed`: vectors of examples and queries, to choose by."""
+"""`eligo shots embed`: embed examples and queries."""
 
 from pathlib import Path
 from typing import Literal
@@ -24,14 +24,14 @@ def run(
         data: The examples: JSON lines with id, input, output (text), or with image, question,
             answers; or the questions of VQAv2 (.json).
         out: The folder to write to.
-        queries: What examples are wanted for, in the same forms; by default every example is a
-            query too, and never sees itself.
+        queries: The questions to choose examples for, in the same forms; by default every example
+            is also a query, which never gets itself.
         images: Folder of the images; by default the folder of the lines.
-        annotations: Of VQAv2, for --data.
-        query_annotations: Of VQAv2, for --queries.
+        annotations: Annotations of VQAv2, for --data.
+        query_annotations: Annotations of VQAv2, for --queries.
         encoder: words (counts words, text only), or the folder or hub name of a CLIP or SigLIP
             model.
-        candidate_text: What of an example is embedded; question is the documented form.
+        candidate_text: Which text of an example is embedded; question is the published form.
         device: Where the encoder runs: auto, cpu or cuda.
         json: Print one JSON document.
     """
@@ -40,16 +40,14 @@ def run(
     from eligo.shots.inference.encoders import open_encoder
 
     items = read_items(data, annotations, images)
-    asked = None if queries is None else read_items(queries, query_annotations, images)
-    pool, found = embed(
-        out, items, asked, open_encoder(encoder, device), name=encoder,
-        candidate_text=candidate_text,
-    )  # fmt: skip
-    told = {
+    query_items = None if queries is None else read_items(queries, query_annotations, images)
+    model = open_encoder(encoder, device)
+    pool, found = embed(out, items, query_items, model, name=encoder, candidate_text=candidate_text)
+    summary = {
         "examples": len(pool),
         "queries": len(found),
         "views": list(pool.views),
         "width": pool.vectors.shape[1],
         "written": out,
     }
-    print_result(told, json)
+    print_result(summary, json)

@@ -1,4 +1,4 @@
-"""`eligo shots evaluate`: what a trained selector is worth, beside nearest and random examples."""
+"""`eligo shots evaluate`: compare a trained selector with nearest and random examples."""
 
 from pathlib import Path
 from typing import Any
@@ -25,66 +25,44 @@ def run(
 
     Args:
         selector: Folder of a run of `eligo shots train`, or of its selector.
-        data: Folder of `eligo shots embed`, with the same examples and queries that were not
-            learned from; every number of shots from 0 on is tried on them.
-        taught: Folder of `eligo shots teach`, whose records were not learned from.
+        data: Folder of `eligo shots embed`, with the same examples and with queries that were not
+            trained on; every number of shots from 0 on is tried.
+        taught: Folder of `eligo shots teach`, with records that were not trained on.
         model: Folder or hub name of the host that answers --data; none: answers are compared by
             shared pairs of words (text only).
         shots: The largest number of examples.
-        num_queries: Only the first so many; by default all.
-        batch_size: Prompts read at a time.
+        num_queries: Use only the first so many; by default all.
+        batch_size: Prompts per forward pass.
         device: Where the host runs: auto, cpu or cuda.
         out: Also write the result, with date, hardware and command, to this JSON file.
         json: Print one JSON document.
     """
     if data is None and taught is None:
         raise InputError("give --taught (a teacher's records), or --data (queries to answer)")
-    from eligo.config import load_config
     from eligo.shots.config import RecordsConfig
-    from eligo.shots.hosts.config import ShotsHostConfig
+    from eligo.shots.inference.embed import open_embedded
     from eligo.shots.inference.evaluate import answering, ranking
-    from eligo.shots.inference.folder import open_embedded
-    from eligo.shots.inference.predict import open_selector
-    from eligo.shots.training.train import open_records
+    from eligo.shots.inference.predict import load_pipeline
+    from eligo.shots.training.train import load_records
 
-    deployed = open_selector(selector)
+    pipeline = load_pipeline(selector)
     found: dict[str, Any] = {}
     if taught is not None:
-        opened = open_records(RecordsConfig(path=taught, embedded=data), 32, 0)
-        _same_pool(deployed, opened.pool, taught)
-        found["ranking"] = ranking(deployed, opened.lessons.records)
+        records = load_records(RecordsConfig(path=taught, embedded=data), 32, 0)
+        _check_pool(pipeline.learned.pool, records.pool, taught)
+        found["ranking"] = ranking(pipeline, records.lessons.records)
     if data is not None:
         pool, queries, _ = open_embedded(data)
-        _same_pool(deployed, pool, data)
-        told = {"model": model, "batch_size": batch_size, "device": device, **deployed.prompt}
-        host = load_config(ShotsHostConfig, None, told)
-        scorer, generator = _asked(host, pool, queries)
-        found["answers"] = answering(deployed, queries, shots, scorer, generator, num_queries)
+        _check_pool(pipeline.learned.pool, pool, data)
+        host = {"model": model, "batch_size": batch_size, "device": device}
+        found["answers"] = answering(pipeline, queries, shots, host, num_queries)
     write_result_file(out, device, found)
     print_result(found, json)
 
 
-def _asked(host: Any, pool: Any, queries: Any) -> tuple[Any, Any]:
-    """What scores answers, and what gives them (nothing without a model)."""
-    if host.model is None:
-        from eligo.shots.teacher.overlap import OverlapScorer
-
-        return OverlapScorer(pool, queries), None
-    from eligo.shots.hosts.generator import HostGenerator
-    from eligo.shots.hosts.load import load_reader
-    from eligo.shots.hosts.scorer import HostScorer
-
-    reader = load_reader(host)
-    options = {"placement": host.placement, "batch_size": host.batch_size}
-    return HostScorer(reader, pool, queries, **options), HostGenerator(
-        reader, pool, queries, **options
-    )
-
-
-def _same_pool(deployed: Any, pool: Any, where: Path) -> None:
-    mine, theirs = deployed.selector.pool.content_hash, pool.content_hash
-    if mine != theirs:
+def _check_pool(expected: Any, pool: Any, where: Path) -> None:
+    if expected.content_hash != pool.content_hash:
         raise InputError(
-            f"{where}: its examples have hash {theirs}, but the selector was trained on {mine}; "
-            "embed the same examples in the same way"
+            f"{where}: its examples have hash {pool.content_hash}, but the selector was trained on "
+            f"{expected.content_hash}; embed the same examples in the same way"
         )

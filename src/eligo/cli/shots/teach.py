@@ -1,14 +1,14 @@
 """`eligo shots teach`: find the examples that make the right answer likely."""
 
 from eligo.cli.console import print_result
-from eligo.shots.teacher.config import TeachConfig
+from eligo.shots.config import TeachConfig
 
 
 def run(config: TeachConfig, *, dry_run: bool = False, json: bool = False) -> None:
-    """Label queries by beam search; a run that was stopped goes on when it is started again.
+    """Label queries by beam search; a stopped run continues when it is started again.
 
     Args:
-        dry_run: Only count the calls of the model, and measure how long they would take.
+        dry_run: Only count the calls of the model, and estimate how long they would take.
         json: Print one JSON document.
     """
     from eligo.shots.teacher.run import plan, teach

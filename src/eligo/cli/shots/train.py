@@ -1,4 +1,4 @@
-"""`eligo shots train`: teach a pointer selector what a teacher found."""
+"""`eligo shots train`: train a pointer selector on a teacher's records."""
 
 from typing import Annotated
 
@@ -11,22 +11,22 @@ def run(
 ) -> None:
     """Train a selector; the run folder, <train.out>/<train.name>, is what `predict` takes.
 
-    The flags of the guides' command are understood too: --model_version, --num_epochs,
+    The flags of the published design's command work too: --model_version, --num_epochs,
     --batch_size, --lr, --weight_decay, --sample_num, --icds_origin, --scoring_method, and a bare
     folder.
 
     Args:
-        resume: Go on from the newest checkpoint in the run folder.
+        resume: Continue from the newest checkpoint in the run folder.
         json: Print one JSON document.
     """
     from accelerate import PartialState
 
-    from eligo.shots.training.train import held_out_of, train_selector
+    from eligo.shots.training.train import read_held_out, train_selector
 
     result = train_selector(config, resume=resume)
     if not PartialState().is_main_process:
         return
-    found = held_out_of(result.folder)
+    held_out = read_held_out(result.folder)
     if not json:
-        found.pop("remark")  # has been said
-    print_outcome(plain_data(result) | {"held_out": found}, json)
+        held_out.pop("remark")  # it was logged
+    print_outcome(plain_data(result) | {"held_out": held_out}, json)

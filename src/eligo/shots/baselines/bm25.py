@@ -1,8 +1,7 @@
 """BM25 on words (Robertson and Zaragoza 2009), as Lucene computes it.
 
 `sum_w idf(w) tf / (tf + k1 (1 - b + b len / mean_len))`, `idf = ln(1 + (N - n_w + 0.5) /
-(n_w + 0.5))`. Departure from the specification: written here, in thirty lines, rather than by an
-extra (`bm25s`), since a pool of examples is small enough for it.
+(n_w + 0.5))`. A pool of examples is small enough not to need a library.
 """
 
 import math
@@ -16,7 +15,7 @@ from eligo import ops
 from eligo.errors import InputError
 from eligo.shots.data.query import Query
 from eligo.shots.data.text import words_of
-from eligo.shots.selector import Choice, PoolSelector
+from eligo.shots.selector import PoolSelector, ScoredPicks
 
 
 class BM25(PoolSelector):
@@ -29,7 +28,7 @@ class BM25(PoolSelector):
         self._words: tuple[Any, dict[str, tuple[Tensor, Tensor]]] = (None, {})
 
     def _postings(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """For each word, the rows that have it and what it adds there; made once for a pool."""
+        """Return the rows and score contributions of each word; computed once for a pool."""
         made_for, postings = self._words
         if made_for is self.pool:
             return postings
@@ -39,10 +38,10 @@ class BM25(PoolSelector):
         found: dict[str, tuple[list[int], list[float]]] = {}
         for row, count in enumerate(counts):
             norm = self.k1 * (1 - self.b + self.b * lengths[row] / mean)
-            for word, times in count.items():
+            for word, frequency in count.items():
                 rows, shares = found.setdefault(word, ([], []))
                 rows.append(row)
-                shares.append(times / (times + norm))
+                shares.append(frequency / (frequency + norm))
         postings = {}
         for word, (rows, shares) in found.items():
             idf = math.log(1 + (len(counts) - len(rows) + 0.5) / (len(rows) + 0.5))
@@ -50,7 +49,7 @@ class BM25(PoolSelector):
         self._words = (self.pool, postings)
         return postings
 
-    def _choose(self, query: Query, rows: Tensor, shots: int) -> Choice:
+    def _choose(self, query: Query, rows: Tensor, shots: int) -> ScoredPicks:
         if query.text is None:
             raise InputError(f"BM25: query {query.id!r} has no text; give Query(..., text=...)")
         postings, scores = self._postings(), torch.zeros(len(self.pool))
@@ -58,7 +57,7 @@ class BM25(PoolSelector):
             if word in postings:
                 found, added = postings[word]
                 scores[found] += added
-        return Choice(ops.top_k(scores[rows], shots), scores[rows])
+        return ScoredPicks(ops.top_k(scores[rows], shots), scores[rows])
 
     def _settings(self) -> dict[str, Any]:
         return {"k1": self.k1, "b": self.b}

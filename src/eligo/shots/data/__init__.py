@@ -1,1 +1,1 @@
-"""The data of the family: a pool of examples, queries, a teacher's records, text files."""
+"""Queries, records of a teacher, text files, questions with answers."""

@@ -1,24 +1,72 @@
-"""Query: what examples are wanted for. Section 2."""
+"""Query, and embeddings by view (image, text) with the one vector that they make together."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.shots.data.views import Embeddings, Views, as_views, joined
+
+ONLY = "embedding"  # name of a single, unnamed view
+Embeddings = Tensor | Mapping[str, Tensor]
+
+
+class EmbeddingViews(dict[str, Tensor]):
+    """Views that were checked: reading their values again would load a memory-mapped file."""
+
+
+def as_views(embeddings: Embeddings, where: str, ndim: int) -> EmbeddingViews:
+    """Return checked views: finite, no zero vector."""
+    if isinstance(embeddings, EmbeddingViews):
+        return embeddings
+    named = EmbeddingViews(embeddings if isinstance(embeddings, Mapping) else {ONLY: embeddings})
+    if not named:
+        raise InputError(f"{where}: got no embeddings, expected at least one view")
+    for name, view in named.items():
+        if not isinstance(view, Tensor) or view.ndim != ndim or not view.is_floating_point():
+            got = f"{view.dtype} {tuple(view.shape)}" if isinstance(view, Tensor) else type(view)
+            axes = "(items, dim)" if ndim == 2 else "(dim,)"
+            raise InputError(f"{where}: got {name} {got}, expected a float tensor {axes}")
+        norms = torch.linalg.vector_norm(view.detach().float(), dim=-1)
+        bad = ~norms.isfinite() | (norms == 0)
+        if bad.any():
+            row = "" if ndim == 1 else f" of row {int(bad.nonzero()[0])}"
+            raise InputError(
+                f"{where}: {name}{row} has norm {norms[bad][0].item()}, expected finite numbers "
+                "that are not all 0; embed it again, or leave it out"
+            )
+    return named
+
+
+def joined(views: Mapping[str, Tensor]) -> Float[Tensor, "*items dim"]:
+    """Return the L2-normalised mean of the L2-normalised views, float32.
+
+    >>> joined({"image": torch.tensor([2.0, 0.0]), "text": torch.tensor([0.0, 5.0])})
+    tensor([0.7071, 0.7071])
+    """
+    if len({view.shape for view in views.values()}) > 1:
+        shapes = {name: tuple(view.shape) for name, view in views.items()}
+        raise InputError(f"views: got shapes {shapes}, expected the same for all")
+    units = [F.normalize(view.float(), dim=-1) for view in views.values()]
+    mean = torch.stack(units).mean(0)
+    # Opposite views cancel out; then the first one is used.
+    mean = torch.where(mean.norm(dim=-1, keepdim=True) > 1e-6, mean, units[0])
+    return F.normalize(mean, dim=-1)
 
 
 def check_id(name: object, where: str) -> None:
-    """An id is text: 7 and "7" would be two, and a query could be shown its own answer."""
+    """Refuse ids that are not text: 7 and "7" would differ, and a query could see its answer."""
     if not isinstance(name, str):
         raise InputError(f"{where}: got id {name!r:.60}, expected text; give str(id)")
 
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """What examples are wanted for."""
+    """A question to choose examples for."""
 
     id: str
     embeddings: Embeddings
@@ -28,14 +76,14 @@ class Query:
     domain: str | None = None
     """Only examples of this domain are shown, if the pool has domains."""
     text: str | None = None
-    """What it says (BM25 reads it)."""
+    """The text of the question, for BM25."""
 
     def __post_init__(self) -> None:
         check_id(self.id, "Query")
 
     @cached_property
-    def views(self) -> Views:
-        """The embeddings by what they are of."""
+    def views(self) -> EmbeddingViews:
+        """The embeddings by view."""
         return as_views(self.embeddings, f"Query {self.id!r}", 1)
 
     @cached_property

@@ -1,7 +1,7 @@
-"""Record: what a teacher found for one query; and records as tensors for a model. Section 2.
+"""Record: the examples that a teacher chose for one query; and records as tensors for a model.
 
-Positions are looked up by id, never computed. Readers are strict where models are lenient: a label
-outside the candidates, one that comes twice, or a query among its own candidates is an error.
+Positions are looked up by id. A label outside the candidates, one that comes twice, or a query
+among its own candidates is an error.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.shots.data.draws import shuffled
 from eligo.shots.data.query import Query
 from eligo.shots.pool.pool import Pool
+from eligo.shots.pool.sampler import shuffled
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,21 +26,21 @@ class Record:
     picks: Sequence[str]
     """Ids, the first choice first."""
     candidates: Sequence[str] | None = None
-    """Ids that the teacher chose from; None: not known, a random draw stands in for them."""
+    """Ids that the teacher chose from; None: unknown, replaced by a random draw."""
     scores: Sequence[float] | None = None
     """A score for each pick; NaN: none."""
     step_scores: Float[Tensor, "steps candidates"] | None = None
     """A score for each candidate at each step; NaN: none."""
     weight: float = 1.0
-    """How much the record counts."""
+    """Weight of the record in the loss."""
 
 
-class Example(NamedTuple):
-    """A record by row and position."""
+class EncodedRecord(NamedTuple):
+    """A record as rows of the pool and positions among the candidates."""
 
     query: Float[Tensor, " dim"]
     rows: Int[Tensor, " candidates"]
-    """Of the candidates in the pool."""
+    """Rows of the candidates in the pool."""
     labels: Int[Tensor, " steps"]
     """Positions of the picks among the candidates."""
     scores: Float[Tensor, " steps"] | None
@@ -48,8 +48,8 @@ class Example(NamedTuple):
     weight: float
 
 
-class Batch(NamedTuple):
-    """Examples side by side, padded: what a pointer selector is called with."""
+class RecordBatch(NamedTuple):
+    """Padded records: the input of a pointer selector."""
 
     query: Float[Tensor, "batch dim"]
     candidates: Float[Tensor, "batch candidates dim"]
@@ -59,14 +59,39 @@ class Batch(NamedTuple):
     step_scores: Float[Tensor, "batch steps candidates"] | None
     weights: Float[Tensor, " batch"]
 
-    def to(self, device: torch.device) -> "Batch":
-        """On another device."""
+    def to(self, device: torch.device) -> "RecordBatch":
+        """Move to another device."""
         moved = {n: part.to(device) for n, part in self._asdict().items() if part is not None}
         return self._replace(**moved)
 
 
-def as_example(record: Record, pool: Pool, num_candidates: int, seed: int = 0) -> Example:
-    """The record in the pool's rows; candidates are drawn where it names none."""
+class RecordTable(NamedTuple):
+    """All records, padded once, with candidates as rows of the pool (-1: none)."""
+
+    query: Float[Tensor, "records dim"]
+    rows: Int[Tensor, "records candidates"]
+    labels: Int[Tensor, "records steps"]
+    scores: Float[Tensor, "records steps"] | None
+    step_scores: Float[Tensor, "records steps candidates"] | None
+    weights: Float[Tensor, " records"]
+
+    def batch(self, places: Int[Tensor, " places"], pool: Pool) -> RecordBatch:
+        """Return some records with the vectors of their candidates."""
+        rows = self.rows[places]
+        mask = rows >= 0
+        return RecordBatch(
+            self.query[places],
+            pool.vectors[rows.clamp_min(0)].masked_fill(~mask.unsqueeze(-1), 0.0),
+            mask,
+            self.labels[places],
+            None if self.scores is None else self.scores[places],
+            None if self.step_scores is None else self.step_scores[places],
+            self.weights[places],
+        )
+
+
+def encode_record(record: Record, pool: Pool, num_candidates: int, seed: int = 0) -> EncodedRecord:
+    """Look a record up in the pool; candidates are drawn where it names none."""
     query, picks = record.query, list(record.picks)
     where = f"record of query {query.id!r}"
     if len(set(picks)) < len(picks):
@@ -78,7 +103,7 @@ def as_example(record: Record, pool: Pool, num_candidates: int, seed: int = 0) -
         others[chosen] = False
         rest = shuffled(others.nonzero().flatten(), seed, query.id)
         rows = torch.cat([chosen, rest[: max(0, num_candidates - len(chosen))]])
-        rows = shuffled(rows, seed + 1, query.id)  # else position would tell the label
+        rows = shuffled(rows, seed + 1, query.id)  # else the position would give away the label
     else:
         rows = pool.rows(record.candidates)
     if not allowed[rows].all():
@@ -90,59 +115,32 @@ def as_example(record: Record, pool: Pool, num_candidates: int, seed: int = 0) -
     place = {pool.ids[row]: position for position, row in enumerate(rows.tolist())}
     if len(place) < len(rows):
         raise InputError(f"{where}: candidates name one example twice")
-    strangers = [name for name in picks if name not in place]
-    if strangers:
-        raise InputError(f"{where}: pick {strangers[0]!r} is not among its {len(rows)} candidates")
+    unknown = [name for name in picks if name not in place]
+    if unknown:
+        raise InputError(f"{where}: pick {unknown[0]!r} is not among its {len(rows)} candidates")
     labels = torch.tensor([place[name] for name in picks], dtype=torch.int64)
-    return Example(
-        query.vector, rows, labels, _scores(record, where), _step_scores(record, where, rows),
-        record.weight,
-    )  # fmt: skip
+    scores = _scores(record, where)
+    step_scores = _step_scores(record, where, len(rows))
+    return EncodedRecord(query.vector, rows, labels, scores, step_scores, record.weight)
 
 
-class Table(NamedTuple):
-    """Examples of any lengths side by side, padded once; candidates by their rows."""
-
-    query: Float[Tensor, "examples dim"]
-    rows: Int[Tensor, "examples candidates"]
-    """Of the pool; -1: none."""
-    labels: Int[Tensor, "examples steps"]
-    scores: Float[Tensor, "examples steps"] | None
-    step_scores: Float[Tensor, "examples steps candidates"] | None
-    weights: Float[Tensor, " examples"]
-
-    def batch(self, places: Int[Tensor, " places"], pool: Pool) -> Batch:
-        """Some of the examples, with the vectors of their candidates."""
-        rows = self.rows[places]
-        mask = rows >= 0
-        return Batch(
-            self.query[places],
-            pool.vectors[rows.clamp_min(0)].masked_fill(~mask.unsqueeze(-1), 0.0),
-            mask,
-            self.labels[places],
-            None if self.scores is None else self.scores[places],
-            None if self.step_scores is None else self.step_scores[places],
-            self.weights[places],
-        )
-
-
-def tabulate(examples: Sequence[Example]) -> Table:
-    """All examples as tensors."""
-    width = max(len(example.rows) for example in examples)
-    steps = max(len(example.labels) for example in examples)
-    return Table(
-        torch.stack([example.query for example in examples]),
-        _padded([example.rows for example in examples], (width,), -1),
-        _padded([example.labels for example in examples], (steps,), -1),
-        _padded_scores([example.scores for example in examples], (steps,)),
-        _padded_scores([example.step_scores for example in examples], (steps, width)),
-        torch.tensor([example.weight for example in examples]),
+def tabulate(records: Sequence[EncodedRecord]) -> RecordTable:
+    """Pad records to one length."""
+    width = max(len(record.rows) for record in records)
+    steps = max(len(record.labels) for record in records)
+    return RecordTable(
+        torch.stack([record.query for record in records]),
+        _padded([record.rows for record in records], (width,), -1),
+        _padded([record.labels for record in records], (steps,), -1),
+        _padded_scores([record.scores for record in records], (steps,)),
+        _padded_scores([record.step_scores for record in records], (steps, width)),
+        torch.tensor([record.weight for record in records]),
     )
 
 
-def collate(examples: Sequence[Example], pool: Pool) -> Batch:
-    """Examples of any lengths in one batch."""
-    return tabulate(examples).batch(torch.arange(len(examples)), pool)
+def collate(records: Sequence[EncodedRecord], pool: Pool) -> RecordBatch:
+    """Return records of any length as one batch."""
+    return tabulate(records).batch(torch.arange(len(records)), pool)
 
 
 def _scores(record: Record, where: str) -> Tensor | None:
@@ -153,14 +151,13 @@ def _scores(record: Record, where: str) -> Tensor | None:
     return torch.tensor(list(record.scores), dtype=torch.float32)
 
 
-def _step_scores(record: Record, where: str, rows: Tensor) -> Tensor | None:
+def _step_scores(record: Record, where: str, num_candidates: int) -> Tensor | None:
     if record.step_scores is None:
         return None
     if record.candidates is None:
         raise InputError(f"{where}: has step_scores but no candidates for them; name those")
-    expected = (len(record.picks), len(rows))
-    if tuple(record.step_scores.shape) != expected:
-        got = tuple(record.step_scores.shape)
+    got, expected = tuple(record.step_scores.shape), (len(record.picks), num_candidates)
+    if got != expected:
         raise InputError(f"{where}: got step_scores {got}, expected (picks, candidates) {expected}")
     return record.step_scores.float()
 

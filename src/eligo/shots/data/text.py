@@ -1,8 +1,8 @@
-"""Examples that are only text: a JSONL file, and vectors that need no model. Section 6, text hook.
+"""Text examples: a JSON-lines file, and vectors that need no model.
 
 `embed_texts` is feature hashing (Weinberger et al. 2009) of words and pairs of neighbours, signed
-so that collisions cancel out on average, with square-root counts. It stands in where there is no
-encoder: overlap of words is all that it knows. `embed_tokens` is the mean of a table's rows.
+so that collisions cancel out on average, with square-root counts. It needs no encoder, and only
+measures overlap of words.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from eligo.io.json_lines import JsonRow, TextOrNumber, read_json_lines
 from eligo.shots.pool.pool import Pool
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-_NOTHING = "<nothing>"  # what an empty text says: every text has a direction
+_NOTHING = "<nothing>"  # the word of an empty text: every text needs a direction
 
 
 class TextItem(NamedTuple):
@@ -43,7 +43,7 @@ class _TextRow(JsonRow):
 
 
 def read_texts(path: str | Path) -> list[TextItem]:
-    """`{"id", "input", "output"[, "group"]}` on each line; ids are unique."""
+    """Read `{"id", "input", "output"[, "group"]}` from each line; ids are unique."""
     return [
         TextItem(row.id, row.input, row.output, row.group)
         for _, row in read_json_lines(path, _TextRow, unique="id")
@@ -54,7 +54,7 @@ def text_pool(
     items: Sequence[TextItem],
     embed: Callable[[list[str]], Float[Tensor, "texts dim"]] | None = None,
 ) -> Pool:
-    """Examples of input and output, embedded as one text each (by default `embed_texts`).
+    """Return a pool of `input output` texts, by default embedded with `embed_texts`.
 
     Embed queries the same way, by their input alone.
     """
@@ -67,7 +67,7 @@ def text_pool(
 
 
 def words_of(text: str) -> list[str]:
-    """Lower-case words and signs.
+    """Return lower-case words and punctuation marks.
 
     >>> words_of("It's 2 p.m.!")
     ['it', "'", 's', '2', 'p', '.', 'm', '.', '!']
@@ -76,7 +76,7 @@ def words_of(text: str) -> list[str]:
 
 
 def embed_texts(texts: Iterable[str], dim: int = 768) -> Float[Tensor, "texts dim"]:
-    """Unit vectors of the words in each text; the same on every machine.
+    """Return a unit vector for the words of each text, the same on every machine.
 
     >>> a, b, c = embed_texts(["the red ball", "a red ball", "who came?"])
     >>> bool(a @ b > a @ c)
@@ -103,7 +103,7 @@ def embed_tokens(
     table: Float[Tensor, "tokens dim"],
     tokenize: Callable[[str], Sequence[int]],
 ) -> Float[Tensor, "texts dim"]:
-    """The unit mean of each text's token vectors: `tokenize` gives rows of the table."""
+    """Return the unit mean of each text's token vectors; `tokenize` gives rows of the table."""
     rows = []
     for text in texts:
         ids = list(tokenize(text))

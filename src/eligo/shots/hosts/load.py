@@ -5,7 +5,7 @@ from typing import Any
 from eligo.errors import InputError
 from eligo.pretrained import hosts
 from eligo.pretrained.devices import resolve_device
-from eligo.shots.hosts.config import ShotsHostConfig
+from eligo.shots.config import ShotsHostConfig
 from eligo.shots.hosts.reader import Reader
 
 

@@ -1,1 +1,1 @@
-"""The commands' work: embed, train, predict, evaluate. Sections 2 and 7."""
+"""Embed, predict and evaluate with a selector."""

@@ -1,17 +1,28 @@
-"""From questions and answers to a pool and queries with vectors. Section 2, Pool."""
+"""Embed questions and answers as a pool and queries, and the folder that holds both:
 
+pool/       the examples (see `Pool.save`)
+queries/    the queries, in the same form: embedded by their question alone
+embed.json  the encoder, and which text of an example it embedded
+"""
+
+import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from eligo.errors import InputError
+from eligo.io.files import writing, writing_folder
+from eligo.io.interrupts import Delayed, Interrupted
+from eligo.io.locks import one_writer
+from eligo.io.reading import read_object
 from eligo.pretrained.chat import place_image
 from eligo.shots.data.items import Item, image_group
 from eligo.shots.data.query import Query
 from eligo.shots.inference.encoders import Encoder
-from eligo.shots.inference.folder import save_embedded
-from eligo.shots.pool.pool import Pool
+from eligo.shots.pool.pool import ITEMS, VECTORS, Pool
 
+POOL, QUERIES, ABOUT = "pool", "queries", "embed.json"
 CandidateText = Literal["question_answer", "question"]
 
 
@@ -24,25 +35,23 @@ def embed(
     name: str,
     candidate_text: CandidateText = "question_answer",
 ) -> tuple[Pool, Pool]:
-    """Write the folder of a pool and its queries; without queries, every example is one."""
-    both = candidate_text == "question_answer"
-    pool = _embedded(items, encoder, both)
-    asked = _embedded(items if queries is None else queries, encoder, False)
-    if set(asked.views) != set(pool.views):
+    """Embed a pool and its queries (by default every example) and write their folder."""
+    pool = _embedded(items, encoder, candidate_text == "question_answer")
+    query_pool = _embedded(items if queries is None else queries, encoder, False)
+    if set(query_pool.views) != set(pool.views):
         raise InputError(
-            f"examples have {', '.join(pool.views)}, queries have {', '.join(asked.views)}; "
+            f"examples have {', '.join(pool.views)}, queries have {', '.join(query_pool.views)}; "
             "expected images on both sides or on none"
         )
-    save_embedded(
-        out, pool, asked, {"format": 1, "encoder": name, "candidate_text": candidate_text}
-    )
-    return pool, asked
+    about = {"format": 1, "encoder": name, "candidate_text": candidate_text}
+    save_embedded(out, pool, query_pool, about)
+    return pool, query_pool
 
 
 def embed_query(
     encoder: Encoder, name: str, question: str, image: str | None, group: str | None = None
 ) -> Query:
-    """One question, embedded as the queries of a folder are."""
+    """Embed one question in the same way as the queries of a folder."""
     if image is not None:
         question = place_image(question, "question")
     views = {"text": encoder.texts([question])[0]}
@@ -69,3 +78,37 @@ def _embedded(items: Sequence[Item], encoder: Encoder, with_answer: bool) -> Poo
         groups=groups if any(group is not None for group in groups) else None,
         payload=[item.payload for item in items],
     )
+
+
+def save_embedded(folder: Path, pool: Pool, queries: Pool, about: dict[str, Any]) -> None:
+    """Write the folder; embed.json comes last and marks a complete one.
+
+    A signal waits until all is written: examples of one call never meet queries of another.
+    """
+    with (
+        Delayed() as signals,
+        one_writer(folder),
+        writing(folder / ABOUT) as about_file,
+        _writing_pool(folder / POOL) as pool_folder,
+        _writing_pool(folder / QUERIES) as query_folder,
+    ):  # nothing older is replaced before all of it is written
+        pool.save(pool_folder)
+        queries.save(query_folder)
+        about_file.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    if signals.number:
+        raise Interrupted(signals.number, f"stopped; {folder} is written")
+
+
+def _writing_pool(folder: Path) -> AbstractContextManager[Path]:
+    return writing_folder(folder, marker=ITEMS, holds=(ITEMS, VECTORS))
+
+
+def open_embedded(folder: Path) -> tuple[Pool, Pool, dict[str, Any]]:
+    """Load examples, queries, and how they were embedded."""
+    if not (folder / ABOUT).is_file():
+        raise InputError(
+            f"{folder}: holds no embedded examples (no {ABOUT}); make it with `eligo shots embed "
+            f"--data examples.jsonl --out {folder}`"
+        )
+    about = read_object(folder / ABOUT, "`eligo shots embed`")
+    return Pool.load(folder / POOL), Pool.load(folder / QUERIES), about

@@ -1,10 +1,10 @@
-"""LearnedSelector: a pointer selector with its pool, for queries one at a time. Section 4.
+"""LearnedSelector: a pointer selector with its pool, for one query at a time.
 
     pool ──> tower (V1), once ──> index ──┐
     query ──> tower ──> the 64 nearest ───┴──> the model picks among them, step by step
 
 A small pool goes to the model whole. V1 and V3 without a state are their own tower; `fit` gives the
-others a V1 of their size, fitted on the same records. Without one they look at all candidates.
+others a V1 of their size, fitted on the same records. Without a tower they score all candidates.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,65 +12,48 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from eligo.config.bounds import check_count
 from eligo.errors import InputError
 from eligo.io.tensors import save_tensors
+from eligo.shots.config import (
+    NAMED,
+    AnyPointerConfig,
+    FitConfig,
+    PointerConfig,
+    PointerSelectorV1Config,
+)
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record
-from eligo.shots.model.build import build_model
-from eligo.shots.model.config import (
-    AnyPointerConfig,
-    PointerConfig,
-    PointerSelectorV0Config,
-    PointerSelectorV1Config,
-    PointerSelectorV2Config,
-    PointerSelectorV3Config,
-)
-from eligo.shots.model.output import PointerPrediction
-from eligo.shots.model.pointer import PointerSelector
-from eligo.shots.pool import PoolIndex
+from eligo.shots.model.pointer import PointerPrediction, PointerSelector
+from eligo.shots.model.pretrained import build_saved
+from eligo.shots.pool.index import PoolIndex
 from eligo.shots.pool.pool import Pool
-from eligo.shots.selector import Choice, PoolSelector
-from eligo.shots.training.fit_config import FitConfig
-from eligo.shots.training.fitting import fit_pointer
+from eligo.shots.selector import PoolSelector, ScoredPicks
+from eligo.shots.training.task import fit_pointer
 from eligo.train import load_weights, save_weights
-from eligo.train.weights import build_module, read_tensors
+from eligo.train.weights import read_tensors
 
-NAMED: dict[str, AnyPointerConfig] = {
-    "v0": PointerSelectorV0Config(),
-    "v1": PointerSelectorV1Config(),
-    "v2": PointerSelectorV2Config(),
-    "v2_gru": PointerSelectorV2Config(state="gru"),
-    "v3": PointerSelectorV3Config(),
-}
-"""Models by name."""
-_ADAPTER: TypeAdapter[AnyPointerConfig] = TypeAdapter(AnyPointerConfig)
 _INDEX, _ROWS = "index", "rows.safetensors"
 
 
 class Option(NamedTuple):
-    """What could be picked at a step."""
+    """An example that could be picked at a step."""
 
     id: str
     score: float
     """Its logit."""
     probability: float
-    """Among what could be picked."""
-
-
-Step = list[Option]
-"""The best first."""
+    """Softmax over what could be picked."""
 
 
 class LearnedSelector(PoolSelector):
     """`LearnedSelector("v1").fit(records, pool).select(query, shots=4)`.
 
     The model is a name (v0, v1, v2, v2_gru, v3) or a config, whose d_model becomes the pool's
-    width. More than `rerank` candidates are first cut down to so many by the tower; `approximate`:
-    by FAISS, for pools of a million.
+    width. More than `rerank` candidates are first cut down to so many by the tower; `approximate`
+    does this with FAISS, for pools of a million.
     """
 
     kind: ClassVar[str] = "learned"
@@ -102,7 +85,7 @@ class LearnedSelector(PoolSelector):
 
     @property
     def model(self) -> PointerSelector:
-        """The pointer selector, once it is fitted."""
+        """The fitted pointer selector."""
         if self._model is None:
             raise InputError("LearnedSelector: is not fitted yet; call fit(records, pool)")
         return self._model
@@ -115,41 +98,39 @@ class LearnedSelector(PoolSelector):
         tower: PointerSelector | None = None,
         **options: Any,
     ) -> "LearnedSelector":
-        """Around models that were trained elsewhere; a model that needs a tower and has none looks
-        at all candidates, however many."""
+        """Wrap trained models; one that needs a tower and has none scores all candidates."""
         selector = cls(model.config, **options)
         selector._pool, selector._model, selector._tower = pool, model.eval(), tower
         return selector
 
+    def with_pool(self, pool: Pool) -> "LearnedSelector":
+        """Return a copy that chooses from another pool; nothing is learned again."""
+        other = super().with_pool(pool)
+        other._index = None
+        return other
+
     def alternatives(
-        self,
-        query: Query,
-        shots: int,
-        top_k: int = 2,
-        *,
-        candidates: Iterable[str] | None = None,
-    ) -> list[Step]:
-        """At each step the pick and the next best ones: why not those."""
+        self, query: Query, shots: int, top_k: int = 2, *, candidates: Iterable[str] | None = None
+    ) -> list[list[Option]]:
+        """Return the pick of each step and the next best ones, best first."""
         check_count("shots", shots)
         check_count("top_k", top_k)
-        with self._turn:
+        with self._lock:
             pool = self.pool
-            rows = self._considered(query, self._allowed(query, candidates), shots)
+            rows = self._shortlist(query, self._allowed(query, candidates), shots)
             if not len(rows):
                 return []
             found = self._predict(query, rows, min(shots, len(rows)), top_k)
-        parts = (found.predictions, found.scores, found.log_probs)
-        told = []
-        for places, scores, log_probs in zip(*(part[0] for part in parts), strict=True):
-            names = pool.names(rows[places.flatten().clamp_min(0)])
+        steps = []
+        for places, scores, log_probs in zip(
+            found.predictions[0], found.scores[0], found.log_probs[0], strict=True
+        ):
             numbers = zip(
-                names, places.flatten().tolist(), scores.flatten().tolist(),
+                places.flatten().tolist(), scores.flatten().tolist(),
                 log_probs.flatten().exp().tolist(), strict=True,
             )  # fmt: skip
-            told.append([Option(name, s, p) for name, place, s, p in numbers if place >= 0])
-        return told
-
-    # ------------------------------------------------------------ the parts of a PoolSelector
+            steps.append([Option(pool.ids[int(rows[i])], s, p) for i, s, p in numbers if i >= 0])
+        return steps
 
     def _learn(self, records: Sequence[Record]) -> None:
         config = self.config.replace({"d_model": self.pool.vectors.shape[1]})
@@ -161,29 +142,29 @@ class LearnedSelector(PoolSelector):
         self.config, self._model, self._tower, self._index = config, model, tower, None
 
     @torch.no_grad()
-    def _considered(self, query: Query, mask: Tensor, shots: int) -> Tensor:
-        """At most `rerank` rows (or `shots`, if that is more): the nearest by the tower."""
+    def _shortlist(self, query: Query, mask: Tensor, shots: int) -> Tensor:
+        """Return at most `rerank` rows (or `shots`, if that is more): the nearest by the tower."""
         size, tower = max(self.rerank, shots), self._projector
         if tower is None or int(mask.sum()) <= size:
             return mask.nonzero().flatten()
         index = self.index
         allowed = torch.zeros_like(index.alive)
         allowed[self._slots] = mask
-        asked = query.vector[None].to(_device(tower))
-        slots = index.search(tower.query_tower(asked), size, allowed).slots[0].cpu()
+        vector = query.vector[None].to(_device(tower))
+        slots = index.search(tower.query_tower(vector), size, allowed).slots[0].cpu()
         return self._row_of[slots[slots >= 0]].sort().values
 
-    def _choose(self, query: Query, rows: Tensor, shots: int) -> Choice:
+    def _choose(self, query: Query, rows: Tensor, shots: int) -> ScoredPicks:
         if not len(rows):
-            return Choice(rows, torch.zeros(0))
+            return ScoredPicks(rows, torch.zeros(0))
         found = self._predict(query, rows, shots, 1).selection.to("cpu")
         picks = found.indices[0]
-        return Choice(picks[picks >= 0], found.scores[0])
+        return ScoredPicks(picks[picks >= 0], found.scores[0])
 
     def _predict(self, query: Query, rows: Tensor, shots: int, top_k: int) -> PointerPrediction:
         device = _device(self.model)
-        asked, vectors = query.vector.to(device), self.pool.vectors[rows].to(device)
-        return self.model.predict(asked[None], vectors[None], top_k, shots=shots)
+        vector, vectors = query.vector.to(device), self.pool.vectors[rows].to(device)
+        return self.model.predict(vector[None], vectors[None], top_k, shots=shots)
 
     @property
     def _projector(self) -> PointerSelector | None:
@@ -200,18 +181,18 @@ class LearnedSelector(PoolSelector):
 
     @property
     def index(self) -> PoolIndex:
-        """What cuts a large pool down; built when it is first wanted. If it is approximate,
+        """The index of the pool, built on first use. If it is approximate, call
         `selector.index.calibrate(...)` with queries like those to come."""
-        with self._turn:
+        with self._lock:
             if self._index is None:
                 self._index = PoolIndex.build(
                     self.pool.vectors, self._project, approximate=self.approximate
                 )
-                self._place(torch.arange(len(self.pool)))
+                self._set_slots(torch.arange(len(self.pool)))
             return self._index
 
-    def _place(self, slots: Tensor) -> None:
-        """Note the slot of each row, and the row of each slot."""
+    def _set_slots(self, slots: Tensor) -> None:
+        """Store the slot of each row, and the row of each slot."""
         assert self._index is not None
         self._slots, self._row_of = slots, torch.full((len(self._index.alive),), -1)
         self._row_of[slots] = torch.arange(len(slots))
@@ -220,16 +201,14 @@ class LearnedSelector(PoolSelector):
     def _added(self, rows: range) -> None:
         if self._index is not None:
             new = self._project(self.pool.vectors[rows.start :])
-            self._place(torch.cat([self._slots, self._index.add(new)]))
+            self._set_slots(torch.cat([self._slots, self._index.add(new)]))
 
     def _removed(self, rows: Tensor) -> None:
         if self._index is not None:
             self._index.remove(self._slots[rows])
             keep = torch.ones(len(self._slots), dtype=torch.bool)
             keep[rows] = False
-            self._place(self._slots[keep])
-
-    # ------------------------------------------------------------ files
+            self._set_slots(self._slots[keep])
 
     def _settings(self) -> dict[str, Any]:
         tower = self._tower
@@ -243,7 +222,7 @@ class LearnedSelector(PoolSelector):
 
     def _save(self, folder: Path, dtype: torch.dtype | None) -> None:
         save_weights(folder, self._modules(), dtype)
-        if self.approximate and self._index is not None:  # an exact one is built in a moment
+        if self.approximate and self._index is not None:  # an exact one is quick to build
             self._index.save(folder / _INDEX)
             save_tensors(folder / _INDEX / _ROWS, {"slots": self._slots})
 
@@ -253,15 +232,11 @@ class LearnedSelector(PoolSelector):
 
     @classmethod
     def _restore(cls, settings: dict[str, Any], folder: Path, pool: Pool) -> "LearnedSelector":
-        def built(name: str, described: Any) -> PointerSelector:
-            config = _ADAPTER.validate_python(described)
-            return build_module(folder, name, lambda: build_model(config))
-
         tower = settings["tower"]
         selector = cls.of(
-            built("pointer", settings["model"]),
+            build_saved(folder, "pointer", settings["model"]),
             pool,
-            None if tower is None else built("tower", tower).eval(),
+            None if tower is None else build_saved(folder, "tower", tower).eval(),
             fit=FitConfig(**settings["fit"]),
             rerank=settings["rerank"],
             approximate=settings["approximate"],
@@ -269,7 +244,7 @@ class LearnedSelector(PoolSelector):
         load_weights(folder, selector._modules())
         if (folder / _INDEX / _ROWS).exists():
             selector._index = PoolIndex.load(folder / _INDEX)
-            selector._place(read_tensors(folder / _INDEX / _ROWS)["slots"])
+            selector._set_slots(read_tensors(folder / _INDEX / _ROWS)["slots"])
         return selector
 
 
@@ -278,5 +253,5 @@ def _device(model: PointerSelector) -> torch.device:
 
 
 def _is_tower(model: PointerSelector) -> bool:
-    """Whether its logits are products of two towers."""
+    """Return whether its logits are products of two towers."""
     return model.is_static and getattr(model, "look", None) is None

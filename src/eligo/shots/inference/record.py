@@ -1,64 +1,79 @@
-"""A prediction for the explorer: what was chosen beside what was not, with scores and reasons."""
+"""Selections of examples as records of the explorer: the picks beside the other candidates."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+import torch
 from PIL import Image
 
-from eligo.explorer.record import Answer, ExplorerRecord
+from eligo.explorer.record import Answer, ExplorerRecord, Item, Stage
 from eligo.images import open_image
-from eligo.shots.data.query import Query
-from eligo.shots.inference.predict import Deployed
-from eligo.shots.inference.selection_record import record
+from eligo.selection import Selection
 from eligo.shots.pool.pool import Pool
 
+KIND = "shots"
+QUERY = "question"
+"""Name of the question's picture."""
 _SIDE = 512  # pixels of an example's picture: there are dozens
-_NOTE = "Scores are those of the first step; what a pick was worth at its own step stands by it."
 
 
-def show(
-    deployed: Deployed,
-    query: Query,
+def record(
     question: str,
-    chosen: Sequence[Mapping[str, Any]],
+    pool: Pool,
+    candidates: Sequence[str],
+    selections: Mapping[str, Selection],
     *,
-    image: str | None = None,
-    answer: tuple[str, str] | None = None,
+    picture: Image.Image | None = None,
+    pictures: Mapping[str, Image.Image] | None = None,
+    answers: Sequence[Answer] = (),
+    notes: Mapping[str, str] | None = None,
+    cost: Mapping[str, str] | None = None,
+    title: str | None = None,
+    note: str = "",
 ) -> ExplorerRecord:
-    """What `explain` told of a question, over all candidates; `answer`: who said what behind it."""
-    selector = deployed.selector
-    names = deployed.sampler.names(query)
-    found = selector.select(query, len(chosen), candidates=names)
-    return record(
-        question,
-        selector.pool,
-        names,
-        {f"pointer {selector.model.config.version}": found},
-        picture=None if image is None else open_image(image),
-        pictures=_pictures(selector.pool, names),
-        notes=_notes(chosen),
-        answers=() if answer is None else (Answer(*answer),),
-        cost={"candidates": f"{len(selector.pool)} > {len(names)} > {len(chosen)} chosen"},
-        note=_NOTE,
+    """Return the record of a question, with a stage for each selector.
+
+    `candidates` are ids; `selections` choose rows of the pool, by the selector's name; `picture` is
+    the question's; `pictures` and `notes` belong to candidates, by id.
+    """
+    known = {name: image for name, image in (pictures or {}).items() if name in candidates}
+    rows = pool.rows(candidates).tolist()
+    items = tuple(
+        Item(
+            pool.texts[row] if pool.payload is not None else name,
+            name if name in known else None,
+            (notes or {}).get(name, ""),
+        )
+        for name, row in zip(candidates, rows, strict=True)
+    )
+    return ExplorerRecord(
+        title=title or question,
+        kind=KIND,
+        query=question,
+        stages=tuple(
+            Stage(name, among_candidates(selection, rows), items)
+            for name, selection in selections.items()
+        ),
+        pictures={**({} if picture is None else {QUERY: picture}), **known},
+        answers=tuple(answers),
+        cost=dict(cost or {}),
+        note=note,
     )
 
 
-def _notes(chosen: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """By id: of picks their worth, of others why they came next and were not taken."""
-    told: dict[str, str] = {}
-    for row in chosen:
-        if row["next best"] is not None:  # of several steps the last, which saw all picks before
-            told[row["next best"]] = f"next best for pick {row['pick']}: {row['why not']}"
-    for row in chosen:
-        told[row["id"]] = (
-            f"pick {row['pick']}: score {row['score']:.3g}, probability {row['probability']:.2g}"
-        )
-    return told
+def among_candidates(selection: Selection, rows: Sequence[int]) -> Selection:
+    """Return a selection from the pool as one from some of its rows."""
+    selection = selection.to("cpu")
+    place = {row: number for number, row in enumerate(rows)}
+    picks = [place[row] for row in selection.indices.tolist() if row >= 0]
+    where = torch.tensor(rows, dtype=torch.int64)
+    return Selection(
+        torch.tensor(picks, dtype=torch.int64), selection.scores[where], selection.mask[where]
+    )
 
 
-def _pictures(pool: Pool, names: Sequence[str]) -> dict[str, Image.Image]:
-    """Of the candidates that have one here: a selector may travel without its images."""
+def candidate_pictures(pool: Pool, names: Sequence[str]) -> dict[str, Image.Image]:
+    """Open the images of candidates, where their files exist."""
     payload = pool.payload
     if payload is None:
         return {}

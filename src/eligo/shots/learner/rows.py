@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eligo import ops
 from eligo.shots.baselines import DPP, KNN, MMR, Random
-from eligo.shots.baselines.similar import LAMBDAS
+from eligo.shots.baselines.mmr import LAMBDAS
 from eligo.shots.learner.fixed import fit_fixed
 from eligo.shots.learner.measure import Chosen, ExamSet
 from eligo.shots.learner.stages import Asked, Stages

@@ -25,8 +25,9 @@ from eligo.io.locks import one_writer
 from eligo.pretrained.load import find_model, shipped_model
 from eligo.scenes.graph import Split
 from eligo.scenes.vlm import load_vlm
+from eligo.shots.config import SamplerConfig
 from eligo.shots.data.items import as_query
-from eligo.shots.inference.folder import ABOUT, open_embedded, save_embedded
+from eligo.shots.inference.embed import ABOUT, open_embedded, save_embedded
 from eligo.shots.learner.config import ExamConfig
 from eligo.shots.learner.health import exam_health
 from eligo.shots.learner.scoring import LearnerScorer
@@ -34,7 +35,6 @@ from eligo.shots.learner.teaching import teach_together
 from eligo.shots.learner.world import ExamWorld, make_world
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler
-from eligo.shots.pool.sampler_config import SamplerConfig
 from eligo.shots.teacher.read import read_lessons
 from eligo.shots.teacher.shards import (
     DATA,

@@ -21,9 +21,9 @@ from eligo.scenes.config import SceneConfig
 from eligo.scenes.graph import Split
 from eligo.scenes.phrases import VOCABULARY, to_text
 from eligo.scenes.vlm import ASSISTANT, BOS, FIRST_WORD, USER, pixel_values
-from eligo.shots.data.draws import shuffled
 from eligo.shots.learner.lessons import EXAMPLES, QUESTIONS, Lessons, draw_lessons
 from eligo.shots.pool.pool import Pool
+from eligo.shots.pool.sampler import shuffled
 
 PER_LEXICON = 16
 FIRST_LEXICON = 1 << 24

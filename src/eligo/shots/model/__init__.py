@@ -1,1 +1,1 @@
-"""The pointer selectors: configs, V0 to V3, their losses and what they return."""
+"""The pointer selectors V0 to V3, their losses and their files."""

@@ -1,6 +1,6 @@
-"""V1, V2 and V3: two towers, one cosine. Guides V2 and V3.
+"""V1, V2 and V3: two towers, one cosine (published pointer-selector designs, docs/sources.md).
 
-V2's width of 0.59 M parameters (V3 guide) is hidden_dim 256; both tables say 128.
+A published V2 has 0.59 M parameters, which is hidden_dim 256; its tables say 128.
 """
 
 import torch
@@ -9,19 +9,48 @@ from torch import Tensor, nn
 
 from eligo import ops
 from eligo.nn import CrossAttention
-from eligo.shots.model import ranking
-from eligo.shots.model.config import (
+from eligo.shots.config import (
     PointerSelectorV1Config,
     PointerSelectorV2Config,
     PointerSelectorV3Config,
+    State,
 )
-from eligo.shots.model.pointer import Entered, PointerSelector
-from eligo.shots.model.ranking import StepLoss, Steps
-from eligo.shots.model.state import build_state
+from eligo.shots.model import losses
+from eligo.shots.model.pointer import EncodedInputs, PointerSelector
 
 
-class LookAtCandidates(nn.Module):
-    """`q = LayerNorm(q + CrossAttention(q, candidates))`: the query learns what there is."""
+class Gate(nn.Module):
+    """`q + tanh(W [q; c] + b) * c`, starting at zero: at first a pick changes nothing."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2 * dim, dim)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(
+        self, query: Float[Tensor, "batch dim"], pick: Float[Tensor, "batch dim"]
+    ) -> Float[Tensor, "batch dim"]:
+        """Return the query after the pick."""
+        return query + torch.tanh(self.linear(torch.cat([query, pick], -1))) * pick
+
+
+class Gru(nn.Module):
+    """`q = GRUCell(c, q)`."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(dim, dim)
+
+    def forward(
+        self, query: Float[Tensor, "batch dim"], pick: Float[Tensor, "batch dim"]
+    ) -> Float[Tensor, "batch dim"]:
+        """Return the query after the pick."""
+        return self.cell(pick, query)
+
+
+class CandidateAttention(nn.Module):
+    """`q = LayerNorm(q + CrossAttention(q, candidates))`."""
 
     def __init__(self, config: PointerSelectorV2Config) -> None:
         super().__init__()
@@ -37,37 +66,40 @@ class LookAtCandidates(nn.Module):
         candidates: Float[Tensor, "batch candidates dim"],
         mask: Bool[Tensor, "batch candidates"] | None,
     ) -> Float[Tensor, "batch dim"]:
-        """The query after one look."""
-        seen = self.attention(query.unsqueeze(1), candidates, mask).squeeze(1)
-        return self.norm(query + seen)
+        """Return the query after attention."""
+        return self.norm(query + self.attention(query.unsqueeze(1), candidates, mask).squeeze(1))
 
 
 class _BiEncoder(PointerSelector):
     def __init__(
         self,
         config: PointerSelectorV1Config | PointerSelectorV2Config | PointerSelectorV3Config,
-        look: PointerSelectorV2Config | None,
+        attention: PointerSelectorV2Config | None,
     ) -> None:
-        super().__init__(config, config.label_smoothing)
-        self.look = None if look is None else LookAtCandidates(look)
-        self.state = build_state(config.state, config.hidden_dim)
+        super().__init__(config)
+        self.look = None if attention is None else CandidateAttention(attention)
+        self.state = _build_state(config.state, config.hidden_dim)
 
     @property
     def is_static(self) -> bool:
-        """Whether scores stay the same whatever was picked."""
+        """Whether scores do not depend on earlier picks."""
         return self.state is None
 
-    def _look(self, query: Tensor, candidates: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend(self, query: Tensor, candidates: Tensor, mask: Tensor | None) -> Tensor:
         return query if self.look is None else self.look(query, candidates, mask)
 
-    def _move(self, entered: Entered, picks: Tensor, before: Tensor | None) -> Tensor:
+    def _update(self, inputs: EncodedInputs, picks: Tensor, before: Tensor | None) -> Tensor:
         if before is None:
-            return entered.query
+            return inputs.query
         if self.state is None:
             return before
         pick = picks[:, -1:]
-        moved = self.state(before, ops.gather(entered.candidates, pick).squeeze(1))
-        return torch.where(pick < 0, before, moved)  # an ignored step moves nothing
+        updated = self.state(before, ops.gather(inputs.candidates, pick).squeeze(1))
+        return torch.where(pick < 0, before, updated)  # an ignored step changes nothing
+
+
+def _build_state(kind: State, dim: int) -> nn.Module | None:
+    return {"none": lambda: None, "gate": lambda: Gate(dim), "gru": lambda: Gru(dim)}[kind]()
 
 
 class PointerSelectorV1(_BiEncoder):
@@ -81,7 +113,7 @@ class PointerSelectorV1(_BiEncoder):
     config: PointerSelectorV1Config
 
     def __init__(self, config: PointerSelectorV1Config | None = None) -> None:
-        super().__init__(config or PointerSelectorV1Config(), look=None)
+        super().__init__(config or PointerSelectorV1Config(), attention=None)
 
 
 class PointerSelectorV2(_BiEncoder):
@@ -96,11 +128,11 @@ class PointerSelectorV2(_BiEncoder):
 
     def __init__(self, config: PointerSelectorV2Config | None = None) -> None:
         config = config or PointerSelectorV2Config()
-        super().__init__(config, look=config)
+        super().__init__(config, attention=config)
 
 
 class PointerSelectorV3(_BiEncoder):
-    """V1 (or V2) with loss `CE + weight * ranking`, when the call brings the teacher's scores.
+    """V1 (or V2) with the loss `CE + weight * ranking`, if the teacher's scores are given.
 
     >>> model = PointerSelectorV3()
     >>> sum(p.numel() for p in model.parameters())
@@ -111,16 +143,16 @@ class PointerSelectorV3(_BiEncoder):
 
     def __init__(self, config: PointerSelectorV3Config | None = None) -> None:
         config = config or PointerSelectorV3Config()
-        super().__init__(config, look=config.v2())
+        super().__init__(config, attention=config.v2())
 
-    def _ranking(self, steps: Steps) -> StepLoss:
+    def _ranking(self, steps: losses.Steps) -> losses.StepLoss:
         config = self.config
         match config.ranking_loss_type, config.ranking_form:
             case "listwise", "documented":
-                return ranking.listwise_documented(steps)
+                return losses.listwise_documented(steps)
             case "listwise", _:
-                return ranking.listwise_corrected(steps, config.target_temperature)
+                return losses.listwise_corrected(steps, config.target_temperature)
             case _, "documented":
-                return ranking.pairwise_documented(steps, config.margin)
+                return losses.pairwise_documented(steps, config.margin)
             case _:
-                return ranking.pairwise_corrected(steps, config.margin)
+                return losses.pairwise_corrected(steps, config.margin)

@@ -1,112 +1,152 @@
-"""What all pointer selectors share: the two towers, a call, `predict`. Guides V2 and V3, section 3.
+"""Base of the pointer selectors: two towers, the forward pass, `predict`.
 
-    query ──┐ input_proj, dropout ──> (V2: look at the candidates) ──> query_proj ──┐
-            │ (shared)                        ▲ state: each pick moves it           ├─ cosine / T
-    cands ──┘                    ─────────────┴───────────────────> cand_proj ──────┘
+    query ──┐ input_proj, dropout ──> (V2: attend to candidates) ──> query_proj ──┐
+            │ (shared)                       ▲ state: each pick updates it        ├─ cosine / T
+    cands ──┘                   ─────────────┴────────────────────> cand_proj ────┘
 
-At each step the best candidate that was not picked before is picked. Departures from the guides:
-- Dropout acts after `input_proj`, not before the norm, where it turns the very vector that is
+At each step the best candidate that was not picked before is picked. Departures from the published
+pointer-selector designs (docs/sources.md):
+- Dropout acts after `input_proj`, not before the norm, where it would turn the vector that is
   compared. The temperature is a saved buffer (`SimilarityScale`).
 - Without a state the scores do not depend on the step: cross-entropy over the steps is then
   Plackett-Luce, in closed form, and greedy picking is a top-S. So V1 cannot react to its picks;
-  `state` (gate, gru) is how it can.
-- Smoothing spreads over valid candidates only, and losses never see a large fill.
-- A repeated label is an ignored step, as the guides' own example has them.
+  with a `state` (gate, gru) it can.
+- Label smoothing spreads over valid candidates only, and losses never see a large fill value.
+- A repeated label is an ignored step, as in the designs' own example.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from eligo import losses, ops
 from eligo.errors import InputError
 from eligo.nn import SimilarityScale
 from eligo.selection import Selection
+from eligo.shots.config import AnyPointerConfig
 from eligo.shots.model import checks
-from eligo.shots.model.closed_form import plackett_luce_steps
-from eligo.shots.model.config import PointerConfig
-from eligo.shots.model.output import PointerOutput, PointerPrediction
-from eligo.shots.model.ranking import StepLoss, Steps, spread_beam_scores
-from eligo.shots.model.steps import available, best_candidates, first_occurrences, over_rows
+from eligo.shots.model.losses import (
+    StepLoss,
+    Steps,
+    available,
+    best_candidates,
+    first_occurrences,
+    over_rows,
+    plackett_luce_steps,
+    spread_beam_scores,
+)
 
 PointerT = TypeVar("PointerT", bound="PointerSelector")
-_HEAD_NOISE = 0.01  # how far the towers' last layers start from the identity
+_HEAD_NOISE = 0.01  # standard deviation of the towers' last layers around the identity
 
 
-class Entered(NamedTuple):
-    """Query and candidates inside the model, before any pick."""
+class PointerOutput(TypedDict):
+    """Output of the forward pass."""
+
+    loss: Float[Tensor, ""] | None
+    """What to minimise; None without labels."""
+    logits: Float[Tensor, "rows steps candidates"]
+    """Float32; -inf where padded or picked before."""
+    predictions: Int[Tensor, "rows steps"]
+    """Best candidate of each step, given the labels before it (or its own picks); -1: none left."""
+    ce_loss: Float[Tensor, ""] | None
+    """Smoothed cross-entropy."""
+    ranking_loss: Float[Tensor, ""] | None
+    """Before its weight; None without scores."""
+    num_ignored_steps: Int[Tensor, ""]
+    """Steps without a label, or with one that was picked before."""
+
+
+@dataclass(frozen=True, eq=False)
+class PointerPrediction:
+    """Output of `predict`; iterating yields predictions and scores, as in the published designs.
+
+    With top_k > 1 a last axis holds the alternatives of each step along the greedy path, and
+    `[..., 0]` is that path.
+    """
+
+    predictions: Int[Tensor, "batch steps *alternatives"]
+    """Candidates; -1 where none is left."""
+    scores: Float[Tensor, "batch steps *alternatives"]
+    """Their logits at that step; -inf where none is left."""
+    log_probs: Float[Tensor, "batch steps *alternatives"]
+    """Log-softmax over what could be picked at that step; -inf where none is left."""
+    selection: Selection
+    """The greedy path, with the first step's logits as scores."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.predictions, self.scores))
+
+
+class EncodedInputs(NamedTuple):
+    """Projected query and candidates, before any pick."""
 
     query: Float[Tensor, "batch hidden"]
     candidates: Float[Tensor, "batch candidates hidden"]
     mask: Bool[Tensor, "batch candidates"]
     keys: Float[Tensor, "batch candidates hidden"]
-    """What the query is compared with."""
+    """Candidates as the query is compared with them."""
     memory: tuple[Tensor, ...]
-    """What a version wants to compute once (V0: keys and values of its layers)."""
+    """What a version computes once (V0: keys and values of its layers)."""
 
-    def take(self, rows: Int[Tensor, " rows"]) -> "Entered":
-        """Some rows, or one several times."""
-        memory = tuple(part[rows] for part in self.memory)
+    def take(self, rows: Int[Tensor, " rows"]) -> "EncodedInputs":
+        """Return some rows, which may repeat."""
         query, candidates, mask, keys = (part[rows] for part in self[:4])
-        return Entered(query, candidates, mask, keys, memory)
+        return EncodedInputs(query, candidates, mask, keys, tuple(m[rows] for m in self.memory))
 
 
 class PointerSelector(nn.Module):
-    """Base of V0 to V3; a version says how the query enters and how picks move it."""
+    """Base of V0 to V3; a version decides how the query is encoded and how picks update it."""
 
-    def __init__(self, config: PointerConfig, label_smoothing: float) -> None:
+    def __init__(self, config: AnyPointerConfig) -> None:
         super().__init__()
         self.config: Any = config  # a version narrows it
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = config.label_smoothing
         hidden = config.hidden_dim
         self.input_proj = nn.Linear(config.d_model, hidden, bias=False)
         self.query_proj = nn.Linear(hidden, hidden, bias=False)
         self.cand_proj = nn.Linear(hidden, hidden, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.scale = SimilarityScale("cosine", init=1 / config.temperature)
-        self._reset_towers()
-
-    @torch.no_grad()
-    def _reset_towers(self) -> None:
-        """Xavier, then near the identity: at first, cosines are those of projected embeddings."""
+        # Xavier, then near the identity: at first, cosines are those of projected embeddings.
         nn.init.xavier_uniform_(self.input_proj.weight)
-        for linear in (self.query_proj, self.cand_proj):
-            nn.init.normal_(linear.weight, std=_HEAD_NOISE)
-            linear.weight += torch.eye(*linear.weight.shape, device=linear.weight.device)
-
-    # ------------------------------------------------------------ what a version decides
+        with torch.no_grad():
+            for linear in (self.query_proj, self.cand_proj):
+                nn.init.normal_(linear.weight, std=_HEAD_NOISE)
+                linear.weight += torch.eye(*linear.weight.shape, device=linear.weight.device)
 
     @property
     def is_static(self) -> bool:
-        """Whether scores stay the same whatever was picked."""
+        """Whether scores do not depend on earlier picks."""
         raise NotImplementedError
 
-    def _look(self, query: Tensor, candidates: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
-        """The query after it saw the candidates; (batch, hidden)."""
+    def _attend(self, query: Tensor, candidates: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002
+        """Return the query (batch, hidden) after attention to the candidates, if any."""
         return query
 
     def _memory(self, candidates: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:  # noqa: ARG002
         return ()
 
-    def _move(self, entered: Entered, picks: Tensor, before: Tensor | None) -> Tensor:
-        """The query after `picks` (batch, steps); `before` is it before the last of them."""
+    def _update(self, inputs: EncodedInputs, picks: Tensor, before: Tensor | None) -> Tensor:
+        """Return the query after `picks` (batch, steps), from the one before the last of them."""
         raise NotImplementedError
 
-    def _path(self, entered: Entered, picks: Tensor) -> Tensor:
-        """The query before each step, and after the last; (batch, steps + 1, hidden)."""
-        states = [self._move(entered, picks[:, :0], None)]
+    def _states(self, inputs: EncodedInputs, picks: Tensor) -> Tensor:
+        """Return the query before each step and after the last; (batch, steps + 1, hidden)."""
+        states = [self._update(inputs, picks[:, :0], None)]
         for step in range(picks.shape[1]):
-            states.append(self._move(entered, picks[:, : step + 1], states[-1]))
+            states.append(self._update(inputs, picks[:, : step + 1], states[-1]))
         return torch.stack(states, 1)
 
     def _ranking(self, steps: Steps) -> StepLoss | None:  # noqa: ARG002
-        """A loss beside cross-entropy, from the teacher's scores."""
+        """Return the loss from the teacher's scores, if the version has one."""
         return None
-
-    # ------------------------------------------------------------ a call
 
     def forward(
         self,
@@ -122,52 +162,56 @@ class PointerSelector(nn.Module):
         return_loss: bool = True,
         projected: bool = False,
     ) -> PointerOutput:
-        """Logits of every step; with labels (teacher forcing) the loss too.
+        """Return the logits of every step; with labels (teacher forcing) the loss too.
 
         Labels are candidates in order of choice, -1 to ignore a step. `beam_scores` are the
         teacher's scores of the labels, `step_scores` of all candidates at each step, NaN for none.
         The loss is a mean over the steps of a row, then over rows by `weights`; rows without a
-        single step to learn are left out. `rows` says which query each row of labels is for
-        (default: its own), so that several beams share one look at the candidates. `projected`:
-        candidates come from `project`.
+        label are left out. `rows` gives the query of each row of labels (default: its own), so
+        that several beams share one encoding. `projected`: candidates come from `project`.
         """
-        entered = self._enter(query_emb, cand_emb, cand_mask, projected)
+        inputs = self._encode(query_emb, cand_emb, cand_mask, projected)
         if labels is None:
-            logits, predictions = self._greedy(entered, self.config.shot_num)
-            nothing = torch.zeros((), dtype=torch.int64, device=logits.device)
-            return _output(None, logits, predictions, None, None, nothing)
-        mask = entered.mask if rows is None else entered.mask[rows]
+            logits, predictions = self._greedy(inputs, self.config.shot_num)
+            zero = torch.zeros((), dtype=torch.int64, device=logits.device)
+            return _output_without_loss(logits, predictions, zero)
+        mask = inputs.mask if rows is None else inputs.mask[rows]
         checks.check_labels(labels, mask)
-        # A label that is padding is an error where values may be looked at, else it is ignored.
+        # A padded label is an error where values may be read, else it is ignored.
         picks = first_occurrences(labels.masked_fill(~ops.gather(mask, labels), -1))
         left = available(picks, mask)
         valid = left[:, :-1]
         if self.is_static:
-            scores = self._scores(entered, entered.query.unsqueeze(1))  # (batch, 1, candidates)
+            scores = self._scores(inputs, inputs.query.unsqueeze(1))  # (batch, 1, candidates)
             scores = scores if rows is None else scores[rows]
         else:
-            entered = entered if rows is None else entered.take(rows)
-            scores = self._scores(entered, self._path(entered, picks[:, :-1]))
+            inputs = inputs if rows is None else inputs.take(rows)
+            scores = self._scores(inputs, self._states(inputs, picks[:, :-1]))
             scores = scores[:, : picks.shape[1]]
         logits = torch.where(valid, scores, -torch.inf)
-        predictions = best_candidates(logits)
-        num_ignored = (picks < 0).sum()
+        output = _output_without_loss(logits, best_candidates(logits), (picks < 0).sum())
         if not return_loss:
-            return _output(None, logits, predictions, None, None, num_ignored)
+            return output
 
         checks.check_weights(weights, len(picks))
         if self.is_static:
             steps = plackett_luce_steps(scores.squeeze(1), picks, left, self.label_smoothing)
         else:
             steps = losses.smoothed_cross_entropy(scores, picks, valid, self.label_smoothing)
-        cross_entropy = over_rows(StepLoss(steps, picks >= 0), weights)
-        ranking = self._ranking_loss(
-            scores, valid, picks, beam_scores=beam_scores, step_scores=step_scores, weights=weights
-        )
-        loss = cross_entropy
-        if ranking is not None:
-            loss = loss + self.config.ranking_loss_weight * ranking
-        return _output(loss, logits, predictions, cross_entropy, ranking, num_ignored)
+        loss = output["ce_loss"] = over_rows(StepLoss(steps, picks >= 0), weights)
+        checks.check_scores("beam_scores", beam_scores, tuple(picks.shape))
+        checks.check_scores("step_scores", step_scores, tuple(valid.shape))
+        dense = step_scores is not None
+        if step_scores is None and beam_scores is not None:
+            step_scores = spread_beam_scores(picks, beam_scores, valid.shape[-1])
+        if step_scores is not None:
+            ranked = Steps(scores.expand(valid.shape), valid, picks, step_scores, dense)
+            ranking = self._ranking(ranked)
+            if ranking is not None:
+                output["ranking_loss"] = over_rows(ranking, weights)
+                loss = loss + self.config.ranking_loss_weight * output["ranking_loss"]
+        output["loss"] = loss
+        return output
 
     @torch.no_grad()
     def predict(
@@ -192,13 +236,13 @@ class PointerSelector(nn.Module):
         was_training = self.training
         self.eval()
         try:
-            entered = self._enter(query_emb, cand_emb, cand_mask, projected)
-            logits, path = self._greedy(entered, max(shots, 1))
+            inputs = self._encode(query_emb, cand_emb, cand_mask, projected)
+            logits, path = self._greedy(inputs, max(shots, 1))
         finally:
             self.train(was_training)
         first = logits[:, 0]
         logits, path = logits[:, :shots], path[:, :shots]
-        valid = available(path, entered.mask)[:, :-1]
+        valid = available(path, inputs.mask)[:, :-1]
         found = ops.top_k(logits, top_k, valid)  # (batch, shots, top_k)
         missing = found < 0
         scores = ops.gather(logits, found).masked_fill(missing, -torch.inf)
@@ -206,22 +250,19 @@ class PointerSelector(nn.Module):
         log_probs = log_probs.masked_fill(missing, -torch.inf)
         if top_k == 1:
             found, scores, log_probs = (each.squeeze(-1) for each in (found, scores, log_probs))
-        return PointerPrediction(found, scores, log_probs, Selection(path, first, entered.mask))
+        return PointerPrediction(found, scores, log_probs, Selection(path, first, inputs.mask))
 
     def project(self, cand_emb: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch hidden"]:
-        """What does not depend on the query, to do once: `forward(..., projected=True)`."""
+        """Apply the shared projection, once for many queries: `forward(..., projected=True)`."""
         return self.input_proj(cand_emb.to(self.input_proj.weight.dtype))
 
     def query_tower(self, query_emb: Float[Tensor, "*batch d_model"]) -> Tensor:
-        """Unit vectors; the logit of a static selector is their product with `candidate_tower`'s,
-        over the temperature."""
-        return nn.functional.normalize(self.query_proj(self.project(query_emb)).float(), dim=-1)
+        """Return unit vectors whose product with `candidate_tower` is the cosine of a static V1."""
+        return F.normalize(self.query_proj(self.project(query_emb)).float(), dim=-1)
 
     def candidate_tower(self, cand_emb: Float[Tensor, "*batch d_model"]) -> Tensor:
-        """Unit vectors to index once; see `query_tower`."""
-        return nn.functional.normalize(self.cand_proj(self.project(cand_emb)).float(), dim=-1)
-
-    # ------------------------------------------------------------ files
+        """Return unit vectors to index; see `query_tower`."""
+        return F.normalize(self.cand_proj(self.project(cand_emb)).float(), dim=-1)
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a folder for `from_pretrained`; `dtype` torch.float16 halves it."""
@@ -231,10 +272,10 @@ class PointerSelector(nn.Module):
 
     @classmethod
     def from_pretrained(cls: type[PointerT], name: str | Path) -> PointerT:
-        """A model of this version (of any: `PointerSelector`), float32, in evaluation mode.
+        """Load a model of this version (any version: `PointerSelector`), float32, in eval mode.
 
-        By its folder (or that of a run, a checkpoint, a selector), by the name of one that comes
-        with eligo, or by its name on the hub.
+        `name` is a folder (of a model, run, checkpoint or selector), a model shipped with eligo, or
+        a name on the hub.
         """
         from eligo.shots.model.pretrained import load_pointer
 
@@ -243,85 +284,54 @@ class PointerSelector(nn.Module):
             raise InputError(f"{name}: holds a {type(found).__name__}, not a {cls.__name__}")
         return found
 
-    # ------------------------------------------------------------ inside
-
-    def _enter(
+    def _encode(
         self, query_emb: Tensor, cand_emb: Tensor, mask: Tensor | None, projected: bool
-    ) -> Entered:
-        config = self.config
-        dims = {
-            "query_emb": config.d_model,
-            "cand_emb": config.hidden_dim if projected else config.d_model,
-        }
-        checks.check_shapes(query_emb, cand_emb, mask, dims=dims)
+    ) -> EncodedInputs:
+        width = self.config.d_model
+        cand_dim = self.config.hidden_dim if projected else width
+        checks.check_shapes(query_emb, cand_emb, mask, query_dim=width, cand_dim=cand_dim)
         if mask is not None:
             # A NaN in padding would reach the gradient of the projections, as 0 * NaN.
             cand_emb = cand_emb.masked_fill(~mask.unsqueeze(-1), 0.0)
-        query, candidates = self.project(query_emb), cand_emb
-        if not projected:
-            candidates = self.project(cand_emb)
+        query = self.project(query_emb)
+        candidates = cand_emb if projected else self.project(cand_emb)
         checks.check_embeddings("query_emb", query_emb, query)
         checks.check_embeddings("cand_emb", cand_emb, candidates, mask)
         candidates = self.dropout(candidates)
-        query = self._look(self.dropout(query), candidates, mask)
+        query = self._attend(self.dropout(query), candidates, mask)
         memory = self._memory(candidates, mask)
         if mask is None:
             mask = torch.ones(cand_emb.shape[:2], dtype=torch.bool, device=cand_emb.device)
-        return Entered(query, candidates, mask, self.cand_proj(candidates), memory)
+        return EncodedInputs(query, candidates, mask, self.cand_proj(candidates), memory)
 
-    def _scores(self, entered: Entered, states: Tensor) -> Tensor:
-        return self.scale(self.query_proj(states), entered.keys)  # (batch, states, candidates)
+    def _scores(self, inputs: EncodedInputs, states: Tensor) -> Tensor:
+        return self.scale(self.query_proj(states), inputs.keys)  # (batch, states, candidates)
 
-    def _greedy(self, entered: Entered, shots: int) -> tuple[Tensor, Tensor]:
-        """Masked logits of each step (batch, shots, candidates) and the picks (batch, shots)."""
+    def _greedy(self, inputs: EncodedInputs, shots: int) -> tuple[Tensor, Tensor]:
+        """Return masked logits of each step (batch, shots, candidates) and picks (batch, shots)."""
+        mask = inputs.mask
         if self.is_static:
-            scores = self._scores(entered, entered.query.unsqueeze(1))
-            path = ops.top_k(scores.squeeze(1), shots, entered.mask)
-            return torch.where(available(path, entered.mask)[:, :-1], scores, -torch.inf), path
-        free, path = entered.mask, _no_picks(entered)
+            scores = self._scores(inputs, inputs.query.unsqueeze(1))
+            path = ops.top_k(scores.squeeze(1), shots, mask)
+            return torch.where(available(path, mask)[:, :-1], scores, -torch.inf), path
+        free, path = mask, mask.new_zeros((len(mask), 0), dtype=torch.int64)
         state, logits = None, []
         for _ in range(shots):
-            state = self._move(entered, path, state)
-            scores = self._scores(entered, state.unsqueeze(1)).squeeze(1)
+            state = self._update(inputs, path, state)
+            scores = self._scores(inputs, state.unsqueeze(1)).squeeze(1)
             pick = ops.top_k(scores, 1, free)
             logits.append(torch.where(free, scores, -torch.inf))
             free = free & ~ops.kept_mask(pick, free.shape[-1])
             path = torch.cat([path, pick], 1)
         return torch.stack(logits, 1), path
 
-    def _ranking_loss(
-        self,
-        scores: Tensor,
-        valid: Tensor,
-        picks: Tensor,
-        *,
-        beam_scores: Tensor | None,
-        step_scores: Tensor | None,
-        weights: Tensor | None,
-    ) -> Tensor | None:
-        checks.check_scores("beam_scores", beam_scores, tuple(picks.shape))
-        checks.check_scores("step_scores", step_scores, tuple(valid.shape))
-        if step_scores is not None:
-            taught = step_scores
-        elif beam_scores is not None:
-            taught = spread_beam_scores(picks, beam_scores, valid.shape[-1])
-        else:
-            return None
-        dense = step_scores is not None
-        ranking = self._ranking(Steps(scores.expand(valid.shape), valid, picks, taught, dense))
-        return None if ranking is None else over_rows(ranking, weights)
 
-
-def _output(loss, logits, predictions, ce_loss, ranking_loss, num_ignored_steps) -> PointerOutput:
+def _output_without_loss(logits: Tensor, predictions: Tensor, num_ignored: Tensor) -> PointerOutput:
     return {
-        "loss": loss,
+        "loss": None,
         "logits": logits,
         "predictions": predictions,
-        "ce_loss": ce_loss,
-        "ranking_loss": ranking_loss,
-        "num_ignored_steps": num_ignored_steps,
+        "ce_loss": None,
+        "ranking_loss": None,
+        "num_ignored_steps": num_ignored,
     }
-
-
-def _no_picks(entered: Entered) -> Tensor:
-    return entered.mask.new_zeros((len(entered.mask), 0), dtype=torch.int64)

@@ -1,11 +1,11 @@
-"""Pointer selectors as folders: `config.yaml` and `pointer.safetensors`, read strictly.
+"""Build, save and load pointer selectors: `config.yaml` and `pointer.safetensors`, read strictly.
 
-The same two files are in a checkpoint of `eligo shots train` (whose config is the whole run's), so
-a run, a checkpoint, a saved selector and a model of its own are all read alike.
+A checkpoint of `eligo shots train` has the same two files (its config is the whole run's), so runs,
+checkpoints, selectors and models are loaded in the same way.
 
-Weights of the guides' programs (`best_checkpoint.pth`) are read as tensors only, never unpickled.
-Their guides name the three projections as we do; V2's attention is torch's `MultiheadAttention`
-and its norm a `LayerNorm`, under whatever name.
+Weights of the published designs' programs (`best_checkpoint.pth`) are read as tensors only, never
+unpickled. They name the three projections as we do; V2's attention is torch's `MultiheadAttention`
+and its norm a `LayerNorm`, under any name.
 """
 
 from pathlib import Path
@@ -20,8 +20,9 @@ from eligo.config.yaml import read_yaml
 from eligo.errors import InputError
 from eligo.io.reading import read_object, reading
 from eligo.pretrained.load import find_model, misfits, refuse_misfits
-from eligo.shots.model.build import build_model
-from eligo.shots.model.config import AnyPointerConfig
+from eligo.shots.config import AnyPointerConfig
+from eligo.shots.model.bi_encoder import PointerSelectorV1, PointerSelectorV2, PointerSelectorV3
+from eligo.shots.model.decoder import PointerSelectorV0
 from eligo.shots.model.pointer import PointerSelector
 from eligo.train.weights import build_module, load_weights, read_pickled, save_weights
 
@@ -29,18 +30,35 @@ FILE, CONFIG, SELECTOR = "pointer", "config.yaml", "selector.json"
 _ADAPTER: TypeAdapter[AnyPointerConfig] = TypeAdapter(AnyPointerConfig)
 _INNER = ("model_state_dict", "state_dict", "model")
 
+# Names of the published designs' factories.
+build_model_v0 = PointerSelectorV0
+build_model_v1 = PointerSelectorV1
+build_model_v2 = PointerSelectorV2
+build_model_v3 = PointerSelectorV3
+_VERSIONS: dict[str, Any] = {
+    "v0": PointerSelectorV0,
+    "v1": PointerSelectorV1,
+    "v2": PointerSelectorV2,
+    "v3": PointerSelectorV3,
+}
+
+
+def build_model(config: AnyPointerConfig) -> PointerSelector:
+    """Return a model of the config's version with fresh weights."""
+    return _VERSIONS[config.version](config)
+
 
 def save_pointer(
     model: PointerSelector, folder: str | Path, dtype: torch.dtype | None = None
 ) -> None:
-    """Write both files; `dtype` torch.float16 halves them."""
+    """Write config and weights; `dtype` torch.float16 halves the weights."""
     folder = Path(folder)
     save_weights(folder, {FILE: model}, dtype)
     save_config(model.config, folder / CONFIG)
 
 
 def load_pointer(name: str | Path) -> PointerSelector:
-    """Of a folder, of what comes with eligo, or of the hub; float32, evaluation mode."""
+    """Load from a folder, the shipped models or the hub; float32, in eval mode."""
     found = find_model(name, f"{FILE}.safetensors")
     places = (found, found / "best", found / "selector")
     folder = next((place for place in places if (place / f"{FILE}.safetensors").is_file()), None)
@@ -50,25 +68,30 @@ def load_pointer(name: str | Path) -> PointerSelector:
             "a run of `eligo shots train`"
         )
     with reading(folder, "the config of a pointer selector"):
-        config = _config(folder)
-        model = build_module(folder, FILE, lambda: build_model(config))
+        model = build_saved(folder, FILE, _read_config(folder))
     load_weights(folder, {FILE: model})
     return model.eval()
 
 
-def _config(folder: Path) -> AnyPointerConfig:
+def build_saved(folder: Path, name: str, config: Any) -> PointerSelector:
+    """Return the model of a saved config, to load `name` of the folder into."""
+    checked = _ADAPTER.validate_python(config)
+    return build_module(folder, name, lambda: build_model(checked))
+
+
+def _read_config(folder: Path) -> Any:
     if (folder / SELECTOR).is_file():
         tree: Any = read_object(folder / SELECTOR, "PointerSelector.save_pretrained")
     elif (folder / CONFIG).is_file():
         tree = read_yaml(folder / CONFIG)[0]
     else:
-        raise InputError(f"{folder}: has weights, but no {CONFIG} that says of what")
-    return _ADAPTER.validate_python(tree.get("model", tree))
+        raise InputError(f"{folder}: has weights, but no {CONFIG} that describes the model")
+    return tree.get("model", tree)
 
 
 def import_pointer(path: Path, config: AnyPointerConfig) -> PointerSelector:
-    """A model from a state dict of the guides' programs; widths are those of its weights."""
-    state = _ours(_read(path))
+    """Load a state dict of the published designs' programs; widths come from its weights."""
+    state = _renamed(_read_state(path))
     if "input_proj.weight" not in state:
         raise InputError(
             f"{path}: has {', '.join(sorted(state)[:8])}; expected input_proj.weight, query_proj."
@@ -77,7 +100,7 @@ def import_pointer(path: Path, config: AnyPointerConfig) -> PointerSelector:
     hidden, width = state["input_proj.weight"].shape
     model = build_model(config.replace({"d_model": width, "hidden_dim": hidden}))
     own = model.state_dict()
-    state |= {key: own[key] for key in own if key.endswith("log_scale")}  # a setting with them
+    state |= {key: own[key] for key in own if key.endswith("log_scale")}  # a setting there
     shapes = [
         f"{key}: {tuple(state[key].shape)} stored, {tuple(own[key].shape)} expected"
         for key in own
@@ -88,9 +111,8 @@ def import_pointer(path: Path, config: AnyPointerConfig) -> PointerSelector:
     return model.eval()
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    made_by = "torch.save made of a state_dict()"
-    found = read_pickled(path, holds="tensors", made_by=made_by)
+def _read_state(path: Path) -> dict[str, Tensor]:
+    found = read_pickled(path, holds="tensors", made_by="torch.save made of a state_dict()")
     for name in _INNER:
         if isinstance(found, dict) and isinstance(found.get(name), dict):
             found = found[name]
@@ -100,8 +122,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     return {key.removeprefix("module."): value for key, value in found.items()}
 
 
-def _ours(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """In our names; torch's attention keeps its three projections in one tensor."""
+def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename to our keys; torch's attention keeps its three projections in one tensor."""
     made: dict[str, Tensor] = {}
     for key, value in state.items():
         owner, _, last = key.rpartition(".")

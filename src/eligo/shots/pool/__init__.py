@@ -1,5 +1,1 @@
-"""The nearest of many candidates, without looking at all of them. Section 4, PoolIndex."""
-
-from eligo.shots.pool.pool_index import Hits, PoolIndex
-
-__all__ = ["Hits", "PoolIndex"]
+"""The pool of examples, samplers of candidates, and nearest-neighbour search in large pools."""

@@ -1,13 +1,14 @@
-"""Pool: the examples that may enter a prompt. Section 2, Pool.
+"""Pool: the examples that may enter a prompt.
 
-A pool does not change: `add` and `remove` give another one. On disk it is a folder:
+A pool is immutable: `add` and `remove` return a new one. On disk it is a folder:
 
     embeddings.safetensors   one tensor per view (`image`, `text`), a row for each example
-    items.jsonl              one line for each row: id, and what else is known of it
+    items.jsonl              one line for each row: id, group, payload, token cost, domain
 """
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -26,8 +27,14 @@ from eligo.io.json_lines import JsonRow, TextOrNumber, read_json_lines
 from eligo.io.reading import reading
 from eligo.io.tensors import save_tensors
 from eligo.selection import Selection
-from eligo.shots.data.query import Query, check_id
-from eligo.shots.data.views import Embeddings, Views, as_views, joined
+from eligo.shots.data.query import (
+    Embeddings,
+    EmbeddingViews,
+    Query,
+    as_views,
+    check_id,
+    joined,
+)
 
 VECTORS, ITEMS = "embeddings.safetensors", "items.jsonl"
 _TEXT_FIELDS = ("text", "question", "input", "answer", "output")
@@ -39,7 +46,7 @@ class _ItemRow(JsonRow, extra="allow"):
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Examples by row: ids, embeddings, and what selectors may want to know.
+    """Examples by row: ids, embeddings and optional columns.
 
     >>> pool = Pool(["a", "b"], torch.eye(2))
     >>> pool.add(["c"], torch.ones(1, 2)).remove(["a"]).ids
@@ -50,20 +57,21 @@ class Pool:
     embeddings: Embeddings
     """(items, dim), or one such tensor for each view: `{"image": ..., "text": ...}`."""
     groups: Sequence[str | None] | None = None
-    """Examples of one group (the same image) never help each other's queries."""
+    """A query never gets examples of its own group, such as those of the same image."""
     payload: Sequence[Any] | None = None
-    """Whatever goes with an example: its text, or a mapping with `question`, `answer`, ..."""
+    """Content of an example: its text, or a mapping with `question`, `answer`, ..."""
     token_costs: Sequence[int] | None = None
     """Tokens that each example takes in a prompt."""
     domains: Sequence[str | None] | None = None
-    """An example helps only queries of its own domain."""
+    """A query gets only examples of its own domain."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(self.ids))
         for name in self.ids:
             check_id(name, "Pool")
         if len(self._rows) != len(self.ids):
-            raise InputError(f"Pool: id {_repeated(self.ids)!r} stands there twice; ids are unique")
+            repeated = Counter(self.ids).most_common(1)[0][0]
+            raise InputError(f"Pool: id {repeated!r} comes twice; ids are unique")
         for name, view in self.views.items():
             self._check_length(name, len(view))
         for name in ("groups", "payload", "token_costs", "domains"):
@@ -78,11 +86,9 @@ class Pool:
     def __contains__(self, name: object) -> bool:
         return name in self._rows
 
-    # ------------------------------------------------------------ what is in it
-
     @cached_property
-    def views(self) -> Views:
-        """The embeddings by what they are of."""
+    def views(self) -> EmbeddingViews:
+        """The embeddings by view."""
         return as_views(self.embeddings, "Pool", 2)
 
     @cached_property
@@ -92,10 +98,10 @@ class Pool:
 
     @cached_property
     def texts(self) -> list[str]:
-        """What each example says: its payload, or the texts in it, question and answer."""
+        """The text of each example: its payload, or the texts in it, question and answer."""
         if self.payload is None:
             raise InputError("Pool: has no payload, so no texts; give Pool(..., payload=texts)")
-        return [text_of(item) for item in self.payload]
+        return [_text_of(item) for item in self.payload]
 
     @cached_property
     def costs(self) -> Int[Tensor, " items"]:
@@ -105,11 +111,11 @@ class Pool:
         return torch.tensor(self.token_costs, dtype=torch.int64)
 
     def rows(self, ids: Iterable[str]) -> Int[Tensor, " rows"]:
-        """Where these examples stand."""
+        """Return the rows of some ids."""
         wanted = list(ids)
         missing = [name for name in wanted if name not in self._rows]
         if missing:
-            # Looking for the nearest name in a million would take a minute.
+            # Searching a million names for the nearest would take a minute.
             near = did_you_mean(missing[0], self.ids[:1000])
             raise InputError(
                 f"Pool: has no {missing[0]!r}{near} ({len(missing)} of {len(wanted)} ids are not "
@@ -118,31 +124,29 @@ class Pool:
         return torch.tensor([self._rows[name] for name in wanted], dtype=torch.int64)
 
     def allowed(self, query: Query, exclude: Iterable[str] = ()) -> Bool[Tensor, " items"]:
-        """What may be shown to a query: of its domain, not itself, not of its group."""
+        """Mask of what a query may get: its domain, but neither itself nor its group."""
         mask = torch.ones(len(self), dtype=torch.bool)
         forbidden = {query.id, *exclude}
         mask[[self._rows[name] for name in forbidden if name in self._rows]] = False
         if query.group is not None and self.groups is not None:
-            mask[self._members("groups").get(query.group, [])] = False
+            mask[self._members["groups"].get(query.group, [])] = False
         if self.domains is not None:
             same = torch.zeros_like(mask)
-            same[self._members("domains").get(query.domain, [])] = True
+            same[self._members["domains"].get(query.domain, [])] = True
             mask &= same
         return mask
 
     def names(self, rows: Int[Tensor, " rows"]) -> list[str]:
-        """The ids of some rows; -1 is none."""
+        """Return the ids of some rows; -1 is skipped."""
         return [str(self.ids[int(row)]) for row in rows.flatten() if row >= 0]
 
     def picked(self, selection: Selection) -> list[str]:
-        """The ids of a selection from this pool, in order of choice."""
+        """Return the ids of a selection from this pool, in order of choice."""
         return self.names(selection.indices)
 
-    # ------------------------------------------------------------ another one
-
     def add(self, ids: Sequence[str], embeddings: Embeddings, **columns: Sequence) -> "Pool":
-        """A pool with more examples at its end; columns that one side lacks are None there."""
-        if isinstance(embeddings, Tensor) and len(self.views) == 1:  # no need to say its name
+        """Return a pool with more examples; columns that one side lacks are None there."""
+        if isinstance(embeddings, Tensor) and len(self.views) == 1:
             embeddings = {next(iter(self.views)): embeddings}
         more = Pool(ids, embeddings, **columns)
         if set(more.views) != set(self.views):
@@ -151,31 +155,31 @@ class Pool:
             )
         if any(view.shape[1] != more.views[name].shape[1] for name, view in self.views.items()):
             raise InputError(f"Pool.add: got width {_widths(more)}, expected {_widths(self)}")
-        views = Views({n: torch.cat([view, more.views[n]]) for n, view in self.views.items()})
+        views = EmbeddingViews(
+            {n: torch.cat([view, more.views[n]]) for n, view in self.views.items()}
+        )
         both = {name: self._appended(more, name) for name in _COLUMNS}
         return Pool((*self.ids, *more.ids), views, **both)
 
     def remove(self, ids: Iterable[str]) -> "Pool":
-        """A pool without these."""
+        """Return a pool without these examples."""
         keep = torch.ones(len(self), dtype=torch.bool)
         keep[self.rows(ids)] = False
         return self.take(keep.nonzero().flatten())
 
     def take(self, rows: Int[Tensor, " rows"]) -> "Pool":
-        """Some rows, in that order."""
+        """Return a pool of some rows, in that order."""
         wanted = [int(row) for row in rows]
         columns = {name: getattr(self, name) for name in _COLUMNS}
         return Pool(
             [self.ids[row] for row in wanted],
-            Views({name: view[rows] for name, view in self.views.items()}),
+            EmbeddingViews({name: view[rows] for name, view in self.views.items()}),
             **{n: None if c is None else [c[row] for row in wanted] for n, c in columns.items()},
         )
 
-    # ------------------------------------------------------------ files
-
     @cached_property
     def content_hash(self) -> str:
-        """Of everything that selectors can see; a copy has the same."""
+        """Hash of ids, embeddings and columns; a copy has the same."""
         digest = hashlib.sha256(_ids_hash(self.ids).encode())
         for name, view in sorted(self.views.items()):
             digest.update(f"{name} {view.dtype} {tuple(view.shape)}".encode())
@@ -185,7 +189,7 @@ class Pool:
         return digest.hexdigest()[:32]
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder; `load` reads it back."""
+        """Write the folder that `load` reads."""
         folder = Path(folder)
         columns = {_FIELD[n]: getattr(self, n) for n in _COLUMNS if getattr(self, n) is not None}
         rows = [
@@ -197,23 +201,21 @@ class Pool:
         write_text(folder / ITEMS, lines)
 
     @classmethod
-    def load(cls, folder: str | Path, *, mmap: bool = True) -> "Pool":
-        """Read a folder; with `mmap` the embeddings stay on disk until they are looked at."""
+    def load(cls, folder: str | Path) -> "Pool":
+        """Read a folder; the embeddings are memory-mapped."""
         folder = Path(folder)
         rows = [row for _, row in read_json_lines(folder / ITEMS, _ItemRow, unique="id")]
         ids = [row.id for row in rows]
         path = folder / VECTORS
         with reading(path, "vectors as Pool.save writes them"), safe_open(path, "pt") as file:
-            told = (file.metadata() or {}).get("ids")
+            ids_hash = (file.metadata() or {}).get("ids")
             names = list(file.keys())
-            views = Views({name: file.get_tensor(name) for name in names})
-        if told != _ids_hash(ids):
+            views = EmbeddingViews({name: file.get_tensor(name) for name in names})
+        if ids_hash != _ids_hash(ids):
             raise InputError(
                 f"{folder}: {ITEMS} does not belong to {VECTORS} (other ids, or another order); "
                 "embed again"
             )
-        if not mmap:
-            views = Views({name: view.clone() for name, view in views.items()})
         columns: dict[str, Any] = {
             name: [getattr(row, field, None) for row in rows]
             for name, field in _FIELD.items()
@@ -221,23 +223,18 @@ class Pool:
         }
         return cls(ids, views, **columns)
 
-    # ------------------------------------------------------------ inside
-
     @cached_property
     def _rows(self) -> dict[str, int]:
         return {name: row for row, name in enumerate(self.ids)}
 
     @cached_property
-    def _memberships(self) -> dict[str, dict[str | None, list[int]]]:
-        return {}
-
-    def _members(self, column: str) -> dict[str | None, list[int]]:
-        if column not in self._memberships:
-            found: dict[str | None, list[int]] = {}
-            for row, name in enumerate(getattr(self, column)):
-                found.setdefault(name, []).append(row)
-            self._memberships[column] = found
-        return self._memberships[column]
+    def _members(self) -> dict[str, dict[str | None, list[int]]]:
+        """Rows by group and by domain."""
+        members: dict[str, dict[str | None, list[int]]] = {"groups": {}, "domains": {}}
+        for column, rows in members.items():
+            for row, name in enumerate(getattr(self, column) or ()):
+                rows.setdefault(name, []).append(row)
+        return members
 
     def _appended(self, more: "Pool", name: str) -> list | None:
         mine, theirs = getattr(self, name), getattr(more, name)
@@ -259,8 +256,7 @@ _COLUMNS = tuple(_FIELD)
 assert set(_COLUMNS) | {"ids", "embeddings"} == {field.name for field in fields(Pool)}
 
 
-def text_of(payload: Any) -> str:
-    """What an example says."""
+def _text_of(payload: Any) -> str:
     if isinstance(payload, str):
         return payload
     if isinstance(payload, Mapping):
@@ -286,8 +282,3 @@ def _json(value: Any) -> str:
 
 def _ids_hash(ids: Iterable[str]) -> str:
     return hashlib.sha256("".join(f"{len(name)}:{name}" for name in ids).encode()).hexdigest()[:32]
-
-
-def _repeated(ids: Iterable[str]) -> str | None:
-    seen: set[str] = set()
-    return next((name for name in ids if name in seen or seen.add(name)), None)

@@ -1,9 +1,11 @@
-"""Candidates of a query: by chance, by likeness, or both. Section 2, Samplers.
+"""Candidates of a query: drawn at random, by similarity, or both.
 
 Never the query itself, nor its group, nor another domain (`Pool.allowed`). Positions are shuffled,
-or a selector could learn that the first is the nearest.
+or a selector could learn that the first is the nearest. Draws depend only on a seed and on the
+query's id: not on the batch, the order or the machine.
 """
 
+import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -14,10 +16,25 @@ from torch.nn import functional as F
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.shots.data.draws import shuffled
+from eligo.shots.config import SamplerConfig
 from eligo.shots.data.query import Query
 from eligo.shots.pool.pool import Pool
-from eligo.shots.pool.sampler_config import SamplerConfig
+from eligo.train.rng import mix
+
+
+def generator(seed: int, name: str) -> torch.Generator:
+    """Return the random generator of a query."""
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    return torch.Generator().manual_seed(mix(seed, number))
+
+
+def shuffled(rows: Int[Tensor, " rows"], seed: int, name: str) -> Int[Tensor, " rows"]:
+    """Return the rows in a random order that depends on the seed and the query's id.
+
+    >>> sorted(shuffled(torch.tensor([4, 7, 9]), 0, "query").tolist())
+    [4, 7, 9]
+    """
+    return rows[torch.randperm(len(rows), generator=generator(seed, name))]
 
 
 class Sampler:
@@ -34,7 +51,7 @@ class Sampler:
             )
 
     def rows(self, query: Query) -> Int[Tensor, " candidates"]:
-        """Rows of the pool, in an order that means nothing."""
+        """Return rows of the pool in random order."""
         allowed = self.pool.allowed(query)
         if self.config.max_similarity is not None:
             allowed &= self.pool.vectors @ query.vector <= self.config.max_similarity
@@ -48,19 +65,18 @@ class Sampler:
         }[self.config.kind]
         near = [self._nearest(query, view, count, allowed) for view, count in shares.items()]
         chance = by_chance[: size - sum(shares.values())]
-        # Chance comes first: a quarter of the nearest does not shrink because it drew one of them.
+        # Random draws come first, so that the shares of the nearest do not overlap with them.
         chosen = dict.fromkeys(torch.cat([chance, *near, by_chance]).tolist())
         return shuffled(torch.tensor(list(chosen)[:size], dtype=torch.int64), seed + 1, query.id)
 
     def names(self, query: Query) -> list[str]:
-        """The same by id."""
+        """Return the ids of `rows`."""
         return self.pool.names(self.rows(query))
 
     def with_picks(self, query: Query, picks: Sequence[str]) -> list[str]:
-        """Candidates that hold these examples, drawn or not, for records that name none."""
-        drawn = self.names(query)
+        """Return candidates that include these examples, for records that name none."""
         size = max(self.config.num_candidates, len(picks))
-        names = list(dict.fromkeys([*picks, *drawn]))[:size]
+        names = list(dict.fromkeys([*picks, *self.names(query)]))[:size]
         order = shuffled(torch.arange(len(names)), self.config.seed + 2, query.id)
         return [names[place] for place in order.tolist()]
 
@@ -70,7 +86,7 @@ class Sampler:
 
     def _nearest(self, query: Query, view: str, count: int, allowed: Tensor) -> Tensor:
         if view not in query.views:
-            raise InputError(f"query {query.id!r}: has no view {view}, which the sampler looks at")
+            raise InputError(f"query {query.id!r}: has no view {view}, which the sampler compares")
         cosines = self._units[view] @ F.normalize(query.views[view].float(), dim=-1)
         found = ops.top_k(cosines, min(count, len(cosines)), allowed)
         return found[found >= 0]

@@ -8,7 +8,7 @@ l(D+c) - l(D) (logprob, the default: P saturates).
 from jaxtyping import Float
 from torch import Tensor
 
-from eligo.shots.teacher.config import Objective
+from eligo.shots.config import Objective
 
 
 def worth(mean_logprob: Float[Tensor, "*lists"], objective: Objective) -> Float[Tensor, "*lists"]:

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.io.reading import json_lines, read_object, reading
+from eligo.shots.compat import Labelled, read_legacy
+from eligo.shots.config import Objective
 from eligo.shots.data.items import as_query
-from eligo.shots.data.legacy import Labelled, read_legacy
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler
 from eligo.shots.teacher.beam_search import Beam
-from eligo.shots.teacher.config import Objective
 from eligo.shots.teacher.shards import FORMAT, META, RECORDS, scores_file
 from eligo.shots.teacher.teacher import Lesson
 

@@ -13,17 +13,16 @@ from eligo.images import upright_size
 from eligo.io.files import check_folder, clear_unfinished
 from eligo.io.interrupts import stopped_with
 from eligo.io.locks import one_writer
-from eligo.shots.data.draws import shuffled
+from eligo.shots.config import TeachConfig
 from eligo.shots.data.items import as_query
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.load import load_processor
 from eligo.shots.hosts.prompt import Turn, UnscorableError, template_hash, write_prompt
 from eligo.shots.hosts.scorer import HostScorer, Scorer, turn_of
-from eligo.shots.inference.folder import open_embedded
+from eligo.shots.inference.embed import open_embedded
 from eligo.shots.pool.pool import Pool
-from eligo.shots.pool.sampler import Sampler
+from eligo.shots.pool.sampler import Sampler, shuffled
 from eligo.shots.teacher.beam_search import num_calls
-from eligo.shots.teacher.config import TeachConfig
 from eligo.shots.teacher.shards import (
     DATA,
     FORMAT,

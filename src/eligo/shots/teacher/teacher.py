@@ -10,10 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from eligo.errors import EligoError
+from eligo.shots.config import Objective
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.scorer import Scorer
 from eligo.shots.teacher.beam_search import Beam, beam_search
-from eligo.shots.teacher.config import Objective
 from eligo.shots.teacher.objective import added, worth
 
 

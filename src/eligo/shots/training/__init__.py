@@ -1,1 +1,1 @@
-"""Pointer selectors that learn from records, and then select. Sections 3, 4 and 7."""
+"""Training of pointer selectors on a teacher's records."""

@@ -1,7 +1,7 @@
-"""Did a training teach anything? The trained model beside the untrained one, and simple baselines.
+"""Compare a trained selector with the untrained one and with simple baselines on held-out queries.
 
-All rank the candidates of the held-out queries, the same that chose the best step, so what is no
-better there is hardly better elsewhere. Better: the paired 95 % interval lies above 0.
+The same queries chose the best step, so a selector that is no better here is hardly better
+elsewhere. Better means: the paired 95 % interval of the difference lies above 0.
 """
 
 from collections.abc import Sequence
@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from eligo.report.intervals import paired_bootstrap
 from eligo.shots import metrics
-from eligo.shots.data.records import Batch, Example, collate
+from eligo.shots.data.records import EncodedRecord, RecordBatch, collate
 from eligo.shots.model.pointer import PointerSelector
 from eligo.shots.pool.pool import Pool
-from eligo.shots.training.task import values_over
+from eligo.shots.training.task import record_metrics
 
-Verdict = Literal["better", "unclear", "no better"]
-_WORDS = {
+Outcome = Literal["better", "unclear", "no better"]
+_MESSAGES = {
     "no better": "on {queries} held-out queries this selector is no better than {baseline}",
-    "unclear": "{queries} held-out queries are too few to say whether this selector is better than "
-    "{baseline}",
+    "unclear": "{queries} held-out queries are too few to tell whether this selector is better "
+    "than {baseline}",
 }
 _REMEDY = (
     "teach on more queries, train longer (--train.min_steps) or faster (--train.lr), or use the "
@@ -33,10 +33,10 @@ _REMEDY = (
 
 
 class Ranked(NamedTuple):
-    """What a model does with the held-out queries."""
+    """Results of a model on the held-out queries."""
 
-    values: Float[Tensor, " examples"]
-    """The metric of each; NaN where there is nothing to rank."""
+    values: Float[Tensor, " records"]
+    """The metric of each query; NaN where there is nothing to rank."""
     picks: list[list[int]]
 
 
@@ -51,19 +51,21 @@ class HeldOut:
     nearest: float
     random: float
     changed: int
-    """Queries for which the picks are not those of the untrained model."""
-    verdict: Verdict
-    """Against the untrained model and the nearest examples; unclear: too few queries to say."""
+    """Queries whose picks differ from those of the untrained model."""
+    outcome: Outcome
+    """Against the untrained model and the nearest examples; unclear: too few queries."""
     remark: str | None
-    """What is to be said, if it is not better."""
+    """A warning, if it is not better."""
 
 
 @torch.no_grad()
-def ranked(model: PointerSelector, examples: Sequence[Example], pool: Pool, metric: str) -> Ranked:
-    """A model on the held-out queries, in evaluation mode."""
+def ranked(
+    model: PointerSelector, records: Sequence[EncodedRecord], pool: Pool, metric: str
+) -> Ranked:
+    """Evaluate a model on the held-out queries, in eval mode."""
     training = model.training
-    values = values_over(model.eval(), examples, pool)[metric].cpu()
-    batch = collate(examples, pool).to(next(model.parameters()).device)
+    values = record_metrics(model.eval(), records, pool)[metric].cpu()
+    batch = collate(records, pool).to(next(model.parameters()).device)
     shots = batch.labels.shape[1]
     found = model.predict(batch.query, batch.candidates, shots=shots, cand_mask=batch.mask)
     model.train(training)
@@ -71,52 +73,51 @@ def ranked(model: PointerSelector, examples: Sequence[Example], pool: Pool, metr
 
 
 def compare(
-    trained: Ranked, untrained: Ranked, examples: Sequence[Example], pool: Pool, metric: str
+    trained: Ranked, untrained: Ranked, records: Sequence[EncodedRecord], pool: Pool, metric: str
 ) -> HeldOut:
-    """What the training changed, and whether that is better than what needs none."""
-    batch = collate(examples, pool)
+    """Compare the trained model with what needs no training."""
+    batch = collate(records, pool)
     cosines = F.cosine_similarity(batch.query[:, None], batch.candidates, dim=-1)
     drawn = torch.rand(cosines.shape, generator=torch.Generator().manual_seed(0))
     rows = {
         "trained": trained.values,
         "untrained": untrained.values,
-        "nearest": _rank(cosines, batch, metric),
-        "random": _rank(drawn, batch, metric),
+        "nearest": _metric_of(cosines, batch, metric),
+        "random": _metric_of(drawn, batch, metric),
     }
     kept = ~torch.stack(list(rows.values())).isnan().any(0)
     rows = {name: values[kept] for name, values in rows.items()}
     means = {name: float(values.mean()) for name, values in rows.items()}
     changed = sum(a != b for a, b in zip(trained.picks, untrained.picks, strict=True))
-    verdict, baseline = _judge(rows, changed)
+    outcome, baseline = _outcome(rows, changed)
     remark = None
     if baseline is not None:
-        said = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
-        numbers = f"{metric}: {said}; other picks than untrained for {changed} of {len(examples)}"
-        remark = f"{_WORDS[verdict].format(baseline=baseline, queries=len(examples))} ({numbers})"
-        remark = f"{remark}; {_REMEDY}"
-    return HeldOut(metric, len(examples), **means, changed=changed, verdict=verdict, remark=remark)
+        numbers = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
+        numbers = f"{metric}: {numbers}; other picks than untrained for {changed} of {len(records)}"
+        message = _MESSAGES[outcome].format(baseline=baseline, queries=len(records))
+        remark = f"{message} ({numbers}); {_REMEDY}"
+    return HeldOut(metric, len(records), **means, changed=changed, outcome=outcome, remark=remark)
 
 
-def _judge(rows: dict[str, Tensor], changed: int) -> tuple[Verdict, str | None]:
-    """How the trained model stands, and beside whom if it is not better."""
+def _outcome(rows: dict[str, Tensor], changed: int) -> tuple[Outcome, str | None]:
+    """Return the outcome, and the baseline that the trained model does not beat."""
     baselines = {"an untrained one": rows["untrained"], "the nearest examples": rows["nearest"]}
     if not changed:
         return "no better", "an untrained one: it makes the same picks"
-    for baseline, theirs in baselines.items():
-        if not len(theirs) or float((rows["trained"] - theirs).mean()) <= 0:
+    for baseline, values in baselines.items():
+        if not len(values) or float((rows["trained"] - values).mean()) <= 0:
             return "no better", baseline
-    for baseline, theirs in baselines.items():
-        _, low, _ = paired_bootstrap([(rows["trained"] - theirs).tolist()])
+    for baseline, values in baselines.items():
+        _, low, _ = paired_bootstrap([(rows["trained"] - values).tolist()])
         if low <= 0:
             return "unclear", baseline
     return "better", None
 
 
-def _rank(
-    logits: Float[Tensor, "examples candidates"], batch: Batch, metric: str
-) -> Float[Tensor, " examples"]:
+def _metric_of(
+    logits: Float[Tensor, "records candidates"], batch: RecordBatch, metric: str
+) -> Float[Tensor, " records"]:
     logits = logits.masked_fill(~batch.mask, -torch.inf)
-    labels: Int[Tensor, "examples steps"] = batch.labels
     if metric == "ndcg" and batch.step_scores is not None:
-        return metrics.ndcg(logits, batch.step_scores[:, 0], labels.shape[1])
-    return metrics.reciprocal_rank(logits, labels)
+        return metrics.ndcg(logits, batch.step_scores[:, 0], batch.labels.shape[1])
+    return metrics.reciprocal_rank(logits, batch.labels)

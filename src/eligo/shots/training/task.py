@@ -1,63 +1,104 @@
-"""The training loop's task: records in, a pointer selector out."""
+"""The task of the training loop, and `fit_pointer`, which trains a model in a temporary folder."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from eligo.config import Config
+from eligo.errors import InputError
 from eligo.shots import metrics
-from eligo.shots.data.records import Batch, Example, collate, tabulate
-from eligo.shots.model.pointer import PointerSelector
+from eligo.shots.config import AnyPointerConfig, FitConfig, PointerSelectorV3Config
+from eligo.shots.data.records import (
+    EncodedRecord,
+    Record,
+    RecordBatch,
+    collate,
+    encode_record,
+    tabulate,
+)
+from eligo.shots.model.pointer import PointerOutput, PointerSelector
+from eligo.shots.model.pretrained import build_model
 from eligo.shots.pool.pool import Pool
-from eligo.train import OptimizerConfig, OptimizerSpec, Progress, StepOutput, Task, epoch_rows
+from eligo.shots.pool.sampler import shuffled
+from eligo.train import (
+    OptimizerConfig,
+    OptimizerSpec,
+    Progress,
+    ScheduleConfig,
+    StepOutput,
+    Task,
+    TrainConfig,
+    epoch_rows,
+    fit,
+    load_weights,
+)
+from eligo.train.rng import seed_everything
 
-_EVALUATED = 256  # examples at a time
+_EVAL_BATCH = 256
+_WARMUP = 0.05
 
 
 class PointerTask(Task):
-    """Teacher forcing on examples; validation by teacher forcing and by free picks."""
+    """Teacher forcing on records; validation by teacher forcing and by the model's own picks."""
 
     def __init__(
         self,
-        model: PointerSelector,
+        config: AnyPointerConfig,
+        records: Sequence[Record],
         pool: Pool,
-        training: Sequence[Example],
-        validation: Sequence[Example],
         *,
-        optimizer: OptimizerConfig,
         batch_size: int,
+        lr: float,
+        weight_decay: float,
+        validation: float,
         seed: int,
-        config: Config | None = None,
+        run_config: Config | None = None,
     ) -> None:
-        self.model, self.pool = model, pool
-        self.modules = {"pointer": model}
+        """Build a fresh model; `run_config` is saved beside checkpoints."""
+        records = [record for record in records if record.picks]
+        scored = any(r.scores is not None or r.step_scores is not None for r in records)
+        if isinstance(config, PointerSelectorV3Config) and not scored:
+            raise InputError(
+                "V3 learns from the teacher's scores, but no record has any; give "
+                "Record(scores=...) or step_scores, or fit V1, which V3 is without them"
+            )
+        parts = split_by_group(records, validation, seed)
+        seed_everything(seed)
+        self.model, self.pool, self.seed, self.config = build_model(config), pool, seed, run_config
+        self.modules = {"pointer": self.model}
+        self.training, self.validation = (
+            [encode_record(record, pool, config.K, seed) for record in part] for part in parts
+        )
+        self.batch_size = min(batch_size, len(self.training))
+        schedule = ScheduleConfig(kind="cosine", warmup=_WARMUP)
+        optimizer = OptimizerConfig(lr=lr, weight_decay=weight_decay, schedule=schedule)
         self.optimizers = {"all": OptimizerSpec(optimizer, ("pointer",))}
-        self.config = config
-        self.training, self.validation = training, validation
-        self.batch_size, self.seed = batch_size, seed
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which every record is seen once."""
+        """Steps of one pass over the records."""
         return len(self.training) // self.batch_size
 
     @property
     def monitor(self) -> str:
-        """What chooses the best step: NDCG needs a score for every candidate, and not all alike."""
-        ranked = any(_differ(example.step_scores) for example in self.validation)
+        """The metric that chooses the best step; NDCG needs different scores of all candidates."""
+        ranked = any(_differ(record.step_scores) for record in self.validation)
         return "ndcg" if ranked else "mrr"
 
     def metric_names(self) -> list[str]:
-        """As in `measured`."""
+        """Names of the metrics of `batch_metrics`."""
         hits = [f"{kind}top{k}" for kind in ("", "free_") for k in (1, 3, 5)]
         return ["loss", *hits, "mrr", "set_recall", "logits_std", *{self.monitor} - {"mrr"}]
 
     def batches(
         self, start_step: int, rank: int, world_size: int, device: torch.device
-    ) -> Iterator[Batch]:
-        """Part `rank` of the batch of every step: shuffled epochs."""
+    ) -> Iterator[RecordBatch]:
+        """Yield part `rank` of the batch of every step, from shuffled epochs."""
         table, part = tabulate(self.training), self.batch_size // world_size
         order = epoch_rows(
             len(self.training), self.batch_size, self.seed, start_step, torch.device("cpu")
@@ -65,8 +106,8 @@ class PointerTask(Task):
         for _, rows in order:
             yield table.batch(rows[rank * part : (rank + 1) * part], self.pool).to(device)
 
-    def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002
-        """Cross-entropy, and V3's ranking loss."""
+    def step(self, batch: RecordBatch, progress: Progress) -> StepOutput:  # noqa: ARG002
+        """Return cross-entropy and, for V3, the ranking loss."""
         output = call(self.model, batch)
         assert output["ce_loss"] is not None
         losses: dict[str, Tensor] = {"ce": output["ce_loss"]}
@@ -75,20 +116,64 @@ class PointerTask(Task):
         return StepOutput(losses)
 
     def evaluate(self) -> Mapping[str, float]:
-        """Means over the validation examples."""
-        return means_of(values_over(self.model, self.validation, self.pool))
+        """Return means over the validation records."""
+        return mean_metrics(record_metrics(self.model, self.validation, self.pool))
+
+
+def fit_pointer(
+    config: AnyPointerConfig, records: Sequence[Record], pool: Pool, settings: FitConfig
+) -> PointerSelector:
+    """Train a model and return it at its best step on held-out records."""
+    task = PointerTask(
+        config, records, pool,
+        batch_size=settings.batch_size, lr=settings.lr, weight_decay=settings.weight_decay,
+        validation=settings.validation, seed=settings.seed,
+    )  # fmt: skip
+    steps = max(settings.min_steps, settings.num_epochs * task.steps_per_epoch)
+    with TemporaryDirectory(prefix="eligo-") as folder:
+        result = fit(
+            task,
+            TrainConfig(
+                out=Path(folder), name=config.version, seed=settings.seed, total_steps=steps,
+                batch_size=task.batch_size, evaluate_every=max(1, steps // 20),
+                checkpoint_every=steps, patience=settings.patience,
+                monitor=task.monitor, mode="max",
+            ),
+        )  # fmt: skip
+        load_weights(result.chosen, task.modules)
+    return task.model.cpu().eval()
+
+
+def split_by_group(
+    records: Sequence[Record], share: float, seed: int
+) -> tuple[list[Record], list[Record]]:
+    """Return training and validation records that share no domain, group or query."""
+    queries = [record.query for record in records]
+    keys = [query.group or query.id for query in queries]
+    if len({query.domain for query in queries}) > 1:  # the aim is to choose in new domains
+        keys = [query.domain or "" for query in queries]
+    groups = sorted(set(keys))
+    if len(groups) < 2:
+        raise InputError(
+            f"fit: got {len(records)} records with picks, of {len(groups)} group(s), expected at "
+            "least 2 groups: one to learn from, one to choose the best step by"
+        )
+    order = shuffled(torch.arange(len(groups)), seed, "split").tolist()
+    held_out = {groups[place] for place in order[: max(1, math.floor(share * len(groups)))]}
+    training = [r for r, key in zip(records, keys, strict=True) if key not in held_out]
+    return training, [r for r, key in zip(records, keys, strict=True) if key in held_out]
 
 
 def _differ(step_scores: Tensor | None) -> bool:
-    """Whether the first step's scores, those that there are, rank anything."""
+    """Return whether the finite scores of the first step differ."""
     if step_scores is None or not len(step_scores):
         return False
     first = step_scores[0][step_scores[0].isfinite()]
     return bool(len(first)) and bool(first.max() > first.min())
 
 
-def call(model: PointerSelector, batch: Batch):
-    """The model on a batch."""
+def call(model: PointerSelector, batch: RecordBatch) -> PointerOutput:
+    """Run the model on a batch."""
     return model(
         batch.query,
         batch.candidates,
@@ -101,8 +186,8 @@ def call(model: PointerSelector, batch: Batch):
 
 
 @torch.no_grad()
-def measured(model: PointerSelector, batch: Batch) -> dict[str, Tensor]:
-    """One value for each row; `free_`: behind the model's own picks, a label among them a miss."""
+def batch_metrics(model: PointerSelector, batch: RecordBatch) -> dict[str, Tensor]:
+    """Return one value per record; `free_`: after the model's own picks, which count as misses."""
     output = call(model, batch)
     logits, labels = output["logits"], batch.labels
     steps = labels.shape[1]
@@ -122,20 +207,20 @@ def measured(model: PointerSelector, batch: Batch) -> dict[str, Tensor]:
     return found
 
 
-def values_over(
-    model: PointerSelector, examples: Sequence[Example], pool: Pool
-) -> dict[str, Float[Tensor, " examples"]]:
-    """What was measured of each example; NaN where it has nothing to say."""
+def record_metrics(
+    model: PointerSelector, records: Sequence[EncodedRecord], pool: Pool
+) -> dict[str, Float[Tensor, " records"]]:
+    """Return the metrics of each record; NaN where one does not apply."""
     device = next(model.parameters()).device
     found: dict[str, list[Tensor]] = {}
-    for start in range(0, len(examples), _EVALUATED):
-        batch = collate(examples[start : start + _EVALUATED], pool).to(device)
-        for name, values in measured(model, batch).items():
+    for start in range(0, len(records), _EVAL_BATCH):
+        batch = collate(records[start : start + _EVAL_BATCH], pool).to(device)
+        for name, values in batch_metrics(model, batch).items():
             found.setdefault(name, []).append(values)
     return {name: torch.cat(values) for name, values in found.items()}
 
 
-def means_of(values: Mapping[str, Float[Tensor, " examples"]]) -> dict[str, float]:
-    """Means over examples; what no example has is left out."""
+def mean_metrics(values: Mapping[str, Float[Tensor, " records"]]) -> dict[str, float]:
+    """Return means over records, without metrics that no record has."""
     means = {name: float(each.nanmean()) for name, each in values.items()}
     return {name: mean for name, mean in means.items() if mean == mean}

@@ -15,8 +15,17 @@ from eligo.scenes.painter import render
 from eligo.scenes.phrases import VOCABULARY, word_ids
 from eligo.scenes.question_kinds import ANSWERS
 from eligo.scenes.questions import draw_questions
-from eligo.scenes.vlm import ASSISTANT, BOS, EOS, FIRST_WORD, IMAGE, PAD, SPECIAL, USER
-from eligo.scenes.vlm import pixel_values
+from eligo.scenes.vlm import (
+    ASSISTANT,
+    BOS,
+    EOS,
+    FIRST_WORD,
+    IMAGE,
+    PAD,
+    SPECIAL,
+    USER,
+    pixel_values,
+)
 from eligo.tokens.data.examples import IGNORED
 from eligo.tokens.inputs_config import ScenesDataConfig
 from eligo.tokens.training.batch import HostBatch, Packed

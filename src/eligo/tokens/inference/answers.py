@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from eligo.scenes.blind import fit_blind
 from eligo.pretrained.chat import ContextWatch
 from eligo.report.intervals import wilson_interval
+from eligo.scenes.blind import fit_blind
 from eligo.tokens.cost.count import Cost, Schedule, count_cost
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import Collator, SceneExamples

@@ -1,4 +1,4 @@
-"""Selectors that do not look at the query: none, any, always the same."""
+"""BestFixed: the same examples for every query, chosen greedily on training queries."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,47 +8,19 @@ import torch
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.shots.baselines.utility import Utility
-from eligo.shots.data.draws import generator, shuffled
+from eligo.shots.baselines.oracles import Utility
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record
 from eligo.shots.pool.pool import Pool
-from eligo.shots.selector import Choice, PoolSelector
-
-
-class ZeroShot(PoolSelector):
-    """No example at all."""
-
-    kind: ClassVar[str] = "zero_shot"
-
-    def _choose(self, query: Query, rows: Tensor, shots: int) -> Choice:  # noqa: ARG002
-        return Choice(rows[:0], torch.zeros(len(rows)))
-
-
-class Random(PoolSelector):
-    """Any; the same ones whenever this query comes again."""
-
-    kind: ClassVar[str] = "random"
-
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-
-    def _choose(self, query: Query, rows: Tensor, shots: int) -> Choice:
-        # A number for each row of the pool: it does not depend on which others may be chosen.
-        every = torch.rand(len(self.pool), generator=generator(self.seed, query.id))
-        scores = every[rows]
-        return Choice(scores.argsort(descending=True, stable=True)[:shots], scores)
-
-    def _settings(self) -> dict[str, Any]:
-        return {"seed": self.seed}
+from eligo.shots.pool.sampler import shuffled
+from eligo.shots.selector import PoolSelector, ScoredPicks
 
 
 class BestFixed(PoolSelector):
-    """One list for all queries (of a domain), chosen greedily on training queries.
+    """One list for all queries (of a domain).
 
-    The next example is the one with the best mean value after those before it; behind `length` of
-    them all others follow by their mean value alone. So where the fixed ones may not be shown, the
-    next best stand in.
+    The next example has the best mean value after those before it. After `length` of them, all
+    others follow by their mean value alone, to replace those that a query may not get.
     """
 
     kind: ClassVar[str] = "best_fixed"
@@ -67,7 +39,7 @@ class BestFixed(PoolSelector):
 
     @classmethod
     def of(cls, orders: Mapping[str | None, Sequence[str]], pool: Pool) -> "BestFixed":
-        """From lists that were chosen elsewhere, by domain."""
+        """Return a selector with lists that were chosen elsewhere, by domain."""
         selector = cls()
         selector.orders = {domain: list(order) for domain, order in orders.items()}
         selector._pool = pool
@@ -99,32 +71,30 @@ class BestFixed(PoolSelector):
     def _means(
         self, utility: Utility, queries: Sequence[Query], prefix: tuple[str, ...], names: list[str]
     ) -> Tensor:
-        """Mean value over the queries that may see the candidate."""
+        """Return the mean value of candidates over the queries that may get them."""
         total, count = torch.zeros(len(names)), torch.zeros(len(names))
         place = {name: position for position, name in enumerate(names)}
         rows = self.pool.rows(names)
         for query in queries:
-            seen = self.pool.allowed(query)
-            may = [name for name, fine in zip(names, seen[rows].tolist(), strict=True) if fine]
-            if not may or not seen[self.pool.rows(prefix)].all():
+            mask = self.pool.allowed(query)
+            allowed = [name for name, fine in zip(names, mask[rows].tolist(), strict=True) if fine]
+            if not allowed or not mask[self.pool.rows(prefix)].all():
                 continue
-            where = [place[name] for name in may]
-            total[where] += utility.values(query, prefix, may).float()
+            where = [place[name] for name in allowed]
+            total[where] += utility.values(query, prefix, allowed).float()
             count[where] += 1
         return torch.where(count > 0, total / count.clamp_min(1), -torch.inf)
 
-    def _choose(self, query: Query, rows: Tensor, shots: int) -> Choice:
+    def _choose(self, query: Query, rows: Tensor, shots: int) -> ScoredPicks:
         domain = None if self.pool.domains is None else query.domain
         if domain not in self.orders:
-            raise InputError(
-                f"BestFixed: saw no training query of domain {domain!r}; fit with some"
-            )
+            raise InputError(f"BestFixed: no training query has domain {domain!r}; fit with some")
         order = self.orders[domain]
         rank = torch.full((len(self.pool),), len(order))
         known = [name for name in order if name in self.pool]
         rank[self.pool.rows(known)] = torch.arange(len(known))
         scores = -rank[rows].float()
-        return Choice(scores.argsort(descending=True, stable=True)[:shots], scores)
+        return ScoredPicks(scores.argsort(descending=True, stable=True)[:shots], scores)
 
     def _settings(self) -> dict[str, Any]:
         return {"orders": [[domain, order] for domain, order in self.orders.items()]}

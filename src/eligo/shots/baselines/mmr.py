@@ -1,0 +1,82 @@
+"""MMR: maximal marginal relevance (Carbonell and Goldstein 1998)."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from eligo import ops
+from eligo.errors import InputError
+from eligo.shots.data.query import Query
+from eligo.shots.data.records import Record
+from eligo.shots.selector import PoolSelector, ScoredPicks
+
+LAMBDAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+class MMR(PoolSelector):
+    """Similar to the query, unlike each other: `l cos(q, c) - (1 - l) max_{s picked} cos(c, s)`.
+
+    `balance` is lambda; with None, `fit` takes the one whose picks agree best with the records.
+    """
+
+    kind: ClassVar[str] = "mmr"
+
+    def __init__(self, balance: float | None = None) -> None:
+        if balance is not None and not 0 <= balance <= 1:
+            raise InputError(f"MMR: got balance {balance}, expected a lambda in [0, 1], or None")
+        self.balance = balance
+
+    def _learn(self, records: Sequence[Record]) -> None:
+        if self.balance is not None:
+            return
+        if not records:
+            raise InputError("MMR: has no records to tune lambda on; give MMR(balance=0.5)")
+        found = {balance: self._agreement(balance, records) for balance in LAMBDAS}
+        self.balance = max(found, key=lambda balance: found[balance])  # ties: the smaller
+
+    def _agreement(self, balance: float, records: Sequence[Record]) -> float:
+        """Return the mean share of the records' picks that this lambda picks too."""
+        trial, shares = MMR(balance).with_pool(self.pool), []
+        for record in records:
+            picks = trial.select(record.query, len(record.picks), candidates=record.candidates)
+            found = set(self.pool.picked(picks)) & set(record.picks)
+            shares.append(len(found) / max(1, len(record.picks)))
+        return sum(shares) / len(shares)
+
+    def _choose(self, query: Query, rows: Tensor, shots: int) -> ScoredPicks:
+        assert self.balance is not None
+        vectors = self.pool.vectors[rows]
+        relevance = vectors @ query.vector
+        return ScoredPicks(greedy_mmr(relevance, vectors, shots, self.balance), relevance)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"balance": self.balance}
+
+
+def greedy_mmr(
+    relevance: Float[Tensor, " candidates"],
+    vectors: Float[Tensor, "candidates dim"],
+    shots: int,
+    balance: float,
+) -> Int[Tensor, " picks"]:
+    """Pick the most relevant candidate, then greedily by MMR, without a similarity matrix.
+
+    >>> vectors = torch.tensor([[1.0, 0.0], [1.0, 0.01], [0.0, 1.0]])
+    >>> greedy_mmr(torch.tensor([0.9, 0.89, 0.5]), vectors, 2, 0.5)
+    tensor([0, 2])
+    """
+    free = torch.ones_like(relevance, dtype=torch.bool)
+    redundancy = torch.full_like(relevance, -torch.inf)
+    picks: list[Tensor] = []
+    for _ in range(min(shots, len(relevance))):
+        scores = balance * relevance
+        if picks:
+            scores = scores - (1 - balance) * redundancy
+        pick = ops.top_k(scores if picks else relevance, 1, free)
+        picks.append(pick)
+        free = free & ~ops.kept_mask(pick, len(free))
+        redundancy = torch.maximum(redundancy, vectors @ vectors[pick].squeeze(0))
+    return torch.cat(picks) if picks else relevance.new_zeros(0, dtype=torch.int64)

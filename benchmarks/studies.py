@@ -4,7 +4,7 @@ one ends.
 
 from pathlib import Path
 
-from eligo.cli.console import say
+from eligo.cli.console import print_text
 
 QUICK = "--quick: it only ran through; the numbers, and so the verdicts, mean nothing"
 
@@ -22,6 +22,6 @@ def met_or_missed(met: bool) -> str:
 def say_end(quick: bool, written: Path | None) -> None:
     """The last lines: what not to believe, and where all of it stands."""
     if quick:
-        say(QUICK)
+        print_text(QUICK)
     if written is not None:
-        say(f"written: {written}")
+        print_text(f"written: {written}")

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from eligo.cli.registry import TASKS, resolve_task
 from eligo.config import Config, load_config, read_layer, shipped_configs
-from eligo.config.nearest import nearest
+from eligo.config.problems import nearest
 from eligo.config.yaml import parse_value
 from eligo.errors import ConfigError
 

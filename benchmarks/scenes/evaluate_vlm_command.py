@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from eligo.cli import run_script
-from eligo.cli.console import compact_table, print_result, results
-from eligo.cli.result_file import OutFile, write_result_file
+from eligo.cli.console import OutFile, compact_table, print_result, results, write_result_file
 from eligo.scenes.vlm.config import VlmEvaluationConfig
 
 if TYPE_CHECKING:

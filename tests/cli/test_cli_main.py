@@ -124,7 +124,7 @@ def test_what_commands_import_before_their_own_work_needs_no_torch(python):
     """Their modules and, for the flags, their configs: so help is there at once."""
     lines = ["import sys", "from eligo.cli.commands import COMMANDS"]
     lines += ["for name, command in COMMANDS.items():", "    command.load()"]
-    lines += ["    if 'torch' in sys.modules: sys.exit(name)", "import eligo.cli.call"]
+    lines += ["    if 'torch' in sys.modules: sys.exit(name)", "import eligo.cli.flags"]
     lines += ["from eligo.cli.registry import TASKS, resolve_task", "for name in TASKS:"]
     lines += ["    resolve_task(name)", "    if 'torch' in sys.modules: sys.exit(name)"]
     result = python("-c", "\n".join(lines))

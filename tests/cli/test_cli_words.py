@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from eligo.cli.words import say_unknown_words, unknown_words
+from eligo.cli.console import unknown_words, warn_unknown_words
 
 
 def of_words(*known: str) -> PreTrainedTokenizerFast:
@@ -25,18 +25,18 @@ def of_bytes(unk: str | None) -> PreTrainedTokenizerFast:
 def test_words_as_they_are_written(capsys):
     tokenizer = of_words("what", "is", "the", "?")
     assert unknown_words(tokenizer, "what breed is the Dog?") == ["breed", "Dog"]
-    say_unknown_words(tokenizer, ["what breed is the Dog?", "is the breed what?"])
+    warn_unknown_words(tokenizer, ["what breed is the Dog?", "is the breed what?"])
     told = capsys.readouterr()
     assert told.err == "the model does not know these words: breed, Dog\n"
     assert told.out == ""
 
 
 def test_of_many_the_first(capsys):
-    say_unknown_words(of_words("a"), ["a " + " ".join(f"w{number}" for number in range(30))])
+    warn_unknown_words(of_words("a"), ["a " + " ".join(f"w{number}" for number in range(30))])
     assert capsys.readouterr().err.endswith("w10, w11 and 18 more\n")
 
 
 @pytest.mark.parametrize("unk", [None, "<|endoftext|>"])
 def test_nothing_is_said_where_every_text_is_known(unk, capsys):
-    say_unknown_words(of_bytes(unk), ["what breed is the dög? 🐕"])
+    warn_unknown_words(of_bytes(unk), ["what breed is the dög? 🐕"])
     assert capsys.readouterr().err == ""

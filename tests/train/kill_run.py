@@ -21,8 +21,8 @@ from toy_task import ToyTask, toy
 
 import eligo.io.file_system
 import eligo.io.tensors
+import eligo.train.checkpoint
 import eligo.train.loop
-import eligo.train.run_folder
 from eligo.train import fit
 
 OPTIONS = {
@@ -60,7 +60,7 @@ def at_call(owner: Any, name: str, number: int, *, after: bool = False) -> Calla
     return arrange
 
 
-FOLDER = eligo.train.run_folder.RunFolder
+FOLDER = eligo.train.checkpoint.RunFolder
 STATE = eligo.train.checkpoint.RunState
 PLACES = [
     at_call(ToyTask, "step", 1),
@@ -72,15 +72,15 @@ PLACES = [
     at_call(Path, "rename", 1),
     at_call(Path, "rename", 1, after=True),
     at_call(Path, "symlink_to", 1, after=True),
-    at_call(FOLDER, "drop_old", 1),
+    at_call(eligo.train.checkpoint, "remove_folder", 1),
     at_call(eligo.io.file_system.shutil, "rmtree", 2),
     at_call(eligo.io.file_system.shutil, "rmtree", 20),
     at_call(FOLDER, "prepare", 1, after=True),
     at_call(ToyTask, "evaluate", 1, after=True),
     at_call(eligo.train.loop.MetricLog, "write", 2),
     at_call(ToyTask, "evaluate", 1),
-    at_call(STATE, "save_standing", 1),
-    at_call(STATE, "save_standing", 1, after=True),
+    at_call(STATE, "save_train_state", 1),
+    at_call(STATE, "save_train_state", 1, after=True),
     at_call(FOLDER, "settle", 2),
 ]
 

@@ -13,8 +13,8 @@ import torch.utils.tensorboard
 from toy_task import ToyTask, toy
 
 from eligo.train import Progress, StepOutput
+from eligo.train.config import RangeConfig, SearchConfig
 from eligo.train.search import run_search
-from eligo.train.search_config import RangeConfig, SearchConfig
 
 SEARCH = SearchConfig(
     trials=7,

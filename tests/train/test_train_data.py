@@ -115,4 +115,4 @@ def test_steps_beside_epochs_do_not_count(caplog: pytest.LogCaptureFixture):
     assert counted_steps(3, 10, TrainConfig(batch_size=4, total_steps=6)) == 6
     assert not caplog.text
     assert counted_steps(3, 10, TrainConfig(batch_size=4, total_steps=2)) == 6
-    assert "total_steps 2 does not count beside epochs 3, which are 6 steps" in caplog.text
+    assert "total_steps 2 is ignored: epochs 3 are 6 steps" in caplog.text

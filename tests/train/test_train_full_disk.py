@@ -17,8 +17,8 @@ import eligo.io.files
 import eligo.io.tensors
 from eligo.errors import ConfigError, OutputError
 from eligo.train import fit
+from eligo.train.checkpoint import RunFolder, TrainState
 from eligo.train.config import TrainConfig
-from eligo.train.run_folder import RunFolder
 from eligo.train.weights import load_weights, save_weights
 
 OPTIONS: dict[str, Any] = {
@@ -148,7 +148,7 @@ def test_other_things_among_the_checkpoints_are_left_alone(tmp_path: Path) -> No
     (folder.checkpoints / "step_000004_good").mkdir()
     for name in (".DS_Store", "notes.txt"):
         (folder.checkpoints / name).write_text("mine")
-    folder.prepare({}, steps[-1], best=None, keep=1)
+    folder.prepare({"train": {"keep_checkpoints": 1}}, TrainState(steps[-1]))
     assert folder.steps() == steps[-1:]
     assert (moved / "config.yaml").is_file()
     left = {path.name for path in folder.checkpoints.iterdir()}

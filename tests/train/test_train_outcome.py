@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eligo.train.outcome import learning_remark
+from eligo.train.log import no_improvement
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ def test_the_first_is_the_best(tmp_path: Path, steps, best, is_told: bool):
     lines += [{"step": step, "split": "validation"} for step in steps]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "metrics.jsonl").write_text(text)
-    said = learning_remark(tmp_path, best)
+    said = no_improvement(tmp_path, best)
     assert (said is not None) == is_told
     if said is not None:
         assert f"the first of {len(steps)} evaluations, at step {best}" in said
 
 
 def test_a_run_without_metrics(tmp_path: Path):
-    assert learning_remark(tmp_path, None) is None
+    assert no_improvement(tmp_path, None) is None

@@ -9,7 +9,9 @@ from toy_task import ToyTask, toy
 
 from eligo.errors import InputError, OutputError
 from eligo.train import FitResult, fit
-from eligo.train.run_folder import RunFolder
+from eligo.train.checkpoint import RunFolder, TrainState
+
+KEEP_TWO = {"train": {"keep_checkpoints": 2}}
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
@@ -21,7 +23,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_full_disk(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.prepare({}, 0, None, keep=2)
+    folder.prepare(KEEP_TWO, TrainState())
     with pytest.raises(OutputError, match=r"No space left.*--resume"), folder.writing(3):
         raise OSError(28, "No space left on device")
     assert not folder.steps()
@@ -31,7 +33,7 @@ def test_a_run_killed_before_old_checkpoints_went(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (4, 80, 85, 90):
         folder.checkpoint(step).mkdir(parents=True)
-    folder.prepare({}, 90, best=4, keep=2)
+    folder.prepare(KEEP_TWO, TrainState(90, best_step=4))
     assert folder.steps() == [4, 85, 90]
     assert (tmp_path / "last").resolve() == folder.checkpoint(90).resolve()
     assert (tmp_path / "best").resolve() == folder.checkpoint(4).resolve()
@@ -77,7 +79,7 @@ def test_metrics_that_no_run_wrote_are_refused(tmp_path: Path, bad: bytes) -> No
     with pytest.raises(InputError, match="torn"):
         run(failing(tmp_path, 6))
     (tmp_path / "run" / "metrics.jsonl").write_bytes(bad)
-    with pytest.raises(InputError, match=r"metrics\.jsonl: holds lines that no run wrote"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl: not written by a run"):
         run(toy(tmp_path), resume=True)
 
 

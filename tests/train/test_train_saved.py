@@ -87,7 +87,7 @@ def test_best_and_patience_are_those_of_the_unbroken_run(
     expected = run(scripted(tmp_path, train__name="whole", **options))
     assert (expected.ended, expected.last_step, expected.best_step) == ("patience", 10, 4)
 
-    original = RunState.save_standing
+    original = RunState.save_train_state
 
     def dying(self: RunState, folder: Path) -> None:
         if after:
@@ -98,19 +98,19 @@ def test_best_and_patience_are_those_of_the_unbroken_run(
     for _ in range(5):
         task = scripted(tmp_path, **options)
         task.script = Scripted.script[done:]
-        monkeypatch.setattr(RunState, "save_standing", dying)
+        monkeypatch.setattr(RunState, "save_train_state", dying)
         with pytest.raises(Killed):
             run(task, resume=True)
         if after:
             done += 1
             continue
-        monkeypatch.setattr(RunState, "save_standing", original)
+        monkeypatch.setattr(RunState, "save_train_state", original)
         task = scripted(tmp_path, **options)
         task.script = Scripted.script[done:]
         steps = 2 * (done + 1)
         run(task, resume=True, on_evaluate=lambda step, _, steps=steps: step == steps)
         done += 1
-    monkeypatch.setattr(RunState, "save_standing", original)
+    monkeypatch.setattr(RunState, "save_train_state", original)
     result = run(scripted(tmp_path, **options), resume=True)
     assert (result.ended, result.last_step, result.best_step) == ("patience", 10, 4)
     assert result.best == expected.best
@@ -128,7 +128,7 @@ def test_weights_are_written_once_per_step(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         RunState,
         "save",
-        lambda self, *args: (saved.append(self.standing.step), original(self, *args)),
+        lambda self, *args: (saved.append(self.train_state.step), original(self, *args)),
     )
     run(toy(tmp_path, train__evaluate_every=4, train__checkpoint_every=6))
     assert saved == [4, 6, 8, 12]

@@ -15,8 +15,8 @@ from eligo.cli.search import run as search_command
 from eligo.config import dump_yaml, load_config
 from eligo.errors import ConfigError, InputError, MissingExtraError, OutputError
 from eligo.train import fit
+from eligo.train.config import RangeConfig, SearchConfig
 from eligo.train.search import run_search
-from eligo.train.search_config import RangeConfig, SearchConfig
 from limits import PROCESS_SECONDS
 
 optuna: Any = pytest.importorskip("optuna", reason="optuna is not installed (extra: search)")

@@ -9,8 +9,8 @@ from toy_task import Head, toy
 
 from eligo.errors import ConfigError, EligoError, InputError
 from eligo.train import OptimizerConfig, OptimizerSpec, fit, load_weights, save_weights
-from eligo.train.ema import WeightAverage
-from eligo.train.groups import parameter_groups
+from eligo.train.optimization import parameter_groups
+from eligo.train.weights import WeightAverage
 
 
 def test_groups_follow_what_modules_declare() -> None:

@@ -14,7 +14,7 @@ from eligo.cli.console import print_result
 from eligo.cli.registry import config_class
 from eligo.config import Config, Layer, read_layer, validate
 from eligo.errors import ConfigError, EligoError, InputError
-from eligo.train.search_config import SearchConfig
+from eligo.train.config import SearchConfig
 
 SEARCHED = ("patches.train", "pixels.train", "scenes.train-vlm", "tokens.train")
 """Registered tasks that a search can train: their configs `build` what the loop takes."""

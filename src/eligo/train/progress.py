@@ -1,4 +1,4 @@
-"""A progress bar with an ETA on a terminal, plain lines (at most one in ten seconds) elsewhere."""
+"""A progress bar on a terminal; elsewhere plain lines, at most one in ten seconds."""
 
 import time
 from types import TracebackType
@@ -18,7 +18,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressBar:
-    """Shows how far a long piece of work is; writes to standard error."""
+    """Progress of long work, written to stderr."""
 
     def __init__(self, label: str, total: int, start: int = 0, *, visible: bool = True) -> None:
         self.label, self.total, self.start, self.visible = label, total, start, visible
@@ -53,7 +53,7 @@ class ProgressBar:
             self.bar.stop()
 
     def update(self, done: int, note: str = "") -> None:
-        """`done` of all are done; `note` is shown beside."""
+        """Show that `done` items are finished, with a note beside."""
         if self.bar is not None:
             self.bar.update(self.row, completed=done, note=note)
             return

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from eligo.cli.console import print_result, say
+from eligo.cli.console import print_result, print_text
 from eligo.cli.flags import Count
 from eligo.errors import InputError
 from eligo.pretrained.chat import place_image
@@ -87,6 +87,6 @@ def run(
             told["record"] = written
     print_result(told, json)
     if not json:
-        say(f"chosen among {among}")
+        print_text(f"chosen among {among}")
     if written is not None and not json:
-        say(f"written: {written}")
+        print_text(f"written: {written}")

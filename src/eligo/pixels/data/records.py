@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from eligo.config.nearest import did_you_mean
+from eligo.config.problems import did_you_mean
 from eligo.errors import InputError
 from eligo.io.reading import json_lines, numbered_lines
 from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes

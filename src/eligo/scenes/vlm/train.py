@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import LlavaForConditionalGeneration
 from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
-from eligo.nn import watching
+from eligo.nn import record_outputs
 from eligo.scenes.graph import Split, draw_scenes, take
 from eligo.scenes.painter import Rendered, render
 from eligo.scenes.phrases import word_ids
@@ -203,7 +203,7 @@ class VlmTask(Task):
         start = embed(torch.tensor([BOS, USER], device=features.device)).expand(len(vision), -1, -1)
         text = embed(packed.tokens.flatten(1))
         layers = llava.language_model.layers
-        with watching([layers[(len(layers) - 1) // 2]]) as middle:
+        with record_outputs([layers[(len(layers) - 1) // 2]]) as middle:
             states = llava.language_model(
                 inputs_embeds=torch.cat([start.to(vision.dtype), vision, text.to(vision.dtype)], 1),
                 attention_mask=mask,

@@ -26,6 +26,9 @@ from eligo.train import Task
 from eligo.train.check import DataCheck
 
 
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
 def exported(folder: Path, kind: str, scenes: SceneConfig, **changes: Any) -> Path:
     config = ExportConfig(format=kind, scenes=scenes, train=8, validation=2, test=0, **changes)  # pyright: ignore
     export_scenes(config, folder)
@@ -136,11 +139,11 @@ def test_patches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (PixelsTrainConfig, "pixels/scenes"),
         (PatchesTrainConfig, "patches/scenes_open"),
         (TokensTrainConfig, "tokens/default"),
-        (VlmTrainConfig, "scenes/vlm_polish"),
-        (LearnerConfig, "shots/learner"),
+        (VlmTrainConfig, BENCHMARKS / "scenes" / "vlm_polish.yaml"),
+        (LearnerConfig, BENCHMARKS / "shots" / "learner.yaml"),
     ],
 )
-def test_metrics_are_named_before_they_are_measured(kind: Any, name: str) -> None:
+def test_metrics_are_named_before_they_are_measured(kind: Any, name: str | Path) -> None:
     config = load_config(kind, name).smoke()
     task = LearnerTask(config) if kind is LearnerConfig else config.build()
     for module in task.modules.values():

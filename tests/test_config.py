@@ -245,7 +245,7 @@ def test_every_shipped_config_is_named_once():
 def test_a_config_of_another_command_is_one_problem():
     """Its keys would all be unknown, which is not what is wrong."""
     with pytest.raises(ConfigError) as refused:
-        load_config(PixelsTrainConfig, "pixels/exam")
+        load_config(PixelsTrainConfig, "tokens/sweep")
     (line,) = str(refused.value).splitlines()
-    assert "exam.yaml:2: task: got 'pixels.exam', expected 'pixels.train'" in line
+    assert "sweep.yaml:3: task: got 'tokens.sweep', expected 'pixels.train'" in line
     assert "did you mean" not in line

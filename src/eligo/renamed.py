@@ -14,7 +14,7 @@ def _in_repository(module: str) -> str:
 
 
 _LEFT_THE_PACKAGE = {
-    "patches bench": _in_repository("patches.model_speed"),
+    "patches bench": _in_repository("patches.speed"),
     "patches exam": _in_repository("patches.study"),
     "pixels bench": _in_repository("pixels.model_speed"),
     "pixels exam": _in_repository("pixels.study"),

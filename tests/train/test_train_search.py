@@ -163,7 +163,8 @@ def test_the_tasks_that_can_be_searched() -> None:
     ("task", "says"),
     [
         ("", "run.yaml: task: missing; expected a task: patches.train, pixels.train, "),
-        ("task: scenes.stats", "run.yaml:1: task: got 'scenes.stats'; expected a task: patches.t"),
+        ("task: tokens.sweep", "run.yaml:1: task: got 'tokens.sweep'; expected a task: patches.t"),
+        ("task: demos.train", "run.yaml:1: task: the task demos.train is now shots.train"),
         ("task: patches.trian", "did you mean patches.train? (known: patches.train, pixels.train"),
     ],
 )

@@ -69,7 +69,7 @@ def config_class(
         offered = (own.default,)  # the others are for other commands
     names = TASKS if offered is None else offered
     task = layer.tree.get("task")
-    if task is None and "task" in expected.model_fields:
+    if own is not None and task in (None, own.default):
         return expected
     where = layer.where(("task",))
     if not isinstance(task, str) or (task in TASKS and task not in names):

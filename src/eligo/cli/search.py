@@ -16,7 +16,7 @@ from eligo.config import Config, Layer, read_layer, validate
 from eligo.errors import ConfigError, EligoError, InputError
 from eligo.train.config import SearchConfig
 
-SEARCHED = ("patches.train", "pixels.train", "scenes.train-vlm", "tokens.train")
+SEARCHED = ("patches.train", "pixels.train", "tokens.train")
 """Registered tasks that a search can train: their configs `build` what the loop takes."""
 _SHARED = "ELIGO_SEARCH_GPUS_SHARED"  # tells a helper that its GPUs are chosen
 

@@ -256,7 +256,7 @@ def refuse_changes(saved: Path, config: dict[str, Any], may_change: set[str]) ->
     """Refuse to continue with another config than the saved one; the error lists the changes."""
     old, new = _flat(read_yaml(saved)[0]), _flat(config)
     task = str(old.get("task", old.get("config.task")))
-    if renamed := new_name("task", task):
+    if task != str(new.get("task", new.get("config.task"))) and (renamed := new_name("task", task)):
         raise ConfigError(f"{saved}: from an older eligo (task {task}, now {renamed}); train anew")
     differing = [
         f"{key}: {old.get(key, 'nothing')} there, {new.get(key, 'nothing')} now"

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from benchmarks.studies import met_or_missed
+from benchmarks.studies import reached_or_not
 from eligo.cli.console import (
     OutFile,
     compact_table,
@@ -84,7 +84,7 @@ def _say(document: dict[str, Any]) -> None:
     for bar in document["bars"]:
         sign = "<" if bar["at_most"] else ">="
         asked = f"{bar['value']:.3g}, asked {sign} {bar['bound']:.3g}"
-        print_text(f"{bar['name']}: {asked}: {met_or_missed(bar['met'])}")
+        print_text(f"{bar['name']}: {asked}: {reached_or_not(bar['met'])}")
     for note in document["notes"]:
         messages().print(note, highlight=False, soft_wrap=True)
 

@@ -1,12 +1,12 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from search_run import search_and_kill
 from toy_task import toy
 
 from eligo.cli import search as command_module
@@ -17,7 +17,7 @@ from eligo.errors import ConfigError, InputError, MissingExtraError, OutputError
 from eligo.train import fit
 from eligo.train.config import RangeConfig, SearchConfig
 from eligo.train.search import run_search
-from limits import PROCESS_SECONDS
+from forks import run_forked
 
 optuna: Any = pytest.importorskip("optuna", reason="optuna is not installed (extra: search)")
 
@@ -83,13 +83,7 @@ def test_another_config_is_refused_more_trials_are_not(tmp_path: Path) -> None:
 
 
 def test_killed_workers_are_replaced(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("search_run.py")
-    subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        check=True,
-        timeout=PROCESS_SECONDS,
-        capture_output=True,
-    )
+    run_forked(search_and_kill, (tmp_path,))
     trials = study(tmp_path / "run_search").trials
     names = [trial.state.name for trial in trials]
     assert names.count("FAIL") == 2

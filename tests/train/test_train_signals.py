@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from in_two import stop_in_two
 from test_train_loop import lines, run, weights
 from toy_task import ToyTask, toy
 
 from eligo.io.interrupts import Delayed, Interrupted, Launcher
-from two_processes import two_processes
+from forks import run_in_two
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
@@ -144,8 +145,7 @@ def test_in_another_thread_signals_are_left_alone(tmp_path: Path) -> None:
 
 def test_processes_stop_at_the_same_step(tmp_path: Path) -> None:
     """Only one of them gets the signal."""
-    with two_processes(Path(__file__).with_name("stop_in_two.py"), tmp_path):
-        pass
+    run_in_two(stop_in_two, tmp_path)
     assert (tmp_path / "run" / "last").resolve().name == "step_000012"
     texts = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
     assert texts[0] == texts[1]

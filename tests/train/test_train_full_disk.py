@@ -94,7 +94,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
-def test_writes_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_failing_write_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     run(toy(tmp_path, "whole", **OPTIONS))
     writes, whole = disk.count, RunFolder(tmp_path / "whole")
@@ -138,7 +138,7 @@ def test_the_name_of_a_module_stays_in_its_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_other_things_among_the_checkpoints_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_among_the_checkpoints_stay(tmp_path: Path) -> None:
     """Copies that a user made, files of the system, and a checkpoint moved to another disk."""
     run(toy(tmp_path, train__keep_checkpoints=3))
     folder = RunFolder(tmp_path / "run")

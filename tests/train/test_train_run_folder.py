@@ -14,7 +14,7 @@ from eligo.train.checkpoint import RunFolder, TrainState
 KEEP_TWO = {"train": {"keep_checkpoints": 2}}
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_an_impossible_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     config = toy(tmp_path / "file").config
     with pytest.raises(OutputError, match="cannot be written"):
@@ -29,7 +29,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert not folder.steps()
 
 
-def test_a_run_killed_before_old_checkpoints_went(tmp_path: Path) -> None:
+def test_a_run_killed_before_old_checkpoints_were_removed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (4, 80, 85, 90):
         folder.checkpoint(step).mkdir(parents=True)
@@ -57,7 +57,7 @@ def failing(out: Path, at: int, **changes: Any) -> ToyTask:
     return task
 
 
-def test_a_run_that_failed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
+def test_a_run_that_failed_before_its_first_checkpoint_can_start_again(tmp_path: Path) -> None:
     """There is nothing to go on from, so the mended command must not be refused."""
     for changes in ({}, {"head__lr": 0.5}):
         with pytest.raises(InputError, match="torn"):
@@ -75,7 +75,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_starts_anew(tmp_path: Pat
 @pytest.mark.parametrize(
     "bad", [b"\x94\xff\n", b"[" * 100_000 + b"\n", b"[]\n", b'{"step": "1"}\n']
 )
-def test_metrics_that_no_run_wrote_are_refused(tmp_path: Path, bad: bytes) -> None:
+def test_invalid_metrics_are_refused(tmp_path: Path, bad: bytes) -> None:
     with pytest.raises(InputError, match="torn"):
         run(failing(tmp_path, 6))
     (tmp_path / "run" / "metrics.jsonl").write_bytes(bad)
@@ -83,7 +83,7 @@ def test_metrics_that_no_run_wrote_are_refused(tmp_path: Path, bad: bytes) -> No
         run(toy(tmp_path), resume=True)
 
 
-def test_who_fails_on_another_s_run_leaves_it_alone(tmp_path: Path) -> None:
+def test_a_failure_leaves_another_run_unchanged(tmp_path: Path) -> None:
     """A second process with --resume, before the first checkpoint of the first one."""
     task = toy(tmp_path)
 
@@ -97,7 +97,7 @@ def test_who_fails_on_another_s_run_leaves_it_alone(tmp_path: Path) -> None:
     assert run(task).last_step == 12
 
 
-def test_a_run_that_is_under_way_is_not_started_twice(tmp_path: Path) -> None:
+def test_a_running_run_is_not_started_twice(tmp_path: Path) -> None:
     """Before its first checkpoint neither."""
     task = toy(tmp_path)
 

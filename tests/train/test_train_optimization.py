@@ -106,3 +106,20 @@ def test_average_swaps_in_and_out() -> None:
     with average.swapped():
         torch.testing.assert_close(module.weight, before + 0.5)
     torch.testing.assert_close(module.weight, before + 1)
+
+
+def test_average_is_an_exponential_moving_average_bit_for_bit() -> None:
+    module, generator = nn.Linear(33, 17), torch.Generator().manual_seed(0)
+    average = WeightAverage({"m": module}, decay=0.97)
+    expected = {name: value.detach().clone() for name, value in module.named_parameters()}
+    for step in range(400):
+        with torch.no_grad():
+            for value in module.parameters():
+                value += torch.randn(value.shape, generator=generator)
+        average.update(step)
+        decay = min(0.97, (1 + step) / (10 + step))
+        for name, value in module.named_parameters():
+            expected[name].lerp_(value.detach(), 1 - decay)
+    with average.swapped():
+        for name, value in module.named_parameters():
+            assert torch.equal(value, expected[name])

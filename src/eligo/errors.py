@@ -30,9 +30,7 @@ class MissingExtraError(EligoError, ImportError):
 
     def __init__(self, package: str, extra: str, *, needed_by: str = "") -> None:
         what = f"{needed_by}: needs {package}, which" if needed_by else package
-        super().__init__(
-            f"{what} is not installed: pip install 'eligo[{extra}]'"
-        )
+        super().__init__(f"{what} is not installed: pip install 'eligo[{extra}]'")
 
 
 @contextmanager

@@ -16,6 +16,13 @@ from eligo.errors import InputError
 from eligo.ops._checks import values_are_free
 
 
+def full_mask(
+    like: Shaped[Tensor, "*shape"], mask: Bool[Tensor, "*shape"] | None = None
+) -> Bool[Tensor, "*shape"]:
+    """The mask, or one that is True everywhere in the shape of `like`."""
+    return torch.ones_like(like, dtype=torch.bool) if mask is None else mask
+
+
 def append_axes(tensor: Tensor, num_axes: int) -> Tensor:
     """Append `num_axes` axes of length 1, to broadcast over features."""
     return tensor.reshape(*tensor.shape, *[1] * num_axes)
@@ -172,4 +179,3 @@ def _order(mask: Tensor, length: int | None) -> tuple[Tensor, Tensor, int]:
             "expected a length that covers the fullest row"
         )
     return mask.logical_not().byte().argsort(dim=-1, stable=True), count, length
-

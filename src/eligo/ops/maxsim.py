@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from eligo.ops.masked import masked_mean
+from eligo.ops.masked import full_mask, masked_mean
 
 
 def maxsim_pieces(
@@ -66,6 +66,4 @@ def _masked_max(similarity: Tensor, mask: Tensor, dim: int) -> Tensor:
 
 
 def _mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        mask = torch.ones_like(values, dtype=torch.bool)
-    return masked_mean(values, mask.expand(values.shape))
+    return masked_mean(values, full_mask(values) if mask is None else mask.expand(values.shape))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.ops._checks import values_are_free
-from eligo.ops.masked import kept_mask
+from eligo.ops.masked import full_mask, kept_mask
 
 # The bracket shrinks 2^32-fold, below the float32 spacing of any sensible score.
 _NUM_BISECTIONS = 32
@@ -121,8 +121,7 @@ def relaxed_top_k(
     if not temperature > 0:
         raise InputError(f"relaxed_top_k: got temperature={temperature}; expected a value > 0")
     scores = scores.float()
-    if mask is None:
-        mask = torch.ones_like(scores, dtype=torch.bool)
+    mask = full_mask(scores, mask)
     if scores.shape[-1] == 0:
         return scores
     count = mask.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Weights as safetensors, one file (or a few shards) per module, and their moving average.
+"""Weights as safetensors, one file per module, and their moving average.
 
 Tied tensors are stored once, under their first name. Loading is strict.
 """
@@ -38,51 +38,31 @@ def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter
 
 
 def save_weights(
-    folder: Path,
-    modules: Mapping[str, nn.Module],
-    dtype: torch.dtype | None = None,
-    max_shard_bytes: int | None = None,
+    folder: Path, modules: Mapping[str, nn.Module], dtype: torch.dtype | None = None
 ) -> None:
-    """Write `<name>.safetensors` per module, with floats as `dtype`.
-
-    A file above `max_shard_bytes` is split into `<name>-00001-of-00003.safetensors` and so on.
-    """
+    """Write `<name>.safetensors` per module, with floats as `dtype`."""
     for name, module in modules.items():
-        shards: list[dict[str, Tensor]] = [{}]
-        size = 0
-        for key, tensor in _state(module).items():
-            value = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
-            if max_shard_bytes and shards[-1] and size + value.nbytes > max_shard_bytes:
-                shards.append({})
-                size = 0
-            shards[-1][key] = value
-            size += value.nbytes
-        for number, shard in enumerate(shards, 1):
-            part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
-            save_tensors(folder / f"{checked_name(name)}{part}.safetensors", shard)
+        state = {
+            key: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+            for key, tensor in _state(module).items()
+        }
+        save_tensors(folder / f"{checked_name(name)}.safetensors", state)
 
 
 def load_weights(folder: Path, modules: Mapping[str, nn.Module]) -> None:
     """Load what `save_weights` wrote; a missing or unexpected weight is an error."""
     problems: list[str] = []
     for name, module in modules.items():
-        files = _files(folder, name)
-        stored = {key: value for file in files for key, value in read_tensors(file).items()}
-        problems += _fill(name, module, stored)
+        problems += _fill(name, module, read_tensors(_file(folder, name)))
     refuse_misfits(folder, problems)
 
 
-def _files(folder: Path, name: str) -> list[Path]:
-    files = sorted(folder.glob(f"{name}-[0-9]*-of-[0-9]*.safetensors"))
-    if (single := folder / f"{name}.safetensors").is_file():
-        files = [single]
-    if not files:
-        if not folder.is_dir():
-            raise InputError(f"{folder}: there is no such folder; expected one of weights")
-        raise InputError(f"no weights for {name!r} in {folder}: expected {single.name}")
-    if len(files) > 1 and not files[0].stem.endswith(f"-of-{len(files):05d}"):
-        raise InputError(f"weights of {name!r} in {folder} lack a shard: found {len(files)}")
-    return files
+def _file(folder: Path, name: str) -> Path:
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder; expected one of weights")
+    if not (file := folder / f"{name}.safetensors").is_file():
+        raise InputError(f"no weights for {name!r} in {folder}: expected {file.name}")
+    return file
 
 
 def build_module(folder: Path, name: str, build: Callable[[], ModuleT]) -> ModuleT:
@@ -92,8 +72,7 @@ def build_module(folder: Path, name: str, build: Callable[[], ModuleT]) -> Modul
     """
     with torch.device("meta"):
         expected = sum(part.numel() for part in build().parameters())
-    headers = [read_header(file) for file in _files(folder, name)]
-    stored = sum(prod(shape) for header in headers for _, shape in header.values())
+    stored = sum(prod(shape) for _, shape in read_header(_file(folder, name)).values())
     if expected > 2 * stored + _FEW:
         raise InputError(
             f"{folder}: its config describes {expected} weights, but {name} holds {stored}; "

@@ -25,7 +25,6 @@ from eligo.tokens.config import TokensTrainConfig
 from eligo.train import Task
 from eligo.train.check import DataCheck
 
-
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 

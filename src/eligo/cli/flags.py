@@ -155,7 +155,7 @@ def _build(cls: type[Config], layer: Layer, flags: dict[str, Any], smoke: bool) 
         small = config.smoke().replace(flags)  # pyright: ignore[reportAttributeAccessIssue]
     except ConfigError as error:
         raise ConfigError(
-            f"{error}\n--smoke has its own scenes and sizes: leave out what does not fit them"
+            f"{error}\n--smoke has scenes and sizes of its own: leave out what does not fit"
         ) from None
     train = getattr(small, "train", None)
     if not isinstance(train, TrainConfig):

@@ -89,7 +89,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
         raise ConfigError(str(error)) from None
     tree, lines = parse_yaml(text, str(path))
     if not tree:
-        raise ConfigError(f"{path}: holds no keys, expected `key: value` lines; is it another file?")
+        raise ConfigError(f"{path}: holds no keys, expected `key: value` lines; another file?")
     return tree, lines
 
 

@@ -3,7 +3,7 @@
 A mask is True where an entry is real. Padding is never read: not even a NaN there reaches a result
 or a gradient. A row without a real entry gives zeros. Sums accumulate in float32.
 
-An index tensor is `*batch kept` and picks from values `*batch candidates *features`; -1 picks zeros.
+An index tensor `*batch kept` picks from values `*batch candidates *features`; -1 picks zeros.
 `align_left` and `align_right` return indices, so that states, positions and masks can all be moved
 the same way. `padded=False` promises that no index is -1, which saves a few kernels.
 """

@@ -1,18 +1,9 @@
 """A progress bar on a terminal; elsewhere plain lines, at most one in ten seconds."""
 
 import time
-from types import TracebackType
 
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -23,17 +14,12 @@ class ProgressBar:
     def __init__(self, label: str, total: int, start: int = 0, *, visible: bool = True) -> None:
         self.label, self.total, self.start, self.visible = label, total, start, visible
         self.console = Console(stderr=True)
-        self.bar: Progress | None = None
+        self.bar: rich.Progress | None = None
         if visible and self.console.is_terminal:
-            self.bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TaskProgressColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=self.console,
+            columns = (rich.BarColumn(), rich.MofNCompleteColumn(), rich.TaskProgressColumn())
+            times = (rich.TimeElapsedColumn(), rich.TimeRemainingColumn())
+            self.bar = rich.Progress(
+                "{task.description}", *columns, *times, "{task.fields[note]}", console=self.console
             )
             self.row = self.bar.add_task(label, total=total, completed=start, note="")
         self.began = self.last_line = time.monotonic()
@@ -43,12 +29,7 @@ class ProgressBar:
             self.bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()
 

@@ -65,6 +65,7 @@ def run_search(config: Config, search: SearchConfig) -> SearchResult:
 class _Worker:
     def __init__(self, config: Config, search: SearchConfig) -> None:
         self.optuna = _import_optuna()
+        self._state = self.optuna.trial.TrialState
         self.config, self.search = config, search
         self.train = _train_of(config)
         self.folder = _folder(self.train)
@@ -139,7 +140,8 @@ class _Worker:
         with self._locked():
             self.study.tell(trial, value, state=state)
             self.lock.release()
-            self._write_best()
+            if best := self._best():
+                save_config(self.config.replace(best.params), self.folder / "best.yaml")
 
     def result(self) -> SearchResult:
         """The result so far."""
@@ -153,18 +155,9 @@ class _Worker:
             best_config=self.folder / "best.yaml" if best else None,
         )
 
-    @property
-    def _state(self) -> "type[optuna.trial.TrialState]":
-        return self.optuna.trial.TrialState
-
     def _best(self) -> "optuna.trial.FrozenTrial | None":
         complete = self.study.get_trials(deepcopy=False, states=(self._state.COMPLETE,))
         return self.study.best_trial if complete else None
-
-    def _write_best(self) -> None:
-        best = self._best()
-        if best is not None:
-            save_config(self.config.replace(best.params), self.folder / "best.yaml")
 
     def _requeue_killed(self) -> int:
         """Queue trials of killed workers again; return how many trials are running."""
@@ -182,10 +175,8 @@ class _Worker:
         return alive
 
     def _check_same(self) -> None:
-        record = {
-            "search": self.search.model_dump(mode="json"),
-            "config": self.config.model_dump(mode="json"),
-        }
+        parts = {"search": self.search, "config": self.config}
+        record = {name: part.model_dump(mode="json") for name, part in parts.items()}
         saved = self.folder / "search.yaml"
         if saved.exists():
             refuse_changes(saved, record, _MAY_CHANGE)

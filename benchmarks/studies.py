@@ -1,27 +1,25 @@
-"""What the exams of all families do alike: where a quick one lies, what a verdict is called, how
-one ends.
-"""
+"""Helpers that the studies of all families share."""
 
 from pathlib import Path
 
-from eligo.cli.console import say
+from eligo.cli.console import print_text
 
-QUICK = "--quick: it only ran through; the numbers, and so the verdicts, mean nothing"
+QUICK = "--quick: a test run only; its numbers and targets mean nothing"
 
 
-def exam_folder(out: Path, quick: bool) -> Path:
-    """A quick exam lies inside, so that the real one never meets its runs."""
+def study_folder(out: Path, quick: bool) -> Path:
+    """The folder of a study; a quick one has its own, so that no real one reuses its runs."""
     return out / "quick" if quick else out
 
 
-def met_or_missed(met: bool) -> str:
-    """The word for a bar; pixels, which may start no training, also knows NOT RUN."""
-    return "met" if met else "MISSED"
+def reached_or_not(reached: bool) -> str:
+    """The word for a target in tables."""
+    return "reached" if reached else "not reached"
 
 
-def say_end(quick: bool, written: Path | None) -> None:
-    """The last lines: what not to believe, and where all of it stands."""
+def print_end(quick: bool, written: Path | None) -> None:
+    """Print the last lines of a study: a warning after a quick one, and the file written."""
     if quick:
-        say(QUICK)
+        print_text(QUICK)
     if written is not None:
-        say(f"written: {written}")
+        print_text(f"written: {written}")

@@ -8,7 +8,7 @@ PLAN: a trained plan (a folder or a name); without one, two methods that need no
 
 import sys
 
-from eligo.errors import told_plainly
+from eligo.errors import exit_on_error
 from eligo.images import open_image
 from eligo.pretrained.devices import resolve_device
 from eligo.tokens import Cut, Plan, Stage1, load_host, pruning
@@ -17,7 +17,7 @@ from eligo.tokens.inputs_config import HostConfig
 from eligo.tokens.methods import build
 
 
-@told_plainly()
+@exit_on_error()
 def main(name: str, photo: str, question: str, trained: str | None = None) -> None:
     device, image = resolve_device("auto"), open_image(photo)
     dtype = "bfloat16" if device.type == "cuda" else "float32"

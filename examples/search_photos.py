@@ -9,12 +9,12 @@ default the one that comes with eligo, which knows the scenes of the embedded wo
 import sys
 from pathlib import Path
 
-from eligo.errors import told_plainly
+from eligo.errors import exit_on_error
 from eligo.patches.index import ImageFiles, Searcher, build_index
 from eligo.patches.model.retrieval_model import RetrievalModel
 
 
-@told_plainly()
+@exit_on_error()
 def main(photos: str, text: str, name: str = "patches") -> None:
     images = ImageFiles.under(Path(photos))
     out = Path("runs/search_photos") / Path(photos).resolve().name

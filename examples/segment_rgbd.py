@@ -9,11 +9,11 @@ stands for no depth, an empty text for no words.
 
 import sys
 
-from eligo.errors import told_plainly
+from eligo.errors import exit_on_error
 from eligo.pixels import Segmenter, predict
 
 
-@told_plainly()
+@exit_on_error()
 def main(rgb: str, depth: str, words: str, *given: str) -> None:
     segmenter = Segmenter.from_pretrained(*given)
     found = predict(

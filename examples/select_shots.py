@@ -11,7 +11,7 @@ model) are folders or hub names; questions without images need neither.
 import sys
 from pathlib import Path
 
-from eligo.errors import told_plainly
+from eligo.errors import exit_on_error
 from eligo.shots import LearnedSelector, predict
 from eligo.shots.config import TeachConfig
 from eligo.shots.data.items import read_items
@@ -21,7 +21,7 @@ from eligo.shots.teacher.read import read_records
 from eligo.shots.teacher.run import teach
 
 
-@told_plainly()
+@exit_on_error()
 def main(data: str, question: str, photo=None, clip=None, host=None) -> None:
     items = read_items(*data.split(","))
     out = Path("runs/select_shots") / Path(data.split(",")[0]).stem

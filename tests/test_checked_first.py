@@ -23,6 +23,8 @@ from eligo.tokens.config import TokensTrainConfig
 from eligo.train import Task
 from eligo.train.check import DataCheck
 
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
 
 def exported(folder: Path, kind: str, scenes: SceneConfig, **changes: Any) -> Path:
     config = ExportConfig(format=kind, scenes=scenes, train=8, validation=2, test=0, **changes)  # pyright: ignore
@@ -134,11 +136,11 @@ def test_patches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (PixelsTrainConfig, "pixels/scenes"),
         (PatchesTrainConfig, "patches/scenes_open"),
         (TokensTrainConfig, "tokens/default"),
-        (VlmTrainConfig, "scenes/vlm_polish"),
-        (LearnerConfig, "shots/learner"),
+        (VlmTrainConfig, BENCHMARKS / "scenes" / "vlm_polish.yaml"),
+        (LearnerConfig, BENCHMARKS / "shots" / "learner.yaml"),
     ],
 )
-def test_metrics_are_named_before_they_are_measured(kind: Any, name: str) -> None:
+def test_metric_names_equal_the_evaluated_metrics(kind: Any, name: str | Path) -> None:
     config = load_config(kind, name).smoke()
     task = LearnerTask(config) if kind is LearnerConfig else config.build()
     for module in task.modules.values():
@@ -147,7 +149,7 @@ def test_metrics_are_named_before_they_are_measured(kind: Any, name: str) -> Non
         assert set(task.metric_names() or ()) == set(task.evaluate())
 
 
-def test_smoke_takes_the_files_of_the_user_and_a_name_of_its_own(
+def test_smoke_uses_the_files_of_the_user_and_its_own_name(
     rooms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -169,7 +171,7 @@ def test_smoke_takes_the_files_of_the_user_and_a_name_of_its_own(
 
 
 @pytest.mark.parametrize("turned", [1, 6])
-def test_the_size_of_an_image_is_that_of_the_opened_one(tmp_path: Path, turned: int) -> None:
+def test_the_size_of_an_image_equals_the_opened_one(tmp_path: Path, turned: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = turned
     path = tmp_path / "a.jpg"

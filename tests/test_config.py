@@ -158,7 +158,7 @@ def test_replace_validates():
         Outer().replace({"inner.ratoi": 0.2})
 
 
-def test_a_new_member_of_a_union_drops_only_what_was_said_before_it(tmp_path):
+def test_a_new_member_of_a_union_drops_only_older_keys(tmp_path):
     write(tmp_path / "base.yaml", "side: {side: left, speed: 8, shared: 5}\n")
     top = write(tmp_path / "top.yaml", "extends: base.yaml\nside: {side: right}\n")
     assert load_config(Outer, top).side == Right(shared=5)
@@ -237,7 +237,7 @@ def test_unreadable_files(tmp_path):
         load_config(Outer, write(tmp_path / "a.yaml", "a: \x07\n"))
 
 
-def test_every_shipped_config_is_named_once():
+def test_every_shipped_config_has_a_unique_name():
     names = shipped_configs()
     assert len(names) == len(set(names))
 
@@ -245,7 +245,7 @@ def test_every_shipped_config_is_named_once():
 def test_a_config_of_another_command_is_one_problem():
     """Its keys would all be unknown, which is not what is wrong."""
     with pytest.raises(ConfigError) as refused:
-        load_config(PixelsTrainConfig, "pixels/exam")
+        load_config(PixelsTrainConfig, "tokens/sweep")
     (line,) = str(refused.value).splitlines()
-    assert "exam.yaml:2: task: got 'pixels.exam', expected 'pixels.train'" in line
+    assert "sweep.yaml:3: task: got 'tokens.sweep', expected 'pixels.train'" in line
     assert "did you mean" not in line

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from eligo.cli.registry import TASKS, resolve_task
 from eligo.config import Config, load_config, read_layer, shipped_configs
-from eligo.config.nearest import nearest
+from eligo.config.problems import nearest
 from eligo.config.yaml import parse_value
 from eligo.errors import ConfigError
 
@@ -110,7 +110,7 @@ def _bomb(*, merge: bool) -> str:
         (b"- 1\n" * 200_000, "more than 50000 values"),
     ],
 )
-def test_files_of_any_shape(refused, text, expected):
+def test_invalid_files_are_refused(refused, text, expected):
     message = refused(text)
     assert expected in message
     assert "did you mean run.yaml?" not in message
@@ -131,7 +131,7 @@ def test_flags_fill_sections_that_may_be_empty(tmp_path):
     assert load_config(Run, path, {"perhaps.steps": 3}).perhaps == Loop(steps=3)
 
 
-def test_files_of_another_kind(tmp_path, monkeypatch):
+def test_folders_and_pipes_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe.yaml")
     Path("folder.yaml").mkdir()
@@ -156,12 +156,12 @@ def test_bad_values_of_flags(text):
         parse_value(text)
 
 
-def test_a_hint_is_never_what_was_given():
+def test_a_suggestion_is_never_the_given_word():
     assert nearest("desk", ["desk", "disk"]) == "disk"
     assert nearest("desk", ["desk"]) is None
 
 
-def test_a_key_of_another_member_is_not_proposed(refused):
+def test_a_key_of_another_member_is_not_suggested(refused):
     assert "did you mean" not in refused("data: {kind: files, scenes: 4}\n")
     assert "did you mean" not in refused("data: {kind: scenes, files: 4}\n")
     assert "did you mean" not in refused("path: x\n")
@@ -194,7 +194,7 @@ def _moved(tree: dict[str, Any], source: tuple[str, ...], target: tuple[str, ...
     return found
 
 
-def test_a_section_of_a_base_that_is_no_mapping_is_not_hidden(refused):
+def test_a_base_section_that_is_not_a_mapping_is_refused(refused):
     Path("base.yaml").write_text("name: a\ntrain: 5\n")
     Path("middle.yaml").write_text("extends: base.yaml\ntrain: {steps: 2}\n")
     for base in ("base", "middle"):
@@ -210,8 +210,8 @@ def test_a_file_without_keys_is_refused(refused, text):
 
 
 def test_a_key_of_another_kind_names_that_kind(refused):
-    told = "run.yaml:1: data.path: unknown key here; it belongs to data.kind files"
-    assert refused("data: {path: x}\n") == told
+    message = "run.yaml:1: data.path: unknown key here; it belongs to data.kind files"
+    assert refused("data: {path: x}\n") == message
     assert refused("data: {kind: scenes}\n", {"data.path": "x"}).startswith("--data.path: unknown")
 
 
@@ -224,7 +224,7 @@ def test_a_missing_file_is_not_compared_by_its_ending(refused):
 
 
 @pytest.mark.parametrize("name", shipped_configs())
-def test_every_proposed_key_is_accepted(name):
+def test_every_suggested_key_is_accepted(name):
     layer = read_layer(name)
     if layer.tree.get("task") not in TASKS:
         pytest.skip("a config of no task")

@@ -1,15 +1,13 @@
 """The shared core traces whole: no graph break, no device sync, the same numbers."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from eligo import losses, ops
+from eligo import Selection, losses, ops
 from eligo.nn import CrossAttention, SimilarityScale
-from limits import PROCESS_SECONDS
+from forks import run_forked
 from strategies import production
 
 
@@ -90,21 +88,18 @@ def test_cross_attention(similarity: str, return_map: bool):
     torch.testing.assert_close(traced, eager)
 
 
-SELECT = """
-import torch
-from eligo import Selection
-
-def select(scores, mask):
+def select(scores: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
     selection = Selection.top_k(scores, 3, mask).in_order()
     values = scores.unsqueeze(-1)
     return selection.indices, selection.unfold(selection.fold(values)), selection.kept_mask
 
-scores, mask = torch.randn(3, 7), torch.rand(3, 7) < 0.5
-compiled = torch.compile(select, fullgraph=True, backend="aot_eager")
-torch.testing.assert_close(compiled(scores, mask), select(scores, mask))
-"""
+
+def compile_selection() -> None:
+    scores, mask = torch.randn(3, 7), torch.rand(3, 7) < 0.5
+    compiled = torch.compile(select, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(scores, mask), select(scores, mask))
 
 
 def test_selection():
     """In a process of its own: the checked __init__ of a dataclass cannot be switched off."""
-    subprocess.run([sys.executable, "-c", SELECT], check=True, timeout=PROCESS_SECONDS)
+    run_forked(compile_selection, ())

@@ -8,16 +8,16 @@ import torch
 
 MODULES = {
     "eligo.losses": 9,
+    "eligo.nn.contexts": 1,
     "eligo.nn.cross_attention": 1,
     "eligo.nn.similarity_scale": 1,
     "eligo.ops.assignment": 3,
     "eligo.ops.bipartite": 3,
     "eligo.ops.diverse": 5,
-    "eligo.ops.late_interaction": 2,
-    "eligo.ops.masked": 2,
-    "eligo.ops.ragged": 4,
-    "eligo.ops.relaxed": 3,
-    "eligo.ops.topk": 4,
+    "eligo.ops.masked": 6,
+    "eligo.ops.maxsim": 2,
+    "eligo.ops.topk": 7,
+    "eligo.renamed": 1,
     "eligo.selection": 1,
 }
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import eligo
 from eligo.cli import main
 from eligo.cli.commands import COMMANDS, Command
-from eligo.cli.result_file import OutFile
+from eligo.cli.console import OutFile
 from eligo.errors import InputError, OutputError
 from eligo.io import files
 from eligo.io.files import (

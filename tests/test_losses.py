@@ -166,7 +166,7 @@ def test_listwise_kl_equals_numpy(case: Ragged, reverse: bool):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_listwise_kl_is_zero_at_the_target_and_alive_elsewhere(reverse: bool):
+def test_listwise_kl_is_zero_at_the_target_with_a_gradient_elsewhere(reverse: bool):
     logits = torch.randn(2, 5, requires_grad=True)
     mask = torch.tensor([[True] * 5, [True, True, False, False, False]])
     target = ops.masked_softmax(logits.detach(), mask)
@@ -225,7 +225,7 @@ def test_pairwise_losses_equal_loops(case: Ragged, hardest: bool):
         assert logistic.flatten()[i].item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_pairwise_losses_are_alive_and_hardest_touches_one_negative():
+def test_pairwise_losses_have_gradients_and_hardest_uses_one_negative():
     positive = torch.zeros(2, requires_grad=True)
     negatives = torch.tensor([[0.1, 0.5, -0.3], [0.0, 0.2, 0.1]], requires_grad=True)
     mask = torch.tensor([[True, True, True], [True, False, True]])
@@ -284,7 +284,7 @@ def test_documented_triplet_is_the_diagonal_with_matching_ids_left_out(hardest: 
     alive(result, similarity)
 
 
-def test_triplet_needs_to_know_its_positives():
+def test_triplet_needs_positives():
     with pytest.raises(InputError, match="square matrix"):
         losses.hard_negative_triplet(torch.zeros(2, 3))
 

@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_source_distribution_holds_what_the_tests_read():
+def test_the_source_distribution_holds_all_test_files():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     assert all(pattern.startswith("/") for pattern in patterns)  # else found in any subfolder
@@ -47,12 +47,12 @@ def test_every_requirement_has_a_lowest_version_that_is_tested():
     assert all(f">={version}" in bounds[name].split(",") for name, version in lowest.items())
 
 
-def test_what_is_hooked_has_an_upper_bound():
+def test_hooked_packages_have_an_upper_bound():
     bounds = requirements()
     assert all("<" in bounds[name] for name in ("torch", "transformers", "triton", "tyro"))
 
 
-def test_the_set_up_takes_the_torch_that_is_allowed():
+def test_make_installs_an_allowed_torch():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     found = re.findall(r"'torch([^']+)'", makefile)
     assert [SpecifierSet(one) for one in found] == [SpecifierSet(requirements()["torch"])]

@@ -145,7 +145,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypa
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_load_names_what_is_wrong(tmp_path: Path):
+def test_invalid_files_are_refused_on_load(tmp_path: Path):
     with pytest.raises(InputError, match="no such file"):
         Selection.load(tmp_path / "missing.safetensors")
     with pytest.raises(InputError, match=r"cannot be written.*where you may write"):
@@ -193,7 +193,7 @@ ROW = GOOD["assignment"][0]
         ({"assignment": GOOD["assignment"].mT}, "got assignment"),
     ],
 )
-def test_broken_promises_are_refused(change: dict, message: str):
+def test_invalid_selections_are_refused(change: dict, message: str):
     Selection(**GOOD)
     with production(), pytest.raises(InputError, match=message):
         Selection(**{**GOOD, **change})
@@ -270,7 +270,7 @@ def test_bfloat16_values_keep_their_dtype():
 
 @quick
 @given(ragged(min_candidates=1), st.integers(1, 5), st.booleans())
-def test_what_is_known_to_be_unpadded_is_treated_alike(case: Ragged, k: int, folded: bool):
+def test_padded_false_gives_the_same_results(case: Ragged, k: int, folded: bool):
     whole = case._replace(mask=torch.ones_like(case.mask))
     selection = selections(whole, min(k, case.scores.shape[-1]), folded)
     values = case.randn(3)

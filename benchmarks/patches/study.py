@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.patches.config import ExamConfig
-from benchmarks.studies import exam_folder, met_or_missed, say_end
+from benchmarks.studies import print_end, reached_or_not, study_folder
 from eligo.cli import run_script
 from eligo.cli.console import print_result
 from eligo.cli.flags import Count
@@ -37,7 +37,7 @@ def run(
     from eligo.report.provenance import provenance
     from eligo.train.progress import ProgressBar
 
-    config, out = config.quick() if quick else config, exam_folder(out, quick)
+    config, out = config.quick() if quick else config, study_folder(out, quick)
     total = len(config.arms) * len(config.seeds)
     exam = Exam(config, out)
     with ProgressBar("runs", total) as bar:
@@ -47,7 +47,7 @@ def run(
     written = write_text(out / "exam.json", json_module.dumps(document, indent=1) + "\n")
     print_result(document if json else _shown(found), json)
     if not json:
-        say_end(quick, written)
+        print_end(quick, written)
 
 
 def _shown(found: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _shown(found: dict[str, Any]) -> dict[str, Any]:
     return {
         "arms (recall: mean of the six recalls, points)": arms,
         "differences (points, 95 % interval)": found["comparisons"],
-        "musts": [must | {"met": met_or_missed(must["met"])} for must in found["musts"]],
+        "musts": [must | {"met": reached_or_not(must["met"])} for must in found["musts"]],
     }
 
 

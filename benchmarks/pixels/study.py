@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.pixels.config import ExamConfig
-from benchmarks.studies import exam_folder, say_end
+from benchmarks.studies import print_end, study_folder
 from eligo.cli import run_script
 from eligo.cli.console import print_result
 from eligo.cli.flags import Count
@@ -43,7 +43,7 @@ def run(
     from eligo.report.provenance import provenance
     from eligo.train.progress import ProgressBar
 
-    config, out = config.quick() if quick else config, exam_folder(out, quick)
+    config, out = config.quick() if quick else config, study_folder(out, quick)
     with ProgressBar("runs", len(config.jobs())) as bar:
         limit = math.inf if minutes is None else minutes
         found = run_exam(config, out, workers=workers, minutes=limit, tell=bar.update)
@@ -52,7 +52,7 @@ def run(
     written = write_text(out / "exam.json", json_module.dumps(document, indent=1) + "\n")
     print_result(document if json else _shown(found), json)
     if not json:
-        say_end(quick, written)
+        print_end(quick, written)
 
 
 _TITLES = {

@@ -16,8 +16,7 @@ from rich.table import Table
 from torch import Tensor
 
 from eligo.cli import run_script
-from eligo.cli.console import compact_table, print_result, results
-from eligo.cli.result_file import OutFile, write_result_file
+from eligo.cli.console import OutFile, compact_table, print_result, results, write_result_file
 from eligo.config import Config
 from eligo.pretrained.chat import tokenize
 from eligo.report.intervals import wilson_interval

@@ -21,7 +21,7 @@ from transformers import LlavaForConditionalGeneration
 from eligo.cli import run_script
 from eligo.cli.console import print_outcome
 from eligo.config import Config
-from eligo.nn import watching
+from eligo.nn import record_outputs
 from eligo.scenes.config import FamilyWeights, SceneConfig, VlmConfig
 from eligo.scenes.graph import Split, draw_scenes, take
 from eligo.scenes.painter import Rendered, render
@@ -265,7 +265,7 @@ class VlmTask(Task):
         start = embed(torch.tensor([BOS, USER], device=features.device)).expand(len(vision), -1, -1)
         text = embed(packed.tokens.flatten(1))
         layers = llava.language_model.layers
-        with watching([layers[(len(layers) - 1) // 2]]) as middle:
+        with record_outputs([layers[(len(layers) - 1) // 2]]) as middle:
             states = llava.language_model(
                 inputs_embeds=torch.cat([start.to(vision.dtype), vision, text.to(vision.dtype)], 1),
                 attention_mask=mask,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from benchmarks.shots.tables import exam_tables
-from benchmarks.studies import exam_folder, say_end
+from benchmarks.studies import print_end, study_folder
 from eligo.cli import run_script
 from eligo.cli.console import print_result, results
 from eligo.cli.flags import Count
@@ -45,7 +45,7 @@ def run(
     from eligo.shots.learner.exam import Exam
     from eligo.train.progress import ProgressBar
 
-    config, out = config.quick() if quick else config, exam_folder(out, quick)
+    config, out = config.quick() if quick else config, study_folder(out, quick)
     bars: dict[str, ProgressBar] = {}
 
     def tell(what: str, done: int, total: int) -> None:
@@ -70,7 +70,7 @@ def run(
         results().print(table)
     plain = ("health", "musts", "formula musts", "taught", "selectors")
     print_result({name: found[name] for name in plain if name in found}, json=False)
-    say_end(quick, written)
+    print_end(quick, written)
 
 
 if __name__ == "__main__":

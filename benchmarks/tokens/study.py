@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Annotated, Any
 
-from benchmarks.studies import exam_folder, met_or_missed, say_end
+from benchmarks.studies import print_end, reached_or_not, study_folder
 from benchmarks.tokens.config import ExamConfig
 from eligo.cli import run_script
 from eligo.cli.console import compact_table, print_result, results
@@ -42,7 +42,7 @@ def run(
     from benchmarks.tokens.summary import Results, judge
     from eligo.train.progress import ProgressBar
 
-    config, out = config.quick() if quick else config, exam_folder(out, quick)
+    config, out = config.quick() if quick else config, study_folder(out, quick)
     device = PartialState().device  # where the loop trains
     assert device is not None
     exam = Exam(config, out, device)
@@ -74,11 +74,11 @@ def run(
     for table in _tables(verdict):
         results().print(table)
     for bar in verdict["bars"]:
-        results().print(f"{met_or_missed(bar['met'])}: {bar['said']}", highlight=False)
+        results().print(f"{reached_or_not(bar['met'])}: {bar['said']}", highlight=False)
     for shape in verdict["shapes"]:
         told = "seen" if shape["holds"] else "not seen"
         results().print(f"{told}: {shape['claim']} ({shape['said']})", highlight=False)
-    say_end(quick, written)
+    print_end(quick, written)
 
 
 def _plot(out: Path, verdict: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """eligo: learned selection in vision-language models.
 
-Score candidates against a query, keep an exact budget, fold or drop the rest; at four scales:
-examples (`shots`), image patches (`patches`), vision tokens (`tokens`), words (`pixels`).
+Score candidates against a query, keep an exact budget, merge or drop the rest; for in-context
+examples (`shots`), image patches (`patches`), vision tokens (`tokens`) and words (`pixels`).
 
-Names are imported on first use, so that `import eligo` and `eligo --help` stay light.
+Names are imported on first use, so that `import eligo` and `eligo --help` are fast.
 """
 
 from eligo.lazy import lazy_names

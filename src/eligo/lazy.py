@@ -1,4 +1,4 @@
-"""Names that a package imports on first use, so that configs and `--help` need no torch.
+"""Names that a package imports on first use, so that configs and `--help` import no torch.
 
 A package lists its public names once, in `__init__.pyi`, where type checkers look for them too:
 
@@ -12,11 +12,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from eligo.renamed import new_name
+
 
 def lazy_names(
     package: str, file: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package (PEP 562), read from its stub file."""
+    """Return `__getattr__`, `__dir__` and `__all__` of a package (PEP 562), from its stub file."""
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     homes = {
         name.name: node.module
@@ -27,7 +29,9 @@ def lazy_names(
 
     def find(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            new = new_name("name", f"{package}.{name}")
+            hint = f"; it is now {new}" if new else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         home = homes[name]
         if home is None:
             return import_module(f"{package}.{name}")

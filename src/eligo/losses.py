@@ -1,9 +1,9 @@
-"""Losses over masked candidates, listwise, pairwise, triplet and adversarial.
+"""Losses over masked candidates: listwise, pairwise, triplet and adversarial.
 
 Conventions: float32; masks are True where real; a loss over candidates returns one value per row
-(`*batch`), and a row that cannot teach anything (no real candidate, an ignored label, no negative)
-gives exactly 0 with gradient 0: reduce with `ops.masked_mean` or a mean of your own. No loss is
-ever filled with a large constant, so all are finite under any mask.
+(`*batch`). A row without anything to learn from (no real candidate, an ignored label, no negative)
+gives 0 with gradient 0: reduce with `ops.masked_mean` or a mean of your own. All losses are finite
+under any mask.
 """
 
 import torch
@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from eligo import ops
 from eligo.errors import InputError
 from eligo.ops._checks import values_are_free
+from eligo.ops.masked import full_mask
 
-# Stands for a candidate that is not there: exp gives 0, and unlike -inf sums stay finite.
-_ABSENT = -1e30
-_ALL_TRIPLETS = 2**24  # held at once, where looking at values is not free
+_ABSENT = -1e30  # a missing candidate: exp gives 0, and unlike with -inf sums stay finite
+_ALL_TRIPLETS = 2**24  # most triplets to hold in memory, to save a device sync
 
 
 def smoothed_cross_entropy(
@@ -35,8 +35,7 @@ def smoothed_cross_entropy(
     """
     _check_smoothing(smoothing)
     _check_indices(labels, logits.shape[-1], "labels")
-    if mask is None:
-        mask = torch.ones_like(logits, dtype=torch.bool)
+    mask = full_mask(logits, mask)
     log_p = ops.masked_log_softmax(logits, mask).masked_fill(~mask, 0.0)
     label = labels.unsqueeze(-1)
     taught = ops.gather(mask, label).squeeze(-1)
@@ -65,8 +64,7 @@ def plackett_luce(
     _check_smoothing(smoothing)
     _check_indices(order, scores.shape[-1], "order")
     scores = scores.float()
-    if mask is None:
-        mask = torch.ones_like(scores, dtype=torch.bool)
+    mask = full_mask(scores, mask)
     repeated = (order.unsqueeze(-1) == order.unsqueeze(-2)).tril(-1).any(-1)
     taught = ops.gather(mask, order) & ~repeated
     picks = torch.where(taught, order, -1)
@@ -117,8 +115,7 @@ def listwise_kl(
     >>> listwise_kl(torch.zeros(2), torch.tensor([1.0, 0.0])).exp()
     tensor(2.)
     """
-    if mask is None:
-        mask = torch.ones_like(logits, dtype=torch.bool)
+    mask = full_mask(logits, mask)
     log_p = ops.masked_log_softmax(logits, mask).masked_fill(~mask, 0.0)
     target = target.float()
     if reverse:
@@ -142,8 +139,7 @@ def pairwise_hinge(
     >>> pairwise_hinge(torch.tensor(2.0), torch.tensor([0.0, 1.5]))
     tensor(0.2500)
     """
-    if mask is None:
-        mask = torch.ones_like(negatives, dtype=torch.bool)
+    mask = full_mask(negatives, mask)
     negatives = torch.where(mask, negatives.float(), 0.0)
     violation = F.relu(margin + negatives - positive.float().unsqueeze(-1))
     if not hardest:
@@ -162,8 +158,7 @@ def pairwise_logistic(
     >>> pairwise_logistic(torch.tensor(0.0), torch.zeros(3)).exp()
     tensor(2.)
     """
-    if mask is None:
-        mask = torch.ones_like(negatives, dtype=torch.bool)
+    mask = full_mask(negatives, mask)
     negatives = torch.where(mask, negatives.float(), 0.0)  # the gradient of softplus(NaN) is NaN
     return ops.masked_mean(F.softplus(negatives - positive.float().unsqueeze(-1)), mask)
 

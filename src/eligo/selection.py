@@ -1,11 +1,9 @@
-"""Selection: what every selector returns, and all that the explorer and the reports read.
+"""Selection: the result of every selector, read by the explorer and the reports.
 
-Score candidates, keep an exact budget, fold or drop the rest: the result in one immutable value,
-with any leading batch shape. Shapes and dtypes are checked on construction, always. Values are
-checked on construction where looking at them is free (eager tensors on the CPU); on a GPU or under
-`torch.compile` a look would stall the very path that selection is meant to speed up, so there
-`.check()` does it on request, and `.to("cpu")` and `.load` do it in passing. For the same reason
-`padded=False`, where there is one, lets a caller say that every candidate is real and no row short.
+Shapes and dtypes are always checked on construction, values only for eager tensors on the CPU: on
+a GPU or under `torch.compile` that would cost a device sync or a graph break, so there `.check()`
+does it, and `.to("cpu")` and `.load`. `padded=False` promises that every candidate is real and
+every row full, which saves a few kernels.
 """
 
 import os
@@ -21,13 +19,14 @@ from eligo import ops
 from eligo.errors import InputError
 from eligo.io.tensors import save_tensors
 from eligo.ops._checks import values_are_free
+from eligo.ops.masked import full_mask
 
 _FORMAT = "eligo.selection.v1"
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Candidates kept per row, what they were ranked by, and what was folded into them.
+    """Kept candidates per row, their scores, and what was merged into them; any batch shape.
 
     >>> selection = Selection.top_k(torch.tensor([[0.1, 0.9, 0.5]]), 2)
     >>> selection.indices, selection.num_kept
@@ -35,13 +34,13 @@ class Selection:
     """
 
     indices: Int[Tensor, "*batch kept"]
-    """Kept candidates in order of choice; -1 pads the end of a row that could keep fewer."""
+    """Kept candidates in order of choice; -1 pads the end of a short row."""
     scores: Float[Tensor, "*batch candidates"]
-    """What they were ranked by (the first step's, for step-wise selectors); float32."""
+    """Scores of all candidates (of the first step, for step-wise selectors); float32."""
     mask: Bool[Tensor, "*batch candidates"]
     """Which candidates were real."""
     assignment: Float[Tensor, "*batch kept candidates"] | None = None
-    """Unnormalised weights with which candidates were folded into kept ones; None: none were."""
+    """Unnormalised weights with which candidates were merged into kept ones; None: none were."""
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -56,13 +55,12 @@ class Selection:
         mask: Bool[Tensor, "*batch candidates"] | None = None,
     ) -> "Selection":
         """The k best real candidates of every row, best first, ties to the lowest index."""
-        if mask is None:
-            mask = torch.ones_like(scores, dtype=torch.bool)
+        mask = full_mask(scores, mask)
         return cls(ops.top_k(scores, k, mask), scores.float(), mask)
 
     @property
     def num_kept(self) -> Int[Tensor, "*batch"]:
-        """How many candidates each row kept: its budget, or fewer if it had fewer."""
+        """Number of kept candidates per row."""
         return (self.indices >= 0).sum(-1)
 
     @property
@@ -72,7 +70,7 @@ class Selection:
 
     @property
     def sizes(self) -> Float[Tensor, "*batch kept"]:
-        """Row sums of the assignment: how much each kept candidate stands for; 0 for padding."""
+        """Row sums of the assignment: the weight of each kept candidate; 0 for padding."""
         if self.assignment is None:
             return (self.indices >= 0).float()
         return self.assignment.float().sum(-1)
@@ -87,7 +85,7 @@ class Selection:
     def fold(self, values: Float[Tensor, "..."], *, padded: bool = True) -> Float[Tensor, "..."]:
         """`*batch candidates *features` -> `*batch kept *features`: means weighted by assignment.
 
-        `y_j = sum_i A_ji x_i / size_j`; a pure selection folds nothing and gathers.
+        `y_j = sum_i A_ji x_i / size_j`; without an assignment, `gather`.
         """
         if self.assignment is None:
             return self.gather(values, padded=padded)
@@ -97,10 +95,9 @@ class Selection:
         return folded.reshape(*self.indices.shape, *values.shape[self.mask.ndim :])
 
     def unfold(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """`*batch kept *features` -> `*batch candidates *features`: the way back from `fold`.
+        """`*batch kept *features` -> `*batch candidates *features`: the inverse of `fold`.
 
-        Each candidate gets the value it was folded into (the mean by its weights, if several);
-        candidates that went nowhere get 0.
+        Each candidate gets the weighted mean of the values it was merged into; dropped ones get 0.
         """
         self._check_values(values, self.indices.shape)
         if self.assignment is None:
@@ -126,12 +123,12 @@ class Selection:
         return Selection(**{name: tensor.to(device) for name, tensor in self._tensors().items()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as safetensors; a reader never sees half a file."""
+        """Write to a safetensors file."""
         save_tensors(Path(path), self._tensors(), {"format": _FORMAT}, make_folder=False)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Selection":
-        """Read what `save` wrote, onto the CPU, and check it."""
+        """Read what `save` wrote, to the CPU, and check it."""
         try:
             with safe_open(path, framework="pt") as file:
                 found = (file.metadata() or {}).get("format")
@@ -142,9 +139,7 @@ class Selection:
                     )
                 return cls(**{name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         except FileNotFoundError as error:
-            raise InputError(
-                f"{path}: there is no such file; expected a saved Selection"
-            ) from error
+            raise InputError(f"{path}: no such file; expected a saved Selection") from error
         except (SafetensorError, OSError, TypeError) as error:
             raise InputError(
                 f"{path}: cannot be read as a saved Selection ({error}); write it again with "
@@ -152,7 +147,7 @@ class Selection:
             ) from error
 
     def check(self) -> None:
-        """Raise InputError if the values break a promise of this class (syncs on CUDA)."""
+        """Raise InputError if a value is invalid (waits for the device)."""
         indices, last = self.indices, self.scores.shape[-1]
         real = indices >= 0
         _require((indices >= -1) & (indices < last), indices, f"an index in [-1, {last})")
@@ -180,12 +175,12 @@ class Selection:
         last = self.scores.shape[-1]
         slots = torch.where(self.indices < 0, last, self.indices).long()
         columns = torch.arange(slots.shape[-1], device=slots.device).expand(slots.shape)
-        # One slot more, which takes the padding and is cut off.
+        # One more slot, which takes the padding and is cut off.
         spare = slots.new_full((*slots.shape[:-1], last + 1), -1)
         return spare.scatter(-1, slots, columns)[..., :last]
 
     def _flat(self, values: Tensor) -> Tensor:
-        """All feature axes (or none) as one."""
+        """Flatten all feature axes into one."""
         batch = self.mask.ndim
         return values.unsqueeze(-1) if values.ndim == batch else values.flatten(batch)
 
@@ -219,8 +214,6 @@ class Selection:
 
 def _require(holds: Tensor, got: Tensor, expected: str) -> None:
     if not bool(holds.all()):
-        where = (~holds).nonzero()[0].tolist()
-        row = got[tuple(where[: got.ndim - 1])]
-        raise InputError(
-            f"Selection: got row {row.tolist()} (first at {where}), expected {expected}"
-        )
+        at = (~holds).nonzero()[0].tolist()
+        row = got[tuple(at[: got.ndim - 1])].tolist()
+        raise InputError(f"Selection: got row {row} (first at {at}), expected {expected}")

@@ -91,7 +91,7 @@ def test_the_result_is_shown_if_it_cannot_be_written(tmp_path, monkeypatch, caps
         raise OutputError(f"{path}: cannot be written")
 
     monkeypatch.setattr("benchmarks.scenes.evaluate_vlm.evaluate_vlm", answered)
-    monkeypatch.setattr("eligo.cli.result_file.write_text", full)
+    monkeypatch.setattr("eligo.cli.console.write_text", full)
     out = str(tmp_path / "new" / "vlm.json")
     command = ["--device", "cpu", "--json", "--out", out]
     assert run_script(evaluate_vlm.run, command) == 2

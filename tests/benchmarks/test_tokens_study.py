@@ -170,7 +170,7 @@ def test_the_whole_exam_in_small(sat, capsys):
     assert main(again) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == [REMARK, f"written: {sat / 'exam.json'}"]
-    assert [line.split(": ")[0] for line in lines if ": default plan: " in line] == ["MISSED"]
+    assert [line.split(": ")[0] for line in lines if ": default plan: " in line] == ["not reached"]
     assert {path: path.stat().st_mtime_ns for path in sat.rglob("*.safetensors")} == before
     assert (sat / "exam_answers.json").stat().st_mtime_ns == answered
 

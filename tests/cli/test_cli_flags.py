@@ -72,7 +72,7 @@ def test_smoke_shrinks_but_flags_still_win(taken):
     assert (config.steps, config.merger.ratio) == (7, 0.1)
 
 
-def test_smoke_only_where_the_config_knows_how(run):
+def test_smoke_needs_a_config_with_a_smoke_method(run):
     outcome = run("sample", "take_plain", "--smoke")
     assert (outcome.code, "--smoke" in outcome.err) == (2, True)
 
@@ -106,7 +106,7 @@ def test_help_shows_docstrings_and_the_values_of_this_file(run):
     assert "--task" not in words
 
 
-def test_help_of_a_plain_command_says_only_what_helps(run):
+def test_help_of_a_plain_command_hides_empty_defaults(run):
     """No default where leaving a flag out is the default, no None to type, no broken lines."""
     outcome = run("sample", "look", "--help")
     words = " ".join(outcome.out.replace("│", " ").split())
@@ -219,7 +219,7 @@ def test_bad_config_files(run, name, expected):
     assert "Traceback" not in outcome.err
 
 
-def test_config_is_asked_for(run):
+def test_a_missing_config_is_an_error(run):
     outcome = run("sample", "take")
     assert (outcome.code, outcome.out) == (2, "")
     assert (

@@ -30,13 +30,13 @@ def test_json_with_models(run, monkeypatch, tmp_path):
     assert {row["extra"] for row in document["extras"]} >= {"tensorboard", "search", "ray"}
 
 
-def test_what_is_really_shipped(run):
+def test_shipped_models_are_listed(run):
     models = {row["model"]: row for row in json.loads(run("info", "--json").out)["models"]}
     assert models["vlm"]["about"].startswith("A tiny LLaVA")
     assert models["vlm"]["MB"] > 10
 
 
-def test_a_missing_extra_says_how_to_get_it(run, monkeypatch):
+def test_a_missing_extra_names_its_pip_command(run, monkeypatch):
     found = info._version
     monkeypatch.setattr(info, "_version", lambda name: None if name == "optuna" else found(name))
     rows = {row["extra"]: row for row in json.loads(run("info", "--json").out)["extras"]}

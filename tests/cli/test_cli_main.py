@@ -93,7 +93,7 @@ def test_help_of_all_and_of_one_family(run):
     assert "  take_plain   to take_plain" in family.out
 
 
-def test_a_family_stands_together_and_says_what_it_is_about():
+def test_families_are_contiguous_and_have_a_description():
     heads = [name.split()[0] for name in COMMANDS]
     assert [head for head, _ in groupby(heads)] == list(dict.fromkeys(heads))
     assert {head for head in heads if head not in COMMANDS} == set(ABOUT)
@@ -120,11 +120,11 @@ def test_help_is_light(python, args, code):
     assert result.stderr.splitlines()[-1] == f"{code} ['eligo']"
 
 
-def test_what_commands_import_before_their_own_work_needs_no_torch(python):
+def test_commands_and_configs_import_no_torch(python):
     """Their modules and, for the flags, their configs: so help is there at once."""
     lines = ["import sys", "from eligo.cli.commands import COMMANDS"]
     lines += ["for name, command in COMMANDS.items():", "    command.load()"]
-    lines += ["    if 'torch' in sys.modules: sys.exit(name)", "import eligo.cli.call"]
+    lines += ["    if 'torch' in sys.modules: sys.exit(name)", "import eligo.cli.flags"]
     lines += ["from eligo.cli.registry import TASKS, resolve_task", "for name in TASKS:"]
     lines += ["    resolve_task(name)", "    if 'torch' in sys.modules: sys.exit(name)"]
     result = python("-c", "\n".join(lines))

@@ -1,4 +1,4 @@
-"""Words of any length and byte on the command line: one line and exit code 2."""
+"""Arguments with any bytes and of any length: one line of error and exit code 2."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def refused(tmp_path, monkeypatch, capsys):
     return refused
 
 
-def test_bytes_that_are_no_text(refused):
+def test_bytes_that_are_not_text(refused):
     assert "argument 2: got 'a\\x00b', expected UTF-8 text" in refused("explore", "a\0b")
     assert "argument 3: got '\\udcff'" in refused("demo", "--out", "\udcff")
 
@@ -35,14 +35,14 @@ def test_paths_that_are_too_long(refused, name):
     assert "File name too long" in refused("search", name)
 
 
-def test_paths_of_another_kind(refused):
+def test_pipes_and_circular_links(refused):
     os.mkfifo("pipe")
     Path("loop").symlink_to("loop")
     for command in (
         ("explore", "pipe"),
         ("pixels", "convert", "pipe", "--out", "out"),
         ("shots", "embed", "--data", "pipe", "--out", "out"),
-        ("scenes", "train-vlm", "vlm_see", "--train.init_from", "pipe"),
+        ("pixels", "train", "scenes", "--train.init_from", "pipe"),
         ("search", "pipe"),
     ):
         assert "is a pipe, socket or device; expected a" in refused(*command)
@@ -57,11 +57,11 @@ def test_numbers_that_no_tensor_holds(refused):
     assert "--target: got nan, expected a finite" in refused("tokens", "plan", "--target", "nan")
 
 
-def test_an_empty_config_is_no_config(refused):
+def test_an_empty_config_name_is_refused(refused):
     assert "'': neither a file nor a shipped config" in refused("patches", "train", "")
 
 
-def test_the_system_refuses_a_path(refused, monkeypatch):
+def test_a_path_without_permission(refused, monkeypatch):
     def closed() -> None:
         raise PermissionError(13, "Permission denied", "runs/closed")
 
@@ -78,7 +78,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
         main(["explore"])
 
 
-def test_too_little_memory_is_said(monkeypatch, capsys):
+def test_out_of_memory_is_one_line(monkeypatch, capsys):
     def full() -> None:
         raise MemoryError
 

@@ -25,7 +25,7 @@ def test_saved_run_config_loads_again(sample_commands):
     assert load_run_config("saved.yaml") == config
 
 
-def test_ones_own_task_in_the_working_folder(sample_commands, monkeypatch):
+def test_a_task_of_the_user_in_the_working_folder(sample_commands, monkeypatch):
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(Path.cwd()))])
     Path("own_module.py").write_text(
         "from eligo.config import Config\nclass Own(Config):\n    task: str\n    size: int = 1\n"
@@ -73,7 +73,7 @@ def test_a_broken_module_keeps_its_traceback(sample_commands):
         resolve_task("broken_module:Own")
 
 
-def test_expected_class_stands_in_for_a_missing_task():
+def test_the_expected_class_replaces_a_missing_task():
     assert config_class(read_layer(None), Plain) is Plain
     with pytest.raises(ConfigError, match="task: missing"):
         config_class(read_layer(None))

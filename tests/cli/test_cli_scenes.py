@@ -1,11 +1,9 @@
-"""`eligo scenes export` and `eligo scenes stats` from the command line."""
+"""`eligo scenes export` from the command line."""
 
 import json
 
 import pytest
-from benchmarks.scenes.stats_command import _verdict
 
-from benchmarks.scenes.stats import Row, Stats
 from eligo.cli import main
 
 SMALL = ("--train", "3", "--validation", "1", "--test", "1")
@@ -26,17 +24,17 @@ def test_export_and_again(tmp_path, capsys):
 
 
 def test_export_on_an_engine(tmp_path, monkeypatch, capsys):
-    heard = {}
+    options_seen = {}
 
     def export_scenes(config, out, on_progress, **options):
-        heard.update(options)
+        options_seen.update(options)
 
     monkeypatch.setattr("eligo.scenes.export.export_scenes", export_scenes)
     command = ["scenes", "export", "vqa", "--out", str(tmp_path)]
     assert main([*command, "--engine", "ray", "--num_workers", "3"]) == 0
-    assert heard == {"engine": "ray", "num_workers": 3}
+    assert options_seen == {"engine": "ray", "num_workers": 3}
     assert main(command) == 0
-    assert heard["engine"] == "local"
+    assert options_seen["engine"] == "local"
     assert main([*command, "--engine", "spark"]) == 2
     assert "spark" in capsys.readouterr().err
 
@@ -53,55 +51,24 @@ def test_export_without_a_config_is_plain_json_lines(tmp_path, capsys):
         (["scenes", "export", "nuy", "--out", "x"], "did you mean nyu?"),
         (["scenes", "export", "vqa"], "--out"),
         (["scenes", "export", "vqa", "--out", "x", "--scenes.painted", "1"], "painted"),
-        (["scenes", "stats", "--questions", "0"], "--questions"),
-        (["scenes", "stats", "nyu"], "task: got 'scenes.export'; expected a task: scenes.stats"),
     ],
 )
-def test_mistakes(args, message, tmp_path, monkeypatch, capsys):
+def test_invalid_arguments(args, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(args) == 2
-    told = capsys.readouterr()
-    assert message in told.err
-    assert "Traceback" not in told.err
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
     assert not list(tmp_path.iterdir())
 
 
-def test_stats(capsys):
-    flags = ("--train", "60", "--validation", "40")
-    assert main(["scenes", "stats", *flags]) == 0
-    table = capsys.readouterr().out
-    for word in ("lookup", "same colour", "blind", "held-out pairs", "OK"):
-        assert word in table
-    assert main(["scenes", "stats", *flags, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {row["family"] for row in found["questions"]} >= {"count", "relation"}
-    assert found["held_out"]["train"] == 0
-
-
-def test_stats_of_a_world_without_questions(capsys):
-    assert main(["scenes", "stats", "--scenes.painted", "1"]) == 2
-    assert "painted=0" in capsys.readouterr().err
-
-
-def test_export_to_a_folder_that_cannot_be(tmp_path, capsys):
+def test_export_to_an_impossible_folder(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     out = str(tmp_path / "file" / "deeper")
     assert main(["scenes", "export", "--out", out, *SMALL, *TINY]) == 2
     assert "is not a folder" in capsys.readouterr().err
 
 
-def test_a_wrong_config_name_is_answered_with_those_of_the_command(capsys):
+def test_an_unknown_config_lists_those_of_the_command(capsys):
     assert main(["scenes", "export", "nonsense", "--out", "x"]) == 2
-    told = capsys.readouterr().err
-    assert "(shipped with eligo: captions, jsonl, nyu, sun, vqa)" in told
-
-
-def test_the_verdict_says_what_was_measured():
-    def verdict(blind: float, fair: bool) -> str:
-        row = Row("count", "all", 9, 1.0, 0.2, blind, 1.0, (0.1, 0.4), fair, {})
-        return _verdict(Stats([row], {}, {})).plain
-
-    above = "more than 5 points above chance without looking"
-    assert verdict(0.22, True) == f"OK: none is {above}"
-    assert verdict(0.30, True) == f"OK, but too few questions to be sure; {above}: count/all"
-    assert verdict(0.30, False) == f"!! {above}, and surely above it: count/all"
+    assert "(shipped with eligo: captions, jsonl, nyu, sun, vqa)" in capsys.readouterr().err

@@ -31,23 +31,23 @@ def test_show(tmp_path, monkeypatch, capsys):
 
 def test_out_and_json(tmp_path, capsys):
     assert main(["scenes", "show", "--scenes", "1", "--out", str(tmp_path / "a b"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["page"] == str(tmp_path / "a b" / "index.html")
+    message = json.loads(capsys.readouterr().out)
+    assert message["page"] == str(tmp_path / "a b" / "index.html")
     assert (tmp_path / "a b" / "contact_sheet.png").exists()
 
 
 @pytest.mark.parametrize("scenes", ["0", "101"])
-def test_how_many_scenes(tmp_path, capsys, scenes):
+def test_number_of_scenes(tmp_path, capsys, scenes):
     assert main(["scenes", "show", "--scenes", scenes, "--out", str(tmp_path)]) == 2
     assert "expected 1 to 100" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be(tmp_path, capsys):
+def test_an_impossible_folder(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["scenes", "show", "--scenes", "1", "--out", str(tmp_path / "file")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_one_scene_is_one_scene(tmp_path, capsys):
+def test_one_scene(tmp_path, capsys):
     assert main(["scenes", "show", "--scenes", "1", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("1 scene with depth")

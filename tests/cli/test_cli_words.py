@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from eligo.cli.words import say_unknown_words, unknown_words
+from eligo.cli.console import unknown_words, warn_unknown_words
 
 
 def of_words(*known: str) -> PreTrainedTokenizerFast:
@@ -22,21 +22,21 @@ def of_bytes(unk: str | None) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token=unk)
 
 
-def test_words_as_they_are_written(capsys):
+def test_unknown_words_are_listed_as_written(capsys):
     tokenizer = of_words("what", "is", "the", "?")
     assert unknown_words(tokenizer, "what breed is the Dog?") == ["breed", "Dog"]
-    say_unknown_words(tokenizer, ["what breed is the Dog?", "is the breed what?"])
-    told = capsys.readouterr()
-    assert told.err == "the model does not know these words: breed, Dog\n"
-    assert told.out == ""
+    warn_unknown_words(tokenizer, ["what breed is the Dog?", "is the breed what?"])
+    message = capsys.readouterr()
+    assert message.err == "the model does not know these words: breed, Dog\n"
+    assert message.out == ""
 
 
-def test_of_many_the_first(capsys):
-    say_unknown_words(of_words("a"), ["a " + " ".join(f"w{number}" for number in range(30))])
+def test_only_the_first_unknown_words_are_listed(capsys):
+    warn_unknown_words(of_words("a"), ["a " + " ".join(f"w{number}" for number in range(30))])
     assert capsys.readouterr().err.endswith("w10, w11 and 18 more\n")
 
 
 @pytest.mark.parametrize("unk", [None, "<|endoftext|>"])
-def test_nothing_is_said_where_every_text_is_known(unk, capsys):
-    say_unknown_words(of_bytes(unk), ["what breed is the dög? 🐕"])
+def test_no_message_if_every_word_is_known(unk, capsys):
+    warn_unknown_words(of_bytes(unk), ["what breed is the dög? 🐕"])
     assert capsys.readouterr().err == ""

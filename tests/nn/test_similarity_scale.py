@@ -59,12 +59,12 @@ def scale_gradient(scale: SimilarityScale) -> Tensor:
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("init", [0.01, 1.0, DEFAULT, 100.0])
-def test_learnable_scale_is_alive_at_its_start(similarity: str, init: float):
+def test_learnable_scale_has_a_gradient_at_its_start(similarity: str, init: float):
     assert scale_gradient(SimilarityScale(similarity, learnable=True, init=init)).abs() > 1e-5
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_legacy_clamp_kills_the_guides_default(similarity: str):
+def test_legacy_clamp_has_no_gradient_at_its_default(similarity: str):
     """The same test that passes above shows the legacy form dead: it can fail."""
     dead = SimilarityScale(similarity, learnable=True, init=DEFAULT, legacy=True)
     assert scale_gradient(dead).item() == 0.0
@@ -73,7 +73,7 @@ def test_legacy_clamp_kills_the_guides_default(similarity: str):
 
 
 @pytest.mark.parametrize("direction", [1.0, -1.0])
-def test_stays_in_bounds_and_alive_after_optimiser_steps(direction: float):
+def test_stays_in_bounds_with_a_gradient_after_optimiser_steps(direction: float):
     scale = SimilarityScale("cosine", learnable=True, init=1.0, bounds=(0.5, 2.0))
     optimiser = torch.optim.SGD(scale.parameters(), lr=1.0)
     for _ in range(5):
@@ -142,6 +142,6 @@ def test_zero_vectors_are_finite():
         ({"bounds": (2.0, 1.0)}, "0 < low < high"),
     ],
 )
-def test_bad_arguments_are_named(arguments: dict, message: str):
+def test_invalid_arguments_are_refused(arguments: dict, message: str):
     with pytest.raises(InputError, match=message):
         SimilarityScale("cosine", **arguments)

@@ -43,7 +43,7 @@ def test_equals_loop(case: Ragged, k: int, hard: bool):
 
 @quick
 @given(ragged(min_candidates=1), st.integers(1, 4))
-def test_every_real_candidate_is_shared_out_once(case: Ragged, k: int):
+def test_weights_of_every_real_candidate_sum_to_one(case: Ragged, k: int):
     centres = top_k(case.scores, k, case.mask)
     logits = torch.randn(*centres.shape, case.scores.shape[-1], generator=case.generator)
     total = soft_assignment(logits, centres, case.mask).sum(-2)
@@ -133,7 +133,7 @@ def test_padding_columns_change_nothing(hard: bool):
 
 @quick
 @given(ragged(min_candidates=1), st.booleans())
-def test_what_is_known_to_be_unpadded_is_assigned_alike(case: Ragged, hard: bool):
+def test_padded_false_gives_the_same_assignment(case: Ragged, hard: bool):
     centres = top_k(case.scores, 1)
     logits = torch.randn(*centres.shape, case.scores.shape[-1], generator=case.generator)
     found = soft_assignment(logits, centres, hard=hard, padded=False)
@@ -142,7 +142,7 @@ def test_what_is_known_to_be_unpadded_is_assigned_alike(case: Ragged, hard: bool
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_short_way_without_padding_is_the_long_one(masked: bool):
+def test_unpadded_hard_assignment_equals_the_general_one(masked: bool):
     source = torch.Generator().manual_seed(3)
     logits = torch.randn(2, 3, 4, 9, generator=source).mul(2).round()  # with ties
     centres = torch.rand(2, 3, 9, generator=source).argsort(-1)[..., :4]

@@ -109,7 +109,7 @@ def test_budget_per_row_mates_and_padding(choose):
 
 
 @pytest.mark.parametrize("choose", [farthest_points, greedy_dpp])
-def test_small_and_strange(choose):
+def test_empty_and_single_candidates(choose):
     assert choose(torch.zeros(2, 0, 0), 3).tolist() == [[-1] * 3] * 2
     assert choose(torch.ones(1, 1), 2).tolist() == [0, -1]
     assert choose(torch.ones(3, 3, dtype=torch.bfloat16), 3).tolist() == [0, 1, 2]
@@ -142,7 +142,7 @@ def test_distinctness_equals_loops(size: int, seed: int):
             assert found[row, i].item() == pytest.approx(1 - max(above, default=-1.0))
 
 
-def test_distinctness_of_nothing_and_of_nan():
+def test_distinctness_of_no_candidates_and_of_nan():
     assert distinctness(torch.zeros(2, 0), torch.zeros(2, 0, 0)).shape == (2, 0)
     cosines = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
     found = distinctness(torch.tensor([torch.nan, -5.0]), cosines)

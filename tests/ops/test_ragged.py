@@ -82,6 +82,6 @@ def test_kept_mask_inverts_align(case: Ragged):
 
 @quick
 @given(ragged(min_candidates=1))
-def test_what_is_known_to_be_unpadded_is_gathered_alike(case: Ragged):
+def test_padded_false_gathers_the_same(case: Ragged):
     values, indices = case.randn(3), case.scores.argsort(-1)
     assert gather(values, indices, padded=False).equal(gather(values, indices))

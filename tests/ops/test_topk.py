@@ -92,7 +92,7 @@ def test_gumbel_noise_has_the_right_moments_and_repeats():
     assert noise.equal(gumbel_noise(like, torch.Generator().manual_seed(3)))
 
 
-def test_bad_budgets_are_named():
+def test_invalid_budgets_are_refused():
     scores = torch.zeros(2, 3)
     with pytest.raises(InputError, match="k=-1"):
         top_k(scores, -1)

@@ -59,7 +59,7 @@ def test_tokens_are_the_backbones_own(tmp_path, kind):
 
 def test_given_backbones_learn_more_slowly(tmp_path):
     from eligo.train.config import OptimizerConfig
-    from eligo.train.groups import parameter_groups
+    from eligo.train.optimization import parameter_groups
 
     model = model_of(tmp_path, "vit")
     groups = parameter_groups({"retriever": model}, OptimizerConfig(lr=2e-4))

@@ -13,7 +13,7 @@ from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.task import PatchesTask, train_model, with_counted_steps
 from eligo.train import Progress
-from eligo.train.schedule import lr_factor
+from eligo.train.optimization import lr_factor
 
 KINDS = [("global", False), ("filip", False), ("open", False), ("open", True), ("paper", True)]
 RUNS = [name for name in shipped_configs("patches") if name.startswith(("scenes", "f30k", "coco"))]
@@ -175,7 +175,7 @@ def test_recipe():
     config = load_config(PatchesTrainConfig, "patches/f30k_vit224")
     assert (config.train.batch_size, config.train.clip_norm, config.epochs) == (128, 2.0, 30)
     assert (config.optimizer.lr, config.optimizer.weight_decay) == (2e-4, 1e-4)
-    from eligo.train.schedule import lr_factor
+    from eligo.train.optimization import lr_factor
 
     per_epoch = 1132
     factors = [

@@ -12,7 +12,7 @@ from eligo.errors import InputError
 from eligo.nn import SimilarityScale
 from eligo.pixels import PRESETS, PixelsModel, TextBatch, segmentation_loss
 from eligo.train import OptimizerConfig
-from eligo.train.groups import parameter_groups
+from eligo.train.optimization import parameter_groups
 from strategies import production
 
 FORMS = ("gated", "legacy")

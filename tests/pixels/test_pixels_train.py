@@ -21,7 +21,7 @@ from eligo.pixels import (
 )
 from eligo.pixels.training.task import PixelsTask, train_model, with_counted_steps
 from eligo.train import Progress, seed_everything
-from eligo.train.groups import parameter_groups
+from eligo.train.optimization import parameter_groups
 
 YAMLS = sorted(set(shipped_configs("pixels")) - {"exam"})
 TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke()

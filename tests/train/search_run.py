@@ -1,20 +1,17 @@
-"""Two workers on one search, killed in the middle and started again: `search_run.py OUT`."""
+"""Two workers on one search, killed in the middle and started again."""
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo
-import torch.utils.tensorboard
 from toy_task import ToyTask, toy
 
 from eligo.train import Progress, StepOutput
+from eligo.train.config import RangeConfig, SearchConfig
 from eligo.train.search import run_search
-from eligo.train.search_config import RangeConfig, SearchConfig
 
 SEARCH = SearchConfig(
     trials=7,
@@ -39,9 +36,11 @@ def worker(out: Path, hang: bool = False) -> int:
     return child
 
 
-def main() -> None:
+def search_and_kill(out: Path) -> None:
+    """Kill two workers once both have a checkpoint; two others finish the search."""
     torch.set_num_threads(1)
-    out = Path(sys.argv[1])
+    import optuna  # noqa: F401 (once, not in every fork)
+
     first = [worker(out, hang=True), worker(out, hang=True)]
     while len(list((out / "run_search").glob("trial_*/last"))) < 2:  # both have a checkpoint
         time.sleep(0.02)
@@ -49,8 +48,4 @@ def main() -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     second = [worker(out), worker(out)]
-    sys.exit(max(os.waitpid(child, 0)[1] for child in second))
-
-
-if __name__ == "__main__":
-    main()
+    assert not any(os.waitpid(child, 0)[1] for child in second)

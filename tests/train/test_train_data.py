@@ -44,7 +44,7 @@ def test_workers_repeat_the_augmentations() -> None:
     assert torch.equal(take(5), take(5, workers=1))
 
 
-def test_an_epoch_repeats_nothing_and_the_next_is_another() -> None:
+def test_epochs_are_different_permutations() -> None:
     indices = take(6)[..., 0]
     first, second = indices[:3].flatten().tolist(), indices[3:].flatten().tolist()
     assert len(set(first)) == 18
@@ -62,7 +62,7 @@ def rows(count: int, start: int = 0, batch_size: int = 6) -> list[tuple[int, tor
     return list(islice(epoch_rows(22, batch_size, 5, start, torch.device("cpu")), count))
 
 
-def test_rows_of_what_lies_on_the_device_repeat_nothing_within_an_epoch() -> None:
+def test_device_rows_do_not_repeat_within_an_epoch() -> None:
     drawn = rows(7)
     assert [step for step, _ in drawn] == list(range(7))
     first, second = (torch.cat([row for _, row in drawn[i : i + 3]]) for i in (0, 3))
@@ -100,7 +100,7 @@ def no_batch(_: list) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_bad_data_is_told_alike_by_all_workers(workers: int) -> None:
+def test_all_workers_report_bad_data_alike(workers: int) -> None:
     with pytest.raises(InputError) as caught:
         list(islice(epoch_batches(Torn(), 6, 5, 0, 0, 1, num_workers=workers), 4))
     assert str(caught.value) == "7.png: cannot be read as an image"
@@ -109,10 +109,10 @@ def test_bad_data_is_told_alike_by_all_workers(workers: int) -> None:
     assert str(caught.value) == "images of several sizes"
 
 
-def test_steps_beside_epochs_do_not_count(caplog: pytest.LogCaptureFixture):
-    """Who asked for both is told which counts; who asked for one hears nothing."""
+def test_total_steps_are_ignored_with_epochs(caplog: pytest.LogCaptureFixture):
+    """A warning if both are given, none if only one is."""
     assert counted_steps(3, 10, TrainConfig(batch_size=4)) == 6
     assert counted_steps(3, 10, TrainConfig(batch_size=4, total_steps=6)) == 6
     assert not caplog.text
     assert counted_steps(3, 10, TrainConfig(batch_size=4, total_steps=2)) == 6
-    assert "total_steps 2 does not count beside epochs 3, which are 6 steps" in caplog.text
+    assert "total_steps 2 is ignored: epochs 3 are 6 steps" in caplog.text

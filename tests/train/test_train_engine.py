@@ -84,7 +84,7 @@ def test_the_first_failure_can_end_the_map(engine: Any, request: pytest.FixtureR
     assert done == []
 
 
-def test_what_on_done_raises_is_not_a_failed_shard() -> None:
+def test_an_error_in_on_done_is_not_a_failed_shard() -> None:
     def stop(count: int) -> None:
         raise RuntimeError(f"enough after {count}")
 
@@ -92,12 +92,12 @@ def test_what_on_done_raises_is_not_a_failed_shard() -> None:
         map_shards(lambda: str, [1, 2], on_done=stop)
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"eligo\[ray\]"):
         map_shards(lambda: str, [1], engine="ray")
 
 
-def test_numbers_are_checked() -> None:
+def test_invalid_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="num_workers 0"):
         map_shards(lambda: str, [1], num_workers=0)

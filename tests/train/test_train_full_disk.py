@@ -16,8 +16,8 @@ import eligo.io.files
 import eligo.io.tensors
 from eligo.errors import ConfigError, OutputError
 from eligo.train import fit
+from eligo.train.checkpoint import RunFolder, TrainState
 from eligo.train.config import TrainConfig
-from eligo.train.run_folder import RunFolder
 from eligo.train.weights import load_weights, save_weights
 
 OPTIONS: dict[str, Any] = {
@@ -92,7 +92,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
-def test_writes_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_failing_write_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     run(toy(tmp_path, "whole", **OPTIONS))
     writes, whole = disk.count, RunFolder(tmp_path / "whole")
@@ -136,7 +136,7 @@ def test_the_name_of_a_module_stays_in_its_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_other_things_among_the_checkpoints_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_among_the_checkpoints_stay(tmp_path: Path) -> None:
     """Copies that a user made, files of the system, and a checkpoint moved to another disk."""
     run(toy(tmp_path, train__keep_checkpoints=3))
     folder = RunFolder(tmp_path / "run")
@@ -146,7 +146,7 @@ def test_other_things_among_the_checkpoints_are_left_alone(tmp_path: Path) -> No
     (folder.checkpoints / "step_000004_good").mkdir()
     for name in (".DS_Store", "notes.txt"):
         (folder.checkpoints / name).write_text("mine")
-    folder.prepare({}, steps[-1], best=None, keep=1)
+    folder.prepare({"train": {"keep_checkpoints": 1}}, TrainState(steps[-1]))
     assert folder.steps() == steps[-1:]
     assert (moved / "config.yaml").is_file()
     left = {path.name for path in folder.checkpoints.iterdir()}

@@ -39,7 +39,7 @@ def weights(task: ToyTask) -> dict[str, Tensor]:
     }
 
 
-def test_is_what_a_plain_loop_does(tmp_path: Path) -> None:
+def test_equals_a_plain_loop(tmp_path: Path) -> None:
     """Two optimisers, own schedules, clipping, decay groups, projection: against plain torch."""
     changes = {"noise": False, "train__clip_norm": 0.2, "head__weight_decay": 0.3}
     task, other = toy(tmp_path, **changes), toy(tmp_path, **changes)
@@ -90,7 +90,7 @@ def test_is_what_a_plain_loop_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_accumulation_is_the_big_batch(tmp_path: Path, precision: str) -> None:
+def test_accumulation_equals_the_large_batch(tmp_path: Path, precision: str) -> None:
     whole = toy(tmp_path, "whole", noise=False, train__precision=precision)
     parts = toy(
         tmp_path,
@@ -151,7 +151,7 @@ def test_fp16_and_uneven_batches_are_refused_on_a_cpu(tmp_path: Path) -> None:
 
 
 class Scripted(ToyTask):
-    """Validation metrics as told."""
+    """The given validation metrics."""
 
     script = (3.0, 1.0, 2.0, math.nan, 1.0, 0.5)
 
@@ -189,7 +189,7 @@ def test_unknown_monitor_is_named(tmp_path: Path) -> None:
         run(scripted(tmp_path, train__monitor="scores"))
 
 
-def test_tensorboard_has_what_the_lines_have(tmp_path: Path) -> None:
+def test_tensorboard_has_the_same_metrics(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     result = run(toy(tmp_path))
     board = reader.EventAccumulator(str(result.folder / "tensorboard"))
@@ -201,7 +201,7 @@ def test_tensorboard_has_what_the_lines_have(tmp_path: Path) -> None:
     assert len(board.Scalars("validation/loss")) == 3
 
 
-def test_without_tensorboard_there_are_the_lines(
+def test_without_tensorboard_metrics_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
@@ -253,7 +253,7 @@ def test_a_run_is_never_overwritten_or_mixed(tmp_path: Path) -> None:
     assert run(toy(tmp_path, train__total_steps=4), resume=True).last_step == 4
 
 
-def test_out_of_time_stops_with_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
+def test_out_of_time_stops_with_a_checkpoint_and_resumes(tmp_path: Path) -> None:
     whole, parts = toy(tmp_path, "whole"), toy(tmp_path, "parts", train__max_minutes=1e-9)
     result = run(parts)
     assert (result.ended, result.last_step) == ("max_minutes", 1)
@@ -285,7 +285,7 @@ def test_the_end_is_evaluated_when_time_runs_out_before_the_first_evaluation(
     assert result.best["loss"] == lines(result, "validation")[0]["loss"]
 
 
-def test_an_end_by_the_clock_is_evaluated_once_and_costs_no_patience(tmp_path: Path) -> None:
+def test_max_minutes_evaluates_once_without_using_patience(tmp_path: Path) -> None:
     """Scores 3, 1, then worse; the clock ends every step, evaluations of even steps count."""
     options = {"train__max_minutes": 1e-9, "train__patience": 2}
     task = scripted(tmp_path, **options)
@@ -304,7 +304,7 @@ def test_an_end_by_the_clock_is_evaluated_once_and_costs_no_patience(tmp_path: P
     assert [line["step"] for line in validation] == [1, 2, 3, 4, 5, 6]
 
 
-def test_sums_between_two_lines_survive_a_stop(tmp_path: Path) -> None:
+def test_meter_sums_survive_a_stop(tmp_path: Path) -> None:
     """The mean of a line covers steps before and after the checkpoint."""
     whole = run(toy(tmp_path, "whole", train__log_every=3, train__evaluate_every=2))
     options = {"train__log_every": 3, "train__evaluate_every": 2}

@@ -1,15 +1,15 @@
-"""A run whose first evaluation stays the best says so at its end."""
+"""A warning if no evaluation of a run was better than the first."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from eligo.train.outcome import learning_remark
+from eligo.train.log import no_improvement
 
 
 @pytest.mark.parametrize(
-    ("steps", "best", "is_told"),
+    ("steps", "best", "expected"),
     [
         ((10, 20, 30), 10, True),
         ((10, 20, 30), 30, False),
@@ -18,16 +18,16 @@ from eligo.train.outcome import learning_remark
         ((), None, False),
     ],
 )
-def test_the_first_is_the_best(tmp_path: Path, steps, best, is_told: bool):
+def test_a_warning_if_the_first_evaluation_is_the_best(tmp_path: Path, steps, best, expected: bool):
     lines = [{"step": 1, "split": "train"}]
     lines += [{"step": step, "split": "validation"} for step in steps]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "metrics.jsonl").write_text(text)
-    said = learning_remark(tmp_path, best)
-    assert (said is not None) == is_told
-    if said is not None:
-        assert f"the first of {len(steps)} evaluations, at step {best}" in said
+    warning = no_improvement(tmp_path, best)
+    assert (warning is not None) == expected
+    if warning is not None:
+        assert f"the first of {len(steps)} evaluations, at step {best}" in warning
 
 
 def test_a_run_without_metrics(tmp_path: Path):
-    assert learning_remark(tmp_path, None) is None
+    assert no_improvement(tmp_path, None) is None

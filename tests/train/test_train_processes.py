@@ -5,22 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from in_two import OPTIONS, train_in_two
 from safetensors.torch import load_file
-from toy_in_two import OPTIONS
 from toy_task import toy
 
 from eligo.errors import InputError
 from eligo.train import fit
 from eligo.train.processes import Processes, end
-from two_processes import two_processes
+from forks import run_in_two
 
 
-def test_two_processes_are_one(tmp_path: Path) -> None:
-    with two_processes(Path(__file__).with_name("toy_in_two.py"), tmp_path / "two"):
-        # A process seeds its part as an accumulated part is: with two of them even the noise is
-        # equal.
-        task = toy(tmp_path / "one", train__gradient_accumulation=2, **OPTIONS)
-        one = fit(task, task.config.train).folder
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    run_in_two(train_in_two, tmp_path / "two")
+    # Processes and accumulated parts are seeded alike, so even the noise is equal.
+    task = toy(tmp_path / "one", train__gradient_accumulation=2, **OPTIONS)
+    one = fit(task, task.config.train).folder
 
     two = tmp_path / "two" / "run"
     for file in (one / "last").resolve().rglob("*.safetensors"):
@@ -36,7 +35,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         assert abs(first["loss"] - second["loss"]) < 1e-5
 
 
-def test_only_programs_of_several_processes_end_at_once(monkeypatch) -> None:
+def test_only_programs_of_several_processes_exit_at_once(monkeypatch) -> None:
     ended = []
     monkeypatch.setattr("os._exit", ended.append)
     monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: ended.append("left"))
@@ -47,7 +46,7 @@ def test_only_programs_of_several_processes_end_at_once(monkeypatch) -> None:
     assert ended == ["left", 3]
 
 
-def test_processes_that_do_not_know_of_each_other(monkeypatch) -> None:
+def test_processes_that_are_not_connected(monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="one of 2 processes that do not know"):
+    with pytest.raises(InputError, match="one of 2 processes that are not connected"):
         Processes()

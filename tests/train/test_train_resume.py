@@ -1,18 +1,16 @@
 """A run killed at any moment resumes to the same losses and weights, bit for bit."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from kill_run import OPTIONS, PLACES
+from kill_run import OPTIONS, PLACES, train_and_kill
 from safetensors.torch import load_file
 from toy_task import toy
 
 from eligo.train import fit
-from limits import PROCESS_SECONDS
+from forks import run_forked
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:
@@ -23,18 +21,10 @@ def timeless(path: Path) -> list[dict[str, Any]]:
 
 
 def test_killed_runs_repeat_the_unbroken_one(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("kill_run.py")
-    broken = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "broken")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    run_forked(train_and_kill, (tmp_path / "broken",))
+    assert int((tmp_path / "broken" / "killed.txt").read_text()) >= len(PLACES)
     task = toy(tmp_path / "whole", **OPTIONS)
     whole = fit(task, task.config.train).folder
-    output, errors = broken.communicate(timeout=PROCESS_SECONDS)
-    assert broken.returncode == 0, errors
-    assert int(output.split()[-1]) >= len(PLACES), output
 
     folder = tmp_path / "broken" / "run"
     assert timeless(folder / "metrics.jsonl") == timeless(whole / "metrics.jsonl")

@@ -9,10 +9,12 @@ from toy_task import ToyTask, toy
 
 from eligo.errors import InputError, OutputError
 from eligo.train import FitResult, fit
-from eligo.train.run_folder import RunFolder
+from eligo.train.checkpoint import RunFolder, TrainState
+
+KEEP_TWO = {"train": {"keep_checkpoints": 2}}
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_an_impossible_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     config = toy(tmp_path / "file").config
     with pytest.raises(OutputError, match="cannot be written"):
@@ -21,17 +23,17 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_full_disk(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.prepare({}, 0, None, keep=2)
+    folder.prepare(KEEP_TWO, TrainState())
     with pytest.raises(OutputError, match=r"No space left.*--resume"), folder.writing(3):
         raise OSError(28, "No space left on device")
     assert not folder.steps()
 
 
-def test_a_run_killed_before_old_checkpoints_went(tmp_path: Path) -> None:
+def test_a_run_killed_before_old_checkpoints_were_removed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (4, 80, 85, 90):
         folder.checkpoint(step).mkdir(parents=True)
-    folder.prepare({}, 90, best=4, keep=2)
+    folder.prepare(KEEP_TWO, TrainState(90, best_step=4))
     assert folder.steps() == [4, 85, 90]
     assert (tmp_path / "last").resolve() == folder.checkpoint(90).resolve()
     assert (tmp_path / "best").resolve() == folder.checkpoint(4).resolve()
@@ -55,7 +57,7 @@ def failing(out: Path, at: int, **changes: Any) -> ToyTask:
     return task
 
 
-def test_a_run_that_failed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
+def test_a_run_that_failed_before_its_first_checkpoint_can_start_again(tmp_path: Path) -> None:
     """There is nothing to go on from, so the mended command must not be refused."""
     for changes in ({}, {"head__lr": 0.5}):
         with pytest.raises(InputError, match="torn"):
@@ -73,15 +75,15 @@ def test_a_run_that_failed_before_its_first_checkpoint_starts_anew(tmp_path: Pat
 @pytest.mark.parametrize(
     "bad", [b"\x94\xff\n", b"[" * 100_000 + b"\n", b"[]\n", b'{"step": "1"}\n']
 )
-def test_metrics_that_no_run_wrote_are_refused(tmp_path: Path, bad: bytes) -> None:
+def test_invalid_metrics_are_refused(tmp_path: Path, bad: bytes) -> None:
     with pytest.raises(InputError, match="torn"):
         run(failing(tmp_path, 6))
     (tmp_path / "run" / "metrics.jsonl").write_bytes(bad)
-    with pytest.raises(InputError, match=r"metrics\.jsonl: holds lines that no run wrote"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl: not written by a run"):
         run(toy(tmp_path), resume=True)
 
 
-def test_who_fails_on_another_s_run_leaves_it_alone(tmp_path: Path) -> None:
+def test_a_failure_leaves_another_run_unchanged(tmp_path: Path) -> None:
     """A second process with --resume, before the first checkpoint of the first one."""
     task = toy(tmp_path)
 
@@ -95,7 +97,7 @@ def test_who_fails_on_another_s_run_leaves_it_alone(tmp_path: Path) -> None:
     assert run(task).last_step == 12
 
 
-def test_a_run_that_is_under_way_is_not_started_twice(tmp_path: Path) -> None:
+def test_a_running_run_is_not_started_twice(tmp_path: Path) -> None:
     """Before its first checkpoint neither."""
     task = toy(tmp_path)
 

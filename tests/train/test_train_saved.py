@@ -44,7 +44,7 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("good", [0, 1])
-def test_a_failed_evaluation_keeps_the_step_and_is_done_again(tmp_path: Path, good: int) -> None:
+def test_a_failed_evaluation_keeps_the_step_and_is_repeated(tmp_path: Path, good: int) -> None:
     options = {"train__patience": 2, "train__evaluate_every": 3, "train__checkpoint_every": 100}
     whole = toy(tmp_path, "whole", **options)
     expected = run(whole)
@@ -65,7 +65,7 @@ def test_a_failed_evaluation_keeps_the_step_and_is_done_again(tmp_path: Path, go
     torch.testing.assert_close(weights(whole), weights(parts), rtol=0, atol=0)
 
 
-def test_a_bug_in_an_evaluation_keeps_its_kind_and_says_what_is_saved(tmp_path: Path) -> None:
+def test_a_bug_in_an_evaluation_notes_what_is_saved(tmp_path: Path) -> None:
     task = broken(tmp_path)
     task.error = ZeroDivisionError("a bug")
     with pytest.raises(ZeroDivisionError) as caught:
@@ -87,7 +87,7 @@ def test_best_and_patience_are_those_of_the_unbroken_run(
     expected = run(scripted(tmp_path, train__name="whole", **options))
     assert (expected.ended, expected.last_step, expected.best_step) == ("patience", 10, 4)
 
-    original = RunState.save_standing
+    original = RunState.save_train_state
 
     def dying(self: RunState, folder: Path) -> None:
         if after:
@@ -98,19 +98,19 @@ def test_best_and_patience_are_those_of_the_unbroken_run(
     for _ in range(5):
         task = scripted(tmp_path, **options)
         task.script = Scripted.script[done:]
-        monkeypatch.setattr(RunState, "save_standing", dying)
+        monkeypatch.setattr(RunState, "save_train_state", dying)
         with pytest.raises(Killed):
             run(task, resume=True)
         if after:
             done += 1
             continue
-        monkeypatch.setattr(RunState, "save_standing", original)
+        monkeypatch.setattr(RunState, "save_train_state", original)
         task = scripted(tmp_path, **options)
         task.script = Scripted.script[done:]
         steps = 2 * (done + 1)
         run(task, resume=True, on_evaluate=lambda step, _, steps=steps: step == steps)
         done += 1
-    monkeypatch.setattr(RunState, "save_standing", original)
+    monkeypatch.setattr(RunState, "save_train_state", original)
     result = run(scripted(tmp_path, **options), resume=True)
     assert (result.ended, result.last_step, result.best_step) == ("patience", 10, 4)
     assert result.best == expected.best
@@ -128,7 +128,7 @@ def test_weights_are_written_once_per_step(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         RunState,
         "save",
-        lambda self, *args: (saved.append(self.standing.step), original(self, *args)),
+        lambda self, *args: (saved.append(self.train_state.step), original(self, *args)),
     )
     run(toy(tmp_path, train__evaluate_every=4, train__checkpoint_every=6))
     assert saved == [4, 6, 8, 12]
@@ -143,7 +143,7 @@ def test_an_unknown_monitor_is_refused_before_the_first_step(tmp_path: Path) -> 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_task_that_names_no_metrics_goes_on_with_another_monitor(tmp_path: Path) -> None:
+def test_a_task_without_metric_names_can_change_its_monitor(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="step 2 is saved"):
         run(scripted(tmp_path, train__monitor="scores"))
     result = run(scripted(tmp_path), resume=True)
@@ -152,7 +152,7 @@ def test_a_task_that_names_no_metrics_goes_on_with_another_monitor(tmp_path: Pat
         run(scripted(tmp_path, train__monitor="other"), resume=True)
 
 
-def test_without_any_number_the_last_step_is_chosen(
+def test_without_finite_metrics_the_last_step_is_chosen(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = scripted(tmp_path)
@@ -195,7 +195,7 @@ def test_all_data_are_checked_before_the_first_step(tmp_path: Path) -> None:
     assert run(task, resume=True).last_step == 12  # nothing is left to train, nor to check
 
 
-def test_a_trial_replaces_a_trial_and_nothing_else(tmp_path: Path) -> None:
+def test_a_smoke_run_replaces_only_a_smoke_run(tmp_path: Path) -> None:
     run(toy(tmp_path, train__smoke=True, train__total_steps=4))
     assert run(toy(tmp_path, train__smoke=True, train__total_steps=8)).last_step == 8
     with pytest.raises(InputError, match="already holds a run"):

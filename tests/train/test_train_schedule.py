@@ -40,7 +40,7 @@ def test_values_after_the_warmup() -> None:
     assert lr_factor(ScheduleConfig(warmup=10), 4, 1000) == 0.5
 
 
-def test_legacy_poly_is_the_originals() -> None:
+def test_legacy_poly_equals_dformer() -> None:
     # Values of DFormer's released scheduler: base 6e-5, power 0.9, 25000 steps, warm-up 500.
     schedule = ScheduleConfig(kind="legacy_poly", warmup=500)
     golden = {
@@ -64,7 +64,7 @@ def test_anneal_stays_between_its_ends(p: float, a: float, start: float, end: fl
     assert math.isclose(config.at(p), expected)
 
 
-def test_milestones_need_their_kind() -> None:
+def test_milestones_require_the_kind_milestones() -> None:
     with pytest.raises(ValidationError, match="go together"):
         ScheduleConfig(milestones=(0.5,))
     with pytest.raises(ValidationError, match="fractions"):

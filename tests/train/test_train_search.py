@@ -1,12 +1,12 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from search_run import search_and_kill
 from toy_task import toy
 
 from eligo.cli import search as command_module
@@ -15,9 +15,9 @@ from eligo.cli.search import run as search_command
 from eligo.config import dump_yaml, load_config
 from eligo.errors import ConfigError, InputError, MissingExtraError, OutputError
 from eligo.train import fit
+from eligo.train.config import RangeConfig, SearchConfig
 from eligo.train.search import run_search
-from eligo.train.search_config import RangeConfig, SearchConfig
-from limits import PROCESS_SECONDS
+from forks import run_forked
 
 optuna: Any = pytest.importorskip("optuna", reason="optuna is not installed (extra: search)")
 
@@ -47,7 +47,7 @@ def test_search_prunes_and_its_best_trains(tmp_path: Path) -> None:
     assert retrained.best["loss"] == result.best_value
 
 
-def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_optuna_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(MissingExtraError, match=r"eligo\[search\]"):
         run_search(toy(tmp_path).config, SearchConfig(space={"head.lr": LR}))
@@ -73,7 +73,7 @@ def test_the_space_is_checked_first(tmp_path: Path) -> None:
     assert not (tmp_path / "run_search").exists()
 
 
-def test_another_config_is_refused_more_trials_are_not(tmp_path: Path) -> None:
+def test_trials_may_change_but_not_the_config(tmp_path: Path) -> None:
     search = SearchConfig(trials=1, space={"head.lr": LR})
     run_search(toy(tmp_path).config, search)
     with pytest.raises(ConfigError, match=r"config\.body\.lr"):
@@ -83,13 +83,7 @@ def test_another_config_is_refused_more_trials_are_not(tmp_path: Path) -> None:
 
 
 def test_killed_workers_are_replaced(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("search_run.py")
-    subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        check=True,
-        timeout=PROCESS_SECONDS,
-        capture_output=True,
-    )
+    run_forked(search_and_kill, (tmp_path,))
     trials = study(tmp_path / "run_search").trials
     names = [trial.state.name for trial in trials]
     assert names.count("FAIL") == 2
@@ -130,7 +124,7 @@ def test_command_with_two_workers(
         search_command(str(source))
 
 
-def test_the_page_shows_a_whole_config(
+def test_the_config_in_the_docs_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -163,11 +157,12 @@ def test_the_tasks_that_can_be_searched() -> None:
     ("task", "says"),
     [
         ("", "run.yaml: task: missing; expected a task: patches.train, pixels.train, "),
-        ("task: scenes.stats", "run.yaml:1: task: got 'scenes.stats'; expected a task: patches.t"),
+        ("task: tokens.sweep", "run.yaml:1: task: got 'tokens.sweep'; expected a task: patches.t"),
+        ("task: demos.train", "run.yaml:1: task: the task demos.train is now shots.train"),
         ("task: patches.trian", "did you mean patches.train? (known: patches.train, pixels.train"),
     ],
 )
-def test_only_what_can_be_searched_is_offered(
+def test_errors_list_the_tasks_that_can_be_searched(
     tmp_path: Path, task: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -187,25 +182,25 @@ def test_only_what_can_be_searched_is_offered(
         ("width", ["wide"], "got 'wide', expected a valid integer"),
     ],
 )
-def test_what_is_wrong_with_a_space(tmp_path: Path, key: str, choices: Any, message: str) -> None:
+def test_invalid_spaces_are_refused(tmp_path: Path, key: str, choices: Any, message: str) -> None:
     search = SearchConfig(space={key: choices})
     with pytest.raises(ConfigError, match=rf"^search\.space\.{key}: .*{message}"):
         run_search(toy(tmp_path).config, search)
 
 
-def test_a_range_ends() -> None:
+def test_an_infinite_range_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^space\.head\.lr\.high: got inf, expected a finite"):
         load_config(SearchConfig, {"space": {"head.lr": {"low": 0, "high": float("inf")}}})
 
 
-def test_names_that_mean_something_in_a_url(tmp_path: Path) -> None:
+def test_names_with_special_characters_of_urls(tmp_path: Path) -> None:
     config = toy(tmp_path, train__name="a?b#c%20{d}").config
     result = run_search(config, SearchConfig(trials=1, space={"head.lr": LR}))
     assert result.num_trials == 1
     assert (tmp_path / "a?b#c%20{d}_search" / "study.db").is_file()
 
 
-def test_a_search_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_an_impossible_search_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         run_search(toy(tmp_path / "file").config, SearchConfig(space={"head.lr": LR}))
@@ -217,14 +212,14 @@ def test_the_number_of_workers_is_bounded(workers: int) -> None:
         search_command("tokens/search", workers=workers)
 
 
-def test_only_helpers_are_told_that_their_gpus_are_chosen(
+def test_only_helpers_get_their_gpus_by_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[dict[str, str]] = []
+    environments: list[dict[str, str]] = []
 
     class Helper:
         def __init__(self, command: list[str], *, env: dict[str, str], **options: Any) -> None:
-            told.append(env)
+            environments.append(env)
 
         def wait(self) -> int:
             return 0
@@ -240,7 +235,7 @@ def test_only_helpers_are_told_that_their_gpus_are_chosen(
     source = tmp_path / "search.yaml"
     source.write_text(dump_yaml(tree))
     search_command(str(source))
-    assert [env["CUDA_VISIBLE_DEVICES"] for env in told] == ["5"]
-    assert command_module._SHARED in told[0]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in environments] == ["5"]
+    assert command_module._SHARED in environments[0]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
     assert command_module._SHARED not in os.environ

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from in_two import stop_in_two
 from test_train_loop import lines, run, weights
 from toy_task import ToyTask, toy
 
 from eligo.io.interrupts import Delayed, Interrupted, Launcher
-from two_processes import two_processes
+from forks import run_in_two
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
@@ -64,7 +65,7 @@ def test_a_signal_ends_with_the_step_and_a_checkpoint(tmp_path: Path, number: in
     assert result.best == expected.best
 
 
-def test_a_signal_in_a_step_that_is_evaluated_leaves_the_evaluation_to_the_next_run(
+def test_a_signal_in_an_evaluated_step_defers_the_evaluation(
     tmp_path: Path,
 ) -> None:
     expected = lines(run(toy(tmp_path, "whole")), "validation")
@@ -100,7 +101,7 @@ def test_a_library_that_turns_the_signal_into_an_error(tmp_path: Path) -> None:
     assert caught.value.code == 143
 
 
-def test_before_the_first_checkpoint_there_is_nothing_to_keep(tmp_path: Path) -> None:
+def test_a_signal_before_the_first_checkpoint(tmp_path: Path) -> None:
     task = toy(tmp_path)
     task.check = lambda _: send(signal.SIGTERM)()
     with pytest.raises(Interrupted, match="before the first checkpoint; the same command"):
@@ -144,15 +145,14 @@ def test_in_another_thread_signals_are_left_alone(tmp_path: Path) -> None:
 
 def test_processes_stop_at_the_same_step(tmp_path: Path) -> None:
     """Only one of them gets the signal."""
-    with two_processes(Path(__file__).with_name("stop_in_two.py"), tmp_path):
-        pass
+    run_in_two(stop_in_two, tmp_path)
     assert (tmp_path / "run" / "last").resolve().name == "step_000012"
     texts = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
     assert texts[0] == texts[1]
     assert "143 stopped at step " in texts[0]
 
 
-def test_workers_that_read_data_leave_signals_to_the_loop(tmp_path: Path) -> None:
+def test_data_workers_ignore_signals(tmp_path: Path) -> None:
     """A terminal and most schedulers signal the whole group of processes."""
     from eligo.train import epoch_batches
 
@@ -174,7 +174,7 @@ def test_workers_that_read_data_leave_signals_to_the_loop(tmp_path: Path) -> Non
         run(at(task, "step", 5, to_all))
 
 
-def test_a_launcher_that_ends_stops_its_process(
+def test_the_end_of_the_launcher_stops_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`accelerate launch` passes no signal on to a single process."""

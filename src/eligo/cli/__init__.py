@@ -1,7 +1,6 @@
 """The command line: `eligo <family> <verb> [CONFIG] [--a.b value]`.
 
-Help and unknown commands are answered from a static table; only the command that is called is
-imported, so that `eligo --help` needs neither torch nor a second.
+Only the command that is called is imported, so that `eligo --help` needs no torch and no time.
 """
 
 import errno
@@ -11,18 +10,21 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import eligo
 from eligo import __version__
 from eligo.cli.commands import ABOUT, COMMANDS, Command
-from eligo.cli.interrupts import kept_interrupts
 from eligo.errors import EligoError, InputError
+from eligo.io.interrupts import Interrupted, Raise, replaced, restore
+from eligo.renamed import new_name
 
-_NARROWEST = 20  # columns; with fewer than ten, help is never laid out
+_MIN_COLUMNS = 20  # tyro cannot lay out help in fewer than ten
 _FOOTER = (
-    "`eligo COMMAND --help` tells more.\n"
+    "`eligo COMMAND --help` describes a command.\n"
     "Exit codes: 0 done, 1 the work failed, 2 bad input, 130 interrupted, 143 terminated."
 )
 
@@ -33,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_script(function: Callable[..., Any], argv: Sequence[str] | None = None) -> int:
-    """Run a function as a command of its own (`python -m benchmarks...`); return the exit code.
+    """Run a function as a command (`python -m benchmarks...`) and return the exit code.
 
     Its signature gives the flags, as for every command of `eligo`.
     """
@@ -51,13 +53,13 @@ def run_script(function: Callable[..., Any], argv: Sequence[str] | None = None) 
 def _run_guarded(work: Callable[[list[str]], int], argv: Sequence[str] | None) -> int:
     """Run a command line. Errors become one line and an exit code; only bugs are raised."""
     args = list(sys.argv[1:] if argv is None else argv)
-    _prepare_output()
+    _prepare_streams()
     try:
-        _check_words(args)
-        with kept_interrupts():
+        _check_text(args)
+        with _kept_interrupts():
             code = work(args)
         sys.stdout.flush()  # here, where a closed pipe can still be handled
-        return _ended(code)
+        return _end_processes(code)
     except EligoError as error:
         from eligo.cli.console import print_error
 
@@ -68,44 +70,65 @@ def _run_guarded(work: Callable[[list[str]], int], argv: Sequence[str] | None) -
         if os.environ.get("RANK", "0") == "0":  # once, however many processes were launched
             cause = "SIGTERM" if number == signal.SIGTERM else "an interrupt"
             print(str(stop) or f"stopped by {cause}", file=sys.stderr)  # rich may be half imported
-        return _ended(128 + number)
+        return _end_processes(128 + number)
     except BrokenPipeError:
         if not _stdout_is_closed():
             raise
         return 141
     except (OSError, MemoryError) as error:
-        told = _refused_by_the_system(error)
-        if told is None:
+        message = _system_error(error)
+        if message is None:
             raise
-        print(f"error: {told}", file=sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
         return 2 if isinstance(error, OSError) else 1
-    except SystemExit as exit:  # tyro has said what was wrong, or shown the help
+    except SystemExit as exit:  # tyro has printed an error, or the help
         if isinstance(exit.code, int | None):
             return exit.code or 0
         raise
 
 
-def _ended(code: int) -> int:
+@contextmanager
+def _kept_interrupts() -> Iterator[None]:
+    """Raise `Interrupted` after a signal, whatever libraries turn it into.
+
+    Some catch it during their import and fail later with an unrelated error (ImportError,
+    RecursionError).
+    """
+    handler = Raise()
+    before = replaced(handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if handler.number:
+            raise Interrupted(handler.number) from error
+        raise
+    finally:
+        restore(before)
+
+
+def _end_processes(code: int) -> int:
     if "eligo.train.processes" in sys.modules:  # trained, perhaps in several processes
         sys.modules["eligo.train.processes"].end(code)
     return code
 
 
-def _prepare_output() -> None:
-    """Standard streams that can be written to, whatever they are and however narrow."""
+def _prepare_streams() -> None:
+    """Replace closed standard streams, and accept narrow terminals and any encoding."""
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us; the first free descriptor
+        if getattr(sys, name) is None:
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
-    if shutil.get_terminal_size().columns < _NARROWEST:
-        os.environ["COLUMNS"] = str(_NARROWEST)
-    # Names of files may hold what the terminal's encoding cannot show: escape that.
+    if shutil.get_terminal_size().columns < _MIN_COLUMNS:
+        os.environ["COLUMNS"] = str(_MIN_COLUMNS)
+    # File names may hold characters that the terminal's encoding lacks.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _check_words(args: list[str]) -> None:
-    """Bytes that are no UTF-8 come in as halves of characters, which no text file can hold."""
+def _check_text(args: list[str]) -> None:
+    """Refuse bytes that are not UTF-8: they arrive as surrogates, which no text file can hold."""
     for number, arg in enumerate(args, 1):
         if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in arg):
             raise InputError(
@@ -114,11 +137,11 @@ def _check_words(args: list[str]) -> None:
             )
 
 
-def _refused_by_the_system(error: OSError | MemoryError) -> str | None:
-    """What to say of an error that no code of ours foresaw; None for a bug, with its traceback.
+def _system_error(error: OSError | MemoryError) -> str | None:
+    """The message for an error of the operating system; None for a bug, with its traceback.
 
-    The line is drawn at the path: an operating system that refuses one outside this package (a
-    name too long, a folder closed to us, a link to itself) is about what the user gave.
+    A refused path outside this package (name too long, no permission, a link to itself) is the
+    user's input, not a bug.
     """
     if isinstance(error, MemoryError):
         return "not enough memory for this; make the batch, the model or the files smaller"
@@ -132,7 +155,7 @@ def _refused_by_the_system(error: OSError | MemoryError) -> str | None:
 
 
 def _stdout_is_closed() -> bool:
-    """Whether nobody reads our output any more (`eligo info | head -1`); if so, drop the rest."""
+    """Return whether the reader of stdout is gone (`eligo info | head -1`); drop the rest if so."""
     try:
         print(flush=True)  # unbuffered output kept nothing that a mere flush would retry
     except BrokenPipeError:
@@ -142,15 +165,14 @@ def _stdout_is_closed() -> bool:
 
 
 def _drop_stdout() -> None:
-    """What is still to be printed goes nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(args: list[str]) -> int:
-    words = _leading_words(args)
     if args[:1] == ["--version"]:
         print(f"eligo {__version__}")
         return 0
+    words = list(takewhile(lambda arg: not arg.startswith("-"), args[:2]))
     for length in (2, 1):
         name = " ".join(words[:length])
         if len(words) >= length and name in COMMANDS:
@@ -160,30 +182,21 @@ def _dispatch(args: list[str]) -> int:
     family = words[0] if words and _verbs(words[0]) else None
     unknown = words[1:2] if family else words[:1]
     if unknown:
-        raise InputError(_unknown_command(unknown[0], family))
+        raise InputError(_unknown_command(words, unknown[0], family))
     text = _family_help(family) if family else _help()
-    asked = bool({"-h", "--help"} & set(args))
-    if not asked and len(args) > len(words):
+    wants_help = bool({"-h", "--help"} & set(args))
+    if not wants_help and len(args) > len(words):
         raise InputError(f"got {args[len(words)]!r}, expected a command first\n\n{text}")
-    print(text, file=sys.stdout if asked else sys.stderr)
-    return 0 if asked else 2
+    print(text, file=sys.stdout if wants_help else sys.stderr)
+    return 0 if wants_help else 2
 
 
 def _call(function: Callable[..., Any], args: list[str], prog: str, family: str | None) -> None:
-    from eligo.cli.call import call
     from eligo.cli.console import configure_logging
+    from eligo.cli.flags import call
 
     configure_logging()
     call(function, args, prog=prog, family=family)
-
-
-def _leading_words(args: list[str]) -> list[str]:
-    words = []
-    for arg in args[:2]:
-        if arg.startswith("-"):
-            break
-        words.append(arg)
-    return words
 
 
 def _verbs(family: str) -> dict[str, Command]:
@@ -195,18 +208,21 @@ def _verbs(family: str) -> dict[str, Command]:
     }
 
 
-def _unknown_command(word: str, family: str | None) -> str:
-    from eligo.config.nearest import did_you_mean
+def _unknown_command(words: list[str], unknown: str, family: str | None) -> str:
+    name = " ".join(words)
+    if new := new_name("command", name):
+        return f"`eligo {name}` is now {new}"
+    from eligo.config.problems import did_you_mean
 
     heads = _verbs(family) if family else dict.fromkeys(name.split()[0] for name in COMMANDS)
     place = f"eligo {family}" if family else "eligo"
-    hint = did_you_mean(word, list(heads))
-    return f"unknown command {place} {word}{hint} (there are: {', '.join(heads)})"
+    hint = did_you_mean(unknown, list(heads))
+    return f"unknown command {place} {unknown}{hint} (there are: {', '.join(heads)})"
 
 
 def _help() -> str:
     lines = ["usage: eligo COMMAND [CONFIG] [--key value ...]", ""]
-    lines += ["eligo learns what a vision-language model needs to see, and keeps only that.", ""]
+    lines += ["Learned selection for vision-language models: keep what matters, drop the rest.", ""]
     rows = []
     for head in dict.fromkeys(name.split()[0] for name in COMMANDS):
         if head in COMMANDS:

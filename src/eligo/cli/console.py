@@ -1,15 +1,14 @@
-"""The two streams: results go to stdout, everything said about the work goes to stderr."""
+"""Output of commands: results go to stdout, messages to stderr, result files to `--out`."""
 
 import json as json_module
 import logging
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -17,44 +16,47 @@ from rich.table import Table
 from rich.text import Text
 
 from eligo.config import Config
+from eligo.errors import InputError
+from eligo.io.files import check_file, check_folder, write_text
+
+OutFile = Annotated[Path, "file"]
+"""The type of an `--out` that names a file; any other `--out` names a folder."""
+_MAX_WORDS = 12
 
 
 def messages() -> Console:
-    """Where progress and messages go."""
+    """The console for progress and messages."""
     return Console(stderr=True)
 
 
 def results() -> Console:
-    """Where results go."""
+    """The console for results."""
     return Console()
 
 
-def say(text: str) -> None:
-    """Plain words on stdout, never re-wrapped or coloured, so that they can be copied."""
+def print_text(text: str) -> None:
+    """Print plain text on stdout, without wrapping or colours, so that it can be copied."""
     results().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def remark(text: str) -> None:
-    """The same on stderr."""
+def print_message(text: str) -> None:
+    """Print plain text on stderr."""
     messages().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_error(message: str) -> None:
-    """One error, never re-wrapped, so that paths and keys can be copied."""
+    """Print one error on stderr, without wrapping, so that paths and keys can be copied."""
     messages().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
 
 def configure_logging() -> None:
-    """Send what the library logs to stderr, as it is now (a second call replaces the first)."""
+    """Send what the library logs to the present stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("eligo")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
-    if isinstance(sys.stdout, TextIOWrapper):  # a file name that is no UTF-8 ends no command
-        sys.stdout.reconfigure(errors="backslashreplace")
-    # Transformers draws bars of its own while it reads and writes weights. It looks here when it is
-    # imported, and importing it to tell it so would cost seconds.
+    # Transformers reads this when it is imported; setting it there would cost that import.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
@@ -73,20 +75,60 @@ def print_result(result: Any, json: bool) -> None:
 
 
 def print_outcome(result: Any, json: bool) -> None:
-    """The result of a training, once, however many processes trained."""
+    """Print the result of a training once, however many processes trained."""
     from accelerate import PartialState
 
-    from eligo.train.outcome import learning_remark
+    from eligo.train.log import no_improvement
 
     if PartialState().is_main_process:
         print_result(result, json)
-        told = result if isinstance(result, Mapping) else vars(result)
-        if said := learning_remark(Path(told["folder"]), told["best_step"]):
-            remark(said)
+        values = result if isinstance(result, Mapping) else vars(result)
+        if message := no_improvement(Path(values["folder"]), values["best_step"]):
+            print_message(message)
+
+
+def check_out(out: Path, hint: Any) -> None:
+    """Refuse an `--out` of this type that cannot be written; nothing is made or changed."""
+    if hint != OutFile and OutFile not in get_args(hint):
+        check_folder(out)
+    elif out.is_dir():
+        raise InputError(f"--out names a file to write, {out} is a folder")
+    else:
+        check_file(out)
+
+
+def write_result_file(out: Path | None, device: Any, result: Mapping[str, Any]) -> None:
+    """Write a result with date, hardware and command, if `--out` was given."""
+    if out is None:
+        return
+    from eligo.report.provenance import provenance
+
+    content = provenance("eligo", str(device)) | plain_data(result)
+    write_text(out, json_module.dumps(content, indent=1) + "\n")
+
+
+def unknown_words(tokenizer: Any, text: str) -> list[str]:
+    """Words that a tokenizer reads as unknown, as written; none if it can spell every text."""
+    if not tokenizer.is_fast:
+        return []  # slow tokenizers have no offsets
+    from eligo.pretrained.chat import tokenize
+
+    found = tokenize(tokenizer, text, add_special_tokens=False, return_offsets_mapping=True)
+    pieces = zip(found["input_ids"], found["offset_mapping"], strict=True)
+    return [text[i:j].strip() for piece, (i, j) in pieces if piece == tokenizer.unk_token_id]
+
+
+def warn_unknown_words(tokenizer: Any, texts: Iterable[str]) -> None:
+    """Print the words that the model does not know."""
+    if unknown := list(dict.fromkeys(w for text in texts for w in unknown_words(tokenizer, text))):
+        more = f" and {len(unknown) - _MAX_WORDS} more" if len(unknown) > _MAX_WORDS else ""
+        print_message(
+            f"the model does not know these words: {', '.join(unknown[:_MAX_WORDS])}{more}"
+        )
 
 
 def plain_data(value: Any) -> Any:
-    """What JSON can hold: configs, dataclasses, paths and 0-d tensors made plain, NaN made null."""
+    """Return a value as JSON data: configs, dataclasses, paths and tensors; NaN becomes None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
@@ -130,7 +172,7 @@ def _table(rows: list[dict[str, Any]], title: str | None) -> Table:
 
 
 def compact_table(title: str, caption: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
-    """An empty table that 80 columns hold: columns of names, then columns of numbers."""
+    """Return an empty table for 80 columns of text: columns of names, then of numbers."""
     table = Table(
         title=title, caption=caption, title_justify="left", caption_justify="left",
         box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,

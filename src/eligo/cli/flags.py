@@ -1,15 +1,23 @@
-"""The keys of a config as flags: a type that tyro parses into only what the user gave.
+"""A command's function and config as flags, by tyro.
 
-Tyro could parse a pydantic model itself, but would build and validate it before the YAML is
-under it, and would not tell a given value from a default. So it is shown a mirror of the model:
-nested dictionaries with every key optional, whose help and defaults are those of the config.
+A plain function's parameters are flags. A parameter `config: SomeConfig` makes the command
+`COMMAND [CONFIG] [--a.b value] [own flags]`: CONFIG is a path or a shipped config of the family,
+its `task:` names the (sub)class of SomeConfig, the config's keys are flags that win over the file,
+and `--smoke` appears where that class has a method `smoke`. `config: Annotated[SomeConfig, "name"]`
+names the shipped config to use if none is given.
+
+Tyro could parse a pydantic model itself, but it would validate it without the YAML file and could
+not tell a given value from a default. So it sees a mirror of the model: nested dictionaries with
+every key optional, with the help and defaults of the config.
 """
 
 import enum
 import inspect
-import types
-from collections.abc import Mapping
-from dataclasses import is_dataclass
+import re
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout, suppress
+from dataclasses import is_dataclass, make_dataclass
+from io import StringIO
 from pathlib import Path
 from typing import (
     Annotated,
@@ -26,21 +34,24 @@ import tyro
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from eligo.config import Config
+from eligo.cli.console import check_out
+from eligo.cli.registry import config_class, configs_of
+from eligo.config import Config, Layer, read_layer, validate
 from eligo.config.bounds import Bounds
-from eligo.config.layers import default_of
-from eligo.config.problems import configs_in
+from eligo.config.layers import default_of, unusable
+from eligo.config.problems import configs_in, nearest, union_members
 from eligo.config.yaml import dump_yaml, parse_value
+from eligo.errors import ConfigError, InputError
+from eligo.io.files import check_folder, keeping
+from eligo.io.reading import is_special
+from eligo.train.config import TrainConfig
 
+# Types of flags.
 Count = Annotated[int, Bounds(1)]
-"""A number of things, at least one."""
 Index = Annotated[int, Bounds(0)]
-"""A whole number from 0."""
 Positive = Annotated[float, Bounds(0, above=True)]
 Share = Annotated[float, Bounds(0, 1, above=True)]
-"""A part of something: above 0, at most 1."""
-Side = Annotated[int, Bounds(32)]
-"""Pixels a side that a network needs at least."""
+Side = Annotated[int, Bounds(32)]  # height and width of an image in pixels
 _SCALARS = (bool, int, float, str, Path, type(None))
 _FLAT = (list, tuple, set, frozenset)
 _AS_YAML = tyro.constructors.PrimitiveConstructorSpec(
@@ -50,10 +61,176 @@ _AS_YAML = tyro.constructors.PrimitiveConstructorSpec(
     is_instance=lambda _: True,
     str_from_instance=lambda value: [str(value)],
 )
+_SMOKE = (
+    "Try it: run a few steps on your own files, or on a few small scenes; a training writes to "
+    "<name>_smoke."
+)
+
+
+def call(
+    function: Callable[..., Any], args: list[str], *, prog: str, family: str | None = None
+) -> Any:
+    """Parse the arguments of a function and call it."""
+    hints = get_type_hints(function, include_extras=True)
+    hint = hints.get("config")
+    expected, *default = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if not (isinstance(expected, type) and issubclass(expected, Config)):
+        given = _parsed(_dataclass(function, _own_flags(function)), args, prog)
+        check_bounds(hints, given)
+        _check_values(given)
+        return _checked_call(function, given)
+    if (translate := getattr(expected, "words", None)) is not None:
+        args = translate(args)  # flags of another program for the same settings
+    source = args[0] if args and not args[0].startswith("-") else None
+    names = configs_of(expected, family)
+    layer = read_layer(next(iter(default), None) if source is None else source, family, names)
+    needs_config = (
+        f"{prog} needs a CONFIG right after it: a YAML file, or one shipped "
+        f"({', '.join(names) or 'none'})"
+    )
+    if source is None and not default and "task" not in expected.model_fields:
+        if not {"-h", "--help"} & set(args):
+            raise InputError(needs_config)
+        cls = expected
+    else:
+        cls = config_class(layer, expected)
+    given = _parsed(_arguments_type(function, cls, layer, names), args[source is not None :], prog)
+    check_bounds(hints, given)
+    if (stray := given.pop("CONFIG")) is not None:
+        raise InputError(
+            f"got {str(stray)!r} where no word was expected: CONFIG comes first ({prog} CONFIG "
+            "[--key value ...]), and what is on or off takes no value (--key or --no_key)"
+        )
+    flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
+    if names and not (source is not None or default or _required(cls) <= flags.keys()):
+        raise InputError(needs_config)
+    given["config"] = config = _build(cls, layer, flags, smoke)
+    _check_values({**given, "config": None})
+    _check_values(config.model_dump())
+    return _checked_call(function, given)
+
+
+def _checked_call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Call a function after a check that its `--out`, or the folder of its run, can be written."""
+    train = getattr(given.get("config"), "train", None)
+    if given.get("out") is not None:
+        check_out(given["out"], get_type_hints(function, include_extras=True)["out"])
+    elif "out" not in given and isinstance(train, TrainConfig):
+        check_folder(train.folder)
+    with keeping(v for name, v in given.items() if name != "out" and isinstance(v, Path)):
+        return function(**given)
+
+
+def _check_values(given: Any, key: str = "") -> None:
+    """Refuse numbers that no tensor holds, and pipes, which would block whatever reads them."""
+    if isinstance(given, Mapping):
+        for name, value in given.items():
+            _check_values(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(given, list | tuple):
+        for value in given:
+            _check_values(value, key)
+    elif isinstance(given, int | float) and (problem := unusable(given)):
+        raise InputError(f"--{key}: {problem}")
+    elif isinstance(given, Path) and key.split(".")[-1] != "out" and is_special(given):
+        raise InputError(
+            f"--{key}: {given} is a pipe, socket or device; expected a file or a folder"
+        )
+
+
+def _required(cls: type[Config]) -> set[str]:
+    return {name for name, field in cls.model_fields.items() if field.is_required()}
+
+
+def _written(flags: dict[str, Any]) -> dict[str, Any]:
+    """Drop the empty dictionaries that tyro returns for configs of which no key was given."""
+    inner = {k: _written(v) if isinstance(v, dict) else v for k, v in flags.items()}
+    return {key: value for key, value in inner.items() if value != {}}
+
+
+def _build(cls: type[Config], layer: Layer, flags: dict[str, Any], smoke: bool) -> Config:
+    config = validate(cls, layer, flags)
+    if not smoke:
+        return config
+    try:  # the user's flags win over the smaller settings too
+        small = config.smoke().replace(flags)  # pyright: ignore[reportAttributeAccessIssue]
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}\n--smoke has scenes and sizes of its own: leave out what does not fit"
+        ) from None
+    train = getattr(small, "train", None)
+    if not isinstance(train, TrainConfig):
+        return small
+    # The folder of the real run stays free.
+    return small.replace({"train.name": f"{train.name}_smoke", "train.smoke": True})
+
+
+def _arguments_type(
+    function: Callable[..., Any], cls: type[Config], layer: Layer, names: list[str]
+) -> type:
+    """The command's parameters as a dataclass, with the config replaced by its flags."""
+    about = "A YAML file" + (f", or a shipped one: {', '.join(names)}." if names else ".")
+    positional = tyro.conf.arg(metavar="[CONFIG]", help=about, help_behavior_hint="")
+    fields: dict[str, tuple[Any, Any]] = {}
+    fields["CONFIG"] = (Annotated[str | None, positional, tyro.conf.Positional], None)
+    fields |= _own_flags(function)
+    flags = flags_of([cls], layer.tree, without=("task",))
+    fields["config"] = (Annotated[flags, tyro.conf.arg(name="")], inspect.Parameter.empty)
+    if hasattr(cls, "smoke"):
+        fields["smoke"] = (Annotated[_quiet(bool), tyro.conf.arg(help=_SMOKE)], False)
+    return _dataclass(function, fields)
+
+
+def _own_flags(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """The parameters of a function: type and default."""
+    hints = get_type_hints(function, include_extras=True)
+    found = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        default = parameter.default
+        is_quiet = default is None or default is False or default in ("", ())
+        found[name] = (_quiet(hints[name]) if is_quiet else hints[name], default)
+    return found
+
+
+def _quiet(hint: Any) -> Any:
+    """Hide the default in the help of a flag that is simply left out."""
+    arg = tyro.conf.arg(help_behavior_hint="")
+    return Annotated[hint, arg, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff]
+
+
+def _dataclass(function: Callable[..., Any], fields: dict[str, tuple[Any, Any]]) -> type:
+    """The type that tyro parses; it has the function's docstring, with one line per flag."""
+    return make_dataclass(
+        "Arguments",
+        [
+            (name, hint) if default is inspect.Parameter.empty else (name, hint, default)
+            for name, (hint, default) in fields.items()
+        ],
+        kw_only=True,
+        namespace={"__doc__": re.sub(r"\n {8}", " ", inspect.getdoc(function) or "")},
+    )
+
+
+def _parsed(wanted: type, args: list[str], prog: str) -> dict[str, Any]:
+    options: dict[str, Any] = {"prog": prog, "use_underscores": True}
+    options["config"] = (tyro.conf.PositionalMetavarFromFieldName,)
+    parsed, unknown = tyro.cli(wanted, args=args, return_unknown_args=True, **options)
+    if not unknown:
+        return vars(parsed)
+    flag = next((word for word in unknown if word.startswith("-")), None)
+    if flag is None:
+        raise InputError(
+            f"got {unknown[0]!r:.80} where no word was expected; {prog} --help lists the flags"
+        )
+    with redirect_stdout(StringIO()) as text, suppress(SystemExit):
+        tyro.cli(wanted, args=["--help"], **options)
+    known = re.findall(r"--([a-z][\w.]*)", text.getvalue())
+    found = nearest(flag.partition("=")[0].lstrip("-").replace("-", "_"), known)
+    hint = f"; did you mean --{found}?" if found else ""
+    raise InputError(f"unknown flag {flag:.80}{hint} ({prog} --help lists all)")
 
 
 def flags_of(configs: list[Any], tree: Any, without: tuple[str, ...] = ()) -> Any:
-    """The optional flags of a config (or of all members of a union) that `tree` fills so far."""
+    """The flags of a config, or of all members of a union; `tree` holds the values so far."""
     tree = tree if isinstance(tree, Mapping) else {}
     fields: dict[str, list[FieldInfo]] = {}
     for config in configs:
@@ -64,7 +241,6 @@ def flags_of(configs: list[Any], tree: Any, without: tuple[str, ...] = ()) -> An
         for name, same in fields.items()
         if name not in without and same[0].json_schema_extra != {"flag": False}
     }
-    # The class is made here because its keys are known only now.
     return TypedDict("Flags", hints, total=False)  # pyright: ignore[reportArgumentType]
 
 
@@ -86,26 +262,14 @@ def _flag(fields: list[FieldInfo], value: Any) -> Any:
 
 
 def _nested(annotation: Any) -> list[Any]:
-    """The configs that a field holds directly, or else nothing."""
-    members = [part for part in _members(annotation) if part is not type(None)]
-    return configs_in(annotation) if all(map(_is_config, members)) else []
-
-
-def _members(annotation: Any) -> list[Any]:
-    if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [member for part in get_args(annotation) for member in _members(part)]
-    return [annotation]
-
-
-def _is_config(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Config)
+    """The configs that a field holds directly (not in a list or dictionary)."""
+    inner = configs_in(annotation)
+    return inner if set(union_members(annotation)) <= {*inner, type(None)} else []
 
 
 def _is_plain(annotation: Any) -> bool:
-    """Whether it reads well as words on a command line: scalars and flat lists of them."""
-    for part in _members(annotation):
+    """Whether a type is a scalar or a flat list of scalars, which can be given as plain words."""
+    for part in union_members(annotation):
         origin = get_origin(part)
         is_enum = isinstance(part, type) and issubclass(part, enum.Enum)
         if origin in _FLAT:
@@ -118,7 +282,7 @@ def _is_plain(annotation: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A default as the user would write it."""
+    """Return a default as the user would write it."""
     plain = to_jsonable_python(value)
     if isinstance(plain, float) and len(str(plain)) > 10:
         return f"{plain:.4g}"
@@ -140,7 +304,7 @@ def check_bounds(hints: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 
 
 def _bounds_in(hint: Any) -> Bounds:
-    """Of a number, of a number or nothing, of a list of numbers."""
+    """The bounds of a number, an optional number or a list of numbers."""
     for found in _metadata(hint):
         if isinstance(found, Bounds):
             return found

@@ -1,9 +1,8 @@
-"""`eligo info`: what is installed, what it can run on, which models came along."""
+"""`eligo info`: versions, devices, extras and shipped models."""
 
 import os
 import platform
 import re
-from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
@@ -12,7 +11,7 @@ from eligo.cli.console import print_result
 from eligo.pretrained.load import CARD, SHIPPED, shipped_models
 
 _PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "pydantic", "tyro", "numpy")
-_FOR_DEVELOPERS = ("test", "dev")
+_DEVELOPER_EXTRAS = ("test", "dev")
 
 
 def run(json: bool = False) -> None:
@@ -21,20 +20,10 @@ def run(json: bool = False) -> None:
     Args:
         json: Print one JSON document.
     """
-    print_result(
-        {
-            "versions": _versions(),
-            "devices": _devices(),
-            "extras": _extras(),
-            "models": list(_models()),
-        },
-        json,
-    )
-
-
-def _versions() -> dict[str, str | None]:
-    own = {"eligo": eligo.__version__, "python": platform.python_version()}
-    return own | {package: _version(package) for package in _PACKAGES}
+    versions = {"eligo": eligo.__version__, "python": platform.python_version()}
+    versions |= {package: _version(package) for package in _PACKAGES}
+    found = {"versions": versions, "devices": _devices(), "extras": _extras(), "models": _models()}
+    print_result(found, json)
 
 
 def _version(package: str) -> str | None:
@@ -60,7 +49,7 @@ def _devices() -> list[dict[str, Any]]:
 
 
 def _extras() -> list[dict[str, Any]]:
-    """What eligo's own metadata calls optional, and whether it is here."""
+    """Optional packages in eligo's metadata, and whether they are installed."""
     try:
         requirements = metadata.requires("eligo") or []
     except metadata.PackageNotFoundError:  # run from a bare checkout
@@ -68,17 +57,19 @@ def _extras() -> list[dict[str, Any]]:
     rows = []
     for requirement in requirements:
         found = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
-        if found and found[2] not in _FOR_DEVELOPERS:
+        if found and found[2] not in _DEVELOPER_EXTRAS:
             version = _version(found[1])
             how = None if version else f"pip install 'eligo[{found[2]}]'"
             rows.append({"extra": found[2], "package": found[1], "version": version, "get it": how})
     return rows
 
 
-def _models() -> Iterator[dict[str, Any]]:
-    """Name, size and the first line of the card of each."""
+def _models() -> list[dict[str, Any]]:
+    """Name, size and first line of the card of each shipped model."""
+    rows = []
     for name in shipped_models():
         folder = SHIPPED / name
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         about = (folder / CARD).read_text(encoding="utf-8").strip().splitlines()[0]
-        yield {"model": name, "MB": round(size / 1e6, 1), "about": about.lstrip("# ")}
+        rows.append({"model": name, "MB": round(size / 1e6, 1), "about": about.lstrip("# ")})
+    return rows

@@ -1,8 +1,8 @@
-"""Which config class the `task:` of a run's YAML means.
+"""The config class that the `task:` of a YAML file names.
 
-A registered name, or `module:ClassName` for a user's own task (importable, or in the working
-folder). The class declares the field: `task: Literal["name"] = "name"` for a registered one,
-`task: str` for one's own, so that the saved config names it too.
+It is a registered name, or `module:ClassName` for a user's own task (importable, or in the working
+folder). The class has a field `task: Literal["name"] = "name"`, or `task: str` for a task of one's
+own, so that saved configs name it too.
 """
 
 import sys
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from eligo.config import Config, Layer, Source, override, read_layer, shipped_configs, validate
-from eligo.config.nearest import did_you_mean
+from eligo.config.problems import did_you_mean
 from eligo.errors import ConfigError
+from eligo.renamed import new_name
 
 TASKS: dict[str, str] = {
     "shots.teach": "eligo.shots.config:TeachConfig",
@@ -29,15 +30,17 @@ TASKS: dict[str, str] = {
 def resolve_task(name: str, offered: Collection[str] | None = None) -> type[Config]:
     """The config class of a registered task, or of an import path `module:ClassName`.
 
-    Errors name the tasks that are `offered`, by default all.
+    Errors list the tasks in `offered` (default: all).
     """
     target = TASKS.get(name, name)
+    if new := new_name("task", name):
+        raise ConfigError(f"the task {name} is now {new}")
     if ":" not in target:
         names = TASKS if offered is None else offered
         known = f"known: {', '.join(names)}; " if names else ""
         raise ConfigError(
             f"unknown task {name!r}{did_you_mean(name, names)} "
-            f"({known}one's own is written module:ClassName)"
+            f"({known}a task of your own is module:ClassName)"
         )
     module_name, _, class_name = target.partition(":")
     if name not in TASKS and str(Path.cwd()) not in sys.path:
@@ -47,7 +50,7 @@ def resolve_task(name: str, offered: Collection[str] | None = None) -> type[Conf
         found = getattr(import_module(module_name), class_name, None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # found, but itself broken: its author needs the traceback
+            raise  # a bug in the module: its author needs the traceback
         raise ConfigError(f"{name!r}: no module {error.name!r} can be imported") from None
     if not (isinstance(found, type) and issubclass(found, Config)):
         raise ConfigError(f"{name!r}: {class_name!r} is not an eligo Config in {module_name}")
@@ -57,16 +60,16 @@ def resolve_task(name: str, offered: Collection[str] | None = None) -> type[Conf
 def config_class(
     layer: Layer, expected: type[Config] = Config, offered: Collection[str] | None = None
 ) -> type[Config]:
-    """The class that a layer's `task:` names; `expected` if it names none and can say its own.
+    """The class that a layer's `task:` names; `expected` if there is none and it has a task field.
 
-    Of the registered tasks only those `offered` are taken, by default all.
+    Of the registered tasks only those in `offered` are accepted (default: all).
     """
     own = expected.model_fields.get("task")
     if offered is None and own is not None and own.default in TASKS:
-        offered = (own.default,)  # others are not for this command, so they are not proposed
+        offered = (own.default,)  # the others are for other commands
     names = TASKS if offered is None else offered
     task = layer.tree.get("task")
-    if task is None and "task" in expected.model_fields:
+    if own is not None and task in (None, own.default):
         return expected
     where = layer.where(("task",))
     if not isinstance(task, str) or (task in TASKS and task not in names):
@@ -82,7 +85,7 @@ def config_class(
 
 
 def configs_of(expected: type[Config], family: str | None) -> list[str]:
-    """The family's shipped configs that a command takes: all, if it takes more than one task."""
+    """The family's shipped configs for a command: all of them if it takes more than one task."""
     task = expected.model_fields.get("task")
     names = shipped_configs(family)
     if task is None or task.default not in TASKS:
@@ -93,6 +96,6 @@ def configs_of(expected: type[Config], family: str | None) -> list[str]:
 def load_run_config(
     source: Source, overrides: Mapping[str, Any] | None = None, family: str | None = None
 ) -> Config:
-    """The validated config of a run, of whatever class its `task:` names."""
+    """The validated config of a run, of the class that its `task:` names."""
     layer = read_layer(source, family)
     return validate(config_class(override(layer, overrides or {})), layer, overrides)

@@ -1,4 +1,4 @@
-"""`eligo search CONFIG`: hyper-parameters of any task, by Optuna."""
+"""`eligo search CONFIG`: hyper-parameter search of any task with Optuna."""
 
 import os
 import subprocess
@@ -14,13 +14,12 @@ from eligo.cli.console import print_result
 from eligo.cli.registry import config_class
 from eligo.config import Config, Layer, read_layer, validate
 from eligo.errors import ConfigError, EligoError, InputError
-from eligo.train.search_config import SearchConfig
+from eligo.train.config import SearchConfig
 
-SEARCHED = ("patches.train", "pixels.train", "scenes.train-vlm", "tokens.train")
-"""Registered tasks that a search can train: their configs `build` what the loop takes."""
-_SHARED = "ELIGO_SEARCH_GPUS_SHARED"  # tells a helper that its GPUs are chosen
-
-_MOST_WORKERS = 256
+SEARCHED = ("patches.train", "pixels.train", "tokens.train")
+"""Registered tasks that can be searched: their configs have a method `build`."""
+_SHARED = "ELIGO_SEARCH_GPUS_SHARED"  # set in helpers: their GPUs are chosen
+_MAX_WORKERS = 256
 
 Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONFIG")]
 
@@ -32,17 +31,16 @@ def run(source: Source, workers: int | None = None, json: bool = False) -> None:
 
     Args:
         source: A YAML file, or the name of a shipped config.
-        workers: Processes to work with, on this machine; none: one, or as many as search.gpus
-            have room for.
+        workers: Number of processes on this machine; none: one, or as many as search.gpus allow.
         json: Print one JSON document.
     """
-    if workers is not None and not 1 <= workers <= _MOST_WORKERS:
-        raise InputError(f"--workers: got {workers}, expected 1 to {_MOST_WORKERS}")
+    if workers is not None and not 1 <= workers <= _MAX_WORKERS:
+        raise InputError(f"--workers: got {workers}, expected 1 to {_MAX_WORKERS}")
     config, search = _read(source)
     shares = _shares(search)
     if workers is None:
         workers = max(1, len(shares))
-    os.environ.update(_sees(shares, 0))  # before anything looks for a device
+    os.environ.update(_visible(shares, 0))  # before anything looks for a device
     from eligo.train.search import run_search
 
     with _helpers(source, workers - 1, shares):
@@ -52,19 +50,14 @@ def run(source: Source, workers: int | None = None, json: bool = False) -> None:
 
 @contextmanager
 def _helpers(source: str, count: int, shares: list[tuple[int, ...]]) -> Iterator[None]:
-    """The same command `count` times more, their messages kept for when one fails."""
+    """Run the same command `count` more times; an error shows the messages of the helpers."""
     command = [sys.executable, "-m", "eligo", "search", source, "--workers", "1"]
-    told = {_SHARED: "1"} if shares else {}
     with TemporaryFile("w+") as messages:
-        helpers = [
-            subprocess.Popen(
-                command,
-                stdout=subprocess.DEVNULL,
-                stderr=messages,
-                env={**os.environ, **_sees(shares, number), **told},
-            )
-            for number in range(1, count + 1)
-        ]
+        helpers = []
+        for number in range(1, count + 1):
+            env = {**os.environ, **_visible(shares, number), **({_SHARED: "1"} if shares else {})}
+            streams = {"stdout": subprocess.DEVNULL, "stderr": messages}
+            helpers.append(subprocess.Popen(command, env=env, **streams))
         try:
             yield
             codes = [helper.wait() for helper in helpers]
@@ -77,7 +70,7 @@ def _helpers(source: str, count: int, shares: list[tuple[int, ...]]) -> Iterator
 
 
 def _shares(search: SearchConfig) -> list[tuple[int, ...]]:
-    """The GPUs of each worker; none if all see all, or if this is a worker with its own."""
+    """The GPUs of each worker; empty if all workers see all GPUs, or in a helper."""
     if _SHARED in os.environ:
         return []
     each = search.gpus_per_worker
@@ -90,11 +83,10 @@ def _shares(search: SearchConfig) -> list[tuple[int, ...]]:
     return [search.gpus[start : start + each] for start in starts] if search.gpus else []
 
 
-def _sees(shares: list[tuple[int, ...]], worker: int) -> dict[str, str]:
+def _visible(shares: list[tuple[int, ...]], worker: int) -> dict[str, str]:
     if not shares:
         return {}
-    mine = shares[worker % len(shares)]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, shares[worker % len(shares)]))}
 
 
 def _read(source: str) -> tuple[Config, SearchConfig]:
@@ -102,7 +94,6 @@ def _read(source: str) -> tuple[Config, SearchConfig]:
     layer = config_class(read, offered=SEARCHED).translated(read)
     if "search" not in layer.tree:
         raise ConfigError(f"{source}: no `search:` with `trials` and `space` in it")
-    # The rest is the run's config; what lies under `search:` is ours.
     tree = dict(layer.tree)
     inner = Layer({"search": tree.pop("search")}, layer.origins, layer.height, read.below)
     outer = Layer(tree, layer.origins, layer.height, read.below)
@@ -110,6 +101,6 @@ def _read(source: str) -> tuple[Config, SearchConfig]:
 
 
 class _Section(Config):
-    """Our part of a run's YAML."""
+    """The part of a run's YAML that the search reads."""
 
     search: SearchConfig

@@ -1,8 +1,7 @@
 """Typed configs: frozen pydantic models <-> YAML <-> command line.
 
-Files, the files they extend and the command line are merged as plain trees, later wins, and the
-result is validated once: what a later layer repairs is no error, and a problem is reported with
-the file and line, or the flag, that its value came from.
+A file, the files it extends and the flags are merged as plain trees, and the result is validated
+once. An error names the file and line, or the flag, of the value.
 """
 
 import os
@@ -14,22 +13,22 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from eligo.config.layers import (
     Layer,
+    check_sections,
+    check_values,
     completed,
     override,
     plain_layer,
-    refuse_odd_sections,
-    refuse_odd_values,
 )
-from eligo.config.nearest import did_you_mean, nearest
-from eligo.config.problems import describe
+from eligo.config.problems import describe, did_you_mean, nearest
 from eligo.config.yaml import dump_yaml, read_yaml
 from eligo.errors import ConfigError
 from eligo.io.files import write_text
+from eligo.renamed import new_name
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 
 
-# Not `Self`: the run-time checks of the tests look at one method at a time.
+# Not `Self`: the run-time type checks of the tests do not know the class.
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 
@@ -50,7 +49,7 @@ class Config(BaseModel):
 
     @classmethod
     def translated(cls, layer: Layer) -> Layer:
-        """The layer in our layout; a config that can be written in another one overrides this."""
+        """The layer in our layout; configs that can be read in another layout override this."""
         return layer
 
 
@@ -62,7 +61,9 @@ def load_config(
 ) -> ConfigT:
     """A validated config from a YAML file (path or shipped `family/name`), a mapping or defaults.
 
-    Keys of `overrides` may be dotted or nested; they win over the file.
+    Keys of `overrides` may be dotted or nested; they win over the file. From this version on, a key
+    that is absent from a saved config means the behaviour from before that key existed: a new key
+    gets a default that changes nothing, or the reader of saved configs fills in the old value.
     """
     return validate(cls, read_layer(source), overrides)
 
@@ -70,18 +71,18 @@ def load_config(
 def validate(
     cls: type[ConfigT], layer: Layer, overrides: Mapping[str, Any] | None = None
 ) -> ConfigT:
-    """The config that a layer describes; all its problems in one `ConfigError`.
+    """The config that a layer describes; all its errors in one `ConfigError`.
 
-    `overrides` win, and so does a file over the one that it extends, but they do not hide a value
-    or a section there that nobody can read.
+    `overrides` win, as a file wins over the one that it extends. Unusable values and sections are
+    errors even where they are replaced.
     """
     if overrides:
         layer = override(layer, overrides)
-    refuse_odd_values(layer)
+    check_values(layer)
     below = layer.below
     while below is not None:
-        refuse_odd_values(below)
-        refuse_odd_sections(cls, cls.translated(below))
+        check_values(below)
+        check_sections(cls, cls.translated(below))
         below = below.below
     layer = completed(cls, cls.translated(layer))
     try:
@@ -91,7 +92,7 @@ def validate(
 
 
 def save_config(config: Config, path: str | Path) -> None:
-    """Write every value as YAML that `load_config` reads back; never leaves half a file."""
+    """Write every value as YAML that `load_config` reads back; a reader never sees half a file."""
     write_text(path, dump_yaml(config.model_dump(mode="json")))
 
 
@@ -109,20 +110,23 @@ def find_config(
     names: Sequence[str] | None = None,
     readers: Sequence[Path] = (),
 ) -> Path:
-    """The file meant by a path, or by the name of a shipped config.
+    """The file of a path or of a shipped config's name.
 
-    `names` are those to offer where there is none such; the family's, if they are not given.
-    `readers` extend the file, so they are not offered.
+    An error suggests one of `names` (default: the family's configs), but none of `readers`, the
+    files that extend this one.
     """
     try:
         found = _find_file(family, Path(name), readers)
     except ConfigError:
         raise
-    except (OSError, ValueError) as error:  # a name too long, a folder that is closed to us, NUL
+    except (OSError, ValueError) as error:  # a name too long, no permission, NUL
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"{name}: cannot be opened ({why}); expected a YAML file") from None
     if found is not None:
         return found
+    full = str(name) if family is None or "/" in str(name) else f"{family}/{name}"
+    if new := new_name("config", full):
+        raise ConfigError(f"{name}: this config is now {new}")
     names = shipped_configs(family) if names is None else names
     listed = f"shipped with eligo: {', '.join(names)}" if names else "none are shipped"
     raise ConfigError(
@@ -161,7 +165,7 @@ def _listed(folder: Path) -> list[Path]:
 def read_layer(
     source: Source, family: str | None = None, names: Sequence[str] | None = None
 ) -> Layer:
-    """The tree of a source, with everything that its `extends:` brings in; see `find_config`."""
+    """The tree of a source, merged over the files that it extends; see `find_config`."""
     if source is None:
         return Layer()
     if isinstance(source, Config):

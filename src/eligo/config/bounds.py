@@ -1,4 +1,4 @@
-"""What a number may be: configs and flags say it in their types, functions ask `check_count`."""
+"""Bounds of numbers: in the types of configs and flags, and as a check in functions."""
 
 import math
 import operator
@@ -9,10 +9,9 @@ from pydantic import Field
 
 from eligo.errors import InputError
 
+# Types of config fields.
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-"""Of a config: where random numbers begin."""
 Whole = Annotated[int, Field(ge=1)]
-"""Of a config: at least one of something, in lists of such numbers."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Bounds:
     """Whether `least` itself is too small."""
 
     def check(self, name: str, value: int | float) -> None:
-        """Raise an `InputError` that names the number if it is out of bounds."""
+        """Raise an `InputError` with this name if the number is out of bounds."""
         is_low = value <= self.least if self.above else value < self.least
         if is_low or value > self.most or not math.isfinite(value):
             raise InputError(f"{name}: got {value}, expected {self}")
@@ -47,7 +46,7 @@ class Bounds:
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """A whole number of at least `least`, as an int; anything else is an `InputError`."""
+    """Return the value as an int if it is a whole number of at least `least`; else raise."""
     try:
         if isinstance(value, bool):
             raise TypeError

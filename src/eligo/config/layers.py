@@ -1,21 +1,20 @@
-"""Trees of plain values that lie over one another, each key remembering where it was written.
+"""Layers of a config (files and flags), merged as plain trees; each key knows its file and line.
 
-Schema-free except for two things that only the config class can say: a mapping that changes part
-of a config lies over that config's default, and when a layer picks another member of a union
-(`kind: files`), the keys that lower layers wrote for the previous member go.
+The config class matters in two cases only: a mapping that changes part of a config is merged into
+that config's default, and when a layer picks another member of a union (`kind: files`), the keys
+that lower layers gave for the previous member are dropped.
 """
 
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from eligo.config.problems import configs_in
+from eligo.config.problems import configs_in, union_members
 from eligo.config.yaml import KeyPath
 from eligo.errors import ConfigError
 
@@ -27,10 +26,10 @@ FLAG = "--"
 
 @dataclass(frozen=True)
 class Layer:
-    """A tree, and for its keys the rank of the layer that wrote it and the place (`()`: the whole).
+    """A tree, and for each key the rank of the layer that wrote it and the place it was written.
 
-    Ranks count from 0, the lowest; `height` is one more than the highest. `below` is the layer that
-    this one was put over: what it holds must be valid too, also where it is replaced.
+    Ranks count from 0, the lowest; `height` is the number of ranks. `below` is the layer under this
+    one: its values must be valid too, even where they are replaced.
     """
 
     tree: dict[str, Any] = field(default_factory=dict)
@@ -39,7 +38,7 @@ class Layer:
     below: "Layer | None" = None
 
     def over(self, base: "Layer") -> "Layer":
-        """Both, key by key; where both have one, ours."""
+        """This layer merged over another one, key by key."""
         replaced = set(_leaves(self.tree))
         kept = {
             path: origin
@@ -52,7 +51,7 @@ class Layer:
 
     def where(self, path: KeyPath) -> str:
         """The start of a message about a key: `file.yaml:3: a.b: `, or `--a.b: `."""
-        # A key that was not written is blamed on the closest one around it.
+        # A key that was not written gets the place of the closest section around it.
         around = (self.origins.get(path[:end], (0, ""))[1] for end in range(len(path), -1, -1))
         origin = next(filter(None, around), "")
         dotted = ".".join(path)
@@ -77,52 +76,48 @@ def override(layer: Layer, overrides: Mapping[str, Any]) -> Layer:
 
 
 def completed(cls: type[BaseModel], layer: Layer) -> Layer:
-    """The layer over the defaults of the configs that it changes in part; see the header."""
+    """The layer over the defaults of the configs that it changes in part."""
     layer = layer.over(plain_layer(_defaults(cls, layer.tree)))
     return Layer(_without_stale(cls, layer.tree, layer, ()), layer.origins, layer.height)
 
 
-def refuse_odd_values(layer: Layer) -> None:
-    """No setting is a number beyond 64 bits, or a text that no file name or tokenizer takes."""
+def unusable(value: Any) -> str | None:
+    """What is wrong with a value that no tensor, file name or tokenizer accepts; None if fine."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return f"got a whole number of {len(str(value))} digits, expected one of 64 bits"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"got {value}, expected a finite number"
+    if isinstance(value, str) and _UNUSABLE.search(value):
+        return f"got {value!r:.80}, expected text without NUL and in whole Unicode characters"
+    return None
+
+
+def check_values(layer: Layer) -> None:
+    """Refuse values that nothing can use."""
     for path, value in _values(layer.tree, ()):
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            told = f"got a whole number of {len(str(value))} digits, expected one of 64 bits"
-        elif isinstance(value, float) and not math.isfinite(value):
-            told = f"got {value}, expected a finite number"
-        elif isinstance(value, str) and _UNUSABLE.search(value):
-            told = f"got {value!r:.80}, expected text without NUL and in whole Unicode characters"
-        else:
-            continue
-        raise ConfigError(layer.where(path) + told)
+        if problem := unusable(value):
+            raise ConfigError(layer.where(path) + problem)
 
 
-def refuse_odd_sections(cls: type[BaseModel], layer: Layer, path: KeyPath = ()) -> None:
-    """A section that is no mapping is an error, also where another layer replaces it."""
+def check_sections(cls: type[BaseModel], layer: Layer, path: KeyPath = ()) -> None:
+    """Refuse a section that is not a mapping, even where another layer replaces it."""
     tree: Any = layer.tree
     for name in path:
         tree = tree[name]
     for name, info in cls.model_fields.items():
         inner, here = configs_in(info.annotation), (*path, name)
-        if name not in tree or not (inner and set(_members(info.annotation)) <= {*inner, None}):
+        members = {*union_members(info.annotation)}
+        if name not in tree or not (inner and members <= {*inner, type(None)}):
             continue
         if isinstance(tree[name], Mapping):
             if len(inner) == 1:
-                refuse_odd_sections(inner[0], layer, here)
-        elif tree[name] is not None or None not in _members(info.annotation):
+                check_sections(inner[0], layer, here)
+        elif tree[name] is not None or type(None) not in members:
             keys = ", ".join(dict.fromkeys(key for one in inner for key in one.model_fields))
             raise ConfigError(
                 f"{layer.where(here)}got {tree[name]!r:.80}, expected a mapping with the keys "
-                f"{keys}; mend it in the file"
+                f"{keys}; correct the file"
             )
-
-
-def _members(annotation: Any) -> list[Any]:
-    """The classes of a union, `None` for no value; otherwise the annotation itself."""
-    if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return [member for part in get_args(annotation) for member in _members(part)]
-    return [None if annotation is type(None) else annotation]
 
 
 def _values(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
@@ -139,7 +134,7 @@ def _values(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def default_of(info: FieldInfo) -> Any:
-    """A field's default, or None where there is none (or only one made from other fields)."""
+    """A field's default, or None if there is none (or one made from other fields)."""
     if info.is_required() or info.default_factory_takes_validated_data:
         return None
     return info.get_default(call_default_factory=True)
@@ -179,11 +174,11 @@ def _without_stale(
 def _chosen(
     members: list[type[BaseModel]], tag: str, value: Mapping[str, Any], layer: Layer, path: KeyPath
 ) -> tuple[type[BaseModel] | None, Mapping[str, Any]]:
-    """The union's member that the tag names, and the value without what others were told before."""
+    """The union's member that the tag names, and the value without older keys of other members."""
     tagged = (m for m in members if value.get(tag) in get_args(m.model_fields[tag].annotation))
     chosen = next(tagged, None)
     if chosen is None:
-        return None, value  # validation will say so
+        return None, value  # validation reports it
     since = _rank(layer, (*path, tag))
     others = {key for member in members for key in member.model_fields} - set(chosen.model_fields)
     stale = {key for key in others if key in value and _rank(layer, (*path, key)) < since}

@@ -1,18 +1,32 @@
-"""What pydantic found wrong with a config, in words a user can act on.
+"""Error messages for configs: one line per key, with its place, what was expected and a suggestion.
 
-One line per key: where it was written, the dotted key, what was got, what was expected, and the
-nearest valid key or value.
+"Place" is the file and line, or the flag; the suggestion is the nearest valid key or value.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from eligo.config.nearest import did_you_mean, nearest
+from eligo.renamed import new_name
 
 _TASK = ("task",)
+_MAX_CHARACTERS = 200  # compared; the time grows with their square
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The most similar of the words, if any is similar; never the word itself."""
+    others = [other for other in words if other != word]
+    return next(iter(get_close_matches(word[:_MAX_CHARACTERS], others, n=1, cutoff=0.6)), None)
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing."""
+    found = nearest(word, words)
+    return f"; did you mean {found}?" if found else ""
 
 
 def configs_in(annotation: Any) -> list[type[BaseModel]]:
@@ -22,18 +36,27 @@ def configs_in(annotation: Any) -> list[type[BaseModel]]:
     return [found for part in get_args(annotation) for found in configs_in(part)]
 
 
+def union_members(annotation: Any) -> list[Any]:
+    """The members of a union, without their `Annotated`; otherwise the annotation itself."""
+    if get_origin(annotation) is Annotated:
+        return union_members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [member for part in get_args(annotation) for member in union_members(part)]
+    return [annotation]
+
+
 def describe(
     error: ValidationError, cls: type[BaseModel], tree: Any, where: Callable[[tuple[str, ...]], str]
 ) -> str:
-    """The message for a failed validation; `where` says in which file a key was written."""
+    """The message for a failed validation; `where` gives the place of a key."""
     found: dict[tuple[str, ...], list[str]] = {}
     for problem in error.errors(include_url=False):
         path, annotation = _locate(problem["loc"], cls, tree)
         path, words = _in_words(problem, path, annotation, (cls, tree))
         found.setdefault(path, []).append(words)
-    if _TASK in found:  # a file for another command: all else would be wrong as well
+    if _TASK in found:  # a file for another command: its other keys do not matter
         found = {_TASK: found[_TASK]}
-    # Of a union, the member that a value comes closest to complains about something inside it.
+    # In a union, errors about inner keys come from the member that fits the value best.
     around = {path[:end] for path in found for end in range(len(path))}
     found = {path: words for path, words in found.items() if path not in around}
     return "\n".join(where(path) + _joined(words) for path, words in found.items())
@@ -93,22 +116,24 @@ def _in_words(
             f"got {context['tag']!r}, expected {tags}{_nearest_value(context['tag'], tags)}",
         )
     if kind == "union_tag_not_found":
-        return (*path, context["discriminator"].strip("'")), "missing; it says which kind is meant"
+        return (*path, context["discriminator"].strip("'")), "missing; it names the kind"
     if kind == "model_type":
         keys = ", ".join(_keys_at(parent, path))
         return path, f"got {got}, expected a mapping with the keys {keys}"
     if kind == "value_error":
         text = message.removeprefix("Value error, ")
-        # A validator of a whole config sees all of it: repeating it would say nothing.
+        # A validator of a whole config gets all of it as input, which is not worth repeating.
         return path, text if isinstance(problem["input"], Mapping) else f"got {got}: {text}"
     expected = re.sub(r", unable to .*", "", message.removeprefix("Input should be "))
     expected = expected.replace("a valid dictionary", "a mapping").replace("a valid list", "a list")
     expected = re.sub(r"^\w+ should have (.*?)( after validation)?(, not \d+)?$", r"\1", expected)
-    # Another task is no slip of the pen: the file belongs to another command.
-    is_slip = kind == "literal_error" and path != _TASK
-    hint = _nearest_value(problem["input"], expected) if is_slip else ""
+    # Another task is not a typing error: the file belongs to another command.
+    is_typo = kind == "literal_error" and path != _TASK
+    hint = _nearest_value(problem["input"], expected) if is_typo else ""
+    if path == _TASK and (new := new_name("task", str(problem["input"]))):
+        hint = f"; it is now {new}"
     if problem["input"] in ("None", "none"):
-        hint = "; nothing is written null in YAML"
+        hint = "; write null in YAML"
     return path, f"got {got}, expected {expected}{hint}"
 
 
@@ -118,7 +143,7 @@ def _short(value: Any) -> str:
 
 
 def _joined(words: list[str]) -> str:
-    """The complaints of all members of a union about one value, as one."""
+    """The messages of all members of a union about one value, as one."""
     first, *others = dict.fromkeys(words)
     head = first.partition(", expected ")[0] + ", expected "
     same = [word.removeprefix(head) for word in others if word.startswith(head)]
@@ -141,7 +166,7 @@ def _nearest_key(path: tuple[str, ...], parent: Any, root: tuple[type[BaseModel]
     found = nearest(path[-1], siblings)
     if found:
         return f"; did you mean {'.'.join((*path[:-1], found))}?"
-    # The right key one level off is the other common slip.
+    # Another common error: the right key in the wrong section.
     elsewhere = [key for key in dotted_keys(*root) if key.split(".")[-1] == path[-1]]
     elsewhere = [key for key in elsewhere if key != ".".join(path)]
     if elsewhere:
@@ -150,7 +175,7 @@ def _nearest_key(path: tuple[str, ...], parent: Any, root: tuple[type[BaseModel]
 
 
 def _other_kind(path: tuple[str, ...], cls: type[BaseModel]) -> str:
-    """Which other members of a tagged union have this key: the help lists those of all."""
+    """Name the members of a tagged union that do have this key."""
     members, tag = [cls], None
     for part in path[:-1]:
         fields = [member.model_fields[part] for member in members if part in member.model_fields]
@@ -176,7 +201,7 @@ def dotted_keys(
             chosen = _member(field.annotation, value.get(field.discriminator, ""))
             inner = [chosen] if chosen in inner else []
         if tree is not None and (len(inner) > 1 or not isinstance(value, Mapping)):
-            continue  # nobody knows which is meant
+            continue  # it is not known which member is meant
         for one in inner:
             yield from dotted_keys(one, value, f"{prefix}{name}.")
 

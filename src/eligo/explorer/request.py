@@ -14,7 +14,7 @@ from hashlib import sha256
 from math import isfinite
 from typing import Any, NoReturn
 
-from eligo.config.nearest import did_you_mean
+from eligo.config.problems import did_you_mean
 from eligo.explorer.tools import (
     LiveBudget,
     LiveExample,

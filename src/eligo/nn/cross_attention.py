@@ -1,9 +1,8 @@
-"""CrossAttention: queries look at keys of another width, under an explicit mask.
+"""CrossAttention: multi-head attention with queries and keys of different widths, and a mask.
 
-With dot similarity and scale 1 it equals `torch.nn.MultiheadAttention` with the same weights. It
-departs from it where that has no good answer: a row without a single real key gives exactly zero
-(there NaN), the similarity and its temperature are a `SimilarityScale`, the mask is True where a
-key is real (there the opposite), and logits and softmax are float32 whatever the inputs are.
+With dot similarity and scale 1 it equals `torch.nn.MultiheadAttention` with the same weights, but a
+row without a real key gives zero (there NaN), the logits come from a `SimilarityScale`, the mask is
+True where a key is real (there the opposite), and logits and softmax are float32.
 """
 
 from typing import Literal, overload
@@ -15,16 +14,16 @@ from torch.nn import functional as F
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.nn.precision import without_autocast
+from eligo.nn.contexts import without_autocast
 from eligo.nn.similarity_scale import SimilarityScale
 
 
 class CrossAttention(nn.Module):
     """Multi-head attention: `out = W_o concat_h(softmax(logits_h) v_h) + b_o`.
 
-    `query_dim` and `key_dim` are the input widths, `dim` the width inside (split over the heads),
-    `out_dim` that of the output (default: `query_dim`). Logits come from `scale` (default: dot
-    product, fixed 1). `dropout` acts on the attention weights in training.
+    `query_dim` and `key_dim` are the input widths, `dim` the width of all heads together, `out_dim`
+    the output width (default: `query_dim`). Logits come from `scale` (default: dot product, fixed
+    1). `dropout` acts on the attention weights.
 
     >>> attention = CrossAttention(query_dim=8, key_dim=6, dim=16, num_heads=4)
     >>> attention(torch.randn(2, 5, 8), torch.randn(2, 3, 6)).shape
@@ -119,7 +118,7 @@ class CrossAttention(nn.Module):
         Float[Tensor, "*batch heads keys head_dim"], Float[Tensor, "*batch heads keys head_dim"]
     ]:
         """Projected keys and values, for callers that attend to one context several times."""
-        if key_mask is not None:  # a NaN in padding would survive its weight of 0
+        if key_mask is not None:  # 0 * NaN in padding would be NaN
             context = context.masked_fill(~key_mask.unsqueeze(-1), 0.0)
         return self._heads(self.key_proj(context)), self._heads(self.value_proj(context))
 
@@ -136,9 +135,9 @@ class CrossAttention(nn.Module):
         Float[Tensor, "*batch queries out_dim"],
         Float[Tensor, "*batch heads queries keys"] | None,
     ]:
-        """`forward` on keys and values that `keys_values` made; the map is None if not asked."""
+        """`forward` with keys and values of `keys_values`; the map is None without `return_map`."""
         num_keys = keys.shape[-2]
-        if num_keys == 0:  # one masked key: the general case, with its graph, covers the rest
+        if num_keys == 0:  # one masked key, so that the general case applies
             keys, values = F.pad(keys, (0, 0, 0, 1)), F.pad(values, (0, 0, 0, 1))
             key_mask = torch.zeros((*query.shape[:-2], 1), dtype=torch.bool, device=query.device)
         queries = self._heads(self.query_proj(query))

@@ -1,10 +1,10 @@
-"""SimilarityScale: the one place where a temperature lives.
+"""SimilarityScale: similarity logits with a fixed or learned temperature.
 
-Departures from the SAM attention guide, whose formulas `legacy=True` keeps for parity and old
-checkpoints: cosine logits are not divided by sqrt(d) (that caps them at scale / sqrt(d), near
-uniform attention); the learned logarithm is not clamped in the forward pass (at the guide's own
-start, ln 14.29 = 2.66 > 2, the clamp's gradient is exactly 0 and the scale never moves) but
-projected back into its bounds after the optimiser's step.
+It differs from the semantic-alignment attention design (docs/sources.md), whose formulas
+`legacy=True` keeps for old checkpoints, in two points. Cosine logits are not divided by sqrt(d),
+which would limit them to scale / sqrt(d) and make attention nearly uniform. The learned logarithm
+is not clamped in the forward pass (at that design's start, ln 14.29 = 2.66 > 2, the clamp has
+gradient 0 and the scale never changes) but put back into its bounds after the optimiser's step.
 """
 
 import math
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.nn.precision import without_autocast
+from eligo.nn.contexts import without_autocast
 
-# Below this norm a vector has no direction; dividing by less would only make huge gradients.
-_NORM_EPS = 1e-6
+_NORM_EPS = 1e-6  # dividing by a smaller norm would only give huge gradients
 _LEGACY_LOG_LIMIT = 2.0
 
 
@@ -63,8 +62,8 @@ class SimilarityScale(nn.Module):
             )
         if learnable and not legacy and not bounds[0] <= init <= bounds[1]:
             raise InputError(
-                f"init: got {init}, expected a start within the bounds {bounds} of a learnable "
-                "scale; move the start or widen the bounds"
+                f"init: got {init}, expected a value within the bounds {bounds} of a learnable "
+                "scale; change the value or the bounds"
             )
         self.similarity = similarity
         self.learnable = learnable
@@ -112,7 +111,7 @@ class SimilarityScale(nn.Module):
             self.log_scale.clamp_(math.log(self.bounds[0]), math.log(self.bounds[1]))
 
     def extra_repr(self) -> str:
-        """What `print(module)` shows."""
+        """The settings, for `print(module)`."""
         learnable = "learnable" if self.learnable else "fixed"
         legacy = ", legacy" if self.legacy else ""
         scale = "unset" if self.log_scale.is_meta else f"{self.scale.item():.4g}"

@@ -1,7 +1,7 @@
 """Pure tensor functions: no state, no I/O.
 
-Conventions: masks are True where real; -1 in an index means nothing; a row never depends on its
-batch mates or on its padding; what ranks or weighs is float32, what is moved keeps its dtype.
+Conventions: masks are True where real; -1 in an index means nothing; a row never depends on other
+rows or on its padding; scores and weights are float32, values keep their dtype.
 """
 
 from eligo.ops.assignment import fold, soft_assignment, unfold
@@ -13,39 +13,30 @@ from eligo.ops.diverse import (
     nearest_other,
     ordered_dither,
 )
-from eligo.ops.late_interaction import maxsim, maxsim_pieces
-from eligo.ops.masked import masked_log_softmax, masked_mean, masked_softmax
-from eligo.ops.ragged import align_left, align_right, gather, kept_mask
-from eligo.ops.relaxed import relaxed_top_k, straight_through, straight_through_top_k
-from eligo.ops.topk import gumbel_noise, gumbel_top_k, top_k, top_k_mask
+from eligo.ops.masked import (
+    align_left,
+    align_right,
+    gather,
+    kept_mask,
+    masked_log_softmax,
+    masked_mean,
+    masked_softmax,
+)
+from eligo.ops.maxsim import maxsim, maxsim_pieces
+from eligo.ops.topk import (
+    gumbel_noise,
+    gumbel_top_k,
+    relaxed_top_k,
+    straight_through,
+    straight_through_top_k,
+    top_k,
+    top_k_mask,
+)
 
 __all__ = [
-    "Matching",
-    "align_left",
-    "align_right",
-    "bipartite_match",
-    "distinctness",
-    "farthest_points",
-    "fold",
-    "gather",
-    "greedy_dpp",
-    "gumbel_noise",
-    "gumbel_top_k",
-    "kept_mask",
-    "masked_log_softmax",
-    "masked_mean",
-    "masked_softmax",
-    "maxsim",
-    "maxsim_pieces",
-    "merge",
-    "nearest_other",
-    "ordered_dither",
-    "relaxed_top_k",
-    "soft_assignment",
-    "straight_through",
-    "straight_through_top_k",
-    "top_k",
-    "top_k_mask",
-    "unfold",
-    "unmerge",
-]
+    "Matching", "align_left", "align_right", "bipartite_match", "distinctness", "farthest_points",
+    "fold", "gather", "greedy_dpp", "gumbel_noise", "gumbel_top_k", "kept_mask",
+    "masked_log_softmax", "masked_mean", "masked_softmax", "maxsim", "maxsim_pieces", "merge",
+    "nearest_other", "ordered_dither", "relaxed_top_k", "soft_assignment", "straight_through",
+    "straight_through_top_k", "top_k", "top_k_mask", "unfold", "unmerge",
+]  # fmt: skip

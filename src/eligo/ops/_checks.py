@@ -1,8 +1,7 @@
-"""When the values of a tensor may be looked at.
+"""When to check the values of a tensor.
 
-Shapes and dtypes cost nothing to check and are checked always. Looking at *values* waits for the
-device on CUDA and breaks the graph under `torch.compile`, so it is done only where it is free:
-eager tensors on the CPU. The functions stay well defined without it.
+Shapes and dtypes are always checked. Values are checked only for eager tensors on the CPU: on CUDA
+it would wait for the device, and under `torch.compile` it would break the graph.
 """
 
 import torch

@@ -1,9 +1,9 @@
-"""Folding dropped candidates into kept ones, and copying the result back.
+"""Merging dropped candidates into kept ones, and copying the result back.
 
-An assignment is a matrix of weights, `*batch kept candidates` (the layout of
-`Selection.assignment`): entry (j, i) says how much of candidate i went into kept j. The soft
-one is the token merger of the two-stage pruning guide; we depart from it in dividing by the row
-sums, so that folding is a mean and norms stay what the layers behind it were trained on.
+An assignment is a matrix of weights `*batch kept candidates` (as `Selection.assignment`): entry
+(j, i) is the part of candidate i that goes into kept j. The soft assignment is the token merger of
+the two-stage pruning design (docs/sources.md), with one change: `fold` divides by the row sums, so
+that it is a mean and keeps the norms that later layers were trained on.
 """
 
 import torch
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from eligo.ops.masked import masked_softmax
-from eligo.ops.relaxed import straight_through
+from eligo.ops.topk import straight_through
 
 
 def soft_assignment(
@@ -24,10 +24,9 @@ def soft_assignment(
 ) -> Float[Tensor, "*batch kept candidates"]:
     """Each candidate's softmax over the centres: `A_ji = exp(l_ji) / sum_j' exp(l_j'i)`.
 
-    A centre belongs to itself alone. Centres of -1 (there are none without `padded`) and masked
-    candidates get zeros. `hard=True` gives a candidate wholly to its best centre (ties: the first),
-    with the gradient of the soft assignment. Multiply by per-candidate weights for the weighted
-    form.
+    A centre is assigned to itself only. Centres of -1 (none without `padded`) and masked candidates
+    get zeros. `hard=True` assigns a candidate to its best centre (ties: the first), with the
+    gradient of the soft assignment. Multiply by weights per candidate for the weighted form.
 
     >>> soft_assignment(torch.zeros(2, 3), torch.tensor([0, 2]))
     tensor([[1.0000, 0.5000, 0.0000],
@@ -57,7 +56,7 @@ def soft_assignment(
 
 
 def _owned(logits: Tensor, centres: Tensor, mask: Tensor | None) -> Tensor:
-    """The hard form where nothing is padded and nothing is learned: one pass over all pairs."""
+    """The hard form without padding and gradient: one pass over all pairs."""
     kept = torch.arange(logits.shape[-2], device=logits.device)
     owner = logits.float().argmax(dim=-2)  # (*batch, candidates)
     owner = owner.scatter(-1, centres.long(), kept.expand(centres.shape)).unsqueeze(-2)
@@ -72,8 +71,8 @@ def fold(
 ) -> Float[Tensor, "*batch kept dim"]:
     """Weighted means: `y_j = sum_i A_ji x_i / sum_i A_ji`; a row without weight gives zeros.
 
-    Accumulates in float32 and returns the dtype of `values`. With `mask`, what stands in masked
-    candidates is not read.
+    Accumulates in float32 and returns the dtype of `values`. With `mask`, masked candidates are not
+    read.
 
     >>> fold(torch.tensor([[1.0], [3.0], [8.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
     tensor([[2.]])
@@ -88,9 +87,9 @@ def unfold(
     values: Float[Tensor, "*batch kept dim"],
     assignment: Float[Tensor, "*batch kept candidates"],
 ) -> Float[Tensor, "*batch candidates dim"]:
-    """Copy kept values back: `x_i = sum_j A_ji y_j / sum_j A_ji`; zeros where i went nowhere.
+    """Copy kept values back: `x_i = sum_j A_ji y_j / sum_j A_ji`; zeros where i was dropped.
 
-    Under a hard assignment every candidate gets exactly the value it was folded into.
+    Under a hard assignment every candidate gets exactly the value it was merged into.
 
     >>> unfold(torch.tensor([[2.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
     tensor([[2.],

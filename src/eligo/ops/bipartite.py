@@ -1,9 +1,9 @@
 """Bipartite soft matching: merge the most similar tokens (ToMe, Bolya et al. 2023).
 
-Real tokens are split alternately into A and B; each A finds its most similar B; the `num_merged`
-closest pairs merge, several A's into one B if they like. Departures from the paper: the matching
-is returned as indices instead of closures, so that it can be stored and shown; kept tokens stay
-in raster order; padding takes no part, wherever it stands; ties go to the lowest index.
+Real tokens are split alternately into A and B; each A finds its most similar B, and the
+`num_merged` closest pairs merge (several A may merge into one B). Changes from the paper: the
+matching is returned as indices instead of closures, kept tokens stay in raster order, padding is
+ignored wherever it is, and ties go to the lowest index.
 """
 
 from typing import NamedTuple
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.ops._checks import values_are_free
-from eligo.ops.ragged import align_left, gather, kept_mask
+from eligo.ops.masked import align_left, gather, kept_mask
 from eligo.ops.topk import top_k
 
 
 class Matching(NamedTuple):
-    """Which tokens stay, and where each token went."""
+    """Which tokens are kept, and where each token went."""
 
     kept: Int[Tensor, "*batch kept"]
-    """Indices of the tokens that stay, in raster order, padded with -1."""
+    """Indices of the kept tokens, in raster order, padded with -1."""
     destination: Int[Tensor, "*batch tokens"]
-    """For each token, the column of `kept` that holds it now; -1 for padding."""
+    """For each token, its column in `kept`; -1 for padding."""
 
 
 def bipartite_match(
@@ -34,8 +34,8 @@ def bipartite_match(
 ) -> Matching:
     """Match the `num_merged` most cosine-similar pairs of A x B and merge their A into their B.
 
-    Every row keeps `tokens - num_merged`; a short row merges at most its A half, and keeps fewer.
-    With one number per row, `kept` stays as wide as the tokens (padded), so that nothing syncs.
+    Every row keeps `tokens - num_merged`; a short row merges at most its A half. With one number
+    per row, `kept` is as wide as the tokens (padded), so that no device sync is needed.
 
     >>> bipartite_match(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [-1.0, 0.0]]), 1)
     Matching(kept=tensor([1, 2, 3]), destination=tensor([0, 0, 1, 2]))
@@ -49,7 +49,7 @@ def bipartite_match(
     own = torch.arange(num_tokens, device=features.device).expand(mask.shape)
     rank = mask.long().cumsum(-1) - 1
 
-    # Real tokens in order, so that the split into A and B does not see the padding.
+    # Real tokens first, so that the split into A and B ignores padding.
     order = align_left(mask)
     a_ids, b_ids = order[..., ::2], order[..., 1::2]
     if b_ids.shape[-1] == 0 or (isinstance(num_merged, int) and num_merged == 0):
@@ -65,7 +65,7 @@ def bipartite_match(
     goes_from = torch.where(chosen < 0, -1, gather(a_ids, chosen))
     goes_to = gather(b_ids, gather(partner, chosen))
     keeps = mask & ~kept_mask(goes_from, num_tokens)
-    # Tokens that merge point at their partner, the others at themselves; -1 writes to a spare.
+    # Merged tokens point at their partner, others at themselves; -1 writes to a spare column.
     target = torch.cat([own, own[..., :1]], -1)
     target = target.scatter(-1, torch.where(goes_from < 0, num_tokens, goes_from), goes_to)
     rank = keeps.long().cumsum(-1) - 1
@@ -78,10 +78,10 @@ def merge(
     matching: Matching,
     sizes: Float[Tensor, "*batch tokens"] | None = None,
 ) -> tuple[Float[Tensor, "*batch kept dim"], Float[Tensor, "*batch kept"]]:
-    """Size-weighted means of what was matched, and the new sizes (float32).
+    """Size-weighted means of the matched tokens, and the new sizes (float32).
 
     `z_j = sum of z_i`, `y_j = sum of z_i x_i / z_j` over the tokens i whose destination is j.
-    Feed the sizes to the next round, and `log z_j` to attention as a key bias.
+    Pass the sizes to the next round, and `log z_j` to attention as a key bias.
 
     >>> matching = Matching(torch.tensor([0, 2]), torch.tensor([0, 0, 1]))
     >>> merge(torch.tensor([[1.0], [3.0], [5.0]]), matching)
@@ -92,7 +92,7 @@ def merge(
     num_kept = kept.shape[-1]
     real = destination >= 0
     weights = real.float() if sizes is None else sizes.float().masked_fill(~real, 0.0)
-    slots = torch.where(real, destination, num_kept)  # padding falls into a spare slot
+    slots = torch.where(real, destination, num_kept)  # padding goes to a spare slot
     new_sizes = weights.new_zeros((*kept.shape[:-1], num_kept + 1)).scatter_add(-1, slots, weights)
     weighted = values.float().masked_fill(~real.unsqueeze(-1), 0.0) * weights.unsqueeze(-1)
     sums = weighted.new_zeros((*kept.shape[:-1], num_kept + 1, values.shape[-1]))
@@ -105,7 +105,7 @@ def merge(
 def unmerge(
     values: Float[Tensor, "*batch kept dim"], matching: Matching
 ) -> Float[Tensor, "*batch tokens dim"]:
-    """Copy each merged value back to every token that went into it; zeros for padding.
+    """Copy each merged value back to its tokens; zeros for padding.
 
     >>> matching = Matching(torch.tensor([0, 2]), torch.tensor([0, 0, 1]))
     >>> unmerge(torch.tensor([[2.0], [5.0]]), matching)
@@ -118,11 +118,11 @@ def unmerge(
 
 def _check_num_merged(num_merged: int | Tensor, num_tokens: int) -> None:
     if isinstance(num_merged, int):
-        wrong = not 0 <= num_merged <= num_tokens // 2
+        valid = 0 <= num_merged <= num_tokens // 2
     else:
-        looked_at = values_are_free(num_merged)
-        wrong = looked_at and bool(((num_merged < 0) | (num_merged > num_tokens // 2)).any())
-    if wrong:
+        within = (num_merged >= 0) & (num_merged <= num_tokens // 2)
+        valid = not values_are_free(num_merged) or bool(within.all())
+    if not valid:
         raise InputError(
             f"bipartite_match: got num_merged={num_merged} for {num_tokens} tokens; expected 0 to "
             f"{num_tokens // 2}, half of them: match and merge again to remove more"

@@ -1,14 +1,12 @@
-"""Choosing a set instead of the best one by one: greedy max-min distance, greedy DPP, peaks.
+"""Selection of diverse sets: greedy max-min distance, greedy DPP, density peaks, dithering.
 
-`farthest_points` is Gonzalez' greedy answer to the max-min diversity problem (1985), started as
-DivPrune does (Alvar et al. 2025): at the candidate farthest from all others, so that nothing is
-left to chance. `greedy_dpp` is the fast greedy MAP inference of a determinantal point process
-(Chen, Zhang and Zhou, NeurIPS 2018), by an incremental Cholesky factor. Departure: a kernel of rank
-r can give volume to r candidates only; the paper stops there, we go on by the diagonal, because
-budgets are exact. Both loop over the picks, batched over rows; neither has a gradient.
-`distinctness` is the one-pass alternative with a gradient, from density peaks (Rodriguez and Laio,
-Science 2014): what is unlike everything that ranks above it is a peak. `ordered_dither` is an order
-for what nothing else tells apart: Bayer's matrix (1973), any prefix of which covers a grid evenly.
+`farthest_points` is Gonzalez' greedy solution of the max-min diversity problem (1985), started as
+in DivPrune (Alvar et al. 2025) at the candidate farthest from all others. `greedy_dpp` is the fast
+greedy MAP inference of a determinantal point process (Chen, Zhang and Zhou, NeurIPS 2018), by an
+incremental Cholesky factor. Where the paper stops, at the rank of the kernel, we continue by the
+diagonal, because budgets are exact. Both loop over the picks and have no gradient. `distinctness`
+is a one-pass alternative with a gradient, from density peaks (Rodriguez and Laio, Science 2014).
+`ordered_dither` is Bayer's order of grid places (1973): any prefix of it covers the grid evenly.
 """
 
 from functools import lru_cache
@@ -17,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from eligo.ops.ragged import gather
+from eligo.ops.masked import gather
 from eligo.ops.topk import budget_width
 
 _DITHER_BITS = 10
@@ -63,8 +61,8 @@ def greedy_dpp(
 ) -> Int[Tensor, "*batch kept"]:
     """`argmax_i det L_{S + i}`, k times; `L` is symmetric and positive semi-definite.
 
-    A candidate whose gain `det L_{S + i} / det L_S` fell to `tolerance * L_ii` is spanned by those
-    picked; when all are, the largest `L_ii` comes first. `k`, `mask`, `width`: see `top_k`.
+    A candidate whose gain `det L_{S + i} / det L_S` is at most `tolerance * L_ii` is spanned by the
+    picks; when all are, the largest `L_ii` comes first. `k`, `mask`, `width`: see `top_k`.
 
     >>> vectors = torch.tensor([[2.0, 0.0], [1.9, 0.0], [0.0, 1.0]])
     >>> greedy_dpp(vectors @ vectors.T, 3)
@@ -74,7 +72,7 @@ def greedy_dpp(
     width = budget_width("greedy_dpp", k, width, num_candidates)
     mask = _real(kernel, mask)
     kernel = kernel.detach().float()
-    # A NaN in padding would reach real candidates through the products, as 0 * NaN.
+    # A NaN in padding would reach real candidates as 0 * NaN.
     kernel = kernel.masked_fill(~(mask.unsqueeze(-1) & mask.unsqueeze(-2)), 0.0)
     diagonal = kernel.diagonal(dim1=-2, dim2=-1)
     num_steps = min(width, num_candidates)
@@ -82,7 +80,7 @@ def greedy_dpp(
     free, gain, picks = mask, diagonal, []
     for step in range(num_steps):
         grows = gain > tolerance * diagonal
-        # Below all that grows, but still in the order of the diagonal.
+        # Spanned candidates rank below the others, in the order of the diagonal.
         rank = torch.where(grows, gain, -1 / (1 + diagonal))
         pick = torch.where(free, rank, -torch.inf).argmax(-1, keepdim=True)
         free = free.scatter(-1, pick, False)
@@ -101,7 +99,7 @@ def nearest_other(
     distances: Float[Tensor, "*batch candidates candidates"],
     mask: Bool[Tensor, "*batch candidates"] | None = None,
 ) -> Float[Tensor, "*batch candidates"]:
-    """`min_{j != i} d_ij` over real j, in float32; infinite where there is no other.
+    """`min_{j != i} d_ij` over real j, in float32; infinite if there is no other.
 
     >>> nearest_other(torch.tensor([[0.0, 2.0, 3.0], [2.0, 0.0, 4.0], [3.0, 4.0, 0.0]]))
     tensor([2., 2., 3.])
@@ -152,7 +150,7 @@ def ordered_dither(
             [13,  5, 15,  7],
             [ 1,  9,  3, 11]])
     """
-    if torch.compiler.is_compiling():  # a table made now would be one of the tracer's tensors
+    if torch.compiler.is_compiling():  # the table would be a tensor of the tracer
         return _dither(row, column)
     last = 2**_DITHER_BITS - 1
     return _dither_table(row.device)[row & last, column & last]
@@ -160,8 +158,8 @@ def ordered_dither(
 
 @lru_cache
 def _dither_table(device: torch.device) -> Float[Tensor, "side side"]:
-    """`ordered_dither` of all places: one look-up instead of sixty kernels."""
-    with torch.inference_mode(False):  # training may read it too
+    """`ordered_dither` of all places, as one look-up."""
+    with torch.inference_mode(False):  # usable in training too
         place = torch.arange(2**_DITHER_BITS, device=device)
         return _dither(*torch.meshgrid(place, place, indexing="ij"))
 
@@ -179,7 +177,7 @@ def _real(matrix: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _joined(picks: list[Tensor], mask: Tensor, k: int | Tensor, width: int) -> Tensor:
-    """The picks of all steps, and -1 behind what a row could or was asked to keep."""
+    """The picks of all steps, with -1 after the budget or the last real candidate of a row."""
     missing = mask.new_full((*mask.shape[:-1], width - len(picks)), -1, dtype=torch.int64)
     most = k if isinstance(k, int) else k.to(mask.device, non_blocking=True).unsqueeze(-1)
     limit = mask.sum(-1, keepdim=True).clamp_max(most)

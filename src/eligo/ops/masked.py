@@ -1,19 +1,30 @@
-"""Reductions over the real entries of padded tensors.
+"""Masked reductions, and index tensors in which -1 means "nothing here".
 
-Padding is an explicit boolean mask (True = real), never guessed from zeros, and what stands in
-padding is never read: not even a NaN there reaches the result or a gradient. A row without a
-single real entry gives zeros (the plain formulas give 0/0). Sums accumulate in float32.
+A mask is True where an entry is real. Padding is never read: not even a NaN there reaches a result
+or a gradient. A row without a real entry gives zeros. Sums accumulate in float32.
+
+An index tensor `*batch kept` picks from values `*batch candidates *features`; -1 picks zeros.
+`align_left` and `align_right` return indices, so that states, positions and masks can all be moved
+the same way. `padded=False` promises that no index is -1, which saves a few kernels.
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from eligo.errors import InputError
+from eligo.ops._checks import values_are_free
+
+
+def full_mask(
+    like: Shaped[Tensor, "*shape"], mask: Bool[Tensor, "*shape"] | None = None
+) -> Bool[Tensor, "*shape"]:
+    """The mask, or one that is True everywhere in the shape of `like`."""
+    return torch.ones_like(like, dtype=torch.bool) if mask is None else mask
 
 
 def append_axes(tensor: Tensor, num_axes: int) -> Tensor:
-    """`tensor` with `num_axes` axes of length 1 at its end, to broadcast over features."""
+    """Append `num_axes` axes of length 1, to broadcast over features."""
     return tensor.reshape(*tensor.shape, *[1] * num_axes)
 
 
@@ -29,9 +40,7 @@ def masked_softmax(
     """
     if mask is None:
         return logits.float().softmax(dim)
-    # A finite fill: with -inf an empty row would be NaN, in its gradient too.
-    filled = _fill_low(logits, mask)
-    return filled.softmax(dim).masked_fill(~mask, 0.0)
+    return _fill_low(logits, mask).softmax(dim).masked_fill(~mask, 0.0)
 
 
 def masked_log_softmax(
@@ -70,6 +79,103 @@ def masked_mean(
 
 
 def _fill_low(logits: Tensor, mask: Tensor) -> Tensor:
-    """Float32 logits with masked entries so low that exp gives exactly 0 beside any real one."""
+    """Float32 logits with the lowest finite value in masked entries: with -inf, an empty row
+    would be NaN.
+    """
     logits = logits.float()
     return torch.where(mask, logits, torch.finfo(logits.dtype).min)
+
+
+def gather(
+    values: Shaped[Tensor, "..."], indices: Int[Tensor, "*batch kept"], *, padded: bool = True
+) -> Shaped[Tensor, "..."]:
+    """`out[b, j] = values[b, indices[b, j]]`, zeros where the index is -1.
+
+    `values` is `*batch candidates *features`; batch axes of length 1 broadcast, on either side.
+
+    >>> gather(torch.tensor([10.0, 20.0, 30.0]), torch.tensor([2, 0, -1]))
+    tensor([30., 10.,  0.])
+    """
+    dim = indices.ndim - 1
+    if values.ndim < indices.ndim:
+        raise InputError(
+            f"gather: got values of shape {tuple(values.shape)} for indices of shape "
+            f"{tuple(indices.shape)}; expected `*batch candidates *features` values for "
+            "`*batch kept` indices"
+        )
+    batch, features = values.shape[:dim], values.shape[dim + 1 :]
+    if batch != indices.shape[:-1]:
+        try:
+            batch = torch.broadcast_shapes(batch, indices.shape[:-1])
+        except RuntimeError as error:
+            raise InputError(
+                f"gather: the batch axes of values {tuple(values.shape)} and of indices "
+                f"{tuple(indices.shape)} do not agree; expected the same lengths, or 1"
+            ) from error
+    shape = (*batch, indices.shape[-1], *features)
+    if values.shape[dim] == 0:  # every index can only be -1
+        return values.new_zeros(shape)
+    indices = indices.long()
+    positions = indices.clamp_min(0) if padded else indices
+    positions = append_axes(positions, len(features)).expand(shape)
+    picked = values.expand(*batch, *values.shape[dim:]).gather(dim, positions)
+    if not padded:
+        return picked
+    # Not multiplied by 0: candidate 0 may be NaN.
+    return picked.masked_fill(append_axes(indices < 0, len(features)), 0)
+
+
+def kept_mask(
+    indices: Int[Tensor, "*batch kept"], num_candidates: int
+) -> Bool[Tensor, "*batch candidates"]:
+    """True for every candidate in its row of `indices`.
+
+    >>> kept_mask(torch.tensor([2, 0, -1]), 4)
+    tensor([ True, False,  True, False])
+    """
+    # One more column, which takes the -1s and is cut off.
+    slots = indices.long() % (num_candidates + 1)
+    mask = slots.new_zeros((*indices.shape[:-1], num_candidates + 1), dtype=torch.bool)
+    return mask.scatter(-1, slots, True)[..., :num_candidates]
+
+
+def align_left(
+    mask: Bool[Tensor, "*batch length"], length: int | None = None
+) -> Int[Tensor, "*batch new_length"]:
+    """Indices that move a row's real entries to its left end, in order; -1 after them.
+
+    `length` is the width of the result (default: the width of `mask`); it must cover the fullest
+    row. The caller gives it, so that no device sync is needed.
+
+    >>> align_left(torch.tensor([False, True, False, True]))
+    tensor([ 1,  3, -1, -1])
+    """
+    order, count, length = _order(mask, length)
+    padded = torch.nn.functional.pad(order, (0, length - order.shape[-1]), value=-1)
+    return torch.where(torch.arange(length, device=mask.device) < count, padded, -1)
+
+
+def align_right(
+    mask: Bool[Tensor, "*batch length"], length: int | None = None
+) -> Int[Tensor, "*batch new_length"]:
+    """Indices that move a row's real entries to its right end, in order; -1 before them.
+
+    >>> align_right(torch.tensor([True, False, True, False]))
+    tensor([-1, -1,  0,  2])
+    """
+    order, count, length = _order(mask, length)
+    positions = torch.arange(length, device=mask.device) - (length - count)
+    return gather(order, torch.where(positions < 0, -1, positions)).masked_fill(positions < 0, -1)
+
+
+def _order(mask: Tensor, length: int | None) -> tuple[Tensor, Tensor, int]:
+    """Indices with real entries first, the number of real entries, the width of the result."""
+    count = mask.sum(-1, keepdim=True)
+    if length is None:
+        length = mask.shape[-1]
+    elif values_are_free(mask) and count.numel() and int(count.max()) > length:
+        raise InputError(
+            f"align: got length={length}, but a row has {int(count.max())} real entries; "
+            "expected a length that covers the fullest row"
+        )
+    return mask.logical_not().byte().argsort(dim=-1, stable=True), count, length

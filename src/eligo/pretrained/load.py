@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
-from eligo.config.nearest import did_you_mean
+from eligo.config.problems import did_you_mean
 from eligo.errors import InputError
 from eligo.io.locks import warnings_lock
 from eligo.io.reading import reading, reason

@@ -9,7 +9,7 @@ from typing import Any
 
 from eligo.config import Layer
 from eligo.config.layers import KeyPath
-from eligo.config.nearest import did_you_mean
+from eligo.config.problems import did_you_mean
 from eligo.errors import ConfigError
 
 SECTIONS = ("trainer_settings", "method_settings", "manager_settings", "search_settings")

@@ -20,8 +20,14 @@ from eligo.tokens.inputs_config import (
     RandomHostConfig,
     ScenesDataConfig,
 )
-from eligo.train.config import SMOKE, AnnealConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from eligo.train.search_config import SearchConfig
+from eligo.train.config import (
+    SMOKE,
+    AnnealConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SearchConfig,
+    TrainConfig,
+)
 
 _DEPTHS = (1 / 16, 1 / 4, 1 / 2)  # where the default plan cuts
 _FIRST, _LAST = 200 / 288, 100 / 288  # what its first and last cut keep of the merged tokens

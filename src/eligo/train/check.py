@@ -1,4 +1,4 @@
-"""Looking at all data before the first step: what is wrong is one error that lists it, at once."""
+"""Check of all data before the first step: all problems are listed in one error."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
-_SHOWN = 5  # problems that are named
-_AT_A_TIME = 256
-_THREADS = min(8, os.cpu_count() or 1)  # decoding an image leaves Python's lock alone
+_SHOWN = 5  # problems listed in an error
+_BATCH = 256
+_THREADS = min(8, os.cpu_count() or 1)  # decoding an image releases Python's lock
 
 
 class DataCheck:
@@ -31,26 +31,31 @@ class DataCheck:
         self.processes = processes
         self.problems: list[str] = []
 
-    def each(self, label: str, items: Sequence[Item], look: Callable[[Item], Found]) -> list[Found]:
-        """Look at every item, each process at a share of them; an InputError is a problem.
+    def each(
+        self, label: str, items: Sequence[Item], function: Callable[[Item], Found]
+    ) -> list[Found]:
+        """Call the function on every item, split over the processes; an InputError is a problem.
 
-        Returns what was found in the others, in no order.
+        Returns the results of the other items, in no order.
         """
-        index, count = (0, 1) if self.processes is None else _place(self.processes)
+        index, count = 0, 1
+        if self.processes is not None:
+            index, count = self.processes.index, self.processes.count
         mine = items[index::count]
         found: list[Found] = []
         problems: list[str] = []
 
         def one(item: Item) -> None:
             try:
-                found.append(look(item))
+                found.append(function(item))
             except InputError as error:
                 problems.append(str(error))
 
-        label = f"checking {label}"
-        with ThreadPoolExecutor(_THREADS) as pool, _bar(label, len(mine), index) as bar:
-            for start in range(0, len(mine), _AT_A_TIME):
-                some = mine[start : start + _AT_A_TIME]
+        visible = index == 0 and len(mine) > _BATCH
+        bar = ProgressBar(f"checking {label}", len(mine), visible=visible)
+        with ThreadPoolExecutor(_THREADS) as pool, bar:
+            for start in range(0, len(mine), _BATCH):
+                some = mine[start : start + _BATCH]
                 list(pool.map(one, some))
                 bar.update(start + len(some))
         if self.processes is not None:
@@ -59,7 +64,7 @@ class DataCheck:
         return found
 
     def add(self, problem: str) -> None:
-        """A problem of the whole."""
+        """Add a problem of the whole data set."""
         self.problems.append(problem)
 
     def finish(self) -> None:
@@ -72,17 +77,9 @@ class DataCheck:
 
 
 def listed(problems: Sequence[str]) -> str:
-    """How many, and the first few, each on a line."""
+    """The number of problems and the first few, each on a line."""
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:"
     lines = [count, *problems[:_SHOWN]]
     if len(problems) > _SHOWN:
         lines.append(f"and {len(problems) - _SHOWN} more")
     return "\n  ".join(lines)
-
-
-def _place(processes: "Processes") -> tuple[int, int]:
-    return processes.index, processes.count
-
-
-def _bar(label: str, total: int, index: int) -> ProgressBar:
-    return ProgressBar(label, total, visible=index == 0 and total > _AT_A_TIME)

@@ -1,39 +1,68 @@
-"""Saving and restoring all that a run needs to go on as if nothing had happened.
+"""The folder of a run, and its checkpoints.
 
-There is no generator, sampler or scheduler state: those are functions of (seed, step), and both
-are here. Nothing is pickled.
+A run folder holds the config, metrics, checkpoints and the links `best` and `last`. A checkpoint
+holds `<module>.safetensors` (the averaged weights if there is an average) and `config.yaml`; its
+`state/` is needed only to resume. Generators, samplers and schedules have no state: they are
+functions of (seed, step). A checkpoint is written under another name and renamed, so a folder
+`step_...` is always complete. Nothing is pickled.
 """
 
 import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from eligo.config.yaml import dump_yaml
-from eligo.io.files import write_text
-from eligo.io.reading import read_json, reading
+from eligo.config import Config
+from eligo.config.yaml import dump_yaml, read_yaml
+from eligo.errors import ConfigError, InputError, OutputError
+from eligo.io.files import (
+    LOCK,
+    clear_unfinished,
+    make_folder,
+    remove_file,
+    remove_folder,
+    replace_link,
+    write_text,
+    writing_folder,
+)
+from eligo.io.locks import one_writer
+from eligo.io.reading import parse_json, read_json, read_text, reading
 from eligo.io.tensors import save_tensors
-from eligo.train.ema import WeightAverage
+from eligo.renamed import new_name
+from eligo.train.config import TrainConfig
 from eligo.train.log import Meter
+from eligo.train.optimization import Updater
 from eligo.train.processes import Processes
-from eligo.train.update import Updater
-from eligo.train.weights import load_weights, read_tensors, save_weights
+from eligo.train.weights import WeightAverage, load_weights, read_tensors, save_weights
+
+_MAY_CHANGE = {
+    f"train.{key}"
+    for key in (
+        "name", "out", "max_minutes", "keep_checkpoints", "checkpoint_every", "init_from",
+        "check_data", "smoke",
+    )
+}  # fmt: skip
+_CHECKPOINT = re.compile(r"step_\d{6,}")
+_BEFORE_BEST = {"train.monitor", "train.mode"}  # may change until there is a best step
 
 
 @dataclass
-class Standing:
-    """The little state of the loop itself."""
+class TrainState:
+    """Progress of the loop."""
 
     step: int = 0
-    """Steps done."""
+    """Completed steps."""
     best_step: int | None = None
     best: dict[str, float] = field(default_factory=dict)
     """Validation metrics at the best step."""
     evaluations_since_best: int = 0
     evaluation_due: bool = False
-    """The step is saved and its evaluation is not finished: who resumes evaluates it first."""
+    """The step is saved but not yet evaluated: a resumed run evaluates it first."""
 
 
 @dataclass
@@ -45,7 +74,7 @@ class RunState:
     updater: Updater
     meter: Meter
     average: WeightAverage | None
-    standing: Standing = field(default_factory=Standing)
+    train_state: TrainState = field(default_factory=TrainState)
 
     def share_weights(self, *, buffers_only: bool) -> None:
         """Give every process the weights (or only the buffers) of the first one."""
@@ -55,9 +84,9 @@ class RunState:
                 self.processes.share_(tensor)
 
     def summary(self, record: dict[str, Any]) -> dict[str, Any]:
-        """What goes into state.json; every process calls it."""
+        """The content of state.json; every process calls it."""
         return {
-            "standing": asdict(self.standing),
+            "standing": asdict(self.train_state),
             "seed": record["train"]["seed"],
             "counters": self.updater.counters(),
             "meter": self.meter.state(),
@@ -77,10 +106,10 @@ class RunState:
             with self.average.swapped():
                 save_weights(folder, self.modules)
 
-    def save_standing(self, folder: Path) -> None:
-        """Write what an evaluation changed into the checkpoint of its step; weights stay."""
+    def save_train_state(self, folder: Path) -> None:
+        """Write what an evaluation changed into the checkpoint of its step."""
         path = folder / "state" / "state.json"
-        summary = json.loads(path.read_text("utf-8")) | {"standing": asdict(self.standing)}
+        summary = json.loads(path.read_text("utf-8")) | {"standing": asdict(self.train_state)}
         write_text(path, json.dumps(summary, indent=1))
 
     def load(self, folder: Path) -> None:
@@ -88,7 +117,7 @@ class RunState:
         state = folder / "state"
         summary = read_json(state / "state.json")
         with reading(state, "what `save` wrote; resume from an older checkpoint"):
-            self.standing = Standing(**summary["standing"])
+            self.train_state = TrainState(**summary["standing"])
             self.meter.load(summary["meter"])
             self.updater.load(
                 {
@@ -103,3 +132,149 @@ class RunState:
             load_weights(state, self.modules)
             with self.average.swapped():
                 load_weights(folder, self.modules)
+
+
+class RunFolder:
+    """Paths and file operations of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self._is_new = False  # whether this process began the run
+
+    @contextmanager
+    def locked(self, processes: Processes) -> Iterator[None]:
+        """Lock the folder in the first process; raise in all of them if another run has it."""
+        with ExitStack() as stack:
+            refused = None
+            if processes.is_main:
+                try:
+                    stack.enter_context(one_writer(self.path))
+                except InputError as error:
+                    refused = error
+            refused = processes.of_first(refused)
+            if refused is not None:
+                raise refused
+            yield
+
+    def check(self, config: dict[str, Any], resume: bool) -> None:
+        """Refuse to overwrite another run, or to continue a run with another config."""
+        saved = self.path / "config.yaml"
+        if not saved.exists() and not self.steps():
+            return
+        if not resume and self.is_replaced(config):
+            return
+        if not resume:
+            raise InputError(
+                f"{self.path} already holds a run; continue it with --resume, "
+                "choose another --train.name, or remove the folder"
+            )
+        chosen = (self.path / "best").is_symlink()
+        refuse_changes(saved, config, _MAY_CHANGE if chosen else _MAY_CHANGE | _BEFORE_BEST)
+
+    def is_replaced(self, config: dict[str, Any]) -> bool:
+        """Whether the folder holds a smoke run and this run is one."""
+        saved = self.path / "config.yaml"
+        if not config["train"].get("smoke") or not saved.is_file():
+            return False
+        return read_yaml(saved)[0].get("train", {}).get("smoke") is True
+
+    def prepare(self, config: dict[str, Any], state: TrainState) -> None:
+        """Write the config, remove unfinished files, drop metrics of what will be repeated."""
+        make_folder(self.checkpoints)
+        self._is_new = not (self.path / "config.yaml").exists()
+        clear_unfinished(self.path)
+        write_text(self.path / "config.yaml", dump_yaml(config))
+        if self.steps():
+            self.settle(state.best_step, config["train"]["keep_checkpoints"])
+        if self.metrics.exists():
+            # The last line may be incomplete: a line counts only with its newline.
+            last = (state.step, "train" if state.evaluation_due else "validation")
+            try:
+                lines = read_text(self.metrics).splitlines(keepends=True)
+                kept = [line for line in lines if line.endswith("\n") and _place(line) <= last]
+            except (InputError, LookupError, TypeError):
+                raise InputError(f"{self.metrics}: not written by a run; move it away") from None
+            write_text(self.metrics, "".join(kept))
+
+    def clear(self) -> None:
+        """Remove everything but the lock."""
+        for inside in list(self.path.iterdir()):
+            if inside.is_dir() and not inside.is_symlink():
+                remove_folder(inside)
+            elif inside.name != LOCK:
+                remove_file(inside)
+
+    def abandon(self) -> None:
+        """After a failure, remove the config of a new run without a checkpoint."""
+        if self._is_new and not self.steps():
+            with suppress(OSError):  # the first error matters more
+                remove_file(self.path / "config.yaml")
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        names = (path.name for path in self.checkpoints.glob("step_*"))
+        return sorted(int(name[5:]) for name in names if _CHECKPOINT.fullmatch(name))
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the checkpoint after `step` steps."""
+        return self.checkpoints / f"step_{step:06d}"
+
+    @contextmanager
+    def writing(self, step: int) -> Iterator[Path]:
+        """A folder that becomes the checkpoint of `step` when the block ends without an error."""
+        try:
+            with writing_folder(self.checkpoint(step), marker="config.yaml") as temporary:
+                yield temporary
+        except OutputError as error:
+            raise OutputError(f"{error}; then go on with --resume") from error
+
+    def settle(self, best: int | None, keep: int) -> None:
+        """Update the links `last` and `best`; keep the newest `keep` checkpoints and the best."""
+        steps = self.steps()
+        for name, step in (("last", steps[-1]), ("best", best)):
+            if step is not None:
+                replace_link(self.path / name, self.checkpoint(step).relative_to(self.path))
+        for step in steps[:-keep]:
+            if step != best:
+                remove_folder(self.checkpoint(step))
+
+
+def _place(line: str) -> tuple[int, str]:
+    metrics = parse_json(line, "metrics.jsonl")
+    return metrics["step"], metrics["split"]
+
+
+def run_record(config: Config | None, train: TrainConfig) -> dict[str, Any]:
+    """The content of config.yaml: the run's whole config, or only its `train` if there is none."""
+    whole = config.model_dump(mode="json") if config else {}
+    return whole | {"train": train.model_dump(mode="json")}
+
+
+def refuse_changes(saved: Path, config: dict[str, Any], may_change: set[str]) -> None:
+    """Refuse to continue with another config than the saved one; the error lists the changes."""
+    old, new = _flat(read_yaml(saved)[0]), _flat(config)
+    task = str(old.get("task", old.get("config.task")))
+    if task != str(new.get("task", new.get("config.task"))) and (renamed := new_name("task", task)):
+        raise ConfigError(f"{saved}: from an older eligo (task {task}, now {renamed}); train anew")
+    differing = [
+        f"{key}: {old.get(key, 'nothing')} there, {new.get(key, 'nothing')} now"
+        for key in sorted(old.keys() | new.keys())
+        if key not in may_change and old.get(key) != new.get(key)
+    ]
+    if differing:
+        raise ConfigError(
+            f"cannot continue in {saved.parent} with another config ({'; '.join(differing)}); undo "
+            "this, or choose another --train.name"
+        )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,4 +1,4 @@
-"""Configs of the training loop: run, optimisers, schedules, annealed scalars. Imports no torch."""
+"""Configs of the training loop and of the hyper-parameter search. Imports no torch."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,14 +13,14 @@ _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ScheduleConfig(Config):
-    """How a learning rate runs over the steps of a training; see `schedule.lr_factor`."""
+    """Learning-rate schedule; see `optimization.lr_factor`."""
 
     kind: Literal["constant", "linear", "cosine", "poly", "milestones", "legacy_poly"] = "cosine"
     """Shape after the warm-up; legacy_poly is DFormer's, which jumps at the end of the warm-up."""
     warmup: float = Field(default=0.0, ge=0)
     """Linear warm-up: a fraction of all steps if below 1, else a number of steps."""
     final_ratio: float = Field(default=0.0, ge=0, le=1)
-    """What is left of the learning rate at the end (linear, cosine)."""
+    """Learning rate at the end, relative to the peak (linear, cosine)."""
     power: float = Field(default=0.9, gt=0)
     """Exponent of the polynomial decay."""
     milestones: tuple[float, ...] = ()
@@ -53,14 +53,14 @@ class OptimizerConfig(Config):
 
 
 class AnnealConfig(Config):
-    """A scalar that falls (or rises) linearly, then stays: a temperature, say."""
+    """A scalar, such as a temperature, that changes linearly and then stays constant."""
 
     start: float = 1.0
     """Value at the first step."""
     end: float = 0.1
     """Value from anneal_fraction on."""
     anneal_fraction: float = Field(default=0.5, ge=0, le=1)
-    """Part of the training over which the value moves."""
+    """Part of the training over which the value changes."""
 
     def at(self, fraction: float) -> float:
         """T = start - (p/a)(start - end) for p < a, else end."""
@@ -73,7 +73,7 @@ SMOKE: dict[str, Any] = {
     "train.total_steps": 2, "train.evaluate_every": 2, "train.checkpoint_every": 2,
     "train.log_every": 1, "train.max_minutes": None,
 }  # fmt: skip
-"""What a trial of a run changes: two steps, then an evaluation."""
+"""Changes for a smoke run: two steps, then an evaluation."""
 
 
 class TrainConfig(Config):
@@ -98,13 +98,13 @@ class TrainConfig(Config):
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
     """Evaluate and publish an exponential average of the weights with this decay."""
     max_nonfinite: int = Field(default=10, ge=1)
-    """Stop after so many non-finite steps in a row; single ones are skipped and counted."""
+    """Stop after this many non-finite steps in a row; single ones are skipped and counted."""
     log_every: int = Field(default=20, ge=1)
     """Steps between two lines of metrics."""
     evaluate_every: int = Field(default=200, ge=1)
     """Steps between two evaluations on the validation split."""
     checkpoint_every: int = Field(default=200, ge=1)
-    """Steps between two checkpoints; a step that is evaluated is saved as well, before that."""
+    """Steps between two checkpoints; every evaluated step is saved too, before its evaluation."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints kept besides the best one."""
     monitor: str = "loss"
@@ -112,17 +112,17 @@ class TrainConfig(Config):
     mode: Literal["min", "max"] = "min"
     """Whether the monitored metric should fall or rise."""
     patience: int | None = Field(default=None, ge=1)
-    """Stop after so many evaluations without a new best; none: never."""
+    """Stop after this many evaluations without a new best; none: never."""
     max_minutes: float | None = Field(default=None, gt=0)
-    """Stop cleanly, with an evaluation and a checkpoint, after so many minutes (looked at every
-    log_every steps)."""
+    """Stop after this many minutes, with an evaluation and a checkpoint (checked every log_every
+    steps)."""
     init_from: Path | None = None
     """Folder of weights (any float type) to start from, with fresh optimisers and warm-up."""
 
     check_data: bool = True
-    """Look at all data and settings before the first step; off: start at once."""
+    """Check all data and settings before the first step."""
     smoke: bool = Field(default=False, json_schema_extra={"flag": False})
-    """Set by --smoke: a trial, whose folder a later trial replaces without asking."""
+    """Set by --smoke; the next smoke run replaces the folder."""
 
     @field_validator("name")
     @classmethod
@@ -133,3 +133,31 @@ class TrainConfig(Config):
     def folder(self) -> Path:
         """The run folder."""
         return self.out / self.name
+
+
+class RangeConfig(Config):
+    """A range of numbers; of whole numbers if both ends are whole."""
+
+    low: int | float
+    """Smallest value."""
+    high: int | float
+    """Largest value."""
+    log: bool = False
+    """Sample the logarithm evenly."""
+
+
+class SearchConfig(Config):
+    """The section `search:` of a run's YAML."""
+
+    trials: int = Field(default=20, ge=1)
+    """Trials in all, over all workers and restarts."""
+    space: dict[str, RangeConfig | list[Any]] = Field(min_length=1)
+    """Dotted config keys, each with a range or a list of choices."""
+    reduction: int = Field(default=3, ge=2)
+    """Successive halving: 1/reduction of the trials go on at evaluations 1, reduction, ..."""
+    seed: Seed = 0
+    """Seed of the sampler."""
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """GPUs to divide among the workers of `eligo search`; none: every worker sees all."""
+    gpus_per_worker: int = Field(default=1, ge=1)
+    """GPUs that each worker sees; a trial trains on the first of them."""

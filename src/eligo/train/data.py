@@ -1,4 +1,4 @@
-"""Batches whose order is a pure function of (seed, step): any step can be the first."""
+"""Batches whose order is a pure function of (seed, step), so that training can start anywhere."""
 
 import logging
 import signal
@@ -22,7 +22,7 @@ _log = logging.getLogger("eligo.train")
 
 @runtime_checkable
 class Examples(Protocol):
-    """A map-style dataset: a list, or anything with a length and an index."""
+    """A map-style dataset: anything with a length and an index."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
@@ -42,31 +42,31 @@ def epoch_batches(
 ) -> Iterator[Any]:
     """Endless shuffled epochs over a map-style dataset: part `rank` of each batch of `batch_size`.
 
-    All parts together are the same batch whatever `world_size` is. Every epoch has its own
-    permutation; the rest that fills no batch is left out of that epoch. Before an example is
-    fetched, Python, NumPy and torch are seeded from its place in the run, so augmentations
-    repeat too, in any number of workers (each part has `num_workers` of its own).
+    The whole batch does not depend on `world_size`. Every epoch has its own permutation; an
+    incomplete last batch is dropped. Before an example is fetched, Python, NumPy and torch are
+    seeded from its position in the run, so augmentations repeat too, with any `num_workers`
+    (per part).
     """
-    steps_per_epoch(len(dataset), batch_size)  # too few are an error here, not at the first batch
+    steps_per_epoch(len(dataset), batch_size)  # raises if there are too few examples
     if batch_size % world_size:
         raise ConfigError(f"batch size {batch_size} is not a multiple of {world_size} parts")
     loader = DataLoader(
         _Seeded(dataset, seed),  # pyright: ignore[reportArgumentType]
-        batch_sampler=_Places(len(dataset), batch_size, seed, start_step, rank, world_size),
+        batch_sampler=_Positions(len(dataset), batch_size, seed, start_step, rank, world_size),
         num_workers=num_workers,
-        collate_fn=partial(_collated, collate),
+        collate_fn=partial(_collate, collate),
         pin_memory=pin_memory,
-        worker_init_fn=_leave_signals_to_the_loop,
+        worker_init_fn=_ignore_signals,
         # The loader would otherwise draw a seed from the global generator.
         generator=torch.Generator().manual_seed(seed),
     )
-    return _told(iter(loader))
+    return _raise_problems(iter(loader))
 
 
 def epoch_rows(
     num_examples: int, batch_size: int, seed: int, start_step: int, device: torch.device
 ) -> Iterator[tuple[int, Int64[Tensor, " batch"]]]:
-    """The same for examples that all lie on a device: every step with the rows of its batch."""
+    """The same for a data set in device memory: every step with the row numbers of its batch."""
     per_epoch = steps_per_epoch(num_examples, batch_size)
     epoch, order = -1, torch.empty(0)
     for step in count(start_step):
@@ -79,7 +79,7 @@ def epoch_rows(
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
-    """Batches in one pass over the examples; the rest that fills none is left out of it."""
+    """Number of complete batches in one pass over the examples."""
     if num_examples < batch_size:
         raise ConfigError(
             f"train.batch_size: got {batch_size}, expected at most {num_examples}, the number of "
@@ -89,18 +89,18 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
 
 
 def counted_steps(epochs: int, num_examples: int, train: TrainConfig) -> int:
-    """Steps of so many passes; says so, if another number of steps was asked for."""
+    """Number of steps in so many epochs; warns if `train.total_steps` differs."""
     steps = epochs * steps_per_epoch(num_examples, train.batch_size)
     if train.total_steps not in (TrainConfig.model_fields["total_steps"].default, steps):
         _log.warning(
-            "train.total_steps %d does not count beside epochs %d, which are %d steps; with "
-            "--epochs None it does", train.total_steps, epochs, steps,
+            "train.total_steps %d is ignored: epochs %d are %d steps; use --epochs None to set "
+            "the steps", train.total_steps, epochs, steps,
         )  # fmt: skip
     return steps
 
 
-class _Places:
-    """Endless batches of (place in the run, index in the dataset)."""
+class _Positions:
+    """Endless batches of (position in the run, index in the dataset)."""
 
     def __init__(
         self, length: int, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
@@ -117,24 +117,24 @@ class _Places:
                 epoch = step // per_epoch
                 order = np.random.default_rng(mix(self.seed, epoch)).permutation(self.length)
             first = step % per_epoch * self.batch_size + self.rank * share
-            places = step * self.batch_size + self.rank * share
-            yield [(places + i, int(order[first + i])) for i in range(share)]
+            position = step * self.batch_size + self.rank * share
+            yield [(position + i, int(order[first + i])) for i in range(share)]
             step += 1
 
 
-def _leave_signals_to_the_loop(_: int) -> None:
-    """In a worker: Ctrl-C and many schedulers signal the whole group, but the loop ends the run."""
+def _ignore_signals(_: int) -> None:
+    """In a worker: Ctrl-C goes to the whole process group, but the loop ends the run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
 
 
 class _Problem(str):
-    """What is wrong with the data: torch would wrap an error of a worker in two tracebacks."""
+    """An InputError in a worker, as data: torch would wrap an exception in two tracebacks."""
 
     __slots__ = ()
 
 
-def _collated(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Any:
+def _collate(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Any:
     for example in examples:
         if isinstance(example, _Problem):
             return example
@@ -144,7 +144,7 @@ def _collated(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Any:
         return _Problem(error)
 
 
-def _told(batches: Iterator[Any]) -> Iterator[Any]:
+def _raise_problems(batches: Iterator[Any]) -> Iterator[Any]:
     for batch in batches:
         if isinstance(batch, _Problem):
             raise InputError(str(batch))
@@ -155,9 +155,9 @@ class _Seeded:
     def __init__(self, dataset: Examples, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
 
-    def __getitem__(self, place_and_index: tuple[int, int]) -> Any:
-        place, index = place_and_index
-        seed_everything(self.seed, place)
+    def __getitem__(self, position_and_index: tuple[int, int]) -> Any:
+        position, index = position_and_index
+        seed_everything(self.seed, position)
         try:
             return self.dataset[index]
         except InputError as error:

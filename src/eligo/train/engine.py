@@ -1,8 +1,8 @@
-"""Embarrassingly parallel work: an ordered map over shards, in-process or on Ray.
+"""An ordered map over shards, in this process or on Ray, with the same results.
 
-Both engines give the same results. Work that fails, by an exception or because its worker died,
-is tried again; what fails for good is returned as a `ShardFailure` in its place, so that one bad
-shard does not cost the others, or ends the map where all are needed (`keep_going=False`).
+A shard that fails, by an exception or because its worker died, is tried again. After the last try
+its result is a `ShardFailure`, or the map raises the error (`keep_going=False`). Ray's ActorPool
+would not do: it neither says which task failed nor replaces a dead actor.
 """
 
 import os
@@ -20,7 +20,7 @@ Engine = Literal["local", "ray"]
 
 @dataclass(frozen=True)
 class ShardFailure:
-    """Stands where the result of a shard would: `error` says what happened the last time."""
+    """Takes the place of a shard's result; `error` is the error of the last try."""
 
     index: int
     error: str
@@ -39,11 +39,10 @@ def map_shards(
 ) -> list[Result | ShardFailure]:
     """Results of `factory()(shard)` for every shard, in order.
 
-    `factory` is called once in every worker: that is where a model is loaded. `on_done(count)` is
-    told how many shards are finished. Ray joins the cluster that RAY_ADDRESS names, or starts one
-    on this machine and stops it in the end. The local engine is this process alone, whatever
-    `num_workers` and `gpus_per_worker` say. Without `keep_going`, the first shard that fails for
-    good raises its error.
+    `factory` is called once in every worker, to load a model for example. `on_done(count)` is
+    called with the number of finished shards. Ray joins the cluster at RAY_ADDRESS, or starts one
+    on this machine and stops it at the end. The local engine ignores `num_workers` and
+    `gpus_per_worker`.
     """
     if num_workers < 1 or max_tries < 1:
         raise InputError(f"num_workers {num_workers} and max_tries {max_tries} must be at least 1")
@@ -56,7 +55,7 @@ def map_shards(
 
 
 class _Queue:
-    """What is to do, what was tried, what came out."""
+    """Waiting shards, tries and results."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ def _run_local(factory: Callable[[], Callable[[Any], Any]], queue: _Queue) -> No
 
 
 class _Worker:
-    """Ray actor: builds the function once, answers shard after shard."""
+    """Ray actor that builds the function once."""
 
     def __init__(self, factory: Callable[[], Callable[[Any], Any]]) -> None:
         self.function = factory()
@@ -124,7 +123,7 @@ def _run_on_ray(
     ray = _import_ray()
     started = not ray.is_initialized()
     if started:
-        # A given cluster brings its own resources; asking for some would be an error.
+        # A given cluster has its own resources; to request some would be an error.
         num_cpus = None if "RAY_ADDRESS" in os.environ else num_workers
         ray.init(
             num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level="error"
@@ -143,7 +142,7 @@ def _run_on_ray(
             try:
                 queue.succeed(index, ray.get(reference))
             except ray.exceptions.RayActorError as error:
-                worker = remote.remote(factory)  # the old one is dead
+                worker = remote.remote(factory)
                 queue.fail(index, error)
             except ray.exceptions.RayTaskError as error:
                 queue.fail(index, error.cause)

@@ -1,4 +1,4 @@
-"""Metrics: averaged on the device between two log lines, then to JSONL and TensorBoard."""
+"""Metrics: averaged on the device, then written to metrics.jsonl and TensorBoard."""
 
 import json
 import logging
@@ -19,10 +19,11 @@ from eligo.io.files import GrowingFile
 from eligo.train.processes import Processes
 
 logger = logging.getLogger("eligo.train")
+_MIN_EVALUATIONS = 3  # for `no_improvement`
 
 
 class Meter:
-    """Weighted means of named scalars; the device is read only by `means`."""
+    """Weighted means of named scalars; only `means` and `state` wait for the device."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
@@ -45,7 +46,7 @@ class Meter:
         self.sums[names] = self.sums[names] + added if names in self.sums else added
 
     def means(self) -> dict[str, float]:
-        """Means over all processes since the last call; NaN where nothing finite was seen."""
+        """Means over all processes since the last call; NaN if there was no finite value."""
         found: dict[str, float] = {}
         for names, sums in self.sums.items():
             self.processes.sum_(sums)
@@ -54,7 +55,7 @@ class Meter:
         return found
 
     def state(self) -> list[list]:
-        """What a checkpoint keeps. All processes call it: the first one takes over the sums."""
+        """State for a checkpoint. All processes call it: the first one takes over the sums."""
         for sums in self.sums.values():
             self.processes.sum_(sums)
             if not self.processes.is_main:
@@ -62,7 +63,7 @@ class Meter:
         return [[list(names), sums.tolist()] for names, sums in self.sums.items()]
 
     def load(self, state: list[list]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         for names, sums in state:
             loaded = torch.tensor(sums, device=self.processes.device)
             share = 1.0 if self.processes.is_main else 0.0
@@ -81,7 +82,7 @@ class MetricLog:
             self.board = None
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        """One line for one step of `train` or `validation`."""
+        """Write the metrics of one step of the split `train` or `validation`."""
         line = {"step": step, "split": split}
         line |= {key: value if math.isfinite(value) else None for key, value in values.items()}
         self.file.write((json.dumps(line) + "\n").encode())
@@ -98,27 +99,27 @@ class MetricLog:
 class _Board:
     """An event file of TensorBoard.
 
-    Not by its `SummaryWriter`, which writes in a thread: a full disk would show a traceback there.
+    Its `SummaryWriter` writes in a thread, where a full disk would end in a traceback.
     """
 
     def __init__(self, folder: Path, start_step: int) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        events: Any = event_pb2  # made at run time: type checkers do not see what is in them
+        events: Any = event_pb2  # generated at run time, unknown to type checkers
         summaries: Any = summary_pb2
         self._event, self._summary = events.Event, summaries.Summary
         unique = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{uuid4().hex[:8]}"
         self.file = GrowingFile(folder / f"events.out.tfevents.{unique}")
         self._records = RecordWriter(self.file)
         self._add(file_version="brain.Event:2")
-        # What an earlier process wrote of later steps does not count.
+        # Hides later steps that an earlier process wrote.
         self._add(
             step=start_step + 1, session_log=events.SessionLog(status=events.SessionLog.START)
         )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """The values of one step."""
+        """Write the values of one step."""
         shown = [self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._add(step=step, summary=self._summary(value=shown))
 
@@ -128,5 +129,20 @@ class _Board:
 
 
 def _full(value: float, device: torch.device) -> Tensor:
-    # Not torch.tensor: that copies from the host, this is a launch.
+    # torch.tensor would copy from the host and wait.
     return torch.full((), float(value), device=device)
+
+
+def no_improvement(folder: Path, best_step: int | None) -> str | None:
+    """A warning if the first of several evaluations of a run is the best one; else None."""
+    path = folder / "metrics.jsonl"
+    text = path.read_text("utf-8") if path.is_file() else ""
+    lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+    steps = [line["step"] for line in lines if line.get("split") == "validation"]
+    if len(steps) < _MIN_EVALUATIONS or best_step != steps[0]:
+        return None
+    return (
+        f"{folder}: the first of {len(steps)} evaluations, at step {best_step}, is the best: "
+        "training did not improve the model after it; see metrics.jsonl there, and try another "
+        "learning rate, or more data"
+    )

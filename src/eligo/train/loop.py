@@ -1,10 +1,9 @@
-"""The one training loop: `fit` trains a `Task` into a run folder and can be killed at any moment.
+"""The training loop of all families: `fit` trains a `Task` into a run folder.
 
-It is launched alone or by `accelerate launch -m eligo ...`, on a CPU or on GPUs. A step's batch is
-split into (processes x gradient accumulation) equal parts that all count alike, so the same global
-batch gives the same gradients however it is split. Everything random in a step is seeded from
-(seed, step, part) and learning rates are functions of the step: besides weights and moments there
-is hardly any state to save, and a resumed run repeats the unbroken one bit for bit on a CPU.
+It runs in one process or under `accelerate launch -m eligo ...`, on a CPU or on GPUs. The batch of
+a step is split into (processes x gradient accumulation) equal parts, so the gradients do not depend
+on the split. Random numbers are seeded from (seed, step, part) and learning rates are functions of
+the step, so a run that was killed and resumed repeats the unbroken one bit for bit on a CPU.
 """
 
 import math
@@ -17,21 +16,19 @@ from typing import Any, Literal
 
 import torch
 
-from eligo.config.nearest import did_you_mean
+from eligo.config.problems import did_you_mean
 from eligo.errors import ConfigError, EligoError
 from eligo.io.interrupts import Delayed, Interrupted, Launcher
 from eligo.train.check import DataCheck
-from eligo.train.checkpoint import RunState
+from eligo.train.checkpoint import RunFolder, RunState, run_record
 from eligo.train.config import TrainConfig
-from eligo.train.ema import WeightAverage
 from eligo.train.log import Meter, MetricLog, logger
+from eligo.train.optimization import Updater
 from eligo.train.processes import Processes
 from eligo.train.progress import ProgressBar
 from eligo.train.rng import seed_everything
-from eligo.train.run_folder import RunFolder, run_record
 from eligo.train.task import Progress, Task
-from eligo.train.update import Updater
-from eligo.train.weights import load_weights
+from eligo.train.weights import WeightAverage, load_weights
 
 Ending = Literal["total_steps", "patience", "max_minutes", "stopped"]
 OnEvaluate = Callable[[int, Mapping[str, float]], bool]
@@ -42,12 +39,12 @@ _AFTER_STEP, _EVALUATION = -1, -2  # stand in for the part or the step when seed
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a training came to."""
+    """The result of a training."""
 
     folder: Path
     """The run folder; `best` and `last` in it are checkpoints."""
     ended: Ending
-    """All steps done, `patience` evaluations without a new best, out of time, or told to stop."""
+    """All steps done, `patience` evaluations without a new best, out of time, or `on_evaluate`."""
     last_step: int
     best_step: int | None
     best: dict[str, float]
@@ -72,12 +69,11 @@ def fit(
 
     All data and settings are checked before the first step (`config.check_data`), and a step is
     saved before it is evaluated. SIGINT or SIGTERM (in the main thread) ends the run after the
-    current step with a checkpoint and raises `Interrupted`, a KeyboardInterrupt; a second one ends
-    it at once.
+    current step with a checkpoint and raises `Interrupted`; a second one ends it at once.
 
-    With `resume`, continue from the newest checkpoint in the run folder, or start anew if there
-    is none. `on_evaluate(step, metrics)` sees every evaluation and may return True to stop. The
-    last step is evaluated however the run ends, so that it can be the best.
+    With `resume`, continue from the newest checkpoint in the run folder, if there is one.
+    `on_evaluate(step, metrics)` is called after every evaluation and may return True to stop. The
+    last step is always evaluated, so that it can be the best.
     """
     with RunFolder(config.folder).locked(Processes()), Delayed() as signals:
         loop = None
@@ -88,16 +84,16 @@ def fit(
         except BaseException as error:
             if loop is not None and loop.processes.is_main:
                 loop.folder.abandon()
-            if signals.number:  # whatever a library made of the signal
+            if signals.number:  # whatever exception a library turned the signal into
                 raise Interrupted(signals.number, _stopped(loop, resume)) from error
             raise
-        if signals.number:  # it came behind the last step
+        if signals.number:  # it came after the last step
             raise Interrupted(signals.number, _stopped(loop, resume))
         return result
 
 
 def _stopped(loop: "_Loop | None", resume: bool) -> str:
-    """One line for who sent the signal."""
+    """The message after a signal."""
     if loop is None or loop.saved_step is None:
         return "stopped before the first checkpoint; the same command starts again"
     how = "the same command continues" if resume else "continue with --resume"
@@ -122,7 +118,7 @@ class _Loop:
         self.folder = RunFolder(config.folder)
         self.folder.check(self.record, resume)
         if not resume:
-            self._clear_trial()
+            self._clear_smoke_run()
         self.began = time.monotonic()
         self.saved_step = max(self.folder.steps(), default=None)
 
@@ -130,45 +126,42 @@ class _Loop:
         _check_monitor(config, task.metric_names())
         if config.init_from is not None and self.saved_step is None:
             load_weights(config.init_from, task.modules)
-        self.state = RunState(
+        self.run_state = RunState(
             processes=processes,
             modules=task.modules,
             updater=Updater(task, config, processes),
             meter=Meter(processes),
             average=None,
         )
-        self.state.share_weights(buffers_only=False)
+        self.run_state.share_weights(buffers_only=False)
         if config.ema_decay is not None:
-            self.state.average = WeightAverage(task.modules, config.ema_decay)
+            self.run_state.average = WeightAverage(task.modules, config.ema_decay)
         if self.saved_step is not None:
-            self.state.load(self.folder.checkpoint(self.saved_step))
-        self.standing = self.state.standing
+            self.run_state.load(self.folder.checkpoint(self.saved_step))
+        self.train_state = self.run_state.train_state
         if config.check_data and self._ended() is None:
             check = DataCheck(processes)
             task.check(check)
             check.finish()
 
-        processes.wait()  # all have read what the first one now tidies
+        processes.wait()  # all have read what the first one now changes
         if processes.is_main:
-            self.folder.prepare(
-                self.record, self.standing.step, self.standing.best_step, config.keep_checkpoints,
-                self.standing.evaluation_due,
-            )  # fmt: skip
-        self.log = MetricLog(self.folder.path, self.standing.step) if processes.is_main else None
+            self.folder.prepare(self.record, self.train_state)
+        self.log = MetricLog(self.folder.path, self.train_state.step) if processes.is_main else None
         self.bar = ProgressBar(
-            config.name, config.total_steps, self.standing.step, visible=processes.is_main
+            config.name, config.total_steps, self.train_state.step, visible=processes.is_main
         )
-        self.logged = (self.standing.step, self.began)
+        self.logged = (self.train_state.step, self.began)
 
     def run(self) -> FitResult:
-        """All the steps that are left."""
-        standing = self.standing
+        """Do the remaining steps."""
+        state = self.train_state
         streams = self._streams()
         self._set_training(True)
         try:
             with self.bar:
-                # A run that was killed between checkpoint and evaluation goes on there.
-                stopped = standing.evaluation_due and self._evaluate()
+                # A run that was killed between checkpoint and evaluation continues here.
+                stopped = state.evaluation_due and self._evaluate()
                 ended = "stopped" if stopped else self._ended()
                 while ended is None:
                     self._step(streams)
@@ -182,54 +175,54 @@ class _Loop:
         return FitResult(
             folder=self.folder.path,
             ended=ended,
-            last_step=standing.step,
-            best_step=standing.best_step,
-            best=standing.best,
-            skipped=self.state.updater.check(standing.step),
+            last_step=state.step,
+            best_step=state.best_step,
+            best=state.best,
+            skipped=self.run_state.updater.check(state.step),
         )
 
     def _after_step(self) -> Ending | None:
-        """Log, save, evaluate: a step is saved before it is evaluated, whatever comes then."""
-        config, standing = self.config, self.standing
-        step = standing.step
+        """Log, save and evaluate; a step is saved before it is evaluated."""
+        config, state = self.config, self.train_state
+        step = state.step
         logs = step == config.total_steps or step % config.log_every == 0
         if logs:
             self._write_metrics()
         number = self.processes.most(self.signals.number or self.launcher.signal())
-        ended = self._ended(look_at_clock=logs)
-        # The end is always evaluated: it may be the best, or all there is.
-        standing.evaluation_due = self._is_scheduled() or (ended is not None and not number)
-        if number or standing.evaluation_due or step % config.checkpoint_every == 0:
+        ended = self._ended(check_time=logs)
+        # The last step is always evaluated: it may be the best.
+        state.evaluation_due = self._is_scheduled() or (ended is not None and not number)
+        if number or state.evaluation_due or step % config.checkpoint_every == 0:
             self._save()
         if number:
-            self.signals.number = number  # another process may have got it
+            self.signals.number = number  # it may have reached another process
             raise Interrupted(number)
-        if standing.evaluation_due and self._evaluate():
+        if state.evaluation_due and self._evaluate():
             return "stopped"
-        return self._ended(look_at_clock=logs) or ended
+        return self._ended(check_time=logs) or ended
 
     def _is_scheduled(self) -> bool:
-        step, config = self.standing.step, self.config
+        step, config = self.train_state.step, self.config
         return step == config.total_steps or step % config.evaluate_every == 0
 
-    def _clear_trial(self) -> None:
+    def _clear_smoke_run(self) -> None:
         replaced = self.folder.is_replaced(self.record)
-        self.processes.wait()  # all have looked
+        self.processes.wait()  # all have read the folder
         if replaced and self.processes.is_main:
             self.folder.clear()
         self.processes.wait()
 
     def _streams(self) -> list[Iterator[Any]]:
-        # An accumulated part is to the task what a process is: a share of the batch.
+        # To the task, an accumulated part is a share of the batch like that of a process.
         first = self.processes.index * self.config.gradient_accumulation
         self.parts = range(first, first + self.config.gradient_accumulation)
         return [
-            self.task.batches(self.standing.step, part, self.num_parts, self.processes.device)
+            self.task.batches(self.train_state.step, part, self.num_parts, self.processes.device)
             for part in self.parts
         ]
 
     def _step(self, streams: list[Iterator[Any]]) -> None:
-        config, state, step = self.config, self.state, self.standing.step
+        config, run_state, step = self.config, self.run_state, self.train_state.step
         progress = Progress(step, config.total_steps)
         for part, stream in zip(self.parts, streams, strict=True):
             batch = next(stream, None)
@@ -238,25 +231,25 @@ class _Loop:
             seed_everything(config.seed, step, part)
             with self._autocast():
                 output = self.task.step(batch, progress)
-            loss = state.updater.backward(output)
+            loss = run_state.updater.backward(output)
             losses = {f"loss/{name}": value for name, value in output.losses.items()}
-            state.meter.add({"loss": loss} | losses | output.metrics, output.weight)
-        norms = state.updater.step(step)
-        state.meter.add({f"gradient_norm/{name}": norm for name, norm in norms.items()})
-        if state.average is not None:
-            state.average.update(step)
+            run_state.meter.add({"loss": loss} | losses | output.metrics, output.weight)
+        norms = run_state.updater.step(step)
+        run_state.meter.add({f"gradient_norm/{name}": norm for name, norm in norms.items()})
+        if run_state.average is not None:
+            run_state.average.update(step)
         seed_everything(config.seed, step, _AFTER_STEP)
-        self.task.after_step(progress, state.updater.optimizers)
-        self.standing.step = step + 1
+        self.task.after_step(progress, run_state.updater.optimizers)
+        self.train_state.step = step + 1
 
     def _write_metrics(self) -> None:
-        step, now = self.standing.step, time.monotonic()
-        values = self.state.meter.means()
-        skipped = self.state.updater.check(step)
+        step, now = self.train_state.step, time.monotonic()
+        values = self.run_state.meter.means()
+        skipped = self.run_state.updater.check(step)
         if self.log is not None:
             last_step, last_time = self.logged
             self.logged = (step, now)
-            rates = self.state.updater.rates(step - 1)
+            rates = self.run_state.updater.rates(step - 1)
             values |= {f"lr/{name}": rate for name, rate in rates.items()}
             values |= {
                 "skipped": skipped,
@@ -267,38 +260,38 @@ class _Loop:
         self.bar.update(step, f"loss {values.get('loss', math.nan):.4g}")
 
     def _evaluate(self) -> bool:
-        """Evaluate the step that was just saved, remember a new best; returns whether to stop.
+        """Evaluate the step that was just saved, note a new best and return whether to stop.
 
-        An evaluation that only the clock brought about does not count against `patience`.
+        An evaluation because of `max_minutes` does not count against `patience`.
         """
-        standing, config = self.standing, self.config
+        state, config = self.train_state, self.config
         metrics = self._measure()
         if self.log is not None:
-            self.log.write(standing.step, "validation", metrics)
+            self.log.write(state.step, "validation", metrics)
         sign = 1 if config.mode == "max" else -1
-        best = sign * standing.best[config.monitor] if standing.best else -math.inf
-        standing.evaluations_since_best += self._is_scheduled()
+        best = sign * state.best[config.monitor] if state.best else -math.inf
+        state.evaluations_since_best += self._is_scheduled()
         if math.isnan(metrics[config.monitor]):
             logger.warning(
-                "%s is NaN at step %d, which cannot be the best step", config.monitor, standing.step
+                "%s is NaN at step %d, which cannot be the best step", config.monitor, state.step
             )
         if sign * metrics[config.monitor] > best:
-            standing.evaluations_since_best = 0
-            standing.best_step, standing.best = standing.step, metrics
-        stop = self.on_evaluate is not None and self.on_evaluate(standing.step, metrics)
-        standing.evaluation_due = False
+            state.evaluations_since_best = 0
+            state.best_step, state.best = state.step, metrics
+        stop = self.on_evaluate is not None and self.on_evaluate(state.step, metrics)
+        state.evaluation_due = False
         if self.processes.is_main:
-            self.state.save_standing(self.folder.checkpoint(standing.step))
-            self.folder.settle(standing.best_step, config.keep_checkpoints)
+            self.run_state.save_train_state(self.folder.checkpoint(state.step))
+            self.folder.settle(state.best_step, config.keep_checkpoints)
         self.processes.wait()
         return self.processes.of_first(stop)
 
     def _measure(self) -> dict[str, float]:
-        """The task's metrics; an error says that the step is saved and how to go on."""
-        self.state.share_weights(buffers_only=True)
+        """The task's metrics; an error adds that the step is saved and how to continue."""
+        self.run_state.share_weights(buffers_only=True)
         self._set_training(False)
         seed_everything(self.config.seed, _EVALUATION)
-        average = self.state.average
+        average = self.run_state.average
         try:
             with (
                 self.signals.at_once(),
@@ -310,40 +303,40 @@ class _Loop:
             metrics = self.processes.of_first(found)
             _check_monitor(self.config, metrics)
         except EligoError as error:
-            error.args = (f"{error}; {self._kept()}",)
+            error.args = (f"{error}; {self._saved_note()}",)
             raise
         except Exception as error:
-            error.add_note(self._kept())
+            error.add_note(self._saved_note())
             raise
         self._set_training(True)
         return metrics
 
-    def _kept(self) -> str:
-        return f"step {self.standing.step} is saved: continue with --resume, which evaluates it"
+    def _saved_note(self) -> str:
+        return f"step {self.train_state.step} is saved: continue with --resume, which evaluates it"
 
-    def _ended(self, look_at_clock: bool = False) -> Ending | None:
-        config, standing = self.config, self.standing
-        if standing.step >= config.total_steps:
+    def _ended(self, check_time: bool = False) -> Ending | None:
+        config, state = self.config, self.train_state
+        if state.step >= config.total_steps:
             return "total_steps"
-        if config.patience is not None and standing.evaluations_since_best >= config.patience:
+        if config.patience is not None and state.evaluations_since_best >= config.patience:
             return "patience"
-        if look_at_clock and config.max_minutes is not None:
+        if check_time and config.max_minutes is not None:
             minutes = (time.monotonic() - self.began) / 60
             if self.processes.of_first(minutes >= config.max_minutes):
                 return "max_minutes"
         return None
 
     def _save(self) -> None:
-        standing = self.standing
-        if standing.step == self.saved_step:
+        state = self.train_state
+        if state.step == self.saved_step:
             return
-        self.state.share_weights(buffers_only=True)
-        summary = self.state.summary(self.record)
+        self.run_state.share_weights(buffers_only=True)
+        summary = self.run_state.summary(self.record)
         if self.processes.is_main:
-            with self.folder.writing(standing.step) as folder:
-                self.state.save(folder, self.record, summary)
-            self.folder.settle(standing.best_step, self.config.keep_checkpoints)
-        self.saved_step = standing.step
+            with self.folder.writing(state.step) as folder:
+                self.run_state.save(folder, self.record, summary)
+            self.folder.settle(state.best_step, self.config.keep_checkpoints)
+        self.saved_step = state.step
         self.processes.wait()
 
     def _autocast(self) -> torch.autocast:

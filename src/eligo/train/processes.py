@@ -1,8 +1,7 @@
-"""The processes of a run, as `accelerate launch` (or nobody) started them.
+"""The processes of a run, started by `accelerate launch` or alone.
 
-Only accelerate's `PartialState` is used: it finds devices and process group on any machine. The
-precision is the config's, and modules stay unwrapped (see `update`), so an `Accelerator` would
-have nothing left to do.
+Only accelerate's `PartialState` is used, to find the device and the process group: precision comes
+from the config and modules stay unwrapped (see `optimization`).
 """
 
 import os
@@ -19,10 +18,10 @@ from eligo.errors import InputError
 
 
 def end(code: int = 0) -> None:
-    """End a program that was launched as several processes, at once; nothing happens to others.
+    """Exit at once if the program runs in several processes; otherwise do nothing.
 
-    Threads of torch's process group that let go of Python objects while the interpreter ends abort
-    it now and then (3 of some 120 ends, torch 2.13 with gloo), after all the work was done.
+    At a normal exit, threads of torch's process group sometimes abort the interpreter after all
+    work is done (3 of some 120 exits, torch 2.13 with gloo).
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -32,16 +31,16 @@ def end(code: int = 0) -> None:
 
 
 class Processes:
-    """This process among its peers; every method is free when there is only one."""
+    """This process and the others of the run; with one process, every method is free."""
 
     def __init__(self) -> None:
         self.state = PartialState()
         self.count: int = self.state.num_processes
         launched = os.environ.get("WORLD_SIZE", "1")
-        if self.count == 1 and launched != "1":  # each would train alone, into the same folder
+        if self.count == 1 and launched != "1":  # each would train into the same folder
             raise InputError(
-                f"got one of {launched} processes that do not know of each other; without a GPU "
-                "set ACCELERATE_USE_CPU=true, so that they find each other"
+                f"this is one of {launched} processes that are not connected; without a GPU, set "
+                "ACCELERATE_USE_CPU=true to connect them"
             )
         self.index: int = self.state.process_index
         self.is_main: bool = self.state.is_main_process
@@ -49,7 +48,7 @@ class Processes:
         self.device: torch.device = torch.device("cpu") if device is None else device
 
     def wait(self) -> None:
-        """Return when all have come here."""
+        """Wait for all processes."""
         self.state.wait_for_everyone()
 
     def sum_(self, tensor: Tensor) -> Tensor:
@@ -67,15 +66,15 @@ class Processes:
         return number
 
     def gathered(self, values: list[Any]) -> list[Any]:
-        """The values of all processes, in one list."""
+        """The values of all processes in one list."""
         return gather_object(values) if self.count > 1 else values
 
     def share_(self, tensor: Tensor) -> Tensor:
-        """The first process's tensor, in place."""
+        """Copy the first process's tensor, in place."""
         if self.count > 1:
             torch.distributed.broadcast(tensor.detach(), 0)
         return tensor
 
     def of_first(self, value: Any) -> Any:
-        """The first process's value, so that all decide alike."""
+        """The first process's value, so that all make the same decision."""
         return broadcast_object_list([value])[0] if self.count > 1 else value

@@ -1,39 +1,25 @@
-"""A progress bar with an ETA on a terminal, plain lines (at most one in ten seconds) elsewhere."""
+"""A progress bar on a terminal; elsewhere plain lines, at most one in ten seconds."""
 
 import time
-from types import TracebackType
 
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 _SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressBar:
-    """Shows how far a long piece of work is; writes to standard error."""
+    """Progress of long work, written to stderr."""
 
     def __init__(self, label: str, total: int, start: int = 0, *, visible: bool = True) -> None:
         self.label, self.total, self.start, self.visible = label, total, start, visible
         self.console = Console(stderr=True)
-        self.bar: Progress | None = None
+        self.bar: rich.Progress | None = None
         if visible and self.console.is_terminal:
-            self.bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TaskProgressColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=self.console,
+            columns = (rich.BarColumn(), rich.MofNCompleteColumn(), rich.TaskProgressColumn())
+            times = (rich.TimeElapsedColumn(), rich.TimeRemainingColumn())
+            self.bar = rich.Progress(
+                "{task.description}", *columns, *times, "{task.fields[note]}", console=self.console
             )
             self.row = self.bar.add_task(label, total=total, completed=start, note="")
         self.began = self.last_line = time.monotonic()
@@ -43,17 +29,12 @@ class ProgressBar:
             self.bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()
 
     def update(self, done: int, note: str = "") -> None:
-        """`done` of all are done; `note` is shown beside."""
+        """Show that `done` items are finished, with a note beside."""
         if self.bar is not None:
             self.bar.update(self.row, completed=done, note=note)
             return

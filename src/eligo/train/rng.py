@@ -1,7 +1,7 @@
-"""Randomness without state: what happens in step n depends on (seed, n, ...), not on the past.
+"""Random numbers that depend on (seed, step, ...) only, not on earlier steps.
 
-The loop seeds every generator anew before each step, so a resumed run, a run split over more
-processes and a run that evaluates more often all draw the same numbers.
+All generators are seeded before each step, so a resumed run, a run in more processes and a run that
+evaluates more often draw the same numbers.
 """
 
 import random
@@ -28,8 +28,8 @@ def seed_everything(*numbers: int) -> None:
     seed = mix(*numbers)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
-    # Not torch.manual_seed: for each kind of device that is not in use it would keep the call,
-    # with a stack trace, for later; a millisecond and a leak when done in every step.
+    # torch.manual_seed would queue the call, with a stack trace, for each unused kind of device: a
+    # millisecond and a memory leak in every step.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

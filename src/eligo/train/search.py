@@ -1,11 +1,10 @@
-"""Hyper-parameter search: Optuna proposes, the same loop as ever trains, weak trials end early.
+"""Hyper-parameter search with Optuna: trials train in the usual loop, weak ones are pruned.
 
 The search folder `<out>/<name>_search` holds the study (SQLite), one run folder per trial and
-`best.yaml`. Any number of processes may work on it, at once or one after the other: starting the
-search again continues it. A worker holds a file lock for each trial it runs, and the kernel lets
-go of it however the worker ends; a trial that is marked as running but not locked was killed, and
-is queued again with the same values, to resume from its checkpoints. That needs no heartbeat and
-no grace period.
+`best.yaml`. Any number of processes may work on it; starting the search again continues it. A
+worker holds a file lock for its trial, which the kernel releases however the worker ends: a trial
+that is marked as running but not locked was killed, and is queued again with the same values, to
+resume from its checkpoints. No heartbeat is needed.
 """
 
 import logging
@@ -22,10 +21,9 @@ from eligo.config.yaml import dump_yaml
 from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError, OutputError
 from eligo.io.files import make_folder, write_text
 from eligo.io.locks import FileLock
-from eligo.train.config import TrainConfig
+from eligo.train.checkpoint import refuse_changes
+from eligo.train.config import RangeConfig, SearchConfig, TrainConfig
 from eligo.train.rng import mix
-from eligo.train.run_folder import refuse_changes
-from eligo.train.search_config import RangeConfig, SearchConfig
 
 if TYPE_CHECKING:
     import optuna
@@ -40,7 +38,7 @@ _MAY_CHANGE = {"search.trials", "search.gpus", "search.gpus_per_worker"}
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Where a search stands."""
+    """Result of a search so far."""
 
     folder: Path
     num_trials: int
@@ -53,9 +51,9 @@ class SearchResult:
 
 
 def run_search(config: Config, search: SearchConfig) -> SearchResult:
-    """Work on the search until all its trials are done, alone or beside other workers.
+    """Work on the search, alone or beside other workers, until all trials are done.
 
-    `config` is the run's whole config: it has `train: TrainConfig` and `build() -> Task`.
+    `config` is the whole config of a run, with `train: TrainConfig` and `build() -> Task`.
     """
     with _storage_errors(_train_of(config)):
         worker = _Worker(config, search)
@@ -67,6 +65,7 @@ def run_search(config: Config, search: SearchConfig) -> SearchResult:
 class _Worker:
     def __init__(self, config: Config, search: SearchConfig) -> None:
         self.optuna = _import_optuna()
+        self._state = self.optuna.trial.TrialState
         self.config, self.search = config, search
         self.train = _train_of(config)
         self.folder = _folder(self.train)
@@ -96,7 +95,7 @@ class _Worker:
                 waiting = [t for t in trials if t.state == self._state.WAITING]
                 done = [t for t in trials if t.state in (self._state.COMPLETE, self._state.PRUNED)]
                 if waiting or len(done) + unfinished < self.search.trials:
-                    # A sampler of its own for each trial: workers must not propose the same.
+                    # A new sampler for each trial: workers must not propose the same values.
                     self.study.sampler = self.optuna.samplers.TPESampler(
                         seed=mix(self.search.seed, len(trials)) % 2**32
                     )
@@ -107,10 +106,10 @@ class _Worker:
                     return trial
             if not unfinished:
                 return None
-            time.sleep(_POLL_SECONDS)  # others are at work; they may yet be killed
+            time.sleep(_POLL_SECONDS)  # other workers run trials; they may be killed
 
     def run(self, trial: "optuna.Trial") -> None:
-        """Train one trial and tell the study."""
+        """Train one trial and record its result in the study."""
         from eligo.train.loop import fit
 
         first = trial.user_attrs.get("continues", trial.number)
@@ -133,7 +132,7 @@ class _Worker:
         except InputError:
             raise
         except EligoError as error:
-            # It diverged: a bad proposal, not a broken search.
+            # It diverged because of its values; the search goes on.
             logger.warning("trial %d failed: %s", trial.number, error)
         else:
             if result.ended != "stopped" and result.best:
@@ -141,10 +140,11 @@ class _Worker:
         with self._locked():
             self.study.tell(trial, value, state=state)
             self.lock.release()
-            self._write_best()
+            if best := self._best():
+                save_config(self.config.replace(best.params), self.folder / "best.yaml")
 
     def result(self) -> SearchResult:
-        """The best so far."""
+        """The result so far."""
         done = (self._state.COMPLETE, self._state.PRUNED)
         best = self._best()
         return SearchResult(
@@ -155,21 +155,12 @@ class _Worker:
             best_config=self.folder / "best.yaml" if best else None,
         )
 
-    @property
-    def _state(self) -> "type[optuna.trial.TrialState]":
-        return self.optuna.trial.TrialState
-
     def _best(self) -> "optuna.trial.FrozenTrial | None":
         complete = self.study.get_trials(deepcopy=False, states=(self._state.COMPLETE,))
         return self.study.best_trial if complete else None
 
-    def _write_best(self) -> None:
-        best = self._best()
-        if best is not None:
-            save_config(self.config.replace(best.params), self.folder / "best.yaml")
-
     def _requeue_killed(self) -> int:
-        """Queue trials of killed workers again; returns how many are really running."""
+        """Queue trials of killed workers again; return how many trials are running."""
         alive = 0
         for trial in self.study.get_trials(deepcopy=False, states=(self._state.RUNNING,)):
             lock = FileLock.acquire(self._lock_path(trial.number))
@@ -184,10 +175,8 @@ class _Worker:
         return alive
 
     def _check_same(self) -> None:
-        record = {
-            "search": self.search.model_dump(mode="json"),
-            "config": self.config.model_dump(mode="json"),
-        }
+        parts = {"search": self.search, "config": self.config}
+        record = {name: part.model_dump(mode="json") for name, part in parts.items()}
         saved = self.folder / "search.yaml"
         if saved.exists():
             refuse_changes(saved, record, _MAY_CHANGE)
@@ -198,7 +187,7 @@ class _Worker:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One worker at a time looks at the study and takes from it."""
+        """Let one worker at a time read and change the study."""
         lock = FileLock.wait_for(self.folder / "locks" / "study")
         try:
             yield
@@ -208,7 +197,7 @@ class _Worker:
 
 @contextmanager
 def _storage_errors(train: TrainConfig) -> Iterator[None]:
-    """A study that cannot be written, on a full disk say, as one line."""
+    """Raise an OutputError if the study cannot be read or written (a full disk)."""
     optuna = _import_optuna()
     from sqlalchemy.exc import OperationalError
 
@@ -217,8 +206,8 @@ def _storage_errors(train: TrainConfig) -> Iterator[None]:
     except (OperationalError, optuna.exceptions.StorageInternalError) as error:
         why = str(error.__cause__ or error).split("\n")[0]
         raise OutputError(
-            f"{_folder(train) / _STUDY}: cannot be read or written ({why}); make room, then start "
-            "the search again: it continues"
+            f"{_folder(train) / _STUDY}: cannot be read or written ({why}); free some space, then "
+            "start the search again: it continues"
         ) from error
 
 
@@ -236,7 +225,7 @@ def _suggest(trial: "optuna.Trial", key: str, choices: RangeConfig | list[Any]) 
 
 
 def _check_space(config: Config, search: SearchConfig) -> None:
-    """Both ends of every range and all choices must make a valid config."""
+    """Check that both ends of every range and all choices give a valid config."""
     for key, choices in search.space.items():
         where = f"search.space.{key}: "
         if key in _NOT_SEARCHED:
@@ -262,7 +251,7 @@ def _check_range(where: str, choices: RangeConfig) -> None:
 
 
 def _sqlite_url(path: Path) -> str:
-    """A file as SQLAlchemy names it, whatever characters the user's folders are called by."""
+    """The URL of a file for SQLAlchemy, with special characters escaped."""
     from sqlalchemy import URL
 
     return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)

@@ -1,9 +1,9 @@
-"""What a family gives to the loop: a `Task`."""
+"""A training problem for the loop: `Task`, and `SourcedTask` for one with a data source."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -11,23 +11,23 @@ from torch import Tensor, nn
 
 from eligo.config import Config
 from eligo.train.check import DataCheck
-from eligo.train.config import AnnealConfig, OptimizerConfig
+from eligo.train.config import AnnealConfig, OptimizerConfig, TrainConfig
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the training stands: `step` counts from 0."""
+    """The current step, counted from 0, of all steps."""
 
     step: int
     total_steps: int
 
     @property
     def fraction(self) -> float:
-        """Part of the training that is done, 0 to 1."""
+        """Completed part of the training, 0 to 1."""
         return self.step / self.total_steps
 
     def anneal(self, config: AnnealConfig) -> float:
-        """Value of an annealed scalar now."""
+        """Current value of an annealed scalar."""
         return config.at(self.fraction)
 
 
@@ -35,8 +35,8 @@ class Progress:
 class StepOutput:
     """Losses (already weighted; the loop sums them) and metrics to log.
 
-    `weight` is what the losses are means over, where parts of a batch may differ in it: answer
-    tokens, say. Processes and accumulated parts are combined in proportion to it.
+    `weight` is the number of items that the losses are means over (answer tokens, for example).
+    Processes and accumulated parts are combined in proportion to it.
     """
 
     losses: dict[str, Float[Tensor, ""]]
@@ -56,7 +56,7 @@ class Task(ABC):
     """One training problem: its modules, its batches, its losses, its validation metrics."""
 
     modules: dict[str, nn.Module]
-    """What is trained, by name; each is saved alone as `<name>.safetensors`."""
+    """Trained modules by name; each is saved as `<name>.safetensors`."""
     optimizers: dict[str, OptimizerSpec]
     """Optimisers by name; together they train every parameter that requires a gradient."""
     config: Config | None = None
@@ -68,8 +68,8 @@ class Task(ABC):
     ) -> Iterator[Any]:
         """Part `rank` of `world_size` equal parts of the batch of every step from `start_step` on.
 
-        The batch of step n must be a pure function of (seed, n): that is what makes resuming
-        exact. Gradient accumulation appears here as a larger `world_size`.
+        The batch of step n must be a pure function of (seed, n), so that resuming is exact.
+        Gradient accumulation appears here as a larger `world_size`.
         """
 
     @abstractmethod
@@ -80,18 +80,18 @@ class Task(ABC):
     def evaluate(self) -> Mapping[str, float]:
         """Metrics on the validation split (never the test split), without gradients, eval mode.
 
-        Called in every process; the numbers of the first one count. A function of the modules and
-        the step (`batches` says which is the first): a run killed here evaluates again.
+        Called in every process; the metrics of the first one are used. They must be a function of
+        the modules and the step: a run that is killed here evaluates again.
         """
 
     def metric_names(self) -> Collection[str] | None:
-        """What `evaluate` returns, known before the first step; None: it is seen when it does."""
+        """Names of the metrics that `evaluate` returns; None if not known before the first step."""
         return None
 
     def check(self, check: DataCheck) -> None:  # noqa: B027 (optional)
-        """Look at all data, of training and validation, before the first step.
+        """Check all training and validation data before the first step.
 
-        `check.each(label, items, look)` collects the InputErrors of `look`; what it finds wrong is
+        `check.each(label, items, function)` collects the InputErrors of the function, which are
         raised as one error. Runs in every process, on the task's device.
         """
 
@@ -103,4 +103,53 @@ class Task(ABC):
     def after_step(  # noqa: B027 (optional, not forgotten)
         self, progress: Progress, optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> None:
-        """Hook after the optimisers' step; randomness here is the same in every process."""
+        """Hook after the optimisers' step; random numbers here are the same in every process."""
+
+
+class Source(ABC):
+    """An endless source of training batches."""
+
+    def check(self, check: DataCheck) -> None:  # noqa: B027 (optional)
+        """Check all data, of training and validation; see `Task.check`."""
+
+    @abstractmethod
+    def batches(
+        self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
+    ) -> Iterator[Any]:
+        """Part `rank` of every step's batch from `start_step` on: a function of (seed, step)."""
+
+
+SourceT = TypeVar("SourceT", bound=Source)
+
+
+class SourcedTask(Task, Generic[SourceT]):
+    """A task with a `Source`: a given one, or one opened when the device is known."""
+
+    def __init__(self, settings: TrainConfig, source: SourceT | None) -> None:
+        self._settings, self._source = settings, source
+
+    @property
+    def source(self) -> SourceT:
+        """The source of the batches."""
+        if self._source is None:
+            self._source = self.open_source()
+        return self._source
+
+    @abstractmethod
+    def open_source(self) -> SourceT:
+        """The source that the config describes, on the device of the modules."""
+
+    def check(self, check: DataCheck) -> None:
+        """The source's data."""
+        self.source.check(check)
+
+    def batches(
+        self,
+        start_step: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,  # noqa: ARG002 (the source has its own)
+    ) -> Iterator[Any]:
+        """This process's share of the batch of every step."""
+        size, seed = self._settings.batch_size, self._settings.seed
+        return self.source.batches(size, seed, start_step, rank, world_size)

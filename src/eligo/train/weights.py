@@ -1,9 +1,10 @@
-"""Weights as safetensors, one file (or a few shards) per module, loaded strictly.
+"""Weights as safetensors, one file per module, and their moving average.
 
-Tied tensors are stored once, under their first name.
+Tied tensors are stored once, under their first name. Loading is strict.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from eligo.errors import InputError
 from eligo.io.files import checked_name
@@ -20,66 +22,57 @@ from eligo.pretrained.load import misfits, not_finite, refuse_misfits
 from eligo.pretrained.untrusted import read_header
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-_FEW = 10_000_000  # weights that cost little, whatever the files hold
+_FEW = 10_000_000  # weights, which are cheap to allocate
+
+
+def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """Parameters that require a gradient, as `<module>.<parameter>`; tied ones once."""
+    seen: set[nn.Parameter] = set()
+    found: dict[str, nn.Parameter] = {}
+    for name, module in modules.items():
+        for path, parameter in module.named_parameters(prefix=name):
+            if parameter.requires_grad and parameter not in seen:
+                found[path] = parameter
+                seen.add(parameter)
+    return found
 
 
 def save_weights(
-    folder: Path,
-    modules: Mapping[str, nn.Module],
-    dtype: torch.dtype | None = None,
-    max_shard_bytes: int | None = None,
+    folder: Path, modules: Mapping[str, nn.Module], dtype: torch.dtype | None = None
 ) -> None:
-    """Write `<name>.safetensors` per module; floats as `dtype`; in shards if a file grows larger.
-
-    Shards are `<name>-00001-of-00003.safetensors`.
-    """
+    """Write `<name>.safetensors` per module, with floats as `dtype`."""
     for name, module in modules.items():
-        shards: list[dict[str, Tensor]] = [{}]
-        size = 0
-        for key, tensor in _state(module).items():
-            value = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
-            if max_shard_bytes and shards[-1] and size + value.nbytes > max_shard_bytes:
-                shards.append({})
-                size = 0
-            shards[-1][key] = value
-            size += value.nbytes
-        for number, shard in enumerate(shards, 1):
-            part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
-            save_tensors(folder / f"{checked_name(name)}{part}.safetensors", shard)
+        state = {
+            key: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+            for key, tensor in _state(module).items()
+        }
+        save_tensors(folder / f"{checked_name(name)}.safetensors", state)
 
 
 def load_weights(folder: Path, modules: Mapping[str, nn.Module]) -> None:
-    """Fill the modules from `save_weights` files; anything missing or unexpected is an error."""
+    """Load what `save_weights` wrote; a missing or unexpected weight is an error."""
     problems: list[str] = []
     for name, module in modules.items():
-        files = _files(folder, name)
-        stored = {key: value for file in files for key, value in read_tensors(file).items()}
-        problems += _fill(name, module, stored)
+        problems += _fill(name, module, read_tensors(_file(folder, name)))
     refuse_misfits(folder, problems)
 
 
-def _files(folder: Path, name: str) -> list[Path]:
-    files = sorted(folder.glob(f"{name}-[0-9]*-of-[0-9]*.safetensors"))
-    if (single := folder / f"{name}.safetensors").is_file():
-        files = [single]
-    if not files:
-        if not folder.is_dir():
-            raise InputError(f"{folder}: there is no such folder; expected one of weights")
-        raise InputError(f"no weights for {name!r} in {folder}: expected {single.name}")
-    if len(files) > 1 and not files[0].stem.endswith(f"-of-{len(files):05d}"):
-        raise InputError(f"weights of {name!r} in {folder} lack a shard: found {len(files)}")
-    return files
+def _file(folder: Path, name: str) -> Path:
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder; expected one of weights")
+    if not (file := folder / f"{name}.safetensors").is_file():
+        raise InputError(f"no weights for {name!r} in {folder}: expected {file.name}")
+    return file
 
 
 def build_module(folder: Path, name: str, build: Callable[[], ModuleT]) -> ModuleT:
-    """A module whose weights lie in a folder, not yet filled; `build` is called twice.
+    """Build a module for the weights in a folder, without loading them.
 
-    First without memory: the sizes in a config that is damaged may be endless.
+    `build` is first called on the meta device: the sizes in a damaged config may be huge.
     """
     with torch.device("meta"):
         expected = sum(part.numel() for part in build().parameters())
-    headers = [read_header(file) for file in _files(folder, name)]
-    stored = sum(prod(shape) for header in headers for _, shape in header.values())
+    stored = sum(prod(shape) for _, shape in read_header(_file(folder, name)).values())
     if expected > 2 * stored + _FEW:
         raise InputError(
             f"{folder}: its config describes {expected} weights, but {name} holds {stored}; "
@@ -89,21 +82,21 @@ def build_module(folder: Path, name: str, build: Callable[[], ModuleT]) -> Modul
 
 
 def read_pickled(path: Path, *, holds: str, made_by: str, allowed: Sequence[type] = ()) -> Any:
-    """What `torch.save` wrote: tensors in plain containers, and `allowed`; nothing is executed."""
+    """Read what `torch.save` wrote, if it holds only tensors, plain containers and `allowed`."""
     try:
         with torch.serialization.safe_globals(list(allowed)):
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except Exception:  # whatever a damaged archive or a forbidden object makes of it
+    except Exception:  # a damaged archive or a forbidden object
         raise InputError(
-            f"{path}: no checkpoint, or one that holds more than {holds} and would have to be "
-            f"executed to be read; expected what {made_by}"
+            f"{path}: no checkpoint, or one that holds more than {holds} and would run code when "
+            f"read; expected what {made_by}"
         ) from None
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, by name."""
+    """Read the tensors of a safetensors file, by name."""
     with reading(file, "a whole safetensors file: copy it again"):
         return load_file(file)
 
@@ -141,3 +134,32 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
         seen.add(identity)
         state[key] = tensor
     return state
+
+
+class WeightAverage:
+    """Exponential moving averages of all trained parameters; buffers stay as they are."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], decay: float) -> None:
+        self.decay = decay
+        self.parameters = named_parameters(modules)
+        self.averages = {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    def update(self, step: int) -> None:
+        """Move towards the current weights, faster in early steps."""
+        average = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
+        average([*self.averages.values()], [*self.parameters.values()], None)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Put the averages into the modules; the raw weights come back at the end."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for name, parameter in self.parameters.items():
+            raw = parameter.data
+            parameter.data = self.averages[name]
+            self.averages[name] = raw

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from torch import nn
 
+from eligo.cli.console import warn_unknown_words
 from eligo.cli.demo.part import Part, Row, Work
 from eligo.cli.demo.tokens import ASKS, NAME
-from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError
 from eligo.explorer.record import Answer
 from eligo.images import open_image
@@ -56,7 +56,7 @@ def run(
     """Answer every question twice; compare answers and costs."""
     asked = read_questions(questions, images)[: _QUICK if work.quick else None]
     host, processor = load_host(HostConfig(model=model), device=work.device)
-    say_unknown_words(processor.tokenizer, (one.question for one in asked))
+    warn_unknown_words(processor.tokenizer, (one.question for one in asked))
     name, pruned = choose_plan(HostShape.of(host), model, plan)
     move(pruned, work.device)
     is_learned = any(isinstance(stage.reducer, nn.Module) for stage in pruned.stages)

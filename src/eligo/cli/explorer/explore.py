@@ -5,8 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from eligo.cli.console import print_result, say
-from eligo.cli.result_file import OutFile
+from eligo.cli.console import OutFile, print_result, print_text
 from eligo.config.bounds import Bounds
 from eligo.errors import InputError
 
@@ -53,4 +52,4 @@ def run(
     if json:
         print_result({"page": written, "records": len(found)}, json=True)
         return
-    say(f"{len(found)} record{'s' if len(found) > 1 else ''}, written: {written}")
+    print_text(f"{len(found)} record{'s' if len(found) > 1 else ''}, written: {written}")

@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from eligo.cli.console import print_result
+from eligo.cli.console import OutFile, print_result, write_result_file
 from eligo.cli.flags import Count
-from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
 Source = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL]")]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from eligo.cli.console import print_result, remark
+from eligo.cli.console import print_message, print_result
 from eligo.cli.flags import Count
 from eligo.cli.patches.flags import open_model
 from eligo.config.bounds import Bounds
@@ -75,7 +75,7 @@ def run(
     if check_data and isinstance(source, ImageFiles) and not (out / MANIFEST).exists():
         broken = source.check()
         if broken:
-            remark(f"of {len(source.ids)} images some will be skipped, {listed(broken)}")
+            print_message(f"of {len(source.ids)} images some will be skipped, {listed(broken)}")
     total = -(-len(source.ids) // max(1, shard_size))
     with stopped_with(lambda: _kept(out, total)), ProgressBar("shards", total) as bar:
         built = build_index(
@@ -91,7 +91,7 @@ def run(
             on_done=lambda done, _: bar.update(done),
         )
     for row in [row for row in built.skipped if row["why"] not in broken][:5]:
-        remark(f"skipped: {row['id']}: {row['why']}")
+        print_message(f"skipped: {row['id']}: {row['why']}")
     print_result(
         {
             "index": built.folder,

@@ -3,9 +3,8 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from eligo.cli.console import print_result, say
+from eligo.cli.console import print_result, print_text, warn_unknown_words
 from eligo.cli.patches.flags import open_model
-from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError
 from eligo.io.files import writing
 
@@ -49,7 +48,7 @@ def run(
         raise InputError("--dense: needed, as the model was trained with a dense caption per image")
     if dense is not None and not loaded.uses_dense:
         raise InputError("--dense: the model was trained without dense captions; leave it out")
-    say_unknown_words(loaded.text_encoder.tokenizer, [text])
+    warn_unknown_words(loaded.text_encoder.tokenizer, [text])
     made = predict(loaded, opened, text, dense)
     picture = out / PICTURE
     with writing(picture) as temporary:
@@ -65,7 +64,7 @@ def run(
         f"patches {cost.patches} > {cost.kept} kept > {cost.tokens} tokens, for {cost.words} words",
     ]
     for line in lines:
-        say(line)
+        print_text(line)
     print_result(made.words, json=False)
     lines = [
         f"a pair: {cost.pair_kmacs:,.0f} k multiply-adds ({cost.association}), "
@@ -75,4 +74,4 @@ def run(
         f"written: {picture}",
     ]
     for line in lines:
-        say(line)
+        print_text(line)

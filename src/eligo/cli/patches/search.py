@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from eligo.cli.console import print_result, remark, say
+from eligo.cli.console import print_message, print_result, print_text, warn_unknown_words
 from eligo.cli.flags import Count
 from eligo.cli.patches.flags import open_model
-from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def run(
         try:
             measured.save(searcher.index)
         except OutputError as error:  # an index that one may only read can be searched too
-            remark(f"not kept: {error}")
+            print_message(f"not kept: {error}")
     if rerank == "auto":
         assert measured is not None
         rerank = max(k, measured.smallest())
@@ -116,7 +115,7 @@ def _query(
     if text is not None:
         if not text.strip():
             raise InputError("the text to look for is empty")
-        say_unknown_words(model.text_encoder.tokenizer, [text])
+        warn_unknown_words(model.text_encoder.tokenizer, [text])
         return model.text_side([text])
     assert image is not None
     if model.uses_dense and dense is None:
@@ -187,4 +186,4 @@ def _say(
     elif measured is None and not approximate:
         lines.append("stage 1 was not measured yet: --rerank auto, --dev FILE or --exhaustive do")
     for line in lines:
-        say(line)
+        print_text(line)

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from eligo.cli.console import print_result
+from eligo.cli.console import OutFile, print_result, write_result_file
 from eligo.cli.flags import Count, Index, Positive, Side
 from eligo.cli.pixels.flags import NO_FLAGS, SamCheck, preset_changes, sam_changes
-from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
 Run = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL]")]

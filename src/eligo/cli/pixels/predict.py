@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from eligo.cli.console import print_result, say
+from eligo.cli.console import print_result, print_text
 from eligo.cli.flags import Index, Positive, Side
 from eligo.cli.pixels.flags import NO_FLAGS, SamCheck, open_segmenter
 
@@ -70,4 +70,4 @@ def run(
         return
     print_result({name: result[name] for name in ("classes", "words") if result[name]}, json=False)
     for file in result["files"]:
-        say(f"written: {file}")
+        print_text(f"written: {file}")

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from eligo.cli.console import print_result
+from eligo.cli.console import OutFile, print_result, write_result_file
 from eligo.cli.flags import Count
-from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from eligo.cli.console import print_result, say
+from eligo.cli.console import print_result, print_text
 from eligo.cli.flags import Count
 
 
@@ -49,6 +49,6 @@ def run(
     if found.answer is not None:
         summary["answer"] = [{"": found.answer}]
     print_result(summary, json)
-    say(f"chosen among {among}")
+    print_text(f"chosen among {among}")
     if written is not None:
-        say(f"written: {written}")
+        print_text(f"written: {written}")

@@ -4,10 +4,17 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from benchmarks.studies import met_or_missed
-from eligo.cli.console import compact_table, messages, print_result, results, say
+from benchmarks.studies import reached_or_not
+from eligo.cli.console import (
+    OutFile,
+    compact_table,
+    messages,
+    print_result,
+    print_text,
+    results,
+    write_result_file,
+)
 from eligo.cli.flags import Count
-from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
 _RANDOM_HOST = "The model has random weights: its times are real, its answers mean nothing."
@@ -77,7 +84,7 @@ def _say(document: dict[str, Any]) -> None:
     for bar in document["bars"]:
         sign = "<" if bar["at_most"] else ">="
         asked = f"{bar['value']:.3g}, asked {sign} {bar['bound']:.3g}"
-        say(f"{bar['name']}: {asked}: {met_or_missed(bar['met'])}")
+        print_text(f"{bar['name']}: {asked}: {reached_or_not(bar['met'])}")
     for note in document["notes"]:
         messages().print(note, highlight=False, soft_wrap=True)
 

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from eligo.cli.console import compact_table, print_result, results
+from eligo.cli.console import OutFile, compact_table, print_result, results, write_result_file
 from eligo.cli.flags import Count
-from eligo.cli.result_file import OutFile, write_result_file
 from eligo.errors import InputError
 
 Source = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_PLAN")]

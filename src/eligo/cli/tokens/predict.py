@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from eligo.cli.console import print_result, say
+from eligo.cli.console import print_result, print_text, warn_unknown_words
 from eligo.cli.flags import Count
-from eligo.cli.words import say_unknown_words
 from eligo.errors import InputError
 from eligo.io.files import writing
 from eligo.pretrained.chat import place_image
@@ -67,7 +66,7 @@ def run(
     opened = open_image(image)
     place = str(resolve_device(device))
     host, processor = load_host(HostConfig(model=model, dtype=dtype), device=place)
-    say_unknown_words(processor.tokenizer, [question])
+    warn_unknown_words(processor.tokenizer, [question])
     made = predict(
         host, processor, chosen, opened, question, max_new_tokens=max_new_tokens, timed=time
     )
@@ -79,6 +78,6 @@ def run(
         found = {"answer": made.answer, "picture": picture, "cost": made.cost.as_plain()}
         print_result(found, json=True)
         return
-    say(f"answer: {made.answer}\n")
-    say(made.cost.block())
-    say(f"\nwritten: {picture}")
+    print_text(f"answer: {made.answer}\n")
+    print_text(made.cost.block())
+    print_text(f"\nwritten: {picture}")

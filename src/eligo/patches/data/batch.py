@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from eligo.scenes.painter import Rendered
-from eligo.train.source import Source
+from eligo.train.task import Source
 
 Pieces = tuple[Int[Tensor, "texts words"], Bool[Tensor, "texts words"]]
 """Word pieces and which are real."""

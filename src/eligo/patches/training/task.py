@@ -39,7 +39,7 @@ from eligo.train import (
     load_weights,
     seed_everything,
 )
-from eligo.train.schedule import lr_factor
+from eligo.train.optimization import lr_factor
 
 _CENTRING = 60.0  # times the learning rate: share of the way to zero that a step draws the median
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eligo.pixels.data.records import Split
 from eligo.pixels.text.batch import Provenance, TextBatch
-from eligo.train.source import Source
+from eligo.train.task import Source
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from eligo.config.nearest import did_you_mean
+from eligo.config.problems import did_you_mean
 from eligo.errors import InputError
 from eligo.io.json_lines import JsonRow, Words, read_json_lines
 from eligo.io.reading import numbered_lines

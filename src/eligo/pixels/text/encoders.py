@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from eligo.config.nearest import did_you_mean
+from eligo.config.problems import did_you_mean
 from eligo.errors import InputError
 from eligo.io.tensors import save_tensors
 from eligo.pixels.text.phrases import TEMPLATES, readable, with_article

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from benchmarks.scenes.train_vlm import compile_layers, pixel_values
-from eligo.nn import watching
+from eligo.nn import record_outputs
 from eligo.scenes import draws
 from eligo.scenes.graph import Split
 from eligo.scenes.vlm import EOS, IMAGE, build_processor, build_vlm, save_vlm
@@ -130,7 +130,7 @@ class LearnerTask(Task):
         text = language_model.embed_tokens(packed.tokens).to(vision.dtype)
         where = (packed.tokens == IMAGE)[..., None].expand_as(text)
         entered = text.masked_scatter(where, vision)
-        with watching(language_model.layers) as left:
+        with record_outputs(language_model.layers) as left:
             last = language_model(
                 inputs_embeds=entered,
                 attention_mask=packed.mask,

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from safetensors import safe_open
 from torch import Tensor
 
-from eligo.config.nearest import did_you_mean
+from eligo.config.problems import did_you_mean
 from eligo.errors import InputError
 from eligo.io.files import write_text
 from eligo.io.json_lines import JsonRow, TextOrNumber, read_json_lines

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from eligo.config import load_config
-from eligo.config.nearest import did_you_mean
+from eligo.config.problems import did_you_mean
 from eligo.config.yaml import parse_value
 from eligo.errors import InputError
 from eligo.tokens.methods.attention import FastV, PyramidDrop

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from eligo import ops
 from eligo.config import Config
 from eligo.errors import InputError
-from eligo.nn import SimilarityScale, as_exact_as, without_autocast
+from eligo.nn import SimilarityScale, allow_tf32_for, without_autocast
 from eligo.selection import Selection
 from eligo.tokens.model.part import Part, Shapes
 from eligo.tokens.model.peaks import Peaks, peak_flops
@@ -140,7 +140,7 @@ class TokenMerger(Part):
     def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
         """The best centres, raster order, every other token folded into one of them."""
         features = _real(context)
-        with as_exact_as(context.features.dtype):
+        with allow_tf32_for(context.features.dtype):
             scores, looks = self._scores(context, features), self._looks(features)
             ranks = scores if self.peaks is None else self.peaks(context, scores, looks)
             centres, is_even = _best(ranks, budget, context)
@@ -284,7 +284,7 @@ class LayerPruner(nn.Module):
 
     def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
         """The best `budget` tokens in raster order; the rest is dropped."""
-        with as_exact_as(context.features.dtype):
+        with allow_tf32_for(context.features.dtype):
             scores, looks = self._judge(context)
             ranks = scores if self.peaks is None else self.peaks(context, scores, looks)
         return Selection(_best(ranks, budget, context)[0], ranks, context.mask)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eligo import losses, ops
-from eligo.nn import watching
+from eligo.nn import record_outputs
 from eligo.tokens.inference.load import floats_of
 from eligo.tokens.model.discriminator import Discriminator
 from eligo.tokens.training.batch import HostBatch, Packed
@@ -42,7 +42,7 @@ def observe(
     context: AbstractContextManager,
 ) -> Observed:
     """One pass over prompt and answer inside a context (`masking`, `pruning`, or none)."""
-    with context, watching(layers, batch.tail) as found, sdpa_kernel(_BACKENDS):
+    with context, record_outputs(layers, batch.tail) as found, sdpa_kernel(_BACKENDS):
         outputs = model(
             **floats_of(model, batch.inputs),
             use_cache=False,
@@ -60,7 +60,7 @@ def observe_packed(
         return values.unflatten(1, (packed.num_rows, -1)).flatten(0, 1)
 
     last = packed.num_rows * batch.tail
-    with watching(layers, last) as found, sdpa_kernel(_BACKENDS):
+    with record_outputs(layers, last) as found, sdpa_kernel(_BACKENDS):
         outputs = model(
             **floats_of(model, packed.inputs), use_cache=False, logits_to_keep=packed.columns
         )

@@ -1,6 +1,7 @@
-"""Trains the toy task in as many processes as were launched: `toy_in_two.py OUT`."""
+"""What each of two processes does that train the toy task together."""
 
-import sys
+import os
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -9,23 +10,25 @@ from accelerate import PartialState
 from toy_task import toy
 
 from eligo.errors import InputError
+from eligo.io.interrupts import Interrupted
 from eligo.io.locks import one_writer
 from eligo.train import fit
 from eligo.train.processes import end
 
 OPTIONS = {"train__log_every": 3, "train__ema_decay": 0.9}
 
-if __name__ == "__main__":
+
+def train_in_two(out: Path) -> None:
+    """Train, with a stop and a resume in between."""
     torch.set_num_threads(1)
     processes = PartialState(cpu=True)
     assert processes.num_processes == 2
-    out = Path(sys.argv[1])
     task = toy(out, **OPTIONS)
     # Weights differ between processes until the loop shares those of the first.
     if not processes.is_main_process:
         for parameter in task.head.parameters():
             parameter.data.add_(1.0)
-    # If the folder is taken, both hear of it.
+    # If the folder is taken, both raise.
     with one_writer(out / "run") if processes.is_main_process else nullcontext():
         try:
             fit(task, task.config.train)
@@ -37,4 +40,26 @@ if __name__ == "__main__":
     task = toy(out, **OPTIONS)
     result = fit(task, task.config.train, resume=True)
     assert (stopped.ended, result.ended) == ("stopped", "total_steps")
+    end()
+
+
+def stop_in_two(out: Path) -> None:
+    """Train; the second process gets a signal."""
+    torch.set_num_threads(1)
+    rank = PartialState(cpu=True).process_index
+    task = toy(out)
+    after_step = task.after_step
+
+    def signalled(progress, optimizers):
+        if progress.step == 5 and rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        after_step(progress, optimizers)
+
+    task.after_step = signalled
+    try:
+        fit(task, task.config.train)
+    except Interrupted as stop:
+        (out / f"{rank}.txt").write_text(f"{stop.code} {stop}")
+    task = toy(out)
+    assert fit(task, task.config.train, resume=True).last_step == 12
     end()

@@ -1,15 +1,14 @@
 """MaxSim: the late interaction of words and patches (ColBERT; FILIP for the two-sided form).
 
-Each word finds its best patch, and each patch its best word. Padding on either side never wins a
-maximum and never enters a mean. The pieces are public because families reduce them differently:
-sum over words (ColBERT), means of both sides (FILIP), top-k of them (SEPS).
+Each word finds its best patch, and each patch its best word; padding never counts. The two sides
+can be reduced by a sum over words (ColBERT), means of both sides (FILIP) or their top-k (SEPS).
 """
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from eligo.ops.masked import masked_mean
+from eligo.ops.masked import full_mask, masked_mean
 
 
 def maxsim_pieces(
@@ -17,9 +16,9 @@ def maxsim_pieces(
     word_mask: Bool[Tensor, "*#batch words"] | None = None,
     patch_mask: Bool[Tensor, "*#batch patches"] | None = None,
 ) -> tuple[Float[Tensor, "*batch words"], Float[Tensor, "*batch patches"]]:
-    """`r_m = max_p A_mp` per word and `c_p = max_m A_mp` per patch, float32; 0 for padding.
+    """`r_m = max_p A_mp` per word and `c_p = max_m A_mp` per patch, float32.
 
-    A word (patch) with no real patch (word) to match gets 0 as well.
+    Padding, and words or patches with nothing real to match, get 0.
 
     >>> maxsim_pieces(torch.tensor([[1.0, 2.0], [4.0, 3.0]]))
     (tensor([2., 4.]), tensor([4., 3.]))
@@ -45,12 +44,12 @@ def maxsim(
     """`mean_m max_p <w_m, v_p>`, plus `mean_p max_m <w_m, v_p>` if two-sided; float32.
 
     Batch axes of length 1 broadcast: texts `1 texts words dim` against images
-    `images 1 patches dim` gives all pairs. Vectors are taken as they are: normalise for cosines.
+    `images 1 patches dim` gives all pairs. Normalise the vectors for cosines.
 
     >>> maxsim(torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 0.5]]))
     tensor(0.7500)
     """
-    # A NaN in padding would reach the gradient through the product, as 0 * NaN.
+    # A NaN in padding would reach the gradient as 0 * NaN.
     words = words if word_mask is None else words.masked_fill(~word_mask.unsqueeze(-1), 0.0)
     patches = patches if patch_mask is None else patches.masked_fill(~patch_mask.unsqueeze(-1), 0.0)
     similarity = words.float() @ patches.float().transpose(-1, -2)  # (*batch, words, patches)
@@ -67,6 +66,4 @@ def _masked_max(similarity: Tensor, mask: Tensor, dim: int) -> Tensor:
 
 
 def _mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        mask = torch.ones_like(values, dtype=torch.bool)
-    return masked_mean(values, mask.expand(values.shape))
+    return masked_mean(values, full_mask(values) if mask is None else mask.expand(values.shape))

@@ -1,34 +1,103 @@
-"""From losses to new parameters: backward, reduction over processes, clipping, guarded step.
+"""Learning rates, parameter groups, and the step from losses to new parameters.
 
-Processes are not wrapped in DistributedDataParallel. A task has several modules, reaches them
-through any method, and may leave some unused in a step; a wrapper sees none of that. Instead the
-gradients of all modules are summed over the processes in one flat tensor after the backward pass.
-That forgoes overlapping the sum with the backward pass, which models of our size do not need.
+Schedules are functions of the step, so there is nothing to save. A module (class or instance) may
+declare, with dotted names relative to itself,
+- `no_weight_decay: tuple[str, ...]`: parameters or submodules without weight decay;
+- `lr_multiplier: dict[str, float]`: parameters or submodules with another learning rate.
+Parameters with fewer than two dimensions (biases, norms, scales) are never decayed.
 
-A parameter that a step did not use has a zero gradient, in one process as in many.
+There is no DistributedDataParallel: a task has several modules, calls any of their methods, and may
+leave some unused in a step. Instead the gradients of all modules are summed over the processes in
+one flat tensor after the backward pass; unused parameters have a zero gradient.
 
-Nothing here waits for the device. Whether a step is finite is decided on the device: the fused
-AdamW takes what the gradients are to be divided by (`grad_scale`: here also means and clipping)
-and whether to skip the update (`found_inf`), the contract by which torch's GradScaler drives it.
-The host reads the counters only when it logs.
+Nothing here waits for the device: the fused AdamW takes the divisor of the gradients (`grad_scale`,
+here with mean and clipping) and whether to skip the update (`found_inf`) as tensors, as torch's
+GradScaler does. The host reads the counters only when it logs.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from operator import attrgetter
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from eligo.errors import ConfigError, EligoError
-from eligo.train.config import TrainConfig
-from eligo.train.groups import named_parameters, parameter_groups
+from eligo.train.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from eligo.train.processes import Processes
-from eligo.train.schedule import lr_factor
 from eligo.train.task import OptimizerSpec, StepOutput, Task
+from eligo.train.weights import named_parameters
 
 _GROWTH_INTERVAL = 2000  # finite fp16 steps before the loss scale doubles
 _COUNTERS = ("loss_scale", "good_steps", "streak", "worst_streak", "skipped")
+
+
+def lr_factor(schedule: ScheduleConfig, step: int, total_steps: int) -> float:
+    """Factor on the peak learning rate in `step`, counted from 0.
+
+    With warm-up length w: (step+1)/w, then a continuous decay over p = (step-w)/(total-w).
+    Milestones are fractions of all steps. `legacy_poly` is DFormer's original: step/w, then
+    (1 - step/total)^power, which jumps at step w.
+    """
+    warmup = round(schedule.warmup * (total_steps if schedule.warmup < 1 else 1))
+    if schedule.kind == "legacy_poly":
+        if step < warmup:
+            return step / warmup
+        return max(0.0, 1 - step / total_steps) ** schedule.power
+    if step < warmup:
+        return (step + 1) / warmup
+    part = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    match schedule.kind:
+        case "constant":
+            return 1.0
+        case "linear":
+            return 1 - part * (1 - schedule.final_ratio)
+        case "cosine":
+            cosine = (1 + math.cos(math.pi * part)) / 2
+            return schedule.final_ratio + (1 - schedule.final_ratio) * cosine
+        case "poly":
+            return (1 - part) ** schedule.power
+        case "milestones":
+            passed = sum(step >= milestone * total_steps for milestone in schedule.milestones)
+            return schedule.gamma**passed
+
+
+def parameter_groups(
+    modules: Mapping[str, nn.Module], config: OptimizerConfig
+) -> list[dict[str, Any]]:
+    """Parameter groups for AdamW; the schedule multiplies `peak_lr`."""
+    undecayed = [rule for rule, _ in _declared(modules, "no_weight_decay")]
+    multipliers = list(_declared(modules, "lr_multiplier"))
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in named_parameters(modules).items():
+        decays = parameter.ndim > 1 and not any(_covers(rule, name) for rule in undecayed)
+        lr = config.lr
+        for rule, multiplier in multipliers:
+            lr *= multiplier if _covers(rule, name) else 1.0
+        groups.setdefault((lr, config.weight_decay if decays else 0.0), []).append(parameter)
+    return [
+        {"params": parameters, "lr": lr, "peak_lr": lr, "weight_decay": decay}
+        for (lr, decay), parameters in groups.items()
+    ]
+
+
+def _declared(modules: Mapping[str, nn.Module], attribute: str) -> Iterator[tuple[str, float]]:
+    named = (root.named_modules(prefix=name) for name, root in modules.items())
+    for path, module in chain.from_iterable(named):
+        rules = getattr(module, attribute, ())
+        # Other libraries use the same name for something else (timm: a method).
+        if not isinstance(rules, tuple | dict):
+            continue
+        for rule in rules:
+            attrgetter(rule)(module)  # a misspelt name fails here
+            yield f"{path}.{rule}", rules[rule] if isinstance(rules, dict) else 0.0
+
+
+def _covers(rule: str, name: str) -> bool:
+    return name == rule or name.startswith(rule + ".")
 
 
 class Updater:
@@ -58,7 +127,7 @@ class Updater:
         self.weight_sum = torch.zeros((), device=self.processes.device)
 
     def backward(self, output: StepOutput) -> Float[Tensor, ""]:
-        """Add one part's gradients; returns its detached total loss."""
+        """Add one part's gradients and return its detached total loss."""
         loss = torch.stack([value.float() for value in output.losses.values()]).sum()
         (loss * output.weight * self.loss_scale).backward()
         self.loss_sum += loss.detach() * output.weight
@@ -66,7 +135,7 @@ class Updater:
         return loss.detach()
 
     def step(self, step: int) -> dict[str, Float[Tensor, ""]]:
-        """Step every optimiser unless loss or gradients are not finite; returns gradient norms."""
+        """Step every optimiser if loss and gradients are finite; return the gradient norms."""
         self._reduce()
         divisor = self.weight_sum * self.loss_scale
         norms: dict[str, Tensor] = {}
@@ -80,7 +149,7 @@ class Updater:
                 group["lr"] = group["peak_lr"] * lr_factor(schedule, step, self.config.total_steps)
             clip = self.config.clip_norm or math.inf
             factor = (clip / (norms[name] + 1e-6)).clamp(max=1.0)
-            # torch reads these two by name; the class does not declare them.
+            # Not declared by the class, but read by torch.
             setattr(optimizer, "found_inf", (~finite).float())  # noqa: B010
             setattr(optimizer, "grad_scale", divisor / factor)  # noqa: B010
             optimizer.step()
@@ -110,7 +179,7 @@ class Updater:
         self.loss_sum, self.weight_sum = extra.unbind()
 
     def _count(self, finite: Tensor) -> None:
-        # An fp16 overflow first lowers the loss scale; only at scale 1 is it the model's fault.
+        # An fp16 overflow first lowers the loss scale; it counts as bad only at scale 1.
         bad = ~finite & (self.loss_scale <= 1)
         self.streak = torch.where(bad, self.streak + 1, 0)
         self.worst_streak = torch.maximum(self.worst_streak, self.streak)
@@ -124,7 +193,7 @@ class Updater:
         self.good_steps = torch.where(grows, 0, self.good_steps)
 
     def check(self, step: int) -> int:
-        """Steps skipped so far; raises if too many in a row were not finite (reads the device)."""
+        """Number of skipped steps; raise after too many in a row. Waits for the device."""
         if self.worst_streak.item() >= self.config.max_nonfinite:
             raise EligoError(
                 f"loss or gradients were not finite in {int(self.worst_streak.item())} steps in a "
@@ -134,14 +203,14 @@ class Updater:
         return int(self.skipped.item())
 
     def rates(self, step: int) -> dict[str, float]:
-        """Learning rate of each optimiser at `step`, before what modules multiply it by."""
+        """Learning rate of each optimiser at `step`, without the modules' multipliers."""
         return {
             name: spec.config.lr * lr_factor(spec.config.schedule, step, self.config.total_steps)
             for name, spec in self.specs.items()
         }
 
     def counters(self) -> dict[str, float]:
-        """What a checkpoint keeps besides the tensors."""
+        """Counters for a checkpoint."""
         return {name: getattr(self, name).item() for name in _COUNTERS}
 
     def tensors(self, name: str) -> dict[str, Tensor]:
@@ -154,7 +223,7 @@ class Updater:
         }
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], counters: dict[str, float]) -> None:
-        """Take back what `tensors` (by optimiser) and `counters` gave."""
+        """Restore what `tensors` (by optimiser) and `counters` returned."""
         for name, value in counters.items():
             setattr(self, name, torch.full((), value, device=self.processes.device))
         for name, parameters in self.parameters.items():
@@ -176,7 +245,7 @@ class Updater:
 
 
 def reset_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Forget all moments, as if the optimiser had just been made."""
+    """Reset all moments of an optimiser."""
     for state in optimizer.state.values():
         for value in state.values():
             value.zero_()
@@ -209,5 +278,7 @@ def _parameters_by_optimizer(task: Task) -> dict[str, dict[str, nn.Parameter]]:
         found[owner[module]][parameter_name] = parameter
     for name, parameters in found.items():
         if not parameters:
-            raise ConfigError(f"optimizer {name!r} has nothing to train: all is frozen")
+            raise ConfigError(
+                f"optimizer {name!r} has nothing to train: all its parameters are frozen"
+            )
     return found

@@ -1,0 +1,3 @@
+"""The old name of `eligo.shots`."""
+
+raise ImportError("eligo.demos is now eligo.shots")

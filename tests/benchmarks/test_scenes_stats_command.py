@@ -1,0 +1,60 @@
+"""`python -m benchmarks.scenes.stats`: its tables, its summary and invalid arguments."""
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks.scenes.stats import _verdict, run
+
+from benchmarks.scenes.stats import KindStats, Stats
+from eligo.cli import run_script
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--questions", "0"], "--questions"),
+        (["scenes/nyu"], "task: got 'scenes.export', but this command runs StatsConfig tasks"),
+    ],
+)
+def test_invalid_arguments(
+    args: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_script(run, args) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_stats(capsys):
+    flags = ("--train", "60", "--validation", "40")
+    assert run_script(run, [*flags]) == 0
+    table = capsys.readouterr().out
+    for word in ("lookup", "same colour", "blind", "held-out pairs", "OK"):
+        assert word in table
+    assert run_script(run, [*flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["family"] for row in found["questions"]} >= {"count", "relation"}
+    assert found["held_out"]["train"] == 0
+
+
+def test_stats_of_a_world_without_questions(capsys):
+    assert run_script(run, ["--scenes.painted", "1"]) == 2
+    assert "painted=0" in capsys.readouterr().err
+
+
+def test_the_verdict_says_what_was_measured():
+    def verdict(blind: float, fair: bool) -> str:
+        row = KindStats("count", "all", 9, 1.0, 0.2, blind, 1.0, (0.1, 0.4), fair, {})
+        return _verdict(Stats([row], {}, {})).plain
+
+    above = "more than 5 points above chance without looking"
+    assert verdict(0.22, True) == f"OK: none is {above}"
+    assert verdict(0.30, True) == f"OK, but too few questions to be sure; {above}: count/all"
+    assert verdict(0.30, False) == f"!! {above}, and surely above it: count/all"

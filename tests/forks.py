@@ -1,0 +1,52 @@
+"""Run functions in forked processes, which share one import of torch and eligo.
+
+They fork from a server that never runs a backward pass: torch cannot train in a fork of a process
+that did. Annotations are not checked in them.
+"""
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from limits import PROCESS_SECONDS
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["torch._dynamo", "torch.utils.tensorboard", "eligo.selection", "eligo.train.loop"]
+)
+
+
+def run_forked(function: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
+    """Call a function in one process for each tuple of arguments; all must end well."""
+    processes = [FORKS.Process(target=function, args=args) for args in calls]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PROCESS_SECONDS)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [0] * len(calls)
+
+
+def run_in_two(function: Callable[..., Any], *args: Any) -> None:
+    """Call a function in two processes that train together, with the variables of a launcher."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run_forked(_launched, *((rank, port, function, args) for rank in range(2)))
+
+
+def _launched(rank: int, port: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+    }
+    function(*args)

@@ -21,10 +21,9 @@ from patch_cases import (
 from eligo import ops
 from eligo.errors import InputError
 from eligo.patches.kernels import algebra, blocks
-from eligo.patches.kernels.fused import span
 from eligo.patches.kernels.hoist import halved, hoist
-from eligo.patches.kernels.keeping import keep_best
-from eligo.patches.model.scores import Choice
+from eligo.patches.kernels.interface import PatchDecision
+from eligo.patches.kernels.triton_kernels import keep_best, span
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before Triton is imported"
 
@@ -71,7 +70,7 @@ def test_half_precision_agrees_at_equal_selection(name, gram, monkeypatch):
     patches, norms = halved(images.patches, rows.norms)  # as on a GPU
     rows = blocks.replace(rows, patches=patches, norms=norms)
     assert blocks._with_factor(rows, 16).factor is not None
-    got = blocks.match_rows(net.parts(), rows, texts, choices=True, fused=True)
+    got = blocks.match_rows(net.parts(), rows, texts, decisions=True, fused=True)
     same = (wanted.sparse.kept_mask == (got.sparse.live > 0.5)).all(-1)
     assert same.float().mean() > 0.9
     assert (wanted.scores - got.scores).abs()[same].max() < 3e-3
@@ -88,7 +87,7 @@ def test_kept_patches_are_the_exact_top_k(count, kept):
     live, extra = keep_best(score, kept, None)
     keep = ops.top_k_mask(score, kept)
     assert torch.equal(live > 0.5, keep)
-    wanted = algebra.dropped_weights(Choice(score, keep.float()), None)
+    wanted = algebra.dropped_weights(PatchDecision(score, keep.float()), None)
     assert torch.allclose(extra, wanted, atol=1e-6)
     score[1, 0, 0], score[1, 1, -1] = torch.nan, -torch.inf
     assert torch.equal(keep_best(score, kept, None)[0] > 0.5, ops.top_k_mask(score, kept))
@@ -102,7 +101,7 @@ def test_kept_patches_are_real_ones():
     live, extra = keep_best(score, budget, mask)
     every = mask[:, None].expand(score.shape)
     assert torch.equal(live > 0.5, ops.top_k_mask(score, budget[:, None].expand(3, 4), every))
-    wanted = algebra.dropped_weights(Choice(score, live), mask)
+    wanted = algebra.dropped_weights(PatchDecision(score, live), mask)
     assert torch.allclose(extra, wanted, atol=1e-6)
 
 

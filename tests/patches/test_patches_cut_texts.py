@@ -3,8 +3,7 @@
 import pytest
 
 from eligo.patches import RetrievalModel
-from eligo.patches.data.config import KarpathyDataConfig
-from eligo.patches.training.config import PatchesTrainConfig
+from eligo.patches.config import KarpathyDataConfig, PatchesTrainConfig
 
 
 def test_encoding_says_which_texts_are_cut(caplog):

@@ -10,8 +10,8 @@ from benchmarks.patches.leak import leak_test
 from benchmarks.patches.pointing import mentioned, pointing
 from eligo.cli import main
 from eligo.errors import InputError
+from eligo.patches.config import KarpathyDataConfig
 from eligo.patches.data.captions import read_captions
-from eligo.patches.data.config import KarpathyDataConfig
 from eligo.patches.data.file_source import FileSet
 from eligo.patches.data.scene_source import SceneSet
 from eligo.patches.inference.evaluate import score_set, score_with_oracle
@@ -118,8 +118,8 @@ def test_pointing_where_one_knows():
     share = mentioned(data, (7, 7)).flatten(0, 1)  # (texts, patches)
     match = model.net.match
 
-    def oracle(images, texts, choices):
-        made = match(images, texts, choices=choices)
+    def oracle(images, texts, decisions):
+        made = match(images, texts, decisions=decisions)
         score = share.expand(len(images.patches), -1, -1)
         return made._replace(sparse=made.sparse._replace(score=score))
 

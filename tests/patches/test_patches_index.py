@@ -25,8 +25,8 @@ from eligo.patches.index import (
 )
 from eligo.patches.index.build import hash_of
 from eligo.patches.index.entries import pack_images
+from eligo.patches.model.inputs import Images
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.model.sides import Images
 from limits import PROCESS_SECONDS
 
 NUM_SCENES = 11

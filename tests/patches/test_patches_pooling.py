@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from benchmarks.patches import pooling as pooling_benchmark
-from eligo.patches.index.ward import cut_tree, ward_tree
+from eligo.patches.index.pooling import cut_tree, ward_tree
 
 pytest.importorskip("sentence_transformers.multi_vector_encoder", reason="needs eligo[pooling]")
 

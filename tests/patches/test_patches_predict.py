@@ -12,8 +12,8 @@ from eligo.explorer.folder import find_records, load_record
 from eligo.patches import CrossSparseAggrNet
 from eligo.patches.index import ScenePictures, Searcher, build_index
 from eligo.patches.inference.predict import count_cost, predict
+from eligo.patches.model.inputs import Images
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.model.sides import Images
 from eligo.report.patches_picture import WordMatch, _word_picture, match_picture
 from eligo.report.pictures import rgb_picture
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory, scene):
 def test_prediction(settings, scene, tmp_path):
     model = RetrievalModel.tiny(**settings).eval()
     dense = "a red ball. a blue box." if model.uses_dense else None
-    made = predict(model, scene, TEXT, dense)
+    made = predict(scene, TEXT, model=model, dense=dense)
     with torch.no_grad():
         images = model.image_side([scene], None if dense is None else [dense])
         wanted = model.match(images, model.text_side([TEXT]))
@@ -51,7 +51,7 @@ def test_prediction(settings, scene, tmp_path):
 
 def test_the_cost_in_an_index_is_what_an_index_takes(scene, tmp_path):
     model = RetrievalModel.tiny(kind="open").eval()
-    made = predict(model, scene, TEXT)
+    made = predict(scene, TEXT, model=model)
     build_index(lambda: model, ScenePictures.first(3, 56), tmp_path)
     shard = Searcher(model, tmp_path).index.shards[0].tensors
     stored = sum(part[0].numel() * part.element_size() for part in shard.values())

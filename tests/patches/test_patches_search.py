@@ -18,8 +18,8 @@ from eligo.patches.index import (
 from eligo.patches.index.entries import fold
 from eligo.patches.index.sources import scene_captions
 from eligo.patches.kernels.hoist import hoist
+from eligo.patches.model.inputs import Images
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.model.sides import Images
 
 COUNT = 23
 QUERIES = ("there is a red ball.", "a star is left of a blue box.", "a gem.")
@@ -218,7 +218,7 @@ def test_faiss_finds_the_same(model, images, monkeypatch, caplog):
     monkeypatch.setattr("eligo.patches.index.stage1.write_bytes", _refuse)
     near = Searcher(model, images, approximate=True)  # an index that may only be read
     assert near.candidates(query, 8).rows.tolist() == got.rows.tolist()
-    assert "not kept: " in caplog.text
+    assert "is not stored: " in caplog.text
 
 
 def _refuse(path, content):

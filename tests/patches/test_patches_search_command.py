@@ -116,12 +116,12 @@ def test_an_index_that_may_only_be_read(world, capsys, monkeypatch):
     def refuse(path, _):
         raise OutputError(f"{path}: cannot be written")
 
-    monkeypatch.setattr("eligo.patches.index.calibration.write_text", refuse)
+    monkeypatch.setattr("eligo.patches.index.search.write_text", refuse)
     dev = ["--dev", str(world / "texts.txt")]
     assert search(world, "by_text", "a red ball.", "--rerank", "auto", "--k", "1", *dev) == 0
     told = capsys.readouterr()
     assert "of the exhaustive top 10 (16 dev queries" in told.out
-    assert "not kept: " in told.err
+    assert "is not stored: " in told.err
 
 
 def test_rerank_auto_of_a_text_index(world, capsys):

@@ -9,8 +9,8 @@ from patch_models import karpathy, smoke, text_folder, vision_folder
 
 from eligo.config import load_config, shipped_configs
 from eligo.errors import ConfigError
+from eligo.patches.config import PatchesTrainConfig
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.task import PatchesTask, train_model, with_counted_steps
 from eligo.train import Progress
 from eligo.train.schedule import lr_factor
@@ -212,7 +212,7 @@ def test_training_on_files_with_real_encoders(tmp_path):
     ("change", "said"),
     [
         ({"ratio_weight": 1.0}, "keeps an exact share"),
-        ({"train.gradient_accumulation": 2}, "cannot be split in time"),
+        ({"train.gradient_accumulation": 2}, "negatives come from the whole batch"),
         ({"data.scenes.height": 64}, "expected 168 x 168"),
         ({"model.match": {"kind": "global", "dense": True}}, "selects no patches"),
         ({"see_steps": 5000}, "more than train.total_steps"),

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eligo.config import load_config
 from eligo.patches import alignment_loss
-from eligo.patches.training.config import PatchesTrainConfig
+from eligo.patches.config import PatchesTrainConfig
 from eligo.patches.training.task import PatchesTask
 from eligo.train import Progress
 

@@ -18,7 +18,7 @@ from eligo.errors import ConfigError
 TASKS: dict[str, str] = {
     "shots.teach": "eligo.shots.teacher.config:TeachConfig",
     "shots.train": "eligo.shots.config:ShotsTrainConfig",
-    "patches.train": "eligo.patches.training.config:PatchesTrainConfig",
+    "patches.train": "eligo.patches.config:PatchesTrainConfig",
     "pixels.train": "eligo.pixels.train_config:PixelsTrainConfig",
     "scenes.export": "eligo.scenes.export_config:ExportConfig",
     "tokens.sweep": "eligo.tokens.sweep_config:SweepConfig",

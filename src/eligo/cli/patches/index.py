@@ -1,4 +1,4 @@
-"""`eligo patches index`: encode images (or texts) once, to search them again and again."""
+"""`eligo patches index`: encode images (or texts) once, to search them later."""
 
 from functools import partial
 from pathlib import Path
@@ -37,24 +37,23 @@ def run(
 ) -> None:
     """Make an index of a folder of images, of the texts of a file, or of generated scenes.
 
-    Images that cannot be read are skipped and listed. A run that was killed goes on where it
-    stopped when the same command is given again.
+    Unreadable images are skipped and listed. Repeat the same command to continue a killed run.
 
     Args:
-        images: A folder of images; those in subfolders too.
+        images: A folder of images, with its subfolders.
         out: The folder to write to.
         texts: Instead of images, a file of texts: one per line, or JSON lines with "text".
-        scenes: Instead of images, so many generated scenes.
+        scenes: Instead of images, this many generated scenes.
         dense: Dense captions, as JSON lines with "image_id" and "text"; for a model with them.
-        model: Folder of a model or run; by default the one that comes with eligo.
+        model: Folder of a model or run; by default the shipped model.
         dtype: Precision of the stored vectors.
         shard_size: Images or texts in a file.
         batch_size: Images or texts encoded at a time.
         device: Where to run: auto, cpu or cuda.
         engine: In this process, or on workers of Ray.
         num_workers: Workers of Ray.
-        gpus_per_worker: GPUs that each of them takes.
-        check_data: Look at all images before the first is encoded, and say which are skipped.
+        gpus_per_worker: GPUs of each worker.
+        check_data: Check all images before the first is encoded, and list those to be skipped.
         json: Print one JSON document.
     """
     if sum(given is not None for given in (images, texts, scenes)) != 1:
@@ -72,11 +71,10 @@ def run(
         images, texts, scenes, dense, opened.image_encoder.image_size, opened.uses_dense
     )
     if check_data and isinstance(source, ImageFiles) and not (out / MANIFEST).exists():
-        broken = source.check()
-        if broken:
+        if broken := source.check():
             remark(f"of {len(source.ids)} images some will be skipped, {listed(broken)}")
     total = -(-len(source.ids) // max(1, shard_size))
-    with stopped_with(lambda: _kept(out, total)), ProgressBar("shards", total) as bar:
+    with stopped_with(lambda: _stopped(out, total)), ProgressBar("shards", total) as bar:
         built = build_index(
             (lambda: opened) if engine == "local" else load,
             source,
@@ -103,11 +101,11 @@ def run(
     )
 
 
-def _kept(out: Path, total: int) -> str:
+def _stopped(out: Path, total: int) -> str:
     from eligo.patches.index.store import shards_in
 
     done = len(shards_in(out))
-    return f"stopped; {done} of {total} shards are kept in {out}, the same command goes on"
+    return f"stopped; {done} of {total} shards are kept in {out}, the same command continues"
 
 
 def _source(

@@ -13,7 +13,7 @@ from typing import Literal
 
 from eligo.errors import InputError
 from eligo.io.reading import read_json
-from eligo.patches.data.config import KarpathyDataConfig
+from eligo.patches.config import KarpathyDataConfig
 from eligo.patches.data.lines import by_image, read_json_texts
 
 Split = Literal["train", "val", "test"]

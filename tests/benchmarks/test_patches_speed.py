@@ -47,7 +47,7 @@ def test_kernels_command(script, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "NUM_PATCHES", 16)
     monkeypatch.setattr(script, "WIDTH", 32)
     for images in (2, 3):
-        script.main(images=images, texts=3, words=4, rounds=1, memory=False, out=tmp_path / "x")
+        script.main(images=images, texts=3, words=6, rounds=1, memory=False, out=tmp_path / "x")
     found = json.loads((tmp_path / "x").read_text("utf-8"))
     assert list(found) == ["cpu float32 2x3", "cpu float32 3x3"]
     for case in found["cpu float32 3x3"]["results"].values():

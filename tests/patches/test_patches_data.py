@@ -196,7 +196,7 @@ def test_unreadable_images(tmp_path, caplog):
     (data.images / "picture_3.png").unlink()
     batch = next(FileSource(data, model, dense=False).batches(4, 0, 0, 0, 1))
     assert batch.image_ids.tolist() == [1, 1, 1, 1]
-    assert "left out" in caplog.text
+    assert "skipped" in caplog.text
     dev = FileSource(data, model, dense=False).validation()
     assert [path.endswith("picture_3.png") for path in dev.unreadable] == [True]
     assert dev.positive.tolist() == [[True, True]]

@@ -277,7 +277,7 @@ def test_names_and_texts_in_any_script(model, tmp_path):
     (folder / "x.png").rename(os.fsdecode(os.fsencode(folder) + b"/\xff.png"))
     built = build(model, ImageFiles.under(folder), tmp_path / "j")
     assert [entry["id"] for entry in IndexFolder(tmp_path / "j").entries] == names
-    assert built.skipped == [{"id": "\\xff.png", "why": "its name is no UTF-8; rename the file"}]
+    assert built.skipped == [{"id": "\\xff.png", "why": "its name is not UTF-8; rename the file"}]
 
 
 def test_unreadable_images_are_skipped_and_listed(model, tmp_path):
@@ -315,7 +315,7 @@ def test_a_shard_of_unreadable_images(model, tmp_path):
 def test_dense_captions_are_needed_or_refused(model, tmp_path):
     with pytest.raises(InputError, match="trained without"):
         build(model, scenes(dense=True), tmp_path / "a")
-    with pytest.raises(InputError, match="got none, and the model was trained with"):
+    with pytest.raises(InputError, match="got none, but the model was trained with"):
         build(RetrievalModel.tiny(kind="open", dense=True), scenes(), tmp_path / "b")
 
 

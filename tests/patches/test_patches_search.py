@@ -156,11 +156,11 @@ def test_the_cut_into_shards_changes_nothing(model, images, tmp_path):
 
 def test_queries_of_the_wrong_kind(model, images, texts):
     image = model.image_side([ScenePictures.first(1, 56).load([0])[0].value])
-    with pytest.raises(InputError, match="is an index of images, and got an image"):
+    with pytest.raises(InputError, match="is an index of images, and the query is an image"):
         Searcher(model, images).search(image)
-    with pytest.raises(InputError, match="is an index of texts, and got a text"):
+    with pytest.raises(InputError, match="is an index of texts, and the query is a text"):
         Searcher(model, texts).search(model.text_side(["a ball."]))
-    with pytest.raises(InputError, match="k=10 and rerank=3"):
+    with pytest.raises(InputError, match="got 3 with k=10"):
         Searcher(model, images).search(model.text_side(["a ball."]), k=10, rerank=3)
 
 

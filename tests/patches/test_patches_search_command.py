@@ -164,10 +164,10 @@ def test_texts_that_are_cut_are_told_of_once(world, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("by_text",), "expected what to look for"),
+        (("by_text",), "expected a query"),
         (("by_text", " "), "is empty"),
-        (("by_image", "a ball."), "is an index of texts, and got a text"),
-        (("by_text", "a ball.", "--k", "200"), "at least as many to rerank"),
+        (("by_image", "a ball."), "is an index of texts, and the query is a text"),
+        (("by_text", "a ball.", "--k", "200"), "expected at least k"),
         (("images", "a ball."), "images: is no index"),
         (("images", "a ball."), "eligo patches index {images} --out {images}.index`"),
         (("by_image", "--image", "nowhere.png"), "there is no such image"),
@@ -208,7 +208,7 @@ def test_dense_captions_of_a_file(tmp_path, capsys):
     command = ["patches", "index", str(tmp_path / "images"), "--out", str(tmp_path / "index")]
     command += ["--model", str(tmp_path / "model"), "--device", "cpu"]
     assert main(command) == 2
-    assert "give them with --dense FILE" in capsys.readouterr().err
+    assert "pass them (--dense)" in capsys.readouterr().err
     dense.write_text('{"image_id": "a.png", "text": "a red ball."}\n')
     assert main([*command, "--dense", str(dense)]) == 2
     assert "1 images have none, the first is 'b.png'" in capsys.readouterr().err

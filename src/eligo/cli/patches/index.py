@@ -71,7 +71,8 @@ def run(
         images, texts, scenes, dense, opened.image_encoder.image_size, opened.uses_dense
     )
     if check_data and isinstance(source, ImageFiles) and not (out / MANIFEST).exists():
-        if broken := source.check():
+        broken = source.check()
+        if broken:
             remark(f"of {len(source.ids)} images some will be skipped, {listed(broken)}")
     total = -(-len(source.ids) // max(1, shard_size))
     with stopped_with(lambda: _stopped(out, total)), ProgressBar("shards", total) as bar:

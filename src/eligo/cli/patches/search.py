@@ -176,7 +176,5 @@ def _lines(
     if (here := about.get("stage 1 recall of top 10 here")) is not None:
         lines.append(f"for this query it would have found {100 * here:.0f} %")
     elif measured is None and not approximate:
-        lines.append(
-            "stage 1's recall is not measured yet: use --rerank auto, --dev or --exhaustive"
-        )
+        lines.append("stage 1's recall is not measured: use --rerank auto, --dev or --exhaustive")
     return lines

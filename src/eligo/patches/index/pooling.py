@@ -44,9 +44,9 @@ class LearnedTokenPooling(BaseTokenPooling):
         slot_j = unit(sum over i in cluster j of e^s_i v_i)         Ward's clusters, weights e^s
 
     Symbols: v_i token i of n, unit, width D = `dim`; w a learned number; the MLP is D -> D/4 -> 1.
-    Dropped are the tokens of lowest weight that together hold at most `dropped_share` of it, if they
-    are more than a slot has on average; otherwise there is one more slot and no extra token. Every
-    slot keeps at least one token.
+    Dropped are the tokens of lowest weight that together hold at most `dropped_share` of the sum,
+    if they are more than a slot has on average; else there is one more slot and no extra token.
+    Every slot keeps at least one token.
 
     Tensor shapes:
         tokens (n, D)

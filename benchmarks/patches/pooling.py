@@ -18,7 +18,7 @@ Writes results/pooling.json.
 import json
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import tyro
@@ -38,7 +38,7 @@ FACTORS, TOP = (2, 4, 8), 10
 
 
 def vectors_of(
-    model: RetrievalModel, split: str, count: int
+    model: RetrievalModel, split: Literal["train", "test"], count: int
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Unit tokens of scenes, unit words of one caption each, and the true pairs."""
     size = model.image_encoder.image_size

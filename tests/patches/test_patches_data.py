@@ -202,7 +202,7 @@ def test_unreadable_images(tmp_path, caplog):
     assert dev.positive.tolist() == [[True, True]]
     whole = (data.images / "picture_2.png").read_bytes()
     (data.images / "picture_2.png").write_bytes(whole[: len(whole) // 2])  # a broken download
-    with pytest.raises(InputError, match="none of 2 images can be read"):
+    with pytest.raises(InputError, match="none of 2 validation images can be read"):
         FileSet(read_captions(data, "val"), model).kept  # noqa: B018
 
 

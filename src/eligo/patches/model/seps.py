@@ -247,8 +247,8 @@ class CrossSparseAggrNet(nn.Module):
         dense: Float[Tensor, "dense_words dense_dim"] | None = None,
     ) -> PatchExplanation:
         """Explain the score of one image and one text: patches kept, tokens, words."""
-        long = () if dense is None else (dense[None], [len(dense)])
-        images, texts = self.sides(image[None], text[None], [len(text)], *long)
+        long, length = (None, None) if dense is None else (dense[None], [len(dense)])
+        images, texts = self.sides(image[None], text[None], [len(text)], long, length)
         with torch.no_grad(), full_precision():
             return explain(self.parts(), images, texts, self.grid_hw)
 

@@ -34,7 +34,7 @@ from benchmarks.timing import timed, write_results
 from eligo.patches.index import Calibration, ScenePictures, Searcher, build_index
 from eligo.patches.index.search import RERANK, TOP, ranks_of_best
 from eligo.patches.index.sources import scene_captions
-from eligo.patches.index.stage1 import Guide, guesses_of
+from eligo.patches.index.stage1 import Stage1Query, guesses_of
 from eligo.patches.model.inputs import Texts
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.report.intervals import paired_bootstrap
@@ -45,7 +45,7 @@ SEARCHES, EXHAUSTIVE = 20, 3  # timed queries
 BUDGETS = (10, 32, 64, 128, 256, 512)
 SOURCE = "captions of validation scenes"
 
-Guess = Callable[[Guide], Tensor]
+Guess = Callable[[Stage1Query], Tensor]
 """Scores of every entry in a first stage."""
 
 
@@ -77,17 +77,17 @@ def measure_stage1(searcher: Searcher, captions: list[str]) -> dict[str, Any]:
     shards = searcher.index.shards
     means = torch.cat([shard.tensors["direction"].float() for shard in shards])
     stages: dict[str, Guess] = {
-        "words_and_slots": lambda guide: torch.cat([guesses_of(shard, guide) for shard in shards]),
-        "cosine_of_means": lambda guide: means @ guide.direction,
+        "words_and_slots": lambda query: torch.cat([guesses_of(shard, query) for shard in shards]),
+        "cosine_of_means": lambda query: means @ query.direction,
     }
     ranks: dict[str, list[list[int]]] = {name: [] for name in stages}
     start = perf_counter()
     for first in range(0, len(captions), AT_ONCE):
         side = searcher.model.text_side(captions[first : first + AT_ONCE])
         scores = searcher.scores(side, torch.arange(len(searcher.index)))
-        for column, guide in zip(scores.T, searcher.guides(side), strict=True):
+        for column, query in zip(scores.T, searcher.stage1_queries(side), strict=True):
             for name, guess in stages.items():
-                ranks[name].append(ranks_of_best(guess(guide), column))
+                ranks[name].append(ranks_of_best(guess(query), column))
     return {
         "queries": len(captions),
         "source": SOURCE,

@@ -1,4 +1,4 @@
-"""Study on generated scenes: what does selecting patches cost, and does it find what the text says?
+"""Study on generated scenes: what does selecting patches cost, and does it find what the text names?
 
     python -m benchmarks.patches.study --workers 6 --out runs/patches_study
 
@@ -204,16 +204,16 @@ class Study:
     def _make(self, variant: str, seed: int) -> bool:
         """Make a run, or first its vision encoder; False if another process makes it."""
         see, run = self._see_run(seed), self._variant_run(variant, seed)
-        sees = self._result(see) is not None
-        config = run if sees else see
+        has_vision = self._result(see) is not None
+        config = run if has_vision else see
         with claimed(self.out / "locks" / config.train.name) as mine:
             if mine and self._result(config) is None:  # no other process has just finished it
                 began = time.monotonic()
-                source = self.source.beside(dense=config.model.match.dense, see=not sees)
+                source = self.source.beside(dense=config.model.match.dense, see=not has_vision)
                 best = train_model(config, resume=True, source=source).best
                 trained = time.monotonic()
                 found = self._settings(config) | {"validation": best}
-                if sees:
+                if has_vision:
                     model = RetrievalModel.from_pretrained(config.train.folder, device=self.device)
                     found |= {"variant": variant, "seed": seed} | self.evaluate(model)
                 found["seconds"] = {"train": trained - began, "test": time.monotonic() - trained}

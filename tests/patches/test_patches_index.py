@@ -50,7 +50,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_what_is_in_the_folder(model, tmp_path):
+def test_index_folder_contents(model, tmp_path):
     built = build(model, scenes(), tmp_path / "index")
     index = IndexFolder(tmp_path / "index")
     assert built.entries == len(index) == NUM_SCENES
@@ -86,7 +86,7 @@ def test_the_index_scores_as_the_model(settings, dtype, close, tmp_path):
     torch.testing.assert_close(got, wanted, rtol=0, atol=close)
 
 
-def test_an_image_of_nothing_stays_finite():
+def test_blank_image_is_finite():
     net = CrossSparseAggrNet(8, 4, num_prefix_tokens=1)
     packed = pack_images(net, Images(torch.zeros(1, 4, 8), torch.zeros(1, 8)))
     assert all(bool(part.isfinite().all()) for part in packed.values())
@@ -227,7 +227,7 @@ def test_no_index_among_other_files(model, tmp_path):
     assert "index.json" in contents(left)
 
 
-def test_shards_of_who_knows_what_are_refused(model, tmp_path):
+def test_foreign_shards_are_refused(model, tmp_path):
     """Of an older format, or without the file that says what they are of."""
     build(model, scenes(), tmp_path)
     manifest = tmp_path / "index.json"

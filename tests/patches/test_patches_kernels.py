@@ -255,7 +255,7 @@ def test_few_pairs_get_a_gradient(monkeypatch):
     assert seen[0] <= 24
 
 
-def test_triton_says_what_is_missing():
+def test_triton_reports_what_is_missing():
     pytest.importorskip("triton")
     with pytest.raises(InputError, match="CUDA device"):
         batch()(tiny(kernel="triton"))

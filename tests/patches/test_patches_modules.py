@@ -146,7 +146,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("module", PAGES)
-def test_help_is_a_text_book_page(module):
+def test_help_shows_equations_and_shapes(module):
     page = pydoc.plain(pydoc.render_doc(module))
     assert all(piece in page for piece in [*PAGES[module], "Symbols:", "Tensor shapes:"])
 

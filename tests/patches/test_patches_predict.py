@@ -90,9 +90,9 @@ def test_the_command(folder, tmp_path, capsys):
     command = ["patches", "predict", "--image", str(folder / "scene.png"), "--model", str(folder)]
     command += ["--out", str(tmp_path), "--device", "cpu"]
     assert main([*command, "--text", TEXT]) == 0
-    told = capsys.readouterr().out
-    assert "patches 49 > 25 kept > 11 tokens, for 13 words" in told
-    assert "multiply-adds" in told
+    printed = capsys.readouterr().out
+    assert "patches 49 > 25 kept > 11 tokens, for 13 words" in printed
+    assert "multiply-adds" in printed
     assert Image.open(tmp_path / "patches.png").width > 1000
     (shown,) = map(load_record, find_records(tmp_path))
     assert shown.query == TEXT
@@ -102,14 +102,14 @@ def test_the_command(folder, tmp_path, capsys):
     assert len(found["words"]) == 13
     assert found["cost"]["kept"] == 25
     assert main([*command, "--text", "a red Zebra, zebra [x]", "--json"]) == 0
-    told = capsys.readouterr()
-    assert "does not know these words: Zebra, zebra, [, x, ]" in told.err
-    assert len(json.loads(told.out)["words"]) == 10
-    assert "cut" not in told.err
+    printed = capsys.readouterr()
+    assert "does not know these words: Zebra, zebra, [, x, ]" in printed.err
+    assert len(json.loads(printed.out)["words"]) == 10
+    assert "cut" not in printed.err
     assert main([*command, "--text", "a red ball. " * 20, "--json"]) == 0
-    told = capsys.readouterr()
-    assert told.err.count("the text is cut: it has 82 word pieces, and the model reads 64") == 1
-    assert len(json.loads(told.out)["words"]) == 64
+    printed = capsys.readouterr()
+    assert printed.err.count("the text is cut: it has 82 word pieces, and the model reads 64") == 1
+    assert len(json.loads(printed.out)["words"]) == 64
 
 
 @pytest.mark.parametrize(

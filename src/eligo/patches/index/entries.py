@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from eligo.nn import full_precision
 from eligo.patches import kernels
-from eligo.patches.index.stage1 import Guide, words_of_rows
+from eligo.patches.index.stage1 import Stage1Query, words_of_rows
 from eligo.patches.index.store import IndexFolder
 from eligo.patches.kernels.hoist import ImageRows, halved, hoist
 from eligo.patches.model.functional import mean_patch, unit, weighted_softmax, wide
@@ -47,18 +47,21 @@ def fold(rows: ImageRows) -> Float[Tensor, "images slots dim"]:
 
 
 @torch.no_grad()
-def image_guides(net: CrossSparseAggrNet, images: Images) -> list[Guide]:
+def image_queries(net: CrossSparseAggrNet, images: Images) -> list[Stage1Query]:
     """Images as queries of stage 1."""
     with full_precision():
         folded = fold(hoist(net.parts(), images))
-    return [Guide(*each) for each in zip(folded.cpu(), image_directions(images).cpu(), strict=True)]
+    return [
+        Stage1Query(*each)
+        for each in zip(folded.cpu(), image_directions(images).cpu(), strict=True)
+    ]
 
 
-def text_guides(texts: Texts) -> list[Guide]:
+def text_queries(texts: Texts) -> list[Stage1Query]:
     """Texts as queries of stage 1."""
     words = texts.words
     return [
-        Guide(unit(vectors[mask]).cpu(), direction.cpu())
+        Stage1Query(unit(vectors[mask]).cpu(), direction.cpu())
         for vectors, mask, direction in zip(
             words.vectors, words.mask, words.directions(), strict=True
         )

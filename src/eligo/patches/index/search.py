@@ -26,7 +26,7 @@ from eligo.io.files import write_text
 from eligo.io.reading import read_json, reading
 from eligo.patches.index import stage1
 from eligo.patches.index.build import hash_of
-from eligo.patches.index.entries import image_guides, score_images, score_texts, text_guides
+from eligo.patches.index.entries import image_queries, score_images, score_texts, text_queries
 from eligo.patches.index.store import IndexFolder
 from eligo.patches.model.inputs import Images, Texts
 from eligo.patches.model.retrieval_model import RetrievalModel
@@ -97,10 +97,10 @@ class Searcher:
     @torch.no_grad()
     def candidates(self, query: Texts | Images, count: int | None) -> stage1.Candidates:
         """The best entries of stage 1, in the order of the index."""
-        guide = self.guides(query)[0]
+        first = self.stage1_queries(query)[0]
         if self._graph is not None and count is not None:
-            return stage1.approximate(self.index, self._graph, guide, count)
-        return stage1.exact(self.index, self.shards, guide, count)
+            return stage1.approximate(self.index, self._graph, first, count)
+        return stage1.exact(self.index, self.shards, first, count)
 
     @torch.no_grad()
     def scores(
@@ -117,7 +117,7 @@ class Searcher:
                 parts.append(score_texts(self.net, self.index, some, query))
         return torch.cat(parts).cpu()
 
-    def guides(self, query: Texts | Images) -> list[stage1.Guide]:
+    def stage1_queries(self, query: Texts | Images) -> list[stage1.Stage1Query]:
         """The queries of stage 1, one for each element."""
         kind, wanted, given = self.index.manifest.kind, "texts", "an image"
         if isinstance(query, Texts):
@@ -127,7 +127,7 @@ class Searcher:
                 f"{self.index.folder}: is an index of {kind}, and the query is {given}; expected "
                 f"an index of {wanted}"
             )
-        return text_guides(query) if isinstance(query, Texts) else image_guides(self.net, query)
+        return text_queries(query) if isinstance(query, Texts) else image_queries(self.net, query)
 
     def ids(self, hits: Hits) -> list[dict]:
         """The lines of `ids.jsonl` for the hits."""
@@ -214,8 +214,8 @@ def calibrate(
     rows = torch.arange(len(searcher.index))
     for batch in queries:
         scores = searcher.scores(batch, rows)  # (entries, queries)
-        for column, guide in zip(scores.T, searcher.guides(batch), strict=True):
-            guesses = [stage1.guesses_of(shard, guide) for shard in searcher.index.shards]
+        for column, first in zip(scores.T, searcher.stage1_queries(batch), strict=True):
+            guesses = [stage1.guesses_of(shard, first) for shard in searcher.index.shards]
             ranks += ranks_of_best(torch.cat(guesses), column, top)
             count += 1
         if on_done is not None:

@@ -29,7 +29,7 @@ _NEIGHBOURS = 32  # of each node of the HNSW graph
 _WIDER = 16  # entries from the graph per candidate
 
 
-class Guide(NamedTuple):
+class Stage1Query(NamedTuple):
     """A query of stage 1."""
 
     vectors: Float[Tensor, "vectors dim"]
@@ -45,14 +45,16 @@ class Candidates(NamedTuple):
     guesses: Float[Tensor, " rows"]
 
 
-def exact(index: IndexFolder, shards: Sequence[int], guide: Guide, count: int | None) -> Candidates:
+def exact(
+    index: IndexFolder, shards: Sequence[int], query: Stage1Query, count: int | None
+) -> Candidates:
     """The `count` entries (None: all) of some shards with the best guesses; ties to the first.
 
     One shard after the other, keeping only its best: the memory is that of one shard.
     """
     rows, guesses = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0)]
     for shard in shards:
-        found = guesses_of(index.shards[shard], guide)
+        found = guesses_of(index.shards[shard], query)
         best = torch.arange(len(found)) if count is None else _first(found, count)
         rows.append(best + index.starts[shard])
         guesses.append(found[best])
@@ -60,9 +62,9 @@ def exact(index: IndexFolder, shards: Sequence[int], guide: Guide, count: int | 
     return _ascending(torch.cat(rows), torch.cat(guesses), count)
 
 
-def guesses_of(shard: Shard, guide: Guide) -> Float[Tensor, " rows"]:
+def guesses_of(shard: Shard, query: Stage1Query) -> Float[Tensor, " rows"]:
     """Stage 1 scores of every entry of a shard."""
-    return _guesses(shard.tensors, guide) if len(shard) else torch.zeros(0)
+    return _guesses(shard.tensors, query) if len(shard) else torch.zeros(0)
 
 
 def open_graph(index: IndexFolder) -> Any:
@@ -86,16 +88,16 @@ def open_graph(index: IndexFolder) -> Any:
     return graph
 
 
-def approximate(index: IndexFolder, graph: Any, guide: Guide, count: int) -> Candidates:
+def approximate(index: IndexFolder, graph: Any, query: Stage1Query, count: int) -> Candidates:
     """The `count` best guesses among the entries that FAISS finds; some may be missed."""
     wider = min(_WIDER * count, graph.ntotal)
     if not wider:
         return Candidates(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
     graph.hnsw.efSearch = max(64, 2 * wider)
-    _, found = graph.search(guide.direction.float().unsqueeze(0).numpy(), wider)
+    _, found = graph.search(query.direction.float().unsqueeze(0).numpy(), wider)
     rows = torch.from_numpy(found[0]).sort().values
     rows = rows[rows >= 0]
-    parts = index.gather(rows, lambda tensors, inside: _guesses(tensors, guide, inside))
+    parts = index.gather(rows, lambda tensors, inside: _guesses(tensors, query, inside))
     return _ascending(rows, torch.cat([torch.zeros(0), *parts]), count)
 
 
@@ -110,17 +112,17 @@ def words_of_rows(tensors: dict[str, Tensor], rows: Int[Tensor, " rows"]) -> lis
 
 
 def _guesses(
-    tensors: dict[str, Tensor], guide: Guide, rows: Tensor | None = None
+    tensors: dict[str, Tensor], query: Stage1Query, rows: Tensor | None = None
 ) -> Float[Tensor, " rows"]:
     """Of some entries of a shard (None: of all)."""
     if "folded" in tensors:
         folded = tensors["folded"] if rows is None else tensors["folded"][rows]
-        return ops.maxsim(guide.vectors[None], folded, two_sided=True)
+        return ops.maxsim(query.vectors[None], folded, two_sided=True)
     words, lengths = tensors["words"], tensors["length"].long()
     if rows is not None:
         words, lengths = torch.cat(words_of_rows(tensors, rows)), lengths[rows]
     # In float64, so that a text's guess does not depend on the other texts.
-    cosines = unit(words).double() @ guide.vectors.double().T  # (all words, slots)
+    cosines = unit(words).double() @ query.vectors.double().T  # (all words, slots)
     text = torch.arange(len(lengths)).repeat_interleave(lengths)
     per_word = torch.zeros(len(lengths), dtype=torch.float64)
     per_word.scatter_add_(0, text, cosines.amax(1))

@@ -3,7 +3,7 @@
 - One mixing matrix M (tokens x patches) per pair does all folding: its rows are the slots'
   `D e^l / sum D e^l` (both selections of the paper's version added) and, last, the extra token's
   `(1 - D) e^s / sum (1 - D) e^s`. So tokens are `M X`.
-- Words and tokens meet as `w (M X)^T` or as `(w X^T) M^T` with squared token norms
+- Words times tokens is `w (M X)^T` or as `(w X^T) M^T` with squared token norms
   `rowsum((M G) * M)`, `G = X X^T`: whichever costs less.
 
 Axes: R images, J texts for each of them, N patches, S slots, P tokens, L words, C width.
@@ -91,7 +91,7 @@ def mixed_cosines(
     """Cosines of unit words with the tokens `M X`.
 
     `mixed` is texts, or 1 where an image has the same tokens for all of them; `rows` is images, or
-    1 where all images meet the same texts.
+    1 where all images are matched with the same texts.
     """
     mixing = mixing.to(patches.dtype)
     num_mixed, num_tokens, num_patches = mixing.shape[1:]

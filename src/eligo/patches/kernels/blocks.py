@@ -79,9 +79,9 @@ def match_rows(
     alike = longest if are_alike(words) else None
     columns, order = [], []
     for ids in text_blocks(words.lengths, (fixed, per_word), budget, alike):
-        block = text_rows(texts.words, ids).meet(rows.cls)
+        block = text_rows(texts.words, ids).with_cls_cosines(rows.cls)
         dense = _dense_rows(parts, texts, ids)
-        dense = None if dense is None else dense.meet(rows.cls)
+        dense = None if dense is None else dense.with_cls_cosines(rows.cls)
         # On a GPU several images at once, which saves launches. On a CPU one: otherwise the last
         # bit of a score would depend on the image's neighbours, and equal images would not tie.
         cost = (fixed + per_word * block.mask.shape[-1]) * len(ids)
@@ -119,9 +119,9 @@ def match_pairs(
     alike = texts.words.mask.shape[1] if are_alike(texts.words) else None
     for picked in text_blocks(lengths, (fixed + own, per_word), budget, alike):
         image = rows.pick(image_ids[picked])
-        block = text_rows(texts.words, text_ids[picked]).paired().meet(image.cls)
+        block = text_rows(texts.words, text_ids[picked]).paired().with_cls_cosines(image.cls)
         dense = _dense_rows(parts, texts, text_ids[picked])
-        dense = None if dense is None else dense.paired().meet(image.cls)
+        dense = None if dense is None else dense.paired().with_cls_cosines(image.cls)
         score, *_ = _run(parts, image, block, dense, (None, None), selects_dense, False)
         scores.append(score.squeeze(1))
         order.append(picked)
@@ -202,7 +202,7 @@ def _score(
         if selects_dense:
             words = text if dense is None else dense
             score = score + _align(parts, image, words, chosen[1:], fused)
-    shares = [_share(decision.live, image.mask).expand(score.shape) for decision, _ in chosen]
+    shares = [decision.share(mask).expand(score.shape) for decision, _ in chosen]
     results = [score, torch.stack(shares).mean(0)]
     if decisions:
         results += [part.expand(*score.shape, -1) for decision, _ in chosen for part in decision]
@@ -283,10 +283,3 @@ def _align(
         token_mask[..., -1] = ~lacks
     hrpa = parts.hrpa
     return hrpa.pool(hrpa.squash(per_word), hrpa.squash(per_token), text.mask, token_mask)
-
-
-def _share(live: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of D over the real patches: (R, J)."""
-    if mask is None:
-        return live.mean(-1)
-    return live.sum(-1) / mask.sum(-1).clamp_min(1).unsqueeze(-1)

@@ -66,7 +66,7 @@ class TextRows:
     cls: Float[Tensor, "images texts words"] | None = None
     """Cosines of the words with the [CLS] of each image."""
 
-    def meet(self, cls: Float[Tensor, "images dim"] | None) -> "TextRows":
+    def with_cls_cosines(self, cls: Float[Tensor, "images dim"] | None) -> "TextRows":
         """Add the cosines of all words and all [CLS] vectors, from one product."""
         if cls is None:
             return self

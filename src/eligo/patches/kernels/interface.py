@@ -30,6 +30,12 @@ class PatchDecision(NamedTuple):
         score = self.score.detach().float()
         return Selection(ops.top_k(score, width, kept), score, real.contiguous())
 
+    def share(self, mask: Bool[Tensor, "*#pairs patches"] | None) -> Float[Tensor, "*pairs"]:
+        """The mean of D over the real patches."""
+        if mask is None:
+            return self.live.mean(-1)
+        return self.live.sum(-1) / mask.sum(-1).clamp_min(1)
+
 
 class Matches(NamedTuple):
     """Result of a kernel for all pairs; the decisions only on request."""

@@ -50,7 +50,7 @@ def match(parts: Parts, images: Images, texts: Texts, *, decisions: bool) -> Mat
                 score = branch.align(folded, extra, words, chosen[:1])
                 score = score + branch.align(more, other_extra, other, [second])
         scores.append(score)
-        shares.append(torch.stack([branch.share(decision) for decision in chosen]).mean(0))
+        shares.append(torch.stack([decision.share(images.mask) for decision in chosen]).mean(0))
         sparse.append(chosen[0])
         dense.extend(chosen[1:])
     return Matches(
@@ -118,12 +118,6 @@ class _Branch:
             mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
             mask[:, -1] = torch.stack([self._drops(decision) for decision in chosen]).any(0)
         return self.parts.hrpa(patches, words.expand(len(patches), -1, -1), mask).squeeze(1)
-
-    def share(self, decision: PatchDecision) -> Tensor:
-        """The mean of D over the real patches: (V,)."""
-        if self.images.mask is None:
-            return decision.live.mean(-1)
-        return decision.live.sum(-1) / self.images.mask.sum(-1).clamp_min(1)
 
     def _fold(self, tokens: Tensor, policy: Tensor | None, index: int) -> Tensor:
         net = self.parts.aggregation

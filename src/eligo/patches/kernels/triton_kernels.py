@@ -121,8 +121,8 @@ def _best_cosines(
             if GRAM:
                 own = words + pair * num_words * NUM_PATCHES
                 at_word = word[:, None] * NUM_PATCHES + patch[None, :]
-                meets = tl.load(own + at_word, is_word[:, None] & is_patch[None, :], 0.0)
-                products = tl.dot(mixing, tl.trans(meets), input_precision="ieee")
+                word_products = tl.load(own + at_word, is_word[:, None] & is_patch[None, :], 0.0)
+                products = tl.dot(mixing, tl.trans(word_products), input_precision="ieee")
             for start in range(0, WIDTH, COLUMNS):
                 inside = start + column < WIDTH
                 at = patch[:, None] * WIDTH + start + column[None, :]

@@ -1,4 +1,4 @@
-"""Study on generated scenes: what does selecting patches cost, and does it find what the text names?
+"""Study on generated scenes: what does the selection cost, and does it find what the text names?
 
     python -m benchmarks.patches.study --workers 6 --out runs/patches_study
 

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from eligo.cli import main
+from eligo.errors import InputError
 from eligo.explorer.folder import find_records, load_record
 from eligo.patches import CrossSparseAggrNet
 from eligo.patches.index import ScenePictures, Searcher, build_index
@@ -47,6 +48,31 @@ def test_prediction(settings, scene, tmp_path):
     assert made.explanation.sparse.num_kept == made.cost.kept == 25
     assert made.cost.patches == 49
     assert made.cost.tokens == len(made.explanation.token_names)
+
+
+def test_any_form_of_image_and_model(folder, scene):
+    wanted = predict(scene, TEXT, model=RetrievalModel.from_pretrained(folder))
+    pixels = np.asarray(scene)
+    forms = (folder / "scene.png", pixels, torch.from_numpy(pixels.copy()).permute(2, 0, 1))
+    for image in forms:
+        made = predict(image, TEXT, model=str(folder), device="cpu")
+        assert made.score == wanted.score
+        assert torch.equal(made.selection.indices, wanted.selection.indices)
+    with pytest.raises(InputError, match=r"nowhere\.png: there is no such image"):
+        predict("nowhere.png", TEXT, model="nowhere")
+    with pytest.raises(InputError, match="empty text"):
+        predict(scene, " ", model=folder)
+
+
+def test_saved_prediction(folder, scene, tmp_path):
+    made = predict(scene, TEXT, model=folder, device="cpu")
+    made.save(tmp_path)
+    saved = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    assert saved == made.summary() | {"text": TEXT}
+    assert saved["kept"] == sorted(made.selection.indices.tolist())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "explore", "patches.png", "result.json"
+    ]  # fmt: skip
 
 
 def test_the_cost_in_an_index_is_what_an_index_takes(scene, tmp_path):

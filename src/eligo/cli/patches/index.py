@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -12,9 +12,6 @@ from eligo.cli.patches.flags import open_model
 from eligo.config.bounds import Bounds
 from eligo.errors import InputError
 from eligo.io.interrupts import stopped_with
-
-if TYPE_CHECKING:
-    from eligo.patches.index import Source
 
 
 def run(
@@ -60,22 +57,34 @@ def run(
         raise InputError("expected one of a folder of images, --texts FILE and --scenes COUNT")
     if dense is not None and images is None:
         raise InputError("--dense: goes with a folder of images")
-    from eligo.patches.index import ImageFiles, build_index
-    from eligo.patches.index.store import MANIFEST
+    from eligo.patches.data.lines import by_image, read_json_texts
+    from eligo.patches.index import ImageFiles, ScenePictures, TextLines, build_index
+    from eligo.patches.index.store import MANIFEST, shards_in
     from eligo.train.check import listed
     from eligo.train.progress import ProgressBar
 
     load = partial(open_model, model, device)
     opened = load()
-    source = _source(
-        images, texts, scenes, dense, opened.image_encoder.image_size, opened.uses_dense
-    )
+    if texts is not None:
+        source = TextLines.of(texts)
+    elif scenes is not None:
+        size = opened.image_encoder.image_size
+        source = ScenePictures.first(scenes, size, dense=opened.uses_dense)
+    else:
+        assert images is not None
+        rows = None if dense is None else by_image(dense, read_json_texts(dense, "image_id"))
+        source = ImageFiles.under(images, rows)
     if check_data and isinstance(source, ImageFiles) and not (out / MANIFEST).exists():
         broken = source.check()
         if broken:
             remark(f"of {len(source.ids)} images some will be skipped, {listed(broken)}")
     total = -(-len(source.ids) // max(1, shard_size))
-    with stopped_with(lambda: _stopped(out, total)), ProgressBar("shards", total) as bar:
+
+    def stopped() -> str:
+        done = len(shards_in(out))
+        return f"stopped; {done} of {total} shards are kept in {out}, the same command continues"
+
+    with stopped_with(stopped), ProgressBar("shards", total) as bar:
         built = build_index(
             (lambda: opened) if engine == "local" else load,
             source,
@@ -100,31 +109,3 @@ def run(
         },
         json,
     )
-
-
-def _stopped(out: Path, total: int) -> str:
-    from eligo.patches.index.store import shards_in
-
-    done = len(shards_in(out))
-    return f"stopped; {done} of {total} shards are kept in {out}, the same command continues"
-
-
-def _source(
-    images: Path | None,
-    texts: Path | None,
-    scenes: int | None,
-    dense: Path | None,
-    size: int,
-    uses_dense: bool,
-) -> "Source":
-    from eligo.patches.data.lines import by_image, read_json_texts
-    from eligo.patches.index import ImageFiles, ScenePictures, TextLines
-
-    if texts is not None:
-        return TextLines.of(texts)
-    if scenes is not None:
-        return ScenePictures.first(scenes, size, dense=uses_dense)
-    assert images is not None
-    if dense is None:
-        return ImageFiles.under(images)
-    return ImageFiles.under(images, by_image(dense, read_json_texts(dense, "image_id")))

@@ -67,8 +67,7 @@ class FileSource(CaptionSource):
     def check(self, check: DataCheck) -> None:
         """Check every image of both splits; an error if none of a split can be read."""
         self._dev.check(check)
-        train = read_captions(self.config, "train")
-        _refuse_all("training", _unreadable(check, "training", train), train)
+        _unreadable(check, "training", read_captions(self.config, "train"))
 
     def validation(self) -> "FileSet":
         """The dev split."""
@@ -93,11 +92,10 @@ class PairExamples:
         dense: bool,
     ) -> None:
         self.images, self.config, self.uses_dense = images, config, dense
-        self.side = model.image_encoder.image_size
+        self.side, self.prepare = model.image_encoder.image_size, model.image_encoder.prepare
         text = model.text_encoder
-        self.tokenizer, self.max_words = text.tokenizer, text.max_words
-        self.max_dense_words = text.max_dense_words
-        self.prepare = model.image_encoder.prepare
+        self.tokenizer = text.tokenizer
+        self.max_words, self.max_dense_words = text.max_words, text.max_dense_words
         self.pairs = [(i, j) for i, image in enumerate(images) for j in range(len(image.captions))]
 
     def __len__(self) -> int:
@@ -165,13 +163,11 @@ class FileSet(RetrievalSet):
     def check(self, check: DataCheck) -> None:
         """Find the unreadable files, in all processes together."""
         self.unreadable = _unreadable(check, "validation", self.given)
-        _refuse_all("validation", self.unreadable, self.given)
 
     @cached_property
     def kept(self) -> list[CaptionedImage]:
         """Images that can be opened."""
         broken = set(self.unreadable)
-        _refuse_all("validation", self.unreadable, self.given)
         return [image for image in self.given if str(image.path) not in broken]
 
     @property
@@ -218,9 +214,14 @@ class FileSet(RetrievalSet):
 
 
 def _unreadable(check: DataCheck, label: str, images: Sequence[CaptionedImage]) -> list[str]:
-    """Paths of the images that cannot be opened, after a warning."""
+    """Paths of the images that cannot be opened, after a warning; an error if none can."""
     found = check.each(f"{label} images", images, _why_unreadable)
     broken = sorted(why for why in found if why is not None)
+    if len(broken) == len(images):
+        raise InputError(
+            f"none of {len(images)} {label} images can be read, the first is {images[0].path}; "
+            "expected the folder that the captions' file names"
+        )
     if broken:
         _log.warning(
             "skipped of %d %s images, which cannot be read: %s",
@@ -235,14 +236,6 @@ def _why_unreadable(image: CaptionedImage) -> tuple[str, str] | None:
     except InputError as error:
         return str(image.path), str(error)
     return None
-
-
-def _refuse_all(label: str, broken: Sequence[str], images: Sequence[CaptionedImage]) -> None:
-    if len(broken) == len(images):
-        raise InputError(
-            f"none of {len(images)} {label} images can be read, the first is {images[0].path}; "
-            "expected the folder that the captions' file names"
-        )
 
 
 def read_image(image: CaptionedImage, side: int) -> UInt8[Tensor, "3 height width"]:

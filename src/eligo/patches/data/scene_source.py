@@ -114,9 +114,7 @@ class SceneSource(CaptionSource):
         )
 
 
-def _some(
-    captions: Captions, scenes: Int64[Tensor, " scenes"], numbers: Int64[Tensor, " captions"]
-) -> Captions:
+def _some(captions: Captions, scenes: Tensor, numbers: Tensor) -> Captions:
     """Some captions of some scenes."""
     parts = (getattr(captions, field.name) for field in fields(captions))
     return Captions(*(part[scenes[:, None], numbers] for part in parts))

@@ -207,13 +207,8 @@ def fit_pooling(
     return torch.stack(losses).tolist()
 
 
-def _loss(
-    pooling: LearnedTokenPooling,
-    tokens: Float[Tensor, "tokens dim"],
-    words: Float[Tensor, "words dim"],
-    factor: float,
-) -> Float[Tensor, ""]:
-    """Of one document and all words."""
+def _loss(pooling: LearnedTokenPooling, tokens: Tensor, words: Tensor, factor: float) -> Tensor:
+    """The loss of one document (tokens, dim) and all words (words, dim)."""
     rest = tokens[pooling.num_protected_tokens :]
     shares = (rest @ words.T / _TEMPERATURE).softmax(0).mean(1)  # u
     cross_entropy = -(shares * pooling.score(rest).log_softmax(0)).sum()

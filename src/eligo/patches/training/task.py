@@ -134,7 +134,7 @@ class PatchesTask(SourcedTask[CaptionSource]):
 
     def _losses(
         self, batch: Batch, images: Images, texts: Texts, *, hardest: bool
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    ) -> tuple[Tensor, Tensor]:
         """The alignment loss of the whole step, and the ratio loss."""
         net, peers = self.model.net, self.peers
         ids = None if batch.image_ids is None else peers.rows(batch.image_ids)
@@ -193,9 +193,7 @@ class PatchesTask(SourcedTask[CaptionSource]):
 
 
 @torch.no_grad()
-def _centre(
-    encoder: ImageEncoder | TextEncoder, vectors: Float[Tensor, "vectors dim"], share: float = 1.0
-) -> None:
+def _centre(encoder: ImageEncoder | TextEncoder, vectors: Tensor, share: float = 1.0) -> None:
     """Move the head's bias by a share of the median vector, so that it comes nearer to zero."""
     encoder.head.bias.sub_(share * vectors.float().median(0).values)
 

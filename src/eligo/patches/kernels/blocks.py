@@ -256,14 +256,9 @@ def _align(
         num_words, width = text.words.shape[2:]
         num_tokens = image.logits.shape[1] + has_extra
         gram = algebra.prefers_gram(num_patches, width, num_words, num_tokens)
+        factor = image.factor if gram else None
         maxima = best_cosines(
-            nets,
-            decisions,
-            extra,
-            image.patches,
-            image.factor if gram else None,
-            text.words[0],
-            extra_may_lack=may_lack,
+            nets, decisions, extra, image.patches, factor, text.words[0], extra_may_lack=may_lack
         )
     lacks = (extra == 0).all(-1) if may_lack and extra is not None else None  # (R, J)
     if maxima is None:

@@ -170,32 +170,17 @@ def best_cosines(
     tiles = tiles_of(vectors.dtype, gram=factor is not None, nets=len(decisions))
     launch: Any = _best_cosines[(triton.cdiv(num_texts, tiles.texts), num_images)]
     launch(
-        logits[0].contiguous(),
-        lives[0],
-        logits[-1].contiguous(),
-        lives[-1],
+        logits[0].contiguous(), lives[0], logits[-1].contiguous(), lives[-1],
         lives[0] if extra is None else extra.contiguous(),
-        vectors.contiguous(),
-        words.contiguous(),
-        per_word,
-        per_token,
-        num_texts,
-        num_words,
-        NUM_SLOTS=num_slots,
-        NUM_PATCHES=num_patches,
-        WIDTH=vectors.shape[-1],
-        GRAM=factor is not None,
-        NETS=len(decisions),
-        HAS_EXTRA=int(extra is not None),
-        EXTRA_MAY_LACK=extra_may_lack,
-        TEXTS=tiles.texts,
+        vectors.contiguous(), words.contiguous(), per_word, per_token, num_texts, num_words,
+        NUM_SLOTS=num_slots, NUM_PATCHES=num_patches, WIDTH=vectors.shape[-1],
+        GRAM=factor is not None, NETS=len(decisions), HAS_EXTRA=int(extra is not None),
+        EXTRA_MAY_LACK=extra_may_lack, TEXTS=tiles.texts,
         TOKENS=max(16, triton.next_power_of_2(num_tokens)),
         PATCHES=max(16, triton.next_power_of_2(num_patches)),
         WORDS=max(16, triton.next_power_of_2(num_words)),
-        COLUMNS=tiles.columns,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
+        COLUMNS=tiles.columns, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
     return per_word, per_token
 
 
@@ -280,18 +265,10 @@ def keep_best(
     live, extra = torch.empty_like(score), torch.empty_like(score)
     launch: Any = _keep_best[(triton.cdiv(num_images * num_texts, _KEEP_ROWS),)]
     launch(
-        score,
-        score if mask is None else mask.to(torch.uint8).contiguous(),
-        num_kept.to(torch.int32).contiguous(),
-        live,
-        extra,
-        num_images * num_texts,
-        num_texts,
-        num_patches,
-        MASKED=mask is not None,
-        LOWEST=-(2**31),
-        ROWS=_KEEP_ROWS,
-        PATCHES=triton.next_power_of_2(num_patches),
-        num_warps=4,
-    )
+        score, score if mask is None else mask.to(torch.uint8).contiguous(),
+        num_kept.to(torch.int32).contiguous(), live, extra,
+        num_images * num_texts, num_texts, num_patches,
+        MASKED=mask is not None, LOWEST=-(2**31), ROWS=_KEEP_ROWS,
+        PATCHES=triton.next_power_of_2(num_patches), num_warps=4,
+    )  # fmt: skip
     return live, extra

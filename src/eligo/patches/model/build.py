@@ -47,22 +47,14 @@ def build_net(
     if match.kind == "filip":
         return TwoSidedMax(embed_dim)
     return CrossSparseAggrNet(
-        embed_dim,
-        layout.num_patches,
-        match.sparse_ratio,
-        match.aggr_ratio,
-        match.kind == "paper",
-        match.top_k,
-        False,
-        match.temperature,
-        match.dual_aggr,
-        match.beta,
+        embed_dim, layout.num_patches, match.sparse_ratio, match.aggr_ratio, match.kind == "paper",
+        match.top_k, False, match.temperature, match.dual_aggr, match.beta,
         compat=compat,
         num_prefix_tokens=None if compat else layout.num_prefix,
         grid_hw=layout.grid_hw,
         decision="topk" if compat else match.decision,
         kernel=match.kernel,
-    )
+    )  # fmt: skip
 
 
 def build_encoders(

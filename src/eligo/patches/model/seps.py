@@ -28,17 +28,11 @@ from eligo.nn import full_precision
 from eligo.patches import kernels
 from eligo.patches.kernels import KERNELS, KernelName
 from eligo.patches.kernels.interface import Matches, Parts
+from eligo.patches.model import inputs
 from eligo.patches.model.aggregation import DualTokenAggregation, TokenAggregation
 from eligo.patches.model.explain import PatchExplanation, explain
 from eligo.patches.model.hrpa import HRPA
-from eligo.patches.model.inputs import (
-    Images,
-    Lengths,
-    Texts,
-    prefix_of_square,
-    read_words,
-    split_tokens,
-)
+from eligo.patches.model.inputs import Images, Lengths, Texts
 from eligo.patches.model.token_sparse import TokenSparse, check_beta, check_ratio
 from eligo.selection import Selection
 
@@ -205,12 +199,16 @@ class CrossSparseAggrNet(nn.Module):
             )
         if self.compat and patch_mask is not None:
             raise InputError("patch_mask: the published network has none; use compat=False")
-        patches, cls = split_tokens(img_embs, patch_mask, self._num_prefix(img_embs.shape[1]))
-        words = read_words("cap", cap_embs, cap_lens, self.embed_size)
+        patches, cls = inputs.split_tokens(
+            img_embs, patch_mask, self._num_prefix(img_embs.shape[1])
+        )
+        words = inputs.read_words("cap", cap_embs, cap_lens, self.embed_size)
         if long_cap_embs is None:
             return Images(patches, cls, patch_mask), Texts(words)
         # As published, dense words get no gradient: they only guide.
-        dense = read_words("long_cap", long_cap_embs.detach(), long_cap_lens, self.embed_size)
+        dense = inputs.read_words(
+            "long_cap", long_cap_embs.detach(), long_cap_lens, self.embed_size
+        )
         owners, what = (words.mask, "text") if self.compat else (patches, "image")
         if len(dense.mask) != len(owners):
             raise InputError(
@@ -268,7 +266,7 @@ class CrossSparseAggrNet(nn.Module):
 
     def _num_prefix(self, num_tokens: int) -> int:
         if self.compat:
-            return prefix_of_square(num_tokens)
+            return inputs.prefix_of_square(num_tokens)
         if self.num_prefix_tokens is not None:
             return self.num_prefix_tokens
         if num_tokens < self.num_patches:

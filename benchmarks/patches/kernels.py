@@ -7,7 +7,7 @@
         --images 5000 --texts 25000
 
 The baseline is the published network written from its definition: for every text, select in all
-images, gather, fold, match. It shares only the weights with eligo. Both are timed in turns (loop,
+images, gather, fold, match. It shares only the layers with eligo. Both are timed in turns (loop,
 eligo, loop, eligo, ...); a ratio is of medians. In half precision the loop ranks in half precision
 too and keeps some other patches than eligo, which ranks in float32; so differences of scores are
 given for all pairs, and for pairs with equal selections. Memory is the peak of one training step in
@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.timing import timed, timed_in_turns, used_bytes, write_results
-from eligo.patches import CrossSparseAggrNet, PatchScores
+from eligo.patches import CrossSparseAggrNet, PatchScores, TokenSparse
 
 RESULTS = Path(__file__).parent / "results" / "kernels.json"
 NUM_PATCHES, WIDTH, DENSE_WORDS, LONGEST = 196, 512, 115, 52
@@ -88,7 +88,6 @@ def loop_scores(
     masks: list[Tensor] | None = None,
 ) -> Tensor:
     """All pairs by the plain loop; the kept patches of each text are appended to `masks`."""
-    weights = net.state_dict(keep_vars=True)
     cls, patches = images[:, :1], images[:, 1:]
     with torch.no_grad():
         units = F.normalize(patches, dim=-1)
@@ -99,19 +98,19 @@ def loop_scores(
             s_st = (F.normalize(text.mean(0), dim=-1) * units).sum(-1)
         if not dense:
             kept, extra = _select(patches, s_im + s_st, masks)
-            folded = _fold(weights, "weight", kept)
+            folded = _fold(net, "weight", kept)
         else:
             with torch.no_grad():
                 s_dt = (F.normalize(dense[0][index].mean(0), dim=-1) * units).sum(-1)
-            first = _paper_score(weights, "sparse_net_cap", patches, s_im, s_st, s_dt)
-            second = _paper_score(weights, "sparse_net_long", patches, s_im, s_dt, s_st)
+            first = _paper_score(net.sparse_net_cap, patches, s_im, s_st, s_dt)
+            second = _paper_score(net.sparse_net_long, patches, s_im, s_dt, s_st)
             kept, extra = _select(patches, first, masks)
             other, other_extra = _select(patches, second, masks)
-            folded = _fold(weights, "weight_sparse", kept) + _fold(weights, "weight_dense", other)
+            folded = _fold(net, "weight_sparse", kept) + _fold(net, "weight_dense", other)
             extra = (extra + other_extra) / 2
         tokens = F.normalize(torch.cat([cls, folded, extra], 1), dim=-1)
         queries = F.normalize(text, dim=-1).expand(len(images), -1, -1)
-        scores.append(_match(weights, queries, tokens, paper=bool(dense)))
+        scores.append(_match(net, queries, tokens))
     return torch.stack(scores, 1)
 
 
@@ -129,44 +128,30 @@ def _select(patches: Tensor, score: Tensor, masks: list[Tensor] | None) -> tuple
     return kept, (dropped * shares).sum(1, keepdim=True)
 
 
-def _paper_score(weights, name: str, patches, x: Tensor, y: Tensor, other: Tensor) -> Tensor:
-    first, second = (f"{name}.score_predictor.{layer}." for layer in (0, 2))
-    hidden = F.gelu(F.linear(patches, weights[first + "weight"], weights[first + "bias"]))
-    prediction = F.linear(hidden, weights[second + "weight"], weights[second + "bias"])
-
+def _paper_score(net: TokenSparse, patches: Tensor, x: Tensor, y: Tensor, other: Tensor) -> Tensor:
     def min_max(a: Tensor) -> Tensor:
         low, high = a.amin(1, keepdim=True), a.amax(1, keepdim=True)
         return (a - low) / (high - low + 1e-8)
 
     guidance = min_max(y) + min_max(other) + 2 * min_max(x)
-    return 0.5 * prediction.squeeze(-1).sigmoid() + 0.25 * guidance
+    return 0.5 * net.score_predictor(patches).squeeze(-1) + 0.25 * guidance
 
 
-def _fold(weights, name: str, kept: Tensor) -> Tensor:
-    part = {key: weights[f"aggr_net.{name}.{key}"] for key in ("0.weight", "0.bias")}
-    hidden = F.layer_norm(kept, kept.shape[-1:], part["0.weight"], part["0.bias"])
-    for layer in (1, 3):
-        prefix = f"aggr_net.{name}.{layer}."
-        hidden = F.linear(hidden, weights[prefix + "weight"], weights[prefix + "bias"])
-        hidden = F.gelu(hidden) if layer == 1 else hidden
-    logits = hidden.transpose(1, 2) * weights["aggr_net.scale"]
+def _fold(net: CrossSparseAggrNet, name: str, kept: Tensor) -> Tensor:
+    logits = getattr(net.aggr_net, name)(kept).transpose(1, 2) * net.aggr_net.scale
     return logits.softmax(-1) @ kept
 
 
-def _match(weights, words: Tensor, tokens: Tensor, *, paper: bool) -> Tensor:
+def _match(net: CrossSparseAggrNet, words: Tensor, tokens: Tensor) -> Tensor:
     similarity = words @ tokens.transpose(1, 2)
-    if not paper:
+    if not net.use_paper_version:
         similarity = F.leaky_relu(similarity, 0.1)
     score = torch.zeros(len(words), device=words.device, dtype=words.dtype)
     for maxima in (similarity.amax(2), similarity.amax(1)):
         score = score + maxima.mean(1)
-        if paper:
-            hidden = maxima.topk(5, dim=1).values
-            for layer in (0, 2):
-                prefix = f"hrpa.relevance_mlp.{layer}."
-                hidden = F.linear(hidden, weights[prefix + "weight"], weights[prefix + "bias"])
-                hidden = F.gelu(hidden) if layer == 0 else hidden
-            score = score + hidden.squeeze(-1)
+        if net.use_paper_version:
+            largest = maxima.topk(5, dim=1).values
+            score = score + net.hrpa.relevance_mlp(largest).squeeze(-1)
     return score
 
 

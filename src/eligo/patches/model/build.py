@@ -21,7 +21,13 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from eligo.errors import InputError
 from eligo.io.reading import reading
-from eligo.patches.config import EncodersConfig, MatchConfig, RetrievalConfig
+from eligo.patches.config import (
+    EncodersConfig,
+    MatchConfig,
+    RetrievalConfig,
+    SmallTextConfig,
+    SmallVisionConfig,
+)
 from eligo.patches.model.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.model.encoders import ImageEncoder, Layout, TextEncoder, layout_of
 from eligo.patches.model.seps import CrossSparseAggrNet
@@ -63,7 +69,7 @@ def build_encoders(
     """The encoders of a config, and the config completed with their image size and colours."""
     wanted = config.encoders
     if wanted.vision is None:
-        vision = _small_vision(wanted)
+        vision = _small_vision(wanted.small_vision)
         size, mean, std = wanted.small_vision.image_size, _HALVES, _HALVES
     else:
         vision = _pretrained("vision", wanted.vision)
@@ -115,37 +121,30 @@ def assemble(
     )
 
 
-def _small_vision(encoders: EncodersConfig) -> ViTModel:
-    sizes = encoders.small_vision
-    return ViTModel(
-        ViTConfig(
-            hidden_size=sizes.width,
-            num_hidden_layers=sizes.layers,
-            num_attention_heads=sizes.heads,
-            intermediate_size=4 * sizes.width,
-            image_size=sizes.image_size,
-            patch_size=sizes.patch_size,
-        ),
-        add_pooling_layer=False,
-    )
+def _sizes(small: SmallVisionConfig | SmallTextConfig) -> dict[str, int]:
+    return {
+        "hidden_size": small.width,
+        "num_hidden_layers": small.layers,
+        "num_attention_heads": small.heads,
+        "intermediate_size": 4 * small.width,
+    }
+
+
+def _small_vision(small: SmallVisionConfig) -> ViTModel:
+    sizes = {"image_size": small.image_size, "patch_size": small.patch_size}
+    return ViTModel(ViTConfig(**_sizes(small), **sizes), add_pooling_layer=False)
 
 
 def _small_text(encoders: EncodersConfig) -> BertModel:
-    sizes = encoders.small_text
-    return BertModel(
-        BertConfig(
-            vocab_size=FIRST_WORD + len(VOCABULARY),
-            hidden_size=sizes.width,
-            num_hidden_layers=sizes.layers,
-            num_attention_heads=sizes.heads,
-            intermediate_size=4 * sizes.width,
-            max_position_embeddings=max(encoders.max_words, encoders.max_dense_words),
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            pad_token_id=PAD,
-        ),
-        add_pooling_layer=False,
+    config = BertConfig(
+        **_sizes(encoders.small_text),
+        vocab_size=FIRST_WORD + len(VOCABULARY),
+        max_position_embeddings=max(encoders.max_words, encoders.max_dense_words),
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        pad_token_id=PAD,
     )
+    return BertModel(config, add_pooling_layer=False)
 
 
 def scene_tokenizer() -> PreTrainedTokenizerFast:

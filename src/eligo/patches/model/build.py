@@ -121,7 +121,7 @@ def assemble(
     )
 
 
-def _sizes(small: SmallVisionConfig | SmallTextConfig) -> dict[str, int]:
+def _sizes(small: SmallVisionConfig | SmallTextConfig) -> dict[str, Any]:
     return {
         "hidden_size": small.width,
         "num_hidden_layers": small.layers,
@@ -131,8 +131,8 @@ def _sizes(small: SmallVisionConfig | SmallTextConfig) -> dict[str, int]:
 
 
 def _small_vision(small: SmallVisionConfig) -> ViTModel:
-    sizes = {"image_size": small.image_size, "patch_size": small.patch_size}
-    return ViTModel(ViTConfig(**_sizes(small), **sizes), add_pooling_layer=False)
+    config = ViTConfig(**_sizes(small), image_size=small.image_size, patch_size=small.patch_size)
+    return ViTModel(config, add_pooling_layer=False)
 
 
 def _small_text(encoders: EncodersConfig) -> BertModel:

@@ -13,7 +13,7 @@ from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.images import open_image, upright_size
-from eligo.patches.training.config import PatchesTrainConfig
+from eligo.patches.config import PatchesTrainConfig
 from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.scenes.config import ROOMS, ExportConfig, SceneConfig, VlmTrainConfig
 from eligo.scenes.export import export_scenes

@@ -6,30 +6,27 @@
     python -m benchmarks.patches.kernels --exhaustive --device cuda --dtype float16 \\
         --images 5000 --texts 25000
 
-The baseline is the documented network as one writes it from its definition: for every text, select
-in all images, gather, fold, match. It shares no code with eligo but the weights. Both sides are
-measured in turn (loop, eligo, loop, eligo, ...), so that a busy machine slows both; a ratio is of
-medians. In half precision the loop also ranks in half precision, and ranks some patches otherwise
-than eligo, which ranks in float32; so differences of scores are told for all pairs, and for those
-of a small part whose patches are the same ones. Memory is the peak of one training step in a
-process of its own: on a CPU the growth of the resident set over what stood before the step, on a
-GPU what torch allocated.
+The baseline is the published network written from its definition: for every text, select in all
+images, gather, fold, match. It shares only the layers with eligo. Both are timed in turns (loop,
+eligo, loop, eligo, ...); a ratio is of medians. In half precision the loop ranks in half precision
+too and keeps some other patches than eligo, which ranks in float32; so differences of scores are
+given for all pairs, and for pairs with equal selections. Memory is the peak of one training step in
+a process of its own: the growth of the resident set on a CPU, what torch allocated on a GPU.
 
-`--exhaustive` is a whole evaluation by eligo alone: every image with every text, features in host
-memory as an encoder left them, streamed through the device and the scores back; transfers count,
-encoding does not. Text lengths are those of COCO's captions (mean 13, at most 52 word pieces).
+`--exhaustive` is a whole evaluation by eligo alone: every image with every text, features streamed
+from host memory through the device and the scores back; transfers count, encoding does not. Text
+lengths are those of COCO's captions (mean 13, at most 52 word pieces).
 
-Writes one entry per device, dtype and size to benchmarks/patches/results/kernels.json; the others stay.
+Writes one entry per device, dtype and size to results/kernels.json and keeps the others.
 """
 
 import json
 import multiprocessing
-import resource
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Literal
 
 import torch
@@ -37,9 +34,8 @@ import tyro
 from torch import Tensor
 from torch.nn import functional as F
 
-from eligo.io.files import write_text
-from eligo.patches import CrossSparseAggrNet, PatchScores
-from eligo.report.provenance import provenance
+from benchmarks.timing import timed, timed_in_turns, used_bytes, write_results
+from eligo.patches import CrossSparseAggrNet, PatchScores, TokenSparse
 
 RESULTS = Path(__file__).parent / "results" / "kernels.json"
 NUM_PATCHES, WIDTH, DENSE_WORDS, LONGEST = 196, 512, 115, 52
@@ -48,7 +44,7 @@ _COMPARED = 64  # images and texts whose selections are compared
 
 @dataclass(frozen=True)
 class Case:
-    """What is scored."""
+    """Sizes of one comparison."""
 
     variant: Literal["open", "paper"]
     images: int
@@ -91,8 +87,7 @@ def loop_scores(
     *dense: Tensor,
     masks: list[Tensor] | None = None,
 ) -> Tensor:
-    """All pairs by the plain loop; `masks` takes what each text keeps."""
-    weights = net.state_dict(keep_vars=True)
+    """All pairs by the plain loop; the kept patches of each text are appended to `masks`."""
     cls, patches = images[:, :1], images[:, 1:]
     with torch.no_grad():
         units = F.normalize(patches, dim=-1)
@@ -103,19 +98,19 @@ def loop_scores(
             s_st = (F.normalize(text.mean(0), dim=-1) * units).sum(-1)
         if not dense:
             kept, extra = _select(patches, s_im + s_st, masks)
-            folded = _fold(weights, "weight", kept)
+            folded = _fold(net, "weight", kept)
         else:
             with torch.no_grad():
                 s_dt = (F.normalize(dense[0][index].mean(0), dim=-1) * units).sum(-1)
-            first = _paper_score(weights, "sparse_net_cap", patches, s_im, s_st, s_dt)
-            second = _paper_score(weights, "sparse_net_long", patches, s_im, s_dt, s_st)
+            first = _paper_score(net.sparse_net_cap, patches, s_im, s_st, s_dt)
+            second = _paper_score(net.sparse_net_long, patches, s_im, s_dt, s_st)
             kept, extra = _select(patches, first, masks)
             other, other_extra = _select(patches, second, masks)
-            folded = _fold(weights, "weight_sparse", kept) + _fold(weights, "weight_dense", other)
+            folded = _fold(net, "weight_sparse", kept) + _fold(net, "weight_dense", other)
             extra = (extra + other_extra) / 2
         tokens = F.normalize(torch.cat([cls, folded, extra], 1), dim=-1)
         queries = F.normalize(text, dim=-1).expand(len(images), -1, -1)
-        scores.append(_match(weights, queries, tokens, paper=bool(dense)))
+        scores.append(_match(net, queries, tokens))
     return torch.stack(scores, 1)
 
 
@@ -133,94 +128,39 @@ def _select(patches: Tensor, score: Tensor, masks: list[Tensor] | None) -> tuple
     return kept, (dropped * shares).sum(1, keepdim=True)
 
 
-def _paper_score(weights, name: str, patches, x: Tensor, y: Tensor, other: Tensor) -> Tensor:
-    first, second = (f"{name}.score_predictor.{layer}." for layer in (0, 2))
-    hidden = F.gelu(F.linear(patches, weights[first + "weight"], weights[first + "bias"]))
-    prediction = F.linear(hidden, weights[second + "weight"], weights[second + "bias"])
-
+def _paper_score(net: TokenSparse, patches: Tensor, x: Tensor, y: Tensor, other: Tensor) -> Tensor:
     def min_max(a: Tensor) -> Tensor:
         low, high = a.amin(1, keepdim=True), a.amax(1, keepdim=True)
         return (a - low) / (high - low + 1e-8)
 
     guidance = min_max(y) + min_max(other) + 2 * min_max(x)
-    return 0.5 * prediction.squeeze(-1).sigmoid() + 0.25 * guidance
+    return 0.5 * net.score_predictor(patches).squeeze(-1) + 0.25 * guidance
 
 
-def _fold(weights, name: str, kept: Tensor) -> Tensor:
-    part = {key: weights[f"aggr_net.{name}.{key}"] for key in ("0.weight", "0.bias")}
-    hidden = F.layer_norm(kept, kept.shape[-1:], part["0.weight"], part["0.bias"])
-    for layer in (1, 3):
-        prefix = f"aggr_net.{name}.{layer}."
-        hidden = F.linear(hidden, weights[prefix + "weight"], weights[prefix + "bias"])
-        hidden = F.gelu(hidden) if layer == 1 else hidden
-    logits = hidden.transpose(1, 2) * weights["aggr_net.scale"]
+def _fold(net: CrossSparseAggrNet, name: str, kept: Tensor) -> Tensor:
+    logits = getattr(net.aggr_net, name)(kept).transpose(1, 2) * net.aggr_net.scale
     return logits.softmax(-1) @ kept
 
 
-def _match(weights, words: Tensor, tokens: Tensor, *, paper: bool) -> Tensor:
+def _match(net: CrossSparseAggrNet, words: Tensor, tokens: Tensor) -> Tensor:
     similarity = words @ tokens.transpose(1, 2)
-    if not paper:
+    if not net.use_paper_version:
         similarity = F.leaky_relu(similarity, 0.1)
     score = torch.zeros(len(words), device=words.device, dtype=words.dtype)
     for maxima in (similarity.amax(2), similarity.amax(1)):
         score = score + maxima.mean(1)
-        if paper:
-            hidden = maxima.topk(5, dim=1).values
-            for layer in (0, 2):
-                prefix = f"hrpa.relevance_mlp.{layer}."
-                hidden = F.linear(hidden, weights[prefix + "weight"], weights[prefix + "bias"])
-                hidden = F.gelu(hidden) if layer == 0 else hidden
-            score = score + hidden.squeeze(-1)
+        if net.use_paper_version:
+            largest = maxima.topk(5, dim=1).values
+            score = score + net.hrpa.relevance_mlp(largest).squeeze(-1)
     return score
 
 
 def sharded_loop(net: CrossSparseAggrNet, images: Tensor, *texts: Tensor) -> Tensor:
-    """The loop, 256 images at a time: what it makes of more does not fit."""
+    """The loop, 256 images at a time, to bound its memory."""
     return torch.cat([loop_scores(net, some, *texts) for some in images.split(256)])
 
 
 SIDES: dict[str, Callable[..., Tensor]] = {"loop": sharded_loop, "eligo": eligo_scores}
-
-
-def main(
-    device: Annotated[Literal["cpu", "cuda"], tyro.conf.arg(help="What to measure on.")] = "cpu",
-    images: int = 64,
-    texts: int = 64,
-    words: int = 30,
-    dtype: Literal["float32", "float16"] = "float32",
-    variants: tuple[Literal["open", "paper"], ...] = ("open", "paper"),
-    rounds: Annotated[int, tyro.conf.arg(help="Interleaved measurements of each side.")] = 5,
-    memory: Annotated[bool, tyro.conf.arg(help="Also measure training memory.")] = True,
-    exhaustive: Annotated[bool, tyro.conf.arg(help="A whole evaluation, by eligo alone.")] = False,
-    chunk: Annotated[int, tyro.conf.arg(help="Images on the device at a time (exhaustive).")] = 500,
-) -> None:
-    """Measure and record."""
-    torch.set_num_threads(1)
-    results = {}
-    if exhaustive:
-        for variant in variants:
-            case = Case(variant, images, texts, LONGEST, dtype, device)
-            results[variant] = {"case": asdict(case), **_exhaustive(case, chunk)}
-            print(variant, json.dumps(results[variant], indent=2))
-        _record(f"exhaustive {device} {dtype} {images}x{texts}", device, results)
-        return
-    for variant in variants:
-        case = Case(variant, images, texts, words, dtype, device)
-        results[variant] = {"case": asdict(case), **_speed(case, rounds)}
-        if memory:
-            results[variant]["training"] = _memory(case)
-        print(variant, json.dumps(results[variant], indent=2))
-    _record(f"{device} {dtype} {images}x{texts}", device, results)
-
-
-def _record(key: str, device: str, results: dict) -> None:
-    everything = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    before = everything.get(key, {}).get("results", {})
-    everything[key] = {
-        **provenance("python -m benchmarks.patches.kernels", device),
-        "results": before | results,
-    }
-    write_text(RESULTS, json.dumps(everything, indent=2) + "\n")
 
 
 def coco_lengths(count: int) -> Tensor:
@@ -252,22 +192,16 @@ def _exhaustive(case: Case, chunk: int) -> dict[str, float]:
     dense = features(case.images, DENSE_WORDS, WIDTH) if paper else None
     warm = min(case.images, 8)
     _stream(net, images[:warm], words, lengths, None if dense is None else dense[:warm], warm)
-    start = time.perf_counter()
-    scores = _stream(net, images, words, lengths, dense, chunk)
-    seconds = time.perf_counter() - start
+    seconds, scores = timed(partial(_stream, net, images, words, lengths, dense, chunk))
     assert scores.shape == (case.images, case.texts)
     assert bool(scores.isfinite().all())
+    given = [images, words] if dense is None else [images, words, dense]
     return {
         "seconds": seconds,
         "million_pairs_per_second": scores.numel() / seconds / 1e6,
         "mean_words": float(lengths.float().mean()),
         "longest": int(lengths.max()),
-        "host_gib": sum(
-            part.numel() * part.element_size()
-            for part in (images, words, dense)
-            if part is not None
-        )
-        / 2**30,
+        "host_gib": sum(part.numel() * part.element_size() for part in given) / 2**30,
         "peak_device_gib": torch.cuda.max_memory_allocated() / 2**30 if pinned else 0.0,
     }
 
@@ -288,9 +222,9 @@ def _stream(
     scores = torch.empty(len(images), len(words), pin_memory=pinned)
     for start in range(0, len(images), chunk):
         some = slice(start, start + chunk)
-        long = () if dense is None else (dense[some].to(device, non_blocking=True),)
-        if long:
-            long = (*long, torch.full((len(long[0]),), DENSE_WORDS, device=device))
+        long = ()
+        if dense is not None:
+            long = _with_lengths(dense[some].to(device, non_blocking=True))
         found = net(images[some].to(device, non_blocking=True), words, lengths, *long)
         assert isinstance(found, PatchScores)
         scores[some].copy_(found.scores, non_blocking=True)
@@ -299,44 +233,40 @@ def _stream(
     return scores
 
 
+@torch.no_grad()
 def _speed(case: Case, rounds: int) -> dict[str, float]:
     net, inputs = case.build()
     net.eval()
-    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
-    outputs: dict[str, Tensor] = {}
-    with torch.no_grad():
-        for name, side in SIDES.items():  # warm; the loop's steps are all alike
-            side(net, *(part[:16] if name == "loop" else part for part in inputs))
-        for _ in range(rounds):
-            for name, side in SIDES.items():
-                taken, outputs[name] = _timed(case.device, side, net, *inputs)
-                seconds[name].append(taken)
-        at_equal = _at_equal_selection(net, *(part[:_COMPARED] for part in inputs))
-    median = {name: statistics.median(values) for name, values in seconds.items()}
+    loop_scores(net, *(part[:16] for part in inputs))  # warm-up; all steps of the loop are alike
+    runs = {name: partial(side, net, *inputs) for name, side in SIDES.items()}
+    outputs = {"eligo": runs["eligo"]()}  # warm-up
+    seconds = timed_in_turns(runs, rounds, case.device)
+    outputs["loop"] = runs["loop"]()
+    medians = {name: median(values) for name, values in seconds.items()}
     ratios = [loop / fast for loop, fast in zip(seconds["loop"], seconds["eligo"], strict=True)]
     return {
-        "loop_seconds": median["loop"],
-        "eligo_seconds": median["eligo"],
-        "speedup": median["loop"] / median["eligo"],
+        "loop_seconds": medians["loop"],
+        "eligo_seconds": medians["eligo"],
+        "speedup": medians["loop"] / medians["eligo"],
         "lowest_speedup": min(ratios),
         "highest_speedup": max(ratios),
         "largest_difference": float((outputs["loop"] - outputs["eligo"]).abs().max()),
-        **at_equal,
+        **_at_equal_selection(net, *(part[:_COMPARED] for part in inputs)),
     }
 
 
 def _at_equal_selection(
     net: CrossSparseAggrNet, images: Tensor, words: Tensor, *dense: Tensor
 ) -> dict[str, float]:
-    """Of some pairs: how many keep the same patches on both sides, and how far those differ."""
+    """The share of some pairs with equal selections, and the largest difference of their scores."""
     masks: list[Tensor] = []
     loop = loop_scores(net, images, words, *dense, masks=masks)
     found = net(images, *_with_lengths(words, *dense), return_selection=True)
     assert isinstance(found, PatchScores)
     same = torch.ones_like(loop, dtype=torch.bool)
-    chosen = [part for part in (found.sparse, found.dense) if part is not None]
-    for which, selection in enumerate(chosen):
-        of_loop = torch.stack(masks[which :: len(chosen)], 1)  # (images, texts, patches)
+    selections = [part for part in (found.sparse, found.dense) if part is not None]
+    for which, selection in enumerate(selections):
+        of_loop = torch.stack(masks[which :: len(selections)], 1)  # (images, texts, patches)
         same &= (of_loop == selection.kept_mask).all(-1)
     difference = (loop.float() - found.scores).abs()[same]
     return {
@@ -345,50 +275,54 @@ def _at_equal_selection(
     }
 
 
-def _timed(device: str, side: Callable[..., Tensor], *arguments) -> tuple[float, Tensor]:
-    start = time.perf_counter()
-    made = side(*arguments)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start, made
-
-
 def _memory(case: Case) -> dict[str, float]:
     """Peak of one training step, each side in a fresh process."""
-    context = multiprocessing.get_context("spawn")
-    peaks = {}
+    found = {}
     for name in SIDES:
-        with context.Pool(1) as pool:
-            seconds, peaks[name] = pool.apply(_step, (case, name))
-            peaks[f"{name}_seconds"] = seconds
-    return {
-        "loop_peak_mib": peaks["loop"] / 2**20,
-        "eligo_peak_mib": peaks["eligo"] / 2**20,
-        "share": peaks["eligo"] / peaks["loop"],
-        "loop_seconds": peaks["loop_seconds"],
-        "eligo_seconds": peaks["eligo_seconds"],
-    }
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            seconds, peak = pool.apply(_step, (case, name))
+        found |= {f"{name}_peak_mib": peak / 2**20, f"{name}_seconds": seconds}
+    return found | {"share": found["eligo_peak_mib"] / found["loop_peak_mib"]}
 
 
 def _step(case: Case, name: str) -> tuple[float, float]:
-    """Forward and backward once; seconds and peak bytes above the weights and inputs."""
+    """Seconds of one forward and backward, and its peak bytes above the weights and inputs."""
     torch.set_num_threads(1)
     net, inputs = case.build()
     net.train()
     inputs[0].requires_grad_()
-    before = _used(case.device)
-    start = time.perf_counter()
-    SIDES[name](net, *inputs).sum().backward()
-    if case.device == "cuda":
-        torch.cuda.synchronize()
-        return time.perf_counter() - start, torch.cuda.max_memory_allocated() - before
-    return time.perf_counter() - start, _used(case.device) - before
+    before = used_bytes(case.device)
+    seconds, _ = timed(lambda: SIDES[name](net, *inputs).sum().backward(), case.device)
+    on_gpu = case.device == "cuda"
+    after = torch.cuda.max_memory_allocated() if on_gpu else used_bytes(case.device)
+    return seconds, after - before
 
 
-def _used(device: str) -> float:
-    if device == "cuda":
-        return torch.cuda.memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def main(
+    device: Annotated[Literal["cpu", "cuda"], tyro.conf.arg(help="What to measure on.")] = "cpu",
+    images: int = 64,
+    texts: int = 64,
+    words: int = 30,
+    dtype: Literal["float32", "float16"] = "float32",
+    variants: tuple[Literal["open", "paper"], ...] = ("open", "paper"),
+    rounds: Annotated[int, tyro.conf.arg(help="Measurements of each side, in turns.")] = 5,
+    memory: Annotated[bool, tyro.conf.arg(help="Also measure training memory.")] = True,
+    exhaustive: Annotated[bool, tyro.conf.arg(help="A whole evaluation, by eligo alone.")] = False,
+    chunk: Annotated[int, tyro.conf.arg(help="Images on the device at a time (exhaustive).")] = 500,
+    out: Annotated[Path, tyro.conf.arg(help="The result file.")] = RESULTS,
+) -> None:
+    """Measure and record."""
+    torch.set_num_threads(1)
+    results = {}
+    for variant in variants:
+        case = Case(variant, images, texts, LONGEST if exhaustive else words, dtype, device)
+        found = _exhaustive(case, chunk) if exhaustive else _speed(case, rounds)
+        results[variant] = {"case": asdict(case), **found}
+        if memory and not exhaustive:
+            results[variant]["training"] = _memory(case)
+        print(variant, json.dumps(results[variant], indent=2))
+    key = f"{'exhaustive ' if exhaustive else ''}{device} {dtype} {images}x{texts}"
+    write_results(out, "benchmarks.patches.kernels", results, device, key=key)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The leak test on a trained model: dense text must not tell which image a query means.
+"""The leak test: dense text must not reveal which image a query belongs to.
 
-Ours: an image's dense caption may change that image's scores and no others. The documented wiring,
-where a query brings the dense caption of its own true image, is shown to fail: its scores change
-with what a query is *said* to be about.
+An image's dense caption may change that image's scores and no others. The published network, where
+a query brings the dense caption of its own true image, fails: its scores depend on the image that
+a query is assigned to.
 """
 
 import torch
@@ -16,7 +16,7 @@ _SCENES = 32
 
 @torch.no_grad()
 def leak_test(model: RetrievalModel, scenes: SceneSet) -> dict[str, bool]:
-    """`passes`: ours does not leak; `documented_leaks`: the test can fail, and does there."""
+    """`passes`: our network does not leak; `documented_leaks`: the published one does."""
     graph, captions = scenes.rendered.graph, scenes.captions.relation.shape[1]
     few = SceneSet(graph.config, graph.split, min(_SCENES, len(scenes)), captions, graph.device)
     texts = model.text_side(encode_pieces(model, few.texts(512)))
@@ -27,9 +27,8 @@ def leak_test(model: RetrievalModel, scenes: SceneSet) -> dict[str, bool]:
     other[0] = 1  # the first image gets the second one's description
     swapped = TextFeatures(dense.words[other], dense.mask[other])
     after = model.match(model.image_side(tokens, swapped), texts)
-    told = score_with_oracle(model, few)
-    told_otherwise = score_with_oracle(model, few, few.owners.roll(captions))
+    own, rolled = (score_with_oracle(model, few, o) for o in (None, few.owners.roll(captions)))
     return {
         "passes": torch.equal(before[1:], after[1:]) and not torch.equal(before[0], after[0]),
-        "documented_leaks": not torch.equal(told, told_otherwise),
+        "documented_leaks": not torch.equal(own, rolled),
     }

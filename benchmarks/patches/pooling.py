@@ -1,24 +1,24 @@
-"""What pooling the vectors of an image costs late interaction: learned against hierarchical.
+"""Retrieval with pooled image vectors: learned against hierarchical pooling.
 
     python -m benchmarks.patches.pooling --model runs/patches/model
     python -m benchmarks.patches.pooling --smoke
 
-Images are generated scenes of the test split, queries their captions, the teacher is one-sided
-MaxSim of all words with [CLS] and all patches of a trained model (whatever it was trained to match
-by). `LearnedTokenPooling` learns on scenes of the training split; sentence-transformers'
-`HierarchicalTokenPooling` needs no training. Both make the same number of unit vectors.
+Images are generated scenes of the test split, queries their captions, the reference is one-sided
+MaxSim of all words with [CLS] and all patches of a trained model. `LearnedTokenPooling` is trained
+on scenes of the training split; sentence-transformers' `HierarchicalTokenPooling` needs no
+training. Both make the same number of unit vectors.
 
-Per factor: the error of a word's best cosine, how much of MaxSim's own top 10 is still found, and
-the share of true images among the first 10 (a caption may be true of several), the difference of
-the two methods with a 95 % interval of the paired bootstrap over captions.
+Per factor: the error of a word's best cosine, the share of MaxSim's own top 10 that is still found,
+and the share of true images among the first 10 (a caption may be true of several); the difference
+of the two methods has a 95 % interval of the paired bootstrap over captions.
 
-Writes benchmarks/patches/results/pooling.json.
+Writes results/pooling.json.
 """
 
 import json
-import time
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import tyro
@@ -26,12 +26,11 @@ from sentence_transformers.multi_vector_encoder.modules import HierarchicalToken
 from torch import Tensor
 from torch.nn import functional as F
 
-from eligo.io.files import write_text
+from benchmarks.timing import timed, write_results
 from eligo.patches.index.pooling import LearnedTokenPooling, fit_pooling
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pretrained.devices import resolve_device
 from eligo.report.intervals import paired_bootstrap
-from eligo.report.provenance import provenance
 from eligo.scenes import SceneConfig, draw_captions, draw_scenes, is_true, render
 
 RESULTS = Path(__file__).parent / "results" / "pooling.json"
@@ -39,9 +38,9 @@ FACTORS, TOP = (2, 4, 8), 10
 
 
 def vectors_of(
-    model: RetrievalModel, split: str, count: int
+    model: RetrievalModel, split: Literal["train", "test"], count: int
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Unit tokens of scenes, unit words of one caption each, and which are true of which."""
+    """Unit tokens of scenes, unit words of one caption each, and the true pairs."""
     size = model.image_encoder.image_size
     graph = draw_scenes(SceneConfig(height=size, width=size), split, range(count))
     captions = draw_captions(graph, 1)
@@ -96,9 +95,7 @@ def main(
     width, protected = documents[0].shape[1], min(1, encoder.image_encoder.layout.num_prefix)
     torch.manual_seed(0)
     learned = LearnedTokenPooling(width, num_protected_tokens=protected)
-    start = time.perf_counter()
-    losses = fit_pooling(learned, documents, queries, steps=steps)
-    fitted = time.perf_counter() - start
+    fitted, losses = timed(partial(fit_pooling, learned, documents, queries, steps=steps))
     documents, queries, positive = vectors_of(encoder, "test", test)
     positive = positive.cpu()
     whole = best_cosines(documents, queries)
@@ -109,10 +106,8 @@ def main(
         plain = HierarchicalTokenPooling(factor, num_protected_tokens=protected)
         recalls = {}
         for name, pooling in (("learned", learned), ("hierarchical", plain)):
-            start = time.perf_counter()
             with torch.no_grad():
-                pooled = [pooling.pool_one(document) for document in documents]
-            seconds = time.perf_counter() - start
+                seconds, pooled = timed(lambda p=pooling: [p.pool_one(one) for one in documents])
             best = best_cosines(pooled, queries)
             recalls[name] = recall(maxsim(best, queries), positive)
             own = maxsim(whole, queries).topk(min(TOP, test), 0).indices
@@ -137,18 +132,13 @@ def main(
         "true_in_top10_unpooled": float(full.mean()),
         "train_scenes": train,
         "test_scenes": test,
-        "fit": {
-            "steps": steps,
-            "seconds": fitted,
-            "first_loss": losses[0],
-            "last_loss": losses[-1],
-        },
+        "fit": {"steps": steps, "seconds": fitted}
+        | {"first_loss": losses[0], "last_loss": losses[-1]},
         "rows": rows,
     }
     print(json.dumps({name: value for name, value in result.items() if name != "rows"}))
     if not smoke:
-        head = provenance("python -m benchmarks.patches.pooling", str(encoder.device))
-        write_text(RESULTS, json.dumps({**head, "results": result}, indent=2) + "\n")
+        write_results(RESULTS, "benchmarks.patches.pooling", result, str(encoder.device))
 
 
 if __name__ == "__main__":

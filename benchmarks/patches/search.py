@@ -1,46 +1,43 @@
-"""How good and how fast a two-stage search of generated scenes is, with the model of eligo.
+"""Recall and speed of a two-stage search of generated scenes, with the shipped model.
 
     python -m benchmarks.patches.search
     python -m benchmarks.patches.search --scenes 500 --queries 20
 
-Indexes the first scenes of the test split (drawing them counts), and measures stage 1 as `eligo
+Indexes the first scenes of the test split (including rendering), and measures stage 1 as `eligo
 patches search --rerank auto` does: captions of the validation split are searched exhaustively, and
-each of their top 10 is looked up in the order of stage 1. The same top 10 are looked up in the
-order of a plainer first stage: the cosine of the mean word with the mean patch.
+their top 10 are looked up in the order of stage 1, and in that of a simpler first stage: the cosine
+of the mean word with the mean patch.
 
-Then captions are searched one by one, with R = 128 and exhaustively, the query's encoding not
-counted. The very first search comes right after the operating system was asked to forget the files.
+Then captions are searched one by one, with R = 128 and exhaustively, without encoding the query.
+The very first search comes after the files were dropped from the page cache. One thread by default:
+beside a busy program several threads mostly wait for each other.
 
-One thread, unless told otherwise: several, beside another busy program, wait for each other most of
-the time, and their figures say little.
-
-Writes benchmarks/patches/results/search.json, whatever the size.
+Writes results/search.json.
 """
 
 import json
 import os
-import time
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Annotated, Any
 
 import torch
 import tyro
 from torch import Tensor
 
-from benchmarks.patches.model_speed import bench_search
-from eligo.io.files import write_text
+from benchmarks.patches.speed import bench_search
+from benchmarks.timing import timed, write_results
 from eligo.patches.index import Calibration, ScenePictures, Searcher, build_index
-from eligo.patches.index.calibration import TOP, ranks_of_best
-from eligo.patches.index.search import RERANK
+from eligo.patches.index.search import RERANK, TOP, ranks_of_best
 from eligo.patches.index.sources import scene_captions
-from eligo.patches.index.stage1 import Guide, guesses_of
+from eligo.patches.index.stage1 import Stage1Query, guesses_of
+from eligo.patches.model.inputs import Texts
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.model.sides import Texts
 from eligo.report.intervals import paired_bootstrap
-from eligo.report.provenance import provenance
 
 RESULTS = Path(__file__).parent / "results" / "search.json"
 AT_ONCE = 16
@@ -48,11 +45,11 @@ SEARCHES, EXHAUSTIVE = 20, 3  # timed queries
 BUDGETS = (10, 32, 64, 128, 256, 512)
 SOURCE = "captions of validation scenes"
 
-Guess = Callable[[Guide], Tensor]
-"""What a first stage thinks of every entry."""
+Guess = Callable[[Stage1Query], Tensor]
+"""Scores of every entry in a first stage."""
 
 
-def told(ranks: list[list[int]]) -> dict[str, Any]:
+def recalls(ranks: list[list[int]]) -> dict[str, Any]:
     """Recall with its 95 % interval over queries, and the R that suffices."""
     every = Calibration(len(ranks), SOURCE, tuple(sorted(chain.from_iterable(ranks))))
     shares = {
@@ -66,53 +63,47 @@ def told(ranks: list[list[int]]) -> dict[str, Any]:
 
 
 def first_search(model: RetrievalModel, folder: Path, query: Texts) -> float:
-    """Seconds of a search of files that are not in memory."""
+    """Seconds of a search of files that are not in the page cache."""
     for path in folder.glob("shard_*"):
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     searcher = Searcher(model, folder)
-    start = time.perf_counter()
-    searcher.search(query, k=min(TOP, len(searcher.index)))
-    return time.perf_counter() - start
+    return timed(partial(searcher.search, query, k=min(TOP, len(searcher.index))))[0]
 
 
 def measure_stage1(searcher: Searcher, captions: list[str]) -> dict[str, Any]:
-    """Two first stages, judged by the same exhaustive searches."""
+    """Two first stages, compared by the same exhaustive searches."""
     shards = searcher.index.shards
     means = torch.cat([shard.tensors["direction"].float() for shard in shards])
     stages: dict[str, Guess] = {
-        "words_and_slots": lambda guide: torch.cat([guesses_of(shard, guide) for shard in shards]),
-        "cosine_of_means": lambda guide: means @ guide.direction,
+        "words_and_slots": lambda query: torch.cat([guesses_of(shard, query) for shard in shards]),
+        "cosine_of_means": lambda query: means @ query.direction,
     }
     ranks: dict[str, list[list[int]]] = {name: [] for name in stages}
-    start = time.perf_counter()
+    start = perf_counter()
     for first in range(0, len(captions), AT_ONCE):
         side = searcher.model.text_side(captions[first : first + AT_ONCE])
         scores = searcher.scores(side, torch.arange(len(searcher.index)))
-        for column, guide in zip(scores.T, searcher.guides(side), strict=True):
+        for column, query in zip(scores.T, searcher.stage1_queries(side), strict=True):
             for name, guess in stages.items():
-                ranks[name].append(ranks_of_best(guess(guide), column))
+                ranks[name].append(ranks_of_best(guess(query), column))
     return {
         "queries": len(captions),
         "source": SOURCE,
-        "seconds": time.perf_counter() - start,
-        **{name: told(found) for name, found in ranks.items()},
+        "seconds": perf_counter() - start,
+        **{name: recalls(found) for name, found in ranks.items()},
     }
 
 
 def measure(model: RetrievalModel, scenes: int, queries: int, folder: Path) -> dict[str, Any]:
-    """Everything, in the order in which a user would meet it."""
-    start = time.perf_counter()
+    """Index, first search, stage 1, timed searches."""
     source = ScenePictures.first(scenes, model.image_encoder.image_size, dense=model.uses_dense)
-    built = build_index(lambda: model, source, folder)
+    seconds, built = timed(partial(build_index, lambda: model, source, folder))
     results: dict[str, Any] = {
         "scenes": scenes,
         "threads": torch.get_num_threads(),
-        "index": {
-            "seconds": time.perf_counter() - start,
-            "kib_per_entry": built.bytes_per_entry / 1024,
-        },
+        "index": {"seconds": seconds, "kib_per_entry": built.bytes_per_entry / 1024},
     }
     print(json.dumps(results))
     query = model.text_side(scene_captions(1))
@@ -150,8 +141,7 @@ def main(
     model = RetrievalModel.from_pretrained("patches")
     with TemporaryDirectory() as folder:
         results = measure(model, scenes, queries, Path(folder))
-    head = provenance("python -m benchmarks.patches.search")
-    write_text(RESULTS, json.dumps({**head, "results": results}, indent=2) + "\n")
+    write_results(RESULTS, "benchmarks.patches.search", results)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,16 @@
-"""`eligo patches bench` and the streamed evaluation of `benchmarks/patches/kernels.py`, at toy sizes."""
+"""`benchmarks.patches.speed`, `kernels` and `pooling` at toy sizes."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.patches import kernels
-from benchmarks.patches.model_speed import bench_kernels, bench_search
-from eligo.cli import main
+from benchmarks.patches import kernels, speed
+from benchmarks.patches.speed import bench_kernels, bench_search
+from eligo.cli import run_script
 from eligo.patches import CrossSparseAggrNet
 from eligo.patches.index import ScenePictures, Searcher, build_index
 from eligo.patches.model.retrieval_model import RetrievalModel
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +32,35 @@ def test_kernels_and_search(tmp_path):
     assert 0 < found.median_ms <= found.p90_ms
 
 
-def test_the_command(tmp_path, capsys):
+def test_speed_command(tmp_path, capsys):
     RetrievalModel.tiny(kind="open").save_pretrained(tmp_path)
     sizes = ["--num_images", "2", "--num_texts", "3", "--rounds", "1", "--json"]
-    assert main(["patches", "bench", "--model", str(tmp_path), "--device", "cpu", *sizes]) == 0
+    command = ["--model", str(tmp_path), "--device", "cpu", *sizes]
+    assert run_script(speed.run, command) == 0
     assert len(json.loads(capsys.readouterr().out)["matching"]) == 2
-    assert main(["patches", "bench", "--model", str(tmp_path), "--num_images", "0"]) == 2
+    assert run_script(speed.run, ["--model", str(tmp_path), "--num_images", "0"]) == 2
     assert "--num_images: got 0" in capsys.readouterr().err
+
+
+def test_kernels_command(script, tmp_path, monkeypatch):
+    """One entry per size; entries of other sizes are kept."""
+    monkeypatch.setattr(script, "NUM_PATCHES", 16)
+    monkeypatch.setattr(script, "WIDTH", 32)
+    for images in (2, 3):
+        script.main(images=images, texts=3, words=6, rounds=1, memory=False, out=tmp_path / "x")
+    found = json.loads((tmp_path / "x").read_text("utf-8"))
+    assert list(found) == ["cpu float32 2x3", "cpu float32 3x3"]
+    for case in found["cpu float32 3x3"]["results"].values():
+        assert case["largest_difference"] < 2e-5
+        assert case["equal_selections"] == 1
+
+
+def test_pooling_command(capsys):
+    pytest.importorskip("sentence_transformers.multi_vector_encoder")
+    from benchmarks.patches import pooling
+
+    pooling.main(smoke=True)
+    assert capsys.readouterr().out.count("true_in_top10") == 7
 
 
 def test_lengths_are_those_of_coco(script):

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.scenes.stats import _verdict, run
 
-from benchmarks.scenes.stats import KindStats, Stats
+from benchmarks.scenes.stats import KindStats, Stats, _conclusion, run
 from eligo.cli import run_script
 
 
@@ -49,10 +48,10 @@ def test_stats_of_a_world_without_questions(capsys):
     assert "painted=0" in capsys.readouterr().err
 
 
-def test_the_verdict_says_what_was_measured():
+def test_the_conclusion_says_what_was_measured():
     def verdict(blind: float, fair: bool) -> str:
         row = KindStats("count", "all", 9, 1.0, 0.2, blind, 1.0, (0.1, 0.4), fair, {})
-        return _verdict(Stats([row], {}, {})).plain
+        return _conclusion(Stats([row], {}, {})).plain
 
     above = "more than 5 points above chance without looking"
     assert verdict(0.22, True) == f"OK: none is {above}"

@@ -19,8 +19,8 @@ from transformers import (
     ViTModel,
 )
 
+from eligo.patches.config import PatchesTrainConfig
 from eligo.patches.model.build import scene_tokenizer
-from eligo.patches.training.config import PatchesTrainConfig
 
 _SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 _BACKBONES: dict[str, Any] = {

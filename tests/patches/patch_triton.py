@@ -9,8 +9,6 @@ import pytest
 import torch
 from patch_cases import (
     DEFAULTS,
-    MODELS,
-    VARIANTS,
     batch,
     documented,
     golden,
@@ -21,12 +19,12 @@ from patch_cases import (
 from eligo import ops
 from eligo.errors import InputError
 from eligo.patches.kernels import algebra, blocks
-from eligo.patches.kernels.fused import span
 from eligo.patches.kernels.hoist import halved, hoist
-from eligo.patches.kernels.keeping import keep_best
-from eligo.patches.model.scores import Choice
+from eligo.patches.kernels.interface import PatchDecision
+from eligo.patches.kernels.triton_kernels import keep_best, span
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before Triton is imported"
+SMALL = {"images": 2, "texts": 2}  # every program is slow when interpreted
 
 
 @torch.no_grad()
@@ -36,7 +34,7 @@ assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1 before
 )
 def test_triton_agrees_with_the_loop(name):
     settings, shape = DEFAULTS[name]
-    inputs, scores = batch(**shape, seed=5), []
+    inputs, scores = batch(**shape, **SMALL, seed=5), []
     for kernel in ("reference", "triton"):
         torch.manual_seed(7)
         scores.append(inputs(tiny(**settings, kernel=kernel)).scores)
@@ -44,7 +42,7 @@ def test_triton_agrees_with_the_loop(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["open", "paper_dense", "masked", "one_patch"])
+@pytest.mark.parametrize("name", ["open", "masked"])
 def test_the_narrow_factor_agrees_with_the_loop(name, monkeypatch):
     """The association that half precision takes, in float32, where a wrong term would show."""
     monkeypatch.setattr(algebra, "prefers_gram", lambda *_: True)
@@ -52,32 +50,31 @@ def test_the_narrow_factor_agrees_with_the_loop(name, monkeypatch):
         blocks, "_with_factor", lambda rows, _: blocks.replace(rows, factor=span(rows.patches))
     )
     settings, shape = DEFAULTS[name]
-    inputs = batch(**shape, seed=5)
+    inputs = batch(**shape, **SMALL, seed=5)
     scores = [inputs(tiny(**settings, kernel=kernel)).scores for kernel in ("reference", "triton")]
     assert torch.allclose(*scores, atol=2e-6)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("gram", [False, True])
-@pytest.mark.parametrize("name", ["open", "paper_dense"])
+@pytest.mark.parametrize(("name", "gram"), [("open", True), ("paper_dense", False)])
 def test_half_precision_agrees_at_equal_selection(name, gram, monkeypatch):
     monkeypatch.setattr(algebra, "prefers_gram", lambda *_: gram)
     settings, shape = DEFAULTS[name]
-    inputs = batch(**shape, texts=16, seed=5).to(torch.float16)
-    net = tiny(**settings, kernel="reference").half()
+    inputs = batch(**shape, images=2, texts=4, tokens=5, seed=5).to(torch.float16)
+    net = tiny(**settings, num_patches=4, kernel="reference").half()
     wanted = inputs(net, return_selection=True)
     images, texts = net.sides(*inputs.arguments())
     rows = hoist(net.parts(), images)
     patches, norms = halved(images.patches, rows.norms)  # as on a GPU
     rows = blocks.replace(rows, patches=patches, norms=norms)
-    assert blocks._with_factor(rows, 16).factor is not None
-    got = blocks.match_rows(net.parts(), rows, texts, choices=True, fused=True)
+    assert blocks._with_factor(rows, 4).factor is not None
+    got = blocks.match_rows(net.parts(), rows, texts, decisions=True, fused=True)
     same = (wanted.sparse.kept_mask == (got.sparse.live > 0.5)).all(-1)
     assert same.float().mean() > 0.9
     assert (wanted.scores - got.scores).abs()[same].max() < 3e-3
 
 
-@pytest.mark.parametrize(("count", "kept"), [(1, 1), (5, 5), (16, 8), (49, 7), (196, 98)])
+@pytest.mark.parametrize(("count", "kept"), [(1, 1), (5, 5), (20, 7)])
 def test_kept_patches_are_the_exact_top_k(count, kept):
     """Against the sort: signs, ties, both zeros, infinities and NaN; weights of the dropped too."""
     score = torch.randn(2, 6, count, generator=torch.Generator().manual_seed(count))
@@ -88,7 +85,7 @@ def test_kept_patches_are_the_exact_top_k(count, kept):
     live, extra = keep_best(score, kept, None)
     keep = ops.top_k_mask(score, kept)
     assert torch.equal(live > 0.5, keep)
-    wanted = algebra.dropped_weights(Choice(score, keep.float()), None)
+    wanted = algebra.dropped_weights(PatchDecision(score, keep.float()), None)
     assert torch.allclose(extra, wanted, atol=1e-6)
     score[1, 0, 0], score[1, 1, -1] = torch.nan, -torch.inf
     assert torch.equal(keep_best(score, kept, None)[0] > 0.5, ops.top_k_mask(score, kept))
@@ -102,7 +99,7 @@ def test_kept_patches_are_real_ones():
     live, extra = keep_best(score, budget, mask)
     every = mask[:, None].expand(score.shape)
     assert torch.equal(live > 0.5, ops.top_k_mask(score, budget[:, None].expand(3, 4), every))
-    wanted = algebra.dropped_weights(Choice(score, live), mask)
+    wanted = algebra.dropped_weights(PatchDecision(score, live), mask)
     assert torch.allclose(extra, wanted, atol=1e-6)
 
 
@@ -118,8 +115,10 @@ def test_alike_patches_have_a_factor():
     )
 
 
-@pytest.mark.parametrize("name", ["rectangular", "ratio_one", "swin", "gumbel"])
-@pytest.mark.parametrize(("paper", "dual"), VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "paper", "dual"),
+    [("one_word", False, True), ("ratio_one", True, True), ("gumbel", True, False)],
+)
 def test_documented_network_against_the_oracle(name, paper, dual):
     rules, inputs, wanted = documented(name, paper, dual)
     with torch.no_grad():
@@ -132,7 +131,7 @@ def test_documented_network_against_the_oracle(name, paper, dual):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["guide_tiny_open.safetensors", "guide_tiny_paper.safetensors"])
 def test_triton_reproduces_the_golden_files(name):
     config, tensors = golden(name)
     net = golden_net(config, tensors, kernel="triton")
@@ -147,15 +146,15 @@ def test_triton_reproduces_the_golden_files(name):
 
 @torch.no_grad()
 def test_triton_at_its_limits():
-    """Nothing underflows; gradients, float64 and large inputs are refused by name."""
-    inputs = batch(images=2, texts=3)
+    """Nothing underflows; gradients, float64 and large inputs are refused."""
+    inputs = batch(images=1, texts=2)
     scores = []
     for kernel in ("reference", "triton"):
         net = tiny(kernel=kernel)
         net.aggr_net.scale.fill_(300.0)
         scores.append(inputs(net).scores)
     assert torch.allclose(*scores, atol=2e-6)
-    half = batch(images=2, texts=3, dense=4).to(torch.float16)
+    half = batch(images=1, texts=2, dense=4).to(torch.float16)
     half = half(tiny(use_paper_version=True, kernel="triton").half())
     assert half.scores.isfinite().all()
     with pytest.raises(InputError, match="float32 at most"):
@@ -171,9 +170,9 @@ def test_triton_at_its_limits():
 
 
 @torch.no_grad()
-def test_auto_says_what_it_took(caplog):
+def test_auto_logs_its_kernel(caplog):
     caplog.set_level("DEBUG", "eligo.patches.kernels")
-    batch(images=1, texts=2)(tiny())
+    batch(images=1, texts=1)(tiny())
     assert "kernel auto: triton" in caplog.text
     with torch.enable_grad():
         batch(images=1, texts=2)(tiny())

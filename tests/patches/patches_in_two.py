@@ -1,4 +1,4 @@
-"""What `test_patches_ddp` starts in two processes: runs in the folder that is given."""
+"""Started by `test_patches_ddp` in two processes: runs in the given folder."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
-KINDS = ("open", "paper")
+KINDS = ("paper",)
 
 
 def main(folder: str) -> None:

@@ -7,14 +7,13 @@ import torch
 from patch_models import karpathy
 
 from eligo.errors import ConfigError, InputError
+from eligo.patches.config import KarpathyDataConfig, PatchesTrainConfig, ScenesDataConfig
 from eligo.patches.data import augment
 from eligo.patches.data.captions import read_captions
-from eligo.patches.data.config import KarpathyDataConfig, ScenesDataConfig
 from eligo.patches.data.file_source import FileSet, FileSource
 from eligo.patches.data.scene_source import SceneSet, SceneSource, pieces_of
 from eligo.patches.model.build import scene_tokenizer
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.training.config import PatchesTrainConfig
 from eligo.scenes import SceneConfig
 
 SPLITS = ("train", "restval", "val", "test", "train")
@@ -197,13 +196,13 @@ def test_unreadable_images(tmp_path, caplog):
     (data.images / "picture_3.png").unlink()
     batch = next(FileSource(data, model, dense=False).batches(4, 0, 0, 0, 1))
     assert batch.image_ids.tolist() == [1, 1, 1, 1]
-    assert "left out" in caplog.text
+    assert "skipped" in caplog.text
     dev = FileSource(data, model, dense=False).validation()
     assert [path.endswith("picture_3.png") for path in dev.unreadable] == [True]
     assert dev.positive.tolist() == [[True, True]]
     whole = (data.images / "picture_2.png").read_bytes()
     (data.images / "picture_2.png").write_bytes(whole[: len(whole) // 2])  # a broken download
-    with pytest.raises(InputError, match="none of 2 images can be read"):
+    with pytest.raises(InputError, match="none of 2 validation images can be read"):
         FileSet(read_captions(data, "val"), model).kept  # noqa: B018
 
 

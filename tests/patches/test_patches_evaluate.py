@@ -10,8 +10,8 @@ from benchmarks.patches.leak import leak_test
 from benchmarks.patches.pointing import mentioned, pointing
 from eligo.cli import main
 from eligo.errors import InputError
+from eligo.patches.config import KarpathyDataConfig
 from eligo.patches.data.captions import read_captions
-from eligo.patches.data.config import KarpathyDataConfig
 from eligo.patches.data.file_source import FileSet
 from eligo.patches.data.scene_source import SceneSet
 from eligo.patches.inference.evaluate import score_set, score_with_oracle
@@ -34,13 +34,13 @@ def test_scores_are_those_of_single_pairs(kind, dense):
     assert not found.requires_grad
     texts = [data.captions.text(scene, number) for scene in range(6) for number in range(2)]
     for image, text in ((0, 0), (3, 11), (5, 4)):
-        told = None
+        printed = None
         if dense:
             words = data.dense_words[image : image + 1]
             from eligo.scenes.phrases import to_text
 
-            told = [to_text(words[0].tolist())]
-        side = model.image_side(data.rendered.rgb[image : image + 1], told)
+            printed = [to_text(words[0].tolist())]
+        side = model.image_side(data.rendered.rgb[image : image + 1], printed)
         alone = model.match(side, model.text_side([texts[text]]))
         assert torch.allclose(found[image, text], alone[0, 0], atol=1e-5)
 
@@ -56,7 +56,7 @@ def test_folds_are_coco_folds():
 
 
 @pytest.mark.parametrize("kind", ["open", "paper"])
-def test_the_documented_wiring_leaks_and_ours_does_not(kind):
+def test_published_network_leaks_and_ours_does_not(kind):
     model = RetrievalModel.tiny(kind=kind, dense=True).eval()
     assert leak_test(model, scenes()) == {"passes": True, "documented_leaks": True}
     # Where every dense caption is the same, what a query brings says nothing.
@@ -99,7 +99,7 @@ def test_mentioned_patches_against_pixels():
                     )
 
 
-def test_pointing_where_one_knows():
+def test_pointing_with_known_selection():
     """A selection that scores patches by what they really show points right, always."""
     data, model = scenes(4), RetrievalModel.tiny().eval()
     found = pointing(model, data)
@@ -118,8 +118,8 @@ def test_pointing_where_one_knows():
     share = mentioned(data, (7, 7)).flatten(0, 1)  # (texts, patches)
     match = model.net.match
 
-    def oracle(images, texts, choices):
-        made = match(images, texts, choices=choices)
+    def oracle(images, texts, decisions):
+        made = match(images, texts, decisions=decisions)
         score = share.expand(len(images.patches), -1, -1)
         return made._replace(sparse=made.sparse._replace(score=score))
 

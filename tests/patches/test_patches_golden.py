@@ -12,7 +12,7 @@ from eligo.patches import (
     ratio_loss,
     retrieval_metrics,
 )
-from eligo.patches.model.arithmetic import unit
+from eligo.patches.model.functional import unit
 from eligo.patches.model.token_sparse import combine, cosine_to_mean
 
 

@@ -1,6 +1,6 @@
 """The Triton kernels compile for an H200 (no GPU is needed for that) and fit on the chip.
 
-What does not fit in registers is spilled to memory and costs more than the kernel saves.
+Values that do not fit in registers are spilled to memory, which costs more than the kernel saves.
 """
 
 import re
@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from eligo.patches.kernels import fused, keeping  # noqa: E402
+from eligo.patches.kernels import triton_kernels  # noqa: E402
 
 SHARED_MEMORY = 227 * 1024  # of a program on Hopper
 
@@ -41,8 +41,8 @@ def spilled(made, folder) -> int:
     path = folder / "kernel.cubin"
     path.write_bytes(made.asm["cubin"])
     command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(re.findall(r"STACK:(\d+)", told.stdout + told.stderr)[0])
+    usage = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(re.findall(r"STACK:(\d+)", usage.stdout + usage.stderr)[0])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def spilled(made, folder) -> int:
 )  # fmt: skip
 def test_matching_fits(dtype, gram, nets, tmp_path):
     """ViT-224: 196 patches, 39 slots, up to 16 words."""
-    tiles = fused.tiles_of(dtype, gram=gram, nets=nets)
+    tiles = triton_kernels.tiles_of(dtype, gram=gram, nets=nets)
     constants = {
         "NUM_SLOTS": 39, "NUM_PATCHES": 196, "WIDTH": 256 if gram else 512, "GRAM": gram,
         "NETS": nets, "HAS_EXTRA": 1, "EXTRA_MAY_LACK": False, "TEXTS": tiles.texts, "TOKENS": 64,
@@ -60,7 +60,7 @@ def test_matching_fits(dtype, gram, nets, tmp_path):
     }  # fmt: skip
     is_half = dtype == torch.float16
     made = compiled(
-        fused._best_cosines, constants, half=("vectors", "words") if is_half else (),
+        triton_kernels._best_cosines, constants, half=("vectors", "words") if is_half else (),
         integers=("num_texts", "num_words"), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     assert made.metadata.shared <= SHARED_MEMORY
@@ -70,7 +70,12 @@ def test_matching_fits(dtype, gram, nets, tmp_path):
 
 
 def test_keeping_fits(tmp_path):
-    constants = {"MASKED": False, "LOWEST": -(2**31), "ROWS": keeping._ROWS, "PATCHES": 256}
+    constants = {
+        "MASKED": False,
+        "LOWEST": -(2**31),
+        "ROWS": triton_kernels._KEEP_ROWS,
+        "PATCHES": 256,
+    }
     sizes = ("num_rows", "num_texts", "num_patches")
-    made = compiled(keeping._keep_best, constants, integers=sizes, num_warps=4)
+    made = compiled(triton_kernels._keep_best, constants, integers=sizes, num_warps=4)
     assert spilled(made, tmp_path) == 0

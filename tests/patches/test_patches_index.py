@@ -25,8 +25,8 @@ from eligo.patches.index import (
 )
 from eligo.patches.index.build import hash_of
 from eligo.patches.index.entries import pack_images
+from eligo.patches.model.inputs import Images
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.model.sides import Images
 from limits import PROCESS_SECONDS
 
 NUM_SCENES = 11
@@ -50,7 +50,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_what_is_in_the_folder(model, tmp_path):
+def test_index_folder_contents(model, tmp_path):
     built = build(model, scenes(), tmp_path / "index")
     index = IndexFolder(tmp_path / "index")
     assert built.entries == len(index) == NUM_SCENES
@@ -86,7 +86,7 @@ def test_the_index_scores_as_the_model(settings, dtype, close, tmp_path):
     torch.testing.assert_close(got, wanted, rtol=0, atol=close)
 
 
-def test_an_image_of_nothing_stays_finite():
+def test_blank_image_is_finite():
     net = CrossSparseAggrNet(8, 4, num_prefix_tokens=1)
     packed = pack_images(net, Images(torch.zeros(1, 4, 8), torch.zeros(1, 8)))
     assert all(bool(part.isfinite().all()) for part in packed.values())
@@ -227,7 +227,7 @@ def test_no_index_among_other_files(model, tmp_path):
     assert "index.json" in contents(left)
 
 
-def test_shards_of_who_knows_what_are_refused(model, tmp_path):
+def test_foreign_shards_are_refused(model, tmp_path):
     """Of an older format, or without the file that says what they are of."""
     build(model, scenes(), tmp_path)
     manifest = tmp_path / "index.json"
@@ -277,7 +277,7 @@ def test_names_and_texts_in_any_script(model, tmp_path):
     (folder / "x.png").rename(os.fsdecode(os.fsencode(folder) + b"/\xff.png"))
     built = build(model, ImageFiles.under(folder), tmp_path / "j")
     assert [entry["id"] for entry in IndexFolder(tmp_path / "j").entries] == names
-    assert built.skipped == [{"id": "\\xff.png", "why": "its name is no UTF-8; rename the file"}]
+    assert built.skipped == [{"id": "\\xff.png", "why": "its name is not UTF-8; rename the file"}]
 
 
 def test_unreadable_images_are_skipped_and_listed(model, tmp_path):
@@ -315,7 +315,7 @@ def test_a_shard_of_unreadable_images(model, tmp_path):
 def test_dense_captions_are_needed_or_refused(model, tmp_path):
     with pytest.raises(InputError, match="trained without"):
         build(model, scenes(dense=True), tmp_path / "a")
-    with pytest.raises(InputError, match="got none, and the model was trained with"):
+    with pytest.raises(InputError, match="got none, but the model was trained with"):
         build(RetrievalModel.tiny(kind="open", dense=True), scenes(), tmp_path / "b")
 
 

@@ -187,9 +187,9 @@ def test_blocks_of_any_size(compat, paper):
     inputs = batch(images=3, texts=7, dense=5, compat=compat)
     net = tiny(use_paper_version=paper, compat=compat)
     images, texts = net.sides(*inputs.arguments())
-    whole = blocks.match(net.parts(), images, texts, choices=True)
+    whole = blocks.match(net.parts(), images, texts, decisions=True)
     for budget in (1, 40_000, 100_000_000):
-        cut = blocks.match(net.parts(), images, texts, choices=True, byte_budget=budget)
+        cut = blocks.match(net.parts(), images, texts, decisions=True, byte_budget=budget)
         assert torch.allclose(cut.scores, whole.scores, atol=1e-6)
         assert torch.equal(cut.sparse.live, whole.sparse.live)
 
@@ -255,7 +255,7 @@ def test_few_pairs_get_a_gradient(monkeypatch):
     assert seen[0] <= 24
 
 
-def test_triton_says_what_is_missing():
+def test_triton_reports_what_is_missing():
     pytest.importorskip("triton")
     with pytest.raises(InputError, match="CUDA device"):
         batch()(tiny(kernel="triton"))

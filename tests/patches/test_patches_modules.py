@@ -9,8 +9,8 @@ import torch
 
 from eligo.errors import InputError
 from eligo.patches import HRPA, DualTokenAggregation, TokenAggregation, TokenSparse
-from eligo.patches.model import decision as decisions
-from eligo.patches.model.arithmetic import min_max, unit
+from eligo.patches.model import functional
+from eligo.patches.model.functional import min_max, unit
 
 
 def test_token_sparse_by_hand():
@@ -30,10 +30,10 @@ def test_equation_3():
     p = sparse.score_predictor(tokens).squeeze(-1)
     wanted = 0.4 * p + 0.3 * (min_max(y) + min_max(z) + 2 * min_max(x))
     _, _, mask = sparse(tokens, x, y, z, beta=0.3)
-    assert torch.equal(mask.bool(), decisions.best(wanted, 3))
+    assert torch.equal(mask.bool(), functional.exact_top_k(wanted, 3))
     without = 0.4 * p + 0.3 * (min_max(y) + 2 * min_max(x))
     _, _, mask = sparse(tokens, x, y, beta=0.3)
-    assert torch.equal(mask.bool(), decisions.best(without, 3))
+    assert torch.equal(mask.bool(), functional.exact_top_k(without, 3))
     with pytest.raises(InputError, match="beta"):
         sparse(tokens, x, y, z, beta=0.7)
 
@@ -119,20 +119,20 @@ def test_widths():
 
 def test_straight_through_gradient():
     score = torch.tensor([[0.9, 0.2, 0.6, 0.5]], requires_grad=True)
-    live = decisions.straight_through(score, decisions.best(score, 2))
+    live = functional.straight_through(score, functional.exact_top_k(score, 2))
     assert torch.equal(live.detach(), torch.tensor([[1.0, 0.0, 1.0, 0.0]]))
     live.sum().backward()
     q = torch.sigmoid((score.detach() - 0.55) / 0.1)  # between the last kept and the next
     assert torch.allclose(score.grad, q * (1 - q) / 0.1)
     score.grad = None
-    decisions.straight_through(score, torch.ones(1, 4, dtype=torch.bool)).sum().backward()
+    functional.straight_through(score, torch.ones(1, 4, dtype=torch.bool)).sum().backward()
     assert not score.grad.any()  # nothing competes
 
 
 def test_bernoulli_keeps_at_least_one():
     probability = torch.full((1000, 3), 1e-4)
     mask = torch.tensor([False, True, True]).expand(1000, 3)
-    drawn = decisions.bernoulli(probability, torch.rand(1000, 3), 1.0, mask)
+    drawn = functional.bernoulli(probability, torch.rand(1000, 3), 1.0, mask)
     assert (drawn.sum(1) >= 1).all()
     assert not drawn[:, 0].any()
 
@@ -146,21 +146,22 @@ PAGES = {
 
 
 @pytest.mark.parametrize("module", PAGES)
-def test_help_is_a_text_book_page(module):
+def test_help_shows_equations_and_shapes(module):
     page = pydoc.plain(pydoc.render_doc(module))
-    assert all(piece in page for piece in [*PAGES[module], "Symbols:", "The way of the tensors:"])
+    assert all(piece in page for piece in [*PAGES[module], "Symbols:", "Tensor shapes:"])
 
 
 EXAMPLES = {
+    "index.pooling": 2,
+    "index.search": 2,
     "kernels.algebra": 1,
-    "losses": 3,
-    "match.aggregation": 2,
-    "match.arithmetic": 3,
-    "match.decision": 2,
-    "match.hrpa": 1,
-    "match.net": 1,
-    "match.token_sparse": 1,
-    "measure.metrics": 1,
+    "metrics": 1,
+    "model.aggregation": 2,
+    "model.functional": 5,
+    "model.hrpa": 1,
+    "model.seps": 1,
+    "model.token_sparse": 1,
+    "training.losses": 3,
 }
 
 

@@ -98,7 +98,7 @@ def test_dense_text_changes_its_own_image_only(paper, kernel):
 
 
 @pytest.mark.parametrize("kernel", ["reference", "torch"])
-def test_pairs_do_not_know_their_neighbours(kernel):
+def test_scores_do_not_depend_on_other_pairs(kernel):
     """Permutation, padding, batch mates, sharding."""
     inputs = batch(images=5, texts=6, dense=4, masked=3)
     net = tiny(use_paper_version=True, kernel=kernel).eval()
@@ -164,7 +164,7 @@ def test_prefix_and_registers():
     assert none.cls is None
 
 
-def test_budgets_are_rounded_without_accidents():
+def test_budgets_are_rounded_correctly():
     inputs = batch(tokens=101)
     settings = {"num_patches": 100, "sparse_ratio": 0.07}
     assert inputs(tiny(**settings), return_selection=True).sparse.indices.shape[-1] == 7
@@ -251,7 +251,7 @@ def test_ratio_loss_is_live_under_bernoulli():
         PatchLoss(ratio_weight=2.0).check(tiny(use_paper_version=True))
 
 
-def test_bernoulli_keeps_what_the_scores_say():
+def test_bernoulli_follows_the_scores():
     """Each patch is kept with p = s / (1 + 2 b), or 1 + b with a single text as guide."""
     parts = tiny(use_paper_version=True, decision="bernoulli").parts()
     score = torch.linspace(0.2, 1.1, 16).expand(4000, 16)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from benchmarks.patches import pooling as pooling_benchmark
-from eligo.patches.index.ward import cut_tree, ward_tree
+from eligo.patches.index.pooling import cut_tree, ward_tree
 
 pytest.importorskip("sentence_transformers.multi_vector_encoder", reason="needs eligo[pooling]")
 
@@ -99,7 +99,7 @@ def equal_worth(**more) -> LearnedTokenPooling:
     return pooling
 
 
-def test_tokens_of_equal_worth_are_plain_clusters():
+def test_equal_weights_give_plain_clusters():
     pooling = equal_worth(pool_factor=2, num_protected_tokens=0)
     some = tokens(20)
     clusters = cut_tree(ward_tree((2 - 2 * some @ some.T).double().numpy(), np.ones(20)), 10)
@@ -213,7 +213,7 @@ def error(pooling, documents, queries) -> float:
     return float(torch.cat(gaps).square().mean())
 
 
-def test_it_learns_what_queries_ask_for():
+def test_pooling_learns_which_tokens_queries_match():
     torch.manual_seed(0)
     pooling = LearnedTokenPooling(16, 8)
     fit_pooling(pooling, *world(60, 1), steps=80, batch_size=8)
@@ -285,12 +285,12 @@ def test_per_call(encoder):
 
 def test_the_benchmark_runs(capsys, tmp_path, monkeypatch):
     pooling_benchmark.main(smoke=True)
-    told = capsys.readouterr().out.splitlines()
-    rows = [json.loads(line) for line in told if line.startswith('{"factor"')]
+    printed = capsys.readouterr().out.splitlines()
+    rows = [json.loads(line) for line in printed if line.startswith('{"factor"')]
     assert [row["vectors"] for row in rows] == [25, 25, 13, 13, 7, 7]
 
 
-def test_no_slot_is_empty_where_few_tokens_are_worth_anything():
+def test_no_slot_is_empty_with_few_weighted_tokens():
     """A zero vector would be a floor under the cosine of every word."""
     torch.manual_seed(0)
     pooling = LearnedTokenPooling(8, 2.0)

@@ -8,12 +8,13 @@ import torch
 from PIL import Image
 
 from eligo.cli import main
+from eligo.errors import InputError
 from eligo.explorer.folder import find_records, load_record
 from eligo.patches import CrossSparseAggrNet
 from eligo.patches.index import ScenePictures, Searcher, build_index
 from eligo.patches.inference.predict import count_cost, predict
+from eligo.patches.model.inputs import Images
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.model.sides import Images
 from eligo.report.patches_picture import WordMatch, _word_picture, match_picture
 from eligo.report.pictures import rgb_picture
 
@@ -38,7 +39,7 @@ def folder(tmp_path_factory, scene):
 def test_prediction(settings, scene, tmp_path):
     model = RetrievalModel.tiny(**settings).eval()
     dense = "a red ball. a blue box." if model.uses_dense else None
-    made = predict(model, scene, TEXT, dense)
+    made = predict(scene, TEXT, model=model, dense=dense)
     with torch.no_grad():
         images = model.image_side([scene], None if dense is None else [dense])
         wanted = model.match(images, model.text_side([TEXT]))
@@ -49,9 +50,34 @@ def test_prediction(settings, scene, tmp_path):
     assert made.cost.tokens == len(made.explanation.token_names)
 
 
+def test_any_form_of_image_and_model(folder, scene):
+    wanted = predict(scene, TEXT, model=RetrievalModel.from_pretrained(folder))
+    pixels = np.asarray(scene)
+    forms = (folder / "scene.png", pixels, torch.from_numpy(pixels.copy()).permute(2, 0, 1))
+    for image in forms:
+        made = predict(image, TEXT, model=str(folder), device="cpu")
+        assert made.score == wanted.score
+        assert torch.equal(made.selection.indices, wanted.selection.indices)
+    with pytest.raises(InputError, match=r"nowhere\.png: there is no such image"):
+        predict("nowhere.png", TEXT, model="nowhere")
+    with pytest.raises(InputError, match="empty text"):
+        predict(scene, " ", model=folder)
+
+
+def test_saved_prediction(folder, scene, tmp_path):
+    made = predict(scene, TEXT, model=folder, device="cpu")
+    made.save(tmp_path)
+    saved = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    assert saved == made.summary() | {"text": TEXT}
+    assert saved["kept"] == sorted(made.selection.indices.tolist())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "explore", "patches.png", "result.json"
+    ]  # fmt: skip
+
+
 def test_the_cost_in_an_index_is_what_an_index_takes(scene, tmp_path):
     model = RetrievalModel.tiny(kind="open").eval()
-    made = predict(model, scene, TEXT)
+    made = predict(scene, TEXT, model=model)
     build_index(lambda: model, ScenePictures.first(3, 56), tmp_path)
     shard = Searcher(model, tmp_path).index.shards[0].tensors
     stored = sum(part[0].numel() * part.element_size() for part in shard.values())
@@ -90,9 +116,9 @@ def test_the_command(folder, tmp_path, capsys):
     command = ["patches", "predict", "--image", str(folder / "scene.png"), "--model", str(folder)]
     command += ["--out", str(tmp_path), "--device", "cpu"]
     assert main([*command, "--text", TEXT]) == 0
-    told = capsys.readouterr().out
-    assert "patches 49 > 25 kept > 11 tokens, for 13 words" in told
-    assert "multiply-adds" in told
+    printed = capsys.readouterr().out
+    assert "patches 49 > 25 kept > 11 tokens, for 13 words" in printed
+    assert "multiply-adds" in printed
     assert Image.open(tmp_path / "patches.png").width > 1000
     (shown,) = map(load_record, find_records(tmp_path))
     assert shown.query == TEXT
@@ -102,14 +128,14 @@ def test_the_command(folder, tmp_path, capsys):
     assert len(found["words"]) == 13
     assert found["cost"]["kept"] == 25
     assert main([*command, "--text", "a red Zebra, zebra [x]", "--json"]) == 0
-    told = capsys.readouterr()
-    assert "does not know these words: Zebra, zebra, [, x, ]" in told.err
-    assert len(json.loads(told.out)["words"]) == 10
-    assert "cut" not in told.err
+    printed = capsys.readouterr()
+    assert "does not know these words: Zebra, zebra, [, x, ]" in printed.err
+    assert len(json.loads(printed.out)["words"]) == 10
+    assert "cut" not in printed.err
     assert main([*command, "--text", "a red ball. " * 20, "--json"]) == 0
-    told = capsys.readouterr()
-    assert told.err.count("the text is cut: it has 82 word pieces, and the model reads 64") == 1
-    assert len(json.loads(told.out)["words"]) == 64
+    printed = capsys.readouterr()
+    assert printed.err.count("the text is cut: it has 82 word pieces, and the model reads 64") == 1
+    assert len(json.loads(printed.out)["words"]) == 64
 
 
 @pytest.mark.parametrize(

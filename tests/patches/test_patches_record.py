@@ -17,7 +17,7 @@ def pair(request):
     torch.manual_seed(0)
     image = Image.effect_noise((70, 50), 90).convert("RGB")
     model = RetrievalModel.tiny(kind=request.param).eval()
-    return predict(model, image, TEXT), image
+    return predict(image, TEXT, model=model), image
 
 
 def test_every_patch_adds_its_part(pair):
@@ -31,8 +31,8 @@ def test_every_patch_adds_its_part(pair):
 
 
 def test_kept_patches_and_links(pair):
-    found, image = pair
-    made = record(found, image, TEXT)
+    found, _ = pair
+    made = record(found)
     kept, links = made.stages[0], made.stages[-1]
     assert (kept.over.rows, kept.over.columns) == (7, 7)
     assert torch.equal(kept.selection.indices, found.explanation.sparse.indices)
@@ -54,7 +54,7 @@ def test_kept_patches_and_links(pair):
 def test_results_are_items_with_pictures(pair, tmp_path):
     found, image = pair
     results = [SearchResult("a", image, 0.9, "true of it"), SearchResult("b", image, 0.4)]
-    made = record(found, image, TEXT, results=results, title="a title")
+    made = record(found, results=results, title="a title")
     items = made.stages[-1]
     assert [item.text for item in items.over] == ["a", "b"]
     assert [made.pictures[item.picture].size for item in items.over] == [(70, 50)] * 2

@@ -18,8 +18,8 @@ from eligo.patches.index import (
 from eligo.patches.index.entries import fold
 from eligo.patches.index.sources import scene_captions
 from eligo.patches.kernels.hoist import hoist
+from eligo.patches.model.inputs import Images
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.model.sides import Images
 
 COUNT = 23
 QUERIES = ("there is a red ball.", "a star is left of a blue box.", "a gem.")
@@ -156,11 +156,11 @@ def test_the_cut_into_shards_changes_nothing(model, images, tmp_path):
 
 def test_queries_of_the_wrong_kind(model, images, texts):
     image = model.image_side([ScenePictures.first(1, 56).load([0])[0].value])
-    with pytest.raises(InputError, match="is an index of images, and got an image"):
+    with pytest.raises(InputError, match="is an index of images, and the query is an image"):
         Searcher(model, images).search(image)
-    with pytest.raises(InputError, match="is an index of texts, and got a text"):
+    with pytest.raises(InputError, match="is an index of texts, and the query is a text"):
         Searcher(model, texts).search(model.text_side(["a ball."]))
-    with pytest.raises(InputError, match="k=10 and rerank=3"):
+    with pytest.raises(InputError, match="got 3 with k=10"):
         Searcher(model, images).search(model.text_side(["a ball."]), k=10, rerank=3)
 
 
@@ -218,7 +218,7 @@ def test_faiss_finds_the_same(model, images, monkeypatch, caplog):
     monkeypatch.setattr("eligo.patches.index.stage1.write_bytes", _refuse)
     near = Searcher(model, images, approximate=True)  # an index that may only be read
     assert near.candidates(query, 8).rows.tolist() == got.rows.tolist()
-    assert "not kept: " in caplog.text
+    assert "is not stored: " in caplog.text
 
 
 def _refuse(path, content):

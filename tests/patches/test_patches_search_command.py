@@ -41,19 +41,19 @@ def search(world, name: str, *words: str) -> int:
     return main(["patches", "search", str(world / name), *words, *model])
 
 
-def test_what_was_indexed(world, capsys):
+def test_indexed_entries(world, capsys):
     command = ["patches", "index", str(world / "images"), "--out", str(world / "by_text")]
     command += ["--model", str(world / "model"), "--shard-size", "6", "--device", "cpu"]
     assert main([*command, "--json"]) == 0
-    told = capsys.readouterr()
-    found = json.loads(told.out)
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
     assert found["images"] == 14
     assert found["skipped"] == ["broken.jpg"]
     assert found["shards already there"] == 3
-    assert "skipped: broken.jpg: " in told.err
+    assert "skipped: broken.jpg: " in printed.err
 
 
-def test_images_are_looked_at_before_the_first_is_encoded(world, tmp_path, capsys, monkeypatch):
+def test_images_are_checked_before_the_first_is_encoded(world, tmp_path, capsys, monkeypatch):
     command = ["patches", "index", str(world / "images"), "--model", str(world / "model")]
     command += ["--device", "cpu", "--out"]
 
@@ -105,23 +105,23 @@ def test_rerank_auto_measures_once(world, capsys):
     assert "give dev queries with --dev" in capsys.readouterr().err
     dev = ["--dev", str(world / "texts.txt")]
     assert search(world, "by_text", "a red ball.", "--rerank", "auto", "--k", "1", *dev) == 0
-    told = capsys.readouterr().out
-    assert "of the exhaustive top 10 (16 dev queries" in told
+    printed = capsys.readouterr().out
+    assert "of the exhaustive top 10 (16 dev queries" in printed
     assert (world / "by_text" / "stage1.json").exists()
     assert search(world, "by_text", "a ball.", "--rerank", "auto", "--k", "1", "--json") == 0
     assert json.loads(capsys.readouterr().out)["stage 1 recall of top 10 on dev"] >= 0.995
 
 
-def test_an_index_that_may_only_be_read(world, capsys, monkeypatch):
+def test_read_only_index(world, capsys, monkeypatch):
     def refuse(path, _):
         raise OutputError(f"{path}: cannot be written")
 
-    monkeypatch.setattr("eligo.patches.index.calibration.write_text", refuse)
+    monkeypatch.setattr("eligo.patches.index.search.write_text", refuse)
     dev = ["--dev", str(world / "texts.txt")]
     assert search(world, "by_text", "a red ball.", "--rerank", "auto", "--k", "1", *dev) == 0
-    told = capsys.readouterr()
-    assert "of the exhaustive top 10 (16 dev queries" in told.out
-    assert "not kept: " in told.err
+    printed = capsys.readouterr()
+    assert "of the exhaustive top 10 (16 dev queries" in printed.out
+    assert "is not stored: " in printed.err
 
 
 def test_rerank_auto_of_a_text_index(world, capsys):
@@ -141,12 +141,12 @@ def test_an_index_of_scenes_brings_its_own_dev_queries(world, tmp_path, capsys, 
     assert "3 dev queries: captions of validation scenes" in capsys.readouterr().out
 
 
-def test_texts_that_are_cut_are_told_of_once(world, tmp_path, capsys):
+def test_cut_texts_are_logged_once(world, tmp_path, capsys):
     long = "a red ball. " * 16  # 64 word pieces, and [CLS] and [SEP]
     assert search(world, "by_text", long, "--k", "1", "--json") == 0
-    told = capsys.readouterr()
-    assert told.err.count("the text is cut: it has 66 word pieces, and the model reads 64") == 1
-    assert json.loads(told.out)["found"]
+    printed = capsys.readouterr()
+    assert printed.err.count("the text is cut: it has 66 word pieces, and the model reads 64") == 1
+    assert json.loads(printed.out)["found"]
     assert search(world, "by_text", long.removesuffix("red ball. "), "--k", "1") == 0
     assert "cut" not in capsys.readouterr().err
     texts = tmp_path / "texts.txt"
@@ -164,10 +164,10 @@ def test_texts_that_are_cut_are_told_of_once(world, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("by_text",), "expected what to look for"),
+        (("by_text",), "expected a query"),
         (("by_text", " "), "is empty"),
-        (("by_image", "a ball."), "is an index of texts, and got a text"),
-        (("by_text", "a ball.", "--k", "200"), "at least as many to rerank"),
+        (("by_image", "a ball."), "is an index of texts, and the query is a text"),
+        (("by_text", "a ball.", "--k", "200"), "expected at least k"),
         (("images", "a ball."), "images: is no index"),
         (("images", "a ball."), "eligo patches index {images} --out {images}.index`"),
         (("by_image", "--image", "nowhere.png"), "there is no such image"),
@@ -208,7 +208,7 @@ def test_dense_captions_of_a_file(tmp_path, capsys):
     command = ["patches", "index", str(tmp_path / "images"), "--out", str(tmp_path / "index")]
     command += ["--model", str(tmp_path / "model"), "--device", "cpu"]
     assert main(command) == 2
-    assert "give them with --dense FILE" in capsys.readouterr().err
+    assert "pass them (--dense)" in capsys.readouterr().err
     dense.write_text('{"image_id": "a.png", "text": "a red ball."}\n')
     assert main([*command, "--dense", str(dense)]) == 2
     assert "1 images have none, the first is 'b.png'" in capsys.readouterr().err
@@ -219,8 +219,8 @@ def test_dense_captions_of_a_file(tmp_path, capsys):
     long = json.dumps({"image_id": "b.png", "text": "a red ball. " * 40})
     dense.write_text(dense.read_text().splitlines()[0] + f"\n{long}\n")
     assert main([*command[:4], str(tmp_path / "other"), *command[5:], "--dense", str(dense)]) == 0
-    told = capsys.readouterr().err
-    assert "1 of 2 dense captions are cut: the longest has 162 word pieces" in told
+    printed = capsys.readouterr().err
+    assert "1 of 2 dense captions are cut: the longest has 162 word pieces" in printed
     with dense.open("a") as file:
         file.write('{"text": "whose?"}\n')
     assert main([*command, "--dense", str(dense)]) == 2

@@ -9,8 +9,8 @@ from patch_models import karpathy, smoke, text_folder, vision_folder
 
 from eligo.config import load_config, shipped_configs
 from eligo.errors import ConfigError
+from eligo.patches.config import PatchesTrainConfig
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.training.config import PatchesTrainConfig
 from eligo.patches.training.task import PatchesTask, train_model, with_counted_steps
 from eligo.train import Progress
 from eligo.train.optimization import lr_factor
@@ -24,7 +24,7 @@ def first_batch(task):
 
 
 @pytest.mark.parametrize(("kind", "dense"), KINDS)
-def test_every_arm_learns(kind, dense):
+def test_every_variant_learns(kind, dense):
     """On one batch, again and again, the loss falls well below where it began."""
     sizes = {"image_size": 56, "patch_size": 14, "width": 16, "layers": 1, "heads": 2}
     task = PatchesTask(
@@ -95,7 +95,7 @@ def test_drawn_patches_have_a_live_ratio_loss():
     assert predictor[0].weight.grad.abs().max() > 0
 
 
-def test_seeing_comes_first():
+def test_patch_classification_comes_first():
     task = PatchesTask(smoke(see_steps=2))
     batch = first_batch(task)
     assert "attributes" in task.step(batch, Progress(1, 4)).losses
@@ -212,12 +212,12 @@ def test_training_on_files_with_real_encoders(tmp_path):
     ("change", "said"),
     [
         ({"ratio_weight": 1.0}, "keeps an exact share"),
-        ({"train.gradient_accumulation": 2}, "cannot be split in time"),
+        ({"train.gradient_accumulation": 2}, "negatives come from the whole batch"),
         ({"data.scenes.height": 64}, "expected 168 x 168"),
         ({"model.match": {"kind": "global", "dense": True}}, "selects no patches"),
         ({"see_steps": 5000}, "more than train.total_steps"),
     ],
 )
-def test_what_cannot_work_is_refused(change, said):
+def test_invalid_configs_are_refused(change, said):
     with pytest.raises(ConfigError, match=said):
         PatchesTrainConfig().replace(change)

@@ -1,7 +1,7 @@
-"""A training step on scenes never waits for the device: no value of a tensor is looked at.
+"""A training step on scenes never waits for the device: it reads no value of a tensor.
 
-On a GPU such a look costs more than the work of a small step. Checked on the CPU, told that values
-are not free to look at, as they are not on a GPU.
+On a GPU such a read costs more than the work of a small step. Checked on the CPU, with
+`values_are_free` patched as on a GPU.
 """
 
 import sys
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eligo.config import load_config
 from eligo.patches import alignment_loss
-from eligo.patches.training.config import PatchesTrainConfig
+from eligo.patches.config import PatchesTrainConfig
 from eligo.patches.training.task import PatchesTask
 from eligo.train import Progress
 
@@ -24,7 +24,7 @@ WAITS = (
 )  # fmt: skip
 
 
-class Looks(TorchDispatchMode):
+class WaitRecorder(TorchDispatchMode):
     """Records the operators that wait for a device."""
 
     def __init__(self) -> None:
@@ -65,19 +65,19 @@ def run(learner: PatchesTask, as_on_a_gpu) -> list[str]:
     next(stream)  # scenes are painted, constants made
     as_on_a_gpu()
     progress = Progress(1, 4)
-    with Looks() as looks:
+    with WaitRecorder() as recorder:
         output = learner.step(next(stream), progress)
         torch.stack(list(output.losses.values())).sum().backward()
-    return looks.found
+    return recorder.found
 
 
 @pytest.mark.parametrize("name", ["global", "filip", "open", "open_dense", "paper"])
-def test_a_step_looks_at_no_value(name, as_on_a_gpu):
+def test_a_step_reads_no_value(name, as_on_a_gpu):
     learner = task(name, hardest_after=1.0)
     assert run(learner, as_on_a_gpu) == []
 
 
-def test_learning_to_see_looks_at_no_value(as_on_a_gpu, monkeypatch):
+def test_patch_classification_reads_no_value(as_on_a_gpu, monkeypatch):
     # On a GPU `one_hot` looks at nothing.
     one_hot = lambda index, count: (index[..., None] == torch.arange(count)).long()  # noqa: E731
     monkeypatch.setattr(torch.nn.functional, "one_hot", one_hot)
@@ -86,13 +86,13 @@ def test_learning_to_see_looks_at_no_value(as_on_a_gpu, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["open", "paper"])
-def test_hardest_negatives_look_once(name, as_on_a_gpu):
+def test_hardest_negatives_read_one_value(name, as_on_a_gpu):
     """How many pairs get a gradient is not known before they are scored."""
     learner = task(name, hardest_after=0.0)
     assert run(learner, as_on_a_gpu) == ["nonzero"]
 
 
-def test_losses_are_the_same_without_looking(as_on_a_gpu):
+def test_losses_are_the_same_without_reading_values(as_on_a_gpu):
     """All violations at once are those of each positive in turn; values and gradient."""
     scores = torch.randn(5, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     positive = torch.rand(5, 8, generator=torch.Generator().manual_seed(1)) < 0.3
@@ -105,7 +105,7 @@ def test_losses_are_the_same_without_looking(as_on_a_gpu):
 
 
 @pytest.mark.parametrize("name", ["open_dense", "paper_dense", "masked"])
-def test_scores_are_the_same_without_looking(name, as_on_a_gpu):
+def test_scores_are_the_same_without_reading_values(name, as_on_a_gpu):
     """Blocks of unsorted short texts and softmaxes that cannot underflow: the same numbers."""
     settings, shape = DEFAULTS[name]
     inputs = batch(**shape, seed=5).to(torch.float64)

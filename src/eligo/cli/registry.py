@@ -19,7 +19,7 @@ from eligo.renamed import new_name
 TASKS: dict[str, str] = {
     "shots.teach": "eligo.shots.config:TeachConfig",
     "shots.train": "eligo.shots.config:ShotsTrainConfig",
-    "patches.train": "eligo.patches.training.config:PatchesTrainConfig",
+    "patches.train": "eligo.patches.config:PatchesTrainConfig",
     "pixels.train": "eligo.pixels.train_config:PixelsTrainConfig",
     "scenes.export": "eligo.scenes.config:ExportConfig",
     "tokens.sweep": "eligo.tokens.sweep_config:SweepConfig",

@@ -1,14 +1,14 @@
 """Which image patches matter to this text?
 
-A text picks its patches, they fold into a few tokens, words and tokens are matched both ways (SEPS,
-arXiv 2511.01390; LAPS). `CrossSparseAggrNet` scores all pairs; its parts `TokenSparse`,
-`TokenAggregation`, `DualTokenAggregation` and `HRPA` stand alone, and `help()` of each shows its
-equations and the way of its tensors. `RetrievalModel` is the network with its encoders, `predict`
-opens up one image and one text.
+A text selects its patches, they are folded into a few tokens, and words and tokens are matched both
+ways (SEPS, arXiv 2511.01390; LAPS). `CrossSparseAggrNet` scores all pairs; its parts `TokenSparse`,
+`TokenAggregation`, `DualTokenAggregation` and `HRPA` can be used alone, and `help()` of each shows
+its equations and tensor shapes. `RetrievalModel` is the network with its encoders; `predict`
+explains one image and one text.
 
-Rooms: `match` (patches and words to scores), `kernels` (the same, fast), `data` (scenes and files),
-`training`, `measure` (metrics, evaluation), `exam`, `inference` (predict, convert, time),
-`retrieval` (an index and its search, pooling).
+Subpackages: `model` (encoders and network), `kernels` (fast scores of all pairs),
+`data` (scenes and files), `training`, `inference` (predict, evaluate, convert), `index` (search and
+token pooling).
 """
 
 from eligo.lazy import lazy_names

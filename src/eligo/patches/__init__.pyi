@@ -5,11 +5,11 @@ from .metrics import coco_folds as coco_folds
 from .metrics import retrieval_metrics as retrieval_metrics
 from .model.aggregation import DualTokenAggregation as DualTokenAggregation
 from .model.aggregation import TokenAggregation as TokenAggregation
+from .model.explain import PatchExplanation as PatchExplanation
 from .model.hrpa import HRPA as HRPA
-from .model.net import CrossSparseAggrNet as CrossSparseAggrNet
 from .model.retrieval_model import RetrievalModel as RetrievalModel
-from .model.scores import PatchExplanation as PatchExplanation
-from .model.scores import PatchScores as PatchScores
+from .model.seps import CrossSparseAggrNet as CrossSparseAggrNet
+from .model.seps import PatchScores as PatchScores
 from .model.token_sparse import TokenSparse as TokenSparse
 from .training.losses import PatchLoss as PatchLoss
 from .training.losses import alignment_loss as alignment_loss

@@ -1,18 +1,24 @@
-"""What a retrieval model is: two encoders and a way to match them.
+"""Configs of `patches`: the retrieval model, its data and a training run. Imports no torch.
 
-Needs no torch: it is read for `--help`.
+The training defaults are the recipe of LAPS and SEPS: AdamW, decay 1e-4, heads 2e-4 and pretrained
+backbones a tenth of it, x 0.3 at epochs 9, 15, 20 and 25 of 30, clip 2, batch 128; in the first
+epoch all violations, the loss ramped from 0 to 1, then hardest negatives. Departure from both: the
+checkpoint is chosen on the validation split, not on `test`.
 """
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from eligo.config import Config
+from eligo.scenes.config import SceneConfig
+from eligo.train.config import SMOKE, OptimizerConfig, ScheduleConfig, TrainConfig
 
 _Deviation = Annotated[float, Field(gt=0)]
 
 
-def _multiple(name: str, size: int, of: str, step: int) -> None:
+def _check_multiple(name: str, size: int, of: str, step: int) -> None:
     if size % step:
         raise ValueError(f"{name}: got {size}, expected a multiple of {step}, {of}")
 
@@ -21,9 +27,9 @@ class SmallVisionConfig(Config):
     """A ViT to train from scratch."""
 
     image_size: int = Field(default=168, ge=8)
-    """Pixels a side; a multiple of patch_size."""
+    """Pixels per side; a multiple of patch_size."""
     patch_size: int = Field(default=12, ge=1)
-    """Pixels a side of a patch."""
+    """Pixels per side of a patch."""
     width: int = Field(default=128, ge=4)
     """Width; a multiple of heads."""
     layers: int = Field(default=6, ge=1)
@@ -33,8 +39,8 @@ class SmallVisionConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> "SmallVisionConfig":
-        _multiple("image_size", self.image_size, "patch_size", self.patch_size)
-        _multiple("width", self.width, "heads", self.heads)
+        _check_multiple("image_size", self.image_size, "patch_size", self.patch_size)
+        _check_multiple("width", self.width, "heads", self.heads)
         return self
 
 
@@ -50,7 +56,7 @@ class SmallTextConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> "SmallTextConfig":
-        _multiple("width", self.width, "heads", self.heads)
+        _check_multiple("width", self.width, "heads", self.heads)
         return self
 
 
@@ -62,34 +68,33 @@ class EncodersConfig(Config):
     text: str | None = None
     """Folder or hub name of a BERT; none: a small one from scratch, for the scenes' words."""
     tokenizer: str | None = None
-    """Fingerprint of the tokenizer in the folder of a saved model, written with it; none: not
-    checked."""
+    """Fingerprint of a saved model's tokenizer, written on saving; none: not checked."""
     small_vision: SmallVisionConfig = SmallVisionConfig()
     """Sizes where vision is none."""
     small_text: SmallTextConfig = SmallTextConfig()
     """Sizes where text is none."""
     image_size: int | None = Field(default=None, ge=8)
-    """Pixels a side of what a given vision model is shown; none: what it was trained with."""
+    """Pixels per side of the input of a given vision model; none: its own image size."""
     image_mean: tuple[float, float, float] | None = None
-    """Mean of each colour, subtracted; none: what the vision model was trained with."""
+    """Mean of each colour channel, subtracted; none: the vision model's own."""
     image_std: tuple[_Deviation, _Deviation, _Deviation] | None = None
-    """Deviation of each colour, divided by; none: what the vision model was trained with."""
+    """Standard deviation of each colour channel; none: the vision model's own."""
     backbone_lr: float = Field(default=0.1, ge=0)
-    """Learning rate of a given vision or text model, as a share of the heads'."""
+    """Learning rate of a given vision or text model, relative to the heads'."""
     embed_dim: int = Field(default=512, ge=4)
     """Width of patches and words when they are matched."""
     max_words: int = Field(default=64, ge=3)
-    """Most word pieces of a text, [CLS] and [SEP] included; what is longer is cut."""
+    """Maximum word pieces of a text, with [CLS] and [SEP]; longer texts are cut."""
     max_dense_words: int = Field(default=160, ge=3)
-    """Most word pieces of a dense caption."""
+    """Maximum word pieces of a dense caption."""
 
 
 class MatchConfig(Config):
-    """How patches and words become one score."""
+    """Matching of patches and words."""
 
     kind: Literal["global", "filip", "open", "paper"] = "open"
-    """global: cosine of means; filip: every word its best patch and the other way round; open: SEPS
-    without equations 1, 3 and 4's second term (without dense text it is LAPS); paper: SEPS."""
+    """global: cosine of means; filip: best patch of every word and best word of every patch; open:
+    SEPS without equations 1, 3 and 4's second term (without dense text: LAPS); paper: SEPS."""
     dense: bool = False
     """Each image's dense caption guides the selection (open, paper)."""
     sparse_ratio: float = Field(default=0.5, gt=0, le=1)
@@ -105,9 +110,9 @@ class MatchConfig(Config):
     decision: Literal["topk", "bernoulli"] = "topk"
     """Keep an exact share, or draw patches in training so that the share is learned (paper)."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of bernoulli's draws."""
+    """Temperature of bernoulli's draws."""
     kernel: Literal["auto", "reference", "torch", "triton"] = "auto"
-    """What computes the scores."""
+    """Implementation that computes the scores."""
 
     @model_validator(mode="after")
     def _check(self) -> "MatchConfig":
@@ -125,3 +130,163 @@ class RetrievalConfig(Config):
     """Images to patches, texts to words."""
     match: MatchConfig = MatchConfig()
     """Patches and words to scores."""
+
+
+class ScenesDataConfig(Config):
+    """Generated scenes, rendered on the device before the first step."""
+
+    kind: Literal["scenes"] = "scenes"
+    """Where images and captions come from."""
+    scenes: SceneConfig = SceneConfig(height=168, width=168)
+    """The scenes; their size must be the vision encoder's."""
+    train_images: int = Field(default=65536, ge=1)
+    """Number of training scenes."""
+    validation_images: int = Field(default=512, ge=1)
+    """Number of validation scenes, which choose the checkpoint."""
+    captions_per_image: int = Field(default=4, ge=1)
+    """Sparse captions drawn for every scene."""
+    captions_per_step: int = Field(default=2, ge=1)
+    """Captions of each scene in a step."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ScenesDataConfig":
+        if self.captions_per_step > self.captions_per_image:
+            raise ValueError(
+                f"captions_per_step: got {self.captions_per_step}, expected at most "
+                f"captions_per_image, {self.captions_per_image}"
+            )
+        return self
+
+
+class KarpathyDataConfig(Config):
+    """Captioned images with a Karpathy split: Flickr30K, COCO, or your own in the same format."""
+
+    kind: Literal["karpathy"] = "karpathy"
+    """Where images and captions come from."""
+    captions: Path
+    """The JSON file: dataset_flickr30k.json, dataset_coco.json."""
+    images: Path
+    """Folder of the images."""
+    dense: Path | None = None
+    """JSON lines with a dense caption for every image; {split} in it stands for the split."""
+    validation_images: int | None = Field(default=None, ge=1)
+    """The checkpoint is chosen on the first images of split val; none: on all of them."""
+    augment: bool = True
+    """Crop images and change word pieces in training."""
+    flip: bool = True
+    """Also mirror images; off where captions say left and right."""
+    num_workers: int = Field(default=0, ge=0)
+    """Worker processes that load images."""
+
+
+DataConfig = Annotated[ScenesDataConfig | KarpathyDataConfig, Field(discriminator="kind")]
+
+
+class PatchesTrainConfig(Config):
+    """One training run."""
+
+    task: Literal["patches.train"] = "patches.train"
+    """Task of this config."""
+    train: TrainConfig = TrainConfig(batch_size=128, clip_norm=2.0, monitor="rsum", mode="max")
+    """Training loop."""
+    model: RetrievalConfig = RetrievalConfig()
+    """Model to train."""
+    data: DataConfig = ScenesDataConfig()
+    """Training data."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the training pairs; sets train.total_steps. None: train.total_steps counts."""
+    optimizer: OptimizerConfig = OptimizerConfig(
+        lr=2e-4,
+        weight_decay=1e-4,
+        schedule=ScheduleConfig(
+            kind="milestones", milestones=(9 / 30, 15 / 30, 20 / 30, 25 / 30), gamma=0.3
+        ),
+    )
+    """Optimiser; pretrained backbones use encoders.backbone_lr times its rate."""
+    margin: float = Field(default=0.2, gt=0)
+    """Margin between the scores of a true and a false pair."""
+    ramp: float = Field(default=1 / 30, ge=0, le=1)
+    """Share of all steps in which the loss grows from 0 to 1."""
+    hardest_after: float = Field(default=1 / 30, ge=0, le=1)
+    """Share of all steps in which every violation counts; then the hardest negatives only."""
+    ratio_weight: float = Field(default=0.0, ge=0)
+    """Weight of the loss on the share of kept patches (match.decision bernoulli)."""
+    centre_heads: bool = False
+    """Start with heads that map the median patch and word of a batch to zero, and pull the median
+    patch back to zero in every step. Otherwise all background patches point one way, s_im is
+    highest there, and the background is kept instead of the objects."""
+    see_steps: int = Field(default=0, ge=0)
+    """First steps that train the vision encoder to classify each patch (scenes only)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "PatchesTrainConfig":
+        if self.train.gradient_accumulation > 1:
+            raise ValueError(
+                f"train.gradient_accumulation: got {self.train.gradient_accumulation}, expected 1: "
+                "negatives come from the whole batch; use more processes instead"
+            )
+        if self.train.batch_size < 2:
+            raise ValueError(
+                f"train.batch_size: got {self.train.batch_size}, expected at least 2: the other "
+                "texts of a batch are the negatives of an image"
+            )
+        if self.ratio_weight and self.model.match.decision == "topk":
+            raise ValueError(
+                f"ratio_weight: got {self.ratio_weight} with model.match.decision topk, which "
+                "keeps an exact share; expected 0, or decision bernoulli"
+            )
+        if isinstance(self.data, ScenesDataConfig):
+            _check_scenes(self.data.scenes, self.model.encoders)
+            if self.see_steps > self.train.total_steps:
+                raise ValueError(f"see_steps: got {self.see_steps}, more than train.total_steps")
+            return self
+        if self.see_steps:
+            raise ValueError("see_steps: only scenes have patch labels; expected 0")
+        if self.model.match.dense and self.data.dense is None:
+            raise ValueError("model.match.dense needs data.dense, a file of dense captions")
+        return self
+
+    def build(self) -> Any:
+        """The task for the training loop."""
+        from eligo.patches.training.task import PatchesTask
+
+        return PatchesTask(self)
+
+    def smoke(self) -> "PatchesTrainConfig":
+        """Two steps on your own files; scenes and encoders are made small."""
+        if isinstance(self.data, ScenesDataConfig):
+            return self.tiny()
+        count = min(8, self.data.validation_images or 8)
+        return self.replace(SMOKE | {"data.validation_images": count, "epochs": None})
+
+    def tiny(self) -> "PatchesTrainConfig":
+        """The same run on a few small scenes, with small random encoders."""
+        small = {"width": 16, "layers": 1, "heads": 2}
+        data = ScenesDataConfig(
+            scenes=SceneConfig(height=56, width=56), train_images=16, validation_images=8
+        )
+        return self.replace(
+            {
+                "train.total_steps": 4, "train.batch_size": 4, "train.evaluate_every": 2,
+                "train.checkpoint_every": 4, "train.precision": "no", "epochs": None,
+                "see_steps": min(self.see_steps, 2),
+                "ramp": 0.25, "hardest_after": 0.5,
+                "data": data.model_dump(),
+                "model.encoders": {
+                    "vision": None, "text": None, "image_size": None,
+                    "small_vision": {"image_size": 56, "patch_size": 4, **small},
+                    "small_text": small, "embed_dim": 16,
+                },
+            }
+        )  # fmt: skip
+
+
+def _check_scenes(scenes: SceneConfig, encoders: EncodersConfig) -> None:
+    size = encoders.small_vision.image_size if encoders.vision is None else encoders.image_size
+    if size is not None and (scenes.height, scenes.width) != (size, size):
+        raise ValueError(
+            f"data.scenes: got {scenes.height} x {scenes.width} pixels, expected "
+            f"{size} x {size}, the size of the vision encoder's images"
+        )
+    if encoders.text is None and encoders.max_words < 16:
+        raise ValueError(f"max_words: got {encoders.max_words}; the scenes' captions need 16")

@@ -1,9 +1,8 @@
 """Retrieval metrics both ways: recall, ranks, rSum, COCO folds.
 
-Ranks are those of the literature (VSE++, LAPS, SEPS): an image finds the best of its captions, a
-caption its image. Departures: any number of positives on either side (a mask), ties count against
-the model (a constant scorer gets the worst rank, not the best), and the mean recall over all
-positives stands beside the any-hit recall.
+Ranks as in VSE++, LAPS and SEPS: of an image's captions the best one counts. Departures: any number
+of positives on either side (a mask), ties count against the model (a constant scorer gets the worst
+rank, not the best), and the mean recall over all positives is reported too.
 """
 
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ class DirectionMetrics:
     ranks: Int[Tensor, " queries"]
     """0-based rank of each query's best positive."""
     best: Int[Tensor, " queries"]
-    """What each query ranks first."""
+    """The item that each query ranks first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +108,7 @@ def fold_means(
 
 
 def check_folds(num_images: int, num_folds: int) -> None:
-    """Folds are equally large."""
+    """Refuse folds of unequal size."""
     if num_folds < 1 or num_images % num_folds:
         raise InputError(f"folds: got {num_folds}, expected a divisor of the {num_images} images")
 
@@ -153,7 +152,7 @@ def _direction(scores: Tensor, positive: Tensor) -> DirectionMetrics:
 
 
 def _ranks(scores: Tensor, positive: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each positive: negatives not below it, and all that is before it (ties by index)."""
+    """For each positive: negatives not below it, and all items before it (ties by index)."""
     own = scores.gather(1, ids.clamp_min(0)).unsqueeze(2)  # (queries, positives, 1)
     every, marked = scores.unsqueeze(1), positive.unsqueeze(1)
     negatives = ((every >= own) & ~marked).sum(2)

@@ -11,7 +11,6 @@ from eligo.cli.demo.part import Part, Row, Work, worth_showing
 from eligo.cli.patches.flags import SHIPPED
 from eligo.explorer.record import Answer, ExplorerRecord
 from eligo.patches.data.scene_source import SceneSet
-from eligo.patches.index.build import matching_net
 from eligo.patches.inference.evaluate import encode_image_set, encode_pieces
 from eligo.patches.inference.predict import predict
 from eligo.patches.inference.record import SearchResult, record
@@ -42,7 +41,7 @@ def run(work: Work) -> Part:
     if SHIPPED not in shipped_models():
         return Part(NAME, ASKS, "no trained model is shipped yet")
     model = RetrievalModel.from_pretrained(SHIPPED, device=torch.device(work.device))
-    net, size = matching_net(model), model.image_encoder.image_size
+    net, size = model.selecting_net(), model.image_encoder.image_size
     world = SceneConfig(seed=work.seed, height=size, width=size)
     scenes = SceneSet(world, "test", work.count(_IMAGES), 1, model.device)
     images = encode_image_set(model, scenes)
@@ -103,9 +102,9 @@ def _record(
     ]
     first = int(best.indices[0])
     dense = to_text(scenes.dense_words[first].tolist()) if model.uses_dense else None
-    found = predict(model, results[0].picture, text, dense)
+    found = predict(results[0].picture, text, model=model, dense=dense)
     said = tuple(
         Answer(name, f"scene {row}", bool(positive[row, place]))
         for name, row in ((name, int(one[:, place].argmax())) for name, one in scores.items())
     )
-    return record(found, results[0].picture, text, results=results, answers=said)
+    return record(found, results=results, answers=said)

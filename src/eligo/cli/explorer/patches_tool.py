@@ -15,13 +15,11 @@ from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.explorer.record import ExplorerRecord
 from eligo.explorer.tools import LiveBudget, LiveExample, LiveRequest, LiveText, LiveTool
-from eligo.patches.config import RetrievalConfig
-from eligo.patches.data.config import ScenesDataConfig
-from eligo.patches.index.build import matching_net
+from eligo.patches.config import RetrievalConfig, ScenesDataConfig
 from eligo.patches.inference.predict import predict
 from eligo.patches.inference.record import SearchResult, record
+from eligo.patches.model.inputs import Images
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.model.sides import Images
 from eligo.pretrained.load import shipped_model, shipped_models
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.dataset import SceneDataset
@@ -92,9 +90,10 @@ class _Matcher:
                 )
             dense = self.dense[place]
         with _keeping(self.model, request.budget / 100):
-            found = predict(self.model, request.image.picture, request.text, dense)
+            picture = request.image.picture
+            found = predict(picture, request.text, model=self.model, dense=dense)
             results = self._search(request.text)
-        return record(found, request.image.picture, request.text, results=results)
+        return record(found, results=results)
 
     @torch.no_grad()
     def _search(self, text: str) -> list[SearchResult]:
@@ -109,7 +108,7 @@ class _Matcher:
 @contextmanager
 def _keeping(model: RetrievalModel, share: float) -> Iterator[None]:
     """Set the share of patches that the network keeps."""
-    net = matching_net(model)
+    net = model.selecting_net()
     parts = (net.sparse_net_cap, net.sparse_net_long)
     before = [part.sparse_ratio for part in parts]
     for part in parts:

@@ -1,4 +1,4 @@
-"""`eligo patches convert`: a LAPS or SEPS checkpoint, or a model of ours, as a model folder."""
+"""`eligo patches convert`: write a model folder from a LAPS or SEPS checkpoint, or from a run."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,18 +26,18 @@ def run(
     half: bool = False,
     json: bool = False,
 ) -> None:
-    """Write a model folder from a checkpoint of LAPS or SEPS; or from a run, say to halve it.
+    """Write a model folder from a checkpoint of LAPS or SEPS, or from a run (say, with --half).
 
     Args:
-        source: A checkpoint file (.pth, .pth.tar), or the folder of a run or model of eligo.
+        source: A checkpoint file (.pth, .pth.tar), or the folder of an eligo run or model.
         out: The folder to write to.
         vision: Folder or hub name of the vision model that the training began with.
         text: Folder or hub name of its text model.
-        image_size: Pixels a side; by default the vision model's.
+        image_size: Pixels per side; by default the vision model's.
         image_mean: Mean of each colour in its training; by default the vision model's.
         image_std: Deviation of each colour in its training; by default the vision model's.
-        sparse_ratio: Share of the patches it keeps; by default what the checkpoint says.
-        aggr_ratio: Tokens per kept patch; by default what the checkpoint says.
+        sparse_ratio: Share of the patches it keeps; by default the checkpoint's.
+        aggr_ratio: Tokens per kept patch; by default the checkpoint's.
         half: Store in half precision.
         json: Print one JSON document.
     """
@@ -55,8 +55,8 @@ def run(
         )
     elif vision is None or text is None:
         raise InputError(
-            f"{source}: a checkpoint does not say what its encoders look like; give --vision and "
-            "--text, the models that its training began with"
+            f"{source}: a checkpoint does not name its encoders; give --vision and --text, the "
+            "models that its training began with"
         )
     else:
         from eligo.patches.inference.convert import convert_checkpoint

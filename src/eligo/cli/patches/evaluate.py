@@ -31,14 +31,14 @@ def run(
     On generated scenes, or on the images of a Karpathy file.
 
     Args:
-        source: Folder of a run or model; by default the model that comes with eligo.
+        source: Folder of a run or model; by default the shipped model.
         captions: A Karpathy JSON file, such as dataset_flickr30k.json; needs --images.
         images: Folder of its images.
         dense: JSON lines with a dense caption for every image.
         split: Which images.
         scenes: How many scenes, without --captions.
-        folds: Also the mean over so many parts of the images: 5 for COCO 1K.
-        oracle: Give every query the dense caption of its own image, as documented: a leak.
+        folds: Also report the mean over this many parts of the images: 5 for COCO 1K.
+        oracle: Give every query the dense caption of its own image, as published: a leak.
         device: Where to run: auto, cpu or cuda.
         out: Also write the result, with date, hardware and command, to this JSON file.
         json: Print one JSON document.
@@ -50,9 +50,8 @@ def run(
     from eligo.patches.metrics import check_folds, fold_means, retrieval_metrics
 
     model = open_model(None if source is None else str(source), device)
-    data: Any
     if captions is not None and images is not None:
-        data = _files(model, captions, images, dense, split)
+        data: Any = _files(model, captions, images, dense, split)
     else:
         data = _scenes(model, split, scenes)
     positive = data.positive.to(model.device)
@@ -83,8 +82,8 @@ def _scenes(model: Any, split: Literal["validation", "test"], count: int) -> Any
 
 
 def _files(model: Any, captions: Path, images: Path, dense: Path | None, split: str) -> Any:
+    from eligo.patches.config import KarpathyDataConfig
     from eligo.patches.data.captions import read_captions
-    from eligo.patches.data.config import KarpathyDataConfig
     from eligo.patches.data.file_source import FileSet
 
     config = KarpathyDataConfig(captions=captions, images=images, dense=dense)

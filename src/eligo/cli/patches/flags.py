@@ -1,4 +1,4 @@
-"""What several `patches` commands understand alike: which model, and where it runs."""
+"""Flags that several `patches` commands share: the model and its device."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ SHIPPED = "patches"
 
 
 def open_model(model: str | None, device: str) -> "RetrievalModel":
-    """A model by its folder (or its run's) or its name, or the one that comes with eligo."""
+    """Load a model by the folder of a model or run, or by name; by default the shipped one."""
     given = model or shipped_model(SHIPPED, made_by="eligo patches train")
     from eligo.patches.model.retrieval_model import RetrievalModel
     from eligo.pretrained.devices import resolve_device

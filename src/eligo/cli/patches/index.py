@@ -1,8 +1,8 @@
-"""`eligo patches index`: encode images (or texts) once, to search them again and again."""
+"""`eligo patches index`: encode images (or texts) once, to search them later."""
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -12,9 +12,6 @@ from eligo.cli.patches.flags import open_model
 from eligo.config.bounds import Bounds
 from eligo.errors import InputError
 from eligo.io.interrupts import stopped_with
-
-if TYPE_CHECKING:
-    from eligo.patches.index import Source
 
 
 def run(
@@ -37,47 +34,57 @@ def run(
 ) -> None:
     """Make an index of a folder of images, of the texts of a file, or of generated scenes.
 
-    Images that cannot be read are skipped and listed. A run that was killed goes on where it
-    stopped when the same command is given again.
+    Unreadable images are skipped and listed. Repeat the same command to continue a killed run.
 
     Args:
-        images: A folder of images; those in subfolders too.
+        images: A folder of images, with its subfolders.
         out: The folder to write to.
         texts: Instead of images, a file of texts: one per line, or JSON lines with "text".
-        scenes: Instead of images, so many generated scenes.
+        scenes: Instead of images, this many generated scenes.
         dense: Dense captions, as JSON lines with "image_id" and "text"; for a model with them.
-        model: Folder of a model or run; by default the one that comes with eligo.
+        model: Folder of a model or run; by default the shipped model.
         dtype: Precision of the stored vectors.
         shard_size: Images or texts in a file.
         batch_size: Images or texts encoded at a time.
         device: Where to run: auto, cpu or cuda.
         engine: In this process, or on workers of Ray.
         num_workers: Workers of Ray.
-        gpus_per_worker: GPUs that each of them takes.
-        check_data: Look at all images before the first is encoded, and say which are skipped.
+        gpus_per_worker: GPUs of each worker.
+        check_data: Check all images before the first is encoded, and list those to be skipped.
         json: Print one JSON document.
     """
     if sum(given is not None for given in (images, texts, scenes)) != 1:
         raise InputError("expected one of a folder of images, --texts FILE and --scenes COUNT")
     if dense is not None and images is None:
         raise InputError("--dense: goes with a folder of images")
-    from eligo.patches.index import ImageFiles, build_index
-    from eligo.patches.index.store import MANIFEST
+    from eligo.patches.data.captions import read_dense_captions
+    from eligo.patches.index import ImageFiles, ScenePictures, TextLines, build_index
+    from eligo.patches.index.store import MANIFEST, shards_in
     from eligo.train.check import listed
     from eligo.train.progress import ProgressBar
 
     load = partial(open_model, model, device)
     opened = load()
-    source = _source(
-        images, texts, scenes, dense, opened.image_encoder.image_size, opened.uses_dense
-    )
+    if texts is not None:
+        source = TextLines.of(texts)
+    elif scenes is not None:
+        size = opened.image_encoder.image_size
+        source = ScenePictures.first(scenes, size, dense=opened.uses_dense)
+    else:
+        assert images is not None
+        source = ImageFiles.under(images, None if dense is None else read_dense_captions(dense))
     broken: list[str] = []
     if check_data and isinstance(source, ImageFiles) and not (out / MANIFEST).exists():
         broken = source.check()
         if broken:
             print_message(f"of {len(source.ids)} images some will be skipped, {listed(broken)}")
     total = -(-len(source.ids) // max(1, shard_size))
-    with stopped_with(lambda: _kept(out, total)), ProgressBar("shards", total) as bar:
+
+    def stopped() -> str:
+        done = len(shards_in(out))
+        return f"stopped; {done} of {total} shards are kept in {out}, the same command continues"
+
+    with stopped_with(stopped), ProgressBar("shards", total) as bar:
         built = build_index(
             (lambda: opened) if engine == "local" else load,
             source,
@@ -102,31 +109,3 @@ def run(
         },
         json,
     )
-
-
-def _kept(out: Path, total: int) -> str:
-    from eligo.patches.index.store import shards_in
-
-    done = len(shards_in(out))
-    return f"stopped; {done} of {total} shards are kept in {out}, the same command goes on"
-
-
-def _source(
-    images: Path | None,
-    texts: Path | None,
-    scenes: int | None,
-    dense: Path | None,
-    size: int,
-    uses_dense: bool,
-) -> "Source":
-    from eligo.patches.data.captions import read_dense_captions
-    from eligo.patches.index import ImageFiles, ScenePictures, TextLines
-
-    if texts is not None:
-        return TextLines.of(texts)
-    if scenes is not None:
-        return ScenePictures.first(scenes, size, dense=uses_dense)
-    assert images is not None
-    if dense is None:
-        return ImageFiles.under(images)
-    return ImageFiles.under(images, read_dense_captions(dense))

@@ -1,14 +1,10 @@
-"""`eligo patches predict`: how well a text fits an image, and which patches it looked at."""
+"""`eligo patches predict`: how well a text fits an image, and which patches it keeps."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 from eligo.cli.console import print_result, print_text, warn_unknown_words
 from eligo.cli.patches.flags import open_model
 from eligo.errors import InputError
-from eligo.io.files import writing
-
-PICTURE = "patches.png"
 
 
 def run(
@@ -20,58 +16,45 @@ def run(
     device: str = "auto",
     json: bool = False,
 ) -> None:
-    """Score a text on an image, and show which patches it kept and what each word found.
+    """Score a text on an image, and show which patches it keeps and what each word matches.
 
-    Prints the score, each word's best token with its cosine, and the cost; writes a picture, and
-    what `eligo explore OUT` shows.
+    Prints the score, each word's best token with its cosine, and the cost. Writes patches.png,
+    result.json, and the record for `eligo explore OUT`.
 
     Args:
         image: The image file.
         text: The text.
         out: The folder to write to.
         dense: The image's dense caption, for a model that was trained with them.
-        model: Folder of a model or run; by default the one that comes with eligo.
+        model: Folder of a model or run; by default the shipped model.
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
     """
     if not text.strip():
         raise InputError("--text: is empty")
-    from eligo.explorer.folder import save_prediction
     from eligo.images import open_image
-    from eligo.patches.inference.predict import predict
-    from eligo.patches.inference.record import record
+    from eligo.patches.inference.predict import PICTURE, predict
 
-    open_image(image)  # a mistake in its name is said before a model is loaded
+    open_image(image)  # a missing file is reported before a model is loaded
     loaded = open_model(model, device)
-    opened = open_image(image, loaded.image_encoder.image_size)
-    if loaded.uses_dense and dense is None:
-        raise InputError("--dense: needed, as the model was trained with a dense caption per image")
-    if dense is not None and not loaded.uses_dense:
-        raise InputError("--dense: the model was trained without dense captions; leave it out")
+    loaded.check_dense(dense is not None)
     warn_unknown_words(loaded.text_encoder.tokenizer, [text])
-    made = predict(loaded, opened, text, dense)
-    picture = out / PICTURE
-    with writing(picture) as temporary:
-        made.picture.save(temporary, "PNG")
-    save_prediction(record(made, opened, text), out)
+    made = predict(image, text, model=loaded, dense=dense)
+    result = made.save(out)
+    picture, cost = out / PICTURE, made.cost
     if json:
-        found = {"score": made.score, "words": made.words, "picture": picture}
-        print_result({**found, "cost": asdict(made.cost)}, json=True)
+        shown = {name: result[name] for name in ("score", "words", "cost")}
+        print_result({**shown, "picture": picture}, json=True)
         return
-    cost = made.cost
-    lines = [
-        f"score {made.score:.4f}",
-        f"patches {cost.patches} > {cost.kept} kept > {cost.tokens} tokens, for {cost.words} words",
-    ]
-    for line in lines:
-        print_text(line)
+    print_text(f"score {made.score:.4f}")
+    print_text(
+        f"patches {cost.patches} > {cost.kept} kept > {cost.tokens} tokens, for {cost.words} words"
+    )
     print_result(made.words, json=False)
-    lines = [
+    print_text(
         f"a pair: {cost.pair_kmacs:,.0f} k multiply-adds ({cost.association}), "
-        f"{cost.loop_kmacs:,.0f} k as documented; {cost.match_ms:.1f} ms",
-        f"encoding: image {cost.encode_image_ms:.1f} ms, text {cost.encode_text_ms:.1f} ms",
-        f"in an index: {cost.index_bytes / 1024:.1f} KiB",
-        f"written: {picture}",
-    ]
-    for line in lines:
-        print_text(line)
+        f"{cost.loop_kmacs:,.0f} k as published; {cost.match_ms:.1f} ms"
+    )
+    print_text(f"encoding: image {cost.encode_image_ms:.1f} ms, text {cost.encode_text_ms:.1f} ms")
+    print_text(f"in an index: {cost.index_bytes / 1024:.1f} KiB")
+    print_text(f"written: {picture}")

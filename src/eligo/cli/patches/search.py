@@ -14,12 +14,11 @@ from eligo.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from eligo.patches.index import Calibration, Searcher
+    from eligo.patches.model.inputs import Images, Texts
     from eligo.patches.model.retrieval_model import RetrievalModel
-    from eligo.patches.model.sides import Images, Texts
 
-_DEV_QUERIES = 200
-_AT_ONCE = 16  # dev queries
-_TOP = 10  # what stage 1 should find
+_DEV_QUERIES, _BATCH = 200, 16
+_TOP = 10  # results that stage 1 should find
 
 
 def run(
@@ -39,30 +38,30 @@ def run(
 ) -> None:
     """Search an index: a text finds images, --image FILE finds texts.
 
-    Stage 1 matches without selecting, stage 2 scores the best of that exactly. Says how much of the
-    exhaustive top 10 stage 1 finds, as measured on dev queries (--rerank auto, or --dev), and
-    with --exhaustive for this very query.
+    Stage 1 matches without a selection, stage 2 scores the best of stage 1 exactly. Also prints the
+    share of the exhaustive top 10 that stage 1 finds: on dev queries (--rerank auto, or --dev), and
+    with --exhaustive for this query.
 
     Args:
         index: The folder that `eligo patches index` wrote.
-        text: What to look for among images.
+        text: The text to find images for.
         image: The image to find texts for.
-        dense: Its dense caption, if the model was trained with them.
-        k: How many to show.
-        rerank: How many of stage 1 to score exactly; auto: the fewest that find 99.5 % on dev.
+        dense: Its dense caption, for a model that was trained with them.
+        k: Number of results.
+        rerank: Entries of stage 1 to score exactly; auto: the fewest that find 99.5 % on dev.
         exhaustive: Score every entry exactly.
         dev: Queries to measure stage 1 with: a file of texts, or a folder of images for a text
             index. By default (an index of scenes) captions of the validation split.
-        approximate: Let FAISS choose what stage 1 looks at, by one vector per entry: faster, and
-            what it misses is lost.
-        model: Folder of the model that made the index; by default the one that comes with eligo.
+        approximate: Let FAISS choose the entries of stage 1, by one vector per entry: faster, but
+            entries that it misses are lost.
+        model: Folder of the model that made the index; by default the shipped model.
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
     """
     if (text is None) == (image is None):
-        raise InputError("expected what to look for: a text in quotes, or --image FILE")
+        raise InputError("expected a query: a text in quotes, or --image FILE")
     if dense is not None and image is None:
-        raise InputError("--dense: goes with --image; a text brings no dense caption")
+        raise InputError("--dense: goes with --image; a text has no dense caption")
     from eligo.patches.index import Calibration, Searcher
 
     opened = open_model(model, device)
@@ -72,8 +71,8 @@ def run(
         measured = _measure(opened, searcher, dev)
         try:
             measured.save(searcher.index)
-        except OutputError as error:  # an index that one may only read can be searched too
-            print_message(f"not kept: {error}")
+        except OutputError as error:  # a read-only index can be searched too
+            print_message(f"the measurement is not stored: {error}")
     if rerank == "auto":
         assert measured is not None
         rerank = max(k, measured.smallest())
@@ -84,13 +83,12 @@ def run(
     best = searcher.search(query, k=every, rerank=None if exhaustive else rerank)
     hits = best.first(k)
     done = time.perf_counter()
+    rows = zip(searcher.ids(hits), hits.scores.tolist(), hits.guesses.tolist(), strict=True)
     found = [
         {"rank": place, **entry, "score": round(score, 4), "stage 1": round(guess, 4)}
-        for place, (entry, score, guess) in enumerate(
-            zip(searcher.ids(hits), hits.scores.tolist(), hits.guesses.tolist(), strict=True), 1
-        )
+        for place, (entry, score, guess) in enumerate(rows, 1)
     ]
-    told: dict[str, Any] = {
+    about: dict[str, Any] = {
         "entries": len(searcher.index),
         "scored exactly": len(searcher.index) if exhaustive else min(rerank, len(searcher.index)),
         "encoding ms": round(1000 * (encoded - began), 1),
@@ -101,12 +99,13 @@ def run(
     }
     if exhaustive:
         candidates = searcher.candidates(query, rerank).rows
-        told["stage 1 recall of top 10 here"] = best.first(_TOP).share_in(candidates)
+        about["stage 1 recall of top 10 here"] = best.first(_TOP).share_in(candidates)
     if json:
-        print_result({"found": found, **told}, json=True)
+        print_result({"found": found, **about}, json=True)
         return
     print_result(found, json=False)
-    _say(told, rerank, measured, approximate)
+    for line in _lines(about, rerank, measured, approximate):
+        print_text(line)
 
 
 def _query(
@@ -114,27 +113,19 @@ def _query(
 ) -> "Texts | Images":
     if text is not None:
         if not text.strip():
-            raise InputError("the text to look for is empty")
+            raise InputError("the text to search for is empty")
         warn_unknown_words(model.text_encoder.tokenizer, [text])
         return model.text_side([text])
-    assert image is not None
-    if model.uses_dense and dense is None:
-        raise InputError(
-            "--dense: needed, as the model was trained with a dense caption for every image"
-        )
-    if dense is not None and not model.uses_dense:
-        raise InputError("--dense: the model was trained without dense captions; leave it out")
-    return model.image_side([_opened(model, image)], None if dense is None else [dense])
-
-
-def _opened(model: "RetrievalModel", image: Path) -> Any:
     from eligo.images import open_image
 
-    return open_image(image, model.image_encoder.image_size)
+    assert image is not None
+    model.check_dense(dense is not None)
+    picture = open_image(image, model.image_encoder.image_size)
+    return model.image_side([picture], None if dense is None else [dense])
 
 
 def _measure(model: "RetrievalModel", searcher: "Searcher", dev: Path | None) -> "Calibration":
-    """Search exhaustively for dev queries."""
+    """Measure stage 1 by exhaustive searches for dev queries."""
     from eligo.patches.index import ImageFiles, TextLines, calibrate
     from eligo.patches.index.sources import Loaded, scene_captions
     from eligo.train.progress import ProgressBar
@@ -152,38 +143,37 @@ def _measure(model: "RetrievalModel", searcher: "Searcher", dev: Path | None) ->
             raise InputError("--dev: a text index is measured with a model without dense captions")
         files = replace(ImageFiles.under(dev), side=model.image_encoder.image_size)
         loaded = files.load(range(min(_DEV_QUERIES, len(files.ids))))
-        sides = [model.image_side([item.value]) for item in loaded if isinstance(item, Loaded)]
-        count = len(sides)
+        queries = [model.image_side([item.value]) for item in loaded if isinstance(item, Loaded)]
+        count = len(queries)
     else:
         texts = scene_captions(_DEV_QUERIES) if dev is None else TextLines.of(dev).texts
         texts = list(texts)[:_DEV_QUERIES]
         model.text_encoder.warn_truncated(texts)
-        starts = range(0, len(texts), _AT_ONCE)
-        sides = [model.text_side(texts[start : start + _AT_ONCE]) for start in starts]
+        starts = range(0, len(texts), _BATCH)
+        queries = [model.text_side(texts[start : start + _BATCH]) for start in starts]
         count = len(texts)
     with ProgressBar("dev queries", count) as bar:
         source = "captions of validation scenes" if dev is None else str(dev)
-        return calibrate(searcher, sides, source, on_done=bar.update)
+        return calibrate(searcher, queries, source, on_done=bar.update)
 
 
-def _say(
-    told: dict[str, Any], rerank: int, measured: "Calibration | None", approximate: bool
-) -> None:
+def _lines(
+    about: dict[str, Any], rerank: int, measured: "Calibration | None", approximate: bool
+) -> list[str]:
     lines = [
-        f"{told['scored exactly']} of {told['entries']} scored exactly, "
-        f"{told['search ms']} ms (and {told['encoding ms']} ms to encode the query)"
+        f"{about['scored exactly']} of {about['entries']} scored exactly, "
+        f"{about['search ms']} ms (and {about['encoding ms']} ms to encode the query)"
     ]
     if approximate:
-        lines.append("how much FAISS misses was not measured; --exhaustive tells for one query")
+        lines.append("FAISS's recall was not measured; --exhaustive shows it for one query")
     elif measured is not None:
         lines.append(
             f"stage 1 at R={rerank} finds {100 * measured.recall(rerank):.1f} % of the exhaustive "
             f"top 10 ({measured.queries} dev queries: {measured.source}); "
             f"99.5 % need R={measured.smallest()}"
         )
-    if (here := told.get("stage 1 recall of top 10 here")) is not None:
+    if (here := about.get("stage 1 recall of top 10 here")) is not None:
         lines.append(f"for this query it would have found {100 * here:.0f} %")
     elif measured is None and not approximate:
-        lines.append("stage 1 was not measured yet: --rerank auto, --dev FILE or --exhaustive do")
-    for line in lines:
-        print_text(line)
+        lines.append("stage 1's recall is not measured: use --rerank auto, --dev or --exhaustive")
+    return lines

@@ -1,9 +1,9 @@
-"""`eligo patches train`: teach a model which text belongs to which image."""
+"""`eligo patches train`: train a retrieval model."""
 
 from typing import Annotated
 
 from eligo.cli.console import print_outcome
-from eligo.patches.training.config import PatchesTrainConfig
+from eligo.patches.config import PatchesTrainConfig
 
 
 def run(
@@ -15,7 +15,7 @@ def run(
     """Train a retrieval model; the best one is written to <train.out>/<train.name>/model.
 
     Args:
-        resume: Go on from the newest checkpoint in the run folder.
+        resume: Continue from the newest checkpoint in the run folder.
         json: Print one JSON document.
     """
     from eligo.patches.training.task import train_model

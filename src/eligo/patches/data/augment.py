@@ -1,6 +1,6 @@
-"""How training images and captions are varied, as in LAPS and SEPS; written with torch alone.
+"""Augmentation of training images and captions, as in LAPS and SEPS.
 
-Everything is drawn from torch's global generator, which the loop seeds for every example.
+Draws from torch's global generator, which the loop seeds for every example.
 """
 
 import math
@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHANGED = 0.2
-"""Share of the word pieces that are changed; of them half are masked, a tenth replaced, the rest
-deleted."""
-_SMALLEST = 0.6  # share of the image that a crop keeps at least
+"""Share of changed word pieces: half of them masked, a tenth replaced, the rest deleted."""
+_SMALLEST = 0.6  # share of the area that a crop keeps at least
 _TRIES = 10
 
 
@@ -30,7 +29,7 @@ def random_crop(
         if 0 < rows <= height and 0 < columns <= width:
             top, left = int(down * (height - rows + 1)), int(right * (width - columns + 1))
             image = image[:, top : top + rows, left : left + columns]
-            break  # a very long image may have no such crop: then all of it
+            break  # a very long image may have no such crop and is used whole
     resized = F.interpolate(
         image[None].float(), (side, side), mode="bicubic", antialias=True, align_corners=False
     )[0]
@@ -40,17 +39,17 @@ def random_crop(
 
 
 def change_pieces(pieces: list[int], mask_id: int, num_pieces: int) -> list[int]:
-    """A text (without [CLS] and [SEP]) with every fifth piece masked, replaced or deleted.
+    """Mask, replace or delete every fifth piece of a text (without [CLS] and [SEP]).
 
-    A text that would lose all its pieces stays as it is.
+    A text that would lose all its pieces is returned unchanged.
     """
     changed = []
     draws = torch.rand(len(pieces), 2).tolist()
-    for piece, (chance, choice) in zip(pieces, draws, strict=True):
+    for piece, (chance, kind) in zip(pieces, draws, strict=True):
         if chance >= CHANGED:
             changed.append(piece)
-        elif choice < 0.5:
+        elif kind < 0.5:
             changed.append(mask_id)
-        elif choice < 0.6:
+        elif kind < 0.6:
             changed.append(int(torch.randint(num_pieces, ())))
     return changed or pieces

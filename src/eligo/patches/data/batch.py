@@ -1,4 +1,4 @@
-"""What sources of captioned images hand over: batches to learn from, sets to be measured on."""
+"""Interfaces of captioned images: training batches, and sets for evaluation."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from eligo.scenes.painter import Rendered
 from eligo.train.task import Source
 
 Pieces = tuple[Int[Tensor, "texts words"], Bool[Tensor, "texts words"]]
-"""Word pieces and which are real."""
+"""Word pieces and their mask."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,28 +24,28 @@ class Batch:
     dense: tuple[Int[Tensor, "images dense_words"], Bool[Tensor, "images dense_words"]] | None
     """One dense caption for every image."""
     positive: Bool[Tensor, "all_images all_texts"] | None
-    """Which texts of the whole step (all processes) are true of which images."""
+    """True pairs of the whole step (all processes)."""
     image_ids: Int[Tensor, " images"] | None
-    """Where `positive` is None: text i is image i's, and images of one id are one image."""
+    """If `positive` is None: text i belongs to image i; equal ids are the same image."""
     rendered: Rendered | None = None
-    """The scenes, where the vision encoder is to learn what every patch shows."""
+    """The scenes, to train the vision encoder on patch labels."""
 
 
 class CaptionSource(Source):
-    """Where images and captions come from."""
+    """A source of images and captions."""
 
     @abstractmethod
     def validation(self) -> "RetrievalSet":
-        """The set that chooses checkpoints; never the test split."""
+        """The validation set, which chooses checkpoints."""
 
 
 class RetrievalSet(ABC):
-    """Images and texts to rank for each other, in order, some at a time."""
+    """Images and texts to rank for each other, in order."""
 
     @property
     @abstractmethod
     def positive(self) -> Bool[Tensor, "images texts"]:
-        """Which texts are true of which images."""
+        """True pairs."""
 
     @property
     @abstractmethod
@@ -66,7 +66,7 @@ class RetrievalSet(ABC):
 
 
 def pad_pieces(rows: list[list[int]], pad: int) -> Pieces:
-    """Rows of word pieces as one tensor, and which are real.
+    """Rows of word pieces as one padded tensor, and its mask.
 
     >>> pad_pieces([[7], [8, 9]], pad=0)[0]
     tensor([[7, 0],

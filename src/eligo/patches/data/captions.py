@@ -13,7 +13,7 @@ from typing import Any, Literal
 from eligo.errors import InputError
 from eligo.io.json_lines import JsonRow, Words, check_row, read_json_lines
 from eligo.io.reading import read_json
-from eligo.patches.data.config import KarpathyDataConfig
+from eligo.patches.config import KarpathyDataConfig
 
 Split = Literal["train", "val", "test"]
 _MAX_CAPTIONS = 5

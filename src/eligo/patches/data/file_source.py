@@ -1,7 +1,7 @@
-"""Captioned image files: one image and one of its captions make an example.
+"""Captioned image files: an example is an image with one of its captions.
 
-Images that cannot be opened are left out and listed: in training another one takes their place, in
-evaluation their captions go with them.
+Unreadable images are skipped and listed: in training another one takes their place, in evaluation
+their captions are skipped too.
 """
 
 import logging
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.images import open_image, upright_size, warn_shared_images
+from eligo.patches.config import KarpathyDataConfig
 from eligo.patches.data.augment import change_pieces, random_crop
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
 from eligo.patches.data.captions import CaptionedImage, read_captions
-from eligo.patches.data.config import KarpathyDataConfig
 from eligo.patches.model.encoders import TextEncoder
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pretrained.chat import plain_text, tokenize
@@ -44,7 +44,7 @@ class FileSource(CaptionSource):
         if len(images) < 2:
             raise InputError(
                 f"{self.config.captions}: got {len(images)} training image, expected at least 2: "
-                "texts of other images are what it learns to tell apart"
+                "the texts of other images are the negatives"
             )
         if rank == 0:
             warn_shared_images([i.path for i in images], [i.path for i in self._dev.given])
@@ -65,10 +65,9 @@ class FileSource(CaptionSource):
             yield _moved(batch, device)
 
     def check(self, check: DataCheck) -> None:
-        """Every image of both splits; some that cannot be read are left out, all are an error."""
+        """Check every image of both splits; an error if none of a split can be read."""
         self._dev.check(check)
-        train = read_captions(self.config, "train")
-        _refuse_all("training", _unreadable(check, "training", train), train)
+        _unreadable(check, "training", read_captions(self.config, "train"))
 
     def validation(self) -> "FileSet":
         """The dev split."""
@@ -76,7 +75,7 @@ class FileSource(CaptionSource):
 
     @cached_property
     def _dev(self) -> "FileSet":
-        # Once for all evaluations of a run: finding what cannot be read takes a while.
+        # Cached for all evaluations of a run: finding unreadable images takes a while.
         images = read_captions(self.config, "val")[: self.config.validation_images]
         return FileSet(images, self.model)
 
@@ -93,29 +92,28 @@ class PairExamples:
         dense: bool,
     ) -> None:
         self.images, self.config, self.uses_dense = images, config, dense
-        self.side = model.image_encoder.image_size
+        self.side, self.prepare = model.image_encoder.image_size, model.image_encoder.prepare
         text = model.text_encoder
-        self.tokenizer, self.max_words = text.tokenizer, text.max_words
-        self.max_dense_words = text.max_dense_words
-        self.prepare = model.image_encoder.prepare
+        self.tokenizer = text.tokenizer
+        self.max_words, self.max_dense_words = text.max_words, text.max_dense_words
         self.pairs = [(i, j) for i, image in enumerate(images) for j in range(len(image.captions))]
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, list[int], list[int] | None, int]:
-        """Image bytes, word pieces, those of the dense caption, and which image it is."""
+        """Image bytes, word pieces, those of the dense caption, and the image's index."""
         for offset in range(len(self.pairs)):
             number, caption = self.pairs[(index + offset) % len(self.pairs)]
             image = self.images[number]
             try:
                 pixels = read_image(image, self.side)
             except InputError as error:
-                _log.warning("left out: %s", error)
+                _log.warning("skipped: %s", error)
                 continue
-            dense = (
-                self._pieces(image.dense or "", self.max_dense_words) if self.uses_dense else None
-            )
+            dense = None
+            if self.uses_dense:
+                dense = self._pieces(image.dense or "", self.max_dense_words)
             return self._picture(pixels), self._varied(image.captions[caption]), dense, image.index
         raise InputError(f"data.images: none of {len(self.images)} images can be read")
 
@@ -155,29 +153,22 @@ class FileSet(RetrievalSet):
         self.encoder: TextEncoder = model.text_encoder
         self.prepare, self.side = model.image_encoder.prepare, model.image_encoder.image_size
         self.given = images
-        self._remarked: set[bool] = set()  # kinds of captions whose length was looked at
+        self._remarked: set[bool] = set()  # kinds of captions whose length was checked
 
     @cached_property
     def unreadable(self) -> list[str]:
-        """Files that cannot be opened; they and their captions are left out."""
+        """Files that cannot be opened; they and their captions are skipped."""
         return _unreadable(DataCheck(), "validation", self.given)
 
     def check(self, check: DataCheck) -> None:
-        """Find the unreadable ones now, in all processes together."""
+        """Find the unreadable files, in all processes together."""
         self.unreadable = _unreadable(check, "validation", self.given)
-        _refuse_all("validation", self.unreadable, self.given)
 
     @cached_property
     def kept(self) -> list[CaptionedImage]:
-        """Those that can be opened."""
+        """Images that can be opened."""
         broken = set(self.unreadable)
-        kept = [image for image in self.given if str(image.path) not in broken]
-        if not kept:
-            raise InputError(
-                f"none of {len(self.given)} images can be read, the first is {self.given[0].path}; "
-                "expected the folder that the captions' file names"
-            )
-        return kept
+        return [image for image in self.given if str(image.path) not in broken]
 
     @property
     def owners(self) -> Int[Tensor, " texts"]:
@@ -216,19 +207,24 @@ class FileSet(RetrievalSet):
             yield self.encoder.tokenize([image.dense or "" for image in some], dense=True)
 
     def _warn_truncated(self, texts: Sequence[str], *, dense: bool = False) -> None:
-        """Once, however often a set is measured."""
+        """Log texts that are cut, once per set."""
         if dense not in self._remarked:
             self._remarked.add(dense)
             self.encoder.warn_truncated(texts, dense=dense)
 
 
 def _unreadable(check: DataCheck, label: str, images: Sequence[CaptionedImage]) -> list[str]:
-    """Those that cannot be opened, which is said once."""
+    """Paths of the images that cannot be opened, after a warning; an error if none can."""
     found = check.each(f"{label} images", images, _why_unreadable)
     broken = sorted(why for why in found if why is not None)
+    if len(broken) == len(images):
+        raise InputError(
+            f"none of {len(images)} {label} images can be read, the first is {images[0].path}; "
+            "expected the folder that the captions' file names"
+        )
     if broken:
         _log.warning(
-            "left out of %d %s images, which cannot be read: %s",
+            "skipped of %d %s images, which cannot be read: %s",
             len(images), label, listed([why for _, why in broken]),
         )  # fmt: skip
     return [path for path, _ in broken]
@@ -242,16 +238,8 @@ def _why_unreadable(image: CaptionedImage) -> tuple[str, str] | None:
     return None
 
 
-def _refuse_all(label: str, broken: Sequence[str], images: Sequence[CaptionedImage]) -> None:
-    if len(broken) == len(images):
-        raise InputError(
-            f"none of {len(images)} {label} images can be read, the first is {images[0].path}; "
-            "expected the folder that the captions' file names"
-        )
-
-
 def read_image(image: CaptionedImage, side: int) -> UInt8[Tensor, "3 height width"]:
-    """The bytes of an image file, for a model that looks at `side` pixels a side."""
+    """The bytes of an image file, for a model whose images have `side` pixels per side."""
     return torch.from_numpy(np.array(open_image(image.path, side))).permute(2, 0, 1)
 
 

@@ -1,7 +1,7 @@
-"""Captioned scenes, drawn and painted once on the device that learns from them.
+"""Captioned scenes, rendered once on the training device.
 
-Every scene a caption is true of is a positive (`scenes.is_true`), not only the one it was drawn
-for. Nothing is cropped or mirrored: captions speak of sizes, of left and right.
+Every scene that a caption is true of is a positive (`scenes.is_true`), not only the one it was
+drawn for. Nothing is cropped or mirrored: captions mention sizes, left and right.
 """
 
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Int, Int64, UInt8
 from torch import Tensor
 
+from eligo.patches.config import ScenesDataConfig
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet
-from eligo.patches.data.config import ScenesDataConfig
 from eligo.patches.model.build import CLS, FIRST_WORD, PAD, SEP
 from eligo.scenes.captions import Captions, draw_captions, draw_dense_captions, is_true
 from eligo.scenes.config import SceneConfig
@@ -37,7 +37,7 @@ class SceneSet(RetrievalSet):
 
     @property
     def positive(self) -> Bool[Tensor, "images texts"]:
-        """Which captions (scene by scene) are true of which scenes."""
+        """True pairs of scenes and captions (scene by scene)."""
         return is_true(self.captions, self.rendered.graph).flatten(0, 1).T
 
     @property
@@ -60,7 +60,7 @@ class SceneSet(RetrievalSet):
 
 
 class SceneSource(CaptionSource):
-    """Training and validation scenes, made when they are first asked for."""
+    """Training and validation scenes, rendered on first use."""
 
     def __init__(
         self, config: ScenesDataConfig, device: torch.device, *, dense: bool, see: bool
@@ -71,11 +71,11 @@ class SceneSource(CaptionSource):
 
     @property
     def training(self) -> SceneSet:
-        """What is learned from."""
+        """The training scenes."""
         return self._set("train", self.config.train_images, self.config.captions_per_image)
 
     def validation(self) -> SceneSet:
-        """What chooses checkpoints."""
+        """The validation scenes."""
         return self._set("validation", self.config.validation_images, 2)
 
     def _set(self, split: Split, count: int, captions: int) -> SceneSet:
@@ -84,7 +84,7 @@ class SceneSource(CaptionSource):
         return self._sets[split]
 
     def beside(self, *, dense: bool, see: bool) -> "SceneSource":
-        """The same scenes, painted once, for another run."""
+        """A source for another run that shares the rendered scenes."""
         other = SceneSource(self.config, self.device, dense=dense, see=see)
         other._sets = self._sets
         return other
@@ -92,7 +92,7 @@ class SceneSource(CaptionSource):
     def batches(
         self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
     ) -> Iterator[Batch]:
-        """Shuffled epochs; every process knows the whole step, so truth crosses processes."""
+        """Shuffled epochs; `positive` is that of the whole step, in every process."""
         scenes = self.training
         share = batch_size // world_size
         own = slice(rank * share, (rank + 1) * share)
@@ -114,9 +114,7 @@ class SceneSource(CaptionSource):
         )
 
 
-def _some(
-    captions: Captions, scenes: Int64[Tensor, " scenes"], numbers: Int64[Tensor, " captions"]
-) -> Captions:
+def _some(captions: Captions, scenes: Tensor, numbers: Tensor) -> Captions:
     """Some captions of some scenes."""
     parts = (getattr(captions, field.name) for field in fields(captions))
     return Captions(*(part[scenes[:, None], numbers] for part in parts))

@@ -1,8 +1,7 @@
-"""Find images by text and texts by image: index files, two-stage search, its measured recall."""
+"""An index of images or texts, two-stage search in it, and token pooling."""
 
 from eligo.patches.index.build import Built, build_index
-from eligo.patches.index.calibration import Calibration, calibrate
-from eligo.patches.index.search import Hits, Searcher, merge_hits
+from eligo.patches.index.search import Calibration, Hits, Searcher, calibrate, merge_hits
 from eligo.patches.index.sources import ImageFiles, ScenePictures, Source, TextLines
 from eligo.patches.index.store import IndexFolder
 

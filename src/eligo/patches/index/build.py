@@ -1,4 +1,4 @@
-"""`eligo patches index`: encode what is to be found, shard by shard, so that it can be resumed."""
+"""Build an index: encode images or texts, shard by shard, so that a killed run can be resumed."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,49 +11,37 @@ import torch
 from torch import Tensor
 
 from eligo.config.bounds import check_count
-from eligo.errors import InputError
 from eligo.io.locks import one_writer
 from eligo.patches.index import store
 from eligo.patches.index.entries import join, pack_images, pack_texts
 from eligo.patches.index.sources import ImageFiles, Loaded, Source, TextLines, Unreadable
-from eligo.patches.model.net import CrossSparseAggrNet
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.train.engine import Engine, map_shards
 
 Dtype = Literal["float16", "float32"]
-_NO_NAME = "its name is no UTF-8; rename the file"
+_BAD_NAME = "its name is not UTF-8; rename the file"
 
 
 @dataclass(frozen=True)
 class Built:
-    """What was indexed."""
+    """Result of `build_index`."""
 
     folder: Path
     entries: int
     skipped: list[dict[str, Any]]
-    """Inputs that could not be read: id and why."""
+    """Unreadable inputs: id and why."""
     resumed: int
-    """Shards that were there already."""
+    """Shards of an earlier run."""
     bytes_per_entry: float
 
 
-def matching_net(model: RetrievalModel) -> CrossSparseAggrNet:
-    """The network that an index is made for."""
-    if not isinstance(model.net, CrossSparseAggrNet):
-        raise InputError(
-            f"model: matches by kind {model.config.match.kind!r}, which selects no patches; "
-            "expected a model of kind open or paper"
-        )
-    return model.net
-
-
 def hash_of(model: RetrievalModel) -> str:
-    """Of all that decides a score: weights, and the settings that are not weights."""
+    """Hash of everything that decides a score: weights and settings."""
     image, text = model.image_encoder, model.text_encoder
     colours = (torch.as_tensor(part).flatten().tolist() for part in (image.mean, image.std))
     settings = {
         "match": model.config.match.model_dump(exclude={"kernel", "decision", "temperature"}),
-        "compat": matching_net(model).compat,
+        "compat": model.selecting_net().compat,
         "image": [image.image_size, *colours],
         "words": [text.max_words, text.max_dense_words],
     }
@@ -73,17 +61,17 @@ def build_index(
     gpus_per_worker: float = 0.0,
     on_done: Callable[[int, int], None] | None = None,
 ) -> Built:
-    """Index a source, or go on with what a killed run left; `on_done(shards done, of all)`.
+    """Index a source, or continue a killed run; `on_done(shards done, of all)`.
 
-    `load_model` is called in every worker. The result is the same however often it was interrupted
-    and however many workers made it.
+    `load_model` is called in every worker. Interruptions and the number of workers do not change
+    the result.
     """
     check_count("shard_size", shard_size)
     check_count("batch_size", batch_size)
     folder = Path(folder)
     model = load_model().eval()
     if source.kind == "images":
-        _check_dense(model, source)
+        model.check_dense(bool(source.about["dense"]))
     left_out: Sequence[str] = ()
     if isinstance(source, ImageFiles):
         left_out = source.skipped
@@ -107,39 +95,25 @@ def build_index(
         todo = store.begin(folder, manifest, source.ids)
         done = manifest.num_shards - len(todo)
 
-        make = partial(_make_shard, source, folder, manifest, batch_size)
-
-        def tell(count: int) -> None:
+        def report(count: int) -> None:
             if on_done is not None:
                 on_done(done + count, manifest.num_shards)
 
+        load = (lambda: model) if engine == "local" else load_model
         map_shards(
-            (lambda: partial(make, model))
-            if engine == "local"
-            else partial(_worker, load_model, make),
+            partial(_worker, load, partial(_make_shard, source, folder, manifest, batch_size)),
             todo,
             engine=engine,
             num_workers=num_workers,
             gpus_per_worker=gpus_per_worker,
             max_tries=1,
             keep_going=False,
-            on_done=tell,
+            on_done=report,
         )
         entries, skipped = store.finish(folder, manifest)
     size = sum(path.stat().st_size for path in store.shards_in(folder))
-    skipped = [*skipped, *({"id": name, "why": _NO_NAME} for name in left_out)]
+    skipped = [*skipped, *({"id": name, "why": _BAD_NAME} for name in left_out)]
     return Built(folder, entries, skipped, done, size / max(1, entries))
-
-
-def _check_dense(model: RetrievalModel, source: Source) -> None:
-    given = bool(source.about["dense"])
-    if model.uses_dense and not given:
-        raise InputError(
-            "dense captions: got none, and the model was trained with one for every image; give "
-            "them with --dense FILE"
-        )
-    if given and not model.uses_dense:
-        raise InputError("dense captions: got some, and the model was trained without; leave them")
 
 
 def _worker(
@@ -169,7 +143,7 @@ def _make_shard(
                 entries.append(source.entry(place))
         if good:
             packs.append(_pack(model, source.kind, good, getattr(torch, manifest.dtype)))
-    # A shard of unreadable files alone is a shard too: it must not be tried again and again.
+    # A shard of unreadable files is written too, so that they are not tried again.
     tensors = join(packs) if packs else {"direction": torch.zeros(0, 0)}
     store.write_shard(folder, number, tensors, entries, skipped)
 
@@ -183,4 +157,4 @@ def _pack(
         return pack_texts(model.text_side(values), dtype)
     dense = [item.dense for item in items if item.dense is not None]
     images = model.image_side(values, dense or None)
-    return pack_images(matching_net(model), images, dtype)
+    return pack_images(model.selecting_net(), images, dtype)

@@ -1,15 +1,14 @@
-"""What an index stores of an image or a text, and how it is matched again.
+"""Entries of an index: what is stored of an image or a text, and how it is scored.
 
-Of an image: all that `kernels.hoist` makes of it, so that a search runs neither encoder nor the
-networks that see patches alone. Vectors are rounded to the index's precision first, and everything
-else is computed from the rounded ones: the index scores as the model does on such vectors. Instead
-of the powers `E = exp(l - max l)` their exponents are stored: as many bytes, and half precision
-cannot flush a small weight to zero.
+Of an image: everything that `kernels.hoist` computes, so that a search runs no network on it.
+Vectors are rounded to the index's precision first and everything else is computed from the rounded
+ones: the index scores as the model does on such vectors. The exponents `l - max l` are stored, not
+their powers: half precision would flush small weights to zero.
 
-Of a text: its raw words, one text behind the other.
+Of a text: its raw words, one text after the other.
 
-For stage 1, of an image its slots as they are when no text chooses (`fold`); of both the direction
-that FAISS walks by: the unit mean patch, the unit mean word.
+For stage 1, of an image its slots with every patch kept (`fold`); of both the direction that FAISS
+searches by: the unit mean patch or word.
 """
 
 from dataclasses import fields, replace
@@ -19,15 +18,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from eligo import ops
 from eligo.nn import full_precision
 from eligo.patches import kernels
-from eligo.patches.index.stage1 import Guide, words_of_rows
+from eligo.patches.index.stage1 import Stage1Query, words_of_rows
 from eligo.patches.index.store import IndexFolder
 from eligo.patches.kernels.hoist import ImageRows, halved, hoist
-from eligo.patches.model.arithmetic import unit, weighted_softmax, wide
-from eligo.patches.model.net import CrossSparseAggrNet
-from eligo.patches.model.sides import Images, Texts, Words, check_finite
+from eligo.patches.model.functional import mean_patch, unit, weighted_softmax, wide
+from eligo.patches.model.inputs import Images, Texts, Words, check_finite
+from eligo.patches.model.seps import CrossSparseAggrNet
 
 _ROUNDED = ("patches", "cls", "logits", "logits_dense")
 _OF_STAGE1 = ("direction", "folded")
@@ -35,13 +33,11 @@ _OF_STAGE1 = ("direction", "folded")
 
 def image_directions(images: Images) -> Float[Tensor, "images dim"]:
     """`unit(mean patch)`."""
-    patches = wide(images.patches)
-    mean = patches.mean(1) if images.mask is None else ops.masked_mean(patches, images.mask)
-    return unit(mean)
+    return unit(mean_patch(images.patches, images.mask))
 
 
 def fold(rows: ImageRows) -> Float[Tensor, "images slots dim"]:
-    """Unit slots of equation 4 with every patch kept: what a text's choice starts from."""
+    """Unit slots of equation 4 with every patch kept."""
     nets = [rows.logits]
     if rows.logits_dense is not None and rows.s_dt is not None:
         nets.append(rows.logits_dense)
@@ -51,18 +47,21 @@ def fold(rows: ImageRows) -> Float[Tensor, "images slots dim"]:
 
 
 @torch.no_grad()
-def image_guides(net: CrossSparseAggrNet, images: Images) -> list[Guide]:
+def image_queries(net: CrossSparseAggrNet, images: Images) -> list[Stage1Query]:
     """Images as queries of stage 1."""
     with full_precision():
         folded = fold(hoist(net.parts(), images))
-    return [Guide(*each) for each in zip(folded.cpu(), image_directions(images).cpu(), strict=True)]
+    return [
+        Stage1Query(*each)
+        for each in zip(folded.cpu(), image_directions(images).cpu(), strict=True)
+    ]
 
 
-def text_guides(texts: Texts) -> list[Guide]:
+def text_queries(texts: Texts) -> list[Stage1Query]:
     """Texts as queries of stage 1."""
     words = texts.words
     return [
-        Guide(unit(vectors[mask]).cpu(), direction.cpu())
+        Stage1Query(unit(vectors[mask]).cpu(), direction.cpu())
         for vectors, mask, direction in zip(
             words.vectors, words.mask, words.directions(), strict=True
         )
@@ -80,7 +79,7 @@ def pack_images(
     with full_precision():
         rows = hoist(net.parts(), rounded)
     if dtype == torch.float16 and not patches.is_cuda:
-        # As a GPU has them, whatever made the index: short enough to multiply in half precision.
+        # Scaled as on a GPU, so that the index does not depend on the device.
         scaled, norms = halved(patches, rows.norms)
         rows = replace(rows, patches=scaled, norms=norms)
     stored = {field.name: getattr(rows, field.name) for field in fields(ImageRows)}
@@ -111,7 +110,7 @@ def pack_texts(texts: Texts, dtype: torch.dtype = torch.float16) -> dict[str, Te
 
 
 def join(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Several packs as one."""
+    """Concatenate the tensors of several packs."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -122,7 +121,7 @@ def score_images(
     """Exact scores of some indexed images (ascending) with some texts."""
     device = texts.words.vectors.device
     stored = join(index.gather(rows, _pick_images))
-    # A CPU multiplies float32, a GPU what is stored; everything else is float32 on both.
+    # Patches are multiplied as stored on a GPU, in float32 on a CPU.
     ready = {
         name: part if name == "patches" and device.type == "cuda" else wide(part)
         for name, part in ((name, part.to(device)) for name, part in stored.items())

@@ -1,32 +1,30 @@
 """LearnedTokenPooling: a smaller index for multi-vector models of sentence-transformers.
 
-The idea of SEPS without a text, as a document is pooled before anyone asks for it: score the
-tokens, keep the best, fold them into slots, fold the dropped ones into one extra token. A module
-for the end of a `MultiVectorEncoder` (ColBERT, ColPali), or for its `token_pooling=` argument.
+SEPS without a text, as documents are pooled before any query: score the tokens, keep the best, fold
+them into slots, fold the dropped ones into one extra token. A module for the end of a
+`MultiVectorEncoder` (ColBERT, ColPali), or for its `token_pooling=` argument.
 
-Departs from SEPS in how slots are made. A softmax over all tokens has a fixed number of slots and
-blurs them; greedy picks with soft shares were tried and lost to plain clustering. If u_i is the
-chance that a query's word finds token i best, folding costs MaxSim a squared error of about
-`sum_i u_i |v_i - slot(i)|^2`. To make that small is Ward's clustering with weights u, so the score
-learns log u, and slots are clusters. They are nested: a larger budget cuts the same tree lower
-(and keeps more tokens, the same ones first).
+Departs from SEPS in how slots are made, because its softmax has a fixed number of slots and blurs
+them. If u_i is the probability that token i is the best match of a query's word, folding costs
+MaxSim a squared error of about `sum_i u_i |v_i - slot(i)|^2`. Ward's clustering with weights u
+minimises that, so the score learns log u, and slots are clusters. They are nested: a larger budget
+cuts the same tree lower (and keeps more tokens, the same ones first).
 
 Needs the extra `pooling` (sentence-transformers >= 6).
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor, nn
 
 from eligo import ops
 from eligo.errors import InputError, MissingExtraError
-from eligo.patches.index.ward import cut_tree, ward_tree
-from eligo.patches.model.arithmetic import unit, wide
+from eligo.patches.model.functional import unit, wide
 
 try:
     from sentence_transformers.multi_vector_encoder.modules import BaseTokenPooling
@@ -41,16 +39,16 @@ _FACTORS = (1.5, 12.0)  # drawn from in training
 class LearnedTokenPooling(BaseTokenPooling):
     """Fold the n tokens of a document into about n / `pool_factor` unit vectors.
 
-        s_i    = w cos(v_i, mean v) + MLP(v_i)                     what a token is worth: log u_i
-        extra  = unit(sum over dropped i of e^s_i v_i)             dropped: the least worth
+        s_i    = w cos(v_i, mean v) + MLP(v_i)                     log u_i
+        extra  = unit(sum over dropped i of e^s_i v_i)             lowest weights
         slot_j = unit(sum over i in cluster j of e^s_i v_i)         Ward's clusters, weights e^s
 
     Symbols: v_i token i of n, unit, width D = `dim`; w a learned number; the MLP is D -> D/4 -> 1.
-    Dropped are the tokens of least worth that together hold at most `dropped_share` of all worth,
-    if they are more than a slot has on average; else there is no extra token, but one slot more.
-    Never so many that a slot would have no token.
+    Dropped are the tokens of lowest weight that together hold at most `dropped_share` of the sum,
+    if they are more than a slot has on average; else there is one more slot and no extra token.
+    Every slot keeps at least one token.
 
-    The way of the tensors:
+    Tensor shapes:
         tokens (n, D)
           | first num_protected_tokens ([CLS]) pass through
         s (n - protected)
@@ -59,7 +57,7 @@ class LearnedTokenPooling(BaseTokenPooling):
           | weighted means, unit
         (protected + count, D),  count = max(1, (n - protected) // pool_factor)
 
-    That is as many vectors as `HierarchicalTokenPooling` makes, which is the case of equal worth.
+    With equal weights this is `HierarchicalTokenPooling`, which makes as many vectors.
 
     >>> LearnedTokenPooling(dim=8, pool_factor=4).pool_one(torch.randn(21, 8)).shape
     torch.Size([6, 8])
@@ -92,13 +90,13 @@ class LearnedTokenPooling(BaseTokenPooling):
         self.mean_weight = nn.Parameter(torch.tensor(0.0))
 
     def num_out(self, num_tokens: int, pool_factor: float | None = None) -> int:
-        """How many vectors a document of so many tokens becomes."""
+        """Number of vectors of a pooled document of `num_tokens` tokens."""
         rest = max(0, num_tokens - self.num_protected_tokens)
         count = max(int(rest // (pool_factor or self.pool_factor)), 1)
         return num_tokens - rest + min(rest, count)
 
     def score(self, tokens: Float[Tensor, "tokens dim"]) -> Float[Tensor, " tokens"]:
-        """What each unit token is worth, up to a constant: the logarithm of its weight."""
+        """The logarithm of each unit token's weight, up to a constant."""
         typical = tokens @ unit(tokens.mean(0))
         first = self.predictor[0]
         assert isinstance(first, nn.Linear)
@@ -131,14 +129,14 @@ class LearnedTokenPooling(BaseTokenPooling):
             has_extra = int(num_dropped > 0)  # cluster 0 is the extra token's
             found = self._clusters(rest[kept], score[kept], count - has_extra)
             clusters[kept] = found + has_extra
-        # Worth counts within a cluster: there the best has 1, and none of them underflows.
+        # Weights are relative to the best of a cluster, so that none underflows.
         best = score.new_full((count,), -torch.inf).scatter_reduce(0, clusters, score, "amax")
-        worth = (score - best.detach()[clusters]).exp().unsqueeze(-1)  # (n, 1)
-        sums = rest.new_zeros(count, self.dim).index_add(0, clusters, worth * rest)
+        weights = (score - best.detach()[clusters]).exp().unsqueeze(-1)  # (n, 1)
+        sums = rest.new_zeros(count, self.dim).index_add(0, clusters, weights * rest)
         return torch.cat([head, unit(sums)])
 
     def _num_dropped(self, ranked: Float[Tensor, " tokens"], count: int) -> int:
-        """How many of the last go to the extra token; none where it would hardly hold any."""
+        """Number of tokens in the extra token; 0 where it would hold too few."""
         held = ranked.detach().softmax(0).flip(0).cumsum(0)  # by the last, the last two, ...
         dropped = int((held <= self.dropped_share).sum())
         dropped = min(dropped, len(ranked) - (count - 1))  # a slot needs a token
@@ -154,13 +152,13 @@ class LearnedTokenPooling(BaseTokenPooling):
     def save(
         self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any
     ) -> None:
-        """Config and weights, where `load` finds them."""
+        """Write config and weights for `load`."""
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         self.save_torch_weights(output_path, safe_serialization=safe_serialization)
 
     @classmethod
     def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> "LearnedTokenPooling":
-        """What `save` wrote."""
+        """Load what `save` wrote."""
         made = super().load(model_name_or_path, *args, **kwargs)
         names = ("subfolder", "token", "cache_folder", "revision", "local_files_only")
         given = dict(zip(names, args, strict=False)) | kwargs
@@ -179,12 +177,11 @@ def fit_pooling(
     learning_rate: float = 1e-2,
     seed: int = 0,
 ) -> list[float]:
-    """Teach pooled documents to answer as whole ones; returns the losses.
+    """Train pooled documents to match queries as whole ones do; return the losses.
 
-    Some queries meet some documents, whether or not they belong together. Two terms:
-    the cross-entropy of softmax(s) with u, the share of words that find each token best
-    (`softmax(cos / 0.02)` over the tokens), and, at a budget drawn anew in each step,
-    `((max_i <q, v_i> - max_j <q, slot_j>) / 0.1)^2`.
+    Queries and documents are drawn independently. Two terms: the cross-entropy of softmax(s) with
+    u, the share of words whose best match is each token (`softmax(cos / 0.02)` over the tokens),
+    and, at a budget drawn in each step, `((max_i <q, v_i> - max_j <q, slot_j>) / 0.1)^2`.
     """
     if not documents or not queries:
         raise InputError(f"got {len(documents)} documents and {len(queries)} queries")
@@ -194,13 +191,13 @@ def fit_pooling(
     low, high = map(math.log, _FACTORS)
     losses = []
     for _ in range(steps):
-        some, asked = (
-            torch.randint(len(pile), (batch_size,), generator=draw).tolist()
-            for pile in (documents, queries)
+        document_ids, query_ids = (
+            torch.randint(len(each), (batch_size,), generator=draw).tolist()
+            for each in (documents, queries)
         )
-        words = unit(torch.cat([queries[i] for i in asked]))  # (words, dim)
+        words = unit(torch.cat([queries[i] for i in query_ids]))  # (words, dim)
         factor = math.exp(low + (high - low) * float(torch.rand((), generator=draw)))
-        terms = [_loss(pooling, unit(documents[i]), words, factor) for i in some]
+        terms = [_loss(pooling, unit(documents[i]), words, factor) for i in document_ids]
         loss = torch.stack(terms).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -210,15 +207,68 @@ def fit_pooling(
     return torch.stack(losses).tolist()
 
 
-def _loss(
-    pooling: LearnedTokenPooling,
-    tokens: Float[Tensor, "tokens dim"],
-    words: Float[Tensor, "words dim"],
-    factor: float,
-) -> Float[Tensor, ""]:
-    """Of one document and all words."""
+def _loss(pooling: LearnedTokenPooling, tokens: Tensor, words: Tensor, factor: float) -> Tensor:
+    """The loss of one document (tokens, dim) and all words (words, dim)."""
     rest = tokens[pooling.num_protected_tokens :]
     shares = (rest @ words.T / _TEMPERATURE).softmax(0).mean(1)  # u
-    worth = -(shares * pooling.score(rest).log_softmax(0)).sum()
+    cross_entropy = -(shares * pooling.score(rest).log_softmax(0)).sum()
     gap = (words @ tokens.T).amax(1) - (words @ pooling.fold(tokens, factor).T).amax(1)
-    return worth + (gap / _GAP).square().mean()
+    return cross_entropy + (gap / _GAP).square().mean()
+
+
+class Merge(NamedTuple):
+    """Two clusters become one; a cluster is named by one of its points."""
+
+    height: float
+    """What the merge adds to the sum of squares."""
+    into: int
+    other: int
+
+
+def ward_tree(
+    squared: Float64[np.ndarray, "points points"], weights: Float64[np.ndarray, " points"]
+) -> list[Merge]:
+    """All merges of Ward's clustering of weighted points, from squared distances, by rising height.
+
+    Merges the two clusters whose union adds least to `sum_i w_i |x_i - mean|^2` (Ward 1963), found
+    by nearest-neighbour chains (Murtagh 1983). SciPy has no weights.
+
+    >>> squared = np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 4.0], [9.0, 4.0, 0.0]])
+    >>> ward_tree(squared, np.ones(3))[0]
+    Merge(height=0.5, into=1, other=0)
+    """
+    size = weights.copy()
+    cost = squared * (size[:, None] * size / (size[:, None] + size))
+    np.fill_diagonal(cost, np.inf)
+    gone = np.zeros(len(size), dtype=bool)
+    merges, chain = [], []
+    for _ in range(len(size) - 1):
+        if not chain:
+            chain.append(int(np.argmin(gone)))
+        while True:
+            last = chain[-1]
+            near = int(cost[last].argmin())
+            if len(chain) > 1 and cost[last, chain[-2]] <= cost[last, near]:
+                break  # each the other's nearest
+            chain.append(near)
+        into, other = chain.pop(), chain.pop()
+        height = cost[into, other]
+        merges.append(Merge(float(height), into, other))
+        # Lance and Williams' update, with weights for sizes.
+        row = (size[into] + size) * cost[into] + (size[other] + size) * cost[other] - size * height
+        row /= size[into] + size[other] + size
+        gone[other] = True
+        row[gone] = row[into] = np.inf
+        cost[into], cost[:, into] = row, row
+        cost[other], cost[:, other] = np.inf, np.inf
+        size[into] += size[other]
+    return sorted(merges, key=lambda merge: merge.height)  # stable: equal heights as they came
+
+
+def cut_tree(tree: list[Merge], count: int) -> Int64[np.ndarray, " points"]:
+    """The cluster, 0 ... count - 1, of each point; clusters are numbered by their first point."""
+    owner = np.arange(len(tree) + 1)
+    for merge in tree[: len(owner) - count]:
+        one, other = owner[merge.into], owner[merge.other]
+        owner[owner == max(one, other)] = min(one, other)
+    return np.unique(owner, return_inverse=True)[1].astype(np.int64)

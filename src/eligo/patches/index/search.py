@@ -1,13 +1,18 @@
-"""Two-stage search: words and folded patches find candidates, the exact score ranks them.
+"""Two-stage search: stage 1 finds candidates, the exact score ranks them; and stage 1's recall.
 
-Stage 1 matches without selecting (see `stage1`); stage 2 reads the best R of it from the mapped
-files and scores them exactly as the network does. `rerank=None` scores everything: exhaustive
-search. Parts of an index (some shards each, in several processes) are searched alone and merged: a
-hit carries stage 1's guess, so that the merged list is the one that the whole index would give.
+Stage 1 matches without a selection (see `stage1`); stage 2 reads the best R of it from the mapped
+files and scores them exactly. `rerank=None` scores everything: exhaustive search. Parts of an index
+(some shards each, in several processes) are searched alone and merged: hits carry their stage 1
+score, so that the merged list is the one that the whole index would give.
+
+`calibrate` measures stage 1 once, on validation queries: the rank of each of the exhaustive top 10
+in stage 1, stored as `stage1.json`. From these ranks follows the recall at every R.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -17,41 +22,47 @@ from torch import Tensor
 from eligo import ops
 from eligo.config.bounds import check_count
 from eligo.errors import InputError
+from eligo.io.files import write_text
+from eligo.io.reading import read_json, reading
 from eligo.patches.index import stage1
-from eligo.patches.index.build import hash_of, matching_net
-from eligo.patches.index.entries import image_guides, score_images, score_texts, text_guides
+from eligo.patches.index.build import hash_of
+from eligo.patches.index.entries import image_queries, score_images, score_texts, text_queries
 from eligo.patches.index.store import IndexFolder
+from eligo.patches.model.inputs import Images, Texts
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.model.sides import Images, Texts
 
-RERANK = 128
+RERANK, TOP, TARGET = 128, 10, 0.995
+CALIBRATION_FILE = "stage1.json"
 _ROWS = 512  # entries scored at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Hits:
-    """What was found for one query, best first."""
+    """Entries found for one query, best first."""
 
     rows: Int[Tensor, " hits"]
     """Entries of the index."""
     scores: Float[Tensor, " hits"]
     """Exact scores."""
     guesses: Float[Tensor, " hits"]
-    """What stage 1 thought of them."""
+    """Scores in stage 1."""
 
     def first(self, k: int) -> "Hits":
-        """The k best of them."""
-        return Hits(self.rows[:k], self.scores[:k], self.guesses[:k])
+        """The k best."""
+        return self[slice(k)]
+
+    def __getitem__(self, which: slice | Int[Tensor, " some"]) -> "Hits":
+        return Hits(self.rows[which], self.scores[which], self.guesses[which])
 
     def share_in(self, rows: Int[Tensor, " rows"]) -> float:
-        """How much of them is among some entries."""
+        """The share of the hits that is among some entries."""
         return float(torch.isin(self.rows, rows).double().mean())
 
 
 class Searcher:
     """An index and the model that made it.
 
-    A query is one side of a match with a single element: `model.text_side(["a red ball"])` for an
+    A query is an input of `match` with a single element: `model.text_side(["a red ball"])` for an
     index of images, `model.image_side([picture], dense)` for an index of texts.
     """
 
@@ -65,7 +76,7 @@ class Searcher:
     ) -> None:
         """`approximate`: stage 1 by FAISS. `shards`: search only these (see `merge_hits`)."""
         self.model = model.eval()
-        self.net = matching_net(model)
+        self.net = model.selecting_net()
         self.index = index if isinstance(index, IndexFolder) else IndexFolder(index)
         self.index.check_model(hash_of(model))
         every = range(len(self.index.shards))
@@ -78,26 +89,24 @@ class Searcher:
         """The k best entries; exact among the `rerank` best of stage 1 (None: among all)."""
         check_count("k", k)
         if rerank is not None and check_count("rerank", rerank) < k:
-            raise InputError(
-                f"got k={k} and rerank={rerank}; expected at least as many to rerank as to find"
-            )
+            raise InputError(f"rerank: got {rerank} with k={k}, expected at least k")
         found = self.candidates(query, rerank)
         scores = self.scores(query, found.rows)[:, 0]
         return _best(Hits(found.rows, scores, found.guesses), k)
 
     @torch.no_grad()
     def candidates(self, query: Texts | Images, count: int | None) -> stage1.Candidates:
-        """The entries that stage 1 likes best, in the order of the index."""
-        guide = self.guides(query)[0]
+        """The best entries of stage 1, in the order of the index."""
+        first = self.stage1_queries(query)[0]
         if self._graph is not None and count is not None:
-            return stage1.approximate(self.index, self._graph, guide, count)
-        return stage1.exact(self.index, self.shards, guide, count)
+            return stage1.approximate(self.index, self._graph, first, count)
+        return stage1.exact(self.index, self.shards, first, count)
 
     @torch.no_grad()
     def scores(
         self, query: Texts | Images, rows: Int[Tensor, " rows"]
     ) -> Float[Tensor, "rows queries"]:
-        """Exact scores of some entries (ascending) with all elements of a side, on the CPU."""
+        """Exact scores of some entries (ascending) with all queries, on the CPU."""
         if not len(rows):
             return torch.zeros(0, 1)
         parts = []
@@ -108,38 +117,109 @@ class Searcher:
                 parts.append(score_texts(self.net, self.index, some, query))
         return torch.cat(parts).cpu()
 
-    def guides(self, query: Texts | Images) -> list[stage1.Guide]:
-        """Every element of a side as stage 1 sees it."""
-        wanted = "images" if isinstance(query, Texts) else "texts"
-        if self.index.manifest.kind != wanted:
-            asked = "a text" if isinstance(query, Texts) else "an image"
+    def stage1_queries(self, query: Texts | Images) -> list[stage1.Stage1Query]:
+        """The queries of stage 1, one for each element."""
+        kind, wanted, given = self.index.manifest.kind, "texts", "an image"
+        if isinstance(query, Texts):
+            wanted, given = "images", "a text"
+        if kind != wanted:
             raise InputError(
-                f"{self.index.folder}: is an index of {self.index.manifest.kind}, and got {asked} "
-                f"to look for; {asked} is looked for in {wanted}"
+                f"{self.index.folder}: is an index of {kind}, and the query is {given}; expected "
+                f"an index of {wanted}"
             )
-        return text_guides(query) if isinstance(query, Texts) else image_guides(self.net, query)
+        return text_queries(query) if isinstance(query, Texts) else image_queries(self.net, query)
 
     def ids(self, hits: Hits) -> list[dict]:
-        """What `ids.jsonl` says of the hits."""
+        """The lines of `ids.jsonl` for the hits."""
         return [self.index.entries[row] for row in hits.rows.tolist()]
 
 
 def merge_hits(parts: Sequence[Hits], *, k: int = 10, rerank: int | None = RERANK) -> Hits:
-    """Hits of parts of an index as the hits of the whole.
-
-    Each part must have been searched with `k = rerank`, so that nothing is missing.
-    """
+    """Merge the hits of parts of an index, each searched with `k = rerank`."""
     columns = zip(*((part.rows, part.scores, part.guesses) for part in parts), strict=True)
-    rows, scores, guesses = (torch.cat(column) for column in columns)
-    order = rows.argsort()
-    rows, scores, guesses = rows[order], scores[order], guesses[order]
+    hits = Hits(*(torch.cat(column) for column in columns))
+    hits = hits[hits.rows.argsort()]
     if rerank is not None:
-        kept = ops.top_k(guesses, min(rerank, len(rows))).sort().values
-        rows, scores, guesses = rows[kept], scores[kept], guesses[kept]
-    return _best(Hits(rows, scores, guesses), k)
+        hits = hits[ops.top_k(hits.guesses, min(rerank, len(hits.rows))).sort().values]
+    return _best(hits, k)
 
 
 def _best(hits: Hits, k: int) -> Hits:
-    """Rows ascend, so that ties go to the lowest."""
-    order = ops.top_k(hits.scores, min(k, len(hits.rows)))
-    return Hits(hits.rows[order], hits.scores[order], hits.guesses[order])
+    """The k best; rows ascend, so that ties go to the lowest."""
+    return hits[ops.top_k(hits.scores, min(k, len(hits.rows)))]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Ranks of the exhaustive top 10 in stage 1, from 0, ascending."""
+
+    queries: int
+    source: str
+    """Origin of the queries."""
+    ranks: tuple[int, ...]
+
+    def recall(self, rerank: int) -> float:
+        """Share of the exhaustive top 10 among the first `rerank` of stage 1."""
+        return sum(rank < rerank for rank in self.ranks) / len(self.ranks)
+
+    def smallest(self, target: float = TARGET) -> int:
+        """The smallest R that reaches a recall.
+
+        >>> Calibration(1, "dev", (0, 1, 2, 50)).smallest(0.75)
+        3
+        """
+        return self.ranks[max(0, ceil(target * len(self.ranks) - 1e-9) - 1)] + 1
+
+    def save(self, index: IndexFolder) -> None:
+        """Write it beside the shards."""
+        write_text(index.folder / CALIBRATION_FILE, json.dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def load(cls, index: IndexFolder) -> "Calibration | None":
+        """An earlier measurement, if there is one."""
+        path = index.folder / CALIBRATION_FILE
+        if not path.exists():
+            return None
+        with reading(path, "what `--rerank auto` measured; remove it"):
+            found = read_json(path)
+            return cls(found["queries"], found["source"], tuple(map(int, found["ranks"])))
+
+
+def ranks_of_best(
+    guesses: Float[Tensor, " entries"], scores: Float[Tensor, " entries"], top: int = TOP
+) -> list[int]:
+    """Ranks in a first stage of the `top` entries that score best.
+
+    >>> ranks_of_best(torch.tensor([0.1, 0.9, 0.5]), torch.tensor([3.0, 1.0, 2.0]), 2)
+    [2, 1]
+    """
+    rank = ops.top_k(guesses, len(guesses)).argsort()
+    return rank[ops.top_k(scores, min(top, len(scores)))].tolist()
+
+
+def calibrate(
+    searcher: Searcher,
+    queries: Sequence[Texts] | Sequence[Images],
+    source: str,
+    *,
+    top: int = TOP,
+    on_done: Callable[[int], None] | None = None,
+) -> Calibration:
+    """Search exhaustively and return the stage 1 ranks of the results.
+
+    Each element of `queries` may hold several queries, which is faster.
+    """
+    ranks: list[int] = []
+    count = 0
+    rows = torch.arange(len(searcher.index))
+    for batch in queries:
+        scores = searcher.scores(batch, rows)  # (entries, queries)
+        for column, first in zip(scores.T, searcher.stage1_queries(batch), strict=True):
+            guesses = [stage1.guesses_of(shard, first) for shard in searcher.index.shards]
+            ranks += ranks_of_best(torch.cat(guesses), column, top)
+            count += 1
+        if on_done is not None:
+            on_done(count)
+    if not ranks:
+        raise InputError("dev queries: got none, expected at least one")
+    return Calibration(count, source, tuple(sorted(ranks)))

@@ -1,14 +1,15 @@
-"""What is indexed: image files, texts of a file, generated scenes.
+"""Sources of an index: image files, texts of a file, generated scenes.
 
-A source is a list of ids and a way to load some of them; what cannot be read is said so, in place.
+A source is a list of ids and a way to load some of them; unreadable inputs are marked in place.
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from eligo.errors import InputError
 from eligo.images import SUFFIXES, image_files, open_image, printable_name, upright_size
@@ -22,93 +23,81 @@ _log = logging.getLogger("eligo.patches")
 
 
 class Loaded(NamedTuple):
-    """One input: a picture (and its dense caption, if images have them) or a text."""
+    """One input: a picture (with its dense caption, if images have them) or a text."""
 
     value: Any
     dense: str | None = None
 
 
 class Unreadable(NamedTuple):
-    """Stands where an input would."""
+    """Stands in for an input that cannot be read."""
 
     why: str
 
 
-@runtime_checkable
-class Source(Protocol):
+class Source(ABC):
     """Inputs by place."""
 
-    @property
-    def kind(self) -> Kind:
-        """Images or texts."""
-        ...
+    kind: Kind = "images"
+    ids: Sequence[str]
+    """A name for every input, in order."""
 
     @property
-    def ids(self) -> Sequence[str]:
-        """A name for every input, in order."""
-        ...
-
-    @property
+    @abstractmethod
     def about(self) -> dict[str, Any]:
-        """Where the inputs come from, for the index to remember."""
-        ...
+        """Origin of the inputs, stored with the index."""
+
+    @abstractmethod
+    def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
+        """Load some inputs, in order."""
 
     def stamp(self, place: int) -> str:
-        """What tells an input from another one of the same name, at little cost."""
-        ...
-
-    def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
-        """Some inputs, in order."""
-        ...
+        """A cheap fingerprint that tells an input from another one of the same name."""
+        return self.ids[place]
 
     def entry(self, place: int) -> dict[str, Any]:
-        """What `ids.jsonl` says of an input."""
-        ...
+        """The input's line in `ids.jsonl`."""
+        return {"id": self.ids[place]}
 
 
 @dataclass(frozen=True)
-class ImageFiles:
-    """All image files under a folder, by name; or a single one."""
+class ImageFiles(Source):
+    """All image files below a folder, by name."""
 
     root: Path
     ids: Sequence[str]
     dense: Mapping[str, str] | None = None
-    """Dense caption of each id, where the model was trained with them."""
+    """Dense caption of each id, for a model that was trained with them."""
     skipped: Sequence[str] = ()
-    """Files whose names are no UTF-8, which an index could not keep; printable."""
+    """Printable names of files whose names are not UTF-8, which an index cannot store."""
     side: int | None = None
-    """Pixels a side that the model looks at; see `open_image`."""
-    kind: Kind = "images"
+    """Pixels per side of the model's images; see `open_image`."""
 
     @classmethod
     def under(cls, root: Path, dense: Mapping[str, str] | None = None) -> "ImageFiles":
-        """Every image file below a folder; ids are the paths from there.
-
-        A file whose name is no UTF-8 is left out, and listed in `skipped`.
-        """
+        """Every image file below a folder; ids are the paths from there."""
         if not root.is_dir():
             raise InputError(f"{root}: is no folder; expected a folder of images")
-        found = sorted(path.relative_to(root).as_posix() for path in image_files(root))
-        if not found:
+        files = sorted(path.relative_to(root).as_posix() for path in image_files(root))
+        if not files:
             raise InputError(f"{root}: holds no images; expected files ending in {SUFFIXES}")
-        strange = [printable_name(name) for name in found if _is_no_text(name)]
-        found = [name for name in found if not _is_no_text(name)]
+        found = [name for name in files if _is_text(name)]
+        skipped = [printable_name(name) for name in files if not _is_text(name)]
         if not found:
             raise InputError(
                 f"{printable_name(root)}: holds no image whose name is UTF-8, only "
-                f"{strange[0]!r}; rename the files"
+                f"{skipped[0]!r}; rename the files"
             )
-        if dense is not None:
-            missing = [name for name in found if name not in dense]
-            if missing:
-                raise InputError(
-                    f"dense captions: {len(missing)} images have none, the first is "
-                    f"{missing[0]!r}; expected one for every image"
-                )
-        return cls(root, found, dense, strange)
+        missing = [] if dense is None else [name for name in found if name not in dense]
+        if missing:
+            raise InputError(
+                f"dense captions: {len(missing)} images have none, the first is "
+                f"{missing[0]!r}; expected one for every image"
+            )
+        return cls(root, found, dense, skipped)
 
     def check(self) -> list[str]:
-        """Look at every file; why some cannot be read. None that can is an error."""
+        """Read every file; return the problems. An error if no file can be read."""
         check = DataCheck()
         readable = check.each("images", self.ids, lambda name: upright_size(self.root / name))
         if not readable:
@@ -123,7 +112,7 @@ class ImageFiles:
         return {"folder": printable_name(self.root), "dense": self.dense is not None}
 
     def stamp(self, place: int) -> str:
-        """Its size in bytes, and its dense caption."""
+        """Size in bytes, and the dense caption."""
         name = self.ids[place]
         dense = "" if self.dense is None else self.dense[name]
         return f"{(self.root / name).stat().st_size} {dense}"
@@ -131,10 +120,6 @@ class ImageFiles:
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
         """Decode some files."""
         return [self._open(self.ids[place]) for place in places]
-
-    def entry(self, place: int) -> dict[str, Any]:
-        """Its path from the folder."""
-        return {"id": self.ids[place]}
 
     def _open(self, name: str) -> Loaded | Unreadable:
         try:
@@ -145,7 +130,7 @@ class ImageFiles:
 
 
 @dataclass(frozen=True)
-class TextLines:
+class TextLines(Source):
     """Texts of a file: one per line, or JSON lines with `text` and perhaps `id`."""
 
     path: Path
@@ -155,7 +140,7 @@ class TextLines:
 
     @classmethod
     def of(cls, path: Path) -> "TextLines":
-        """Read a `.jsonl` or plain text file; blank lines are no texts."""
+        """Read a `.jsonl` or plain text file; blank lines are skipped."""
         if path.suffix == ".jsonl":
             rows = read_json_lines(path, TextRow)
             found = [
@@ -169,8 +154,8 @@ class TextLines:
         names = Counter(name for name, _ in found)
         if again := [name for name, count in names.items() if count > 1]:
             _log.warning(
-                "%s: %d ids come more than once, such as %r: a search shows them alike",
-                path, len(again), again[0],
+                "%s: %d ids occur more than once, such as %r: search results cannot tell them "
+                "apart", path, len(again), again[0],
             )  # fmt: skip
         return cls(path, [name for name, _ in found], [text for _, text in found])
 
@@ -188,19 +173,18 @@ class TextLines:
         return [Loaded(self.texts[place]) for place in places]
 
     def entry(self, place: int) -> dict[str, Any]:
-        """Its id (or line) and the text itself."""
+        """Its id (or line number) and the text."""
         return {"id": self.ids[place], "text": self.texts[place]}
 
 
 @dataclass(frozen=True)
-class ScenePictures:
-    """Generated scenes: nothing to download, the same on every machine."""
+class ScenePictures(Source):
+    """Generated scenes, the same on every machine."""
 
     ids: Sequence[str]
     size: int
-    """Pixels a side."""
+    """Pixels per side."""
     dense: bool = False
-    kind: Kind = "images"
 
     @classmethod
     def first(cls, count: int, size: int, *, dense: bool = False) -> "ScenePictures":
@@ -213,35 +197,23 @@ class ScenePictures:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Which scenes."""
+        """Split and size."""
         return {"scenes": "test", "size": self.size, "dense": self.dense}
-
-    def stamp(self, place: int) -> str:
-        """A scene is what its name says."""
-        return self.ids[place]
 
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
         """Render some scenes."""
         import torch
 
-        from eligo.scenes import draw_scenes, render
+        from eligo.scenes import SceneConfig, draw_scenes, render
         from eligo.scenes.captions import draw_dense_captions
 
-        graph = draw_scenes(self._world(), "test", torch.tensor(list(places)))
+        config = SceneConfig(height=self.size, width=self.size)
+        graph = draw_scenes(config, "test", torch.tensor(list(places)))
         pictures = render(graph).rgb
         if not self.dense:
             return [Loaded(picture) for picture in pictures]
         texts = draw_dense_captions(graph)
         return [Loaded(picture, texts.text(place)) for place, picture in enumerate(pictures)]
-
-    def entry(self, place: int) -> dict[str, Any]:
-        """Its name."""
-        return {"id": self.ids[place]}
-
-    def _world(self) -> Any:
-        from eligo.scenes import SceneConfig
-
-        return SceneConfig(height=self.size, width=self.size)
 
 
 def scene_captions(count: int) -> list[str]:
@@ -252,6 +224,6 @@ def scene_captions(count: int) -> list[str]:
     return [drawn.text(scene, 0) for scene in range(count)]
 
 
-def _is_no_text(name: str) -> bool:
-    """Whether a file name holds bytes that are no text, which an index could not keep."""
-    return any("\ud800" <= character <= "\udfff" for character in name)
+def _is_text(name: str) -> bool:
+    """Whether a file name is UTF-8: undecodable bytes are lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)

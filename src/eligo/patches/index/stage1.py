@@ -1,13 +1,12 @@
-"""Stage 1: which entries are worth an exact score.
+"""Stage 1 of a search: fast approximate scores that choose the candidates of stage 2.
 
-Every image's patches are folded into the network's slots as if no text had chosen among them; slots
-and words are then matched both ways, as in equation 5. Left out of the score are the selection, the
-extra token, [CLS], the leaky ReLU and the learned relevance of the paper variant.
+Every image's patches are folded into the network's slots without a selection; slots and words are
+then matched both ways, as in equation 5. The score leaves out the selection, the extra token,
+[CLS], the leaky ReLU and the learned relevance of the paper variant.
 
-Departure from pipelines whose first stage is the cosine of two means: of the exhaustive top 10 the
-means find two thirds where this finds nearly all (docs/patches_retrieval.md). The means remain for
-indexes that are too large to look at every entry: FAISS (HNSW) walks over them to find what
-stage 1 looks at, and what the means miss is lost.
+The usual first stage, the cosine of two means, finds two thirds of the exhaustive top 10 where this
+one finds nearly all (docs/patches_retrieval.md). For very large indexes FAISS (HNSW) searches the
+means for the entries that stage 1 scores; entries that the means miss are lost.
 """
 
 import logging
@@ -22,16 +21,16 @@ from eligo import ops
 from eligo.errors import MissingExtraError, OutputError
 from eligo.io.files import write_bytes
 from eligo.patches.index.store import IndexFolder, Shard
-from eligo.patches.model.arithmetic import unit
+from eligo.patches.model.functional import unit
 
 GRAPH = "stage1.faiss"
 _log = logging.getLogger(__name__)
 _NEIGHBOURS = 32  # of each node of the HNSW graph
-_WIDER = 16  # times as many entries come from the graph as stage 1 hands on
+_WIDER = 16  # entries from the graph per candidate
 
 
-class Guide(NamedTuple):
-    """One query as stage 1 sees it."""
+class Stage1Query(NamedTuple):
+    """A query of stage 1."""
 
     vectors: Float[Tensor, "vectors dim"]
     """Unit words of a text, or unit slots of an image."""
@@ -40,34 +39,36 @@ class Guide(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Entries in ascending order, and what stage 1 thinks of them."""
+    """Entries in ascending order, and their scores in stage 1."""
 
     rows: Int[Tensor, " rows"]
     guesses: Float[Tensor, " rows"]
 
 
-def exact(index: IndexFolder, shards: Sequence[int], guide: Guide, count: int | None) -> Candidates:
+def exact(
+    index: IndexFolder, shards: Sequence[int], query: Stage1Query, count: int | None
+) -> Candidates:
     """The `count` entries (None: all) of some shards with the best guesses; ties to the first.
 
     One shard after the other, keeping only its best: the memory is that of one shard.
     """
     rows, guesses = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0)]
     for shard in shards:
-        found = guesses_of(index.shards[shard], guide)
+        found = guesses_of(index.shards[shard], query)
         best = torch.arange(len(found)) if count is None else _first(found, count)
         rows.append(best + index.starts[shard])
         guesses.append(found[best])
-    # Among equals the earlier shard, and inside it the lower row, stands first: ties stay right.
+    # Ties go to the earlier shard and the lower row.
     return _ascending(torch.cat(rows), torch.cat(guesses), count)
 
 
-def guesses_of(shard: Shard, guide: Guide) -> Float[Tensor, " rows"]:
-    """What stage 1 thinks of every entry of a shard."""
-    return _guesses(shard.tensors, guide) if len(shard) else torch.zeros(0)
+def guesses_of(shard: Shard, query: Stage1Query) -> Float[Tensor, " rows"]:
+    """Stage 1 scores of every entry of a shard."""
+    return _guesses(shard.tensors, query) if len(shard) else torch.zeros(0)
 
 
 def open_graph(index: IndexFolder) -> Any:
-    """The FAISS graph of an index; built, and kept beside the shards, when it is first wanted."""
+    """The FAISS graph of an index; built on first use and stored beside the shards."""
     try:
         import faiss
     except ImportError:
@@ -82,21 +83,21 @@ def open_graph(index: IndexFolder) -> Any:
             graph.add(shard.tensors["direction"].float().numpy())
     try:
         write_bytes(path, faiss.serialize_index(graph).tobytes())
-    except OutputError as error:  # an index that one may only read can be searched too
-        _log.warning("not kept: %s", error)
+    except OutputError as error:  # a read-only index can be searched too
+        _log.warning("the FAISS graph is not stored: %s", error)
     return graph
 
 
-def approximate(index: IndexFolder, graph: Any, guide: Guide, count: int) -> Candidates:
-    """The `count` best guesses among what a walk through the graph finds; some may be missed."""
+def approximate(index: IndexFolder, graph: Any, query: Stage1Query, count: int) -> Candidates:
+    """The `count` best guesses among the entries that FAISS finds; some may be missed."""
     wider = min(_WIDER * count, graph.ntotal)
     if not wider:
         return Candidates(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
     graph.hnsw.efSearch = max(64, 2 * wider)
-    _, found = graph.search(guide.direction.float().unsqueeze(0).numpy(), wider)
+    _, found = graph.search(query.direction.float().unsqueeze(0).numpy(), wider)
     rows = torch.from_numpy(found[0]).sort().values
     rows = rows[rows >= 0]
-    parts = index.gather(rows, lambda tensors, inside: _guesses(tensors, guide, inside))
+    parts = index.gather(rows, lambda tensors, inside: _guesses(tensors, query, inside))
     return _ascending(rows, torch.cat([torch.zeros(0), *parts]), count)
 
 
@@ -111,17 +112,17 @@ def words_of_rows(tensors: dict[str, Tensor], rows: Int[Tensor, " rows"]) -> lis
 
 
 def _guesses(
-    tensors: dict[str, Tensor], guide: Guide, rows: Tensor | None = None
+    tensors: dict[str, Tensor], query: Stage1Query, rows: Tensor | None = None
 ) -> Float[Tensor, " rows"]:
     """Of some entries of a shard (None: of all)."""
     if "folded" in tensors:
         folded = tensors["folded"] if rows is None else tensors["folded"][rows]
-        return ops.maxsim(guide.vectors[None], folded, two_sided=True)
+        return ops.maxsim(query.vectors[None], folded, two_sided=True)
     words, lengths = tensors["words"], tensors["length"].long()
     if rows is not None:
         words, lengths = torch.cat(words_of_rows(tensors, rows)), lengths[rows]
-    # In float64, so that a text's guess does not depend on what it is computed with.
-    cosines = unit(words).double() @ guide.vectors.double().T  # (all words, slots)
+    # In float64, so that a text's guess does not depend on the other texts.
+    cosines = unit(words).double() @ query.vectors.double().T  # (all words, slots)
     text = torch.arange(len(lengths)).repeat_interleave(lengths)
     per_word = torch.zeros(len(lengths), dtype=torch.float64)
     per_word.scatter_add_(0, text, cosines.amax(1))

@@ -1,13 +1,13 @@
-"""The files of an index: what is in the folder, written so that any moment may be the last.
+"""The files of an index.
 
-    index.json               what was promised: hashes of model and inputs, precision, shards
-    shard_00000.safetensors  entries of the first inputs, one tensor for each thing stored
-    ids.jsonl                one line for each entry, in order; written last: the index is whole
+    index.json               manifest: hashes of model and inputs, precision, shards
+    shard_00000.safetensors  entries of the first inputs, one tensor for each field
+    ids.jsonl                one line for each entry, in order; written last: the index is complete
     skipped.jsonl            inputs that could not be read, and why
-    stage1.json              how far down stage 1 the best are found (see `calibration`)
+    stage1.json              ranks of the best entries in stage 1 (see `search.Calibration`)
 
-A shard is one file under a temporary name until it is whole. Work that was killed begins again at
-the first shard that is missing, and the folder ends the same, byte by byte.
+A shard has a temporary name until it is complete. A killed run continues at the first missing
+shard, and the folder ends the same, byte by byte.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ _METADATA = "eligo"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an index is of; the same command writes the same one."""
+    """Contents of index.json; the same command writes the same one."""
 
     kind: Kind
     model: str
@@ -50,24 +50,24 @@ class Manifest:
     shard_size: int
     """Inputs per shard."""
     dtype: Literal["float16", "float32"]
-    """Of the stored vectors."""
+    """Precision of the stored vectors."""
     source: dict[str, Any]
     """Where the inputs came from."""
     format: int = _FORMAT
 
     @property
     def num_shards(self) -> int:
-        """How many files there will be."""
+        """Number of shards."""
         return -(-self.num_inputs // self.shard_size)
 
     def inputs_of(self, shard: int) -> range:
-        """Which inputs a shard holds, unreadable ones included."""
+        """The inputs of a shard, unreadable ones included."""
         start = shard * self.shard_size
         return range(start, min(start + self.shard_size, self.num_inputs))
 
 
 def model_hash(model: nn.Module, settings: str) -> str:
-    """Of weights and settings: another model has another hash, a copy of it the same."""
+    """Hash of weights and settings."""
     digest = hashlib.sha256(settings.encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -76,18 +76,15 @@ def model_hash(model: nn.Module, settings: str) -> str:
 
 
 def inputs_hash(inputs: Iterable[tuple[str, str]]) -> str:
-    """Of ids and stamps; other inputs have another hash, and so have those of a changed file."""
+    """Hash of ids and stamps."""
     digest = hashlib.sha256()
     for each in inputs:
         digest.update("\0".join((*each, "")).encode())
     return digest.hexdigest()[:32]
 
 
-# ---------------------------------------------------------------- writing
-
-
 def begin(folder: Path, manifest: Manifest, ids: Sequence[str]) -> list[int]:
-    """Start or resume an index of inputs with these ids: the shards that are still to make."""
+    """Start or resume an index; return the numbers of the missing shards."""
     refuse_strange(folder, marker=MANIFEST)
     clear_unfinished(folder)
     if not (folder / MANIFEST).exists():
@@ -101,7 +98,7 @@ def begin(folder: Path, manifest: Manifest, ids: Sequence[str]) -> list[int]:
 
 
 def _difference(folder: Path, before: Manifest, now: Manifest, ids: Sequence[str]) -> str:
-    """What an index is of and should not be, in words where there are any."""
+    """How an existing index differs from the new one."""
     found, wanted = asdict(before), asdict(now)
     for name, value in wanted.items():
         if name not in ("inputs", "num_inputs") and found[name] != value:
@@ -124,18 +121,18 @@ def write_shard(
     entries: Sequence[dict[str, Any]],
     skipped: Sequence[dict[str, Any]],
 ) -> None:
-    """One shard, whole or not at all."""
-    told = json.dumps({"entries": list(entries), "skipped": list(skipped)}, ensure_ascii=False)
-    save_tensors(shard_path(folder, number), tensors, {_METADATA: told})
+    """Write one shard, completely or not at all."""
+    listing = json.dumps({"entries": list(entries), "skipped": list(skipped)}, ensure_ascii=False)
+    save_tensors(shard_path(folder, number), tensors, {_METADATA: listing})
 
 
 def finish(folder: Path, manifest: Manifest) -> tuple[int, list[dict[str, Any]]]:
-    """Gather ids and what was skipped from the shards; how many entries there are, and those."""
+    """Write ids.jsonl and skipped.jsonl; return the number of entries, and the skipped inputs."""
     entries, skipped = [], []
     for number in range(manifest.num_shards):
-        told = Shard(shard_path(folder, number)).told
-        entries += told["entries"]
-        skipped += told["skipped"]
+        listing = Shard(shard_path(folder, number)).listing
+        entries += listing["entries"]
+        skipped += listing["skipped"]
     write_text(folder / SKIPPED, _lines(skipped))
     write_text(folder / IDS, _lines(entries))
     return len(entries), skipped
@@ -146,20 +143,17 @@ def _lines(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """Where a shard lies."""
+    """The file of a shard."""
     return folder / f"shard_{number:05d}.safetensors"
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """All whole shards of a folder."""
+    """All complete shards of a folder."""
     return sorted(folder.glob("shard_*.safetensors"))
 
 
-# ---------------------------------------------------------------- reading
-
-
 class Shard:
-    """One file, mapped into memory: only what is looked at is read."""
+    """One file, mapped into memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -169,8 +163,8 @@ class Shard:
             len(self)
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What was written beside the tensors: entries and skipped inputs."""
+    def listing(self) -> dict[str, Any]:
+        """Entries and skipped inputs, stored beside the tensors."""
         with self._reading():
             return json.loads((self._file.metadata() or {})[_METADATA])
 
@@ -188,7 +182,7 @@ class Shard:
 
 
 class IndexFolder:
-    """An index that is whole: entries 0, 1, 2, ... in the order of `ids.jsonl`."""
+    """A complete index: entries 0, 1, 2, ... in the order of `ids.jsonl`."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -197,7 +191,7 @@ class IndexFolder:
             made = len(shards_in(self.folder))
             raise InputError(
                 f"{self.folder}: is not finished ({made} of {self.manifest.num_shards} shards); "
-                "run the same `eligo patches index` again, it goes on where it stopped"
+                "run the same `eligo patches index` again to continue it"
             )
         paths = (shard_path(self.folder, n) for n in range(self.manifest.num_shards))
         self.shards = [Shard(path) for path in paths]
@@ -210,7 +204,7 @@ class IndexFolder:
 
     @cached_property
     def entries(self) -> list[dict[str, Any]]:
-        """What each entry is: its id, and its text in a text index."""
+        """Id of each entry and, in a text index, its text."""
         path = self.folder / IDS
         with reading(path, "a JSON object with an id on each line: index again"):
             found = [json.loads(line) for _, line in numbered_lines(path)]
@@ -230,7 +224,7 @@ class IndexFolder:
         return picked
 
     def check_model(self, found: str) -> None:
-        """Vectors of another model mean nothing to this one."""
+        """Refuse a model other than the one that made the index."""
         if found != self.manifest.model:
             raise InputError(
                 f"{self.folder}: was made with another model (hash {self.manifest.model}, this one "
@@ -239,7 +233,7 @@ class IndexFolder:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What the folder promises."""
+    """Read and check index.json."""
     path = folder / MANIFEST
     if not path.is_file():
         images = folder if any(image_files(folder)) else "IMAGES"

@@ -1,1 +1,1 @@
-"""A trained model in use: predict, explain, convert, time."""
+"""A trained model in use: predict, evaluate, convert checkpoints."""

@@ -1,10 +1,10 @@
-"""LAPS and SEPS checkpoints as a `RetrievalModel`.
+"""Convert LAPS and SEPS checkpoints to a `RetrievalModel`.
 
 Their training code saves `{"model": state_dict, "opt": argparse.Namespace, ...}`: encoders under
 `img_enc.{visual_encoder,vision_proj}` and `txt_enc.{bert,fc}`, the matching network under
-`cross_net.`, all perhaps behind `module.`. The file is read with `weights_only=True`, and nothing
-beyond `argparse.Namespace` is allowed in it. What the encoders look like is not in there: it is
-read off the configs of the models that training began with.
+`cross_net.`, all perhaps with the prefix `module.`. The file is read with `weights_only=True`, and
+only `argparse.Namespace` is allowed beside tensors. The encoders' configs are not in the file: they
+come from the models that training began with.
 """
 
 from argparse import Namespace
@@ -40,17 +40,17 @@ _HOMES = {
     "txt_enc.fc.": "text_head",
     "cross_net.": "net",
 }
-_SHOWN = 6  # keys that an error names
+_SHOWN = 6  # keys named in an error
 
 
 def convert_checkpoint(
     path: str | Path, vision: str, text: str, changes: Mapping[str, Any] | None = None
 ) -> tuple[RetrievalModel, list[str]]:
-    """The model of a checkpoint, and the keys of the file that it has no use for.
+    """Return the model of a checkpoint, and the keys of the file that are not used.
 
     `vision` and `text`: folders (or hub names) of the models that training began with; only their
-    configs, the tokenizer and the image normalisation are read. Ratios are read off the
-    checkpoint's own options where it has them; `changes`, dotted keys of `RetrievalConfig`, win.
+    configs, the tokenizer and the image normalisation are read. Ratios come from the checkpoint's
+    options if it has them; `changes` (dotted keys of `RetrievalConfig`) override them.
     """
     path = Path(path)
     state, options = read_checkpoint(path)
@@ -85,7 +85,7 @@ def convert_checkpoint(
 
 
 def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
-    """Weights without `module.`, and the options of the training, from a file nobody trusts."""
+    """Weights without `module.`, and the options of the training, from an untrusted file."""
     found = read_pickled(
         path,
         holds="tensors and options",
@@ -103,7 +103,7 @@ def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
 
 
 def _sort(path: Path, state: State) -> tuple[dict[str, State], list[str]]:
-    """Weights by the part they belong to, and the keys that belong to none."""
+    """Weights by part, and the keys that belong to no part."""
     parts: dict[str, State] = {home: {} for home in _HOMES.values()}
     left = []
     for key, value in state.items():
@@ -120,10 +120,10 @@ def _sort(path: Path, state: State) -> tuple[dict[str, State], list[str]]:
 
 
 def _backbone(path: Path, key: str, name: str, state: State) -> tuple[Any, list[str]]:
-    """A backbone filled by `transformers`, which knows how its classes' keys were once called."""
+    """A backbone filled by `transformers`, which knows the old names of its keys."""
     config = read_backbone_config(key, name)
     options = pooling_option(config)
-    with reading(path, f"the weights of {name}"), quiet_transformers():  # misfits are said below
+    with reading(path, f"the weights of {name}"), quiet_transformers():  # reported below
         kind = type(AutoModel.from_config(config, trust_remote_code=False, **options))
         model, info = kind.from_pretrained(
             None, config=config, state_dict=state, output_loading_info=True,
@@ -145,5 +145,5 @@ def _fill(path: Path, name: str, module: nn.Module, state: State) -> None:
     except RuntimeError as error:
         raise InputError(
             f"{path}: the weights under {name} do not fit; {' '.join(str(error).split())}; if "
-            "sizes differ, say sparse_ratio and aggr_ratio as in its training"
+            "sizes differ, set sparse_ratio and aggr_ratio as in its training"
         ) from None

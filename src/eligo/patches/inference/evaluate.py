@@ -1,7 +1,7 @@
-"""Measure a model on a set: every image with every text, both directions.
+"""Evaluate a model: every image with every text; several processes split the images.
 
-Scoring is exhaustive. Several processes split the images. `oracle` wires dense text as the guide
-documents it, to show what that leaks: every query brings the description of its own true image.
+`score_with_oracle` gives every query the dense caption of its own true image, as the published
+network does, to measure that leak.
 """
 
 from collections.abc import Iterable
@@ -15,9 +15,9 @@ from eligo.errors import InputError
 from eligo.patches.data.batch import Pieces, RetrievalSet
 from eligo.patches.metrics import RetrievalMetrics, retrieval_metrics
 from eligo.patches.model.build import build_net
-from eligo.patches.model.net import CrossSparseAggrNet
+from eligo.patches.model.inputs import Images, Texts
 from eligo.patches.model.retrieval_model import RetrievalModel, TextFeatures
-from eligo.patches.model.sides import Images, Texts, Words
+from eligo.patches.model.seps import CrossSparseAggrNet
 from eligo.patches.training.gather import Peers
 
 _IMAGES, _TEXTS = 128, 512  # encoded at a time
@@ -40,44 +40,38 @@ def score_set(
     texts = model.text_side(encode_pieces(model, data.texts(_TEXTS)))
     if peers is None or peers.count == 1:
         return model.match(images, texts)
-    # Equal shares, the last images twice if need be: every process sends as many rows.
+    # Every process must send as many rows: the last images are scored twice if need be.
     total = len(images.patches)
     share = -(-total // peers.count)
     rows = torch.arange(peers.index * share, (peers.index + 1) * share, device=model.device)
-    own = pick(images, rows.clamp(max=total - 1))
-    return peers.rows(model.match(own, texts))[:total]
+    return peers.rows(model.match(images[rows.clamp(max=total - 1)], texts))[:total]
 
 
 @torch.no_grad()
 def score_with_oracle(
     model: RetrievalModel, data: RetrievalSet, owners: Int[Tensor, " texts"] | None = None
 ) -> Float[Tensor, "images texts"]:
-    """As documented: every text comes with the dense caption of the image it was written for.
+    """Score with the published network: every text brings its own image's dense caption, a leak.
 
-    A leak, and measured as one: no user's query has that description. `owners` says otherwise which
-    image a text was written for.
+    `owners`: the image of each text, if not the one it was written for.
     """
     match = model.config.match
     if not isinstance(model.net, CrossSparseAggrNet):
         raise InputError(f"--oracle: a model of kind {match.kind} takes no dense text")
     net = build_net(match, model.config.encoders.embed_dim, model.image_encoder.layout, compat=True)
     assert isinstance(net, CrossSparseAggrNet)
-    # The documented slot weights have a bias, which the softmax cancels; ours have none.
+    # The published slot weights have a bias, which the softmax cancels; ours have none.
     weights = net.state_dict()
-    weights |= {
-        name: torch.zeros_like(weights[name]) for name in weights if name.endswith("3.bias")
-    }
-    net.load_state_dict(weights | model.net.state_dict())
+    biases = {n: torch.zeros_like(part) for n, part in weights.items() if n.endswith("3.bias")}
+    net.load_state_dict(weights | biases | model.net.state_dict())
     net.to(model.device).eval()
-    tokens = torch.cat(list(_tokens(model, data)))
-    images = model.image_side(tokens)
+    images = model.image_side(_encode_images(model, data))
     words = model.text_side(encode_pieces(model, data.texts(_TEXTS))).words
     dense = model.text_side(encode_pieces(model, data.dense(_TEXTS))).words
     owners = (data.owners if owners is None else owners).to(model.device)
     columns = []
     for ids in torch.arange(len(owners), device=model.device).split(_ORACLE_TEXTS):
-        own = Words(dense.vectors[owners[ids]], dense.mask[owners[ids]])
-        texts = Texts(Words(words.vectors[ids], words.mask[ids]), own)
+        texts = Texts(words[ids], dense[owners[ids]])
         columns.append(net.match(images, texts).scores)
     return torch.cat(columns, 1).float()
 
@@ -86,7 +80,7 @@ def score_with_oracle(
 def encode_image_set(model: RetrievalModel, data: RetrievalSet) -> Images:
     """All images of a set, with their dense captions where the model uses them."""
     dense = encode_pieces(model, data.dense(_TEXTS)) if model.uses_dense else None
-    return model.image_side(torch.cat(list(_tokens(model, data))), dense)
+    return model.image_side(_encode_images(model, data), dense)
 
 
 @torch.no_grad()
@@ -102,11 +96,5 @@ def encode_pieces(model: RetrievalModel, batches: Iterable[Pieces]) -> TextFeatu
     return TextFeatures(torch.cat(words), torch.cat(masks).to(model.device))
 
 
-def pick(images: Images, rows: Tensor) -> Images:
-    """Some of the images."""
-    parts = (images.patches, images.cls, images.mask, images.dense)
-    return Images(*(None if part is None else part[rows] for part in parts))  # pyright: ignore[reportArgumentType]
-
-
-def _tokens(model: RetrievalModel, data: RetrievalSet) -> Iterable[Tensor]:
-    return (model.encode_images(images) for images in data.images(_IMAGES))
+def _encode_images(model: RetrievalModel, data: RetrievalSet) -> Tensor:
+    return torch.cat([model.encode_images(images) for images in data.images(_IMAGES)])

@@ -1,26 +1,34 @@
-"""One image and one text: their score, which patches were kept for it, and what that costs."""
+"""Match one image with one text: the score, the patches kept for it, and the cost."""
 
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
-from eligo.patches.index.build import matching_net
+from eligo.errors import InputError
+from eligo.images import ImageLike, as_image
+from eligo.io.files import write_text, writing
 from eligo.patches.index.entries import pack_images
 from eligo.patches.kernels.algebra import prefers_gram
-from eligo.patches.model.net import CrossSparseAggrNet
+from eligo.patches.model.explain import PatchExplanation
+from eligo.patches.model.inputs import Images
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.patches.model.scores import PatchExplanation
-from eligo.patches.model.sides import Images
+from eligo.patches.model.seps import CrossSparseAggrNet
+from eligo.pretrained.devices import resolve_device
 from eligo.report.patches_picture import WordMatch, match_picture
 from eligo.report.pictures import rgb_picture
+from eligo.selection import Selection
+
+PICTURE, RESULT = "patches.png", "result.json"
 
 
 @dataclass(frozen=True)
 class PatchCost:
-    """What one more image costs, and one more pair. Multiply-adds, in thousands."""
+    """Cost of one more image and of one more pair; multiply-adds in thousands."""
 
     patches: int
     kept: int
@@ -28,22 +36,22 @@ class PatchCost:
     """Vectors that words are compared with: [CLS], slots, extra token."""
     words: int
     loop_kmacs: float
-    """A pair, as documented: networks, folding and matching for every pair."""
+    """A pair as published: networks, folding and matching for every pair."""
     pair_kmacs: float
-    """A pair, as eligo does it: networks run once per image, the cheaper order of products."""
+    """A pair in eligo: networks run once per image, the cheaper order of products."""
     association: str
     """That order: direct (tokens first) or gram (words with patches first)."""
     index_bytes: int
-    """Of the image in an index, half precision."""
+    """Size of the image in an index, half precision."""
     encode_image_ms: float
     encode_text_ms: float
     match_ms: float
-    """One pair through the network's kernel, with what runs once per image."""
+    """One pair with the network's kernel, including the work done once per image."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PatchPrediction:
-    """All that can be told about one pair."""
+    """The match of one image and one text."""
 
     score: float
     words: list[dict[str, Any]]
@@ -51,39 +59,91 @@ class PatchPrediction:
     cost: PatchCost
     explanation: PatchExplanation
     picture: Image.Image
+    """Kept patches, their scores, and the match of every word."""
+    image: Image.Image
+    text: str
+
+    @property
+    def selection(self) -> Selection:
+        """The patches kept for the text."""
+        return self.explanation.sparse
+
+    def summary(self) -> dict[str, Any]:
+        """Score, kept patches (row by row of the grid), words and cost, as plain values."""
+        kept = self.selection.in_order().indices.tolist()
+        return {"score": self.score, "kept": kept, "words": self.words, "cost": asdict(self.cost)}
+
+    def save(self, folder: str | Path) -> dict[str, Any]:
+        """Write patches.png, result.json and the explorer's record; return the summary."""
+        from eligo.explorer.folder import save_prediction
+        from eligo.patches.inference.record import record
+
+        folder = Path(folder)
+        with writing(folder / PICTURE) as temporary:
+            self.picture.save(temporary, "PNG")
+        result = self.summary() | {"text": self.text}
+        write_text(folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        save_prediction(record(self), folder)
+        return result
 
 
 @torch.no_grad()
 def predict(
-    model: RetrievalModel, image: Image.Image, text: str, dense: str | None = None
+    image: ImageLike,
+    text: str,
+    *,
+    model: str | Path | RetrievalModel,
+    dense: str | None = None,
+    device: str = "auto",
 ) -> PatchPrediction:
-    """Score a pair and open it up; `dense` is the image's dense caption, if the model uses one."""
-    net = matching_net(model)
-    model.match(model.image_side([image]), model.text_side([text]))  # warm, for the times
+    """Score a pair and explain the score.
+
+    `model` is a name, a folder or a loaded model; `dense` the image's dense caption, for a model
+    that was trained with them.
+
+    >>> from eligo.patches import predict  # doctest: +SKIP
+    >>> predict("photo.jpg", "a red ball", model="patches").selection  # doctest: +SKIP
+    """
+    if not text.strip():
+        raise InputError("text: got an empty text, expected at least one word")
+    if not isinstance(model, RetrievalModel):
+        as_image(image)  # a missing file is reported before a model is loaded
+        model = RetrievalModel.from_pretrained(model, device=resolve_device(device))
+    model.check_dense(dense is not None)
+    net = model.selecting_net()
+    opened = as_image(image, model.image_encoder.image_size)
+    model.match(model.image_side([opened]), model.text_side([text]))  # warm-up, for the times
     began = time.perf_counter()
-    tokens = model.encode_images([image])
-    seen = time.perf_counter()
+    tokens = model.encode_images([opened])
+    image_encoded = time.perf_counter()
     features = model.encode_texts([text])
-    read = time.perf_counter()
+    text_encoded = time.perf_counter()
     captions = None if dense is None else model.encode_texts([dense], dense=True)
     images = model.image_side(tokens, captions)
     matching = time.perf_counter()
     model.match(images, model.text_side(features))
-    matched = time.perf_counter()
+    times = (image_encoded - began, text_encoded - image_encoded, time.perf_counter() - matching)
     words = features.words[0][features.mask[0]]
     guide = None if captions is None else captions.words[0][captions.mask[0]]
     found = net.explain(tokens[0], words, guide)
-    times = (seen - began, read - seen, matched - matching)
-    cost = count_cost(net, images, len(words), len(found.token_names), times)
-    pieces = model.text_encoder.pieces(text)
+    best = zip(
+        model.text_encoder.pieces(text),
+        found.word_tokens.tolist(),
+        found.word_scores.tolist(),
+        strict=True,
+    )
     rows = [
         {"word": piece, "best token": found.token_names[token], "cosine": cosine}
-        for piece, token, cosine in zip(
-            pieces, found.word_tokens.tolist(), found.word_scores.tolist(), strict=True
-        )
+        for piece, token, cosine in best
     ]
     return PatchPrediction(
-        found.score, rows, cost, found, _picture(model, image, text, rows, found)
+        score=found.score,
+        words=rows,
+        cost=count_cost(net, images, len(words), len(found.token_names), times),
+        explanation=found,
+        picture=_picture(model, opened, text, rows, found),
+        image=opened,
+        text=text,
     )
 
 
@@ -135,7 +195,7 @@ def _picture(
     found: PatchExplanation,
 ) -> Image.Image:
     grid = model.grid_hw
-    shown = rgb_picture(model.image_encoder.prepare([image])[0])  # what it saw, stretched as it was
+    shown = rgb_picture(model.image_encoder.prepare([image])[0])  # the model's square input
     matches = [
         WordMatch(row["word"], row["best token"], row["cosine"], found.mixing[token].view(grid))
         for row, token in zip(rows, found.word_tokens.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""One text and the image it found, for the explorer: patches kept, words and what they matched."""
+"""Explorer record of one text and one image: patches kept, words and the patches they match."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,11 @@ from torch import Tensor
 from eligo.errors import InputError
 from eligo.explorer.record import Answer, ExplorerRecord, Grid, Item, Stage
 from eligo.patches.inference.predict import PatchCost, PatchPrediction
-from eligo.patches.model.scores import PatchExplanation
+from eligo.patches.model.explain import PatchExplanation
 from eligo.selection import Selection
 
 KIND = "patches"
-_LINKED = 0.5
-"""A word is linked to the fewest patches that make up so much of what speaks for the match."""
+_LINKED_SHARE = 0.5
 _LINKS = (
     "Beside each word is its cosine with its best token, on each patch what that patch adds to it; "
     "marked are the fewest patches that make up half of it. A word without any matched the "
@@ -26,7 +25,7 @@ _LINKS = (
 
 @dataclass(frozen=True)
 class SearchResult:
-    """An image that was found for a text."""
+    """An image found for a text."""
 
     name: str
     picture: Image.Image
@@ -36,45 +35,39 @@ class SearchResult:
 
 def record(
     found: PatchPrediction,
-    image: Image.Image,
-    text: str,
     *,
     results: Sequence[SearchResult] = (),
     answers: Sequence[Answer] = (),
     title: str | None = None,
     note: str = "",
 ) -> ExplorerRecord:
-    """A text and an image: which patches stayed, which word found which of them.
+    """Return the record of a prediction.
 
-    `results`: what a search for the text found, best first; the first of them is the one kept.
+    `results`: images that a search for the text found, best first; the first is marked as kept.
     """
     why = found.explanation
     if why.heat_map is None:
         raise InputError("record: the patches lie on no known grid, so they cannot be shown")
     grid = Grid("image", *why.heat_map.shape)
-    pictures = {"image": image.convert("RGB")}
-    stages = [_kept("patches kept for the text", why.sparse, grid)]
+    pictures = {"image": found.image.convert("RGB")}
+    stages = [Stage("patches kept for the text", why.sparse.to("cpu"), grid)]
     if why.dense is not None:
-        stages.append(_kept("patches kept for the dense caption", why.dense, grid))
+        stages.append(Stage("patches kept for the dense caption", why.dense.to("cpu"), grid))
     stages.append(_links(why, [row["word"] for row in found.words], grid))
     if results:
         names = [f"result {number + 1}" for number in range(len(results))]
         pictures |= {n: one.picture.convert("RGB") for n, one in zip(names, results, strict=True)}
         stages.append(_results(results, names))
     return ExplorerRecord(
-        title=title or text,
+        title=title or found.text,
         kind=KIND,
-        query=text,
+        query=found.text,
         stages=tuple(stages),
         pictures=pictures,
         answers=tuple(answers),
         cost=cost_lines(found.cost),
         note=note,
     )
-
-
-def _kept(name: str, selection: Selection, grid: Grid) -> Stage:
-    return Stage(name, selection.to("cpu"), grid)
 
 
 def _links(why: PatchExplanation, words: Sequence[str], grid: Grid) -> Stage:
@@ -86,22 +79,22 @@ def _links(why: PatchExplanation, words: Sequence[str], grid: Grid) -> Stage:
 
 
 def _num_linked(scores: Float[Tensor, "words patches"]) -> Tensor:
-    """How many of the best patches make up the wanted part of all that speaks for a word."""
+    """The smallest number of patches that make up half of each word's positive scores."""
     best = scores.clamp_min(0).sort(-1, descending=True).values
     before = best.cumsum(-1) - best
-    return ((before < _LINKED * best.sum(-1, keepdim=True)) & (best > 0)).sum(-1)
+    return ((before < _LINKED_SHARE * best.sum(-1, keepdim=True)) & (best > 0)).sum(-1)
 
 
 def _results(results: Sequence[SearchResult], names: Sequence[str]) -> Stage:
     items = tuple(Item(one.name, name, one.note) for one, name in zip(results, names, strict=True))
     scores = torch.tensor([one.score for one in results], dtype=torch.float32)
     first = torch.zeros(1, dtype=torch.int64)
-    chosen = Selection(first, scores, torch.ones_like(scores, dtype=torch.bool))
-    return Stage("images found, best first", chosen, items)
+    kept = Selection(first, scores, torch.ones_like(scores, dtype=torch.bool))
+    return Stage("images found, best first", kept, items)
 
 
 def cost_lines(cost: PatchCost) -> dict[str, str]:
-    """What one image and one pair cost, as the explorer shows it."""
+    """Cost of one image and one pair, as the explorer shows it."""
     return {
         "patches": f"{cost.patches} > {cost.kept} kept",
         "tokens x words": f"{cost.tokens} x {cost.words}",

@@ -1,8 +1,8 @@
-"""Ways to score all pairs of images and texts: one definition, several speeds.
+"""Kernels that score all pairs of images and texts: the same numbers at different speeds.
 
-- `reference`: the definition as a loop over texts; slow, plain, the oracle of the others.
-- `torch`: the same algebra, hoisted and blocked; any device, with gradients in little memory.
-- `triton`: one fused CUDA kernel, forward only.
+- `reference`: the definition as a loop over texts; slow, the oracle of the others.
+- `torch`: batched matrix products; any device, with gradients in little memory.
+- `triton`: fused CUDA kernels, forward only.
 - `auto`: the fastest that can do the job; logged.
 """
 
@@ -20,27 +20,25 @@ from torch import Tensor
 from eligo.errors import InputError
 from eligo.patches.kernels import blocks, reference
 from eligo.patches.kernels.hoist import ImageRows
-from eligo.patches.model.parts import Parts
-from eligo.patches.model.scores import Matches
-from eligo.patches.model.sides import Images, Texts
+from eligo.patches.kernels.interface import Matches, Parts
+from eligo.patches.model.inputs import Images, Texts
 
 KernelName = Literal["auto", "reference", "torch", "triton"]
 KERNELS: tuple[KernelName, ...] = ("auto", "reference", "torch", "triton")
 
-LARGEST_PATCHES, LARGEST_WORDS = 256, 128  # of the fused kernel
-
+LARGEST_PATCHES, LARGEST_WORDS = 256, 128  # of the Triton kernel
 _log = logging.getLogger(__name__)
 
 
 def match(
-    kernel: KernelName, parts: Parts, images: Images, texts: Texts, *, choices: bool
+    kernel: KernelName, parts: Parts, images: Images, texts: Texts, *, decisions: bool
 ) -> Matches:
-    """All pairs; `choices` asks for the selections too."""
-    return _pick(kernel, parts, images, texts)(parts, images, texts, choices=choices)
+    """Score all pairs; `decisions`: return the selections too."""
+    return _pick(kernel, parts, images, texts)(parts, images, texts, decisions=decisions)
 
 
 def match_rows(kernel: KernelName, parts: Parts, rows: ImageRows, texts: Texts) -> Matches:
-    """All pairs of images that were hoisted before; the loop has no such form."""
+    """Score all pairs of images that were hoisted before (not with `reference`)."""
     fused = kernel in ("auto", "triton") and not _obstacle_to_triton(parts, rows, texts)
     return blocks.match_rows(parts, rows, texts, fused=fused)
 
@@ -53,7 +51,7 @@ def match_pairs(
     image_ids: Int[Tensor, " pairs"],
     text_ids: Int[Tensor, " pairs"],
 ) -> Float[Tensor, " pairs"]:
-    """The scores of some pairs, with gradient."""
+    """Score some pairs, with gradient."""
     scorer = reference if kernel == "reference" else blocks
     return scorer.match_pairs(parts, images, texts, image_ids, text_ids)
 
@@ -71,10 +69,10 @@ def _pick(kernel: KernelName, parts: Parts, images: Images, texts: Texts) -> Cal
 
 
 def _obstacle_to_triton(parts: Parts, images: Images | ImageRows, texts: Texts) -> str:
-    """Why the fused kernel cannot do the job; empty if it can."""
+    """Why the Triton kernel cannot do the job; empty if it can."""
     if find_spec("triton") is None:
         return "triton is not installed"
-    if not images.patches.is_cuda and not _interpreted():
+    if not images.patches.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return "it needs a CUDA device (or TRITON_INTERPRET=1)"
     tensors = (images.patches, images.cls, texts.words.vectors, *parts.parameters())
     learns = any(tensor is not None and tensor.requires_grad for tensor in tensors)
@@ -91,7 +89,3 @@ def _obstacle_to_triton(parts: Parts, images: Images | ImageRows, texts: Texts) 
             f"{LARGEST_PATCHES} and {LARGEST_WORDS})"
         )
     return ""
-
-
-def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,11 +1,10 @@
-"""The exact algebra of the fast kernels: mixing matrices, and cosines of what they mix.
+"""The algebra of the fast kernels: mixing matrices, and cosines of words with mixed patches.
 
 - One mixing matrix M (tokens x patches) per pair does all folding: its rows are the slots'
   `D e^l / sum D e^l` (both selections of the paper's version added) and, last, the extra token's
   `(1 - D) e^s / sum (1 - D) e^s`. So tokens are `M X`.
-- Words and tokens meet as `w (M X)^T` or as `(w X^T) M^T` with squared token norms
-  `rowsum((M G) * M)`, `G = X X^T`: whichever costs less. (Gathering the kept
-  patches to skip the zeros of M was tried: half the multiplications, hardly faster.)
+- Words times tokens is `w (M X)^T` or as `(w X^T) M^T` with squared token norms
+  `rowsum((M G) * M)`, `G = X X^T`: whichever costs less.
 
 Axes: R images, J texts for each of them, N patches, S slots, P tokens, L words, C width.
 """
@@ -16,22 +15,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eligo.ops._checks import values_are_free
-from eligo.patches.model.arithmetic import weighted_softmax, wide
-from eligo.patches.model.scores import Choice
+from eligo.patches.kernels.interface import PatchDecision
+from eligo.patches.model.functional import weighted_softmax, wide
 
-SMALLEST_SUM = 1e-20  # a softmax sum below is made again from its own maximum
+SMALLEST_SUM = 1e-20  # a smaller softmax sum is computed again from its own maximum
 
 
 def mixing_matrix(
     logits: tuple[Float[Tensor, "images slots patches"], ...],
-    chosen: tuple[Choice, ...],
+    decisions: tuple[PatchDecision, ...],
     extra: Float[Tensor, "images texts patches"] | None,
 ) -> Float[Tensor, "images texts tokens patches"]:
     """M: the slots of one selection or the sum of two and, if there is one, the extra token."""
     has_extra = extra is not None
     slots = [
-        _slot_weights(part, choice.live, has_extra)
-        for part, choice in zip(logits, chosen, strict=True)
+        _slot_weights(part, decision.live, has_extra)
+        for part, decision in zip(logits, decisions, strict=True)
     ]
     mixing = sum(slots[1:], slots[0])
     if has_extra:
@@ -41,7 +40,7 @@ def mixing_matrix(
 
 def _slot_weights(logits: Tensor, live: Tensor, has_extra: bool) -> Tensor:
     """`D e^l / sum D e^l`, with a row of zeros behind for the extra token: (R, J, P, N)."""
-    if not values_are_free(logits):  # looking for what underflows would wait for the device
+    if not values_are_free(logits):  # finding underflow would wait for the device
         weights = weighted_softmax(logits.unsqueeze(1), live.unsqueeze(2))
         return F.pad(weights, (0, 0, 0, int(has_extra)))
     powers = (logits - logits.amax(-1, keepdim=True).detach()).exp()
@@ -59,27 +58,27 @@ def _slot_weights(logits: Tensor, live: Tensor, has_extra: bool) -> Tensor:
 
 
 def extra_weights(
-    chosen: tuple[Choice, ...], mask: Bool[Tensor, "images patches"] | None
+    decisions: tuple[PatchDecision, ...], mask: Bool[Tensor, "images patches"] | None
 ) -> Float[Tensor, "images texts patches"]:
     """The extra token's row of M, of one selection or the mean of two."""
-    return mean_weights([dropped_weights(choice, mask) for choice in chosen])
+    return mean_weights([dropped_weights(decision, mask) for decision in decisions])
 
 
 def mean_weights(
     weights: list[Float[Tensor, "images _ patches"]],
 ) -> Float[Tensor, "images texts patches"]:
-    """Extra tokens of two selections are averaged."""
+    """Mean of the extra tokens of one or two selections."""
     return weights[0] if len(weights) == 1 else torch.stack(weights).mean(0)
 
 
 def dropped_weights(
-    choice: Choice, mask: Bool[Tensor, "images patches"] | None
+    decision: PatchDecision, mask: Bool[Tensor, "images patches"] | None
 ) -> Float[Tensor, "images texts patches"]:
     """`(1 - D) e^s / sum (1 - D) e^s`; zeros where nothing is dropped."""
-    dropped = 1 - choice.live
+    dropped = 1 - decision.live
     if mask is not None:
         dropped = dropped * mask.unsqueeze(1)
-    powers = dropped * choice.score.exp()  # scores are small sums of cosines: nothing overflows
+    powers = dropped * decision.score.exp()  # scores are small sums of cosines: nothing overflows
     total = powers.sum(-1, keepdim=True)
     return powers / torch.where(total > 0, total, 1.0)
 
@@ -92,7 +91,7 @@ def mixed_cosines(
     """Cosines of unit words with the tokens `M X`.
 
     `mixed` is texts, or 1 where an image has the same tokens for all of them; `rows` is images, or
-    1 where all images meet the same texts.
+    1 where all images are matched with the same texts.
     """
     mixing = mixing.to(patches.dtype)
     num_mixed, num_tokens, num_patches = mixing.shape[1:]
@@ -130,7 +129,7 @@ def prefers_gram(
 ) -> bool:
     """Whether `(w X^T) M^T` and norms from `G = X X^T` cost less than `w (M X)^T`.
 
-    G is made once for `num_texts` texts; None: for so many that its cost is nothing.
+    G is computed once for `num_texts` texts; None: for so many that its cost is negligible.
 
     >>> prefers_gram(196, 512, 28, 40), prefers_gram(196, 512, 29, 40)
     (True, False)

@@ -1,13 +1,12 @@
 """The kernel `torch`: the same numbers as the loop, from a few large matrix products.
 
-What depends on the image alone (predictor, slot logits) is hoisted: once per image, not once per
-pair; `algebra` does the rest without gathering or normalising a token that need not be. The leaky
-ReLU is monotone and comes after the maximum; texts are padded by repeating their first word, which
-no maximum notices; the [CLS] row is one product over all words.
+What depends on the image alone (predictor, slot logits) is computed once per image (`hoist`);
+`algebra` does the rest. The leaky ReLU is monotone and comes after the maximum; texts are padded by
+repeating their first word, which changes no maximum; the [CLS] row is one product over all words.
 
-Work is cut into blocks of images and texts of like length, by a byte budget. In training each block
-is a checkpoint: its intermediates are made again in the backward pass, never kept. On a GPU no step
-waits for a value of the device, but to sort texts of more than a few words by their lengths.
+Work is cut into blocks of images and texts of similar length, by a byte budget. In training each
+block is a checkpoint: its intermediates are recomputed in the backward pass. On a GPU no step waits
+for a value of the device, except to sort texts of more than a few words by their lengths.
 """
 
 from dataclasses import replace
@@ -27,19 +26,18 @@ from eligo.patches.kernels.hoist import (
     text_blocks,
     text_rows,
 )
-from eligo.patches.model.arithmetic import wide
-from eligo.patches.model.parts import Parts
-from eligo.patches.model.scores import Choice, Matches
-from eligo.patches.model.sides import Images, Texts
+from eligo.patches.kernels.interface import Matches, Parts, PatchDecision
+from eligo.patches.model.functional import wide
+from eligo.patches.model.inputs import Images, Texts
 from eligo.patches.model.token_sparse import combine
 
 BYTE_BUDGET = 256 * 2**20
 CPU_BYTE_BUDGET = 16 * 2**20  # about a cache: there larger blocks are slower
-KEPT_BYTES = 2**30  # a GPU's training batch up to here is one block and kept: half the launches
+KEPT_BYTES = 2**30  # a smaller training batch on a GPU is one block, without checkpoints
 
 Noise = tuple[Tensor | None, Tensor | None]
-Chosen = tuple[Choice, Tensor]
-"""A selection, and its weights of the extra token."""
+Weighted = tuple[PatchDecision, Tensor]
+"""A decision, and the weights of its extra token."""
 
 
 def match(
@@ -47,13 +45,13 @@ def match(
     images: Images,
     texts: Texts,
     *,
-    choices: bool,
+    decisions: bool,
     byte_budget: int | None = None,
     fused: bool = False,
 ) -> Matches:
-    """All pairs, block by block; `fused`: the inner part of each by Triton."""
+    """All pairs, block by block; `fused`: the inner part of each block by Triton."""
     rows = hoist(parts, images)
-    return match_rows(parts, rows, texts, choices=choices, byte_budget=byte_budget, fused=fused)
+    return match_rows(parts, rows, texts, decisions=decisions, byte_budget=byte_budget, fused=fused)
 
 
 def match_rows(
@@ -61,11 +59,11 @@ def match_rows(
     rows: ImageRows,
     texts: Texts,
     *,
-    choices: bool = False,
+    decisions: bool = False,
     byte_budget: int | None = None,
     fused: bool = False,
 ) -> Matches:
-    """All pairs of images that were hoisted before, perhaps long ago (an index)."""
+    """All pairs of images that were hoisted before, such as those of an index."""
     words, (num_texts, longest) = texts.words, texts.words.mask.shape
     selects_dense = parts.selects_dense(rows.s_dt is not None or texts.dense is not None)
     noise = parts.draw(rows.s_im, num_texts, selects_dense)
@@ -81,12 +79,11 @@ def match_rows(
     alike = longest if are_alike(words) else None
     columns, order = [], []
     for ids in text_blocks(words.lengths, (fixed, per_word), budget, alike):
-        block = text_rows(texts.words, ids).meet(rows.cls)
+        block = text_rows(texts.words, ids).with_cls_cosines(rows.cls)
         dense = _dense_rows(parts, texts, ids)
-        dense = None if dense is None else dense.meet(rows.cls)
-        # On a GPU several images at once, which saves launches and copies the words for each. On a
-        # CPU one: a search for one text would be several times faster, but what an image scores
-        # would depend, in its last bit, on its neighbours, and equal images would be no ties.
+        dense = None if dense is None else dense.with_cls_cosines(rows.cls)
+        # On a GPU several images at once, which saves launches. On a CPU one: otherwise the last
+        # bit of a score would depend on the image's neighbours, and equal images would not tie.
         cost = (fixed + per_word * block.mask.shape[-1]) * len(ids)
         num_images = max(1, budget // cost) if on_gpu else 1
         column = []
@@ -94,14 +91,14 @@ def match_rows(
             cut = slice(index * num_images, (index + 1) * num_images)
             draws: Noise = tuple(None if part is None else part[cut, ids] for part in noise)  # pyright: ignore[reportAssignmentType]
             sides = (block.beside(cut), None if dense is None else dense.beside(cut))
-            some = (parts, image, *sides, draws, selects_dense, choices, fused)
+            some = (parts, image, *sides, draws, selects_dense, decisions, fused)
             column.append(_score(*some) if keeps else _run(*some))
         columns.append([torch.cat(part) for part in zip(*column, strict=True)])
         order.append(ids)
     back = torch.cat(order).argsort()
     merged = [torch.cat(part, 1)[:, back] for part in zip(*columns, strict=True)]
-    chosen = [Choice(*merged[start : start + 2]) for start in range(2, len(merged), 2)]
-    return Matches(merged[0], merged[1], *chosen, *[None] * (2 - len(chosen)))
+    found = [PatchDecision(*merged[start : start + 2]) for start in range(2, len(merged), 2)]
+    return Matches(merged[0], merged[1], *found, *[None] * (2 - len(found)))
 
 
 def match_pairs(
@@ -122,9 +119,9 @@ def match_pairs(
     alike = texts.words.mask.shape[1] if are_alike(texts.words) else None
     for picked in text_blocks(lengths, (fixed + own, per_word), budget, alike):
         image = rows.pick(image_ids[picked])
-        block = text_rows(texts.words, text_ids[picked]).paired().meet(image.cls)
+        block = text_rows(texts.words, text_ids[picked]).paired().with_cls_cosines(image.cls)
         dense = _dense_rows(parts, texts, text_ids[picked])
-        dense = None if dense is None else dense.paired().meet(image.cls)
+        dense = None if dense is None else dense.paired().with_cls_cosines(image.cls)
         score, *_ = _run(parts, image, block, dense, (None, None), selects_dense, False)
         scores.append(score.squeeze(1))
         order.append(picked)
@@ -145,28 +142,28 @@ def pair_bytes(rows: ImageRows, fused: bool = False) -> tuple[int, int]:
 
 
 def _with_factor(rows: ImageRows, num_texts: int) -> ImageRows:
-    """With F where it pays: narrower than the patches, in half precision, for many texts.
+    """Add F where it pays: narrower than the patches, in half precision, for many texts.
 
-    In float32 its tiles do not fit on the chip; F costs about as much as N texts spare.
+    In float32 its tiles do not fit on the chip; F costs about as much as N texts save.
     """
     num_patches, width = rows.patches.shape[1:]
     pays = num_patches < width and num_patches <= num_texts
     if not pays or rows.patches.dtype == torch.float32:
         return rows
-    from eligo.patches.kernels.fused import span  # only where Triton is installed
+    from eligo.patches.kernels.triton_kernels import span  # only where Triton is installed
 
     return replace(rows, factor=span(rows.patches))
 
 
 def _dense_rows(parts: Parts, texts: Texts, ids: Tensor) -> TextRows | None:
-    """Dense words of the documented wiring; the paper's version only needs their direction."""
+    """Dense words of the texts (`compat`); the paper's version only needs their direction."""
     return None if texts.dense is None else text_rows(texts.dense, ids, match=not parts.paper)
 
 
 def _run(parts: Parts, *arguments: Any) -> tuple[Tensor, ...]:
     if not torch.is_grad_enabled():
         return _score(parts, *arguments)
-    # Noise is drawn outside, so there is no random state to keep.
+    # Noise is drawn outside, so no random state needs saving.
     return checkpoint(_score, parts, *arguments, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore[reportReturnType]
 
 
@@ -177,10 +174,10 @@ def _score(
     dense: TextRows | None,
     noise: Noise,
     selects_dense: bool,
-    choices: bool,
+    decisions: bool,
     fused: bool = False,
 ) -> tuple[Tensor, ...]:
-    """One block: scores and shares (R, J), and, if asked for, score and D of each selection."""
+    """One block: scores and shares (R, J) and, on request, score and D of each selection."""
     mask = None if image.mask is None else image.mask.unsqueeze(1)  # (R, 1, N)
     with torch.no_grad():
         s_im = image.s_im.unsqueeze(1)  # (R, 1, N)
@@ -205,34 +202,34 @@ def _score(
         if selects_dense:
             words = text if dense is None else dense
             score = score + _align(parts, image, words, chosen[1:], fused)
-    shares = [_share(choice.live, image.mask).expand(score.shape) for choice, _ in chosen]
+    shares = [decision.share(mask).expand(score.shape) for decision, _ in chosen]
     results = [score, torch.stack(shares).mean(0)]
-    if choices:
-        results += [part.expand(*score.shape, -1) for choice, _ in chosen for part in choice]
+    if decisions:
+        results += [part.expand(*score.shape, -1) for decision, _ in chosen for part in decision]
     return tuple(results)
 
 
 def _choose(
     parts: Parts, image: ImageRows, score: Tensor, noise: Tensor | None, guides: int, fused: bool
-) -> Chosen:
-    """What the scores (R, J, N) keep, and how the dropped weigh in the extra token."""
+) -> Weighted:
+    """The decision by the scores (R, J, N), and the weights of the dropped in the extra token."""
     mask, num_kept = image.mask, parts.num_kept(score.shape[-1], None)
     if image.num_kept is not None:
         num_kept = image.num_kept
     if fused and not parts.bernoulli:
-        from eligo.patches.kernels.keeping import keep_best  # only where Triton is installed
+        from eligo.patches.kernels.triton_kernels import keep_best  # only where Triton is installed
 
         live, extra = keep_best(score, num_kept, mask)
-        return Choice(score, live), extra
+        return PatchDecision(score, live), extra
     budget = num_kept if isinstance(num_kept, int) else num_kept.unsqueeze(1)
     every = None if mask is None else mask.unsqueeze(1)
-    choice = Choice(score, parts.decide(score, budget, every, noise, guides))
-    return choice, algebra.dropped_weights(_weighing(parts, choice), mask)
+    decision = PatchDecision(score, parts.decide(score, budget, every, noise, guides))
+    return decision, algebra.dropped_weights(_weighing(parts, decision), mask)
 
 
-def _weighing(parts: Parts, choice: Choice) -> Choice:
-    """The decision as it weighs patches: the documented one gathers, so its D teaches no score."""
-    return choice._replace(live=choice.live.detach()) if parts.compat else choice
+def _weighing(parts: Parts, decision: PatchDecision) -> PatchDecision:
+    """The decision as weights: with `compat` patches are gathered, so D gives them no gradient."""
+    return decision._replace(live=decision.live.detach()) if parts.compat else decision
 
 
 def _cosines_to(image: ImageRows, directions: Tensor) -> Tensor:
@@ -241,34 +238,31 @@ def _cosines_to(image: ImageRows, directions: Tensor) -> Tensor:
 
 
 def _align(
-    parts: Parts, image: ImageRows, text: TextRows, chosen: tuple[Chosen, ...], fused: bool
+    parts: Parts, image: ImageRows, text: TextRows, chosen: tuple[Weighted, ...], fused: bool
 ) -> Tensor:
     """HRPA of [CLS], slots and extra token with the words: (R, J)."""
     num_patches = image.patches.shape[1]
     has_extra = not parts.keeps_all(num_patches, image.mask)
     may_lack = has_extra and parts.may_drop_nothing(num_patches, image.mask)
     nets = (image.logits, image.logits if image.logits_dense is None else image.logits_dense)
-    nets, choices = nets[: len(chosen)], tuple(_weighing(parts, choice) for choice, _ in chosen)
+    nets, decisions = nets[: len(chosen)], tuple(_weighing(parts, one) for one, _ in chosen)
     extra = algebra.mean_weights([part for _, part in chosen]) if has_extra else None  # (R, J, N)
     maxima = None
-    if fused and choices[0].live.shape[1] == text.words.shape[1]:
-        from eligo.patches.kernels.fused import best_cosines  # only where Triton is installed
+    if fused and decisions[0].live.shape[1] == text.words.shape[1]:
+        from eligo.patches.kernels.triton_kernels import (
+            best_cosines,  # only where Triton is installed
+        )
 
         num_words, width = text.words.shape[2:]
         num_tokens = image.logits.shape[1] + has_extra
         gram = algebra.prefers_gram(num_patches, width, num_words, num_tokens)
+        factor = image.factor if gram else None
         maxima = best_cosines(
-            nets,
-            choices,
-            extra,
-            image.patches,
-            image.factor if gram else None,
-            text.words[0],
-            extra_may_lack=may_lack,
+            nets, decisions, extra, image.patches, factor, text.words[0], extra_may_lack=may_lack
         )
     lacks = (extra == 0).all(-1) if may_lack and extra is not None else None  # (R, J)
     if maxima is None:
-        mixing = algebra.mixing_matrix(nets, choices, extra)
+        mixing = algebra.mixing_matrix(nets, decisions, extra)
         cosines = algebra.mixed_cosines(mixing, image.patches, text.words)  # (R, J, L, tokens)
         if lacks is not None:  # there is no such token
             last = cosines[..., -1:].masked_fill(lacks[..., None, None], -torch.inf)
@@ -284,10 +278,3 @@ def _align(
         token_mask[..., -1] = ~lacks
     hrpa = parts.hrpa
     return hrpa.pool(hrpa.squash(per_word), hrpa.squash(per_token), text.mask, token_mask)
-
-
-def _share(live: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of D over the real patches: (R, J)."""
-    if mask is None:
-        return live.mean(-1)
-    return live.sum(-1) / mask.sum(-1).clamp_min(1).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""What the fast kernels compute once: per image, per block of texts, and how blocks are cut."""
+"""What the fast kernels compute once per image and per block of texts, and how blocks are cut."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -7,20 +7,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from eligo import ops
 from eligo.ops._checks import values_are_free
-from eligo.patches.model.arithmetic import unit, wide
-from eligo.patches.model.parts import Parts
-from eligo.patches.model.sides import Images, Words
+from eligo.patches.kernels.interface import Parts
+from eligo.patches.model.functional import mean_patch, unit, wide
+from eligo.patches.model.inputs import Images, Words
 
 _HALF_NORM = 16.0  # longest patch in half precision: far from overflow when multiplied or squared
 _HOIST_IMAGES = 8  # at a time without gradient: what the nets make of them stays in the cache
-_ALIKE = 16  # words: what is no longer costs a GPU the same, and its length is not worth a wait
+_ALIKE = 16  # words: shorter texts cost a GPU the same
 
 
 @dataclass(frozen=True)
 class ImageRows:
-    """What depends on images alone."""
+    """Everything that depends on the images alone."""
 
     patches: Float[Tensor, "images patches dim"]
     norms: Float[Tensor, "images patches"]
@@ -38,10 +37,10 @@ class ImageRows:
     num_kept: Int[Tensor, " images"] | None = None
     """K, where images have different numbers of patches."""
     factor: Float[Tensor, "images patches columns"] | None = None
-    """F, the patches in a narrower basis (`fused.span`); made by who needs it."""
+    """F, the patches in a narrower basis (`triton_kernels.span`), if it pays."""
 
     def split(self, num_images: int) -> Iterator["ImageRows"]:
-        """Blocks of some images; one node in the graph, not one for each block."""
+        """Blocks of images; one node in the autograd graph, not one for each block."""
         present = {name: part.split(num_images) for name, part in self._present()}
         for block in range(len(present["patches"])):
             yield ImageRows(**{name: parts[block] for name, parts in present.items()})
@@ -57,7 +56,7 @@ class ImageRows:
 
 @dataclass(frozen=True)
 class TextRows:
-    """Texts of one block. Axis 0 is 1 where all images of the block meet the same texts."""
+    """Texts of one block; axis 0 is 1 where all images are matched with the same texts."""
 
     words: Float[Tensor, "rows texts words dim"]
     """Unit words, padded by repeating the first."""
@@ -67,8 +66,8 @@ class TextRows:
     cls: Float[Tensor, "images texts words"] | None = None
     """Cosines of the words with the [CLS] of each image."""
 
-    def meet(self, cls: Float[Tensor, "images dim"] | None) -> "TextRows":
-        """With the cosines of all words and all [CLS] vectors, from one product."""
+    def with_cls_cosines(self, cls: Float[Tensor, "images dim"] | None) -> "TextRows":
+        """Add the cosines of all words and all [CLS] vectors, from one product."""
         if cls is None:
             return self
         flat = self.words.flatten(1, 2)  # (1 or images, texts * words, dim)
@@ -79,7 +78,7 @@ class TextRows:
         return replace(self, cls=cosines.unflatten(1, self.words.shape[1:3]))
 
     def beside(self, images: slice) -> "TextRows":
-        """The same texts for some of the images that they met."""
+        """The same texts for some of the images."""
         return self if self.cls is None else replace(self, cls=self.cls[images])
 
     def paired(self) -> "TextRows":
@@ -90,21 +89,20 @@ class TextRows:
 
 
 def hoist(parts: Parts, images: Images) -> ImageRows:
-    """Everything that no text changes, once."""
+    """Compute everything that no text changes."""
     patches = wide(images.patches)
     with torch.no_grad():
         norms = torch.linalg.vector_norm(patches, dim=-1).clamp_min(1e-12)
-        mean = patches.mean(1) if images.mask is None else ops.masked_mean(patches, images.mask)
         s_im, s_dt = (
             None if part is None else (patches @ part.unsqueeze(-1)).squeeze(-1) / norms
-            for part in (unit(mean), images.dense)
+            for part in (unit(mean_patch(patches, images.mask)), images.dense)
         )
         assert s_im is not None
     num_kept = parts.num_kept(patches.shape[1], images.mask)
     if torch.is_grad_enabled():
         chunks = (images.patches,)
     else:
-        # A GPU has no use for small pieces, beyond a bound on memory.
+        # On a GPU the chunks only bound the memory.
         chunks = images.patches.split(64 if patches.is_cuda else _HOIST_IMAGES)
     logits = [torch.cat(each) for each in zip(*map(parts.aggregation.logits, chunks), strict=True)]
     predictions = [
@@ -129,7 +127,7 @@ def hoist(parts: Parts, images: Images) -> ImageRows:
 
 
 def halved(patches: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
-    """Half-precision patches scaled by a power of two per image: exact, and no cosine notices."""
+    """Half-precision patches scaled by a power of two per image, which is exact."""
     longest = norms.amax(1, keepdim=True)
     exponent = torch.floor(torch.log2(_HALF_NORM / longest)).clamp_max(15.0)  # of zeros: finite
     scale = torch.exp2(exponent)  # (V, 1)
@@ -137,8 +135,8 @@ def halved(patches: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def text_rows(words: Words, ids: Int[Tensor, " texts"], *, match: bool = True) -> TextRows:
-    """Some texts, cut to the longest of them; `match=False`: only their directions are needed."""
-    some = Words(words.vectors[ids], words.mask[ids])
+    """Some texts, padded to the longest; `match=False`: only their directions are needed."""
+    some = words[ids]
     packed = some.packed() if match else some
     longest = 0
     if match:
@@ -148,7 +146,7 @@ def text_rows(words: Words, ids: Int[Tensor, " texts"], *, match: bool = True) -
 
 
 def are_alike(words: Words) -> bool:
-    """Whether texts are so short that nobody looks at their lengths, which waits for the device."""
+    """Whether texts are so short that reading their lengths from a GPU does not pay."""
     return words.mask.shape[1] <= _ALIKE and not values_are_free(words.mask)
 
 
@@ -160,8 +158,8 @@ def text_blocks(
 ) -> Iterator[Int[Tensor, " block"]]:
     """Ids of texts by rising length, cut by the budget and where padding would exceed a third.
 
-    `bytes_per_pair` is what one pair costs: a constant, and so much for each word. `alike`: all
-    texts count as so long, whatever `lengths` says.
+    `bytes_per_pair`: a constant, and bytes for each word. `alike`: a length for all texts, instead
+    of `lengths`.
     """
     if alike is None:
         order = lengths.argsort(stable=True)

@@ -1,22 +1,21 @@
-"""The definition, as a plain loop over texts: what every other kernel must agree with.
+"""The kernel `reference`: the definition as a plain loop over texts, the oracle of the others.
 
-With `compat` it is the documented forward, module by module. Without, the same steps over all N
-patches, where D weighs them (`d e^l / sum d e^l`), so that what was dropped can still teach.
+With `compat` it is the published forward, module by module. Without, the same steps over all N
+patches, weighted by D (`d e^l / sum d e^l`), so that dropped patches have a gradient too.
 """
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from eligo.patches.kernels.interface import Matches, Parts, PatchDecision
 from eligo.patches.model.aggregation import DualTokenAggregation
-from eligo.patches.model.arithmetic import unit, weighted_softmax, wide
-from eligo.patches.model.parts import Parts
-from eligo.patches.model.scores import Choice, Matches
-from eligo.patches.model.sides import Images, Texts
+from eligo.patches.model.functional import unit, weighted_softmax, wide
+from eligo.patches.model.inputs import Images, Texts
 from eligo.patches.model.token_sparse import TokenSparse, combine, cosine_to_mean
 
 
-def match(parts: Parts, images: Images, texts: Texts, *, choices: bool) -> Matches:
+def match(parts: Parts, images: Images, texts: Texts, *, decisions: bool) -> Matches:
     """Score every text against all images, one text after the other."""
     patches = wide(images.patches)  # (V, N, C)
     with torch.no_grad():
@@ -25,7 +24,7 @@ def match(parts: Parts, images: Images, texts: Texts, *, choices: bool) -> Match
         s_dt = None if images.dense is None else torch.einsum("vnc,vc->vn", units, images.dense)
     selects_dense = parts.selects_dense(images.dense is not None or texts.dense is not None)
     num_texts = len(texts.words.mask)
-    # The documented Gumbel noise is drawn inside TokenSparse, in this very order.
+    # With `compat`, TokenSparse draws its Gumbel noise itself, in the same order.
     noise = (None, None) if parts.compat else parts.draw(s_im, num_texts, selects_dense)
     scores, shares, sparse, dense = [], [], [], []
     for text in range(num_texts):
@@ -37,30 +36,28 @@ def match(parts: Parts, images: Images, texts: Texts, *, choices: bool) -> Match
         folded, extra, first = branch.select(parts.sparse, s_im, s_st, s_dt, 0)
         chosen = [first]
         words = unit(texts.words.of(text))  # (M, C)
-        if not parts.paper:
+        if not selects_dense:
             score = branch.align(folded, extra, words, chosen)
-            if selects_dense:
-                assert s_dt is not None
-                folded, extra, second = branch.select(parts.dense, s_im, s_dt, s_st, 1)
-                chosen.append(second)
-                other = words if texts.dense is None else unit(texts.dense.of(text))
-                score = score + branch.align(folded, extra, other, [second])
         else:
-            if selects_dense:
-                assert s_dt is not None
-                more, other_extra, second = branch.select(parts.dense, s_im, s_dt, s_st, 1)
-                chosen.append(second)
+            assert s_dt is not None
+            more, other_extra, second = branch.select(parts.dense, s_im, s_dt, s_st, 1)
+            chosen.append(second)
+            if parts.paper:
                 folded, extra = folded + more, (extra + other_extra) / 2
-            score = branch.align(folded, extra, words, chosen)
+                score = branch.align(folded, extra, words, chosen)
+            else:
+                other = words if texts.dense is None else unit(texts.dense.of(text))
+                score = branch.align(folded, extra, words, chosen[:1])
+                score = score + branch.align(more, other_extra, other, [second])
         scores.append(score)
-        shares.append(torch.stack([branch.share(choice) for choice in chosen]).mean(0))
+        shares.append(torch.stack([decision.share(images.mask) for decision in chosen]).mean(0))
         sparse.append(chosen[0])
         dense.extend(chosen[1:])
     return Matches(
         torch.stack(scores, 1),
         torch.stack(shares, 1),
-        _stack(sparse) if choices else None,
-        _stack(dense) if choices and selects_dense else None,
+        _stack(sparse) if decisions else None,
+        _stack(dense) if decisions and selects_dense else None,
     )
 
 
@@ -72,11 +69,10 @@ def match_pairs(
     text_ids: Int[Tensor, " pairs"],
 ) -> Float[Tensor, " pairs"]:
     """One pair after the other."""
-    pairs = zip(image_ids.tolist(), text_ids.tolist(), strict=True)
-    scores = [
-        match(parts, images.one(image), texts.one(text), choices=False).scores[0, 0]
-        for image, text in pairs
-    ]
+    scores = []
+    for image, text in zip(image_ids.tolist(), text_ids.tolist(), strict=True):
+        pair = images[image : image + 1], texts[text : text + 1]
+        scores.append(match(parts, *pair, decisions=False).scores[0, 0])
     return torch.stack(scores)
 
 
@@ -90,7 +86,7 @@ class _Branch:
 
     def select(
         self, net: TokenSparse, x: Tensor, y: Tensor, y_dense: Tensor | None, index: int
-    ) -> tuple[Tensor, Tensor, Choice]:
+    ) -> tuple[Tensor, Tensor, PatchDecision]:
         """Select with `net` and fold: (V, S, C), (V, 1, C), and score and D (V, N)."""
         parts, patches = self.parts, self.patches
         score = combine(net.predict(patches), x, y, y_dense, parts.beta, self.images.mask)
@@ -98,7 +94,7 @@ class _Branch:
             kept, extra, live = net(
                 patches, x, y, y_dense, parts.beta, parts.gumbel, parts.temperature
             )
-            return self._fold(kept, None, index), extra, Choice(score, live)
+            return self._fold(kept, None, index), extra, PatchDecision(score, live)
         live = parts.decide(
             score,
             parts.num_kept(patches.shape[1], self.images.mask),
@@ -108,9 +104,11 @@ class _Branch:
         )
         dropped = 1 - live if self.images.mask is None else (1 - live) * self.images.mask
         extra = weighted_softmax(score, dropped).unsqueeze(1) @ patches
-        return self._fold(patches, live, index), extra, Choice(score, live)
+        return self._fold(patches, live, index), extra, PatchDecision(score, live)
 
-    def align(self, folded: Tensor, extra: Tensor, words: Tensor, chosen: list[Choice]) -> Tensor:
+    def align(
+        self, folded: Tensor, extra: Tensor, words: Tensor, chosen: list[PatchDecision]
+    ) -> Tensor:
         """HRPA of [CLS], slots and extra token with the words: (V,)."""
         cls = self.images.cls
         tokens = [folded, extra] if cls is None else [wide(cls).unsqueeze(1), folded, extra]
@@ -118,14 +116,8 @@ class _Branch:
         mask = None
         if self.parts.may_drop_nothing(self.patches.shape[1], self.images.mask):
             mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
-            mask[:, -1] = torch.stack([self._drops(choice) for choice in chosen]).any(0)
+            mask[:, -1] = torch.stack([self._drops(decision) for decision in chosen]).any(0)
         return self.parts.hrpa(patches, words.expand(len(patches), -1, -1), mask).squeeze(1)
-
-    def share(self, choice: Choice) -> Tensor:
-        """The mean of D over the real patches: (V,)."""
-        if self.images.mask is None:
-            return choice.live.mean(-1)
-        return choice.live.sum(-1) / self.images.mask.sum(-1).clamp_min(1)
 
     def _fold(self, tokens: Tensor, policy: Tensor | None, index: int) -> Tensor:
         net = self.parts.aggregation
@@ -134,10 +126,10 @@ class _Branch:
             return net.fold(weights, tokens, policy)
         return net(tokens, policy)
 
-    def _drops(self, choice: Choice) -> Tensor:
-        dropped = choice.live < 0.5
+    def _drops(self, decision: PatchDecision) -> Tensor:
+        dropped = decision.live < 0.5
         return (dropped if self.images.mask is None else dropped & self.images.mask).any(-1)
 
 
-def _stack(choices: list[Choice]) -> Choice:
-    return Choice(*(torch.stack(list(parts), 1) for parts in zip(*choices, strict=True)))
+def _stack(decisions: list[PatchDecision]) -> PatchDecision:
+    return PatchDecision(*(torch.stack(parts, 1) for parts in zip(*decisions, strict=True)))

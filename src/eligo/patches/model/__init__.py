@@ -1,1 +1,1 @@
-"""Patches and words to scores: SEPS and LAPS, part by part, and what they are measured against."""
+"""Encoders, the SEPS and LAPS modules, and baselines."""

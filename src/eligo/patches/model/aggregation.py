@@ -1,9 +1,9 @@
 """TokenAggregation: fold the kept patches into a few tokens, by learned weights.
 
 Equation 4 of SEPS; the single form is LAPS. Departures, all off with `compat=True`: a policy is a
-weight inside the softmax (exact zeros, exact gradients, an empty row gives 0) where the guide adds
--1e10 to the logits, which is NaN in half precision; and `CrossSparseAggrNet` leaves out the last
-bias, which the softmax over the patches cancels.
+weight inside the softmax (exact zeros, exact gradients, an empty row gives 0) where the published
+code adds -1e10 to the logits, which is NaN in half precision; and `CrossSparseAggrNet` leaves out
+the last bias, which the softmax over the patches cancels.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from eligo.patches.model.arithmetic import weighted_softmax, wide
+from eligo.patches.model.functional import weighted_softmax, wide
 
 Policy = Float[Tensor, "batch patches"] | Bool[Tensor, "batch patches"]
 
@@ -20,7 +20,8 @@ Policy = Float[Tensor, "batch patches"] | Bool[Tensor, "batch patches"]
 class SlotWeights(nn.Sequential):
     """LayerNorm, Linear(C, h), GELU, Linear(h, S): a logit for every patch and slot.
 
-    Old checkpoints have a bias in the last layer; without one here, it is dropped on loading.
+    Published checkpoints have a bias in the last layer; with `slot_bias=False` it is dropped on
+    loading.
     """
 
     def __init__(self, dim: int, num_slots: int, dim_ratio: float, slot_bias: bool) -> None:
@@ -47,7 +48,50 @@ def _drop_slot_bias(_: nn.Module, weights: dict[str, Any], prefix: str, *__: Any
     weights.pop(f"{prefix}3.bias", None)
 
 
-class TokenAggregation(nn.Module):
+class _Aggregation(nn.Module):
+    """Weight nets by name, with one `scale`."""
+
+    nets: tuple[str, ...]
+
+    def __init__(
+        self,
+        dim: int = 512,
+        keeped_patches: int = 64,
+        dim_ratio: float = 0.2,
+        *,
+        slot_bias: bool = True,
+        compat: bool = False,
+    ) -> None:
+        super().__init__()
+        self.compat = compat
+        for name in self.nets:
+            self.add_module(name, SlotWeights(dim, keeped_patches, dim_ratio, slot_bias))
+        self.scale = nn.Parameter(torch.ones(1, 1, 1))
+
+    def logits(
+        self, x: Float[Tensor, "batch patches dim"]
+    ) -> tuple[Float[Tensor, "batch slots patches"], ...]:
+        """Scaled logits of the patches, one tensor per weight net."""
+        return tuple(getattr(self, name).logits(x, self.scale) for name in self.nets)
+
+    def fold(
+        self,
+        weights: SlotWeights,
+        tokens: Float[Tensor, "batch patches dim"],
+        keep_policy: Policy | None = None,
+    ) -> Float[Tensor, "batch slots dim"]:
+        """One term of equation 4: softmax over the patches, times the raw patches."""
+        logits = weights.logits(tokens, self.scale)
+        if keep_policy is None:
+            shares = logits.softmax(-1)
+        elif self.compat:
+            shares = (logits - (1 - keep_policy.to(logits.dtype).unsqueeze(1)) * 1e10).softmax(-1)
+        else:
+            shares = weighted_softmax(logits, keep_policy.to(logits.dtype).unsqueeze(1))
+        return (shares @ wide(tokens)).to(tokens.dtype)
+
+
+class TokenAggregation(_Aggregation):
     """Fold n patches into S = `keeped_patches` tokens, each a learned mean of all of them.
 
         (4)  v^_j = sum_i W_ij v_i,   W_.j = softmax over i of (scale * MLP(LayerNorm(v_i))_j)
@@ -56,7 +100,7 @@ class TokenAggregation(nn.Module):
     `dim_ratio`); `scale` a learned number, 1 at the start. The softmax runs over the patches, so
     every slot is a mean of raw patches.
 
-    The way of the tensors:
+    Tensor shapes:
         x (B, n, C)
           | LayerNorm, Linear, GELU, Linear
         (B, n, S)
@@ -74,35 +118,18 @@ class TokenAggregation(nn.Module):
     torch.Size([3, 2, 8])
     """
 
-    def __init__(
-        self,
-        dim: int = 512,
-        keeped_patches: int = 64,
-        dim_ratio: float = 0.2,
-        *,
-        slot_bias: bool = True,
-        compat: bool = False,
-    ) -> None:
-        super().__init__()
-        self.compat = compat
-        self.weight = SlotWeights(dim, keeped_patches, dim_ratio, slot_bias)
-        self.scale = nn.Parameter(torch.ones(1, 1, 1))
-
-    def logits(
-        self, x: Float[Tensor, "batch patches dim"]
-    ) -> tuple[Float[Tensor, "batch slots patches"], ...]:
-        """The scaled logits, one tensor per weight net (here one)."""
-        return (self.weight.logits(x, self.scale),)
+    nets = ("weight",)
+    weight: SlotWeights
 
     def forward(
         self, x: Float[Tensor, "batch patches dim"], keep_policy: Policy | None = None
     ) -> Float[Tensor, "batch slots dim"]:
         """S tokens per image."""
-        return _aggregate(self.weight.logits(x, self.scale), x, keep_policy, self.compat)
+        return self.fold(self.weight, x, keep_policy)
 
 
-class DualTokenAggregation(nn.Module):
-    """Fold what the sparse and what the dense text selected into the same S tokens.
+class DualTokenAggregation(_Aggregation):
+    """Fold the selections of the sparse and of the dense text into the same S tokens.
 
         (4)  v^_j = sum_i W^s_ij v^s_i + sum_i W^d_ij v^d_i
 
@@ -110,7 +137,7 @@ class DualTokenAggregation(nn.Module):
     weights, each as in `TokenAggregation`, from nets of their own (`weight_sparse`,
     `weight_dense`) with one `scale` for both.
 
-    The way of the tensors:
+    Tensor shapes:
         tokens_sparse (B, n, C) -> weights (B, S, n) -> (B, S, C) --+
                                                                     + -> (B, S, C)
         tokens_dense  (B, m, C) -> weights (B, S, m) -> (B, S, C) --+
@@ -122,26 +149,9 @@ class DualTokenAggregation(nn.Module):
     torch.Size([3, 2, 8])
     """
 
-    def __init__(
-        self,
-        dim: int = 512,
-        keeped_patches: int = 64,
-        dim_ratio: float = 0.2,
-        *,
-        slot_bias: bool = True,
-        compat: bool = False,
-    ) -> None:
-        super().__init__()
-        self.compat = compat
-        self.weight_sparse = SlotWeights(dim, keeped_patches, dim_ratio, slot_bias)
-        self.weight_dense = SlotWeights(dim, keeped_patches, dim_ratio, slot_bias)
-        self.scale = nn.Parameter(torch.ones(1, 1, 1))
-
-    def logits(
-        self, x: Float[Tensor, "batch patches dim"]
-    ) -> tuple[Float[Tensor, "batch slots patches"], ...]:
-        """The scaled logits of both nets, for patches that either text may select."""
-        return tuple(net.logits(x, self.scale) for net in (self.weight_sparse, self.weight_dense))
+    nets = ("weight_sparse", "weight_dense")
+    weight_sparse: SlotWeights
+    weight_dense: SlotWeights
 
     def forward(
         self,
@@ -157,23 +167,3 @@ class DualTokenAggregation(nn.Module):
         if tokens_dense is None:
             return folded
         return folded + self.fold(self.weight_dense, tokens_dense, mask_dense)
-
-    def fold(
-        self,
-        weights: SlotWeights,
-        tokens: Float[Tensor, "batch patches dim"],
-        keep_policy: Policy | None = None,
-    ) -> Float[Tensor, "batch slots dim"]:
-        """One of the two terms of equation 4."""
-        return _aggregate(weights.logits(tokens, self.scale), tokens, keep_policy, self.compat)
-
-
-def _aggregate(logits: Tensor, x: Tensor, policy: Tensor | None, compat: bool) -> Tensor:
-    """Softmax over the patches, times the raw patches: (B, S, n), (B, n, C) -> (B, S, C)."""
-    if policy is None:
-        weights = logits.softmax(-1)
-    elif compat:
-        weights = (logits - (1 - policy.to(logits.dtype).unsqueeze(1)) * 1e10).softmax(-1)
-    else:
-        weights = weighted_softmax(logits, policy.to(logits.dtype).unsqueeze(1))
-    return (weights @ wide(x)).to(x.dtype)

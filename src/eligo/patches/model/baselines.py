@@ -1,6 +1,6 @@
-"""What selection is measured against: one vector each, or all patches with all words.
+"""Baselines without selection: one vector each, or all patches with all words.
 
-Both match the same two sides as `CrossSparseAggrNet`, and know nothing of dense text.
+Both take the inputs of `CrossSparseAggrNet`, and ignore dense text.
 """
 
 import torch
@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from eligo import ops
-from eligo.patches.model.arithmetic import unit, wide
+from eligo.patches.model.functional import mean_patch, unit, wide
 from eligo.patches.model.hrpa import HRPA
-from eligo.patches.model.sides import Images, Texts
+from eligo.patches.model.inputs import Images, Texts
 
 _LARGEST = 2**26  # cosines held at a time
 
@@ -23,11 +23,14 @@ class GlobalCosine(nn.Module):
 
     def match(self, images: Images, texts: Texts) -> Float[Tensor, "images texts"]:
         """All pairs."""
-        return unit(image_vectors(images)) @ unit(text_vectors(texts)).T
+        image = mean_patch(images.patches, images.mask)
+        image = image if images.cls is None else image + wide(images.cls)
+        text = ops.masked_mean(wide(texts.words.vectors), texts.words.mask)
+        return unit(image) @ unit(text).T
 
 
 class TwoSidedMax(nn.Module):
-    """Every word its best patch, every patch its best word (FILIP, arXiv 2111.07783).
+    """Each word with its best patch, each patch with its best word (FILIP, arXiv 2111.07783).
 
     `S = mean_m max_p A_mp + mean_p max_m A_mp`, A the cosines of all words with [CLS] and all
     patches; no parameters. It is HRPA without selection, folding and leaky ReLU.
@@ -52,20 +55,8 @@ class TwoSidedMax(nn.Module):
         return torch.cat(parts)
 
 
-def image_vectors(images: Images) -> Float[Tensor, "images dim"]:
-    """`[CLS] + mean patch` of every image."""
-    patches = wide(images.patches)
-    mean = patches.mean(1) if images.mask is None else ops.masked_mean(patches, images.mask)
-    return mean if images.cls is None else mean + wide(images.cls)
-
-
-def text_vectors(texts: Texts) -> Float[Tensor, "texts dim"]:
-    """The mean word of every text, with gradient."""
-    return ops.masked_mean(wide(texts.words.vectors), texts.words.mask)
-
-
 def _tokens(images: Images) -> tuple[Tensor, Tensor]:
-    """[CLS] and patches as one, and which are real."""
+    """[CLS] and patches as one sequence, with their mask."""
     tokens, mask = images.patches, images.mask
     if mask is None:
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)

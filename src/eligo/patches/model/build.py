@@ -1,4 +1,4 @@
-"""From configs to encoders and networks: from a folder or the hub, small and random, or saved."""
+"""Build encoders and networks from configs: pretrained, small and random, or saved."""
 
 from math import isfinite
 from pathlib import Path
@@ -21,10 +21,16 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from eligo.errors import InputError
 from eligo.io.reading import reading
-from eligo.patches.config import EncodersConfig, MatchConfig, RetrievalConfig
+from eligo.patches.config import (
+    EncodersConfig,
+    MatchConfig,
+    RetrievalConfig,
+    SmallTextConfig,
+    SmallVisionConfig,
+)
 from eligo.patches.model.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.model.encoders import ImageEncoder, Layout, TextEncoder, layout_of
-from eligo.patches.model.net import CrossSparseAggrNet
+from eligo.patches.model.seps import CrossSparseAggrNet
 from eligo.pretrained.identity import ENCODER, check_tokenizer, tokenizer_fingerprint
 from eligo.pretrained.load import find_encoder, load_part, load_stock
 from eligo.pretrained.untrusted import check_stock_folder
@@ -35,44 +41,35 @@ PAD, UNK, CLS, SEP, MASK = range(len(SPECIAL))
 FIRST_WORD = len(SPECIAL)
 """Token id of word 0 of the scenes' vocabulary, in the small text encoder."""
 _HALVES = (0.5, 0.5, 0.5)
-_SIDES = ("vision", "text")
-_SAYS_COLOURS = ("preprocessor_config.json", "processor_config.json")
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 def build_net(
     match: MatchConfig, embed_dim: int, layout: Layout, *, compat: bool = False
 ) -> CrossSparseAggrNet | GlobalCosine | TwoSidedMax:
-    """The matching network; `compat` (selecting kinds only) wires dense text as documented."""
+    """The matching network; `compat`: the published one (open and paper only)."""
     if match.kind == "global":
         return GlobalCosine()
     if match.kind == "filip":
         return TwoSidedMax(embed_dim)
     return CrossSparseAggrNet(
-        embed_dim,
-        layout.num_patches,
-        match.sparse_ratio,
-        match.aggr_ratio,
-        match.kind == "paper",
-        match.top_k,
-        False,
-        match.temperature,
-        match.dual_aggr,
-        match.beta,
+        embed_dim, layout.num_patches, match.sparse_ratio, match.aggr_ratio, match.kind == "paper",
+        match.top_k, False, match.temperature, match.dual_aggr, match.beta,
         compat=compat,
         num_prefix_tokens=None if compat else layout.num_prefix,
         grid_hw=layout.grid_hw,
         decision="topk" if compat else match.decision,
         kernel=match.kernel,
-    )
+    )  # fmt: skip
 
 
 def build_encoders(
     config: RetrievalConfig,
 ) -> tuple[RetrievalConfig, ImageEncoder, TextEncoder]:
-    """The encoders that a config names, and the config with what they say of themselves."""
+    """The encoders of a config, and the config completed with their image size and colours."""
     wanted = config.encoders
     if wanted.vision is None:
-        vision = _small_vision(wanted)
+        vision = _small_vision(wanted.small_vision)
         size, mean, std = wanted.small_vision.image_size, _HALVES, _HALVES
     else:
         vision = _pretrained("vision", wanted.vision)
@@ -88,15 +85,15 @@ def build_encoders(
         {"encoders.image_size": size, "encoders.image_mean": mean, "encoders.image_std": std}
     )
     image_encoder, text_encoder = assemble(config.encoders, vision, text, tokenizer)
-    # What was trained before learns more slowly; what is new, or small and random, does not.
+    # Pretrained backbones learn more slowly than new ones.
     for encoder, given in ((image_encoder, wanted.vision), (text_encoder, wanted.text)):
         encoder.lr_multiplier = {"backbone": wanted.backbone_lr if given else 1.0}
     return config, image_encoder, text_encoder
 
 
 def load_encoders(encoders: EncodersConfig, folder: Path) -> tuple[ImageEncoder, TextEncoder]:
-    """Encoders from the folder of a saved model; the heads are still random."""
-    vision, text = (_pretrained(name, str(folder / name), exact=True) for name in _SIDES)
+    """Encoders from the folder of a saved model, with random heads."""
+    vision, text = (_pretrained(n, str(folder / n), exact=True) for n in ("vision", "text"))
     tokenizer, where = load_tokenizer(str(folder / "text")), str(folder / "text")
     check_tokenizer(tokenizer, text, where, least=ENCODER)
     if encoders.tokenizer not in (None, tokenizer_fingerprint(tokenizer)):
@@ -110,57 +107,44 @@ def load_encoders(encoders: EncodersConfig, folder: Path) -> tuple[ImageEncoder,
 def assemble(
     encoders: EncodersConfig, vision: nn.Module, text: nn.Module, tokenizer: Any
 ) -> tuple[ImageEncoder, TextEncoder]:
-    """Encoders with fresh heads around two backbones; the config says image size and colours."""
+    """Encoders with new heads around two backbones."""
     if encoders.image_size is None or encoders.image_mean is None or encoders.image_std is None:
         raise InputError(
             "encoders: got no image_size, image_mean or image_std, expected all three, as "
             "RetrievalModel.save_pretrained writes them"
         )
+    width, colours = encoders.embed_dim, (encoders.image_mean, encoders.image_std)
+    lengths = (encoders.max_words, encoders.max_dense_words)
     return (
-        ImageEncoder(
-            vision,
-            encoders.embed_dim,
-            encoders.image_size,
-            encoders.image_mean,
-            encoders.image_std,
-        ),
-        TextEncoder(
-            text, tokenizer, encoders.embed_dim, encoders.max_words, encoders.max_dense_words
-        ),
+        ImageEncoder(vision, width, encoders.image_size, *colours),
+        TextEncoder(text, tokenizer, width, *lengths),
     )
 
 
-def _small_vision(encoders: EncodersConfig) -> ViTModel:
-    sizes = encoders.small_vision
-    return ViTModel(
-        ViTConfig(
-            hidden_size=sizes.width,
-            num_hidden_layers=sizes.layers,
-            num_attention_heads=sizes.heads,
-            intermediate_size=4 * sizes.width,
-            image_size=sizes.image_size,
-            patch_size=sizes.patch_size,
-        ),
-        add_pooling_layer=False,
-    )
+def _sizes(small: SmallVisionConfig | SmallTextConfig) -> dict[str, Any]:
+    return {
+        "hidden_size": small.width,
+        "num_hidden_layers": small.layers,
+        "num_attention_heads": small.heads,
+        "intermediate_size": 4 * small.width,
+    }
+
+
+def _small_vision(small: SmallVisionConfig) -> ViTModel:
+    config = ViTConfig(**_sizes(small), image_size=small.image_size, patch_size=small.patch_size)
+    return ViTModel(config, add_pooling_layer=False)
 
 
 def _small_text(encoders: EncodersConfig) -> BertModel:
-    sizes = encoders.small_text
-    return BertModel(
-        BertConfig(
-            vocab_size=FIRST_WORD + len(VOCABULARY),
-            hidden_size=sizes.width,
-            num_hidden_layers=sizes.layers,
-            num_attention_heads=sizes.heads,
-            intermediate_size=4 * sizes.width,
-            max_position_embeddings=max(encoders.max_words, encoders.max_dense_words),
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            pad_token_id=PAD,
-        ),
-        add_pooling_layer=False,
+    config = BertConfig(
+        **_sizes(encoders.small_text),
+        vocab_size=FIRST_WORD + len(VOCABULARY),
+        max_position_embeddings=max(encoders.max_words, encoders.max_dense_words),
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        pad_token_id=PAD,
     )
+    return BertModel(config, add_pooling_layer=False)
 
 
 def scene_tokenizer() -> PreTrainedTokenizerFast:
@@ -181,25 +165,22 @@ def scene_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def read_backbone_config(key: str, name: str) -> Any:
-    """The `transformers` config of a vision or text model that we can use."""
+    """The `transformers` config of a supported vision or text model."""
     config = load_part(AutoConfig, find_encoder(f"encoders.{key}", name, weights=False))
     if key == "vision":
-        layout_of(config, 0)  # refuses what is no image encoder
+        layout_of(config, 0)  # refuses other models
     elif config.model_type != "bert":
         raise InputError(f"text: got a model of type {config.model_type!r}, expected bert")
     return config
 
 
 def pooling_option(config: Any) -> dict[str, bool]:
-    """How to leave out the pooling layer, which nothing here reads; DINOv2 has none."""
+    """Option that leaves out the unused pooling layer; DINOv2 has none."""
     return {} if config.model_type.startswith("dinov2") else {"add_pooling_layer": False}
 
 
 def _pretrained(key: str, name: str, *, exact: bool = False) -> Any:
-    """A backbone in float32, without the pooling layer that nothing here reads.
-
-    `exact`: one that we saved. Somebody else's may have heads that nothing here reads either.
-    """
+    """A backbone in float32; `exact`: saved by eligo, without heads that are not loaded."""
     options = pooling_option(read_backbone_config(key, name))
     folder = find_encoder(f"encoders.{key}", name)
     return load_stock(AutoModel, folder, exact=exact, dtype=torch.float32, **options)
@@ -211,15 +192,15 @@ def load_tokenizer(name: str) -> Any:
 
 
 def image_colours(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation that the image processor beside a model says, else one half each."""
+    """Image mean and deviation of a model's image processor, else one half each."""
     folder = find_encoder("encoders.vision", name, weights=False)
     check_stock_folder(folder)
-    if not any((folder / file).is_file() for file in _SAYS_COLOURS):
+    if not any((folder / file).is_file() for file in _PROCESSOR_FILES):
         return _HALVES, _HALVES
-    with reading(name, f"image_mean and image_std of three numbers in {_SAYS_COLOURS[0]}"):
-        said, _ = ImageProcessingMixin.get_image_processor_dict(folder, local_files_only=True)
+    with reading(name, f"image_mean and image_std of three numbers in {_PROCESSOR_FILES[0]}"):
+        settings, _ = ImageProcessingMixin.get_image_processor_dict(folder, local_files_only=True)
         mean, std = (
-            tuple(map(float, said.get(key, _HALVES))) for key in ("image_mean", "image_std")
+            tuple(map(float, settings.get(key, _HALVES))) for key in ("image_mean", "image_std")
         )
         if not all(len(values) == 3 and all(map(isfinite, values)) for values in (mean, std)):
             raise ValueError(f"got {mean} and {std}")

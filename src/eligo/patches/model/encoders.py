@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from eligo.errors import InputError
 from eligo.images import upright_rgb
-from eligo.patches.model.sides import Words
+from eligo.patches.model.inputs import Words
 from eligo.pretrained.chat import warn_truncated
 from eligo.pretrained.encoders import count_pieces, tokenize_texts
 

@@ -1,8 +1,8 @@
 """HRPA: highly relevant patch-word alignment, the score of one image and one text.
 
 Equation 5 of SEPS; without its last two terms the score of LAPS. Departures, all off with
-`compat=True`: a masked patch is absent everywhere (the guide fills -1000 after the leaky ReLU, lets
-that into the top-k, and divides by a count + 1e-8).
+`compat=True`: a masked patch is absent everywhere (the published code fills -1000 after the leaky
+ReLU, lets that into the top-k, and divides by a count + 1e-8).
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.patches.model.arithmetic import wide
+from eligo.patches.model.functional import wide
 
 _SLOPE = 0.1
 
@@ -27,7 +27,7 @@ class HRPA(nn.Module):
     GELU, Linear(2k, 1), the same for words and patches, and only in the paper's version. `scan`
     (LAPS): a leaky ReLU of slope 0.1 on A. `bidirectional=False`: no mean of c.
 
-    The way of the tensors:
+    Tensor shapes:
         patch_features (B, P, C), word_features (B, M, C)
           | words @ patches^T, leaky ReLU if scan
         A (B, M, P)
@@ -89,7 +89,7 @@ class HRPA(nn.Module):
             similarity = torch.where(patch_mask.unsqueeze(1), similarity, absent)
         per_word, per_patch = similarity.amax(2), similarity.amax(1)  # (B, M), (B, P)
         if patch_mask is not None and not self.compat:
-            # An image without a single patch: nothing matched, rather than -inf.
+            # An image without patches scores 0, not -inf.
             per_word = torch.where(patch_mask.any(1, keepdim=True), per_word, 0.0)
         return self.pool(per_word, per_patch, None, patch_mask).unsqueeze(1)
 

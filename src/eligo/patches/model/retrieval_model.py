@@ -1,8 +1,7 @@
 """RetrievalModel: two encoders and the network that matches them, saved as one folder.
 
-The encoders are saved by `transformers` (`vision/`, `text/`: their weights survive changes of its
-class layouts), heads and matching network as `heads.safetensors` and `net.safetensors`, and
-`config.yaml` says the rest.
+`transformers` saves the encoders (`vision/`, `text/`); heads and matching network are
+`heads.safetensors` and `net.safetensors`; `config.yaml` holds the settings.
 
 >>> model = RetrievalModel.tiny()
 >>> images = model.image_side(torch.zeros(2, 3, 56, 56, dtype=torch.uint8))
@@ -28,8 +27,8 @@ from eligo.patches.config import RetrievalConfig
 from eligo.patches.model.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.model.build import build_encoders, build_net, load_encoders
 from eligo.patches.model.encoders import ImageEncoder, Picture, TextEncoder, words_of
-from eligo.patches.model.net import CrossSparseAggrNet
-from eligo.patches.model.sides import Images, Texts, split_tokens
+from eligo.patches.model.inputs import Images, Texts, split_tokens
+from eligo.patches.model.seps import CrossSparseAggrNet
 from eligo.pretrained.identity import tokenizer_fingerprint
 from eligo.pretrained.load import find_model, quiet_transformers
 from eligo.pretrained.untrusted import read_header
@@ -51,9 +50,9 @@ class TextFeatures(NamedTuple):
 class RetrievalModel(nn.Module):
     """Scores images against texts.
 
-    `encode_images` and `encode_texts` give the raw features; `image_side` and `text_side` what
-    `match` takes, from features or from pictures and strings. Scores are (images, texts), higher is
-    better. `net` is a `CrossSparseAggrNet` (with `explain`) or, to compare with, a baseline.
+    `encode_images` and `encode_texts` return raw features; `image_side` and `text_side` the inputs
+    of `match`, from features or from pictures and strings. Scores are (images, texts), higher is
+    better. `net` is a `CrossSparseAggrNet` (with `explain`) or a baseline.
     """
 
     def __init__(
@@ -71,14 +70,14 @@ class RetrievalModel(nn.Module):
 
     @classmethod
     def build(cls, config: RetrievalConfig) -> "RetrievalModel":
-        """Encoders as the config names them (or random small ones), and a fresh network."""
+        """Encoders named by the config (or small random ones), and a new network."""
         config, image_encoder, text_encoder = build_encoders(config)
         net = build_net(config.match, config.encoders.embed_dim, image_encoder.layout)
         return cls(config, image_encoder, text_encoder, net)
 
     @classmethod
     def tiny(cls, **match: Any) -> "RetrievalModel":
-        """Random weights, 56 pixels, 7 x 7 patches and [CLS], width 16: to try code with."""
+        """Random weights, 56 pixels, 7 x 7 patches and [CLS], width 16: for tests."""
         small = {"width": 16, "layers": 1, "heads": 2}
         encoders = {
             "small_vision": {"image_size": 56, "patch_size": 8, **small},
@@ -89,7 +88,7 @@ class RetrievalModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of the weights."""
         return self.image_encoder.head.weight.device
 
     @property
@@ -101,6 +100,25 @@ class RetrievalModel(nn.Module):
     def uses_dense(self) -> bool:
         """Whether it was trained with dense captions on the image side."""
         return self.config.match.dense
+
+    def check_dense(self, given: bool) -> None:
+        """Refuse a missing dense caption, or one that the model was not trained with."""
+        if self.uses_dense and not given:
+            raise InputError(
+                "dense: got none, but the model was trained with a dense caption for every image; "
+                "pass them (--dense)"
+            )
+        if given and not self.uses_dense:
+            raise InputError("dense: the model was trained without dense captions; leave it out")
+
+    def selecting_net(self) -> CrossSparseAggrNet:
+        """The network, if it selects patches; baselines are refused."""
+        if not isinstance(self.net, CrossSparseAggrNet):
+            raise InputError(
+                f"model: matches by kind {self.config.match.kind!r}, which selects no patches; "
+                "expected a model of kind open or paper"
+            )
+        return self.net
 
     @torch.no_grad()
     def encode_images(self, images: Pictures) -> Float[Tensor, "images tokens dim"]:
@@ -119,7 +137,7 @@ class RetrievalModel(nn.Module):
         images: Pictures | Float[Tensor, "images tokens dim"],
         dense: Sequence[str] | TextFeatures | None = None,
     ) -> Images:
-        """Pictures, or their tokens, with their dense captions if there are any, for `match`."""
+        """Pictures or their tokens, with dense captions if there are any, as input of `match`."""
         if not (isinstance(images, Tensor) and images.is_floating_point()):
             images = self.encode_images(images)
         patches, cls = split_tokens(images, None, self.image_encoder.layout.num_prefix)
@@ -136,7 +154,7 @@ class RetrievalModel(nn.Module):
         return Images(patches, cls, None, words_of(dense.words.detach(), dense.mask).directions())
 
     def text_side(self, texts: Sequence[str] | TextFeatures) -> Texts:
-        """Texts, or their words, for `match`."""
+        """Texts, or their words, as input of `match`."""
         features = texts if isinstance(texts, TextFeatures) else self.encode_texts(texts)
         return Texts(words_of(features.words, features.mask))
 
@@ -160,7 +178,7 @@ class RetrievalModel(nn.Module):
                 stored.save_pretrained(made / name)
             self.text_encoder.tokenizer.save_pretrained(made / "text")
             save_weights(made, {"heads": self._heads, "net": self.net}, dtype)
-            # Whatever they were built from, from now on they are here.
+            # The saved config names the saved encoders, not their origin.
             given = self.config.encoders
             here = {name: name for name in backbones if getattr(given, name) is not None}
             changes = {f"encoders.{name}": folder for name, folder in here.items()}
@@ -171,9 +189,9 @@ class RetrievalModel(nn.Module):
     def from_pretrained(
         cls, name: str | Path, *, device: str | torch.device = "cpu"
     ) -> "RetrievalModel":
-        """A model that `save_pretrained` wrote, in float32 and evaluation mode; or a run of it.
+        """Load a saved model, in float32 and evaluation mode.
 
-        By its folder, by the name of one that comes with eligo, or by its name on the hub.
+        `name` is the folder of a model or run, a shipped model, or a name on the hub.
         """
         folder = find_model(name, _NET)
         folder = folder / "model" if (folder / "model" / "config.yaml").is_file() else folder
@@ -198,9 +216,9 @@ class RetrievalModel(nn.Module):
 
 
 def _check_width(embed_dim: int, heads: Path) -> None:
-    """Refuse a width far beyond the weights' own, before memory is taken for it."""
+    """Refuse a width far beyond the weights' own, before memory is allocated for it."""
     if not heads.is_file():
-        return  # said by who reads it, and so is a width that only differs
+        return  # `load_weights` reports it, as it does smaller differences
     rows = max((shape[0] for _, shape in read_header(heads).values() if shape), default=1)
     if embed_dim > 4 * rows:
         raise InputError(

@@ -2,7 +2,7 @@
 
 Equations 1-3 of SEPS (arXiv 2511.01390); the open variant is LAPS. Departures, all off with
 `compat=True`: the budget is rounded so that 100 patches at ratio 0.07 keep 7 (floating point gives
-8), and the decision has a gradient (see `decision`).
+8), and the decision has a gradient (see `functional`).
 """
 
 import math
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.patches.model import decision
-from eligo.patches.model.arithmetic import min_max, unit, weighted_softmax, wide
+from eligo.patches.model import functional
+from eligo.patches.model.functional import mean_patch, min_max, unit, weighted_softmax, wide
 
 
 class TokenSparse(nn.Module):
@@ -24,7 +24,7 @@ class TokenSparse(nn.Module):
         s_i = s_im_i + s_st_i
 
     Paper:
-        (1)  s^p_i  = sigmoid(MLP(v_i))                      what the patch itself says
+        (1)  s^p_i  = sigmoid(MLP(v_i))                      the patch by itself
         (2)  s_im_i = <v_i, mean patch>, s_st_i = <v_i, mean word>, s_dt_i = <v_i, mean dense word>
         (3)  s_i    = (1 - 2b) s^p_i + b (mm(s_st)_i + mm(s_dt)_i + 2 mm(s_im)_i)
 
@@ -34,7 +34,7 @@ class TokenSparse(nn.Module):
     `sparse_ratio`), at least 1. Kept patches pass through unchanged; the dropped ones become
         extra = sum over dropped i of softmax(s_dropped)_i v_i
 
-    The way of the tensors:
+    Tensor shapes:
         tokens (B, N, C)
           | score_predictor: C -> C/4 -> 1, sigmoid     (1)
         prediction (B, N), attention_x, attention_y, attention_y_dense (B, N)
@@ -110,11 +110,11 @@ class TokenSparse(nn.Module):
         indices = ops.top_k(score, self.num_kept(tokens.shape[1]))  # (B, K)
         keep = ops.kept_mask(indices, tokens.shape[1])  # (B, N)
         if use_gumbel:
-            live = decision.gumbel(score, keep, torch.rand_like(score), gumbel_tau)
+            live = functional.gumbel(score, keep, torch.rand_like(score), gumbel_tau)
         elif self.compat:
             live = keep.to(score.dtype)
         else:
-            live = decision.straight_through(score, keep)
+            live = functional.straight_through(score, keep)
         weights = weighted_softmax(score, (~keep).to(score.dtype))  # (B, N)
         extra = weights.unsqueeze(1) @ wide(tokens)  # (B, 1, C)
         return ops.gather(tokens, indices), extra.to(tokens.dtype), live
@@ -144,18 +144,16 @@ def cosine_to_mean(
     mask: Bool[Tensor, "images patches"] | None = None,
 ) -> Float[Tensor, "images patches"]:
     """s_im of equation 2: the cosine of each patch with the mean patch of its image."""
-    patches = wide(patches)
-    mean = patches.mean(1) if mask is None else ops.masked_mean(patches, mask)
-    return (unit(patches) @ unit(mean).unsqueeze(-1)).squeeze(-1)
+    return (unit(patches) @ unit(mean_patch(patches, mask)).unsqueeze(-1)).squeeze(-1)
 
 
 def check_ratio(name: str, ratio: float) -> None:
-    """A share of the patches is in (0, 1]."""
+    """Refuse a share of the patches outside (0, 1]."""
     if not 0 < ratio <= 1:
         raise InputError(f"{name}: got {ratio}, expected a share in (0, 1], e.g. 0.5 for half")
 
 
 def check_beta(beta: float) -> None:
-    """Beyond 0.5 the weight of the prediction in equation 3 would be negative."""
+    """Refuse a beta outside [0, 0.5]: the prediction's weight 1 - 2 beta must not be negative."""
     if not 0 <= beta <= 0.5:
         raise InputError(f"beta: got {beta}, expected a weight in [0, 0.5], e.g. 0.25")

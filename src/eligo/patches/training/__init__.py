@@ -1,1 +1,1 @@
-"""Training and measuring retrieval models: data, augmentation, objective, exam."""
+"""Training of retrieval models: task, losses, gathering over processes."""

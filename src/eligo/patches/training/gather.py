@@ -1,8 +1,8 @@
-"""Features of all processes, with gradient: negatives come from the whole batch.
+"""Gather features of all processes, with gradient: negatives come from the whole batch.
 
-Every process scores its own images against all texts. What it gathers of the others' texts sends
-its gradient back to them; what it gathers of the others' scores does not, as they get that
-gradient themselves. Summed over the processes the gradients are those of one process.
+Every process scores its own images against all texts. Gradients of gathered texts go back to their
+process; those of gathered scores do not, as every process computes its own. Summed over the
+processes the gradients are those of one process.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 
 class Peers:
-    """The processes of the run; with one process every method returns what it was given."""
+    """The processes of the run; with one process every method returns its input."""
 
     def __init__(self) -> None:
         running = dist.is_available() and dist.is_initialized()

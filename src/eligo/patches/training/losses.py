@@ -1,9 +1,9 @@
-"""What the scores are trained with: alignment (equation 6) and the share kept (equation 7).
+"""Losses of SEPS: alignment (equation 6) and the share of kept patches (equation 7).
 
-Departures from the documented losses, which remain as `documented_ratio_loss`: a caption may be
-true of several images (`positive_mask`); the ratio loss is `(rho - (mean D_s + mean D_d) / 2)^2`
-(equation 7 with l1 = l2 = 1 aims at rho / 2) and is refused where D is an exact top-K, whose mean
-is a constant. `two_pass_loss` is the hard-negative loss at the cost of few gradients.
+Departures from the published losses (see `documented_ratio_loss`): a caption may be true of several
+images (`positive_mask`); the ratio loss is `(rho - (mean D_s + mean D_d) / 2)^2` (equation 7 with
+l1 = l2 = 1 aims at rho / 2) and is refused where D is an exact top-K, whose mean is a constant.
+`two_pass_loss` is the hard-negative loss with gradients for few pairs only.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,8 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.losses import hard_negative_triplet
-from eligo.patches.model.net import CrossSparseAggrNet
-from eligo.patches.model.scores import PatchScores
-from eligo.patches.model.sides import Images, Texts
+from eligo.patches.model.inputs import Images, Texts
+from eligo.patches.model.seps import CrossSparseAggrNet, PatchScores
 
 
 def alignment_loss(
@@ -43,7 +42,7 @@ def alignment_loss(
 
 
 def ratio_loss(kept_ratio: Float[Tensor, ""], target: float) -> Float[Tensor, ""]:
-    """Equation 7 as it is meant: `(rho - (mean D_s + mean D_d) / 2)^2`, on `kept_ratio`.
+    """Equation 7 for the mean share: `(rho - (mean D_s + mean D_d) / 2)^2`, from `kept_ratio`.
 
     >>> ratio_loss(torch.tensor(0.75), 0.5)
     tensor(0.0625)
@@ -71,9 +70,9 @@ def documented_ratio_loss(
 
 @dataclass(frozen=True)
 class PatchLoss:
-    """`L_align + ratio_weight * L_ratio` of what the network returned in training.
+    """`L_align + ratio_weight * L_ratio` of the network's output in training.
 
-    `ratio_weight` needs `decision="bernoulli"` (or the documented network, where it is 2).
+    `ratio_weight` needs `decision="bernoulli"` (or the published network, where it is 2).
     """
 
     margin: float = 0.2
@@ -82,7 +81,7 @@ class PatchLoss:
     target_ratio: float = 0.5
 
     def check(self, net: CrossSparseAggrNet) -> None:
-        """Refuse a ratio loss that could not teach anything."""
+        """Refuse a ratio loss without a gradient."""
         if self.ratio_weight and net.decision == "topk" and not net.compat:
             raise InputError(
                 f"ratio_weight: got {self.ratio_weight} with decision='topk', which keeps an exact "
@@ -126,8 +125,8 @@ def two_pass_loss(
     the positives and the hardest negative of each row and column, at most 3 B of B x B pairs. Same
     loss, same gradient. `images, texts = net.sides(...)`.
 
-    Of several processes each has some of the images: `gather_rows` makes all rows of a score
-    matrix of its `own_rows`; ids and mask are those of all.
+    With several processes each scores its `own_rows`, and `gather_rows` returns all rows; ids and
+    mask are those of the whole batch.
     """
     if net.decision == "bernoulli" and net.training:
         raise InputError(
@@ -143,7 +142,7 @@ def two_pass_loss(
     rows, columns = used[own_rows].nonzero(as_tuple=True)
     live = own.index_put((rows, columns), net.match_pairs(images, texts, rows, columns))
     live = live if gather_rows is None else gather_rows(live)
-    # What was not scored again is no candidate: rounding must not move a maximum there.
+    # Pairs that were not scored again are neutral: rounding must not move a maximum there.
     loss = hard_negative_triplet(live, positive, neutral_mask=~used, margin=margin)
     return loss, scores
 
@@ -157,12 +156,10 @@ def _hardest(scores: Tensor, negative: Tensor) -> Tensor:
 def _roles(
     shape: torch.Size, image_ids: Tensor | None, positive: Tensor | None, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Which pairs are positives, and which are neither positive nor negative."""
+    """Masks of the positives, and of pairs that are neither positive nor negative."""
     if positive is not None:
         if image_ids is not None:
-            raise InputError(
-                "got image_ids and positive_mask; expected one of them: the mask says more"
-            )
+            raise InputError("got image_ids and positive_mask; expected one of them")
         return positive, None
     if shape[0] != shape[1]:
         raise InputError(

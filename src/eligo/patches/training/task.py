@@ -1,4 +1,4 @@
-"""The task of the training loop: encode, score all pairs of the step, push true pairs up.
+"""Training task: encode the images and texts of a step, score all pairs, compute the losses.
 
 Several processes (`accelerate launch`) take equal shares of a step's images and texts; scores and
 gradients are those of one process with the whole batch (see `gather`).
@@ -13,17 +13,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eligo.errors import InputError
+from eligo.patches.config import PatchesTrainConfig, ScenesDataConfig
 from eligo.patches.data.batch import Batch, CaptionSource
-from eligo.patches.data.config import ScenesDataConfig
 from eligo.patches.data.file_source import FileSource
 from eligo.patches.data.scene_source import SceneSet, SceneSource
 from eligo.patches.inference.evaluate import evaluate_set
 from eligo.patches.metrics import retrieval_metrics
 from eligo.patches.model.encoders import ImageEncoder, TextEncoder
-from eligo.patches.model.net import CrossSparseAggrNet
+from eligo.patches.model.inputs import Images, Texts
 from eligo.patches.model.retrieval_model import RetrievalModel, TextFeatures
-from eligo.patches.model.sides import Images, Texts
-from eligo.patches.training.config import PatchesTrainConfig
+from eligo.patches.model.seps import CrossSparseAggrNet
 from eligo.patches.training.gather import Peers
 from eligo.patches.training.losses import alignment_loss, ratio_loss, two_pass_loss
 from eligo.scenes.painter import Rendered
@@ -41,7 +40,7 @@ from eligo.train import (
 )
 from eligo.train.optimization import lr_factor
 
-_CENTRING = 60.0  # times the learning rate: share of the way to zero that a step draws the median
+_CENTRING = 60.0  # times the learning rate: how far a step moves the median towards zero
 
 
 class PatchesTask(SourcedTask[CaptionSource]):
@@ -53,13 +52,12 @@ class PatchesTask(SourcedTask[CaptionSource]):
         self.model = RetrievalModel.build(config.model)
         self.modules = {"retriever": self.model}
         for encoder in (self.model.image_encoder, self.model.text_encoder):
-            if encoder.lr_multiplier["backbone"] == 0:  # no gradients that nobody uses
+            if encoder.lr_multiplier["backbone"] == 0:  # unused gradients
                 encoder.backbone.requires_grad_(False)
-        # With what the encoders said of themselves: image size, mean, deviation.
+        # Completed with the encoders' image size, mean and deviation.
         self.config: PatchesTrainConfig = config.replace({"model": self.model.config})  # pyright: ignore[reportIncompatibleVariableOverride]
         if config.see_steps:
-            width = self.model.image_encoder.head.in_features
-            self.modules["see"] = VisionHeads(width)
+            self.modules["see"] = VisionHeads(self.model.image_encoder.head.in_features)
         self.optimizers = {"all": OptimizerSpec(config.optimizer, tuple(self.modules))}
         steps = config.train.total_steps - config.see_steps
         self._num_ramped = math.ceil(config.ramp * steps)
@@ -67,7 +65,7 @@ class PatchesTask(SourcedTask[CaptionSource]):
 
     @cached_property
     def peers(self) -> Peers:
-        """The other processes; the loop has found them by the first step."""
+        """The processes of the run, known from the first step on."""
         return Peers()
 
     def open_source(self) -> CaptionSource:
@@ -79,14 +77,14 @@ class PatchesTask(SourcedTask[CaptionSource]):
         return FileSource(data, self.model, dense=dense)
 
     def metric_names(self) -> list[str]:
-        """Those of `evaluate_set`, or what is read off patches."""
+        """Names of the metrics that `evaluate` returns."""
         if self.config.see_steps == self.config.train.total_steps:
             return ["seen"]
         one = torch.ones(1, 1)
         return list(retrieval_metrics(one, one.bool()).as_dict())
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:
-        """What each patch shows, at first; then which text belongs to which image."""
+        """Classify patches in the first `see_steps`, then match images and texts."""
         if progress.step < self.config.see_steps:
             return self._see(batch)
         place = progress.step - self.config.see_steps
@@ -106,13 +104,13 @@ class PatchesTask(SourcedTask[CaptionSource]):
         return StepOutput(losses)
 
     def evaluate(self) -> Mapping[str, float]:
-        """Recalls and ranks on the dev split, both ways, every image with every text."""
+        """Recalls and ranks on the validation split, every image with every text."""
         if self.config.see_steps == self.config.train.total_steps:
-            return {"seen": self._seen()}  # there is nothing else to measure
+            return {"seen": self._seen()}
         return evaluate_set(self.model, self.source.validation(), self.peers).as_dict()
 
     def _sides(self, batch: Batch) -> tuple[Images, Texts]:
-        """Own images, and the texts of all processes."""
+        """This process's images, and the texts of all processes."""
         model = self.model
         tokens = model.image_encoder(model.image_encoder.normalise(batch.images))
         dense = None
@@ -125,7 +123,7 @@ class PatchesTask(SourcedTask[CaptionSource]):
 
     @torch.no_grad()
     def _begin_centred(self, batch: Batch) -> None:
-        """Heads whose median patch and median word are zero."""
+        """Shift the heads so that the median patch and word are zero."""
         model = self.model
         tokens = self.peers.rows(model.image_encoder(model.image_encoder.normalise(batch.images)))
         words, mask = self.peers.texts(model.text_encoder(*batch.texts), batch.texts[1])
@@ -136,8 +134,8 @@ class PatchesTask(SourcedTask[CaptionSource]):
 
     def _losses(
         self, batch: Batch, images: Images, texts: Texts, *, hardest: bool
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """The alignment loss of the whole step, and the loss on the share kept."""
+    ) -> tuple[Tensor, Tensor]:
+        """The alignment loss of the whole step, and the ratio loss."""
         net, peers = self.model.net, self.peers
         ids = None if batch.image_ids is None else peers.rows(batch.image_ids)
         margin, zero = self.config.margin, images.patches.new_zeros((), dtype=torch.float32)
@@ -162,21 +160,17 @@ class PatchesTask(SourcedTask[CaptionSource]):
         return loss, ratio_loss(peers.rows(shares).mean(), self.config.model.match.sparse_ratio)
 
     def _over_processes(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Every process has the whole loss and a part of its gradient, which the loop averages."""
-        return (
-            loss
-            if self.peers.count == 1
-            else loss + (self.peers.count - 1) * (loss - loss.detach())
-        )
+        """Scale the gradient: each process has a part of it, and the loop averages the parts."""
+        others = self.peers.count - 1
+        return loss + others * (loss - loss.detach()) if others else loss
 
     def _see(self, batch: Batch) -> StepOutput:
         if batch.rendered is None:
-            raise InputError("see_steps: this source does not say what patches show")
+            raise InputError("see_steps: this source has no patch labels")
         found = self._read_patches(batch.rendered)
-        metrics: dict[str, Tensor | float] = {
-            name: value for name, value in found.items() if name.startswith("accuracy")
-        }
-        return StepOutput({n: v for n, v in found.items() if n not in metrics}, metrics)
+        names = [name for name in found if name.startswith("accuracy")]
+        metrics: dict[str, Tensor | float] = {name: found.pop(name) for name in names}
+        return StepOutput(found, metrics)
 
     def _read_patches(self, rendered: Rendered) -> dict[str, Float[Tensor, ""]]:
         encoder, heads = self.model.image_encoder, self.modules["see"]
@@ -189,7 +183,7 @@ class PatchesTask(SourcedTask[CaptionSource]):
         return heads.losses(states[:, prefix:], cls, patch_targets(rendered, size))
 
     def _seen(self) -> float:
-        """Share of the objects' patches whose shape is read off right."""
+        """Accuracy of the shape class on the objects' patches."""
         scenes = self.source.validation()
         assert isinstance(scenes, SceneSet)
         size = self.config.train.batch_size
@@ -199,17 +193,15 @@ class PatchesTask(SourcedTask[CaptionSource]):
 
 
 @torch.no_grad()
-def _centre(
-    encoder: ImageEncoder | TextEncoder, vectors: Float[Tensor, "vectors dim"], share: float = 1.0
-) -> None:
-    """Move the head's bias so that the median vector comes nearer to zero, or becomes zero."""
+def _centre(encoder: ImageEncoder | TextEncoder, vectors: Tensor, share: float = 1.0) -> None:
+    """Move the head's bias by a share of the median vector, so that it comes nearer to zero."""
     encoder.head.bias.sub_(share * vectors.float().median(0).values)
 
 
 def train_model(
     config: PatchesTrainConfig, *, resume: bool = False, source: CaptionSource | None = None
 ) -> FitResult:
-    """Train, then write the best weights as a model folder: `<run>/model`."""
+    """Train, then write the best weights to the model folder `<run>/model`."""
     from accelerate import PartialState
 
     task = PatchesTask(with_counted_steps(config), source)
@@ -221,7 +213,7 @@ def train_model(
 
 
 def with_counted_steps(config: PatchesTrainConfig) -> PatchesTrainConfig:
-    """The config with the steps that `epochs` means."""
+    """The config with `epochs` converted to steps."""
     if config.epochs is None:
         return config
     if isinstance(config.data, ScenesDataConfig):

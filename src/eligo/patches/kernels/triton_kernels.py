@@ -1,14 +1,17 @@
-"""The kernel `triton`: mixing, matching and both maxima of a pair without leaving the chip.
+"""The kernel `triton`: top-K, mixing, matching and both maxima of a pair in on-chip memory.
 
-The kernel `torch` writes M and M X of every pair to memory and reads them back; here a program
-builds M (tokens x patches) for one image and one text after the other, and what leaves the chip are
-the best token of each word and the best word of each token. Its softmax is over the kept patches
-alone, so nothing underflows. Two associations, as in `algebra`:
+`best_cosines`: a program builds M (tokens x patches) for one image and one text after the other,
+and stores only the best token of each word and the best word of each token. Its softmax runs over
+the kept patches alone, so nothing underflows. Two associations, as in `algebra`:
 
-- direct: M meets slices of the patches; cosines and squared norms accumulate over the slices.
+- direct: M times slices of the patches; cosines and squared norms accumulate over the slices.
 - gram: `X w^T` is one large product outside, and norms are those of `M F`, where `F F^T = X X^T`
   and F (N x N) is narrower than X: a Cholesky factor, once per image (`span`). Sums of squares,
   unlike `rowsum((M G) * M)`, need no column of M a second time and cannot cancel.
+
+`keep_best`: a program loads some rows and finds each row's K-th best score bit by bit: the largest
+of the integers that order like floats which at least K scores reach. Higher scores are kept, then
+equal ones from the lowest index up to K: exactly `ops.top_k_mask`, without sorting or waiting.
 
 Forward only: inference, and the first pass of `two_pass_loss`. Interpreted (`TRITON_INTERPRET=1`)
 it runs on a CPU, for tests.
@@ -19,20 +22,21 @@ from typing import Any, NamedTuple, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from eligo.patches.model.scores import Choice
+from eligo.patches.kernels.interface import PatchDecision
 
 _SPAN_IMAGES = 256  # factored together
+_KEEP_ROWS = 4  # pairs per program of `keep_best`
 
 
 class Tiles(NamedTuple):
-    """How the work is cut. Registers are what is scarce: M alone is 64 x 256 numbers."""
+    """Tile sizes. Registers are the limit: M alone is 64 x 256 numbers."""
 
     texts: int
-    """Per program, one after the other: what they share of their image stays in the cache."""
+    """Per program, one after the other, so that the image's data stays in the cache."""
     columns: int
     """Of patches or F, at a time."""
     warps: int
@@ -45,7 +49,7 @@ FLOAT_TILES = Tiles(texts=4, columns=32, warps=8, stages=1)
 
 
 def tiles_of(dtype: torch.dtype, *, gram: bool, nets: int) -> Tiles:
-    """How the work of patches of a dtype is cut."""
+    """Tile sizes for patches of a dtype."""
     if dtype == torch.float32:
         return FLOAT_TILES
     return TILES if gram and nets == 1 else WIDE_TILES
@@ -97,7 +101,7 @@ def _best_cosines(
             row = pair * NUM_PATCHES
             mixing = tl.zeros((TOKENS, PATCHES), tl.float32)
             for net in tl.static_range(NETS):
-                # Loaded anew for each text: from the cache, as registers are what is scarce.
+                # Loaded again for each text, from the cache: registers are the limit.
                 slots, keeps = logits, live
                 if net == 1:
                     slots, keeps = logits_dense, live_dense
@@ -117,8 +121,8 @@ def _best_cosines(
             if GRAM:
                 own = words + pair * num_words * NUM_PATCHES
                 at_word = word[:, None] * NUM_PATCHES + patch[None, :]
-                meets = tl.load(own + at_word, is_word[:, None] & is_patch[None, :], 0.0)
-                products = tl.dot(mixing, tl.trans(meets), input_precision="ieee")
+                word_products = tl.load(own + at_word, is_word[:, None] & is_patch[None, :], 0.0)
+                products = tl.dot(mixing, tl.trans(word_products), input_precision="ieee")
             for start in range(0, WIDTH, COLUMNS):
                 inside = start + column < WIDTH
                 at = patch[:, None] * WIDTH + start + column[None, :]
@@ -144,7 +148,7 @@ def _best_cosines(
 
 def best_cosines(
     logits: tuple[Float[Tensor, "images slots patches"], ...],
-    chosen: tuple[Choice, ...],
+    decisions: tuple[PatchDecision, ...],
     extra: Float[Tensor, "images texts patches"] | None,
     patches: Float[Tensor, "images patches dim"],
     factor: Float[Tensor, "images patches columns"] | None,
@@ -159,47 +163,32 @@ def best_cosines(
     if factor is not None:
         vectors, every = factor, words.flatten(0, 1).expand(num_images, -1, -1)
         words = torch.bmm(every, patches.transpose(1, 2))  # (R, J * L, N)
-    lives = [choice.live.contiguous() for choice in chosen]
+    lives = [decision.live.contiguous() for decision in decisions]
     num_tokens = num_slots + (extra is not None)
     per_word = patches.new_empty(num_images, num_texts, num_words, dtype=torch.float32)
     per_token = patches.new_empty(num_images, num_texts, num_tokens, dtype=torch.float32)
-    tiles = tiles_of(vectors.dtype, gram=factor is not None, nets=len(chosen))
+    tiles = tiles_of(vectors.dtype, gram=factor is not None, nets=len(decisions))
     launch: Any = _best_cosines[(triton.cdiv(num_texts, tiles.texts), num_images)]
     launch(
-        logits[0].contiguous(),
-        lives[0],
-        logits[-1].contiguous(),
-        lives[-1],
+        logits[0].contiguous(), lives[0], logits[-1].contiguous(), lives[-1],
         lives[0] if extra is None else extra.contiguous(),
-        vectors.contiguous(),
-        words.contiguous(),
-        per_word,
-        per_token,
-        num_texts,
-        num_words,
-        NUM_SLOTS=num_slots,
-        NUM_PATCHES=num_patches,
-        WIDTH=vectors.shape[-1],
-        GRAM=factor is not None,
-        NETS=len(chosen),
-        HAS_EXTRA=int(extra is not None),
-        EXTRA_MAY_LACK=extra_may_lack,
-        TEXTS=tiles.texts,
+        vectors.contiguous(), words.contiguous(), per_word, per_token, num_texts, num_words,
+        NUM_SLOTS=num_slots, NUM_PATCHES=num_patches, WIDTH=vectors.shape[-1],
+        GRAM=factor is not None, NETS=len(decisions), HAS_EXTRA=int(extra is not None),
+        EXTRA_MAY_LACK=extra_may_lack, TEXTS=tiles.texts,
         TOKENS=max(16, triton.next_power_of_2(num_tokens)),
         PATCHES=max(16, triton.next_power_of_2(num_patches)),
         WORDS=max(16, triton.next_power_of_2(num_words)),
-        COLUMNS=tiles.columns,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
+        COLUMNS=tiles.columns, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
     return per_word, per_token
 
 
 def span(patches: Float[Tensor, "images patches dim"]) -> Float[Tensor, "images patches columns"]:
     """F with `F F^T = X X^T`: the patches in a basis of their own span, which is narrower.
 
-    Equal patches leave X X^T singular; in float64 a share of 1e-10 on its diagonal mends that, and
-    is far below what half precision can tell. Zeros fill the last tile.
+    Equal patches make X X^T singular; 1e-10 of its largest value, added to the diagonal in float64,
+    repairs that and is far below half precision. Zeros fill the last tile.
     """
     factors = []
     for some in patches.split(_SPAN_IMAGES):
@@ -209,3 +198,77 @@ def span(patches: Float[Tensor, "images patches dim"]) -> Float[Tensor, "images 
         diagonal += (1e-10 * diagonal.amax(1, keepdim=True)).clamp_min(1e-30)
         factors.append(torch.linalg.cholesky_ex(gram).L.to(some.dtype))
     return F.pad(torch.cat(factors), (0, -patches.shape[1] % TILES.columns))
+
+
+@triton.jit
+@no_type_check  # Triton's language, which type checkers cannot follow
+def _keep_best(
+    score,  # (R, J, N)
+    real,  # (R, N), 1 where a patch is real
+    num_kept,  # (R,): K
+    live,  # (R, J, N), out: 1 kept, 0 dropped
+    extra,  # (R, J, N), out: softmax of the scores over the dropped
+    num_rows,  # R * J
+    num_texts,
+    num_patches,
+    MASKED: tl.constexpr,
+    LOWEST: tl.constexpr,  # of all integers: no score's
+    ROWS: tl.constexpr,
+    PATCHES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    patch = tl.arange(0, PATCHES)
+    inside = (row < num_rows)[:, None] & (patch < num_patches)[None, :]
+    at = row[:, None] * num_patches + patch[None, :]
+    image = row // num_texts
+    exists = inside
+    if MASKED:
+        there = tl.load(real + image[:, None] * num_patches + patch[None, :], inside, 0)
+        exists = inside & (there != 0)
+    values = tl.load(score + at, inside, 0.0)
+    budget = tl.load(num_kept + image, row < num_rows, 1)
+
+    # NaN ranks below everything real, -0.0 is 0.0; negative floats order in reverse.
+    comparable = tl.where(values == values, values, float("-inf")) + 0.0
+    bits = comparable.to(tl.int32, bitcast=True)
+    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    key = tl.where(exists, key, LOWEST)
+    at_least = tl.sum((key >= 0).to(tl.int32), 1)
+    limit = tl.where(at_least >= budget, 0, LOWEST).to(tl.int32)  # (ROWS,): the K-th best key
+    for step in range(31):
+        higher = limit | (1 << (30 - step))
+        at_least = tl.sum((key >= higher[:, None]).to(tl.int32), 1)
+        limit = tl.where(at_least >= budget, higher, limit)
+
+    above = exists & (key > limit[:, None])
+    equal = exists & (key == limit[:, None])
+    wanted = budget - tl.sum(above.to(tl.int32), 1)
+    place = tl.cumsum(equal.to(tl.int32), 1)
+    kept = above | (equal & (place <= wanted[:, None]))
+    tl.store(live + at, kept.to(tl.float32), inside)
+    powers = tl.where(exists & (kept == 0), tl.exp(values), 0.0)  # scores are small: no overflow
+    total = tl.sum(powers, 1)
+    weights = powers / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(extra + at, weights, inside)
+
+
+def keep_best(
+    score: Float[Tensor, "images texts patches"],
+    num_kept: int | Int[Tensor, " images"],
+    mask: Bool[Tensor, "images patches"] | None,
+) -> tuple[Float[Tensor, "images texts patches"], Float[Tensor, "images texts patches"]]:
+    """D of the exact top-K, and the extra token's weights `(1 - D) e^s / sum (1 - D) e^s`."""
+    num_images, num_texts, num_patches = score.shape
+    score = score.float().contiguous()
+    if isinstance(num_kept, int):
+        num_kept = torch.full((num_images,), num_kept, device=score.device)
+    live, extra = torch.empty_like(score), torch.empty_like(score)
+    launch: Any = _keep_best[(triton.cdiv(num_images * num_texts, _KEEP_ROWS),)]
+    launch(
+        score, score if mask is None else mask.to(torch.uint8).contiguous(),
+        num_kept.to(torch.int32).contiguous(), live, extra,
+        num_images * num_texts, num_texts, num_patches,
+        MASKED=mask is not None, LOWEST=-(2**31), ROWS=_KEEP_ROWS,
+        PATCHES=triton.next_power_of_2(num_patches), num_warps=4,
+    )  # fmt: skip
+    return live, extra

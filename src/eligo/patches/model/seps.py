@@ -1,19 +1,22 @@
 """CrossSparseAggrNet: all images against all texts, from patches and words to scores.
 
-SEPS (arXiv 2511.01390); with `use_paper_version=False` and no dense text it is LAPS. The network as
-its guide documents it is `compat=True`. Our defaults depart from it, and here is why:
+SEPS (arXiv 2511.01390); with `use_paper_version=False` and no dense text it is LAPS. The published
+network is `compat=True`. The defaults differ from it:
 
-- Dense text belongs to the image, (images, words, width), and guides selection only. The documented
-  wiring hands every test query the dense description of its own true image: a leak.
-- The decision is live (see `decision`); a loss on the share kept is refused where it is a constant.
+- Dense text belongs to the image, (images, words, width), and only guides the selection. The
+  published network gives every test query the dense description of its own true image: a leak.
+- The decision D has a gradient (see `functional`); a loss on the share of kept patches is refused
+  where that share is a constant.
 - Prefix tokens are counted, not guessed from squares: a 6x8 grid with [CLS] has 49 tokens.
-- Budgets are rounded without floating-point accidents, and there is at least one slot.
+- Budgets are rounded to what the ratio means, and there is at least one slot.
 - Where nothing is dropped there is no extra token (a zero vector would floor every maximum at 0).
 - Masks are boolean and safe in half precision; K follows each image's own number of patches.
 - The last bias of the slot weights is left out: the softmax cancels it.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -23,20 +26,33 @@ from torch import Tensor, nn
 from eligo.errors import InputError
 from eligo.nn import full_precision
 from eligo.patches import kernels
-from eligo.patches.inference.explain import explain
 from eligo.patches.kernels import KERNELS, KernelName
-from eligo.patches.model import sides
+from eligo.patches.kernels.interface import Matches, Parts
+from eligo.patches.model import inputs
 from eligo.patches.model.aggregation import DualTokenAggregation, TokenAggregation
+from eligo.patches.model.explain import PatchExplanation, explain
 from eligo.patches.model.hrpa import HRPA
-from eligo.patches.model.parts import Parts, num_slots
-from eligo.patches.model.scores import Matches, PatchExplanation, PatchScores
-from eligo.patches.model.sides import Images, Texts
+from eligo.patches.model.inputs import Images, Lengths, Texts
 from eligo.patches.model.token_sparse import TokenSparse, check_beta, check_ratio
+from eligo.selection import Selection
 
 Decision = Literal["topk", "bernoulli"]
-Lengths = Int[Tensor, " texts"] | Bool[Tensor, "texts words"] | Sequence[int]
 DenseLengths = Int[Tensor, " dense"] | Bool[Tensor, "dense dense_words"] | Sequence[int]
 Masks = Tensor | tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PatchScores:
+    """Scores of all pairs and, on request, the patches each text keeps in each image."""
+
+    scores: Float[Tensor, "images texts"]
+    """Higher is better; float32."""
+    sparse: Selection | None
+    """Patches kept for the text itself; batch axes `images texts`."""
+    dense: Selection | None
+    """Patches kept for the dense text, if there is one."""
+    kept_ratio: Float[Tensor, ""]
+    """Share of kept patches, `(mean D_s + mean D_d) / 2`; has a gradient under `bernoulli`."""
 
 
 class CrossSparseAggrNet(nn.Module):
@@ -52,7 +68,7 @@ class CrossSparseAggrNet(nn.Module):
         (6)   L_align = sum [m - S_ii + S_ij]+ + sum [m - S_jj + S_ij]+   (`alignment_loss`)
         (7)   L_ratio = (rho - l1 mean D_s - l2 mean D_d)^2               (`ratio_loss`)
 
-    The way of the tensors:
+    Tensor shapes:
         img_embs (V, prefix + N, C)            cap_embs (T, L, C)
           | [CLS] (V, C), patches X (V, N, C)    | mean word, unit (T, C)
           | mean patch, unit                     |
@@ -68,7 +84,7 @@ class CrossSparseAggrNet(nn.Module):
 
     Variants: open (two selections make two scores, which add) or `use_paper_version` (predictors,
     one set of slots, relevance of the top k); `use_dual_aggr=False` folds the sparse selection.
-    `compat=True`: the documented network, where dense text belongs to the text and the outputs are
+    `compat=True`: the published network, where dense text belongs to the text and the outputs are
     `(scores, mask)` in training and `scores` in evaluation.
 
     `num_prefix_tokens`: tokens before the first patch, the first of them [CLS], registers behind it
@@ -126,7 +142,7 @@ class CrossSparseAggrNet(nn.Module):
         dual = use_paper_version and use_dual_aggr
         self.aggr_net = (DualTokenAggregation if dual else TokenAggregation)(
             embed_size,
-            num_slots(num_patches, aggr_ratio, sparse_ratio, compat),
+            _num_slots(num_patches, aggr_ratio, sparse_ratio, compat),
             slot_bias=compat,
             compat=compat,
         )
@@ -154,14 +170,14 @@ class CrossSparseAggrNet(nn.Module):
         images, texts = self.sides(
             img_embs, cap_embs, cap_lens, long_cap_embs, long_cap_lens, patch_mask=patch_mask
         )
-        documented = self.compat and not return_selection
-        choices = return_selection or (documented and self.training)
-        matches = self.match(images, texts, choices=choices)
-        if documented:
+        published = self.compat and not return_selection
+        decisions = return_selection or (published and self.training)
+        matches = self.match(images, texts, decisions=decisions)
+        if published:
             return (matches.scores, self._masks(matches)) if self.training else matches.scores
         sparse, dense = (
-            choice.selection(images.mask) if choice is not None else None
-            for choice in (matches.sparse, matches.dense)
+            None if decision is None else decision.selection(images.mask)
+            for decision in (matches.sparse, matches.dense)
         )
         return PatchScores(matches.scores.float(), sparse, dense, matches.share.float().mean())
 
@@ -175,20 +191,24 @@ class CrossSparseAggrNet(nn.Module):
         *,
         patch_mask: Bool[Tensor, "images patches"] | None = None,
     ) -> tuple[Images, Texts]:
-        """The arguments of `forward`, checked and put on the side they belong to."""
+        """The arguments of `forward`, checked, as the inputs of `match`."""
         if img_embs.shape[-1] != self.embed_size:
             raise InputError(
                 f"img_embs: got vectors {img_embs.shape[-1]} wide, expected "
                 f"embed_size={self.embed_size}"
             )
         if self.compat and patch_mask is not None:
-            raise InputError("patch_mask: the documented network has none; use compat=False")
-        patches, cls = sides.split_tokens(img_embs, patch_mask, self._num_prefix(img_embs.shape[1]))
-        words = sides.read_words("cap", cap_embs, cap_lens, self.embed_size)
+            raise InputError("patch_mask: the published network has none; use compat=False")
+        patches, cls = inputs.split_tokens(
+            img_embs, patch_mask, self._num_prefix(img_embs.shape[1])
+        )
+        words = inputs.read_words("cap", cap_embs, cap_lens, self.embed_size)
         if long_cap_embs is None:
             return Images(patches, cls, patch_mask), Texts(words)
-        # As documented, dense words get no gradient: they only guide.
-        dense = sides.read_words("long_cap", long_cap_embs.detach(), long_cap_lens, self.embed_size)
+        # As published, dense words get no gradient: they only guide.
+        dense = inputs.read_words(
+            "long_cap", long_cap_embs.detach(), long_cap_lens, self.embed_size
+        )
         owners, what = (words.mask, "text") if self.compat else (patches, "image")
         if len(dense.mask) != len(owners):
             raise InputError(
@@ -200,10 +220,10 @@ class CrossSparseAggrNet(nn.Module):
             return Images(patches, cls, patch_mask), Texts(words, dense)
         return Images(patches, cls, patch_mask, dense.directions()), Texts(words)
 
-    def match(self, images: Images, texts: Texts, *, choices: bool = False) -> Matches:
-        """All pairs of two sides, by the kernel of this network."""
+    def match(self, images: Images, texts: Texts, *, decisions: bool = False) -> Matches:
+        """Score all pairs with the kernel of this network."""
         with full_precision():
-            return kernels.match(self.kernel, self.parts(), images, texts, choices=choices)
+            return kernels.match(self.kernel, self.parts(), images, texts, decisions=decisions)
 
     def match_pairs(
         self,
@@ -212,7 +232,7 @@ class CrossSparseAggrNet(nn.Module):
         image_ids: Int[Tensor, " pairs"],
         text_ids: Int[Tensor, " pairs"],
     ) -> Float[Tensor, " pairs"]:
-        """Only the pairs (image_ids[i], text_ids[i])."""
+        """Score only the pairs (image_ids[i], text_ids[i])."""
         with full_precision():
             return kernels.match_pairs(
                 self.kernel, self.parts(), images, texts, image_ids, text_ids
@@ -224,17 +244,14 @@ class CrossSparseAggrNet(nn.Module):
         text: Float[Tensor, "words text_dim"],
         dense: Float[Tensor, "dense_words dense_dim"] | None = None,
     ) -> PatchExplanation:
-        """Why one image and one text score what they do: patches kept, tokens, words."""
-        lengths = torch.tensor([len(text)], device=text.device)
-        long = None if dense is None else torch.tensor([len(dense)], device=dense.device)
-        images, texts = self.sides(
-            image[None], text[None], lengths, None if dense is None else dense[None], long
-        )
+        """Explain the score of one image and one text: patches kept, tokens, words."""
+        long, length = (None, None) if dense is None else (dense[None], [len(dense)])
+        images, texts = self.sides(image[None], text[None], [len(text)], long, length)
         with torch.no_grad(), full_precision():
             return explain(self.parts(), images, texts, self.grid_hw)
 
     def parts(self) -> Parts:
-        """The modules and settings that kernels work with."""
+        """The modules and settings that kernels need."""
         return Parts(
             sparse=self.sparse_net_cap,
             dense=self.sparse_net_long,
@@ -249,7 +266,7 @@ class CrossSparseAggrNet(nn.Module):
 
     def _num_prefix(self, num_tokens: int) -> int:
         if self.compat:
-            return sides.prefix_of_square(num_tokens)
+            return inputs.prefix_of_square(num_tokens)
         if self.num_prefix_tokens is not None:
             return self.num_prefix_tokens
         if num_tokens < self.num_patches:
@@ -261,10 +278,16 @@ class CrossSparseAggrNet(nn.Module):
         return num_tokens - self.num_patches
 
     def _masks(self, matches: Matches) -> Masks:
-        """The documented masks, (texts, images, patches)."""
-        chosen = [choice for choice in (matches.sparse, matches.dense) if choice is not None]
-        masks = tuple(choice.live.transpose(0, 1) for choice in chosen)
+        """The masks of the published network, (texts, images, patches)."""
+        decisions = [part for part in (matches.sparse, matches.dense) if part is not None]
+        masks = tuple(part.live.transpose(0, 1) for part in decisions)
         return masks if self.use_paper_version else sum(masks[1:], masks[0])
+
+
+def _num_slots(num_patches: int, aggr_ratio: float, sparse_ratio: float, compat: bool) -> int:
+    """S: the number of tokens that the kept patches are folded into."""
+    exact = num_patches * aggr_ratio * sparse_ratio
+    return int(exact) if compat else max(1, math.floor(exact + 1e-9))
 
 
 def _check_settings(
@@ -282,7 +305,7 @@ def _check_settings(
     if gumbel and not compat:
         raise InputError(
             "use_gumbel_softmax: its noise never changes what is kept; expected compat=True for "
-            "the documented behaviour, or decision='bernoulli' for patches drawn at random"
+            "the published behaviour, or decision='bernoulli' for patches drawn at random"
         )
     if not tau > 0:
         raise InputError(f"gumbel_tau: got {tau}, expected a temperature > 0, e.g. 1.0")
@@ -296,7 +319,7 @@ def _check_grid(
     if num_prefix is not None and (num_prefix < 0 or compat):
         raise InputError(
             f"num_prefix_tokens: got {num_prefix} with compat={compat}; expected a count >= 0 and "
-            "compat=False (the documented network guesses it from squares)"
+            "compat=False (the published network guesses it from squares)"
         )
     if grid_hw is not None and grid_hw[0] * grid_hw[1] != num_patches:
         raise InputError(

@@ -1,17 +1,50 @@
-"""What a kernel needs of the network: its modules, and the rules by which patches stay."""
+"""Input and output of every kernel: the network's modules with one call's settings, and scores."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from eligo.patches.model import decision
+from eligo import ops
+from eligo.patches.model import functional
 from eligo.patches.model.aggregation import DualTokenAggregation, TokenAggregation
 from eligo.patches.model.hrpa import HRPA
 from eligo.patches.model.token_sparse import TokenSparse
+from eligo.selection import Selection
+
+
+class PatchDecision(NamedTuple):
+    """Scores that ranked the patches, and the decision D (0 or 1, perhaps with a gradient)."""
+
+    score: Float[Tensor, "*pairs patches"]
+    live: Float[Tensor, "*pairs patches"]
+
+    def selection(self, mask: Bool[Tensor, "images patches"] | None) -> Selection:
+        """Kept patches, best first."""
+        kept = self.live.detach() > 0.5
+        real = kept.new_ones(kept.shape) if mask is None else mask.unsqueeze(1).expand(kept.shape)
+        width = int(kept.sum(-1).max()) if kept.numel() else 0
+        score = self.score.detach().float()
+        return Selection(ops.top_k(score, width, kept), score, real.contiguous())
+
+    def share(self, mask: Bool[Tensor, "*#pairs patches"] | None) -> Float[Tensor, "*pairs"]:
+        """The mean of D over the real patches."""
+        if mask is None:
+            return self.live.mean(-1)
+        return self.live.sum(-1) / mask.sum(-1).clamp_min(1)
+
+
+class Matches(NamedTuple):
+    """Result of a kernel for all pairs; the decisions only on request."""
+
+    scores: Float[Tensor, "images texts"]
+    share: Float[Tensor, "images texts"]
+    """Mean of D over the patches (and over both selections), with D's gradient."""
+    sparse: PatchDecision | None
+    dense: PatchDecision | None
 
 
 @dataclass(frozen=True)
@@ -31,11 +64,11 @@ class Parts:
 
     @property
     def paper(self) -> bool:
-        """Equations 1-5 rather than the open variant."""
+        """Whether this is the paper's variant (equations 1-5), not the open one."""
         return self.hrpa.use_paper_version
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Those of all modules."""
+        """Parameters of all modules."""
         for module in (self.sparse, self.dense, self.aggregation, self.hrpa):
             yield from module.parameters()
 
@@ -46,7 +79,7 @@ class Parts:
     def num_kept(
         self, num_patches: int, mask: Bool[Tensor, "images patches"] | None
     ) -> int | Int[Tensor, " images"]:
-        """K, per image where images have different numbers of patches."""
+        """K; one per image where images have different numbers of patches."""
         if mask is None:
             return self.sparse.num_kept(num_patches)
         table = [self.sparse.num_kept(count) for count in range(num_patches + 1)]
@@ -70,29 +103,28 @@ class Parts:
         uniform: Float[Tensor, "*batch patches"] | None,
         guides: int,
     ) -> Float[Tensor, "*batch patches"]:
-        """D for all pairs; `guides` is how many texts (1 or 2) entered equation 3."""
+        """D for all pairs; `guides` is the number of texts (1 or 2) in equation 3."""
         if mask is not None:
             mask = mask.expand(score.shape)
         if self.bernoulli and uniform is not None:
             probability = score / (1 + guides * self.beta)
-            return decision.bernoulli(probability, uniform, self.temperature, mask)
+            return functional.bernoulli(probability, uniform, self.temperature, mask)
         budget = num_kept if isinstance(num_kept, int) else num_kept.expand(score.shape[:-1])
-        keep = decision.best(score, budget, mask)
+        keep = functional.exact_top_k(score, budget, mask)
         if self.gumbel and uniform is not None:
-            return decision.gumbel(score, keep, uniform, self.temperature)
+            return functional.gumbel(score, keep, uniform, self.temperature)
         if self.compat or not score.requires_grad:
             return keep.to(score.dtype)
-        return decision.straight_through(score, keep, mask)
+        return functional.straight_through(score, keep, mask)
 
     def draw(
         self, like: Float[Tensor, "images patches"], num_texts: int, selects_dense: bool
     ) -> tuple[
         Float[Tensor, "images texts patches"] | None, Float[Tensor, "images texts patches"] | None
     ]:
-        """Uniform noise for the sparse and dense decisions, where there is any.
+        """Uniform noise for the sparse and dense decisions, or None where none is needed.
 
-        In the documented order: per text, sparse then dense, so that a seed gives the same noise
-        whatever the kernel.
+        Drawn per text, sparse then dense: a seed gives the same noise with every kernel.
         """
         if not (self.gumbel or self.bernoulli):
             return None, None
@@ -101,9 +133,3 @@ class Parts:
         ]
         sparse = torch.stack([draw[0] for draw in draws], 1)
         return sparse, torch.stack([draw[1] for draw in draws], 1) if selects_dense else None
-
-
-def num_slots(num_patches: int, aggr_ratio: float, sparse_ratio: float, compat: bool) -> int:
-    """S: how many tokens the kept patches are folded into."""
-    exact = num_patches * aggr_ratio * sparse_ratio
-    return int(exact) if compat else max(1, math.floor(exact + 1e-9))

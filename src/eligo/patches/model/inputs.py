@@ -1,7 +1,6 @@
-"""The two sides of a match, checked once: images with their patches, texts with their words.
+"""Inputs of the matching network: images with their patches, texts with their words.
 
-Kernels get these and nothing else. All that may be wrong with a caller's tensors is found here,
-and named: what was got, what was expected, how to mend it.
+The caller's tensors are checked here, once; kernels only get `Images` and `Texts`.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from torch import Tensor
 from eligo import ops
 from eligo.errors import InputError
 from eligo.ops._checks import values_are_free
-from eligo.patches.model.arithmetic import unit, wide
+from eligo.patches.model.functional import unit, wide
 
 Lengths = Int[Tensor, " texts"] | Bool[Tensor, "texts words"] | Sequence[int]
 
@@ -27,13 +26,17 @@ class Words:
     vectors: Float[Tensor, "texts words dim"]
     mask: Bool[Tensor, "texts words"]
 
+    def __getitem__(self, rows: slice | Int[Tensor, " rows"]) -> "Words":
+        """Some of the texts."""
+        return Words(self.vectors[rows], self.mask[rows])
+
     def of(self, text: int) -> Float[Tensor, "words dim"]:
         """The real words of one text."""
         return self.vectors[text][self.mask[text]]
 
     @property
     def lengths(self) -> Int[Tensor, " texts"]:
-        """How many words each text has."""
+        """Number of words of each text."""
         return self.mask.sum(1)
 
     def directions(self) -> Float[Tensor, "texts dim"]:
@@ -54,35 +57,31 @@ class Words:
 
 @dataclass(frozen=True)
 class Images:
-    """Raw patches of several images; with our wiring also their dense text's direction."""
+    """Raw patches of several images, and the direction of each image's dense text."""
 
     patches: Float[Tensor, "images patches dim"]
     cls: Float[Tensor, "images dim"] | None = None
     mask: Bool[Tensor, "images patches"] | None = None
     """Which patches are real; None: all of them."""
     dense: Float[Tensor, "images dim"] | None = None
-    """`unit(mean of raw valid dense words)` of each image (our wiring)."""
+    """`unit(mean of raw valid dense words)` of each image."""
 
-    def one(self, image: int) -> "Images":
-        """A single image."""
+    def __getitem__(self, rows: slice | Int[Tensor, " rows"]) -> "Images":
+        """Some of the images."""
         parts = (self.patches, self.cls, self.mask, self.dense)
-        return Images(*(None if part is None else part[image : image + 1] for part in parts))  # pyright: ignore[reportArgumentType]
+        return Images(*(None if part is None else part[rows] for part in parts))  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Words of the queries; with the documented wiring also each query's dense words."""
+    """Words of the queries; with `compat` also each query's dense words."""
 
     words: Words
     dense: Words | None = None
 
-    def one(self, text: int) -> "Texts":
-        """A single text."""
-        cut = slice(text, text + 1)
-        words = Words(self.words.vectors[cut], self.words.mask[cut])
-        if self.dense is None:
-            return Texts(words)
-        return Texts(words, Words(self.dense.vectors[cut], self.dense.mask[cut]))
+    def __getitem__(self, rows: slice) -> "Texts":
+        """Some of the texts."""
+        return Texts(self.words[rows], None if self.dense is None else self.dense[rows])
 
 
 def split_tokens(
@@ -113,14 +112,14 @@ def split_tokens(
 
 
 def prefix_of_square(num_tokens: int) -> int:
-    """The documented rule: there is a [CLS] unless the tokens form a square."""
+    """Rule of the published network: there is a [CLS] unless the tokens form a square."""
     return 0 if isqrt(num_tokens) ** 2 == num_tokens else 1
 
 
 def read_words(
     name: str, vectors: Float[Tensor, "texts words dim"], lengths: Lengths | None, width: int
 ) -> Words:
-    """Words with an explicit mask, from lengths or from the mask itself."""
+    """Check words and give them a mask; `lengths` are integers or the mask itself."""
     if vectors.shape[-1] != width:
         raise InputError(
             f"{name}_embs: got vectors {vectors.shape[-1]} wide, expected embed_size={width}"
@@ -140,7 +139,7 @@ def read_words(
     if given.dtype == torch.bool:
         mask = given
     else:
-        if num_texts and int(given.max()) > num_words:
+        if int(given.max()) > num_words:
             raise InputError(
                 f"{name}_lens: got a length of {int(given.max())}, expected at most the "
                 f"{num_words} words of {name}_embs"
@@ -159,8 +158,8 @@ def read_words(
 
 
 def check_finite(name: str, values: Tensor) -> None:
-    """NaN or infinity in what is real, found where looking is free."""
-    # A sum is finite only if its terms are, and takes one pass; it may overflow, so look again.
+    """Refuse NaN and infinity, where reading a value does not wait for the device."""
+    # A finite sum has finite terms, in one pass; a sum may overflow, so check each value then.
     if not values_are_free(values) or bool(wide(values.detach()).sum().isfinite()):
         return
     if not bool(values.isfinite().all()):

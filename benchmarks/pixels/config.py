@@ -7,7 +7,7 @@ from pydantic import Field
 from benchmarks.pixels.variants import ARMS, PARTS, Arm, Part
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed
-from eligo.pixels.train_config import PixelsTrainConfig
+from eligo.pixels.config import PixelsTrainConfig
 
 
 class ExamConfig(Config):

@@ -24,8 +24,8 @@ from eligo.config import load_config
 from eligo.errors import ConfigError, EligoError
 from eligo.io.files import write_text
 from eligo.io.reading import read_json, reading
+from eligo.pixels.config import PixelsTrainConfig
 from eligo.pixels.data.scene_source import SceneSource
-from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.pixels.training.task import PixelsTask
 from eligo.report.provenance import provenance
 from eligo.train import fit, load_weights

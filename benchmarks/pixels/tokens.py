@@ -3,12 +3,10 @@
 import torch
 from torch import Tensor, nn
 
+from eligo.pixels.config import PixelsTrainConfig, ScenesDataConfig, WordsTextConfig
 from eligo.pixels.data.scene_source import SceneSet, SceneSource
-from eligo.pixels.data_config import ScenesDataConfig
 from eligo.pixels.text.batch import Provenance, TextBatch
 from eligo.pixels.text.encoders import WordsEncoder
-from eligo.pixels.text_config import WordsTextConfig
-from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.pixels.training.task import PixelsTask
 from eligo.train import OptimizerSpec
 

@@ -15,10 +15,10 @@ from eligo.config import load_config
 from eligo.config.yaml import dump_yaml, read_yaml
 from eligo.errors import InputError
 from eligo.pixels import PixelsTrainConfig, Segmenter, predict, train_model
+from eligo.pixels.config import ClipTextConfig, WordsTextConfig
 from eligo.pixels.inference import export
 from eligo.pixels.inference.segmenter import stored_config
 from eligo.pixels.text.encoders import ClipEncoder, WordsEncoder
-from eligo.pixels.text_config import ClipTextConfig, WordsTextConfig
 from eligo.pixels.training import task
 
 TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke()

@@ -5,9 +5,9 @@ import torch
 
 from eligo.config import load_config
 from eligo.errors import ConfigError
+from eligo.pixels.config import AugmentConfig
 from eligo.pixels.data.augment import Prepared, augment, mirror_some, scaled
 from eligo.pixels.data.batch import Batch
-from eligo.pixels.data_config import AugmentConfig
 
 
 def image(height: int = 40, width: int = 50) -> Prepared:

@@ -10,20 +10,21 @@ from PIL import Image, ImageOps
 from pixel_files import SCENES, exported
 
 from eligo.errors import InputError
-from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
-from eligo.pixels.data.file_source import FileSource
-from eligo.pixels.data.inputs import decode_depth, normalise_rgb
-from eligo.pixels.data.pictures import Photo, read_depth, read_label, read_photo, remark_labels
-from eligo.pixels.data.records import class_names, read_records
-from eligo.pixels.data_config import (
+from eligo.pixels.config import (
     AugmentConfig,
     InputsConfig,
     JsonlDataConfig,
     NyuDataConfig,
     SunDataConfig,
+    TextConfig,
+    WordsTextConfig,
 )
+from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
+from eligo.pixels.data.file_source import FileSource
+from eligo.pixels.data.inputs import decode_depth, normalise_rgb
+from eligo.pixels.data.pictures import Photo, read_depth, read_label, read_photo, remark_labels
+from eligo.pixels.data.records import class_names, read_records
 from eligo.pixels.text.encoders import WordsEncoder
-from eligo.pixels.text_config import TextConfig, WordsTextConfig
 from eligo.scenes.dataset import SceneDataset
 
 TEXT = TextConfig(max_tags=14, encoder=WordsTextConfig(dim=16))

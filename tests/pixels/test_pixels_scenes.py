@@ -6,10 +6,15 @@ from pixel_files import SCENES
 from test_pixels_traced import Watch
 
 from eligo.errors import InputError
+from eligo.pixels.config import (
+    AugmentConfig,
+    InputsConfig,
+    ScenesDataConfig,
+    TextConfig,
+    WordsTextConfig,
+)
 from eligo.pixels.data.scene_source import SceneSource
-from eligo.pixels.data_config import AugmentConfig, InputsConfig, ScenesDataConfig
 from eligo.pixels.text.encoders import WordsEncoder
-from eligo.pixels.text_config import TextConfig, WordsTextConfig
 from eligo.scenes import SceneDataset, class_tags, draw_scenes
 
 TEXT = TextConfig(max_tags=14, encoder=WordsTextConfig(dim=16))

@@ -10,6 +10,12 @@ from torch.nn import functional as F
 
 from eligo.config import load_config
 from eligo.errors import ConfigError, InputError
+from eligo.pixels.config import (
+    ClipTextConfig,
+    TableTextConfig,
+    TextConfig,
+    WordsTextConfig,
+)
 from eligo.pixels.text.encoders import (
     ClipEncoder,
     TableEncoder,
@@ -18,12 +24,6 @@ from eligo.pixels.text.encoders import (
 )
 from eligo.pixels.text.phrases import TEMPLATES, with_article
 from eligo.pixels.text.table import PhraseTable, words_of
-from eligo.pixels.text_config import (
-    ClipTextConfig,
-    TableTextConfig,
-    TextConfig,
-    WordsTextConfig,
-)
 
 CLASSES = ("wall", "night_stand")
 TAGS = [f"tag{n}" for n in range(9)]

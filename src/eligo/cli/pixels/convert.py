@@ -45,8 +45,8 @@ def run(
         segmenter = open_segmenter(source, "cpu", sam, preset)
     else:
         from eligo.config import find_config, load_config
+        from eligo.pixels.config import PixelsTrainConfig
         from eligo.pixels.inference.convert import convert_official
-        from eligo.pixels.train_config import PixelsTrainConfig
         from eligo.pixels.training.task import with_classes, with_image_size
 
         base = load_config(PixelsTrainConfig, find_config("pixels", config))

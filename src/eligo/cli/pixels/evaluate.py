@@ -153,8 +153,8 @@ def _training_config(folder: Path, data: str | None, root: Path | None, words: P
     """A checkpoint's own config, or, on other data, that of `data` with the model's settings."""
     from eligo.config import find_config, load_config
     from eligo.config.yaml import read_yaml
+    from eligo.pixels.config import PixelsTrainConfig
     from eligo.pixels.inference.segmenter import plain_config, stored_config
-    from eligo.pixels.train_config import PixelsTrainConfig
 
     moved = {"data.root": root, "data.words": words}
     given: dict[str, Any] = {key: value for key, value in moved.items() if value is not None}

@@ -12,7 +12,7 @@ import tyro
 
 from eligo.cli.flags import Positive
 from eligo.errors import InputError
-from eligo.pixels.presets import PRESETS
+from eligo.pixels.config import PRESETS
 
 if TYPE_CHECKING:
     from eligo.pixels.inference.segmenter import Segmenter

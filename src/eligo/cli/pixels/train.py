@@ -4,7 +4,7 @@ from typing import Annotated
 
 from eligo.cli.console import print_outcome
 from eligo.cli.pixels.flags import NO_FLAGS, Sam, sam_changes
-from eligo.pixels.train_config import PixelsTrainConfig
+from eligo.pixels.config import PixelsTrainConfig
 
 
 def run(

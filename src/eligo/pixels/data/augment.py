@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
+from eligo.pixels.config import AugmentConfig
 from eligo.pixels.data.batch import Batch
-from eligo.pixels.data_config import AugmentConfig
 from eligo.pixels.training.losses import IGNORED
 
 

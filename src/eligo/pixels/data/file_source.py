@@ -8,6 +8,7 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.images import remark_shared
+from eligo.pixels.config import AugmentConfig, FilesDataConfig, InputsConfig, TextConfig
 from eligo.pixels.data.augment import Prepared, augment
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.inputs import normalise_rgb
@@ -20,11 +21,9 @@ from eligo.pixels.data.pictures import (
     remark_labels,
 )
 from eligo.pixels.data.records import Record, Split, class_names, read_records
-from eligo.pixels.data_config import AugmentConfig, FilesDataConfig, InputsConfig
 from eligo.pixels.text.batch import Provenance
 from eligo.pixels.text.encoders import TextEncoder
 from eligo.pixels.text.table import PhraseTable, Said, words_of
-from eligo.pixels.text_config import TextConfig
 from eligo.pixels.training.losses import IGNORED
 from eligo.train.check import DataCheck
 from eligo.train.data import epoch_batches

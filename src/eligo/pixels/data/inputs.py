@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped, UInt8
 from torch import Tensor
 
-from eligo.pixels.data_config import ChannelOrder, InputsConfig
+from eligo.pixels.config import ChannelOrder, InputsConfig
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, red first
 _DEPTH_MEAN, _DEPTH_STD = 0.48, 0.28

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.images import SIDEWAYS, orientation_of, read_stored, turned, upright_rgb, upright_size
+from eligo.pixels.config import InputsConfig
 from eligo.pixels.data.inputs import decode_depth, normalise_metres
-from eligo.pixels.data_config import InputsConfig
 
 MIN_SIZE = 32
 _NEAR, _FAR = 0.3, 10.0  # metres within which, or beyond which, no whole image lies

@@ -11,14 +11,14 @@ import numpy as np
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
 from eligo.io.reading import json_lines, numbered_lines
-from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
-from eligo.pixels.data_config import (
+from eligo.pixels.config import (
     FilesConfig,
     FilesDataConfig,
     JsonlDataConfig,
     RoomsDataConfig,
     SunDataConfig,
 )
+from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
 from eligo.train.rng import mix
 
 Split = Literal["train", "validation", "test"]

@@ -10,14 +10,13 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from eligo.pixels.config import AugmentConfig, InputsConfig, ScenesDataConfig, TextConfig
 from eligo.pixels.data.augment import mirror_some
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.inputs import normalise_metres, normalise_rgb
 from eligo.pixels.data.records import Split
-from eligo.pixels.data_config import AugmentConfig, InputsConfig, ScenesDataConfig
 from eligo.pixels.text.batch import Provenance, TextBatch
 from eligo.pixels.text.encoders import WordsEncoder
-from eligo.pixels.text_config import TextConfig
 from eligo.scenes.graph import draw_scenes
 from eligo.scenes.painter import Rendered, label_names, render_all
 from eligo.scenes.phrases import WORD_ID

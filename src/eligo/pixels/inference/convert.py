@@ -16,11 +16,10 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.io.reading import reading
-from eligo.pixels.config import SIZES, PixelsConfig
+from eligo.pixels.config import SIZES, PixelsConfig, SegmenterConfig
 from eligo.pixels.data.classes import NYU_40
 from eligo.pixels.inference.segmenter import Segmenter, plain_config
 from eligo.pixels.model.official import from_official, unwrapped
-from eligo.pixels.segmenter_config import SegmenterConfig
 from eligo.train.weights import read_pickled
 
 _OURS = ("head.", "text_norm.", "encoder.align.", "encoder.depth_stem.")

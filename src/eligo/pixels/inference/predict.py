@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from eligo.errors import InputError
 from eligo.images import printable_name
 from eligo.io.files import remove_file, write_text, writing
+from eligo.pixels.config import InputsConfig, SegmenterConfig
 from eligo.pixels.data.inputs import normalise_rgb
 from eligo.pixels.data.pictures import (
     MIN_SIZE,
@@ -26,10 +27,8 @@ from eligo.pixels.data.pictures import (
     read_photo,
     remark_depth,
 )
-from eligo.pixels.data_config import InputsConfig
 from eligo.pixels.inference.segmenter import Segmenter
 from eligo.pixels.inference.views import Seen, resized
-from eligo.pixels.segmenter_config import SegmenterConfig
 from eligo.pretrained.devices import resolve_device
 from eligo.report.pictures import rgb_picture
 from eligo.report.pixels_picture import indexed_labels, overlay_picture, word_picture

@@ -14,11 +14,10 @@ from eligo.config.yaml import read_yaml
 from eligo.errors import InputError
 from eligo.io.files import write_bytes, writing_folder
 from eligo.io.reading import reading
+from eligo.pixels.config import SegmenterConfig, TableTextConfig
 from eligo.pixels.model.model import PixelsModel
-from eligo.pixels.segmenter_config import SegmenterConfig
 from eligo.pixels.text.batch import TextBatch
 from eligo.pixels.text.encoders import TextEncoder, build_text_encoder, same_probe
-from eligo.pixels.text_config import TableTextConfig
 from eligo.pretrained.load import find_model, shipped_model
 from eligo.train.weights import build_module, load_weights, save_weights
 

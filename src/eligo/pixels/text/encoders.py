@@ -20,13 +20,13 @@ from torch.nn import functional as F
 from eligo.config.nearest import did_you_mean
 from eligo.errors import InputError
 from eligo.io.tensors import save_tensors
-from eligo.pixels.text.phrases import TEMPLATES, readable, with_article
-from eligo.pixels.text_config import (
+from eligo.pixels.config import (
     AnyTextEncoderConfig,
     ClipTextConfig,
     TableTextConfig,
     WordsTextConfig,
 )
+from eligo.pixels.text.phrases import TEMPLATES, readable, with_article
 from eligo.pretrained.chat import plain_text, remark_cut, tokenize
 from eligo.pretrained.identity import ENCODER, check_tokenizer
 from eligo.pretrained.load import find_encoder, load_part, load_stock

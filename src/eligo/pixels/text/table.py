@@ -7,9 +7,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from eligo.errors import InputError
+from eligo.pixels.config import TextConfig
 from eligo.pixels.text.batch import Provenance, TextBatch
 from eligo.pixels.text.encoders import TextEncoder
-from eligo.pixels.text_config import TextConfig
 
 Said = tuple[str, bool]
 """A string, and whether it is a sentence."""

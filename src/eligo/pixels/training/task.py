@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from eligo.errors import ConfigError
+from eligo.pixels.config import PixelsTrainConfig, ScenesDataConfig
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.file_source import FileSource
 from eligo.pixels.data.records import class_names, read_records
 from eligo.pixels.data.scene_source import SceneSource
-from eligo.pixels.data_config import ScenesDataConfig
 from eligo.pixels.inference.evaluate import evaluate_rows
 from eligo.pixels.inference.modes import modes_of, refuse_other_modes
 from eligo.pixels.inference.segmenter import Segmenter, stored_config, text_encoder
@@ -20,7 +20,6 @@ from eligo.pixels.metrics import SegmentationMetrics
 from eligo.pixels.model.alignment import SemanticAlignment
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.text.encoders import TextEncoder, WordsEncoder
-from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.pixels.training.losses import IGNORED, segmentation_loss
 from eligo.scenes.painter import label_names
 from eligo.train import (

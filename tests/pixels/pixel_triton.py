@@ -93,7 +93,7 @@ def test_turns(height: int, width: int, heads: int, head_dim: int, dtype: torch.
     together = torch.randn(2, height, width, 3 * heads * head_dim, dtype=dtype)
     turns = pair_turns(*rotary_tables(height, width, rotary_frequencies(head_dim)))
     for given in (together, together.transpose(0, 1).contiguous().transpose(0, 1)):
-        found = kernels.turned(given, turns)
+        found = kernels.rotated(given, turns)
         expected = given.view(2, height, width, 3, heads, head_dim).unbind(3)
         assert all(part.is_contiguous() for part in found)  # what attention takes without a copy
         close(found[0], rotate(expected[0].float(), turns))

@@ -18,7 +18,7 @@ def image(height: int = 40, width: int = 50) -> Prepared:
         depth=columns.float()[None] + 1,
         depth_mask=torch.ones(1, height, width, dtype=torch.bool),
         labels=columns.to(torch.uint8),
-        numbers=torch.tensor([3, -1]),
+        word_ids=torch.tensor([3, -1]),
     )
 
 
@@ -85,7 +85,7 @@ def test_mirrored_batches():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"scales": [0.5]}, "need crop"),
+        ({"scales": [0.5]}, "give crop"),
         ({"scales": [-1.0], "crop": [64, 64]}, "above 0"),
         ({"crop": [16, 64]}, "32 x 32"),
     ],

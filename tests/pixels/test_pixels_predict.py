@@ -12,7 +12,7 @@ from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.pixels import PixelsTrainConfig, Segmenter, predict, train_model
-from eligo.pixels.data.inputs import normalise_metres
+from eligo.pixels.data.pictures import normalise_metres
 from eligo.pixels.inference.predict import segment
 from eligo.scenes.config import ROOMS
 from eligo.scenes.dataset import SceneDataset
@@ -94,9 +94,9 @@ def test_words_of_photographs_are_told_what_this_model_knows(run: Path, image: P
 def test_help_says_what_to_name(capsys):
     assert main(["pixels", "predict", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "Name all that you see" in shown
+    assert "Name everything that you see" in shown
     assert "generated rooms only" in shown
-    about = shown.split("Refuse a model that compares pixels and words otherwise;", 1)[1]
+    about = shown.split("Require a model with these settings;", 1)[1]
     assert about.index("--sam_decoder_use_cosine") < 200  # a box of its own, with that title
 
 

@@ -126,4 +126,4 @@ def test_a_step_waits_for_nothing(monkeypatch: pytest.MonkeyPatch):
     stream = found.batches(4, seed=0, start_step=0, rank=0, world_size=1)
     next(stream)  # paints
     with Watch():
-        found.varied(next(stream))
+        found.augmented(next(stream))

@@ -194,11 +194,11 @@ def test_clip_that_is_not_there():
 def test_phrase_table():
     encoder = WordsEncoder(WordsTextConfig(dim=16))
     said = [("wall", False), ("red ball", False), ("wall", False), ("a red ball.", True)]
-    table = PhraseTable(encoder, said, num_places=3)
-    assert len(table.strings) == 3
-    numbers = torch.stack([table.numbers([said[1], said[0]]), table.numbers([])])
+    table = PhraseTable(encoder, said, max_words=3)
+    assert len(table.phrases) == 3
+    numbers = torch.stack([table.ids([said[1], said[0]]), table.ids([])])
     text = table.batch(numbers, "oracle")
     assert text.mask.tolist() == [[True, True, False], [False] * 3]
     assert text.provenance == "oracle"
     torch.testing.assert_close(text.embeddings[0, :2], encoder.encode(["red ball", "wall"]))
-    assert len(table.numbers([said[0]] * 5)) == 3  # cut to its places
+    assert len(table.ids([said[0]] * 5)) == 3  # cut to its places

@@ -116,8 +116,8 @@ def test_every_preset_trains(number: int):
     ("changes", "said"),
     [
         ({"preset": 7}, r"--preset: got 7, expected one of 0 to 6"),
-        ({"text.encoder": {"kind": "clip"}}, "language of their own"),
-        ({"text.source": "captions"}, "nobody writes captions"),
+        ({"text.encoder": {"kind": "clip"}}, "vocabulary of their own"),
+        ({"text.source": "captions"}, "generated rooms have no captions"),
         ({"augment": {"scales": [0.5], "crop": [64, 64]}}, "only mirrored"),
         ({"classes": ["a", "b"]}, "number of class names"),
     ],
@@ -223,7 +223,7 @@ def test_dropping_no_words_draws_nothing():
     task.step(batch, Progress(0, 4))
     after = torch.rand(())
     seed_everything(3)
-    task.source.varied(batch)
+    task.source.augmented(batch)
     torch.rand(2, 4)  # of text_dropout and depth_dropout
     task.model(batch.rgb, batch.depth, batch.depth_mask, batch.text, maps=False)
     assert torch.equal(torch.rand(()), after)

@@ -27,8 +27,12 @@ from eligo.pixels import (
     train_model,
 )
 from eligo.pixels.inference.convert import convert_official, read_official
-from eligo.pixels.inference.modes import refuse_other_modes
-from eligo.pixels.inference.segmenter import model_folder, plain_config, text_encoder
+from eligo.pixels.inference.segmenter import (
+    check_sam_settings,
+    model_folder,
+    plain_config,
+    text_encoder,
+)
 from eligo.pixels.training.task import PixelsTask
 
 TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke()
@@ -113,7 +117,7 @@ def test_strict_weights_and_foreign_folders(run: Path, tmp_path: Path):
 def test_nothing_shipped_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("eligo.pretrained.load.SHIPPED", tmp_path)
     with pytest.raises(InputError, match="eligo pixels train"):
-        model_folder(None)
+        model_folder("pixels")
 
 
 # ------------------------------------------------------------------ predict
@@ -256,7 +260,7 @@ def test_bad_weights(tmp_path: Path):
         convert_official(tmp_path / "wide.pth", base)
     foreign = {"backbone.patch_embed.proj.9.weight": torch.zeros(64, 2)}
     torch.save(foreign | {"decode_head.mlp.weight": torch.zeros(2)}, tmp_path / "foreign.pth")
-    with pytest.raises(InputError, match=r"head is no DFormerv2's .*--drop decode_head\."):
+    with pytest.raises(InputError, match=r"head is not that of DFormerv2 .*--drop decode_head\."):
         convert_official(tmp_path / "foreign.pth", base)
 
 
@@ -334,8 +338,8 @@ def test_contradictions_and_bad_input_exit_2(capsys, run: Path, pair, tmp_path: 
     assert "sam.encoder.use_cosine" in refused(capsys, *base, "--preset", "2")
     assert "expected one of 0 to 6" in refused(capsys, *base, "--preset", "8")
     with pytest.raises(InputError, match=r"trained without words \(preset 0\), got sam\.decoder"):
-        refuse_other_modes(tmp_path, PixelsConfig().replace(PRESETS[0]), PRESETS[1])
-    refuse_other_modes(tmp_path, PixelsConfig().replace(PRESETS[0]), PRESETS[0])
+        check_sam_settings(tmp_path, PixelsConfig().replace(PRESETS[0]), PRESETS[1])
+    check_sam_settings(tmp_path, PixelsConfig().replace(PRESETS[0]), PRESETS[0])
     evaluate = ("evaluate", run, "--device", "cpu")
     assert "logit_init" in refused(capsys, *evaluate, "--sam-encoder-logit-init", "2.0")
     assert "there is no such image" in refused(capsys, *base, "--depth", tmp_path / "no.png")

@@ -22,6 +22,7 @@ IGNORED = 255
 """Label of pixels that count neither in the loss nor in the metrics."""
 
 Four = tuple[int, int, int, int]
+LayerScales = tuple[float | None, float | None, float | None, float | None]
 
 
 # ---- The network
@@ -45,7 +46,7 @@ class EncoderConfig(Config):
     """Spread of the decay rates over the heads of each stage."""
     ffn_ratios: Four = (4, 4, 3, 3)
     """Hidden width of the feed-forward network of each stage, as a multiple of its width."""
-    layer_scale: tuple[float | None, float | None, float | None, float | None] = (None,) * 4
+    layer_scale: LayerScales = (None, None, None, None)
     """Initial LayerScale of each stage's residual branches; none: no LayerScale."""
     drop_path: float = Field(default=0.0, ge=0, lt=1)
     """Drop-path rate of the last block; rises linearly from 0 at the first."""

@@ -1,4 +1,4 @@
-"""`eligo pixels train`: teach a model to segment rooms, guided by words."""
+"""`eligo pixels train`: train a segmentation model guided by words."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ def run(
 
     Args:
         sam: How pixels and words are compared.
-        resume: Go on from the newest checkpoint in the run folder.
+        resume: Continue from the newest checkpoint in the run folder.
         json: Print one JSON document.
     """
     from eligo.pixels.training.task import train_model

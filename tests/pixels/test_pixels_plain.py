@@ -44,8 +44,8 @@ def test_the_baseline_of_the_benchmark_is_equal():
     model, rgb, depth = case.build()
     with torch.no_grad():
         for what in ("encoder", "model"):
-            runs = benchmark.sides(model, what, compile=False)
-            plain, ours = (runs[name](rgb, depth) for name in ("plain", "eligo"))
+            runs = benchmark.sides(model, what, rgb, depth)
+            plain, ours = (runs[name]() for name in ("plain", "eligo"))
             for a, b in zip(plain, ours, strict=True):
                 torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 

@@ -309,11 +309,6 @@ def test_a_word_said_twice_is_one(run: Path, pair):
     assert made.words == ("wall", "ring")
 
 
-def test_bench_takes_a_size_or_a_model(run: Path, capsys):
-    assert main(["pixels", "bench", "--size", "L", "--model", str(run)]) == 2
-    assert "expected one of them" in capsys.readouterr().err
-
-
 def test_smoke_says_which_flags_it_has_no_use_for(capsys):
     flags = ["--smoke", "--data.scenes.height", "168"]
     assert main(["patches", "train", "scenes_open", *flags]) == 2
@@ -390,12 +385,3 @@ def test_convert_command(capsys, run: Path, tmp_path: Path):
              "--preset", str(preset))  # fmt: skip
         changes = {"preset": preset, "train.init_from": start}
         PixelsTask(load_config(PixelsTrainConfig, "pixels/scenes", changes))
-
-
-def test_bench_command(capsys, run: Path):
-    rows = told(capsys, "bench", "--model", run, "--height", "48", "--width", "64", "--rounds",
-                "1", "--device", "cpu")  # fmt: skip
-    assert [row["inputs"] for row in rows] == [
-        "rgb", "rgb, depth", "rgb, words", "rgb, depth, words"
-    ]  # fmt: skip
-    assert rows[2]["gmacs"] > rows[0]["gmacs"] > 0

@@ -41,7 +41,7 @@ def test_every_variant_builds_and_is_different():
     runs = {name: config.run(name, 0) for name in VARIANTS}
     shown = [run.model_dump_json(exclude={"train"}) for run in runs.values()]
     alike = {"twins_learned_tokens", "binding_learned_tokens"}  # configs of the arms with words
-    assert {name for name, variant in VARIANTS.items() if variant.learned_tokens} == alike
+    assert {name for name, one in VARIANTS.items() if one.learned_tokens} == alike
     assert len(set(shown)) == len(shown) - len(alike)
     assert {run.train.total_steps for run in runs.values()} == {1500, 2500}
     sizes = {

@@ -35,5 +35,6 @@ def run(
     from eligo.pixels.inference.export import export_onnx
 
     trained = segmenter.config.image_size or _SIZE
-    height, width = height or trained[0], width or trained[1]
+    height = trained[0] if height is None else height
+    width = trained[1] if width is None else width
     print_result(export_onnx(segmenter, out, height=height, width=width, num_words=num_words), json)

@@ -12,6 +12,7 @@ from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.pixels import PixelsTrainConfig, Segmenter, predict, train_model
+from eligo.pixels.config import InputsConfig
 from eligo.pixels.data.pictures import normalise_metres
 from eligo.pixels.inference.predict import segment
 from eligo.scenes.config import ROOMS
@@ -176,3 +177,51 @@ def test_implausible_depth_is_remarked(
     else:
         assert said in " ".join(told)
         assert name in " ".join(told)
+
+
+# ------------------------------------------------------------------ images and depth in memory
+
+
+def test_image_and_depth_in_every_form_agree(run: Path, image: Path):
+    values = np.random.default_rng(1).integers(500, 4000, (48, 64)).astype(np.uint16)
+    depth = stored(image.with_name("depth.png"), values)
+    model = Segmenter.from_pretrained(run)
+    expected = predict(image, depth, "wall, floor", model=model)
+    pixels = np.array(Image.open(image))
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    metres = InputsConfig(depth_scale=1)
+    for photo in (str(image), Image.open(image), pixels, tensor):
+        for given, inputs in (
+            (Image.open(depth), None),
+            (values, None),
+            (torch.from_numpy(values.astype(np.int32)), None),
+            (values.astype(np.float64), None),
+            (stored(image.with_name("depth.npy"), values), None),
+            (values.astype(np.float32) / np.float32(1000), metres),
+        ):
+            found = predict(photo, given, ["wall", "floor"], model=model, inputs=inputs)
+            assert found.used_depth
+            if inputs is None:
+                assert torch.equal(found.confidence, expected.confidence)
+            torch.testing.assert_close(found.confidence, expected.confidence)
+            assert found.selection is not None
+
+
+def test_depth_of_another_shape_is_refused(run: Path, image: Path):
+    model = Segmenter.from_pretrained(run)
+    pixels = np.array(Image.open(image))
+    with pytest.raises(InputError, match=r"depth: got 40 x 64 pixels, but image has 48 x 64"):
+        predict(pixels, np.ones((40, 64), np.float32), model=model)
+    with pytest.raises(InputError, match=r"depth: got shape \(1, 48, 64\), expected \(height, w"):
+        predict(pixels, torch.ones(1, 48, 64), model=model)
+    with pytest.raises(InputError, match=r"image: got the shape"):
+        predict(np.ones((48, 64, 2), np.uint8), model=model)
+
+
+def test_depth_of_a_reduced_array(run: Path, monkeypatch: pytest.MonkeyPatch):
+    """An array that is too large is reduced as a file is, and its depth with it."""
+    monkeypatch.setattr("eligo.images.MOST_PIXELS", 40 * 60)
+    pixels = np.zeros((80, 120, 3), np.uint8)
+    for photo in (pixels, torch.from_numpy(pixels).permute(2, 0, 1)):
+        found = predict(photo, np.ones((80, 120), np.float32), model=run)
+        assert found.labels.shape == (40, 60)

@@ -12,6 +12,7 @@ from pixel_files import exported
 from safetensors.torch import load_file, save_file
 
 from eligo.cli import main
+from eligo.cli.pixels.evaluate import _training_config
 from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.explorer.folder import find_records, load_record
@@ -361,12 +362,24 @@ def test_evaluate_command(capsys, run: Path, tmp_path: Path):
 
 
 def test_a_model_is_evaluated_on_the_data_of_a_config(capsys, run: Path):
-    """As its run is: the model's settings are its own, only the data is the config's."""
+    """The data come from the config, the settings from the model."""
     own = told(capsys, "evaluate", run / "best", "--device", "cpu")["metrics"]
     given = ("--data", run / "config.yaml", "--device", "cpu")
     lent = told(capsys, "evaluate", run / "model", *given)["metrics"]
     for one, other in zip(own, lent, strict=True):
         assert one | {"checkpoint": ""} == other | {"checkpoint": ""}
+
+
+def test_depth_format_of_the_data_config_is_used(run: Path, tmp_path: Path):
+    """How depth is stored belongs to the data; all other settings are those of the model."""
+    path = tmp_path / "sun.yaml"
+    path.write_text("task: pixels.train\ndata: {kind: sun, root: sun}\n")
+    stored = _training_config(run / "model", str(path), None, None)
+    assert (stored.inputs.depth, stored.num_classes) == ("metric", 14)
+    path.write_text(path.read_text() + "inputs: {depth: sun16, channel_order: bgr}\n")
+    stored = _training_config(run / "model", str(path), None, None)
+    assert (stored.inputs.depth, stored.inputs.channel_order) == ("sun16", "rgb")
+    assert _training_config(run / "model", "nyu_s", None, None).inputs.depth == "png8"
 
 
 def test_convert_command(capsys, run: Path, tmp_path: Path):

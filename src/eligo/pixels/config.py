@@ -442,8 +442,7 @@ class JsonlDataConfig(FilesConfig):
 
 FilesDataConfig = NyuDataConfig | SunDataConfig | JsonlDataConfig
 DataConfig = Annotated[
-    ScenesDataConfig | NyuDataConfig | SunDataConfig | JsonlDataConfig,
-    Field(discriminator="kind"),
+    ScenesDataConfig | NyuDataConfig | SunDataConfig | JsonlDataConfig, Field(discriminator="kind")
 ]
 
 

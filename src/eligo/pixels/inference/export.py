@@ -64,12 +64,7 @@ class Exported:
 
 
 def export_onnx(
-    segmenter: Segmenter,
-    out: str | Path,
-    *,
-    height: int,
-    width: int,
-    num_words: int | None = None,
+    segmenter: Segmenter, out: str | Path, *, height: int, width: int, num_words: int | None = None
 ) -> Exported:
     """Write `model.onnx` and `onnx.json`; `num_words` is by default that of the training."""
     if min(height, width) < MIN_SIZE:

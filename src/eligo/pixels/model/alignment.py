@@ -14,7 +14,7 @@
   clamped to its initial value, so that it never changes.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,8 +23,11 @@ from torch.nn import functional as F
 
 from eligo.nn import CrossAttention, SimilarityScale
 from eligo.pixels.config import SamConfig, SideConfig
+from eligo.pixels.model.layers import Tokens
 from eligo.pixels.text.batch import Text
 
+WordMaps: TypeAlias = Float[Tensor, "batch heads height width words"]
+"""Attention of every head and pixel to every word."""
 _GATE = 1e-3
 _LEGACY_GAMMA, _LEGACY_ALPHA = 0.5, 0.1
 _FAST = 10.0  # scales and gates are single numbers: ten times the learning rate
@@ -60,16 +63,8 @@ class SemanticAlignment(nn.Module):
         return Words(*self.attention.keys_values(text.embeddings, text.mask), text.mask)
 
     def attend(
-        self,
-        x: Float[Tensor, "batch height width dim"],
-        words: Words,
-        *,
-        top_m: int | None = None,
-        return_map: bool = False,
-    ) -> tuple[
-        Float[Tensor, "batch height width dim"],
-        Float[Tensor, "batch heads height width words"] | None,
-    ]:
+        self, x: Tokens, words: Words, *, top_m: int | None = None, return_map: bool = False
+    ) -> tuple[Tokens, WordMaps | None]:
         """Return the attention output of every pixel (zero without words), and the weights."""
         grid = x.shape[1:3]
         output, attention = self.attention.attend(
@@ -90,11 +85,8 @@ class EncoderAlignment(SemanticAlignment):
         self.norm = None if legacy else nn.LayerNorm(dim)
 
     def forward(
-        self,
-        branch: Float[Tensor, "batch height width dim"],
-        words: Words,
-        layer_scale: Float[Tensor, " dim"] | None = None,
-    ) -> Float[Tensor, "batch height width dim"]:
+        self, branch: Tokens, words: Words, layer_scale: Float[Tensor, " dim"] | None = None
+    ) -> Tokens:
         """Return the scaled branch with the contribution of the words."""
         if self.norm is None:
             assert self.gate_scale is not None
@@ -123,15 +115,8 @@ class DecoderAlignment(SemanticAlignment):
         self.register_buffer("gate_scale", torch.tensor(1.0) if legacy else None)
 
     def forward(
-        self,
-        x: Float[Tensor, "batch height width dim"],
-        words: Words,
-        *,
-        return_map: bool = False,
-    ) -> tuple[
-        Float[Tensor, "batch height width dim"],
-        Float[Tensor, "batch heads height width words"] | None,
-    ]:
+        self, x: Tokens, words: Words, *, return_map: bool = False
+    ) -> tuple[Tokens, WordMaps | None]:
         """Return the level guided by the words, and the attention weights with `return_map`."""
         z = self.norm_attention(x)
         output, maps = self.attend(z, words, top_m=self.top_m, return_map=return_map)

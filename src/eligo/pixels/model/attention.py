@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.pixels.model.geometry import Geometry, prior_rates, rotate
-from eligo.pixels.model.layers import Depthwise, use_kernels
+from eligo.pixels.model.layers import Depthwise, Tokens, use_kernels
 
 
 class GeometryAttention(nn.Module):
@@ -25,12 +25,7 @@ class GeometryAttention(nn.Module):
         self.local = Depthwise(dim, 5)
         self.output = nn.Linear(dim, dim)
 
-    def forward(
-        self,
-        x: Float[Tensor, "batch height width dim"],
-        geometry: Geometry,
-        prior_weights: Float[Tensor, "2"],
-    ) -> Float[Tensor, "batch height width dim"]:
+    def forward(self, x: Tokens, geometry: Geometry, prior_weights: Float[Tensor, "2"]) -> Tokens:
         """Attend; `prior_weights` are w0 (grid) and w1 (depth) of the block."""
         query, key, value = self._project(x, geometry.turns)
         mixed = value

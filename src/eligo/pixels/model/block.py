@@ -5,14 +5,13 @@ drop path DP. Words may join the attention branch (`alignment`).
 """
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.pixels.model.alignment import EncoderAlignment, Words
 from eligo.pixels.model.attention import GeometryAttention
 from eligo.pixels.model.geometry import Geometry
-from eligo.pixels.model.layers import Depthwise, DropPath, TokenNorm
+from eligo.pixels.model.layers import Depthwise, DropPath, TokenNorm, Tokens
 
 
 class FeedForward(nn.Module):
@@ -24,9 +23,7 @@ class FeedForward(nn.Module):
         self.depthwise = Depthwise(hidden, 3)
         self.contract = nn.Linear(hidden, dim)
 
-    def forward(
-        self, x: Float[Tensor, "batch height width dim"]
-    ) -> Float[Tensor, "batch height width dim"]:
+    def forward(self, x: Tokens) -> Tokens:
         """Transform each token with its neighbours."""
         hidden = F.gelu(self.expand(x))
         return self.contract(self.depthwise(hidden, onto=hidden))
@@ -60,11 +57,11 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "batch height width dim"],
+        x: Tokens,
         geometry: Geometry,
         align: EncoderAlignment | None = None,
         words: Words | None = None,
-    ) -> Float[Tensor, "batch height width dim"]:
+    ) -> Tokens:
         """Run the block; `align` adds `words` to the attention branch."""
         x = self.position(x, onto=x)
         branch = self.attention(self.norm_attention(x), geometry, self.prior_weights)

@@ -20,7 +20,7 @@ from eligo.pixels.config import EncoderConfig, SamConfig
 from eligo.pixels.model.alignment import EncoderAlignment
 from eligo.pixels.model.block import Block
 from eligo.pixels.model.geometry import Depth, known_depth, stage_geometry
-from eligo.pixels.model.layers import ConvNorm
+from eligo.pixels.model.layers import ConvNorm, Tokens
 from eligo.pixels.text.batch import Text
 
 
@@ -45,12 +45,12 @@ class Stage(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "batch height width dim"],
+        x: Tokens,
         depth: Depth | None,
         align: Sequence[EncoderAlignment] = (),
         text: Text | None = None,
         group: int = 1,
-    ) -> Float[Tensor, "batch height width dim"]:
+    ) -> Tokens:
         """Run all blocks; `group` successive ones share a module of `align`."""
         geometry = stage_geometry(
             (x.shape[1], x.shape[2]), depth, num_heads=self.num_heads, head_dim=self.head_dim,

@@ -14,6 +14,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from eligo.pixels.model.layers import Tokens
+
 _FILTER_TILES = {4: (32, 32, 4), 2: (16, 32, 2)}  # bytes of a number: columns, channels, warps
 _ROTARY_TILE = (32, 64)  # tokens, channels
 _BIAS_TILE = 32  # queries and keys
@@ -61,11 +63,11 @@ def _depthwise(
 
 
 def depthwise(
-    x: Float[Tensor, "batch height width dim"],
+    x: Tokens,
     weight: Float[Tensor, "dim 1 kernel kernel"],
     bias: Float[Tensor, " dim"],
-    onto: Float[Tensor, "batch height width dim"] | None = None,
-) -> Float[Tensor, "batch height width dim"]:
+    onto: Tokens | None = None,
+) -> Tokens:
     """Filter every channel, zero-padded; the result is added to `onto`."""
     batch, height, width, dim = x.shape
     x = x.contiguous()

@@ -4,11 +4,14 @@ import logging
 import os
 from functools import cache
 from importlib.util import find_spec
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+Tokens: TypeAlias = Float[Tensor, "batch height width dim"]
+"""A grid of tokens, channels last."""
 _KERNEL_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 _SWITCH = "ELIGO_PIXELS_KERNELS"
@@ -84,11 +87,7 @@ class Depthwise(nn.Conv2d):
     def __init__(self, dim: int, kernel: int) -> None:
         super().__init__(dim, dim, kernel, padding=kernel // 2, groups=dim)
 
-    def forward(
-        self,
-        input: Float[Tensor, "batch height width dim"],
-        onto: Float[Tensor, "batch height width dim"] | None = None,
-    ) -> Float[Tensor, "batch height width dim"]:
+    def forward(self, input: Tokens, onto: Tokens | None = None) -> Tokens:
         """Filter every channel; the result is added to `onto`."""
         # In half precision cuDNN is faster for large filters.
         small = self.kernel_size[0] == 3 or input.element_size() == 4

@@ -50,7 +50,7 @@ def filtered(x, weight, bias, onto):
     ("shape", "kernel", "dtype"),
     [
         ((1, 1, 1, 2), 5, F32), ((1, 1, 1, 2), 3, F16), ((2, 3, 5, 8), 3, BF16),
-        ((2, 3, 5, 8), 5, F16), ((1, 1, 33, 40), 3, F32), ((1, 1, 33, 40), 5, BF16),
+        ((1, 2, 3, 8), 5, F16), ((1, 1, 33, 40), 3, F32), ((1, 1, 33, 40), 3, BF16),
     ],
 )  # fmt: skip
 def test_filter(shape: tuple[int, ...], kernel: int, dtype: torch.dtype):
@@ -68,12 +68,12 @@ def test_filter(shape: tuple[int, ...], kernel: int, dtype: torch.dtype):
 
 def test_filter_of_views():
     """Not contiguous: transposed, every second token, some channels; mixed types."""
-    wide = torch.randn(2, 6, 10, 24)
+    wide = torch.randn(2, 3, 4, 24)
     views = (
         wide.transpose(1, 2),
         wide[:, :, ::2],
         wide[..., 8:16],
-        wide.movedim(-1, 1),
+        wide[..., :6].movedim(-1, 1),
         wide[:1].expand(2, -1, -1, -1),
     )
     for x in views:
@@ -144,16 +144,16 @@ def test_norms(shape: tuple[int, ...], dtype: torch.dtype):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("full", "scale"), [(False, None), (True, 0.5)])
-def test_a_block(full: bool, scale: float | None, monkeypatch: pytest.MonkeyPatch):
+def test_block(full: bool, scale: float | None, monkeypatch: pytest.MonkeyPatch):
     block = Block(24, 3, 40, scale)
     for parameter in block.parameters():
         parameter.copy_(torch.randn(parameter.shape) * 0.3)
-    depth = Depth(torch.randn(2, 1, 5, 9), torch.rand(2, 1, 5, 9) < 0.7)
+    depth = Depth(torch.randn(1, 1, 3, 5), torch.rand(1, 1, 3, 5) < 0.7)
     for known in (depth, None):
         geometry = stage_geometry(
-            (5, 9), known, num_heads=3, head_dim=8, spread=4.0, full=full, device=CPU
+            (3, 5), known, num_heads=3, head_dim=8, spread=4.0, full=full, device=CPU
         )
-        x = torch.randn(2, 5, 9, 24)
+        x = torch.randn(1, 3, 5, 24)
         found = block(x, geometry)
         with monkeypatch.context() as patch:
             patch.setattr(layers, "_triton_works", lambda *_: False)
@@ -163,12 +163,12 @@ def test_a_block(full: bool, scale: float | None, monkeypatch: pytest.MonkeyPatc
 
 
 @torch.no_grad()
-def test_a_whole_model_under_autocast(monkeypatch: pytest.MonkeyPatch):
+def test_model_under_autocast(monkeypatch: pytest.MonkeyPatch):
     """With words, depth partly unknown, an odd size, LayerScale; the blocks cover float32."""
     model = tiny_model(
         **{"encoder.depths": (1, 1, 1, 1), "encoder.layer_scale": (None, 0.5, 1.0, None)}
     )
-    inputs = (*pictures(2, 33, 35), torch.rand(2, 1, 33, 35) < 0.7, some_text(3, 0))
+    inputs = (*pictures(1, 33, 35), torch.rand(1, 1, 33, 35) < 0.7, some_text(3))
     found = []
     for there in (True, False):
         monkeypatch.setattr(layers, "_triton_works", lambda *_, there=there: there)

@@ -68,8 +68,8 @@ def probabilities(
     for scale in passes.scales:
         inputs = whole if passes.scales == (1.0,) else scaled(whole, scale)
         for flip in (False, True) if passes.flip else (False,):
-            seen = inputs.map(lambda x: x.flip(-1)) if flip else inputs
-            found = _windowed(model, seen, passes.window)
+            given = inputs.map(lambda x: x.flip(-1)) if flip else inputs
+            found = _windowed(model, given, passes.window)
             found = found.flip(-1) if flip else found
             if found.shape[-2:] != size:
                 found = F.interpolate(found, size=size, mode="bilinear", align_corners=False)

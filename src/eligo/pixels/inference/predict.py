@@ -34,7 +34,7 @@ from eligo.report.pictures import rgb_picture
 from eligo.report.pixels_picture import indexed_labels, overlay_picture, word_picture
 from eligo.selection import Selection
 
-_SIZE_RATIO = 2.0  # to the size of the training images, from which on things look another size
+_SIZE_RATIO = 2.0  # to the training images, from which on a warning is logged
 _MAX_PIXELS = 2**20  # that the network gets, unless a size is given
 _log = logging.getLogger("eligo.pixels")
 
@@ -272,8 +272,8 @@ def _input_size(photo: Photo, trained: tuple[int, int] | None) -> tuple[int, int
         factor = (_MAX_PIXELS / (height * width)) ** 0.5
         size = (max(MIN_SIZE, int(height * factor)), max(MIN_SIZE, int(width * factor)))
         about += f", scaled to {size[0]} x {size[1]} to save memory"
-    seen = size or (height, width)
-    times = 1.0 if trained is None else max(seen[0] / trained[0], seen[1] / trained[1])
+    used = size or (height, width)
+    times = 1.0 if trained is None else max(used[0] / trained[0], used[1] / trained[1])
     if trained is not None and not 1 / _SIZE_RATIO < times < _SIZE_RATIO:
         _log.warning(
             "%s, but this model was trained on %d x %d and knows things by their size; --size %d "

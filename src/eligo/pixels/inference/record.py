@@ -70,7 +70,7 @@ def _maps(maps: Float[Tensor, "words map_height map_width"], words: Sequence[str
     ranked = torch.where(first, scores, -torch.inf)
     kept = Selection.top_k(ranked, first.sum(-1), first)
     return Stage(
-        name="where each word is heard",
+        name="attention to each word",
         selection=Selection(kept.indices, scores, torch.ones_like(first)),
         over=Grid("image", *maps.shape[1:]),
         rows=names,

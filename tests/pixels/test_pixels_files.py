@@ -71,7 +71,7 @@ def config_of(folders: dict[str, Path], kind: str):
 @pytest.mark.parametrize(
     ("kind", "depth"), [("nyu", "metric"), ("nyu8", "png8"), ("sun", "sun16"), ("jsonl", "metric")]
 )
-def test_what_was_written_is_read(folders: dict[str, Path], kind: str, depth: str):
+def test_exported_data_is_read_back(folders: dict[str, Path], kind: str, depth: str):
     found = source(config_of(folders, kind), depth)
     world = SceneDataset(SCENES, "test", 4, num_questions=0, num_captions=0, sensor=kind == "nyu")
     items = world.__getitems__(list(range(4)))
@@ -143,7 +143,7 @@ def test_words_join_by_exact_id(folders: dict[str, Path], tmp_path: Path, caplog
     read_records(config_of(folders, "nyu").replace({"words": None}), "train")
 
 
-def test_lines_as_other_programs_write_them(tmp_path: Path):
+def test_line_formats_of_other_programs(tmp_path: Path):
     """A byte order mark, line ends of Windows, a separator of paragraphs within a sentence."""
     rows = [{"id": f"é {n}", "image": "ä.png", "captions": ["one\u2028two"]} for n in range(3)]
     text = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
@@ -155,7 +155,7 @@ def test_lines_as_other_programs_write_them(tmp_path: Path):
     assert records[0].image == tmp_path / "ä.png"
 
 
-def test_words_of_the_wanted_kind(tmp_path: Path):
+def test_words_of_the_configured_kind(tmp_path: Path):
     """Tags are no captions: a model of captions would train without a word."""
     images = [{"id": name, "image": f"{name}.png"} for name in "abcd"]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, images)))
@@ -191,7 +191,7 @@ def test_provenances(folders: dict[str, Path]):
     assert source(config, text=TEXT.replace({"source": "none"})).provenances == ("none",)
 
 
-def test_one_image_has_no_other_ones_words(folders: dict[str, Path], tmp_path: Path):
+def test_single_image_has_no_shuffled_words(folders: dict[str, Path], tmp_path: Path):
     line = (folders["jsonl"] / "test.jsonl").read_text().splitlines()[0]
     alone = folders["jsonl"] / "one.jsonl"
     alone.write_text(line)
@@ -200,7 +200,7 @@ def test_one_image_has_no_other_ones_words(folders: dict[str, Path], tmp_path: P
     assert not list(found.images("test", "shuffled", 4))
 
 
-def test_implausible_depth_is_remarked_once(folders: dict[str, Path], caplog):
+def test_implausible_depth_is_logged_once(folders: dict[str, Path], caplog):
     next(source(config_of(folders, "nyu")).batches(4, 3, 0, 0, 1))
     assert not caplog.messages
     found = source(config_of(folders, "nyu8"), "metric")
@@ -291,7 +291,7 @@ def test_depth_and_labels_are_turned_with_the_image(tmp_path: Path, orientation:
         assert (read_label(tmp_path / "upright.png", 200, photo).numpy() + 1 == upright).all()
 
 
-def test_a_very_large_image_takes_its_labels_along(tmp_path: Path, monkeypatch, caplog):
+def test_labels_of_a_reduced_image_are_reduced(tmp_path: Path, monkeypatch, caplog):
     monkeypatch.setattr("eligo.images.MOST_PIXELS", 60 * 80)
     values = np.zeros((120, 161), dtype=np.uint8)
     values[60:, 81:] = 1
@@ -312,7 +312,7 @@ def _image(path: Path, value: int = 1, size: tuple[int, ...] = (40, 48)) -> Path
     return path
 
 
-def test_bad_pictures(tmp_path: Path):
+def test_invalid_image_files_are_refused(tmp_path: Path):
     image = _image(tmp_path / "image.png", size=(40, 48, 3))
     like = read_photo(image)
     assert (read_label(_image(tmp_path / "0.png", 0), 3, like) == 255).all()
@@ -359,7 +359,7 @@ def test_bad_pictures(tmp_path: Path):
         ('{"id": "a", "image": "a.png"}', "'a' twice"),
     ],
 )
-def test_bad_lines(tmp_path: Path, line: str, said: str):
+def test_invalid_lines_are_refused(tmp_path: Path, line: str, said: str):
     good = json.dumps({"id": "a", "image": "a.png", "label": "a.png", "tags": []})
     (tmp_path / "train.jsonl").write_text(f"{good}\n{line}\n")
     config = JsonlDataConfig(train=tmp_path / "train.jsonl", classes=tmp_path / "c.txt")
@@ -387,13 +387,13 @@ def test_class_lists_of_other_programs(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["wall\n", "wall\nwall\n", ""])
-def test_bad_class_lists(tmp_path: Path, text: str):
+def test_invalid_class_lists_are_refused(tmp_path: Path, text: str):
     (tmp_path / "c.txt").write_text(text)
     with pytest.raises(InputError, match="different ones"):
         read_classes(tmp_path / "c.txt")
 
 
-def test_labels_that_count_from_0_are_remarked(tmp_path: Path, caplog):
+def test_labels_from_0_are_logged(tmp_path: Path, caplog):
     paths = []
     for number, highest in enumerate((1, 2)):
         values = np.zeros((40, 48), dtype=np.uint8)

@@ -36,7 +36,7 @@ def model():
 
 
 @torch.no_grad()
-def test_whole_is_the_plain_softmax(model):
+def test_single_pass_is_the_plain_softmax(model):
     batch = a_batch(70, 90)
     plain = model(batch.rgb, batch.depth, batch.depth_mask, batch.text).logits.softmax(1)
     torch.testing.assert_close(probabilities(model, batch, MultiScale()), plain)
@@ -102,12 +102,12 @@ def test_windows_cover_everything(size: int, window: int):
 
 
 @pytest.mark.parametrize("views", [{"scales": ()}, {"scales": (0.0,)}, {"window": (16, 64)}])
-def test_bad_views(views: dict):
+def test_invalid_scales_and_windows_are_refused(views: dict):
     with pytest.raises(InputError, match="got"):
         MultiScale(**views)
 
 
-def test_rows():
+def test_evaluation_rows():
     task = PixelsTask(load_config(PixelsTrainConfig, "pixels/scenes").smoke())
     model = task.model.eval()
     rows = evaluate_rows(model, task.source, "test", batch_size=3)

@@ -100,7 +100,7 @@ def test_onnx_agrees(folder: Path):
 @pytest.mark.parametrize(
     ("flags", "size"), [([], (96, 128)), (["--width", "160"], (96, 160)), (["--height", "0"], None)]
 )
-def test_the_size_is_that_of_the_training(
+def test_export_size_is_that_of_the_training(
     flags: list[str], size: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The shipped model is exported in the size of its training images."""

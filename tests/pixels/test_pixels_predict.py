@@ -45,7 +45,7 @@ def stored(path: Path, values: np.ndarray) -> Path:
 # ------------------------------------------------------------------ words and images
 
 
-def test_words_in_every_way_one_writes_them(run: Path, image: Path):
+def test_words_as_strings_and_lists(run: Path, image: Path):
     model = Segmenter.from_pretrained(run)
     for tags in ("wall, floor,", ["wall", " floor "], ("wall", "", "floor")):
         assert predict(image, tags=tags, model=model).words == ("wall", "floor")
@@ -55,7 +55,7 @@ def test_words_in_every_way_one_writes_them(run: Path, image: Path):
     assert predict(image, captions=["a ball", ""], model=model).words == ("a ball",)
 
 
-def test_an_out_folder_that_is_no_utf8(run: Path, image: Path, tmp_path: Path):
+def test_output_folder_that_is_not_utf8(run: Path, image: Path, tmp_path: Path):
     out = tmp_path / "caf\udce9"
     for tags in ("wall", "floor"):
         result = predict(image, tags=tags, model=run).save(out)
@@ -78,7 +78,7 @@ def test_an_image_in_memory(run: Path, image: Path):
         predict(image, depth, model=model)
 
 
-def test_words_of_photographs_are_told_what_this_model_knows(run: Path, image: Path):
+def test_unknown_words_name_the_vocabulary(run: Path, image: Path):
     with pytest.raises(InputError) as caught:
         predict(image, tags="desk,chair,lamp", model=run)
     said = str(caught.value)
@@ -92,7 +92,7 @@ def test_words_of_photographs_are_told_what_this_model_knows(run: Path, image: P
         predict(image, tags="stripped ball", model=run)
 
 
-def test_help_says_what_to_name(capsys):
+def test_help_explains_tags(capsys):
     assert main(["pixels", "predict", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "Name everything that you see" in shown
@@ -104,7 +104,7 @@ def test_help_says_what_to_name(capsys):
 # ------------------------------------------------------------------ sizes
 
 
-def test_another_size_is_remarked(run: Path, image: Path, caplog: pytest.LogCaptureFixture):
+def test_another_size_is_logged(run: Path, image: Path, caplog: pytest.LogCaptureFixture):
     model = Segmenter.from_pretrained(run)
     assert model.config.image_size == (48, 64)
     predict(image, model=model)
@@ -165,7 +165,7 @@ def test_size_on_the_command_line(run: Path, image: Path, tmp_path: Path):
         ("d.png", np.zeros((48, 64), dtype=np.uint16), {}, None),
     ],
 )
-def test_implausible_depth_is_remarked(
+def test_implausible_depth_is_logged(
     run: Path, image: Path, caplog: pytest.LogCaptureFixture, name, values, inputs, said
 ):
     model = Segmenter.from_pretrained(run)

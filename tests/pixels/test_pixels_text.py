@@ -61,7 +61,7 @@ def test_articles():
 # ------------------------------------------------------------------ words
 
 
-def test_words_are_fixed_and_look_like_a_text_encoders():
+def test_word_vectors_are_fixed_and_have_realistic_cosines():
     encoder = WordsEncoder(WordsTextConfig())
     looks = itertools.product(("red", "blue"), ("striped", "dotted"), ("ball", "box"))
     names = [*(" ".join(look) for look in looks), "wall", "floor", "green plain moon"]
@@ -112,7 +112,7 @@ def test_table(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["absent", "torn", "uneven"])
-def test_bad_tables(tmp_path: Path, kind: str):
+def test_invalid_tables_are_refused(tmp_path: Path, kind: str):
     path = tmp_path / "t.safetensors"
     if kind == "torn":
         path.write_bytes(b"no tensors")
@@ -168,14 +168,14 @@ def test_clip_means_over_templates(clip_folder: Path):
     assert encoder.dim == 12
 
 
-def test_clip_reads_sentences_bare(clip_folder: Path):
+def test_clip_reads_sentences_without_templates(clip_folder: Path):
     encoder = ClipEncoder(ClipTextConfig(model=str(clip_folder)))
     bare = encoder.encode(["desk"], sentences=True)
     assert not torch.allclose(bare, encoder.encode(["desk"]))
     assert encoder.encode(["desk " * 40], sentences=True).isfinite().all()  # longer than it reads
 
 
-def test_clip_cache_spares_the_model(clip_folder: Path, tmp_path: Path):
+def test_clip_cache_avoids_loading_the_model(clip_folder: Path, tmp_path: Path):
     config = ClipTextConfig(model=str(clip_folder), cache=tmp_path / "cache.safetensors")
     first = ClipEncoder(config).encode(["desk", "lamp"])
     second = ClipEncoder(config)
@@ -183,7 +183,7 @@ def test_clip_cache_spares_the_model(clip_folder: Path, tmp_path: Path):
     torch.testing.assert_close(second.encode(["lamp", "desk"]), first.flip(0))
 
 
-def test_clip_that_is_not_there():
+def test_missing_clip_is_refused():
     with pytest.raises(InputError, match=r"text\.encoder\.model: .*expected a folder"):
         ClipEncoder(ClipTextConfig(model="/no/such/model"))
 

@@ -21,7 +21,7 @@ def masks(source, size: int) -> torch.Tensor:
     return torch.cat(found)
 
 
-def test_which_words_are_told():
+def test_partial_tags():
     source = PixelsTask(TINY).source
     assert isinstance(source, SceneSource)
     tags = source.scenes("test").tags("oracle")
@@ -37,7 +37,7 @@ def test_which_words_are_told():
         assert torch.equal(masks(PartialTags(source, told), 3), found)  # whatever the batch
 
 
-def test_other_words_are_refused():
+def test_sources_without_true_tags_are_refused():
     source = PixelsTask(TINY.replace({"text.source": "labels"})).source
     with pytest.raises(InputError, match=r"data\.kind scenes"):
         PartialTags(source, PARTIAL_TAGGINGS[0])

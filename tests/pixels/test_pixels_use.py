@@ -348,8 +348,8 @@ def test_contradictions_and_bad_input_exit_2(capsys, run: Path, pair, tmp_path: 
 
 def test_evaluate_command(capsys, run: Path, tmp_path: Path):
     out = tmp_path / "result.json"
-    found = result_of(capsys, "evaluate", run, "--device", "cpu", "--flip", "--scales", "1.0", "1.5",
-                 "--classes", "--out", out)  # fmt: skip
+    flags = ("--device", "cpu", "--flip", "--scales", "1.0", "1.5", "--classes", "--out", out)
+    found = result_of(capsys, "evaluate", run, *flags)
     rows = found["metrics"]
     assert {row["words"] for row in rows} == {"predicted", "none", "oracle", "shuffled"}
     assert rows[0]["words"] == "predicted"

@@ -135,7 +135,7 @@ def run_study(
             missing[name, seed] = found
         else:
             results[name][seed] = found
-        _log.info("%s, seed %d: %s", name, seed, _gist(found))
+        _log.info("%s, seed %d: %s", name, seed, found if isinstance(found, str) else "done")
         report(number, f"{name}, seed {seed}")
     ordered = {name: dict(sorted(found.items())) for name, found in results.items() if found}
     return summarise(config, ordered) | {
@@ -229,23 +229,6 @@ def _stored(training: PixelsTrainConfig) -> dict[str, Any] | None:
         except ConfigError:
             return None
     return found if stored == _settings(training) else None
-
-
-def _gist(found: dict[str, Any] | str) -> str:
-    """One run in a few words, for the log."""
-    if isinstance(found, str):
-        return found
-    measured, seconds = found["measured"], round(sum(found["seconds"].values()))
-    if "accuracy" in measured:
-        kind, shares = "right, by phrases", measured["accuracy"]
-    elif "twin_iou" in measured:
-        kind = "IoU"
-        shares = {key: measured[f"{key}_iou"] for key in ("twin", "merged", "other")}
-    else:
-        kind = "IoU of hidden objects, by depth"
-        shares = {depth: row["iou"] for depth, row in measured.items()}
-    values = ", ".join(f"{key} {share:.3f}" for key, share in shares.items())
-    return f"{kind}: {values} ({seconds} s)"
 
 
 class LearnedTokens(nn.Module):

@@ -34,7 +34,7 @@ def pixels_tool(device: str) -> LiveTool | None:
     """The tool, if its model is here."""
     if SHIPPED not in shipped_models():
         return None
-    config = stored_config(model_folder(None))
+    config = stored_config(model_folder(SHIPPED))
     inputs = config.inputs
     scale = inputs.depth_scale if inputs.depth == "metric" else None
     items = SceneDataset(ROOMS, "validation", _EXAMPLES).__getitems__(range(_EXAMPLES))

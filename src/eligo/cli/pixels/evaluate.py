@@ -65,15 +65,9 @@ def run(
     """
     from eligo.pixels.data.batch import ImageSource
     from eligo.pixels.data.scene_source import PARTIAL_TAGGINGS, PartialTags
+    from eligo.pixels.inference import segmenter as models
     from eligo.pixels.inference.evaluate import evaluate_rows
     from eligo.pixels.inference.multi_scale import MULTI_SCALE, WINDOW, MultiScale
-    from eligo.pixels.inference.segmenter import (
-        SHIPPED,
-        Segmenter,
-        check_sam_settings,
-        model_folder,
-        stored_config,
-    )
     from eligo.pixels.training.task import build_source
     from eligo.pretrained.devices import resolve_device
 
@@ -85,16 +79,16 @@ def run(
     )
     places = _checkpoints(Path(source)) if source else {}
     if not places:
-        places = {source or "shipped": model_folder(source or SHIPPED)}
-        data = data or (_ROOMS if source in (None, SHIPPED) else None)
+        places = {source or "shipped": models.model_folder(source or models.SHIPPED)}
+        data = data or (_ROOMS if source in (None, models.SHIPPED) else None)
     config = _training_config(next(iter(places.values())), data, root, words)
     wanted = preset_changes(preset) | sam_changes(sam)
     for folder in places.values():
-        check_sam_settings(folder, stored_config(folder), wanted)
+        models.check_sam_settings(folder, models.stored_config(folder), wanted)
     rows, images = [], None
     per_class: dict[str, dict[str, float]] = {}
     for name, folder in places.items():
-        segmenter = Segmenter.from_pretrained(folder, device=where)
+        segmenter = models.Segmenter.from_pretrained(folder, device=where)
         images = images or build_source(config, segmenter.encoder, where)
         _same_classes(folder, segmenter.config.classes, images.classes)
         sources: dict[str, ImageSource] = {"": images}

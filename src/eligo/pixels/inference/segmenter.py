@@ -103,7 +103,7 @@ class Segmenter:
         return self.config.classes
 
 
-def model_folder(name: str | Path) -> Path:
+def model_folder(name: str | Path = SHIPPED) -> Path:
     """Return the folder of a model's files: itself, or the best of a run."""
     if name == SHIPPED:
         return shipped_model(SHIPPED, made_by="eligo pixels train")

@@ -31,9 +31,8 @@ class Hamburger(nn.Module):
         self.input = nn.Conv2d(config.channels, config.ham_channels, 1)
         self.output = ConvNorm(config.ham_channels, config.channels, 1, bias=False)
         generator = torch.Generator().manual_seed(config.bases_seed)
-        drawn = torch.rand(
-            (config.ham_channels, config.rank), generator=generator, device="cpu"
-        )  # models may be built on the meta device
+        shape = (config.ham_channels, config.rank)
+        drawn = torch.rand(shape, generator=generator, device="cpu")  # even on the meta device
         self.register_buffer("bases", F.normalize(drawn, dim=0).to(self.input.weight.device))
 
     def forward(

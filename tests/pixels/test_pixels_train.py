@@ -23,7 +23,7 @@ from eligo.pixels.training.task import PixelsTask, train_model, with_counted_ste
 from eligo.train import Progress, seed_everything
 from eligo.train.groups import parameter_groups
 
-YAMLS = sorted(set(shipped_configs("pixels")) - {"exam"})
+YAMLS = sorted(shipped_configs("pixels"))
 TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke()
 
 

@@ -210,9 +210,9 @@ class FileSource(ImageSource):
 
     def _check_labels(self, records: list[Record]) -> None:
         """Log labels that seem to count from 0; those of standard data sets count from 1."""
-        labels = [record.label for record in records if record.label is not None]
-        level = logging.INFO if self.config.classes is None else logging.WARNING
-        check_label_range(labels, len(self.classes), level)
+        if self.config.classes is not None:
+            labels = [record.label for record in records if record.label is not None]
+            check_label_range(labels, len(self.classes))
 
     def _check_overlap(self, split: Split, records: list[Record]) -> None:
         """Log images that are also training images."""

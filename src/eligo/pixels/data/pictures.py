@@ -196,7 +196,7 @@ def read_label(path: Path, num_classes: int, photo: Photo) -> UInt8[Tensor, "hei
     return torch.from_numpy(values.astype(np.uint8) - np.uint8(1))
 
 
-def check_label_range(paths: Sequence[Path], num_classes: int, level: int) -> None:
+def check_label_range(paths: Sequence[Path], num_classes: int) -> None:
     """Log if labels look as if 0 were the first class, rather than what is ignored."""
     highest, zeros = 0, 0
     for path in paths[:_SAMPLED]:
@@ -206,8 +206,7 @@ def check_label_range(paths: Sequence[Path], num_classes: int, level: int) -> No
             return  # raised again where the label is used
         highest, zeros = max(highest, int(values.max())), zeros + bool((values == 0).any())
     if zeros and highest == num_classes - 1:
-        _log.log(
-            level,
+        _log.warning(
             "%s: the first %d label files go from 0 to %d, and none holds %d, the last of %d "
             "classes: 0 is ignored here, and classes count from 1%s",
             paths[0].parent, len(paths[:_SAMPLED]), highest, num_classes, num_classes, _ADD_ONE,

@@ -6,9 +6,9 @@ import torch
 
 from eligo.config import load_config
 from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.pixels.config import PixelsTrainConfig
 from eligo.pixels.inference.segmenter import Segmenter, text_encoder
 from eligo.pixels.model.model import PixelsModel
-from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.pixels.training.task import with_classes
 from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, save_vlm
 from eligo.shots.config import PointerSelectorV1Config

@@ -14,7 +14,7 @@ from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.images import open_image, upright_size
 from eligo.patches.config import PatchesTrainConfig
-from eligo.pixels.train_config import PixelsTrainConfig
+from eligo.pixels.config import PixelsTrainConfig
 from eligo.scenes.config import ROOMS, ExportConfig, SceneConfig, VlmTrainConfig
 from eligo.scenes.export import export_scenes
 from eligo.shots.learner.learner import LearnerTask

@@ -14,7 +14,7 @@ import eligo.config
 from eligo.config import Config, find_config, load_config, save_config, shipped_configs
 from eligo.config.yaml import dump_yaml, parse_yaml
 from eligo.errors import ConfigError
-from eligo.pixels.train_config import PixelsTrainConfig
+from eligo.pixels.config import PixelsTrainConfig
 
 
 class Colour(Enum):

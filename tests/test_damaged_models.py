@@ -13,9 +13,9 @@ from eligo.config import load_config
 from eligo.errors import EligoError
 from eligo.patches.index import IndexFolder, ScenePictures, build_index
 from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.pixels.config import PixelsTrainConfig
 from eligo.pixels.inference.segmenter import Segmenter, plain_config, text_encoder
 from eligo.pixels.model.model import PixelsModel
-from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.scenes.config import VlmConfig
 from eligo.scenes.vlm import build_processor, build_vlm, load_vlm, save_vlm
 from eligo.shots import PointerSelectorV2, PointerSelectorV2Config, build_model_v2

@@ -18,8 +18,8 @@ from eligo.errors import EligoError, InputError, MissingExtraError
 from eligo.io.reading import reading
 from eligo.patches.config import RetrievalConfig
 from eligo.patches.model.build import build_encoders, scene_tokenizer
+from eligo.pixels.config import ClipTextConfig
 from eligo.pixels.text.encoders import build_text_encoder
-from eligo.pixels.text_config import ClipTextConfig
 from eligo.pretrained import load as pretrained
 from eligo.pretrained.chat import render_chat
 from eligo.pretrained.untrusted import check_stock_folder

@@ -14,9 +14,9 @@ from eligo.config import load_config
 from eligo.errors import InputError, OutputError
 from eligo.io.files import writing_folder
 from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.pixels.config import PixelsTrainConfig
 from eligo.pixels.inference.segmenter import Segmenter, plain_config, text_encoder
 from eligo.pixels.model.model import PixelsModel
-from eligo.pixels.train_config import PixelsTrainConfig
 from eligo.pretrained import load as pretrained
 from eligo.pretrained.load import find_host, find_model, load_stock, shipped_model, shipped_models
 from eligo.shots import PointerSelectorV2, PointerSelectorV2Config, build_model_v2

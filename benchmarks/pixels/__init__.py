@@ -1,1 +1,1 @@
-"""Studies and speed of `pixels`."""
+"""Study and timing of the pixels family."""

@@ -1,4 +1,4 @@
-"""What is measured of a trained arm on the test scenes, part by part. Shares are 0-1."""
+"""Measures of a trained variant on the test scenes, part by part. Shares are 0-1."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,10 +17,10 @@ from eligo.scenes import words
 from eligo.scenes.graph import CAMOUFLAGED, NUM_BINDINGS
 from eligo.scenes.painter import slot_labels
 
-_AT_ONCE = 50
+_BATCH = 50
 _ALL = slice(None)
 _NONCE = slice(2, 2 + NUM_BINDINGS)  # without wall, floor and clutter
-_SEEN = 10  # pixels that an instance shows at least, to count
+_MIN_PIXELS = 10  # of an instance that counts
 PHRASES = (4, 8, 16, 32)
 NOISE = ((1.0, 1.0), (0.9, 0.9), (0.9, 0.7), (0.7, 0.9), (0.7, 0.7), (0.5, 0.5))
 """Precision and recall of taggers."""
@@ -28,13 +28,13 @@ NOISE = ((1.0, 1.0), (0.9, 0.9), (0.9, 0.7), (0.7, 0.9), (0.7, 0.7), (0.5, 0.5))
 
 def _rows(scenes: SceneSet) -> Iterator[Tensor]:
     device = scenes.rendered.rgb.device
-    yield from torch.arange(len(scenes), device=device).split(_AT_ONCE)
+    yield from torch.arange(len(scenes), device=device).split(_BATCH)
 
 
 def _classes(
     model: PixelsModel, batch: Batch, among: slice = _ALL
 ) -> Int[Tensor, "batch height width"]:
-    """The likeliest of these classes at every pixel."""
+    """The most probable of these classes at every pixel."""
     found = model(batch.rgb, batch.depth, batch.depth_mask, batch.text, maps=False)
     return found.logits[:, among].argmax(1) + (among.start or 0)
 
@@ -61,21 +61,21 @@ _OTHERS = [label for label in range(len(words.LABELS)) if label not in _TWINS]
 
 @torch.no_grad()
 def measure_twins(model: PixelsModel, source: SceneSource) -> dict[str, Any]:
-    """Every test scene twice, the second time with all twins called by their other name."""
+    """Segment every test scene twice, the second time with the other names of all twins."""
     scenes = source.scenes("test")
     worlds = (scenes, scenes.renamed())
     total = _no_pixels(model)
     per_scene: list[float] = []
     for rows in _rows(scenes):
-        right, seen = torch.zeros(2, len(rows), device=total.device).unbind()
+        right, count = torch.zeros(2, len(rows), device=total.device).unbind()
         for world in worlds:
             batch = world.batch(rows, source.inputs, source.words(world, rows, "oracle", 0))
             guess, labels = _classes(model, batch), batch.labels.long()
             total += confusion_matrix(guess, labels, len(total))
             twin = torch.isin(labels, torch.tensor(_TWINS, device=labels.device))
             right = right + ((guess == labels) & twin).flatten(1).sum(1)
-            seen = seen + twin.flatten(1).sum(1)
-        per_scene += (right / seen)[seen > 0].tolist()
+            count = count + twin.flatten(1).sum(1)
+        per_scene += (right / count)[count > 0].tolist()
     return {
         "twin_iou": _iou(total, _TWINS),
         "merged_iou": _iou(_merged(total), [one for one, _ in _PAIRS]),
@@ -83,14 +83,14 @@ def measure_twins(model: PixelsModel, source: SceneSource) -> dict[str, Any]:
         "per_scene": per_scene,
         "noise": [
             *(_tagged(model, source, scenes, *noise) for noise in NOISE),
-            _told(model, source, scenes, "none", "missing"),
-            _told(model, source, scenes, "shuffled", "shuffled"),
+            _with_words(model, source, scenes, "none", "missing"),
+            _with_words(model, source, scenes, "shuffled", "shuffled"),
         ],
     }
 
 
 def _merged(confusion: Tensor) -> Tensor:
-    """With both names of a look as one class."""
+    """With both names of a twin pair as one class."""
     merged = confusion.clone()
     for one, two in _PAIRS:
         merged[one] += merged[two]
@@ -103,16 +103,16 @@ def _merged(confusion: Tensor) -> Tensor:
 def _tagged(
     model: PixelsModel, source: SceneSource, scenes: SceneSet, precision: float, recall: float
 ) -> dict[str, Any]:
-    """With the words of a tagger."""
+    """IoU with the words of a simulated tagger."""
     config = scenes.config.replace({"precision": precision, "recall": recall})
     name = f"precision {precision}, recall {recall}"
-    return _told(model, source, SceneSet(config, scenes.rendered), "predicted", name)
+    return _with_words(model, source, SceneSet(config, scenes.rendered), "predicted", name)
 
 
-def _told(
+def _with_words(
     model: PixelsModel, source: SceneSource, scenes: SceneSet, provenance: Provenance, name: str
 ) -> dict[str, Any]:
-    """IoU of twins and of the others with words of some provenance."""
+    """IoU of twins and of other classes with words of one provenance."""
     total = _no_pixels(model)
     for rows in _rows(scenes):
         batch = scenes.batch(rows, source.inputs, source.words(scenes, rows, provenance, 0))
@@ -125,26 +125,25 @@ def _told(
 
 @torch.no_grad()
 def measure_binding(model: PixelsModel, source: SceneSource) -> dict[str, Any]:
-    """Share of objects whose pixels mostly got the right nonce class, by number of phrases.
+    """Share of objects whose pixels mostly have the right nonce class, by number of phrases.
 
-    Votes are cast for the ten nonce classes only, so that chance is a tenth: whether a thing is
-    told from the wall behind it, mIoU says.
+    Only the ten nonce classes are compared, so that chance level is 0.1.
     """
     scenes = source.scenes("test")
     found: dict[str, Any] = {"accuracy": {}}
     for count in PHRASES:
         votes = list(_votes(model, source, scenes, count))
-        right, seen = (torch.cat(part) for part in zip(*votes, strict=True))
-        found["accuracy"][str(count)] = float(right.sum() / seen.sum())
+        right, objects = (torch.cat(part) for part in zip(*votes, strict=True))
+        found["accuracy"][str(count)] = float(right.sum() / objects.sum())
         if count == max(PHRASES):
-            found["per_scene"] = (right / seen.clamp_min(1)).tolist()
+            found["per_scene"] = (right / objects.clamp_min(1)).tolist()
     return found
 
 
 def _votes(
     model: PixelsModel, source: SceneSource, scenes: SceneSet, count: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Objects named right and objects seen, of each scene."""
+    """Objects named right and visible objects of each scene."""
     for rows in _rows(scenes):
         text = source.words(scenes, rows, "predicted", count)
         guess = _classes(model, scenes.batch(rows, source.inputs, text), _NONCE)
@@ -155,7 +154,7 @@ def _votes(
         counts = torch.zeros(len(rows), slots * classes, device=guess.device)
         counts.scatter_add_(1, place, torch.ones_like(place, dtype=counts.dtype))
         counts = counts.view(len(rows), slots, classes)[:, 1:]  # without the room
-        shown = counts.sum(-1) >= _SEEN
+        shown = counts.sum(-1) >= _MIN_PIXELS
         right = (counts.argmax(-1) == labels) & shown
         yield right.sum(1).float(), shown.sum(1).float()
 
@@ -165,15 +164,15 @@ def _votes(
 
 @torch.no_grad()
 def measure_depth(model: PixelsModel, source: SceneSource) -> dict[str, Any]:
-    """IoU of camouflaged things with own, no, and another scene's depth.
+    """IoU of camouflaged objects with own, no, and another scene's depth.
 
-    TP: their pixels with the right class; FN: their others; FP: room that is taken for a thing,
-    flat pictures of things included.
+    TP: their pixels with the right class; FN: their other pixels; FP: pixels of the room, also of
+    flat pictures, with the class of an object.
     """
     scenes = source.scenes("test")
     found: dict[str, Any] = {}
     for name in ("own", "zeroed", "shuffled"):
-        parts = [_unhidden(model, source, scenes, rows, name) for rows in _rows(scenes)]
+        parts = [_found_pixels(model, source, scenes, rows, name) for rows in _rows(scenes)]
         right, false, hidden = torch.cat(parts, 1)
         found[name] = {
             "iou": float(right.sum() / (hidden.sum() + false.sum())),
@@ -183,10 +182,10 @@ def measure_depth(model: PixelsModel, source: SceneSource) -> dict[str, Any]:
     return found
 
 
-def _unhidden(
+def _found_pixels(
     model: PixelsModel, source: SceneSource, scenes: SceneSet, rows: Tensor, depth: str
 ) -> Tensor:
-    """Pixels right, falsely found, and hidden, of each scene: (3, scenes)."""
+    """True positives, false positives and hidden pixels of each scene: (3, scenes)."""
     batch = scenes.batch(rows, source.inputs, None)
     if depth == "zeroed" and batch.depth_mask is not None:
         batch = replace(batch, depth_mask=torch.zeros_like(batch.depth_mask))
@@ -199,7 +198,7 @@ def _unhidden(
 
 
 def _hidden(scenes: SceneSet, rows: Tensor) -> Tensor:
-    """Pixels of camouflaged things."""
+    """Mask of the pixels of camouflaged objects."""
     rendered = scenes.rendered[rows]
     kind = rendered.graph.kind
     table = torch.cat([torch.zeros_like(kind[:1], dtype=torch.bool), kind == CAMOUFLAGED])

@@ -1,30 +1,30 @@
-"""How fast DFormerv2 runs, against its definition written down plainly.
+"""Speed and memory of DFormerv2, compared with a plain implementation of its equations.
 
-    python -m benchmarks.pixels.speed                                   S at 480x640, CPU, one thread
-    python -m benchmarks.pixels.speed --device cuda --batch 8           one GPU
+    python -m benchmarks.pixels.speed                             S at 480x640, CPU, one thread
+    python -m benchmarks.pixels.speed --device cuda --batch 8     one GPU
     python -m benchmarks.pixels.speed --device cuda --batch 8 --compile
+    python -m benchmarks.pixels.speed --inputs                    cost of depth and words
 
-The baseline follows the equations one by one, as the released code does: every block resizes the
-depth and builds its own prior, for all heads; q, k and v are separate, attention is an explicit
-softmax. It shares no code with eligo but the weights (and, in `model`, the head). Both sides are
-measured in turn, so that a busy machine slows both; a ratio is of medians. On a CPU it is of
-processor time (one thread), which other programs disturb less; wall time stands beside it. Memory
-is the peak of one forward pass (and of one with backward) in a process of its own: on a CPU the
-growth of the resident set over what stood before, on a GPU what torch allocated.
+The plain encoder works as the released code: every block resizes the depth and builds its own
+prior, for all heads; q, k and v are separate, attention is an explicit softmax. It shares nothing
+with eligo but the weights (and, in `model`, the head). Both sides are measured in turn, so that a
+busy machine slows both; a ratio is of medians. On a CPU it is of processor time (one thread), which
+other programs disturb less, with wall time beside it. Memory is the peak of one forward pass (and
+of one with backward) in a process of its own: on a CPU the growth of the resident set, on a GPU
+what torch allocated.
 
-Writes one entry per device, dtype, batch, size and mode to benchmarks/pixels/results/speed.json; the
-others stay.
+Writes an entry for the case to benchmarks/pixels/results/speed.json; other entries stay.
 """
 
 import json
 import multiprocessing
 import resource
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Literal
 
 import torch
@@ -34,8 +34,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from eligo.cli import run_script
+from eligo.cli.flags import Count
 from eligo.io.files import write_text
-from eligo.pixels import SIZES, Encoder, PixelsConfig, PixelsModel, to_official
+from eligo.pixels import SIZES, Encoder, PixelsConfig, PixelsModel, TextBatch, to_official
 from eligo.report.provenance import provenance
 
 RESULTS = Path(__file__).parent / "results" / "speed.json"
@@ -43,35 +45,42 @@ RESULTS = Path(__file__).parent / "results" / "speed.json"
 
 @dataclass(frozen=True)
 class Case:
-    """What is run."""
+    """What is measured."""
 
     size: Literal["S", "B", "L", "small"] = "S"
+    """Size of the network."""
     batch: int = 1
+    """Images at a time."""
     height: int = 480
+    """Height of the images."""
     width: int = 640
+    """Width of the images."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: str = "cpu"
+    """Autocast type."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to run."""
     compile: bool = False
+    """Compile eligo's side."""
 
     def build(self) -> tuple[PixelsModel, Tensor, Tensor]:
-        """The model and its inputs, the same in every process."""
+        """Return the model and its inputs, the same in every process."""
         torch.manual_seed(0)
-        config = PixelsConfig().replace({**SIZES[self.size], "sam.encoder.stages": ()})
-        config = config.replace({"sam.decoder.stages": ()})
+        no_words = {"sam.encoder.stages": (), "sam.decoder.stages": ()}
+        config = PixelsConfig().replace(SIZES[self.size] | no_words)
         model = PixelsModel(config).eval().to(self.device)
         rgb = torch.randn(self.batch, 3, self.height, self.width)
         depth = torch.randn(self.batch, 1, self.height, self.width)
         return model, rgb.to(self.device), depth.to(self.device)
 
     def precision(self) -> AbstractContextManager:
-        """Autocast, unless in float32."""
+        """Return autocast, unless in float32."""
         if self.dtype == "float32":
             return nullcontext()
-        return torch.autocast(torch.device(self.device).type, getattr(torch, self.dtype))
+        return torch.autocast(self.device, getattr(torch, self.dtype))
 
 
 class Plain:
-    """The encoder by its equations, from official weights."""
+    """The DFormerv2 encoder by its equations, from official weights."""
 
     def __init__(self, model: PixelsModel) -> None:
         state = to_official(model.encoder)
@@ -79,11 +88,12 @@ class Plain:
         self.weights = {key: value.to(device) for key, value in state.items()}
         self.config = model.config.encoder
 
-    def trainable(self) -> list[Tensor]:
-        """Its weights as leaves, for the backward pass."""
+    def require_grad(self) -> None:
+        """Let the weights receive gradients."""
         fixed = ("running_mean", "running_var", "angle", "decay", "num_batches_tracked")
-        leaves = [value for key, value in self.weights.items() if not key.endswith(fixed)]
-        return [leaf.requires_grad_() for leaf in leaves]
+        for key, value in self.weights.items():
+            if not key.endswith(fixed):
+                value.requires_grad_()
 
     def __call__(self, rgb: Tensor, depth: Tensor) -> tuple[Tensor, ...]:
         x = rgb
@@ -96,9 +106,7 @@ class Plain:
         for stage in range(4):
             for number in range(self.config.depths[stage]):
                 x = self.block(x, depth, f"layers.{stage}.blocks.{number}", stage)
-            exported = x
-            if stage > 0:
-                exported = self.layer_norm(x, f"extra_norms.{stage - 1}", 1e-5)
+            exported = self.layer_norm(x, f"extra_norms.{stage - 1}", 1e-5) if stage else x
             features.append(exported.permute(0, 3, 1, 2).contiguous())
             if stage < 3:
                 x = x.permute(0, 3, 1, 2)
@@ -110,9 +118,8 @@ class Plain:
         x = x + self.depthwise(x, f"{name}.cnn_pos_encode.dwconv")
         branch = self.attention(self.layer_norm(x, f"{name}.layer_norm1", 1e-6), depth, name, stage)
         x = x + branch * self.weights.get(f"{name}.gamma_1", 1.0)
-        hidden = F.gelu(
-            self.linear(self.layer_norm(x, f"{name}.layer_norm2", 1e-6), f"{name}.ffn.fc1")
-        )
+        normed = self.layer_norm(x, f"{name}.layer_norm2", 1e-6)
+        hidden = F.gelu(self.linear(normed, f"{name}.ffn.fc1"))
         hidden = hidden + self.depthwise(hidden, f"{name}.ffn.dwconv.dwconv")
         return x + self.linear(hidden, f"{name}.ffn.fc2") * self.weights.get(f"{name}.gamma_2", 1.0)
 
@@ -124,7 +131,7 @@ class Plain:
         k = k * (dim // heads) ** -0.5
         q, k, v = (part.view(batch, height, width, heads, -1) for part in (q, k, v))
         sin, cos = self.rotary(height, width, name)
-        q, k = (self.turn(part, sin, cos) for part in (q, k))
+        q, k = (self.rotate(part, sin, cos) for part in (q, k))
         if stage == 3:
             bias = self.full_prior(depth, height, width, name)
             q, k, v = (part.flatten(1, 2).transpose(1, 2) for part in (q, k, v))
@@ -173,9 +180,9 @@ class Plain:
         return torch.sin(angles), torch.cos(angles)
 
     @staticmethod
-    def turn(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
-        turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-        return (x * cos + turned * sin).to(x.dtype)
+    def rotate(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+        rotated = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+        return (x * cos + rotated * sin).to(x.dtype)
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         return F.linear(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
@@ -194,14 +201,19 @@ class Plain:
 
     def batch_norm(self, x: Tensor, name: str) -> Tensor:
         parts = ("running_mean", "running_var", "weight", "bias")
-        return F.batch_norm(x, *(self.weights[f"{name}.{part}"] for part in parts), eps=1e-5)
+        mean, var, weight, bias = (self.weights[f"{name}.{part}"] for part in parts)
+        return F.batch_norm(x, mean, var, weight, bias, eps=1e-5)
 
 
-Run = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+Forward = Callable[[], tuple[Tensor, ...]]
+Seconds = dict[str, list[tuple[float, float]]]
+"""Wall time and processor time of every round."""
 
 
-def sides(model: PixelsModel, what: str, compile: bool) -> dict[str, Run]:
-    """Both ways to run the encoder, or the encoder and the head (at stride 8)."""
+def sides(
+    model: PixelsModel, what: str, rgb: Tensor, depth: Tensor, compile: bool = False
+) -> dict[str, Forward]:
+    """Return both ways to run the encoder, or the encoder and the head (at stride 8)."""
     plain, encoder = Plain(model), model.encoder
 
     def whole(features: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -210,56 +222,50 @@ def sides(model: PixelsModel, what: str, compile: bool) -> dict[str, Run]:
     def eligo_run(rgb: Tensor, depth: Tensor) -> tuple[Tensor, ...]:
         return whole(encoder(rgb, depth))
 
-    return {
-        "plain": lambda rgb, depth: whole(plain(rgb, depth)),
-        "eligo": torch.compile(eligo_run, fullgraph=True) if compile else eligo_run,
-    }
+    fast = torch.compile(eligo_run, fullgraph=True) if compile else eligo_run
+    return {"plain": lambda: whole(plain(rgb, depth)), "eligo": lambda: fast(rgb, depth)}
 
 
-def main(
-    device: Annotated[Literal["cpu", "cuda"], tyro.conf.arg(help="What to measure on.")] = "cpu",
-    batch: int = 1,
-    size: Literal["S", "B", "L", "small"] = "S",
-    height: int = 480,
-    width: int = 640,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], tyro.conf.arg(help="Autocast type.")
-    ] = "float32",
-    compile: Annotated[
-        bool, tyro.conf.arg(help="Compile eligo's side; the baseline stays.")
-    ] = False,
-    rounds: Annotated[int, tyro.conf.arg(help="Interleaved measurements of each side.")] = 5,
-    memory: Annotated[bool, tyro.conf.arg(help="Also measure peak memory.")] = True,
+def run(
+    case: Annotated[Case, tyro.conf.arg(name="")] = Case(),  # noqa: B008 (frozen)
+    *,
+    rounds: Count = 5,
+    memory: bool = True,
+    inputs: bool = False,
 ) -> None:
-    """Measure and record."""
+    """Measure one case, print it and write it to the results.
+
+    Args:
+        case: What is measured.
+        rounds: Measurements of each side, in turn.
+        memory: Also measure peak memory.
+        inputs: Only print the cost of a whole model with and without depth and words.
+    """
     torch.set_num_threads(1)
-    case = Case(size, batch, height, width, dtype, device, compile)
+    if inputs:
+        print(json.dumps(time_inputs(case, rounds), indent=2))
+        return
     results: dict[str, Any] = {"case": asdict(case), "encoder_giga_macs": giga_macs(case)}
-    if memory:  # first: the high-water mark of a process starts at that of its parent
+    if memory:  # first: the peak of a process starts at that of its parent
         results["memory"] = _memory(case)
     for what in ("encoder", "model"):
         results[what] = _speed(case, what, rounds)
     print(json.dumps(results, indent=2))
     for what in ("encoder", "model"):
-        print(f"{what}: {_line(results[what])}")
-    everything = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    mode = " compiled" if compile else ""
-    key = f"{device} {dtype} {size} {height}x{width} batch {batch}{mode}"
-    everything[key] = {
-        **provenance("python -m benchmarks.pixels.speed", device),
-        "results": results,
-    }
-    write_text(RESULTS, json.dumps(everything, indent=2) + "\n")
-
-
-def _line(found: dict[str, float]) -> str:
-    spread = f"{found['lowest_speedup']:.2f}-{found['highest_speedup']:.2f}"
-    times = f"plain {found['plain_seconds']:.4g} s, eligo {found['eligo_seconds']:.4g} s"
-    return f"{found['speedup']:.2f} x ({spread}); {times}"
+        found = results[what]
+        spread = f"{found['lowest_speedup']:.2f}-{found['highest_speedup']:.2f}"
+        times = f"plain {found['plain_seconds']:.4g} s, eligo {found['eligo_seconds']:.4g} s"
+        print(f"{what}: {found['speedup']:.2f} x ({spread}); {times}")
+    entries = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    size = f"{case.size} {case.height}x{case.width} batch {case.batch}"
+    key = f"{case.device} {case.dtype} {size}{' compiled' if case.compile else ''}"
+    entries[key] = provenance("python -m benchmarks.pixels.speed", case.device)
+    entries[key]["results"] = results
+    write_text(RESULTS, json.dumps(entries, indent=2) + "\n")
 
 
 def giga_macs(case: Case) -> float:
-    """Multiply-adds of the encoder for one image; counted without values, by plain attention."""
+    """Return the multiply-adds of the encoder for one image, counted without values."""
     with torch.device("meta"):
         encoder = Encoder(PixelsConfig().replace(SIZES[case.size]).encoder).eval()
         rgb, depth = (torch.empty(1, channels, case.height, case.width) for channels in (3, 1))
@@ -268,75 +274,83 @@ def giga_macs(case: Case) -> float:
     return counter.get_total_flops() / 2e9
 
 
+def time_inputs(case: Case, rounds: int, words: int = 6) -> list[dict[str, Any]]:
+    """Return milliseconds per image with RGB alone, with depth, with words, and with both."""
+    model = PixelsModel(PixelsConfig().replace(SIZES[case.size])).to(case.device).eval()
+    _, rgb, depth = case.build()
+    vectors = torch.randn(case.batch, words, model.config.text_dim, device=case.device)
+    text = TextBatch(vectors, torch.ones_like(vectors[..., 0], dtype=torch.bool))
+    runs: dict[str, Forward] = {
+        "rgb": lambda: (model(rgb, maps=False).logits,),
+        "rgb, depth": lambda: (model(rgb, depth, maps=False).logits,),
+        "rgb, words": lambda: (model(rgb, text=text, maps=False).logits,),
+        "rgb, depth, words": lambda: (model(rgb, depth, text=text, maps=False).logits,),
+    }
+    seconds, _ = _take_turns(case, runs, rounds)
+    wall = {name: median(pair[0] for pair in pairs) for name, pairs in seconds.items()}
+    return [
+        {"inputs": name, "ms_per_image": 1000 * s / case.batch, "over_rgb": s / wall["rgb"]}
+        for name, s in wall.items()
+    ]
+
+
+def _take_turns(
+    case: Case, runs: dict[str, Forward], rounds: int
+) -> tuple[Seconds, dict[str, tuple[Tensor, ...]]]:
+    """Times and outputs of all runs; they take turns, after two rounds to warm up."""
+    seconds: Seconds = {name: [] for name in runs}
+    outputs: dict[str, tuple[Tensor, ...]] = {}
+    for number in range(-2, rounds):
+        for name, forward in runs.items():
+            _wait(case.device)
+            start, busy = time.perf_counter(), time.process_time()
+            # An autocast for each pass: it would keep the weights that it has cast.
+            with torch.inference_mode(), case.precision():
+                outputs[name] = forward()
+            _wait(case.device)
+            if number >= 0:
+                taken = (time.perf_counter() - start, time.process_time() - busy)
+                seconds[name].append(taken)
+    return seconds, outputs
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
 def _speed(case: Case, what: str, rounds: int) -> dict[str, float]:
     model, rgb, depth = case.build()
-    runs = {
-        name: _within(case.precision, run) for name, run in sides(model, what, case.compile).items()
-    }
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    with torch.inference_mode():
-        outputs = {name: run(rgb, depth) for name, run in runs.items()}  # warm
-        if case.device == "cuda":
-            for run in runs.values():
-                run(rgb, depth)
-        for _ in range(rounds):
-            for name, run in runs.items():
-                seconds[name].append(_timed(case.device, run, rgb, depth))
+    runs = sides(model, what, rgb, depth, case.compile)
+    seconds, outputs = _take_turns(case, runs, rounds)
     which = 1 if case.device == "cpu" else 0  # processor time, or wall time
-    wall = {name: statistics.median(pair[0] for pair in pairs) for name, pairs in seconds.items()}
-    median = {
-        name: statistics.median(pair[which] for pair in pairs) for name, pairs in seconds.items()
-    }
+    wall = {name: median(pair[0] for pair in pairs) for name, pairs in seconds.items()}
+    middle = {name: median(pair[which] for pair in pairs) for name, pairs in seconds.items()}
     pairs = zip(seconds["plain"], seconds["eligo"], strict=True)
     ratios = [plain[which] / fast[which] for plain, fast in pairs]
-    gaps = [
-        float((a.float() - b.float()).abs().max())
-        for a, b in zip(outputs["plain"], outputs["eligo"], strict=True)
-    ]
+    both = zip(outputs["plain"], outputs["eligo"], strict=True)
     return {
-        "plain_seconds": median["plain"],
-        "eligo_seconds": median["eligo"],
-        "speedup": median["plain"] / median["eligo"],
+        "plain_seconds": middle["plain"],
+        "eligo_seconds": middle["eligo"],
+        "speedup": middle["plain"] / middle["eligo"],
         "lowest_speedup": min(ratios),
         "highest_speedup": max(ratios),
         "wall_speedup": wall["plain"] / wall["eligo"],
         "largest_output": max(float(out.abs().max()) for out in outputs["plain"]),
-        "largest_difference": max(gaps),
+        "largest_difference": max(float((a.float() - b.float()).abs().max()) for a, b in both),
     }
 
 
-def _within(precision: Callable[[], AbstractContextManager], run: Run) -> Run:
-    """Each call under an autocast of its own, which would keep the weights it has cast."""
-
-    def call(rgb: Tensor, depth: Tensor) -> tuple[Tensor, ...]:
-        with precision():
-            return run(rgb, depth)
-
-    return call
-
-
-def _timed(device: str, run: Run, *inputs: Tensor) -> tuple[float, float]:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start, busy = time.perf_counter(), time.process_time()
-    run(*inputs)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start, time.process_time() - busy
-
-
 def _memory(case: Case) -> dict[str, float]:
-    """Peaks of the encoder alone, each side in a fresh process."""
+    """Peaks of the encoder alone in MiB, each side in a fresh process."""
     context = multiprocessing.get_context("spawn")
     found: dict[str, float] = {}
-    for backward in (False, True):
-        kind = "training" if backward else "forward"
-        peaks = {}
+    for kind in ("forward", "training"):
         for name in ("plain", "eligo"):
             with context.Pool(1) as pool:
-                peaks[name] = pool.apply(_peak, (case, name, backward)) / 2**20
-            found[f"{kind}_{name}_peak_mib"] = peaks[name]
-        found[f"{kind}_share"] = peaks["eligo"] / peaks["plain"]
+                peak = pool.apply(_peak, (case, name, kind == "training"))
+            found[f"{kind}_{name}_peak_mib"] = peak / 2**20
+        found[f"{kind}_share"] = found[f"{kind}_eligo_peak_mib"] / found[f"{kind}_plain_peak_mib"]
     return found
 
 
@@ -346,11 +360,11 @@ def _peak(case: Case, name: str, backward: bool) -> float:
     model, rgb, depth = case.build()
     plain = Plain(model)
     if backward:
-        plain.trainable()
-    run = plain if name == "plain" else sides(model, "encoder", case.compile)["eligo"]
+        plain.require_grad()
+    fast = sides(model, "encoder", rgb, depth, case.compile)["eligo"]
     before = _used(case.device)
     with torch.set_grad_enabled(backward), case.precision():
-        outputs = run(rgb, depth)
+        outputs = plain(rgb, depth) if name == "plain" else fast()
     if backward:
         torch.stack([out.float().mean() for out in outputs]).sum().backward()
     if case.device == "cuda":
@@ -366,4 +380,4 @@ def _used(device: str) -> float:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    raise SystemExit(run_script(run))

@@ -1,11 +1,10 @@
-"""The exam's tables, differences with intervals, and which musts are met."""
+"""Tables of the study, differences with intervals, and which targets are reached."""
 
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.pixels.config import ExamConfig
 from benchmarks.pixels.measure import PHRASES
-from benchmarks.pixels.variants import BINDING_MUST, CONTROLS
+from benchmarks.pixels.variants import BINDING_TARGET, CONTROLS, FOLLOW_UPS, StudyConfig
 from eligo.report.intervals import paired_bootstrap
 from eligo.report.provenance import made_on
 
@@ -17,11 +16,11 @@ _OF_MERGED, _BOUND, _BOUND_32 = 0.95, 0.95, 0.90
 _STEM_GAIN, _LOST = 0.3, 0.05
 _MISSING_COST = 2.0  # points
 CONTROL = 3.0
-"""Points by which a control may be off no words, to the farther end of the interval."""
+"""Largest difference of a control from no words in points, at the farther end of the interval."""
 
 
-def summarise(config: ExamConfig, results: dict[str, Runs]) -> dict[str, Any]:
-    """Tables by part, comparisons, musts."""
+def summarise(config: StudyConfig, results: dict[str, Runs]) -> dict[str, Any]:
+    """Return the tables of each part, differences and targets."""
     tables = {
         "twins": [twins_row(n, r) for n, r in results.items() if n.startswith("twins")],
         "noisy tags": _noise_rows(results),
@@ -29,12 +28,12 @@ def summarise(config: ExamConfig, results: dict[str, Runs]) -> dict[str, Any]:
         "depth": [_depth_row(n, r) for n, r in results.items() if n.startswith("depth")],
     }
     comparisons = _comparisons(config, results)
-    runs = [run for arm in results.values() for run in arm.values()]
+    runs = [run for by_seed in results.values() for run in by_seed.values()]
     return {
         "made_on": made_on(runs),
         **{name: rows for name, rows in tables.items() if rows},
         "differences": comparisons,
-        "musts": _musts(config, results, comparisons),
+        "targets": _targets(config, results, comparisons),
         "seconds": sum(sum(run["seconds"].values()) for run in runs),
     }
 
@@ -45,11 +44,11 @@ def _mean(runs: Runs, read: Callable[[dict[str, Any]], float]) -> float:
 
 def _common(name: str, runs: Runs) -> dict[str, Any]:
     first = next(iter(runs.values()))
-    return {"arm": name, "seeds": len(runs), "parameters": first["parameters"]}
+    return {"variant": name, "seeds": len(runs), "parameters": first["parameters"]}
 
 
 def twins_row(name: str, runs: Runs) -> dict[str, Any]:
-    """Means over the seeds: of twins, of both names as one, of the others."""
+    """Return means over the seeds: IoU of twins, of merged twins, of other classes."""
     row = _common(name, runs)
     for key in ("twin_iou", "merged_iou", "other_iou"):
         row[key] = _mean(runs, lambda found, key=key: found[key])
@@ -66,14 +65,10 @@ def _noise_rows(results: dict[str, Runs]) -> list[dict[str, Any]]:
             continue
         kinds = [kind["tags"] for kind in next(iter(runs.values()))["measured"]["noise"]]
         for place, kind in enumerate(kinds):
-            rows.append(
-                {
-                    "arm": name,
-                    "tags": kind,
-                    "twin_iou": _mean(runs, lambda m, i=place: m["noise"][i]["twin_iou"]),
-                    "other_iou": _mean(runs, lambda m, i=place: m["noise"][i]["other_iou"]),
-                }
-            )
+            row: dict[str, Any] = {"variant": name, "tags": kind}
+            for key in ("twin_iou", "other_iou"):
+                row[key] = _mean(runs, lambda m, i=place, key=key: m["noise"][i][key])
+            rows.append(row)
     return rows
 
 
@@ -96,26 +91,26 @@ def _depth_row(name: str, runs: Runs) -> dict[str, Any]:
     return row
 
 
-def _comparisons(config: ExamConfig, results: dict[str, Runs]) -> list[dict[str, Any]]:
+def _comparisons(config: StudyConfig, results: dict[str, Runs]) -> list[dict[str, Any]]:
     pairs = [
         (f"{part}_{control}", f"{part}_no_words")
         for part in ("twins", "binding")
         for control in CONTROLS
     ]
-    pairs += [("twins_tags", "twins_no_words"), (BINDING_MUST, "binding_no_words")]
+    pairs += [("twins_tags", "twins_no_words"), (BINDING_TARGET, "binding_no_words")]
     pairs += [("depth_stem", "depth_rgb_only")]
+    pairs += [(name, "twins_no_words") for name in FOLLOW_UPS]
     rows = []
     for one, other in pairs:
-        if not (results.get(one) and results.get(other)):
-            continue
-        if results[one].keys() & results[other].keys():
-            apart = difference(results[one], results[other], config.resamples)
-            rows.append({"arm": one, "against": other, **apart})
+        first, second = results.get(one, {}), results.get(other, {})
+        if first.keys() & second.keys():
+            found = difference(first, second, config.resamples)
+            rows.append({"variant": one, "against": other, **found})
     return rows
 
 
 def difference(one: Runs, other: Runs, resamples: int) -> dict[str, float]:
-    """By how many points one is ahead on the same scenes, in the seeds that both have."""
+    """Return the paired difference in points on the same scenes, over the common seeds."""
     differences = [
         [
             _POINTS * (a - b)
@@ -133,46 +128,48 @@ def _per_scene(run: dict[str, Any]) -> list[float]:
     return measured["per_scene"] if "per_scene" in measured else measured["own"]["per_scene"]
 
 
-def _musts(
-    config: ExamConfig, results: dict[str, Runs], comparisons: list[dict[str, Any]]
+def _targets(
+    config: StudyConfig, results: dict[str, Runs], comparisons: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Every must of the parts asked for: met or missed, with its number, or not run."""
+    """Every target of the parts: reached or not, with its number, or not run."""
     rows: list[dict[str, Any]] = []
 
-    def must(name: str, bar: str, limit: float, find: Find, *arms: str) -> None:
-        runs = [results.get(arm, {}) for arm in arms]
+    def target(name: str, limit: str, value: float, find: Find, *variants: str) -> None:
+        runs = [results.get(variant, {}) for variant in variants]
         found = find(*runs) if all(runs) else None
-        seeds = min(len(one) for one in runs)
-        met = "NOT RUN"
+        status = "not run"
         if found is not None:
-            reached = found <= limit if bar.startswith("<=") else found >= limit
-            met = "met" if reached else "MISSED"
-        rows.append({"must": name, "found": found, "bar": bar, "seeds": seeds, "met": met})
+            reached = found <= value if limit.startswith("<=") else found >= value
+            status = "reached" if reached else "not reached"
+        seeds = min(len(one) for one in runs)
+        rows.append(
+            {"target": name, "found": found, "limit": limit, "seeds": seeds, "status": status}
+        )
 
     if "twins" in config.parts:
         name = "P: IoU of twins without words"
-        must(name, "<= 1/3", _CEILING, lambda r: twins_row("", r)["twin_iou"], "twins_no_words")
+        target(name, "<= 1/3", _CEILING, lambda r: twins_row("", r)["twin_iou"], "twins_no_words")
         name = "P: with tags, share of the merged IoU"
-        must(name, ">= 0.95", _OF_MERGED, lambda r: twins_row("", r)["of_merged"], "twins_tags")
-        name = "N: missing text costs other classes (points)"
-        must(name, "<= 2", _MISSING_COST, _cost_of_missing, "twins_tags")
+        target(name, ">= 0.95", _OF_MERGED, lambda r: twins_row("", r)["of_merged"], "twins_tags")
+        name = "N: cost of missing text for other classes (points)"
+        target(name, "<= 2", _MISSING_COST, _cost_of_missing, "twins_tags")
     if "binding" in config.parts:
         name = "B: gated cosine 14.285714, to T = 16"
-        must(name, ">= 0.95", _BOUND, lambda r: _bound(r, *PHRASES[:-1]), BINDING_MUST)
+        target(name, ">= 0.95", _BOUND, lambda r: _bound(r, *PHRASES[:-1]), BINDING_TARGET)
         name = "B: gated cosine 14.285714, T = 32"
-        must(name, ">= 0.90", _BOUND_32, lambda r: _bound(r, PHRASES[-1]), BINDING_MUST)
+        target(name, ">= 0.90", _BOUND_32, lambda r: _bound(r, PHRASES[-1]), BINDING_TARGET)
     if "depth" in config.parts:
-        arms = ("depth_stem", "depth_rgb_only")
-        must("G: stem over RGB only (IoU)", ">= 0.3", _STEM_GAIN, _gain("own"), *arms)
-        name = "G: what is left of it with another depth"
-        must(name, "<= 0.05", _LOST, _gain("shuffled"), *arms)
-    farthest = {row["arm"]: max(abs(row["low"]), abs(row["high"])) for row in comparisons}
+        pair = ("depth_stem", "depth_rgb_only")
+        target("G: stem over RGB only (IoU)", ">= 0.3", _STEM_GAIN, _gain("own"), *pair)
+        name = "G: the same with another scene's depth"
+        target(name, "<= 0.05", _LOST, _gain("shuffled"), *pair)
+    farthest = {row["variant"]: max(abs(row["low"]), abs(row["high"])) for row in comparisons}
     for part in ("twins", "binding"):
         for control in CONTROLS if part in config.parts else ():
-            arm = f"{part}_{control}"
-            name = f"C: {arm} against no words (points, farther end)"
-            find = lambda *_, arm=arm: farthest.get(arm)  # noqa: E731
-            must(name, "<= 3", CONTROL, find, arm, f"{part}_no_words")
+            variant = f"{part}_{control}"
+            name = f"C: {variant} against no words (points, farther end)"
+            find = lambda *_, variant=variant: farthest.get(variant)  # noqa: E731
+            target(name, "<= 3", CONTROL, find, variant, f"{part}_no_words")
     return rows
 
 

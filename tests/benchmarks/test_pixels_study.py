@@ -1,4 +1,4 @@
-"""The exam: arms are what they say, measures against slow oracles, resumable, musts by number."""
+"""The study: its variants, measures against slow oracles, resuming, and targets."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from benchmarks.pixels.config import ExamConfig
+from benchmarks.pixels import study
 from benchmarks.pixels.measure import (
     MEASURES,
     PHRASES,
@@ -16,13 +16,16 @@ from benchmarks.pixels.measure import (
     measure_depth,
     measure_twins,
 )
-from benchmarks.pixels.runs import RESULT, run_arm, run_exam
+from benchmarks.pixels.study import RESULT, LearnedTokensTask, run_study, run_variant
 from benchmarks.pixels.summary import summarise
-from benchmarks.pixels.tokens import LearnedTokensTask
-from benchmarks.pixels.variants import ARMS, BINDING_MUST
-from benchmarks.studies import QUICK as REMARK
-from eligo.cli import main
-from eligo.errors import EligoError
+from benchmarks.pixels.variants import (
+    BINDING_TARGET,
+    FOLLOW_UPS,
+    VARIANTS,
+    StudyConfig,
+)
+from eligo.cli import run_script
+from eligo.errors import ConfigError, EligoError
 from eligo.pixels import PixelsModel, PixelsOutput
 from eligo.pixels.data.scene_source import SceneSource
 from eligo.pixels.training.task import PixelsTask
@@ -30,15 +33,15 @@ from eligo.scenes.graph import CAMOUFLAGED
 from eligo.scenes.painter import slot_labels
 from eligo.train import Progress, fit
 
-QUICK = ExamConfig().quick()
+QUICK = StudyConfig().quick()
 
 
-def test_every_arm_builds_and_is_different():
-    config = ExamConfig()
-    runs = {name: config.run(name, 0) for name in ARMS}
+def test_every_variant_builds_and_is_different():
+    config = StudyConfig()
+    runs = {name: config.run(name, 0) for name in VARIANTS}
     shown = [run.model_dump_json(exclude={"train"}) for run in runs.values()]
     alike = {"twins_learned_tokens", "binding_learned_tokens"}  # configs of the arms with words
-    assert {name for name, arm in ARMS.items() if arm.learned_tokens} == alike
+    assert {name for name, one in VARIANTS.items() if one.learned_tokens} == alike
     assert len(set(shown)) == len(shown) - len(alike)
     assert {run.train.total_steps for run in runs.values()} == {1500, 2500}
     sizes = {
@@ -49,15 +52,17 @@ def test_every_arm_builds_and_is_different():
     assert sizes["twins_more_parameters"] == pytest.approx(sizes["twins_tags"], rel=0.05)
 
 
-def test_seeds_of_musts():
-    jobs = ExamConfig().jobs()
-    counts = {name: sum(job[0] == name for job in jobs) for name in ARMS}
-    assert all(counts[name] == (3 if arm.must else 1) for name, arm in ARMS.items())
-    assert ARMS[BINDING_MUST].must
+def test_variants_with_a_target_have_all_seeds():
+    jobs = StudyConfig().jobs()
+    counts = {name: sum(job[0] == name for job in jobs) for name in VARIANTS}
+    assert all(
+        counts[name] == (3 if variant.has_target else 1) for name, variant in VARIANTS.items()
+    )
+    assert VARIANTS[BINDING_TARGET].has_target
 
 
-class Truth(PixelsModel):
-    """Says what it is told, whatever it sees."""
+class Prepared(PixelsModel):
+    """Returns prepared predictions, whatever the input."""
 
     def __init__(self, name: str) -> None:
         super().__init__(QUICK.run(name, 0))
@@ -74,13 +79,13 @@ def source_of(name: str) -> SceneSource:
     return source
 
 
-def test_no_words_cannot_beat_a_third():
+def test_twin_iou_without_words_is_at_most_a_third():
     """The best guess without words: always the first name, or any mixture."""
     source = source_of("twins_tags")
     labels = source.scenes("test").rendered.labels.long()
     first = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 5, 8, 9])  # of every look
     for guess in (first[labels], labels):
-        model = Truth("twins_tags")
+        model = Prepared("twins_tags")
         model.answers = [guess] * 10
         found = measure_twins(model, source)
         assert found["twin_iou"] <= 1 / 3 + 1e-6
@@ -89,19 +94,19 @@ def test_no_words_cannot_beat_a_third():
         assert sum(found["per_scene"]) / len(found["per_scene"]) == pytest.approx(0.5)
 
 
-def test_the_truth_about_twins():
+def test_perfect_twin_predictions():
     source = source_of("twins_tags")
     labels = source.scenes("test").rendered.labels.long()
     swap = torch.tensor([0, 1, 2, 3, 4, 11, 6, 7, 12, 13, 10, 5, 8, 9])
-    model = Truth("twins_tags")
+    model = Prepared("twins_tags")
     model.answers = [labels, swap[labels], *[labels] * 8]
     found = measure_twins(model, source)
     assert found["twin_iou"] == pytest.approx(1)
     assert [kind["tags"] for kind in found["noise"]][-2:] == ["missing", "shuffled"]
 
 
-def test_votes_of_instances():
-    source = source_of(BINDING_MUST)
+def test_binding_accuracy_by_majority_of_pixels():
+    source = source_of(BINDING_TARGET)
     rendered = source.scenes("test").rendered
     guess = rendered.labels.long().clone()
     right = seen = 0
@@ -114,14 +119,14 @@ def test_votes_of_instances():
             wrong = places[: int(share * len(places))]
             guess[scene, wrong[:, 0], wrong[:, 1]] = 2 + (label - 1) % 10
             seen, right = seen + 1, right + (slot % 2 == 0)
-    model = Truth(BINDING_MUST)
+    model = Prepared(BINDING_TARGET)
     model.answers = [guess] * len(PHRASES)
     found = measure_binding(model, source)
     assert 0 < right < seen
     assert all(found["accuracy"][str(n)] == pytest.approx(right / seen) for n in PHRASES)
 
 
-def test_camouflage():
+def test_iou_of_camouflaged_objects():
     source = source_of("depth_stem")
     rendered = source.scenes("test").rendered
     labels = rendered.labels.long()
@@ -131,7 +136,7 @@ def test_camouflage():
     guess = torch.where(hidden, 0, labels)  # blind to it
     painted = (labels < 2) & (torch.rand(labels.shape) < 0.01)
     half = torch.where(painted, 3, labels)  # sees all of it, and some that is not there
-    model = Truth("depth_stem")
+    model = Prepared("depth_stem")
     model.answers = [labels, guess, half]
     found = measure_depth(model, source)
     assert found["own"]["iou"] == 1
@@ -141,12 +146,12 @@ def test_camouflage():
     assert found["shuffled"]["recall"] == 1
 
 
-def test_whose_depth_is_given():
+def test_depth_is_own_zeroed_or_of_the_next_scene():
     """Own, none, and the next scene's; the image stays."""
     source = source_of("depth_stem")
     shown: list[tuple[torch.Tensor, ...]] = []
 
-    class Watched(Truth):
+    class Watched(Prepared):
         def forward(self, *seen, **options) -> PixelsOutput:
             shown.append(seen[:3])
             return super().forward(*seen, **options)
@@ -163,11 +168,11 @@ def test_whose_depth_is_given():
 
 
 @pytest.mark.parametrize("part", ["twins", "binding"])
-def test_controls_say_nothing_about_the_image(part: str):
-    says = {"twins": "twins_tags", "binding": BINDING_MUST}[part]
+def test_control_words_are_the_same_for_every_image(part: str):
+    says = {"twins": "twins_tags", "binding": BINDING_TARGET}[part]
     for name in (says, f"{part}_constant_words", f"{part}_learned_tokens"):
         run = QUICK.run(name, 0)
-        count = ARMS[name].learned_tokens
+        count = VARIANTS[name].learned_tokens
         source = (LearnedTokensTask(run, count) if count else PixelsTask(run)).source
         assert isinstance(source, SceneSource)
         for provenance in ("predicted", "oracle"):
@@ -182,40 +187,42 @@ def test_controls_say_nothing_about_the_image(part: str):
 def test_runs_are_cached_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = QUICK.replace({"parts": ("depth",), "seeds": (0,)})
     told = []
-    first = run_exam(config, tmp_path, tell=lambda *said: told.append(said))
+    first = run_study(config, tmp_path, report=lambda *said: told.append(said))
     assert [number for number, _ in told] == [1, 2, 3]
     assert first["missing"] == []
-    monkeypatch.setattr("benchmarks.pixels.runs.fit", lambda *_, **__: pytest.fail("trained again"))
-    assert run_exam(config, tmp_path) == first
+    monkeypatch.setattr(
+        "benchmarks.pixels.study.fit", lambda *_, **__: pytest.fail("trained again")
+    )
+    assert run_study(config, tmp_path) == first
     stored = tmp_path / "depth_stem_0" / RESULT  # from before a setting was added
     found = json.loads(stored.read_text())
-    del found["asked"]["word_dropout"], found["asked"]["head"]["bases_seed"]
+    del found["config"]["word_dropout"], found["config"]["head"]["bases_seed"]
     stored.write_text(json.dumps(found))
-    assert run_exam(config, tmp_path) == first
+    assert run_study(config, tmp_path) == first
     changed = config.replace({"steps": 1})
     with pytest.raises(BaseException, match=r"trained again|another config"):
-        run_arm(changed, tmp_path, "depth_stem", 0)
+        run_variant(changed, tmp_path, "depth_stem", 0)
 
 
-def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Out of time, or a training that diverged: the others are reported."""
     config = QUICK.replace({"parts": ("depth",), "seeds": (0,)})
-    nothing = run_exam(config, tmp_path, minutes=0.0)
-    assert [row["met"] for row in nothing["musts"]] == ["NOT RUN"] * 2
+    nothing = run_study(config, tmp_path, minutes=0.0)
+    assert [row["status"] for row in nothing["targets"]] == ["not run"] * 2
     assert {row["why"] for row in nothing["missing"]} == {"out of time"}
-    run_arm(config, tmp_path, "depth_stem", 0)
+    run_variant(config, tmp_path, "depth_stem", 0)
 
     def diverges(*_: object, **__: object) -> None:
         raise EligoError("not finite")
 
-    monkeypatch.setattr("benchmarks.pixels.runs.fit", diverges)
-    some = run_exam(config, tmp_path)
-    assert [row["arm"] for row in some["depth"]] == ["depth_stem"]
+    monkeypatch.setattr("benchmarks.pixels.study.fit", diverges)
+    some = run_study(config, tmp_path)
+    assert [row["variant"] for row in some["depth"]] == ["depth_stem"]
     assert [row["why"] for row in some["missing"]] == ["not finite"] * 2
-    assert [row["met"] for row in some["musts"]] == ["NOT RUN"] * 2
+    assert [row["status"] for row in some["targets"]] == ["not run"] * 2
 
 
-def test_musts_of_twins():
+def test_targets_of_twins():
     def twins(iou: float, merged: float, whole: float, missing: float) -> dict:
         noise = [{"tags": "all", "twin_iou": iou, "other_iou": whole}]
         noise.append({"tags": "missing", "twin_iou": iou, "other_iou": missing})
@@ -228,14 +235,14 @@ def test_musts_of_twins():
         "twins_no_words": {0: twins(0.33, 0.99, 0.9, 0.9), 1: twins(0.35, 0.99, 0.9, 0.9)},
         "twins_tags": {0: twins(0.95, 0.98, 0.9, 0.89), 1: twins(0.93, 0.98, 0.9, 0.88)},
     }
-    rows = summarise(QUICK.replace({"parts": ("twins",)}), results)["musts"]
-    assert [row["met"] for row in rows[:3]] == ["MISSED", "met", "met"]
+    rows = summarise(QUICK.replace({"parts": ("twins",)}), results)["targets"]
+    assert [row["status"] for row in rows[:3]] == ["not reached", "reached", "reached"]
     assert [row["found"] for row in rows[:3]] == pytest.approx([0.34, 0.94 / 0.98, 1.5])
     assert [row["seeds"] for row in rows[:3]] == [2, 2, 2]
 
 
-def test_a_control_is_judged_by_its_whole_interval():
-    """Near on average, but who knows."""
+def test_control_target_uses_the_whole_interval():
+    """A small mean difference with a wide interval does not reach the target."""
     accuracy = dict.fromkeys(map(str, PHRASES), 0.1)
 
     def binding(*per_scene: float) -> dict:
@@ -247,11 +254,15 @@ def test_a_control_is_judged_by_its_whole_interval():
         "binding_learned_tokens": {0: binding(0.12, 0.12, 0.12, 0.12)},
     }
     rows = summarise(QUICK.replace({"parts": ("binding",)}), results)
-    points = {row["arm"]: row["points"] for row in rows["differences"]}
+    points = {row["variant"]: row["points"] for row in rows["differences"]}
     assert abs(points["binding_constant_words"]) < 1e-6
-    met = {row["must"].split()[1]: row["met"] for row in rows["musts"] if row["must"][0] == "C"}
-    assert met["binding_constant_words"] == "MISSED"
-    assert met["binding_learned_tokens"] == "met"
+    met = {
+        row["target"].split()[1]: row["status"]
+        for row in rows["targets"]
+        if row["target"][0] == "C"
+    }
+    assert met["binding_constant_words"] == "not reached"
+    assert met["binding_learned_tokens"] == "reached"
 
 
 def test_the_best_checkpoint_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -264,9 +275,9 @@ def test_the_best_checkpoint_is_measured(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(task, "evaluate", lambda: {"miou": next(scores)})
         return best(task, *args, **options)
 
-    monkeypatch.setattr("benchmarks.pixels.runs.fit", first_is_best)
+    monkeypatch.setattr("benchmarks.pixels.study.fit", first_is_best)
     config = QUICK.replace({"steps": 2, "evaluations": 2})
-    found = run_arm(config, tmp_path, "depth_stem", 0)
+    found = run_variant(config, tmp_path, "depth_stem", 0)
     assert found["best_step"] == 1
     stored = load_file(tmp_path / "depth_stem_0" / "best" / "model.safetensors")
     last = load_file(tmp_path / "depth_stem_0" / "last" / "model.safetensors")
@@ -279,7 +290,7 @@ def fake(measured: dict) -> dict:
             "made": {"hardware": "a test"}}  # fmt: skip
 
 
-def test_musts_are_met_or_missed_by_their_numbers():
+def test_targets_are_reached_or_not_by_their_numbers():
     def depth(own: float, shuffled: float) -> dict:
         rows = {"own": own, "zeroed": 0.0, "shuffled": shuffled}
         return fake({k: {"iou": v, "per_scene": [v, v]} for k, v in rows.items()})
@@ -291,32 +302,38 @@ def test_musts_are_met_or_missed_by_their_numbers():
     results = {
         "depth_rgb_only": {0: depth(0.1, 0.1)},
         "depth_stem": {0: depth(0.45, 0.2)},
-        BINDING_MUST: {0: binding(0.97, 0.96, 0.95, 0.89)},
+        BINDING_TARGET: {0: binding(0.97, 0.96, 0.95, 0.89)},
         "binding_no_words": {0: binding(0.1, 0.1, 0.1, 0.1)},
         "binding_constant_words": {0: binding(0.1, 0.1, 0.1, 0.12)},
         "binding_learned_tokens": {0: binding(0.1, 0.1, 0.1, 0.14)},
     }
     found = summarise(QUICK, results)
-    met = {row["must"]: row["met"] for row in found["musts"]}
-    assert [value for name, value in met.items() if name.startswith("G")] == ["met", "MISSED"]
-    assert [value for name, value in met.items() if name.startswith("B")] == ["met", "MISSED"]
+    met = {row["target"]: row["status"] for row in found["targets"]}
+    assert [value for name, value in met.items() if name.startswith("G")] == [
+        "reached",
+        "not reached",
+    ]
+    assert [value for name, value in met.items() if name.startswith("B")] == [
+        "reached",
+        "not reached",
+    ]
     assert [met[name] for name in met if name.startswith("C: binding")] == [
-        "met", "MISSED", "NOT RUN"
+        "reached", "not reached", "not run"
     ]  # fmt: skip
     others = [name for name in met if name.startswith(("P", "N", "C: twins"))]
     assert len(others) == 6
-    assert {met[name] for name in others} == {"NOT RUN"}
-    assert {row["seeds"] for row in found["musts"]} == {0, 1}
-    stem = next(row for row in found["differences"] if row["arm"] == "depth_stem")
+    assert {met[name] for name in others} == {"not run"}
+    assert {row["seeds"] for row in found["targets"]} == {0, 1}
+    stem = next(row for row in found["differences"] if row["variant"] == "depth_stem")
     assert stem["points"] == pytest.approx(35)
 
 
-@pytest.mark.parametrize("name", ["twins_learned_tokens", "twins_no_words", BINDING_MUST])
-def test_an_arm_of_every_kind(name: str, tmp_path: Path):
-    found = run_arm(QUICK, tmp_path, name, 0)
+@pytest.mark.parametrize("name", ["twins_learned_tokens", "twins_no_words", BINDING_TARGET])
+def test_run_a_variant_of_every_kind(name: str, tmp_path: Path):
+    found = run_variant(QUICK, tmp_path, name, 0)
     assert found["best_step"] is not None
-    assert found["asked"]["train"]["seed"] == 0
-    if name != BINDING_MUST:
+    assert found["config"]["train"]["seed"] == 0
+    if name != BINDING_TARGET:
         assert len(found["measured"]["noise"]) == 8
         assert 0 <= found["measured"]["twin_iou"] <= 1
     if name == "twins_no_words":  # all words are alike to it
@@ -331,16 +348,31 @@ def test_learned_tokens_learn():
     assert task.tokens.vectors.grad.abs().sum() > 0
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    args = ["pixels", "exam", "--quick", "--parts", "depth", "--seeds", "0", "--out"]
-    assert main([*args, str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [path.name for path in tmp_path.iterdir()] == ["quick"]  # the real one is not spoiled
-    file = tmp_path / "quick" / "exam.json"
+def test_quick_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    args = ["--quick", "--parts", "depth", "--seeds", "0", "--out", str(tmp_path)]
+    assert run_script(study.run, [*args, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [path.name for path in tmp_path.iterdir()] == ["quick"]  # apart from a real run
+    file = tmp_path / "quick" / "study.json"
     written = json.loads(file.read_text())
-    assert written["musts"] == told["musts"]
-    assert len(told["musts"]) == 2
+    assert written["targets"] == found["targets"]
+    assert len(found["targets"]) == 2
     assert written["quick"] is True
-    assert {row["arm"] for row in told["depth"]} == {n for n in ARMS if n.startswith("depth")}
-    assert main([*args, str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == [REMARK, f"written: {file}"]
+    depth = {name for name in VARIANTS if name.startswith("depth")}
+    assert {row["variant"] for row in found["depth"]} == depth
+    assert run_script(study.run, args) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [study.QUICK, f"written: {file}"]
+
+
+def test_only_some_variants():
+    config = StudyConfig(only=("twins_no_words", "twins_wider_blocks"))
+    assert list(config.variants()) == ["twins_no_words", "twins_wider_blocks"]
+    assert len(config.jobs()) == 6
+    plain, wide = (config.run(name, 0) for name in config.variants())
+    different = [key for key in plain.model_dump() if getattr(plain, key) != getattr(wide, key)]
+    assert different == ["encoder", "train"]
+    sizes = [sum(p.numel() for p in PixelsModel(one).parameters()) for one in (plain, wide)]
+    assert sizes[1] > 2 * sizes[0]
+    assert not FOLLOW_UPS.keys() & StudyConfig().variants().keys()
+    with pytest.raises(ConfigError, match="twins_no_words"):
+        StudyConfig().replace({"only": ("twins_no_word",)})

@@ -35,7 +35,7 @@ PLACES = {
     "hosts": "eligo.tokens.hosts:_FAMILIES",
     "kernels": "eligo.patches.kernels:KERNELS",
     "selectors": "eligo.demos.selector:_KINDS",
-    "rooms presets": "eligo.pixels.presets:PRESETS",
+    "rooms presets": "eligo.pixels.config:PRESETS",
     "export formats": "eligo.scenes.formats:FORMATS",
 }
 """Where the tables and functions are that the collector reads, as `module:name`."""

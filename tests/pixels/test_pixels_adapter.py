@@ -18,7 +18,7 @@ class Adapted(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
-def test_who_watches_a_layer_sees_it():
+def test_forward_hooks_on_attention_layers_run():
     """And changes nothing by it."""
     encoder = tiny_model(**{"sam.encoder.stages": ()}).encoder
     inputs = pictures()

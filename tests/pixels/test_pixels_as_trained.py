@@ -15,10 +15,10 @@ from eligo.config import load_config
 from eligo.config.yaml import dump_yaml, read_yaml
 from eligo.errors import InputError
 from eligo.pixels import PixelsTrainConfig, Segmenter, predict, train_model
+from eligo.pixels.config import ClipTextConfig, WordsTextConfig
 from eligo.pixels.inference import export
 from eligo.pixels.inference.segmenter import stored_config
 from eligo.pixels.text.encoders import ClipEncoder, WordsEncoder
-from eligo.pixels.text_config import ClipTextConfig, WordsTextConfig
 from eligo.pixels.training import task
 
 TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke()
@@ -52,7 +52,7 @@ def test_predict_gives_the_class_names_of_the_training(labels_run: Path, image: 
     assert not torch.equal(found.confidence, predict(image, model=model).confidence)
 
 
-def test_other_words_than_in_training_are_remarked(labels_run: Path, image: Path, caplog):
+def test_other_words_than_in_training_are_logged(labels_run: Path, image: Path, caplog):
     model = Segmenter.from_pretrained(labels_run)
     with caplog.at_level(logging.WARNING, "eligo.pixels"):
         assert predict(image, tags="wall", model=model).words == ("wall",)
@@ -69,14 +69,14 @@ def test_other_words_than_in_training_are_remarked(labels_run: Path, image: Path
         assert not caplog.text
 
 
-def test_class_names_that_are_not_there(labels_run: Path, image: Path):
+def test_missing_class_names_are_refused(labels_run: Path, image: Path):
     model = Segmenter.from_pretrained(labels_run)
     model.config = model.config.replace({"classes": ()})
     with pytest.raises(InputError, match="class names"):
         predict(image, model=model)
 
 
-def test_export_says_the_words(labels_run: Path, tmp_path: Path, monkeypatch):
+def test_export_writes_the_words(labels_run: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(export, "_export", lambda *_: b"graph")
     segmenter = Segmenter.from_pretrained(labels_run)
     export.export_onnx(segmenter, tmp_path, height=48, width=64)
@@ -130,7 +130,7 @@ def clip(folder: Path, seed: int = 0, *, tokenizer: str = "own", words: str = ""
     ("tokenizer", "said"),
     [("empty", "no tokenizer"), ("small", "got 6 tokens"), ("large", "another model's")],
 )
-def test_a_tokenizer_that_is_not_the_encoders(tmp_path: Path, tokenizer: str, said: str):
+def test_tokenizer_of_another_encoder_is_refused(tmp_path: Path, tokenizer: str, said: str):
     folder = clip(tmp_path / "clip", tokenizer=tokenizer)
     with pytest.raises(InputError, match=said) as error:
         ClipEncoder(ClipTextConfig(model=str(folder))).encode(["chair"])

@@ -5,9 +5,9 @@ import torch
 
 from eligo.config import load_config
 from eligo.errors import ConfigError
+from eligo.pixels.config import AugmentConfig
 from eligo.pixels.data.augment import Prepared, augment, mirror_some, scaled
 from eligo.pixels.data.batch import Batch
-from eligo.pixels.data_config import AugmentConfig
 
 
 def image(height: int = 40, width: int = 50) -> Prepared:
@@ -18,7 +18,7 @@ def image(height: int = 40, width: int = 50) -> Prepared:
         depth=columns.float()[None] + 1,
         depth_mask=torch.ones(1, height, width, dtype=torch.bool),
         labels=columns.to(torch.uint8),
-        numbers=torch.tensor([3, -1]),
+        word_ids=torch.tensor([3, -1]),
     )
 
 
@@ -27,7 +27,7 @@ def test_mirror_only():
     assert found == {(0, 1), (49, 48)}
 
 
-def test_pieces_keep_together_and_padding_says_nothing():
+def test_crops_stay_aligned_and_padding_is_ignored():
     config = AugmentConfig(scales=(1.0,), crop=(36, 64))
     seen = set()
     for _ in range(20):
@@ -43,7 +43,7 @@ def test_pieces_keep_together_and_padding_says_nothing():
     assert len(seen) == 2  # mirrored or not
 
 
-def test_a_piece_is_drawn_from_everywhere():
+def test_crops_are_drawn_from_everywhere():
     config = AugmentConfig(mirror=False, scales=(1.0,), crop=(32, 32))
     starts = {int(augment(image(), config).labels[0, 0]) for _ in range(200)}
     assert starts == set(range(19))
@@ -62,7 +62,7 @@ def test_scaled(scale: float):
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.5, 0.75])
-def test_taken_from_where_the_middle_of_the_new_pixel_lies(scale: float):
+def test_nearest_resize_uses_pixel_centres(scale: float):
     """Not from its corner, which would move depth and labels against the mixed colours."""
     found = scaled(image(), scale)
     width = found.labels.shape[1]
@@ -85,11 +85,11 @@ def test_mirrored_batches():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"scales": [0.5]}, "need crop"),
+        ({"scales": [0.5]}, "give crop"),
         ({"scales": [-1.0], "crop": [64, 64]}, "above 0"),
         ({"crop": [16, 64]}, "32 x 32"),
     ],
 )
-def test_bad_settings(changes: dict, said: str):
+def test_invalid_settings_are_refused(changes: dict, said: str):
     with pytest.raises(ConfigError, match=said):
         load_config(AugmentConfig, changes)

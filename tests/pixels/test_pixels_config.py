@@ -91,7 +91,7 @@ def test_bounds_bind_learnable_multipliers_only():
     tiny_config(**{"sam.decoder.logit_init": 500.0, "sam.form": "legacy"})
 
 
-def test_a_hint_for_steep_dot_products(caplog: pytest.LogCaptureFixture):
+def test_large_scale_of_dot_products_is_logged(caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO", logger="eligo.pixels"), torch.device("meta"):
         PixelsModel(tiny_config())
         assert not caplog.records

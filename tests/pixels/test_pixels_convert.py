@@ -21,7 +21,7 @@ def config_of(size: str, **changes) -> PixelsConfig:
 
 @pytest.mark.parametrize("base", ["nyu_l", "scenes"])
 @pytest.mark.parametrize("size", ["S", "small"])
-def test_the_size_is_the_files(tmp_path: Path, base: str, size: str):
+def test_size_is_read_from_the_file(tmp_path: Path, base: str, size: str):
     """Whatever config is given for the rest."""
     torch.save(official_encoder(config_of(size).encoder), tmp_path / "w.pth")
     given = load_config(PixelsTrainConfig, f"pixels/{base}")
@@ -31,7 +31,7 @@ def test_the_size_is_the_files(tmp_path: Path, base: str, size: str):
     assert made.sam.encoder.groups == config_of(size).sam.encoder.groups
 
 
-def test_the_fixed_multiplier_is_the_files(tmp_path: Path):
+def test_fixed_multiplier_is_read_from_the_file(tmp_path: Path):
     """What multiplies the logits is a number in the weights: no flag may say another."""
     config = config_of("S", num_classes=7, text_dim=24, **FEW, **WORDS)
     state = official_model(config)
@@ -60,7 +60,7 @@ def test_the_fixed_multiplier_is_the_files(tmp_path: Path):
         converted(decoder__learnable_temp=False)
 
 
-def test_words_are_read_when_they_are_wanted(tmp_path: Path):
+def test_words_are_read_only_if_used(tmp_path: Path):
     """Without words no CLIP is looked for, which may have to be downloaded first."""
     config = config_of("S", num_classes=7, text_dim=24, **FEW, **WORDS)
     state = official_model(config)

@@ -90,7 +90,7 @@ def test_decoder_by_hand(text: Text, cosine: bool):
     assert torch.equal(found[1], x[1])
 
 
-def test_length_and_mean_of_words_say_nothing():
+def test_length_and_mean_of_word_vectors_do_not_matter():
     """One LayerNorm of the text, once per model; the original has none."""
     rgb, depth = pictures()
     text = some_text(3, 2)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eligo.pixels import EncoderConfig, confusion_matrix, from_official, segmentation_metrics
 from eligo.pixels.config import SamConfig
-from eligo.pixels.model.alignment import SemanticAlignment, decoder_alignment, encoder_alignment
+from eligo.pixels.model.alignment import DecoderAlignment, EncoderAlignment, SemanticAlignment
 from eligo.pixels.model.block import Block
 from eligo.pixels.model.geometry import (
     Depth,
@@ -107,7 +107,7 @@ def alignment(
     if side == "decoder":
         modes["top_m"] = top_m
     sam = SamConfig.model_validate({"form": "legacy", side: modes})
-    build = decoder_alignment if side == "decoder" else encoder_alignment
+    build = DecoderAlignment if side == "decoder" else EncoderAlignment
     module = build(32, 24, 4, sam)
     state = under(SAM, f"{side}.state.")
     names = {**_ALIGN, "gate": "alpha" if side == "decoder" else "gamma"}

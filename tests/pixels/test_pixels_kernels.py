@@ -1,4 +1,4 @@
-"""The encoder's GPU kernels: their answers, and that they stay away where they do not belong."""
+"""The Triton kernels of the encoder: their results, and when torch is used instead."""
 
 import importlib
 import os
@@ -14,13 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from eligo.pixels.model import layers
 from eligo.pixels.model.layers import use_kernels
-from limits import PROCESS_SECONDS
 
 HERE = Path(__file__).parent
 
 
 def test_interpreted():
-    """Runs `pixel_triton.py`, where the kernels are interpreted on the CPU."""
+    """Run `pixel_triton.py`, where the kernels are interpreted on the CPU."""
     pytest.importorskip("triton")
     # A process of its own: Triton reads the variable when it is first imported.
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "pixel_triton.py"]
@@ -35,11 +34,11 @@ def test_interpreted():
     ("device", "grad"),
     [("cpu", False), ("cpu", True), pytest.param("cuda", True, marks=pytest.mark.gpu)],
 )
-def test_torch_stays_in_use(device: str, grad: bool, monkeypatch: pytest.MonkeyPatch):
-    """On a CPU, and where something learns."""
+def test_torch_is_used(device: str, grad: bool, monkeypatch: pytest.MonkeyPatch):
+    """On a CPU, and where gradients are needed."""
 
     def fail(*_: object) -> bool:
-        raise AssertionError("asked for Triton")
+        raise AssertionError("Triton was tried")
 
     monkeypatch.setattr(layers, "_triton_works", fail)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -49,11 +48,11 @@ def test_torch_stays_in_use(device: str, grad: bool, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch.func.jvp's own
-def test_nobody_who_looks_into_operations_meets_a_kernel(monkeypatch: pytest.MonkeyPatch):
-    """Gradients and counts would lack what it does; a trial there would fail, and be remembered."""
+def test_no_kernels_under_function_transforms_and_counters(monkeypatch: pytest.MonkeyPatch):
+    """Gradients and counts would miss a kernel; a failed trial there would be cached."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    asked = []
-    monkeypatch.setattr(layers, "_triton_works", lambda *_: not asked.append(0))
+    tried = []
+    monkeypatch.setattr(layers, "_triton_works", lambda *_: not tried.append(0))
     x, seen = torch.randn(3), []
 
     def look(value: torch.Tensor) -> torch.Tensor:
@@ -69,12 +68,12 @@ def test_nobody_who_looks_into_operations_meets_a_kernel(monkeypatch: pytest.Mon
     with FlopCounterMode(display=False):
         look(x)
     assert seen == [False] * 10
-    assert not asked
+    assert not tried
     assert use_kernels(x)
 
 
-def test_the_choice(monkeypatch: pytest.MonkeyPatch):
-    """Where a kernel could run, it does, unless something learns, traces or is not to be read."""
+def test_choice_of_kernels(monkeypatch: pytest.MonkeyPatch):
+    """Kernels run wherever they can, unless gradients, tracing or the data type forbid it."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # a CPU will do
     monkeypatch.setattr(layers, "_triton_works", lambda *_: True)
     x, learns = torch.randn(2), torch.randn(2, requires_grad=True)
@@ -107,7 +106,7 @@ def test_the_choice(monkeypatch: pytest.MonkeyPatch):
     ("name", "constants"),
     [
         ("_depthwise", {"K": 3, "HAS_ONTO": True, "COLUMNS": 16, "CHANNELS": 32}),
-        ("_turned", {"D": 16, "TOKENS": 32, "CHANNELS": 64}),
+        ("_rotated", {"D": 16, "TOKENS": 32, "CHANNELS": 64}),
         ("_biases", {"TILE": 32}),
         ("_norm", {"TOKENS": 8, "CHANNELS": 256}),
     ],
@@ -128,31 +127,6 @@ def test_compiles_for_an_h200(name: str, constants: dict[str, int], half: bool):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
-
-
-TRACED = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import torch
-from pixel_cases import pictures, tiny_model
-
-torch.set_num_threads(1)
-encoder = tiny_model(**{"encoder.depths": (1, 1, 1, 1)}).encoder
-inputs = pictures()
-with torch.no_grad():
-    torch.compile(encoder, fullgraph=True, backend="aot_eager")(*inputs)
-    torch.jit.trace(encoder, inputs, check_trace=False)
-    assert "eligo.pixels.model.kernels" not in sys.modules
-    encoder(*inputs)
-assert "eligo.pixels.model.kernels" in sys.modules  # as soon as nobody looks
-"""
-
-
-def test_tracing_takes_torch():
-    """In a process of its own, where the kernels could run: a trace would not see them."""
-    settings = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", TRACED, str(HERE)]
-    subprocess.run(command, check=True, timeout=PROCESS_SECONDS, env=settings)
 
 
 @pytest.mark.gpu

@@ -10,7 +10,13 @@ from eligo.errors import InputError
 from eligo.pixels import PixelsTrainConfig, segmentation_metrics
 from eligo.pixels.data.batch import Batch
 from eligo.pixels.inference.evaluate import evaluate_rows, split_confusion
-from eligo.pixels.inference.views import Seen, Views, _starts, probabilities, scaled
+from eligo.pixels.inference.multi_scale import (
+    ModelInputs,
+    MultiScale,
+    _starts,
+    probabilities,
+    scaled,
+)
 from eligo.pixels.training.task import PixelsTask
 
 
@@ -30,10 +36,10 @@ def model():
 
 
 @torch.no_grad()
-def test_whole_is_the_plain_softmax(model):
+def test_single_pass_is_the_plain_softmax(model):
     batch = a_batch(70, 90)
     plain = model(batch.rgb, batch.depth, batch.depth_mask, batch.text).logits.softmax(1)
-    torch.testing.assert_close(probabilities(model, batch, Views()), plain)
+    torch.testing.assert_close(probabilities(model, batch, MultiScale()), plain)
 
 
 @torch.no_grad()
@@ -54,12 +60,12 @@ def test_multi_scale_and_flip(model):
             found = model(*inputs, batch.text).logits.softmax(1)
             found = found.flip(-1) if flip else found
             parts.append(F.interpolate(found, size, mode="bilinear", align_corners=False))
-    found = probabilities(model, batch, Views(scales, flip=True))
+    found = probabilities(model, batch, MultiScale(scales, flip=True))
     torch.testing.assert_close(found, torch.stack(parts).mean(0), atol=1e-5, rtol=1e-5)
 
 
 def test_a_scaled_size_is_rounded_up_once():
-    seen = Seen(torch.randn(2, 3, 96, 128), None, None, None)
+    seen = ModelInputs(torch.randn(2, 3, 96, 128), None, None, None)
     assert scaled(seen, 1.0) is seen
     assert scaled(seen, 0.75).rgb.shape[-2:] == (96, 96)  # 72 and exactly 96
 
@@ -77,11 +83,11 @@ def test_sliding(model):
             part = (batch.rgb[place], batch.depth[place], batch.depth_mask[place])
             total[place] += model(*part, batch.text).logits.softmax(1)
             seen[place] += 1
-    found = probabilities(model, batch, Views(window=window))
+    found = probabilities(model, batch, MultiScale(window=window))
     torch.testing.assert_close(found, total / seen, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.sum(1), torch.ones(2, 64, 100))
-    whole = probabilities(model, batch, Views(window=(480, 640)))  # smaller than the window
-    torch.testing.assert_close(whole, probabilities(model, batch, Views()))
+    whole = probabilities(model, batch, MultiScale(window=(480, 640)))  # smaller than the window
+    torch.testing.assert_close(whole, probabilities(model, batch, MultiScale()))
 
 
 @pytest.mark.parametrize(("size", "window"), [(480, 480), (481, 480), (1000, 480), (96, 40)])
@@ -96,18 +102,18 @@ def test_windows_cover_everything(size: int, window: int):
 
 
 @pytest.mark.parametrize("views", [{"scales": ()}, {"scales": (0.0,)}, {"window": (16, 64)}])
-def test_bad_views(views: dict):
+def test_invalid_scales_and_windows_are_refused(views: dict):
     with pytest.raises(InputError, match="got"):
-        Views(**views)
+        MultiScale(**views)
 
 
-def test_rows():
+def test_evaluation_rows():
     task = PixelsTask(load_config(PixelsTrainConfig, "pixels/scenes").smoke())
     model = task.model.eval()
     rows = evaluate_rows(model, task.source, "test", batch_size=3)
     assert [row.words for row in rows] == ["predicted", "none", "oracle", "shuffled"]
     assert all(row.images == 4 for row in rows)
-    shown = rows[0].shown()
+    shown = rows[0].summary()
     assert {"words", "images", "miou", "miou_reference", "pixel_acc", "macc", "f1"} <= set(shown)
     one, images = split_confusion(model, task.source, "test", "oracle", batch_size=3)
     other, _ = split_confusion(model, task.source, "test", "oracle", batch_size=1)

@@ -50,7 +50,7 @@ def test_words_and_depth_matter():
 
 
 @pytest.mark.parametrize("preset", range(1, 7))
-def test_without_words_exactly_the_identity(preset: int):
+def test_exact_identity_without_words(preset: int):
     """Sample 1 has no word: nothing that its mates have may change a bit of its answer."""
     model = tiny_model(**PRESETS[preset])
     rgb, depth = pictures(3)
@@ -62,7 +62,7 @@ def test_without_words_exactly_the_identity(preset: int):
     assert torch.equal(logits(model, rgb, depth, None, some_text(0, 0, 0, words=0)), silent)
 
 
-def test_without_words_the_identity_in_training_too():
+def test_identity_without_words_in_training():
     """The same gradient as without text, sample by sample."""
     model = tiny_model(**{"head.dropout": 0.0})
     bases = model.head.hamburger.bases[None]
@@ -75,7 +75,7 @@ def test_without_words_the_identity_in_training_too():
     assert torch.equal(*found)
 
 
-def test_legacy_knows_no_identity():
+def test_legacy_form_is_no_identity():
     """What the gated form repairs: a sample without words feels its mates' words."""
     model = tiny_model(**{"sam.form": "legacy"})
     rgb, depth = pictures()
@@ -90,7 +90,7 @@ def test_legacy_knows_no_identity():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_batch_mates(form: str):
+def test_samples_of_a_batch_are_independent(form: str):
     model = tiny_model(**{"sam.form": form})
     rgb, depth = pictures(3)
     mask, text = torch.rand(3, 1, 64, 96) < 0.7, some_text(4, 2, 5)
@@ -121,7 +121,7 @@ def test_padding_and_order_of_words(form: str):
         )
 
 
-def test_padding_takes_no_gradient():
+def test_padding_gets_no_gradient():
     model = tiny_model()
     text = some_text(3, 0)
     embeddings = text.embeddings.masked_fill(~text.mask[..., None], float("inf"))
@@ -140,7 +140,7 @@ def test_no_depth_is_constant_depth():
         torch.testing.assert_close(logits(model, rgb, depth, mask), plain, atol=1e-5, rtol=1e-5)
 
 
-def test_unknown_depth_has_no_say():
+def test_unknown_depth_has_no_effect():
     model = tiny_model(**{"encoder.depth_stem": True})
     torch.nn.init.normal_(model.encoder.depth_stem.weight)
     rgb, depth = pictures()
@@ -153,7 +153,7 @@ def test_unknown_depth_has_no_say():
     )
 
 
-def test_depth_stem_starts_as_nothing_and_learns():
+def test_depth_stem_starts_at_zero_and_learns():
     changes = {"encoder.depth_stem": True}
     with_stem, without = tiny_model(**changes), tiny_model()
     state = with_stem.state_dict()
@@ -178,7 +178,7 @@ def test_only_channel_0_of_depth_is_read():
 
 
 @pytest.mark.parametrize(("similarity", "init"), MODES)
-def test_a_live_temperature(similarity: str, init: float):
+def test_learnable_temperature_learns(similarity: str, init: float):
     """From the start, with the gates as they start, in encoder and decoder."""
     model = PixelsModel(tiny_config(**learnable(similarity, init)))
     model(*pictures(), None, some_text(3, 5)).logits.square().sum().backward()
@@ -187,7 +187,7 @@ def test_a_live_temperature(similarity: str, init: float):
     assert all(scale.grad.abs() > 0 for scale in scales)
 
 
-def test_the_dead_temperature_of_legacy():
+def test_legacy_temperature_never_changes():
     model = tiny_model(**learnable("cosine", 14.285714, "legacy"))
     model(*pictures(), None, some_text(3, 5)).logits.square().sum().backward()
     scales = [m.log_scale for m in model.modules() if isinstance(m, SimilarityScale)]
@@ -200,7 +200,7 @@ def test_the_dead_temperature_of_legacy():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_parameter_learns(form: str):
+def test_every_parameter_gets_a_gradient(form: str):
     """With all parts in; in eval mode, because BatchNorm takes out the biases before it."""
     changes = {
         **learnable("cosine", 1.0, form),
@@ -350,7 +350,7 @@ def test_float32_logits_under_autocast():
         ((torch.zeros(1, 3, 64, 64), None, None, some_text(1, 2)), "got 2 samples"),
     ],
 )
-def test_bad_input(inputs: tuple, said: str):
+def test_invalid_inputs_are_refused(inputs: tuple, said: str):
     with production(), pytest.raises(InputError, match=said):
         tiny_model()(*inputs)
 

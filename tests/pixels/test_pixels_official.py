@@ -186,6 +186,6 @@ def test_not_a_state_dict():
 
 
 @pytest.mark.parametrize("changes", [{}, {"encoder.depth_stem": True, "sam.form": "legacy"}])
-def test_what_has_no_official_name(changes: dict):
-    with pytest.raises(InputError, match="has no name in official weights"):
+def test_models_without_official_form_are_refused(changes: dict):
+    with pytest.raises(InputError, match="official weights have no such tensor"):
         to_official(PixelsModel(tiny_config(**changes)))

@@ -1,4 +1,4 @@
-"""ONNX: the exported model says what torch says, for any batch; without words and depth too."""
+"""ONNX: the exported model agrees with torch, for any batch, also without words and depth."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ flags = ["--height", "48", "--width", "64", "--num_words", "5", "--json"]
 sys.exit(main(["pixels", "export", "--model", model, "--out", out, *flags]))
 """
 
-# One of each part: torch takes seconds for every part that it translates.
+# One of each part: the export takes seconds for every module.
 SMALL = {
     "encoder.depths": (1, 1, 1, 1),
     "sam.encoder.stages": (3,),
@@ -70,58 +70,55 @@ def opened(folder: Path) -> tuple[Segmenter, Any, dict[str, Any]]:
     return Segmenter.from_pretrained(folder / "model"), session, about
 
 
-def asked(session: Any, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+def outputs_of(session: Any, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     names = [given.name for given in session.get_inputs()]
     found = session.run(None, {n: v.numpy() for n, v in zip(names, inputs, strict=True)})
     return [torch.from_numpy(value) for value in found]
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_onnx_agrees(folder: Path, batch: int):
+def test_onnx_agrees(folder: Path):
+    """One test, so that parallel workers export once."""
     segmenter, session, about = opened(folder)
-    inputs = example_inputs(16, 48, 64, 5, batch)
-    with torch.no_grad():
-        expected = segmenter.model(*inputs[:3], TextBatch(*inputs[3:]))
-        silent = segmenter.model(*inputs[:3])
-    logits, maps = asked(session, inputs)
-    torch.testing.assert_close(logits, expected.logits, atol=1e-3, rtol=0)
-    torch.testing.assert_close(maps, expected.tag_maps, atol=1e-3, rtol=0)
-    assert (expected.logits - silent.logits).abs().max() > 0.01  # the words do matter
-    assert about["inputs"]["rgb"] == {"shape": ["batch", 3, 48, 64], "dtype": "float32"}
-    assert about["outputs"] == ["logits", "tag_maps"]
-
-
-def test_masked_inputs_are_absent_inputs(folder: Path):
-    segmenter, session, _ = opened(folder)
+    for batch in (1, 3):
+        inputs = example_inputs(16, 48, 64, 5, batch)
+        with torch.no_grad():
+            expected = segmenter.model(*inputs[:3], TextBatch(*inputs[3:]))
+            wordless = segmenter.model(*inputs[:3])
+        logits, maps = outputs_of(session, inputs)
+        torch.testing.assert_close(logits, expected.logits, atol=1e-3, rtol=0)
+        torch.testing.assert_close(maps, expected.tag_maps, atol=1e-3, rtol=0)
+        assert (expected.logits - wordless.logits).abs().max() > 0.01  # the words do matter
     rgb, depth, mask, words, word_mask = example_inputs(16, 48, 64, 5, 1)
-    found = asked(session, (rgb, depth, mask & False, words, word_mask & False))[0]
+    found = outputs_of(session, (rgb, depth, mask & False, words, word_mask & False))[0]
     with torch.no_grad():
         expected = segmenter.model(rgb).logits
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)  # masked is absent
+    assert about["inputs"]["rgb"] == {"shape": ["batch", 3, 48, 64], "dtype": "float32"}
+    assert about["outputs"] == ["logits", "tag_maps"]
 
 
 @pytest.mark.parametrize(
     ("flags", "size"), [([], (96, 128)), (["--width", "160"], (96, 160)), (["--height", "0"], None)]
 )
-def test_the_size_is_that_of_the_training(
+def test_export_size_is_that_of_the_training(
     flags: list[str], size: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The shipped model knows things by the size they had."""
-    asked: list[tuple[int, int]] = []
+    """The shipped model is exported in the size of its training images."""
+    sizes: list[tuple[int, int]] = []
     real = export.export_onnx
 
     def written(segmenter: Segmenter, out: Path, *, height: int, width: int, **rest: Any) -> Any:
         if size is None:
             return real(segmenter, out, height=height, width=width, **rest)
-        asked.append((height, width))
+        sizes.append((height, width))
         return export.Exported("", "", [], [], 0.0)
 
     monkeypatch.setattr(export, "export_onnx", written)
     code = main(["pixels", "export", "--out", str(tmp_path / "onnx"), *flags])
-    assert (code, asked) == ((2, []) if size is None else (0, [size]))
+    assert (code, sizes) == ((2, []) if size is None else (0, [size]))
 
 
-def test_what_cannot_be_exported(tmp_path: Path):
+def test_invalid_exports_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match="at least 32 x 32"):
         export_onnx(lively(), tmp_path, height=16, width=64)
     with pytest.raises(InputError, match="num_words"):

@@ -52,7 +52,7 @@ def test_overlay():
     assert palette[2] not in colours  # which is nowhere
 
 
-def test_words_are_bright_where_they_are_heard():
+def test_word_pictures_are_bright_where_attended():
     heard = torch.zeros(6, 8)
     heard[2, 6] = 0.5
     picture = word_picture(IMAGE, heard, "ring", highest=0.5)

@@ -12,7 +12,8 @@ from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.pixels import PixelsTrainConfig, Segmenter, predict, train_model
-from eligo.pixels.data.inputs import normalise_metres
+from eligo.pixels.config import InputsConfig
+from eligo.pixels.data.pictures import normalise_metres
 from eligo.pixels.inference.predict import segment
 from eligo.scenes.config import ROOMS
 from eligo.scenes.dataset import SceneDataset
@@ -44,7 +45,7 @@ def stored(path: Path, values: np.ndarray) -> Path:
 # ------------------------------------------------------------------ words and images
 
 
-def test_words_in_every_way_one_writes_them(run: Path, image: Path):
+def test_words_as_strings_and_lists(run: Path, image: Path):
     model = Segmenter.from_pretrained(run)
     for tags in ("wall, floor,", ["wall", " floor "], ("wall", "", "floor")):
         assert predict(image, tags=tags, model=model).words == ("wall", "floor")
@@ -54,7 +55,7 @@ def test_words_in_every_way_one_writes_them(run: Path, image: Path):
     assert predict(image, captions=["a ball", ""], model=model).words == ("a ball",)
 
 
-def test_an_out_folder_that_is_no_utf8(run: Path, image: Path, tmp_path: Path):
+def test_output_folder_that_is_not_utf8(run: Path, image: Path, tmp_path: Path):
     out = tmp_path / "caf\udce9"
     for tags in ("wall", "floor"):
         result = predict(image, tags=tags, model=run).save(out)
@@ -77,7 +78,7 @@ def test_an_image_in_memory(run: Path, image: Path):
         predict(image, depth, model=model)
 
 
-def test_words_of_photographs_are_told_what_this_model_knows(run: Path, image: Path):
+def test_unknown_words_name_the_vocabulary(run: Path, image: Path):
     with pytest.raises(InputError) as caught:
         predict(image, tags="desk,chair,lamp", model=run)
     said = str(caught.value)
@@ -91,19 +92,19 @@ def test_words_of_photographs_are_told_what_this_model_knows(run: Path, image: P
         predict(image, tags="stripped ball", model=run)
 
 
-def test_help_says_what_to_name(capsys):
+def test_help_explains_tags(capsys):
     assert main(["pixels", "predict", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "Name all that you see" in shown
+    assert "Name everything that you see" in shown
     assert "generated rooms only" in shown
-    about = shown.split("Refuse a model that compares pixels and words otherwise;", 1)[1]
+    about = shown.split("Require a model with these settings;", 1)[1]
     assert about.index("--sam_decoder_use_cosine") < 200  # a box of its own, with that title
 
 
 # ------------------------------------------------------------------ sizes
 
 
-def test_another_size_is_remarked(run: Path, image: Path, caplog: pytest.LogCaptureFixture):
+def test_another_size_is_logged(run: Path, image: Path, caplog: pytest.LogCaptureFixture):
     model = Segmenter.from_pretrained(run)
     assert model.config.image_size == (48, 64)
     predict(image, model=model)
@@ -164,7 +165,7 @@ def test_size_on_the_command_line(run: Path, image: Path, tmp_path: Path):
         ("d.png", np.zeros((48, 64), dtype=np.uint16), {}, None),
     ],
 )
-def test_implausible_depth_is_remarked(
+def test_implausible_depth_is_logged(
     run: Path, image: Path, caplog: pytest.LogCaptureFixture, name, values, inputs, said
 ):
     model = Segmenter.from_pretrained(run)
@@ -176,3 +177,51 @@ def test_implausible_depth_is_remarked(
     else:
         assert said in " ".join(told)
         assert name in " ".join(told)
+
+
+# ------------------------------------------------------------------ images and depth in memory
+
+
+def test_image_and_depth_in_every_form_agree(run: Path, image: Path):
+    values = np.random.default_rng(1).integers(500, 4000, (48, 64)).astype(np.uint16)
+    depth = stored(image.with_name("depth.png"), values)
+    model = Segmenter.from_pretrained(run)
+    expected = predict(image, depth, "wall, floor", model=model)
+    pixels = np.array(Image.open(image))
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    metres = InputsConfig(depth_scale=1)
+    for photo in (str(image), Image.open(image), pixels, tensor):
+        for given, inputs in (
+            (Image.open(depth), None),
+            (values, None),
+            (torch.from_numpy(values.astype(np.int32)), None),
+            (values.astype(np.float64), None),
+            (stored(image.with_name("depth.npy"), values), None),
+            (values.astype(np.float32) / np.float32(1000), metres),
+        ):
+            found = predict(photo, given, ["wall", "floor"], model=model, inputs=inputs)
+            assert found.used_depth
+            if inputs is None:
+                assert torch.equal(found.confidence, expected.confidence)
+            torch.testing.assert_close(found.confidence, expected.confidence)
+            assert found.selection is not None
+
+
+def test_depth_of_another_shape_is_refused(run: Path, image: Path):
+    model = Segmenter.from_pretrained(run)
+    pixels = np.array(Image.open(image))
+    with pytest.raises(InputError, match=r"depth: got 40 x 64 pixels, but image has 48 x 64"):
+        predict(pixels, np.ones((40, 64), np.float32), model=model)
+    with pytest.raises(InputError, match=r"depth: got shape \(1, 48, 64\), expected \(height, w"):
+        predict(pixels, torch.ones(1, 48, 64), model=model)
+    with pytest.raises(InputError, match=r"image: got the shape"):
+        predict(np.ones((48, 64, 2), np.uint8), model=model)
+
+
+def test_depth_of_a_reduced_array(run: Path, monkeypatch: pytest.MonkeyPatch):
+    """An array that is too large is reduced as a file is, and its depth with it."""
+    monkeypatch.setattr("eligo.images.MOST_PIXELS", 40 * 60)
+    pixels = np.zeros((80, 120, 3), np.uint8)
+    for photo in (pixels, torch.from_numpy(pixels).permute(2, 0, 1)):
+        found = predict(photo, np.ones((80, 120), np.float32), model=run)
+        assert found.labels.shape == (40, 60)

@@ -27,7 +27,7 @@ def prediction(words=WORDS) -> PixelsPrediction:
     )
 
 
-def test_places_belong_to_words(tmp_path):
+def test_maps_and_words_in_the_record(tmp_path):
     found = prediction()
     depth = Image.new("RGB", (48, 32))
     truth = torch.zeros(32, 48, dtype=torch.uint8)

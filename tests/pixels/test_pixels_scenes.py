@@ -6,10 +6,15 @@ from pixel_files import SCENES
 from test_pixels_traced import Watch
 
 from eligo.errors import InputError
+from eligo.pixels.config import (
+    AugmentConfig,
+    InputsConfig,
+    ScenesDataConfig,
+    TextConfig,
+    WordsTextConfig,
+)
 from eligo.pixels.data.scene_source import SceneSource
-from eligo.pixels.data_config import AugmentConfig, InputsConfig, ScenesDataConfig
 from eligo.pixels.text.encoders import WordsEncoder
-from eligo.pixels.text_config import TextConfig, WordsTextConfig
 from eligo.scenes import SceneDataset, class_tags, draw_scenes
 
 TEXT = TextConfig(max_tags=14, encoder=WordsTextConfig(dim=16))
@@ -24,7 +29,7 @@ def source(text: TextConfig = TEXT, **changes) -> SceneSource:
     return SceneSource(config, InputsConfig(), text, encoder, AugmentConfig(), CPU)
 
 
-def test_what_is_seen_and_said():
+def test_batches_hold_images_and_words():
     batches = list(source().images("test", "oracle", 4))
     assert [len(batch.rgb) for batch in batches] == [4, 2]
     items = SceneDataset(SCENES, "test", 6, num_questions=0).__getitems__(list(range(6)))
@@ -63,7 +68,7 @@ def test_a_tagger_of_this_precision_and_recall():
     assert torch.equal(tags.labels, class_tags(graph, precision=0.7, recall=0.6).labels)
 
 
-def test_only_the_first_tags_count():
+def test_only_the_first_tags_are_used():
     text = next(source(TEXT.replace({"max_tags": 3})).images("test", "oracle", 6)).text
     assert text is not None
     assert text.mask.shape == (6, 3)
@@ -86,7 +91,7 @@ def test_binding_draws_numbers_of_phrases():
         ScenesDataConfig(scenes=scenes, phrases=(3,))
 
 
-def test_every_scene_once_an_epoch_and_parts_make_the_batch():
+def test_epochs_visit_every_scene_once_and_ranks_split_batches():
     found = source()
     stream = found.batches(5, seed=1, start_step=0, rank=0, world_size=1)
     seen = torch.cat([next(stream).rgb for _ in range(2)])
@@ -115,10 +120,10 @@ def test_depth_can_be_left_out():
     assert batch.depth_mask is None
 
 
-def test_a_step_waits_for_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_no_sync_in_a_step(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("eligo.pixels.text.batch.values_are_free", lambda *_: False)
     found = source()
     stream = found.batches(4, seed=0, start_step=0, rank=0, world_size=1)
     next(stream)  # paints
     with Watch():
-        found.varied(next(stream))
+        found.augmented(next(stream))

@@ -10,6 +10,12 @@ from torch.nn import functional as F
 
 from eligo.config import load_config
 from eligo.errors import ConfigError, InputError
+from eligo.pixels.config import (
+    ClipTextConfig,
+    TableTextConfig,
+    TextConfig,
+    WordsTextConfig,
+)
 from eligo.pixels.text.encoders import (
     ClipEncoder,
     TableEncoder,
@@ -18,12 +24,6 @@ from eligo.pixels.text.encoders import (
 )
 from eligo.pixels.text.phrases import TEMPLATES, with_article
 from eligo.pixels.text.table import PhraseTable, words_of
-from eligo.pixels.text_config import (
-    ClipTextConfig,
-    TableTextConfig,
-    TextConfig,
-    WordsTextConfig,
-)
 
 CLASSES = ("wall", "night_stand")
 TAGS = [f"tag{n}" for n in range(9)]
@@ -61,7 +61,7 @@ def test_articles():
 # ------------------------------------------------------------------ words
 
 
-def test_words_are_fixed_and_look_like_a_text_encoders():
+def test_word_vectors_are_fixed_and_have_realistic_cosines():
     encoder = WordsEncoder(WordsTextConfig())
     looks = itertools.product(("red", "blue"), ("striped", "dotted"), ("ball", "box"))
     names = [*(" ".join(look) for look in looks), "wall", "floor", "green plain moon"]
@@ -112,7 +112,7 @@ def test_table(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["absent", "torn", "uneven"])
-def test_bad_tables(tmp_path: Path, kind: str):
+def test_invalid_tables_are_refused(tmp_path: Path, kind: str):
     path = tmp_path / "t.safetensors"
     if kind == "torn":
         path.write_bytes(b"no tensors")
@@ -168,14 +168,14 @@ def test_clip_means_over_templates(clip_folder: Path):
     assert encoder.dim == 12
 
 
-def test_clip_reads_sentences_bare(clip_folder: Path):
+def test_clip_reads_sentences_without_templates(clip_folder: Path):
     encoder = ClipEncoder(ClipTextConfig(model=str(clip_folder)))
     bare = encoder.encode(["desk"], sentences=True)
     assert not torch.allclose(bare, encoder.encode(["desk"]))
     assert encoder.encode(["desk " * 40], sentences=True).isfinite().all()  # longer than it reads
 
 
-def test_clip_cache_spares_the_model(clip_folder: Path, tmp_path: Path):
+def test_clip_cache_avoids_loading_the_model(clip_folder: Path, tmp_path: Path):
     config = ClipTextConfig(model=str(clip_folder), cache=tmp_path / "cache.safetensors")
     first = ClipEncoder(config).encode(["desk", "lamp"])
     second = ClipEncoder(config)
@@ -183,7 +183,7 @@ def test_clip_cache_spares_the_model(clip_folder: Path, tmp_path: Path):
     torch.testing.assert_close(second.encode(["lamp", "desk"]), first.flip(0))
 
 
-def test_clip_that_is_not_there():
+def test_missing_clip_is_refused():
     with pytest.raises(InputError, match=r"text\.encoder\.model: .*expected a folder"):
         ClipEncoder(ClipTextConfig(model="/no/such/model"))
 
@@ -194,11 +194,11 @@ def test_clip_that_is_not_there():
 def test_phrase_table():
     encoder = WordsEncoder(WordsTextConfig(dim=16))
     said = [("wall", False), ("red ball", False), ("wall", False), ("a red ball.", True)]
-    table = PhraseTable(encoder, said, num_places=3)
-    assert len(table.strings) == 3
-    numbers = torch.stack([table.numbers([said[1], said[0]]), table.numbers([])])
+    table = PhraseTable(encoder, said, max_words=3)
+    assert len(table.phrases) == 3
+    numbers = torch.stack([table.ids([said[1], said[0]]), table.ids([])])
     text = table.batch(numbers, "oracle")
     assert text.mask.tolist() == [[True, True, False], [False] * 3]
     assert text.provenance == "oracle"
     torch.testing.assert_close(text.embeddings[0, :2], encoder.encode(["red ball", "wall"]))
-    assert len(table.numbers([said[0]] * 5)) == 3  # cut to its places
+    assert len(table.ids([said[0]] * 5)) == 3  # cut to its places

@@ -23,7 +23,7 @@ from eligo.pixels.training.task import PixelsTask, train_model, with_counted_ste
 from eligo.train import Progress, seed_everything
 from eligo.train.optimization import parameter_groups
 
-YAMLS = sorted(set(shipped_configs("pixels")) - {"exam"})
+YAMLS = sorted(shipped_configs("pixels"))
 TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke()
 
 
@@ -35,7 +35,7 @@ def losses(folder: Path) -> list[float]:
 # ------------------------------------------------------------------ configs
 
 
-def test_the_yamls_are_there():
+def test_yamls_exist():
     sizes = [f"{data}_{size}" for data in ("nyu", "sun") for size in "slb"]
     assert set(YAMLS) >= {"scenes", "shipped", *sizes}
 
@@ -82,7 +82,7 @@ def test_every_yaml_runs(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("number", PRESETS)
-def test_presets_lie_between_file_and_flags(number: int, tmp_path: Path):
+def test_presets_override_files_and_flags_override_presets(number: int, tmp_path: Path):
     file = tmp_path / "run.yaml"
     file.write_text(
         "task: pixels.train\ndata: {kind: nyu, root: rooms}\n"
@@ -116,8 +116,8 @@ def test_every_preset_trains(number: int):
     ("changes", "said"),
     [
         ({"preset": 7}, r"--preset: got 7, expected one of 0 to 6"),
-        ({"text.encoder": {"kind": "clip"}}, "language of their own"),
-        ({"text.source": "captions"}, "nobody writes captions"),
+        ({"text.encoder": {"kind": "clip"}}, "vocabulary of their own"),
+        ({"text.source": "captions"}, "generated rooms have no captions"),
         ({"augment": {"scales": [0.5], "crop": [64, 64]}}, "only mirrored"),
         ({"classes": ["a", "b"]}, "number of class names"),
     ],
@@ -127,7 +127,7 @@ def test_bad_configs(changes: dict, said: str):
         TINY.replace(changes)
 
 
-def test_classes_and_widths_must_fit():
+def test_mismatched_classes_and_widths_are_refused():
     with pytest.raises(ConfigError, match="num_classes: got 5, expected 14"):
         PixelsTask(TINY.replace({"num_classes": 5}))
     with pytest.raises(InputError, match="text_dim: got 24, expected 16"):
@@ -157,7 +157,7 @@ def test_groups(gate_rate: float):
         assert (rate[id(parameter)][1] == 0) == undecayed, name
 
 
-def test_where_gates_start():
+def test_initial_gates():
     """Legacy weights carry their own; nothing else changes."""
     for form, start, wanted in (
         ("gated", 0.3, {0.3}),
@@ -214,7 +214,7 @@ def test_some_words_are_dropped():
     assert 0.2 < (some > 0.7).float().mean() < 0.4
 
 
-def test_dropping_no_words_draws_nothing():
+def test_no_word_dropout_draws_no_random_numbers():
     """What was trained before comes out the same."""
     task = PixelsTask(TINY)
     assert task.config.word_dropout == 0
@@ -223,13 +223,13 @@ def test_dropping_no_words_draws_nothing():
     task.step(batch, Progress(0, 4))
     after = torch.rand(())
     seed_everything(3)
-    task.source.varied(batch)
+    task.source.augmented(batch)
     torch.rand(2, 4)  # of text_dropout and depth_dropout
     task.model(batch.rgb, batch.depth, batch.depth_mask, batch.text, maps=False)
     assert torch.equal(torch.rand(()), after)
 
 
-def test_ignored_pixels_weigh_nothing():
+def test_ignored_pixels_have_no_weight():
     task = PixelsTask(TINY.replace({"text_dropout": 0.0, "augment.mirror": False}))
     batch = next(task.batches(0, 0, 1, torch.device("cpu")))
     assert float(task.step(batch, Progress(0, 4)).weight) == 1.0
@@ -238,7 +238,7 @@ def test_ignored_pixels_weigh_nothing():
 
 
 @pytest.mark.gpu
-def test_a_step_on_a_gpu_waits_for_nothing():
+def test_no_sync_in_a_step_on_a_gpu():
     task, device = PixelsTask(TINY.replace({"depth_dropout": 0.5})), torch.device("cuda")
     task.to(device)
     stream = task.batches(0, 0, 1, device)
@@ -277,7 +277,7 @@ def _stop_at(step: int):
     return after_step
 
 
-def test_validation_tells_of_words_and_temperatures(tmp_path: Path):
+def test_validation_reports_words_and_temperatures(tmp_path: Path):
     result = train_model(TINY.replace({"train.out": tmp_path}))
     assert {"miou", "miou/none", "pixel_acc", "macc", "f1", "miou_reference"} <= result.best.keys()
     assert 0 <= result.best["attention_entropy"] <= torch.tensor(14.0).log()
@@ -285,7 +285,7 @@ def test_validation_tells_of_words_and_temperatures(tmp_path: Path):
     assert "gate/encoder.align.2.0" in result.best
 
 
-def test_validation_never_looks_at_test(monkeypatch: pytest.MonkeyPatch):
+def test_validation_never_uses_test_images(monkeypatch: pytest.MonkeyPatch):
     task = PixelsTask(TINY)
     source, asked = task.source, []
     look = source.images
@@ -296,7 +296,7 @@ def test_validation_never_looks_at_test(monkeypatch: pytest.MonkeyPatch):
     assert set(asked) == {"validation"}
 
 
-def test_weights_of_another_mode_are_refused(tmp_path: Path):
+def test_initial_weights_with_other_settings_are_refused(tmp_path: Path):
     result = train_model(TINY.replace({"train.out": tmp_path}))
     again = TINY.replace({"train.init_from": result.folder / "model", "train.name": "b"})
     PixelsTask(again)

@@ -12,6 +12,7 @@ from pixel_files import exported
 from safetensors.torch import load_file, save_file
 
 from eligo.cli import main
+from eligo.cli.pixels.evaluate import _training_config
 from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.explorer.folder import find_records, load_record
@@ -27,8 +28,12 @@ from eligo.pixels import (
     train_model,
 )
 from eligo.pixels.inference.convert import convert_official, read_official
-from eligo.pixels.inference.modes import refuse_other_modes
-from eligo.pixels.inference.segmenter import model_folder, plain_config, text_encoder
+from eligo.pixels.inference.segmenter import (
+    check_sam_settings,
+    model_folder,
+    plain_config,
+    text_encoder,
+)
 from eligo.pixels.training.task import PixelsTask
 
 TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke()
@@ -72,7 +77,7 @@ def test_saved_and_loaded(run: Path, tmp_path: Path):
     torch.testing.assert_close(near, logits[0], atol=0.05, rtol=0.05)
 
 
-def test_a_table_of_words_travels_with_the_weights(tmp_path: Path):
+def test_word_table_is_saved_with_the_weights(tmp_path: Path):
     table = tmp_path / "table.safetensors"
     save_file({name: torch.randn(16) for name in ("desk", "lamp")}, table)
     words = {"source": "tags", "encoder": {"kind": "table", "file": table}}
@@ -110,10 +115,10 @@ def test_strict_weights_and_foreign_folders(run: Path, tmp_path: Path):
         Segmenter.from_pretrained(tmp_path / "other")
 
 
-def test_nothing_shipped_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_missing_shipped_model_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("eligo.pretrained.load.SHIPPED", tmp_path)
     with pytest.raises(InputError, match="eligo pixels train"):
-        model_folder(None)
+        model_folder("pixels")
 
 
 # ------------------------------------------------------------------ predict
@@ -144,7 +149,7 @@ def test_predict(run: Path, pair, tmp_path: Path, with_depth: bool, tags: tuple[
         torch.testing.assert_close(made.tag_maps.sum(0), torch.ones(6, 8))
 
 
-def test_colours_come_in_the_order_of_the_model(run: Path, pair, tmp_path: Path):
+def test_channel_order_of_the_model_is_used(run: Path, pair, tmp_path: Path):
     """A picture with red and blue exchanged is, to a model that wants blue first, the same."""
     pixels = np.asarray(Image.open(pair[0]).convert("RGB"))
     Image.fromarray(pixels[..., ::-1].copy()).save(tmp_path / "turned.png")
@@ -162,7 +167,7 @@ def test_colours_come_in_the_order_of_the_model(run: Path, pair, tmp_path: Path)
     assert not torch.equal(turned["rgb"].confidence, plain.confidence)
 
 
-def test_other_words_leave_no_old_pictures(run: Path, pair, tmp_path: Path):
+def test_pictures_of_earlier_words_are_removed(run: Path, pair, tmp_path: Path):
     segmenter = Segmenter.from_pretrained(run)
     predict(pair[0], tags=["wall", "ring"], model=segmenter).save(tmp_path)
     predict(pair[0], tags=["ball"], model=segmenter).save(tmp_path)
@@ -177,7 +182,7 @@ def test_unknown_depth_is_no_depth(run: Path, pair, tmp_path: Path):
     torch.testing.assert_close(one.confidence, other.confidence)
 
 
-def test_bad_words(run: Path, pair, tmp_path: Path):
+def test_invalid_words_are_refused(run: Path, pair, tmp_path: Path):
     with pytest.raises(InputError, match=r"'bal'.*ball"):
         predict(pair[0], tags=["bal"], model=run, device="cpu")
     without = train_model(
@@ -230,7 +235,7 @@ def test_an_encoder_alone_starts_a_training(tmp_path: Path):
     Segmenter.from_pretrained(tmp_path / "start")
 
 
-def test_bad_weights(tmp_path: Path):
+def test_invalid_weights_are_refused(tmp_path: Path):
     (tmp_path / "torn.pth").write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"torn\.pth: no checkpoint") as caught:
         read_official(tmp_path / "torn.pth")
@@ -256,14 +261,14 @@ def test_bad_weights(tmp_path: Path):
         convert_official(tmp_path / "wide.pth", base)
     foreign = {"backbone.patch_embed.proj.9.weight": torch.zeros(64, 2)}
     torch.save(foreign | {"decode_head.mlp.weight": torch.zeros(2)}, tmp_path / "foreign.pth")
-    with pytest.raises(InputError, match=r"head is no DFormerv2's .*--drop decode_head\."):
+    with pytest.raises(InputError, match=r"head is not that of DFormerv2 .*--drop decode_head\."):
         convert_official(tmp_path / "foreign.pth", base)
 
 
 # ------------------------------------------------------------------ commands
 
 
-def told(capsys: pytest.CaptureFixture[str], *args: str | Path) -> dict:
+def result_of(capsys: pytest.CaptureFixture[str], *args: str | Path) -> dict:
     assert main(["pixels", *map(str, args), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -277,7 +282,7 @@ def test_train_flags(capsys, tmp_path: Path):
     base = ("train", "scenes", "--smoke", "--train.total_steps", "1", "--train.out", tmp_path)
     flags = ("--no-sam-decoder-use-cosine", "--sam-encoder-learnable-temp",
              "--sam-decoder-logit-init", "1.5", "--preset", "5")  # fmt: skip
-    found = told(capsys, *base, *flags)
+    found = result_of(capsys, *base, *flags)
     sam = Segmenter.from_pretrained(found["folder"]).config.sam
     decoder, encoder = sam.decoder, sam.encoder
     assert (decoder.use_cosine, decoder.learnable_temp, decoder.logit_init) == (False, False, 1.5)
@@ -300,31 +305,26 @@ def test_flag_defaults_are_the_documented_ones(capsys):
     assert "(default: 1.0)" in shown.split("--sam_encoder_logit_init", 1)[1].split(" --")[0]
 
 
-def test_a_word_said_twice_is_one(run: Path, pair):
+def test_repeated_words_count_once(run: Path, pair):
     made = predict(pair[0], tags="wall, ring,wall", model=run, device="cpu")
     assert made.words == ("wall", "ring")
 
 
-def test_bench_takes_a_size_or_a_model(run: Path, capsys):
-    assert main(["pixels", "bench", "--size", "L", "--model", str(run)]) == 2
-    assert "expected one of them" in capsys.readouterr().err
-
-
-def test_smoke_says_which_flags_it_has_no_use_for(capsys):
+def test_smoke_names_unused_flags(capsys):
     flags = ["--smoke", "--data.scenes.height", "168"]
     assert main(["patches", "train", "scenes_open", *flags]) == 2
     assert "--smoke has scenes and sizes of its own" in capsys.readouterr().err
 
 
 def test_predict_command(capsys, run: Path, pair, tmp_path: Path):
-    found = told(capsys, "predict", "--image", pair[0], "--depth", pair[1], "--tags",
+    found = result_of(capsys, "predict", "--image", pair[0], "--depth", pair[1], "--tags",
                  "wall, ring", "--model", run, "--out", tmp_path, "--device", "cpu")  # fmt: skip
     assert len(found["files"]) == 5
     assert all(Path(file).is_file() for file in found["files"])
     (shown,) = map(load_record, find_records(tmp_path))
     assert shown.stages[0].rows == ("wall", "ring")
     agreeing = ("--sam-decoder-use-cosine", "--preset", "1")
-    told(capsys, "predict", "--image", pair[0], "--model", run, "--out", tmp_path, *agreeing)
+    result_of(capsys, "predict", "--image", pair[0], "--model", run, "--out", tmp_path, *agreeing)
 
 
 def test_contradictions_and_bad_input_exit_2(capsys, run: Path, pair, tmp_path: Path):
@@ -334,8 +334,8 @@ def test_contradictions_and_bad_input_exit_2(capsys, run: Path, pair, tmp_path: 
     assert "sam.encoder.use_cosine" in refused(capsys, *base, "--preset", "2")
     assert "expected one of 0 to 6" in refused(capsys, *base, "--preset", "8")
     with pytest.raises(InputError, match=r"trained without words \(preset 0\), got sam\.decoder"):
-        refuse_other_modes(tmp_path, PixelsConfig().replace(PRESETS[0]), PRESETS[1])
-    refuse_other_modes(tmp_path, PixelsConfig().replace(PRESETS[0]), PRESETS[0])
+        check_sam_settings(tmp_path, PixelsConfig().replace(PRESETS[0]), PRESETS[1])
+    check_sam_settings(tmp_path, PixelsConfig().replace(PRESETS[0]), PRESETS[0])
     evaluate = ("evaluate", run, "--device", "cpu")
     assert "logit_init" in refused(capsys, *evaluate, "--sam-encoder-logit-init", "2.0")
     assert "there is no such image" in refused(capsys, *base, "--depth", tmp_path / "no.png")
@@ -348,8 +348,8 @@ def test_contradictions_and_bad_input_exit_2(capsys, run: Path, pair, tmp_path: 
 
 def test_evaluate_command(capsys, run: Path, tmp_path: Path):
     out = tmp_path / "result.json"
-    found = told(capsys, "evaluate", run, "--device", "cpu", "--flip", "--scales", "1.0", "1.5",
-                 "--classes", "--out", out)  # fmt: skip
+    flags = ("--device", "cpu", "--flip", "--scales", "1.0", "1.5", "--classes", "--out", out)
+    found = result_of(capsys, "evaluate", run, *flags)
     rows = found["metrics"]
     assert {row["words"] for row in rows} == {"predicted", "none", "oracle", "shuffled"}
     assert rows[0]["words"] == "predicted"
@@ -362,36 +362,39 @@ def test_evaluate_command(capsys, run: Path, tmp_path: Path):
 
 
 def test_a_model_is_evaluated_on_the_data_of_a_config(capsys, run: Path):
-    """As its run is: the model's settings are its own, only the data is the config's."""
-    own = told(capsys, "evaluate", run / "best", "--device", "cpu")["metrics"]
+    """The data come from the config, the settings from the model."""
+    own = result_of(capsys, "evaluate", run / "best", "--device", "cpu")["metrics"]
     given = ("--data", run / "config.yaml", "--device", "cpu")
-    lent = told(capsys, "evaluate", run / "model", *given)["metrics"]
+    lent = result_of(capsys, "evaluate", run / "model", *given)["metrics"]
     for one, other in zip(own, lent, strict=True):
         assert one | {"checkpoint": ""} == other | {"checkpoint": ""}
 
 
+def test_depth_format_of_the_data_config_is_used(run: Path, tmp_path: Path):
+    """How depth is stored belongs to the data; all other settings are those of the model."""
+    path = tmp_path / "sun.yaml"
+    path.write_text("task: pixels.train\ndata: {kind: sun, root: sun}\n")
+    stored = _training_config(run / "model", str(path), None, None)
+    assert (stored.inputs.depth, stored.num_classes) == ("metric", 14)
+    path.write_text(path.read_text() + "inputs: {depth: sun16, channel_order: bgr}\n")
+    stored = _training_config(run / "model", str(path), None, None)
+    assert (stored.inputs.depth, stored.inputs.channel_order) == ("sun16", "rgb")
+    assert _training_config(run / "model", "nyu_s", None, None).inputs.depth == "png8"
+
+
 def test_convert_command(capsys, run: Path, tmp_path: Path):
-    found = told(capsys, "convert", run, "--out", tmp_path / "half", "--half")
+    found = result_of(capsys, "convert", run, "--out", tmp_path / "half", "--half")
     assert found["classes"] == 14
     Segmenter.from_pretrained(tmp_path / "half")
     config = PixelsConfig().replace(SIZES["small"]).encoder
     torch.save(official_encoder(config), tmp_path / "w.pth")
-    found = told(capsys, "convert", tmp_path / "w.pth", "--out", tmp_path / "s", "--config",
+    found = result_of(capsys, "convert", tmp_path / "w.pth", "--out", tmp_path / "s", "--config",
                  "scenes", "--channel_order", "bgr")  # fmt: skip
     assert found["channel order"] == "bgr"
     assert found["words"] == "gated"
     for preset in (0, 2):  # a pretrained encoder starts a study of presets
         start = tmp_path / str(preset)
-        told(capsys, "convert", tmp_path / "w.pth", "--out", start, "--config", "scenes",
+        result_of(capsys, "convert", tmp_path / "w.pth", "--out", start, "--config", "scenes",
              "--preset", str(preset))  # fmt: skip
         changes = {"preset": preset, "train.init_from": start}
         PixelsTask(load_config(PixelsTrainConfig, "pixels/scenes", changes))
-
-
-def test_bench_command(capsys, run: Path):
-    rows = told(capsys, "bench", "--model", run, "--height", "48", "--width", "64", "--rounds",
-                "1", "--device", "cpu")  # fmt: skip
-    assert [row["inputs"] for row in rows] == [
-        "rgb", "rgb, depth", "rgb, words", "rgb, depth, words"
-    ]  # fmt: skip
-    assert rows[2]["gmacs"] > rows[0]["gmacs"] > 0

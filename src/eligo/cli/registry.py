@@ -20,7 +20,7 @@ TASKS: dict[str, str] = {
     "shots.teach": "eligo.shots.config:TeachConfig",
     "shots.train": "eligo.shots.config:ShotsTrainConfig",
     "patches.train": "eligo.patches.config:PatchesTrainConfig",
-    "pixels.train": "eligo.pixels.train_config:PixelsTrainConfig",
+    "pixels.train": "eligo.pixels.config:PixelsTrainConfig",
     "scenes.export": "eligo.scenes.config:ExportConfig",
     "tokens.sweep": "eligo.tokens.sweep_config:SweepConfig",
     "tokens.train": "eligo.tokens.config:TokensTrainConfig",

@@ -1,12 +1,11 @@
-"""Which words guide which pixel?
+"""RGB-D segmentation guided by words: DFormerv2 with the Semantic Alignment Module.
 
-RGB-D segmentation: DFormerv2, in which depth shapes attention, with the Semantic Alignment Module,
-through which every pixel looks at the words of its image. `PixelsModel` is the network, `Segmenter`
-the network with its text encoder and class names, `predict` segments two picture files; depth and
-words are optional. `SIZES` and `PRESETS` are changes of a `PixelsConfig`.
+Depth shapes the attention of DFormerv2, and through the module every pixel attends to the words of
+its image. `PixelsModel` is the network, `Segmenter` the network with its text encoder and class
+names, `predict` segments an image; depth and words are optional.
 
-Rooms: `model` (the network), `text` (words to vectors), `data` (scenes and files), `training`,
-`measure` (metrics, evaluation), `inference` (load, predict, export).
+Subpackages: `model` (the network), `text` (words to vectors), `data` (scenes and files),
+`training`, `inference` (load, predict, evaluate, export, convert).
 """
 
 from eligo.lazy import lazy_names

@@ -1,6 +1,9 @@
+from .config import PRESETS as PRESETS
 from .config import SIZES as SIZES
 from .config import EncoderConfig as EncoderConfig
 from .config import PixelsConfig as PixelsConfig
+from .config import PixelsTrainConfig as PixelsTrainConfig
+from .config import SegmenterConfig as SegmenterConfig
 from .inference.predict import PixelsPrediction as PixelsPrediction
 from .inference.predict import predict as predict
 from .inference.segmenter import Segmenter as Segmenter
@@ -12,9 +15,6 @@ from .model.model import PixelsModel as PixelsModel
 from .model.model import PixelsOutput as PixelsOutput
 from .model.official import from_official as from_official
 from .model.official import to_official as to_official
-from .presets import PRESETS as PRESETS
-from .segmenter_config import SegmenterConfig as SegmenterConfig
 from .text.batch import TextBatch as TextBatch
-from .train_config import PixelsTrainConfig as PixelsTrainConfig
-from .training.losses import segmentation_loss as segmentation_loss
+from .training.task import segmentation_loss as segmentation_loss
 from .training.task import train_model as train_model

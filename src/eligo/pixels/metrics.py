@@ -1,4 +1,4 @@
-"""All segmentation metrics from one confusion matrix: add up matrices, then read the metrics.
+"""Segmentation metrics from a confusion matrix, which may be summed over batches.
 
 Departure from the original: a class that is neither labelled nor predicted is left out of the mean
 (`miou`); the original counts it as 0 (`miou_reference`).
@@ -12,21 +12,21 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.ops._checks import values_are_free
-from eligo.pixels.training.losses import IGNORED
+from eligo.pixels.config import IGNORED
 
 
 @dataclass(frozen=True)
 class SegmentationMetrics:
-    """In percent; NaN for what cannot be said."""
+    """All in percent; NaN where undefined."""
 
     miou: float
     """Mean IoU over the classes that are labelled or predicted somewhere."""
     miou_reference: float
-    """The original's: mean IoU over all classes, those that do not occur as 0."""
+    """As in the original: mean IoU over all classes, absent ones as 0."""
     pixel_acc: float
-    """Share of labelled pixels that are right."""
+    """Share of labelled pixels with the right class."""
     macc: float
-    """Mean over the labelled classes of the share that is right."""
+    """Mean over the labelled classes of their pixel accuracy."""
     f1: float
     """Mean over the same classes as miou of 2 TP / (2 TP + FP + FN)."""
     iou_per_class: tuple[float, ...]
@@ -38,7 +38,7 @@ class SegmentationMetrics:
 def confusion_matrix(
     predictions: Integer[Tensor, "*shape"], labels: Integer[Tensor, "*shape"], num_classes: int
 ) -> Int[Tensor, "classes classes"]:
-    """Pixels by label (row) and prediction (column); ignored ones are not counted. Never syncs."""
+    """Count pixels by label (row) and prediction (column), without ignored ones; never syncs."""
     counted = labels != IGNORED
     if values_are_free(predictions, labels):
         _check_range("labels", labels[counted], num_classes)
@@ -51,7 +51,7 @@ def confusion_matrix(
 
 
 def segmentation_metrics(confusion: Int[Tensor, "classes classes"]) -> SegmentationMetrics:
-    """Every metric of a (summed) confusion matrix."""
+    """Return the metrics of a confusion matrix."""
     counts = confusion.double().cpu()
     right, labelled, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     iou = 100 * right / (labelled + predicted - right)  # 0 / 0 is NaN

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from eligo.cli.demo.part import Part, Row, Work
 from eligo.explorer.record import Answer, ExplorerRecord
+from eligo.pixels.config import AugmentConfig, ScenesDataConfig
 from eligo.pixels.data.scene_source import SceneSet, SceneSource
-from eligo.pixels.data_config import AugmentConfig, ScenesDataConfig
 from eligo.pixels.inference.predict import segment
 from eligo.pixels.inference.record import record
 from eligo.pixels.inference.segmenter import SHIPPED, Segmenter

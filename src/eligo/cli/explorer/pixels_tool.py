@@ -12,8 +12,8 @@ from torch import Tensor
 from eligo.errors import InputError
 from eligo.explorer.record import Answer, ExplorerRecord
 from eligo.explorer.tools import LiveExample, LiveImage, LiveRequest, LiveText, LiveTool
-from eligo.pixels.data.inputs import decode_depth
-from eligo.pixels.data.pictures import MIN_SIZE
+from eligo.pixels.config import MIN_SIZE
+from eligo.pixels.data.pictures import decode_depth
 from eligo.pixels.inference.predict import PixelsPrediction, segment
 from eligo.pixels.inference.record import record
 from eligo.pixels.inference.segmenter import SHIPPED, Segmenter, model_folder, stored_config
@@ -34,7 +34,7 @@ def pixels_tool(device: str) -> LiveTool | None:
     """Return the tool, or None if its model is not shipped."""
     if SHIPPED not in shipped_models():
         return None
-    config = stored_config(model_folder(None))
+    config = stored_config(model_folder(SHIPPED))
     inputs = config.inputs
     scale = inputs.depth_scale if inputs.depth == "metric" else None
     items = SceneDataset(ROOMS, "validation", _EXAMPLES).__getitems__(range(_EXAMPLES))

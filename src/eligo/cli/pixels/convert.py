@@ -23,19 +23,19 @@ def run(
     half: bool = False,
     json: bool = False,
 ) -> None:
-    """Write a model folder from official weights; or from a run, say to halve it.
+    """Write a model folder from official weights, or from a run (to halve its size, say).
 
     Weights of an encoder alone get a fresh head, to train from: --train.init_from OUT.
 
     Args:
         source: A file of weights (.pth, .safetensors), or the folder of a run or model of eligo.
         out: The folder to write to.
-        config: What the file does not say (classes, words) is taken from this config.
-        drop: Beginnings of names to leave out, such as a classifier's head.
-        channel_order: Order of colours that the weights expect; by default bgr for whole models
-            of 40 classes (NYU), else rgb.
-        preset: How pixels and words are compared, which the file does not say: a preset 0-6.
-        sam: The same, by single flags.
+        config: Config for what the file does not determine (classes, words).
+        drop: Prefixes of names to ignore, such as that of a classifier head.
+        channel_order: Channel order that the weights expect; by default bgr for whole models of 40
+            classes (NYU), else rgb.
+        preset: How the model compares pixels and words, which the file does not determine: 0-6.
+        sam: The same, by single settings.
         half: Store in half precision.
         json: Print one JSON document.
     """
@@ -45,8 +45,8 @@ def run(
         segmenter = open_segmenter(source, "cpu", sam, preset)
     else:
         from eligo.config import find_config, load_config
+        from eligo.pixels.config import PixelsTrainConfig
         from eligo.pixels.inference.convert import convert_official
-        from eligo.pixels.train_config import PixelsTrainConfig
         from eligo.pixels.training.task import with_classes, with_image_size
 
         base = load_config(PixelsTrainConfig, find_config("pixels", config))
@@ -58,14 +58,12 @@ def run(
     segmenter.save_pretrained(out, dtype=torch.float16 if half else None)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     made = segmenter.config
-    print_result(
-        {
-            "model": out,
-            "classes": made.num_classes,
-            "words": made.sam.form if made.guided else "none",
-            "channel order": made.inputs.channel_order,
-            "parameters": sum(part.numel() for part in segmenter.model.parameters()),
-            "MB": round(size / 1e6, 2),
-        },
-        json,
-    )
+    result = {
+        "model": out,
+        "classes": made.num_classes,
+        "words": made.sam.form if made.guided else "none",
+        "channel order": made.inputs.channel_order,
+        "parameters": sum(part.numel() for part in segmenter.model.parameters()),
+        "MB": round(size / 1e6, 2),
+    }
+    print_result(result, json)

@@ -1,4 +1,4 @@
-"""`eligo pixels evaluate`: how good a model is, one row for every kind of words."""
+"""`eligo pixels evaluate`: segmentation metrics, one row for every provenance of words."""
 
 from itertools import zip_longest
 from pathlib import Path
@@ -12,8 +12,7 @@ from eligo.cli.pixels.flags import NO_FLAGS, SamCheck, preset_changes, sam_chang
 from eligo.errors import InputError
 
 Run = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL]")]
-_ROOMS = "scenes"
-"""The config that the model which comes with eligo was trained by."""
+_ROOMS = "scenes"  # the config of the data that the shipped model was trained on
 
 
 def run(
@@ -37,83 +36,80 @@ def run(
     out: OutFile | None = None,
     json: bool = False,
 ) -> None:
-    """Metrics of a run's best and last checkpoint on the data it was trained for, or of a model.
+    """Evaluate the best and last checkpoint of a run on its data, or a model.
 
-    Oracle words are the truth told to the model: never a result to compare with others'.
+    Rows with oracle words use the ground truth as input: do not compare them with other results.
 
     Args:
         source: Folder of a run, checkpoint or model; by default the model that comes with eligo.
-        data: A config of `eligo pixels train` whose data to take, for a folder that knows of none.
+        data: A config of `eligo pixels train` whose data (and depth format) to use, for a folder
+            without data of its own.
         split: Which images.
-        multi_scale: Average over scales 0.5 to 1.5, mirrored too.
+        multi_scale: Average over scales 0.5 to 1.5, also mirrored.
         flip: Average over the image and its mirror image.
-        sliding: Look through a window of 480 x 640 that slides.
+        sliding: Use a sliding window of 480 x 640.
         scales: Other scales to average over.
-        window: Another window: height and width.
+        window: Height and width of another sliding window.
         root: Folder of the data set, if it has moved.
         words: File of the words, if it has moved.
         batch_size: Images at a time.
         classes: Also the IoU of every class.
-        some_tags: Also with true tags of which one thing's is left out, and with those of wall,
-            floor and that one thing (generated rooms).
-        preset: Refuse a model that compares pixels and words otherwise than this preset.
-        sam: Refuse a model that compares pixels and words otherwise; what is not given is not
-            checked.
+        some_tags: Also with the true tags of all but one thing, and with those of wall, floor and
+            that one thing (generated rooms).
+        preset: Require a model that compares pixels and words as this preset does.
+        sam: Require a model with these settings; others are not checked.
         device: Where to run: auto, cpu or cuda.
         out: Also write the result, with date, hardware and command, to this JSON file.
         json: Print one JSON document.
     """
     from eligo.pixels.data.batch import ImageSource
+    from eligo.pixels.data.scene_source import PARTIAL_TAGGINGS, PartialTags
+    from eligo.pixels.inference import segmenter as models
     from eligo.pixels.inference.evaluate import evaluate_rows
-    from eligo.pixels.inference.modes import refuse_other_modes
-    from eligo.pixels.inference.segmenter import SHIPPED, Segmenter, model_folder, stored_config
-    from eligo.pixels.inference.some_tags import TOLD, SomeTags
-    from eligo.pixels.inference.views import MULTI_SCALE, WINDOW, Views
+    from eligo.pixels.inference.multi_scale import MULTI_SCALE, WINDOW, MultiScale
     from eligo.pixels.training.task import build_source
     from eligo.pretrained.devices import resolve_device
 
     where = resolve_device(device)
-    views = Views(
+    passes = MultiScale(
         scales or (MULTI_SCALE if multi_scale else (1.0,)),
         flip or multi_scale,
         window or (WINDOW if sliding else None),
     )
     places = _checkpoints(Path(source)) if source else {}
     if not places:
-        places = {source or "shipped": model_folder(source)}
-        data = data or (_ROOMS if source in (None, SHIPPED) else None)
+        places = {source or "shipped": models.model_folder(source or models.SHIPPED)}
+        data = data or (_ROOMS if source in (None, models.SHIPPED) else None)
     config = _training_config(next(iter(places.values())), data, root, words)
+    wanted = preset_changes(preset) | sam_changes(sam)
     for folder in places.values():
-        refuse_other_modes(folder, stored_config(folder), preset_changes(preset) | sam_changes(sam))
+        models.check_sam_settings(folder, models.stored_config(folder), wanted)
     rows, images = [], None
     per_class: dict[str, dict[str, float]] = {}
     for name, folder in places.items():
-        segmenter = Segmenter.from_pretrained(folder, device=where)
+        segmenter = models.Segmenter.from_pretrained(folder, device=where)
         images = images or build_source(config, segmenter.encoder, where)
         _same_classes(folder, segmenter.config.classes, images.classes)
-        told: dict[str, ImageSource] = {"": images}
+        sources: dict[str, ImageSource] = {"": images}
         if some_tags:
-            told |= {f", {part}": SomeTags(images, part) for part in TOLD}
-        measured = [
-            (f"{row.words}{part}", row)
-            for part, shown in told.items()
-            for row in evaluate_rows(segmenter.model, shown, split, views, batch_size)
-        ]
-        for said, row in measured:
-            rows.append({"checkpoint": name, **row.shown(), "words": said})
-            column = said if len(places) == 1 else f"{name}, {said}"
-            for label, iou in zip(images.classes, row.metrics.iou_per_class, strict=True):
-                per_class.setdefault(label, {})[column] = iou
+            sources |= {f", {kind}": PartialTags(images, kind) for kind in PARTIAL_TAGGINGS}
+        for kind, tagged in sources.items():
+            for row in evaluate_rows(segmenter.model, tagged, split, passes, batch_size):
+                shown = f"{row.words}{kind}"
+                rows.append({"checkpoint": name, **row.summary(), "words": shown})
+                column = shown if len(places) == 1 else f"{name}, {shown}"
+                for label, iou in zip(images.classes, row.metrics.iou_per_class, strict=True):
+                    per_class.setdefault(label, {})[column] = iou
     found: dict[str, Any] = {"metrics": rows}
     if classes:
         found["iou"] = [{"class": label, **values} for label, values in per_class.items()]
     print_result(found if json else _shown(found), json)
-    asked = {"split": split, "views": vars(views), "source": source}
-    write_result_file(out, where, asked | found)
+    settings = {"split": split, "views": vars(passes), "source": source}
+    write_result_file(out, where, settings | found)
 
 
 def _shown(found: dict[str, Any]) -> dict[str, Any]:
-    """Tables narrow enough to read."""
+    """The result with short column names, to print."""
     columns = {
         "": "checkpoint", "words": "words", "images": "images", "mIoU": "miou",
         "absent 0": "miou_reference", "pixels": "pixel_acc", "mean acc": "macc", "F1": "f1",
@@ -126,7 +122,7 @@ def _shown(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _same_classes(folder: Path, mine: tuple[str, ...], theirs: tuple[str, ...]) -> None:
-    """Refuse data whose labels number other classes than the model's."""
+    """Raise if the classes of the data are not those of the model."""
     if not mine or mine == theirs:
         return
     pairs = enumerate(zip_longest(mine, theirs))
@@ -139,7 +135,7 @@ def _same_classes(folder: Path, mine: tuple[str, ...], theirs: tuple[str, ...]) 
 
 
 def _checkpoints(source: Path) -> dict[str, Path]:
-    """Best and last of a run, or one checkpoint by itself; none in what is neither."""
+    """Best and last checkpoint of a run, or a single checkpoint; empty for other folders."""
     found = {name: source / name for name in ("best", "last") if (source / name).is_dir()}
     if len({folder.resolve() for folder in found.values()}) == 1:
         return {" = ".join(found): next(iter(found.values()))}
@@ -149,11 +145,15 @@ def _checkpoints(source: Path) -> dict[str, Path]:
 
 
 def _training_config(folder: Path, data: str | None, root: Path | None, words: Path | None) -> Any:
-    """A checkpoint's own config, or, on other data, that of `data` with the model's settings."""
-    from eligo.config import find_config, load_config
+    """The config of a checkpoint, or that of `data` with the settings of the model.
+
+    How depth is stored is a matter of the data: what its config sets wins, unless the model was
+    trained without depth.
+    """
+    from eligo.config import find_config, load_config, read_layer
     from eligo.config.yaml import read_yaml
+    from eligo.pixels.config import PixelsTrainConfig
     from eligo.pixels.inference.segmenter import plain_config, stored_config
-    from eligo.pixels.train_config import PixelsTrainConfig
 
     moved = {"data.root": root, "data.words": words}
     given: dict[str, Any] = {key: value for key, value in moved.items() if value is not None}
@@ -161,9 +161,14 @@ def _training_config(folder: Path, data: str | None, root: Path | None, words: P
         tree, _ = read_yaml(folder / "config.yaml")
         if "data" not in tree:
             raise InputError(
-                f"{folder}: does not say what it was trained on; give the run, not <run>/model, or "
-                "--data CONFIG, a config of `eligo pixels train` whose data to take"
+                f"{folder}: does not store its training data; give the run, not <run>/model, or "
+                "--data CONFIG, a config of `eligo pixels train` whose data to use"
             )
         return load_config(PixelsTrainConfig, folder / "config.yaml", given)
-    model = plain_config(stored_config(folder)).model_dump(mode="json")
-    return load_config(PixelsTrainConfig, find_config("pixels", data), model | given)
+    stored = plain_config(stored_config(folder))
+    source = find_config("pixels", data)
+    inputs = read_layer(source).tree.get("inputs") or {}
+    if stored.inputs.depth != "none" and isinstance(inputs, dict):
+        depth = {key: inputs[key] for key in ("depth", "depth_scale") if key in inputs}
+        stored = stored.replace({f"inputs.{key}": value for key, value in depth.items()})
+    return load_config(PixelsTrainConfig, source, stored.model_dump(mode="json") | given)

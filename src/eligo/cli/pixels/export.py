@@ -1,4 +1,4 @@
-"""`eligo pixels export`: a model as ONNX."""
+"""`eligo pixels export`: export a model to ONNX."""
 
 from pathlib import Path
 
@@ -24,18 +24,17 @@ def run(
 
     Args:
         out: The folder to write to.
-        height: Of the images, in pixels; by default as in its training, or 480.
-        width: Of the images, in pixels; by default as in its training, or 640.
+        height: Height of the images; by default as in its training, or 480.
+        width: Width of the images; by default as in its training, or 640.
         num_words: Words of an image, with padding; by default as in its training.
         model: Folder of a model or run; by default the one that comes with eligo.
-        sam: Refuse a model that compares pixels and words otherwise; what is not given is not
-            checked.
+        sam: Require a model with these settings; others are not checked.
         json: Print one JSON document.
     """
     segmenter = open_segmenter(model, "cpu", sam)
     from eligo.pixels.inference.export import export_onnx
 
-    known = segmenter.config.image_size or _SIZE
-    height = known[0] if height is None else height
-    width = known[1] if width is None else width
+    trained = segmenter.config.image_size or _SIZE
+    height = trained[0] if height is None else height
+    width = trained[1] if width is None else width
     print_result(export_onnx(segmenter, out, height=height, width=width, num_words=num_words), json)

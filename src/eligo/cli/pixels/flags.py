@@ -1,7 +1,7 @@
-"""What several `pixels` commands understand alike: the flags of the attention to words, the model.
+"""Flags shared by `pixels` commands: how pixels and words are compared, and the model.
 
-The flags are those of the SAM attention guide; `--sam-decoder-use-cosine` is
-`--sam.decoder.use_cosine`, and so on. Given with a trained model they must agree with it.
+`--sam-decoder-use-cosine` is `--sam.decoder.use_cosine`, and so on. Given with a trained model, the
+flags must agree with it.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import tyro
 
 from eligo.cli.flags import Positive
 from eligo.errors import InputError
-from eligo.pixels.presets import PRESETS
+from eligo.pixels.config import PRESETS
 
 if TYPE_CHECKING:
     from eligo.pixels.inference.segmenter import Segmenter
@@ -21,65 +21,66 @@ _SIDES = ("decoder", "encoder")
 _SWITCHES = ("use_cosine", "learnable_temp")
 
 
+Switch = tyro.conf.FlagCreatePairsOff[bool]  # each switch has its opposite beside it
+
+
 def _about(help: str, hint: str = "") -> Any:
     return tyro.conf.arg(help=help, help_behavior_hint=hint)
 
 
-Switch = tyro.conf.FlagCreatePairsOff[bool]  # each switch has its opposite beside it
 _DEFAULT = "(default)"
-_START = "start of the multiplier of the logits, 1 / temperature."
+_INIT = "initial multiplier of the logits, 1 / temperature."
 
 
 @dataclass(frozen=True)
 class SamFlags:
-    """Flags of the attention to words, on either side."""
+    """How pixels and words are compared, in the head and in the encoder."""
 
     sam_decoder_use_cosine: Annotated[
-        Switch, _about("Words in the head: compare directions.", _DEFAULT)
+        Switch, _about("Words in the head: use cosine similarity.", _DEFAULT)
     ] = False
-    no_sam_decoder_use_cosine: Annotated[
-        Switch, _about("Words in the head: compare dot products.")
-    ] = False
+    no_sam_decoder_use_cosine: Annotated[Switch, _about("Words in the head: use dot products.")] = (
+        False
+    )
     sam_decoder_learnable_temp: Annotated[
         Switch, _about("Words in the head: learn the temperature.", _DEFAULT)
     ] = False
     no_sam_decoder_learnable_temp: Annotated[
-        Switch, _about("Words in the head: leave the temperature as it is.")
+        Switch, _about("Words in the head: keep the temperature fixed.")
     ] = False
     sam_decoder_logit_init: Annotated[
         Positive | None,
         tyro.conf.DisallowNone,
-        _about(f"Words in the head: {_START}", "(default: 14.285714)"),
+        _about(f"Words in the head: {_INIT}", "(default: 14.285714)"),
     ] = None
     sam_encoder_use_cosine: Annotated[
-        Switch, _about("Words in the encoder: compare directions.")
+        Switch, _about("Words in the encoder: use cosine similarity.")
     ] = False
     no_sam_encoder_use_cosine: Annotated[
-        Switch, _about("Words in the encoder: compare dot products.", _DEFAULT)
+        Switch, _about("Words in the encoder: use dot products.", _DEFAULT)
     ] = False
     sam_encoder_learnable_temp: Annotated[
         Switch, _about("Words in the encoder: learn the temperature.")
     ] = False
     no_sam_encoder_learnable_temp: Annotated[
-        Switch, _about("Words in the encoder: leave the temperature as it is.", _DEFAULT)
+        Switch, _about("Words in the encoder: keep the temperature fixed.", _DEFAULT)
     ] = False
     sam_encoder_logit_init: Annotated[
         Positive | None,
         tyro.conf.DisallowNone,
-        _about(f"Words in the encoder: {_START}", "(default: 1.0)"),
+        _about(f"Words in the encoder: {_INIT}", "(default: 1.0)"),
     ] = None
 
 
 Sam = Annotated[SamFlags, tyro.conf.arg(name="")]
 SamCheck = Annotated[SamFlags, tyro.conf.arg(name="model must have"), tyro.conf.OmitArgPrefixes]
-"""The same flags where a model has its modes already, in a box of help that says so."""
+"""The same flags for a trained model, in a help section of their own."""
 NO_FLAGS = SamFlags()
 
 
 def sam_changes(flags: SamFlags) -> dict[str, Any]:
-    """What the flags say, as dotted keys of a config."""
-    said = vars(flags).items()
-    given = {name: value for name, value in said if value is not None and value is not False}
+    """Return the given flags as dotted keys of a config."""
+    given = {k: v for k, v in vars(flags).items() if v is not None and v is not False}
     found: dict[str, Any] = {}
     for side in _SIDES:
         for name in _SWITCHES:
@@ -97,19 +98,18 @@ def sam_changes(flags: SamFlags) -> dict[str, Any]:
 def open_segmenter(
     model: Path | None, device: str, sam: SamFlags, preset: int | None = None
 ) -> "Segmenter":
-    """The model of a folder; flags that contradict it are an error."""
-    asked = preset_changes(preset) | sam_changes(sam)
-    from eligo.pixels.inference.modes import refuse_other_modes
-    from eligo.pixels.inference.segmenter import Segmenter, model_folder, stored_config
+    """Load a model, by default the shipped one; flags that contradict it are an error."""
+    wanted = preset_changes(preset) | sam_changes(sam)
+    from eligo.pixels.inference import segmenter
     from eligo.pretrained.devices import resolve_device
 
-    folder = model_folder(model)
-    refuse_other_modes(folder, stored_config(folder), asked)
-    return Segmenter.from_pretrained(folder, device=resolve_device(device))
+    folder = segmenter.model_folder(model or segmenter.SHIPPED)
+    segmenter.check_sam_settings(folder, segmenter.stored_config(folder), wanted)
+    return segmenter.Segmenter.from_pretrained(folder, device=resolve_device(device))
 
 
 def preset_changes(preset: int | None) -> dict[str, Any]:
-    """What a preset says, as dotted keys of a config."""
+    """Return the settings of a preset as dotted keys of a config."""
     if preset is None:
         return {}
     if preset not in PRESETS:

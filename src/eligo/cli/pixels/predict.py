@@ -25,25 +25,24 @@ def run(
 ) -> None:
     """Segment an image; depth and words are optional.
 
-    Writes label.png (classes), overlay.png, tags/NN_name.png (where each word was heard),
-    result.json, and what `eligo explore OUT` shows.
+    Writes label.png (classes), overlay.png, tags/NN_name.png (attention to each word), result.json,
+    and what `eligo explore OUT` shows.
 
     Args:
         image: The image file.
         out: The folder to write to.
         depth: Its depth: a PNG, TIFF or .npy file of the same size.
-        tags: What is in the image, between commas. Name all that you see: each word helps, and a
-            model that always learned with all of them may overlook what is not named.
+        tags: What is in the image, separated by commas. Name everything that you see: a model that
+            was always trained with all tags may overlook what is not named.
         text: Instead of tags, a sentence about it, for a model that was trained with captions.
-        model: Folder of a model or run; by default the one that comes with eligo, which knows
-            generated rooms only: for photos, `eligo pixels convert` or train.
-        depth_format: How depth is stored, if not as in the model's training.
+        model: Name or folder of a model or run; by default the one that comes with eligo, which
+            knows generated rooms only: for photos, `eligo pixels convert` or train.
+        depth_format: How depth is stored, if not as in the training of the model.
         depth_scale: Units per metre of metric depth, likewise (1: metres).
-        size: Height and width to look at the image in; labels come back in its own. A model knows
+        size: Height and width that the image is scaled to; labels have its own size. A model knows
             things by the size they had in its training: 96 128 for the one that comes with eligo.
-        preset: Refuse a model that compares pixels and words otherwise than this preset.
-        sam: Refuse a model that compares pixels and words otherwise; what is not given is not
-            checked.
+        preset: Require a model that compares pixels and words as this preset does.
+        sam: Require a model with these settings; others are not checked.
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
     """
@@ -52,19 +51,12 @@ def run(
     from eligo.pixels.inference.predict import predict
     from eligo.pixels.inference.record import record
 
-    changes = {"depth": depth_format, "depth_scale": depth_scale}
-    given = {key: value for key, value in changes.items() if value is not None}
-    made = predict(
-        image,
-        depth,
-        tags=tags,
-        captions=text,
-        model=segmenter,
-        inputs=segmenter.config.inputs.replace(given),
-        size=size,
-    )
-    result = made.save(out)
-    save_prediction(record(made), out)
+    stored = {"depth": depth_format, "depth_scale": depth_scale}
+    given = {key: value for key, value in stored.items() if value is not None}
+    inputs = segmenter.config.inputs.replace(given)
+    found = predict(image, depth, tags, model=segmenter, captions=text, inputs=inputs, size=size)
+    result = found.save(out)
+    save_prediction(record(found), out)
     if json:
         print_result(result, json=True)
         return

@@ -1,10 +1,10 @@
-"""`eligo pixels train`: teach a model to segment rooms, guided by words."""
+"""`eligo pixels train`: train a segmentation model guided by words."""
 
 from typing import Annotated
 
 from eligo.cli.console import print_outcome
 from eligo.cli.pixels.flags import NO_FLAGS, Sam, sam_changes
-from eligo.pixels.train_config import PixelsTrainConfig
+from eligo.pixels.config import PixelsTrainConfig
 
 
 def run(
@@ -18,7 +18,7 @@ def run(
 
     Args:
         sam: How pixels and words are compared.
-        resume: Go on from the newest checkpoint in the run folder.
+        resume: Continue from the newest checkpoint in the run folder.
         json: Print one JSON document.
     """
     from eligo.pixels.training.task import train_model

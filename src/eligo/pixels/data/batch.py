@@ -1,4 +1,4 @@
-"""What the network is trained and measured on: batches, and where they come from."""
+"""Batches of images, and the interface of what yields them."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -26,19 +26,19 @@ class Batch:
 
 
 class ImageSource(Source):
-    """Training batches without end, and the images of a split once each."""
+    """Endless training batches, and the images of a split once each."""
 
     classes: tuple[str, ...]
 
-    def varied(self, batch: Batch) -> Batch:
-        """What a step makes of its batch, by torch's generator, which is seeded for the step."""
+    def augmented(self, batch: Batch) -> Batch:
+        """Augment the batch of a step, with torch's generator, which is seeded for the step."""
         return batch
 
     @abstractmethod
     def images(self, split: Split, provenance: Provenance, batch_size: int) -> Iterator[Batch]:
-        """Every image of a split once, with words of that provenance."""
+        """Yield every image of a split once, with words of that provenance."""
 
     @property
     @abstractmethod
     def provenances(self) -> tuple[Provenance, ...]:
-        """Which kinds of words there are, the headline first."""
+        """Available provenances of words; the first one is the main result."""

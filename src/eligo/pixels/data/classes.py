@@ -12,14 +12,14 @@ NYU_40 = (
     "shower curtain", "box", "whiteboard", "person", "night stand", "toilet", "sink", "lamp",
     "bathtub", "bag", "otherstructure", "otherfurniture", "otherprop",
 )  # fmt: skip
-"""NYUDepthv2's, spelt as it spells them."""
+"""Classes of NYUDepthv2, in its spelling."""
 SUN_37 = NYU_40[:37]
-"""SUN RGB-D's."""
+"""Classes of SUN RGB-D."""
 _MOST = 254  # 255 is ignored
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
-    """One name per line."""
+    """Read class names, one per line."""
     names = tuple(line.strip() for _, line in numbered_lines(path))
     if not 2 <= len(names) <= _MOST or len(set(names)) != len(names):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Images on disk: NYUDepthv2, SUN RGB-D, one's own."""
+"""Images on disk: NYUDepthv2, SUN RGB-D, your own."""
 
 import logging
 from collections.abc import Iterator
@@ -8,24 +8,23 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.images import warn_shared_images
+from eligo.pixels.config import IGNORED, AugmentConfig, FilesDataConfig, InputsConfig, TextConfig
 from eligo.pixels.data.augment import Prepared, augment
 from eligo.pixels.data.batch import Batch, ImageSource
-from eligo.pixels.data.inputs import normalise_rgb
 from eligo.pixels.data.pictures import (
-    look_at_photo,
+    Photo,
+    check_depth_range,
+    check_label_range,
+    check_photo,
+    normalise_rgb,
     read_depth,
     read_label,
     read_photo,
-    remark_depth,
-    remark_labels,
 )
 from eligo.pixels.data.records import Record, Split, class_names, read_records
-from eligo.pixels.data_config import AugmentConfig, FilesDataConfig, InputsConfig
 from eligo.pixels.text.batch import Provenance
 from eligo.pixels.text.encoders import TextEncoder
-from eligo.pixels.text.table import PhraseTable, Said, words_of
-from eligo.pixels.text_config import TextConfig
-from eligo.pixels.training.losses import IGNORED
+from eligo.pixels.text.table import PhraseTable, words_of
 from eligo.train.check import DataCheck
 from eligo.train.data import epoch_batches
 
@@ -33,7 +32,7 @@ _log = logging.getLogger("eligo.pixels")
 
 
 class Images:
-    """The images of a split as a map-style dataset, with the numbers of their words."""
+    """The images of a split, with their words as rows of a table."""
 
     def __init__(
         self,
@@ -44,64 +43,63 @@ class Images:
         encoder: TextEncoder | None,
     ) -> None:
         self.records, self.classes, self.inputs = records, classes, inputs
-        self.said: list[list[Said]] = [
-            words_of(text, classes, record.tags or (), record.captions or ()) for record in records
+        self.words = [
+            words_of(text, classes, one.tags or (), one.captions or ()) for one in records
         ]
-        _remark_left_out(records, text)
+        _log_unused_words(records, text)
         self.table: PhraseTable | None = None
         if encoder is not None:
-            said = (phrase for phrases in self.said for phrase in phrases)
-            self.table = PhraseTable(encoder, said, text.num_words(len(classes)))
+            phrases = (phrase for words in self.words for phrase in words)
+            self.table = PhraseTable(encoder, phrases, text.num_words(len(classes)))
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def read(self, index: int, *, words_of: int | None = None) -> Prepared:
-        """One image; with another one's words if `words_of` says whose."""
+    def read(self, index: int, *, words_from: int | None = None) -> Prepared:
+        """Load one image, with its own words or those of image `words_from`."""
         record = self.records[index]
         photo = read_photo(record.image)
-        rgb = photo.pixels
-        shape = rgb.shape[-2:]
+        shape = photo.pixels.shape[-2:]
         if record.depth is None or self.inputs.depth == "none":
             depth, mask = torch.zeros(1, *shape), torch.zeros(1, *shape, dtype=torch.bool)
         else:
             depth, mask = read_depth(record.depth, self.inputs, photo)
-        if record.label is None:
-            raise InputError(f"{record.id}: has no label, which training and measuring need")
-        labels = read_label(record.label, len(self.classes), photo)
-        said = self.said[index if words_of is None else words_of]
-        numbers = torch.zeros(0, dtype=torch.int64)
+        labels = self._labels(record, photo)
+        word_ids = torch.zeros(0, dtype=torch.int64)
         if self.table is not None:
-            numbers = self.table.numbers(said)
-        return Prepared(normalise_rgb(rgb, self.inputs.channel_order), depth, mask, labels, numbers)
+            word_ids = self.table.ids(self.words[index if words_from is None else words_from])
+        rgb = normalise_rgb(photo.pixels, self.inputs.channel_order)
+        return Prepared(rgb, depth, mask, labels, word_ids)
 
-    def look(self, record: Record) -> tuple[bool, tuple[int, int]]:
-        """Raise what `read` would, at less cost; whether any pixel has a label, and the size."""
-        photo = look_at_photo(record.image)
+    def check(self, record: Record) -> tuple[bool, tuple[int, int]]:
+        """Raise what `read` would raise; returns whether any pixel has a label, and the size."""
+        photo = check_photo(record.image)
         if record.depth is not None and self.inputs.depth != "none":
             read_depth(record.depth, self.inputs, photo)
+        return bool((self._labels(record, photo) != IGNORED).any()), photo.shape
+
+    def _labels(self, record: Record, photo: Photo) -> Tensor:
         if record.label is None:
-            raise InputError(f"{record.id}: has no label, which training and measuring need")
-        labels = read_label(record.label, len(self.classes), photo)
-        return bool((labels != IGNORED).any()), photo.shape
+            raise InputError(f"{record.id}: has no label; training and evaluation need one")
+        return read_label(record.label, len(self.classes), photo)
 
 
-def _remark_left_out(records: list[Record], text: TextConfig) -> None:
-    """Say how many images have more tags or captions than count."""
+def _log_unused_words(records: list[Record], text: TextConfig) -> None:
+    """Log how many images have more tags or captions than are used."""
     for kind, most in (("tags", text.max_tags), ("captions", text.max_captions)):
         counts = [len(getattr(record, kind) or ()) for record in records]
         if kind in text.kinds and max(counts, default=0) > most:
             longest = records[counts.index(max(counts))]
             _log.warning(
-                "%d of %d images have more than %d %s, and the first %d count: %r has %d; "
-                "--text.max_%s reads more",
+                "%d of %d images have more than %d %s, of which the first %d are used: %r has %d; "
+                "--text.max_%s uses more",
                 sum(count > most for count in counts), len(counts), most, kind, most,
                 longest.id, max(counts), kind,
             )  # fmt: skip
 
 
-class Varied:
-    """Training images, varied."""
+class AugmentedImages:
+    """Training images with augmentation, as a map-style data set."""
 
     def __init__(self, images: Images, config: AugmentConfig) -> None:
         self.images, self.config = images, config
@@ -132,7 +130,7 @@ class FileSource(ImageSource):
 
     @property
     def provenances(self) -> tuple[Provenance, ...]:
-        """The files' own words, none, and another image's; the truth is never the headline."""
+        """The files' own words, none, another image's; oracle words are never the main result."""
         if self.encoder is None:
             return ("none",)
         if self.text.source == "labels":
@@ -142,12 +140,12 @@ class FileSource(ImageSource):
         return ("predicted", "none", "shuffled")
 
     def check(self, check: DataCheck) -> None:
-        """Every image with its depth and labels, and whether there is anything to learn."""
+        """Check every image with its depth and labels, and that some pixels are labelled."""
         splits: tuple[Split, ...] = ("train", "validation")
         for split in splits:
             images = self._images(split)
             before = len(check.problems)
-            found = check.each(f"{split} images", images.records, images.look)
+            found = check.each(f"{split} images", images.records, images.check)
             if len(check.problems) > before:
                 continue
             if not any(labelled for labelled, _ in found):
@@ -171,70 +169,75 @@ class FileSource(ImageSource):
         if rank == 0 and path is not None:
             first = images.read(0)
             flags = ("--inputs.depth", "--inputs.depth_scale")
-            remark_depth(path, (first.depth, first.depth_mask), self.inputs, flags)
+            check_depth_range((first.depth, first.depth_mask), path, self.inputs, flags)
         found = epoch_batches(
-            Varied(images, self.augmentation), batch_size, seed, start_step, rank, world_size,
-            num_workers=self.config.num_workers, collate=_stacked,
+            AugmentedImages(images, self.augmentation), batch_size, seed, start_step, rank,
+            world_size, num_workers=self.config.num_workers, collate=_stack,
             pin_memory=self.device.type == "cuda",
         )  # fmt: skip
-        said = self.config.words_are if self.text.source != "labels" else "predicted"
+        provenance = self.config.words_are if self.text.source != "labels" else "predicted"
         for parts in found:
-            yield self._batch(images, parts, said)
+            yield self._batch(images, parts, provenance)
 
     def images(self, split: Split, provenance: Provenance, batch_size: int) -> Iterator[Batch]:
-        """Every image of a split once; successive ones of one size come together."""
+        """Yield every image of a split once; successive ones of one size share a batch."""
         images = self._images(split)
         if provenance == "shuffled" and len(images) == 1:
-            return  # there is no other one
+            return  # there is no other image
         waiting: list[Prepared] = []
         for index in range(len(images)):
             other = (index + max(1, len(images) // 2)) % len(images)
-            image = images.read(index, words_of=other if provenance == "shuffled" else None)
+            image = images.read(index, words_from=other if provenance == "shuffled" else None)
             if waiting and (len(waiting) == batch_size or waiting[0].rgb.shape != image.rgb.shape):
-                yield self._batch(images, _stacked(waiting), provenance)
+                yield self._batch(images, _stack(waiting), provenance)
                 waiting = []
             waiting.append(image)
-        yield self._batch(images, _stacked(waiting), provenance)
+        yield self._batch(images, _stack(waiting), provenance)
 
     def _images(self, split: Split) -> Images:
         if split not in self._splits:
             kinds = () if self.encoder is None else self.text.kinds
             records = read_records(self.config, split, words=kinds)
-            made = Images(records, self.classes, self.inputs, self.text, self.encoder)
-            if made.table is not None:
-                made.table.to(self.device)
-            self._splits[split] = made
-            self._remark(split, records)
+            loaded = Images(records, self.classes, self.inputs, self.text, self.encoder)
+            if loaded.table is not None:
+                loaded.table.to(self.device)
+            if not self._splits:  # once
+                self._check_labels(records)
+            if split != "train":
+                self._check_overlap(split, records)
+            self._splits[split] = loaded
         return self._splits[split]
 
-    def _remark(self, split: Split, records: list[Record]) -> None:
-        """Say what is odd about the files of a split: labels from 0, images of the training."""
-        labels = [record.label for record in records if record.label is not None]
-        remark_labels(labels, len(self.classes))
-        if split == "train":
-            return
+    def _check_labels(self, records: list[Record]) -> None:
+        """Log labels that seem to count from 0; those of standard data sets count from 1."""
+        if self.config.classes is not None:
+            labels = [record.label for record in records if record.label is not None]
+            check_label_range(labels, len(self.classes))
+
+    def _check_overlap(self, split: Split, records: list[Record]) -> None:
+        """Log images that are also training images."""
         try:
-            learned = read_records(self.config, "train")
-        except InputError:  # measured where the training images are not
+            training = read_records(self.config, "train")
+        except InputError:  # evaluated where the training images are not
             return
-        paths = ([record.image for record in some] for some in (learned, records))
+        paths = ([record.image for record in some] for some in (training, records))
         warn_shared_images(*paths, names=("training", split))
 
     def _batch(self, images: Images, parts: tuple[Tensor, ...], provenance: Provenance) -> Batch:
-        move = (part.to(self.device, non_blocking=True) for part in parts)
-        rgb, depth, mask, labels, numbers = move
+        moved = (part.to(self.device, non_blocking=True) for part in parts)
+        rgb, depth, mask, labels, word_ids = moved
         text = None
         if images.table is not None and provenance != "none":
-            text = images.table.batch(numbers, provenance)
+            text = images.table.batch(word_ids, provenance)
         return Batch(rgb, labels, depth, mask, text)
 
 
-def _stacked(images: list[Prepared]) -> tuple[Tensor, ...]:
+def _stack(images: list[Prepared]) -> tuple[Tensor, ...]:
     shapes = {tuple(image.rgb.shape[-2:]) for image in images}
     if len(shapes) > 1:
         raise InputError(
             f"got images of {sorted(shapes)[:4]} pixels in one batch, expected one size; give "
             "augment.crop"
         )
-    names = ("rgb", "depth", "depth_mask", "labels", "numbers")
+    names = ("rgb", "depth", "depth_mask", "labels", "word_ids")
     return tuple(torch.stack([getattr(image, name) for image in images]) for name in names)

@@ -1,47 +1,70 @@
-"""Picture files: colour images, depth, labels; each problem names the file."""
+"""Photos, depth and labels: from files or arrays to what the network sees. Errors name the file.
+
+Depth: `png8` z = (v/255 - 0.48) / 0.28, where 0 is a value; `metric` m = v / depth_scale, 0 or NaN
+unknown, z = (min(m, 10)/10 - 0.48) / 0.28; `sun16` (v >> 3) | (v << 13) millimetres, then the same.
+"""
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Shaped, UInt8
 from PIL import Image
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.images import SIDEWAYS, orientation_of, read_stored, turned, upright_rgb, upright_size
-from eligo.pixels.data.inputs import decode_depth, normalise_metres
-from eligo.pixels.data_config import InputsConfig
+from eligo.images import (
+    SIDEWAYS,
+    as_image,
+    orientation_of,
+    read_stored,
+    turned,
+    upright_rgb,
+    upright_size,
+)
+from eligo.pixels.config import IGNORED, MIN_SIZE, ChannelOrder, InputsConfig
 
-MIN_SIZE = 32
-_NEAR, _FAR = 0.3, 10.0  # metres within which, or beyond which, no whole image lies
-IGNORED = 255
-_PLUS_ONE = "; if 0 is a class and 255 ignored, add 1 to all labels (255 becomes 0)"
-_LOOKED_AT = 32  # label files
+ImageLike: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
+"""As `eligo.images.ImageLike`, which is a string because it must not import torch."""
+DepthMap: TypeAlias = tuple[Float[Tensor, "1 height width"], Bool[Tensor, "1 height width"]]
+"""Depth as the network sees it, 0 where it is unknown, and where it is known."""
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, red first
+_DEPTH_MEAN, _DEPTH_STD = 0.48, 0.28
+_FARTHEST = 10.0  # metres
+_NEAR, _FAR = 0.3, 10.0  # metres; no whole image is nearer, or farther, than this
+_ADD_ONE = "; if 0 is a class and 255 ignored, add 1 to all labels (255 becomes 0)"
+_SAMPLED = 32  # label files
 _log = logging.getLogger("eligo.pixels")
 
 
 class Photo(NamedTuple):
-    """A colour image, upright, and how it was stored: depth and labels beside it lie the same."""
+    """An upright colour image, and how it was stored: its depth and labels are stored likewise."""
 
     path: Path
     pixels: UInt8[Tensor, "3 height width"]
     orientation: int
-    """EXIF's number of how it was stored."""
+    """EXIF orientation of the stored image."""
     shape: tuple[int, int]
-    """Height and width, upright, before a very large image was made smaller."""
+    """Upright height and width, before a very large image was reduced."""
 
 
-def read_photo(path: Path) -> Photo:
-    """A colour image of a file."""
-    return photo_of(read_stored(path), path)
+def read_photo(image: ImageLike) -> Photo:
+    """Load a photo; errors call an image in memory `image`."""
+    if isinstance(image, str | Path):
+        return _photo(read_stored(image), Path(image))
+    if isinstance(image, Image.Image):
+        return _photo(image, Path("image"))
+    photo = _photo(as_image(image), Path("image"))
+    height, width = image.shape[:2] if isinstance(image, np.ndarray) else image.shape[-2:]
+    return photo._replace(shape=(height, width))
 
 
-def photo_of(image: Image.Image, name: Path) -> Photo:
-    """A colour image, which errors call `name`."""
+def _photo(image: Image.Image, name: Path) -> Photo:
     orientation = orientation_of(image)
     width, height = image.size
     shape = (width, height) if orientation in SIDEWAYS else (height, width)
@@ -49,24 +72,20 @@ def photo_of(image: Image.Image, name: Path) -> Photo:
     pixels = torch.from_numpy(np.array(upright_rgb(image))).permute(2, 0, 1)
     if tuple(pixels.shape[1:]) != shape:
         _log.warning(
-            "%s: got %d x %d pixels, and looks at %d x %d, which is also the size of the labels",
+            "%s: reduced from %d x %d to %d x %d pixels, which is also the size of the labels",
             name, *shape, *pixels.shape[1:],
         )  # fmt: skip
     return Photo(name, pixels, orientation, shape)
 
 
-def look_at_photo(path: Path) -> Photo:
-    """As `read_photo`, without its pixels: whether it can be read, its size and orientation."""
+def check_photo(path: Path) -> Photo:
+    """Check that a photo can be read; returns it without its pixels, at less cost."""
     width, height = upright_size(path)
     with Image.open(path) as image:
         orientation = orientation_of(image)
     _check_size(path, (height, width))
-    return Photo(
-        path,
-        torch.zeros((), dtype=torch.uint8).expand(3, height, width),
-        orientation,
-        (height, width),
-    )
+    no_pixels = torch.zeros((), dtype=torch.uint8).expand(3, height, width)
+    return Photo(path, no_pixels, orientation, (height, width))
 
 
 def _check_size(name: Path, shape: tuple[int, int]) -> None:
@@ -77,25 +96,56 @@ def _check_size(name: Path, shape: tuple[int, int]) -> None:
         )
 
 
-def read_depth(
-    path: Path, inputs: InputsConfig, photo: Photo
-) -> tuple[Float[Tensor, "1 height width"], Bool[Tensor, "1 height width"]]:
-    """The depth of an image, upright as it is, and where it is known."""
-    orientation = 1
-    if path.suffix == ".npy":
-        try:
-            values = np.load(path, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: cannot be read as an array ({error})") from error
-    else:
-        values, orientation = _stored(path)
+@cache
+def _colour_statistics(device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(torch.tensor(part, device=device).view(3, 1, 1) for part in (_MEAN, _STD))
+
+
+def normalise_rgb(
+    rgb: UInt8[Tensor, "*batch 3 height width"], channel_order: ChannelOrder = "rgb"
+) -> Float[Tensor, "*batch 3 height width"]:
+    """Subtract ImageNet's mean and divide by its deviation, by position and not by colour.
+
+    With bgr, blue gets the mean of red, as in the training of the official bgr weights.
+    """
+    mean, std = _colour_statistics(rgb.device)
+    ordered = rgb.flip(-3) if channel_order == "bgr" else rgb
+    return (ordered.float() / 255 - mean) / std
+
+
+def normalise_metres(metres: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return metric depth as the network sees it, clamped to ten metres."""
+    return (metres.clamp(max=_FARTHEST) / _FARTHEST - _DEPTH_MEAN) / _DEPTH_STD
+
+
+def decode_depth(values: Shaped[np.ndarray, "height width"], inputs: InputsConfig) -> DepthMap:
+    """Return stored depth values as the network sees them."""
+    if inputs.depth == "png8":
+        share = torch.from_numpy(values.astype(np.float32)) / 255
+        z = ((share - _DEPTH_MEAN) / _DEPTH_STD)[None]
+        return z, torch.ones_like(z, dtype=torch.bool)
+    scale = inputs.depth_scale
+    if inputs.depth == "sun16":
+        stored = values.astype(np.uint16)
+        values, scale = (stored >> np.uint16(3)) | (stored << np.uint16(13)), 1000.0
+    metres = torch.from_numpy(values.astype(np.float32))[None] / scale
+    known = metres.isfinite() & (metres > 0)
+    return torch.where(known, normalise_metres(metres.nan_to_num()), 0.0), known
+
+
+def read_depth(depth: ImageLike, inputs: InputsConfig, photo: Photo) -> DepthMap:
+    """Load the depth of a photo, upright as the photo is.
+
+    A PNG, TIFF or .npy file, a PIL image, or an array or a tensor of shape (height, width).
+    """
+    name, values, orientation = _stored_values(depth, "depth")
     if values.ndim == 3 and values.shape[2] == 3 and inputs.depth == "png8":
-        values = values[..., 0]  # some store it three times
-    values = _aligned(path, values, orientation, photo)
+        values = values[..., 0]  # some data sets store it three times
+    values = _aligned(name, values, orientation, photo)
     if values.dtype.kind not in "uif":
-        raise InputError(f"{path}: got {values.dtype} values, expected numbers")
+        raise InputError(f"{name}: got {values.dtype} values, expected numbers")
     if inputs.depth == "png8" and values.dtype != np.uint8:
-        raise InputError(f"{path}: got {values.dtype} values, expected 8 bits (inputs.depth png8)")
+        raise InputError(f"{name}: got {values.dtype} values, expected 8 bits (inputs.depth png8)")
     if inputs.depth == "sun16" and (
         values.dtype.kind == "f"
         or values.dtype.itemsize < 2
@@ -103,18 +153,18 @@ def read_depth(
         or values.max() > 65535
     ):
         raise InputError(
-            f"{path}: got {values.dtype} values, expected 16 bits (inputs.depth sun16)"
+            f"{name}: got {values.dtype} values, expected 16 bits (inputs.depth sun16)"
         )
     return decode_depth(values, inputs)
 
 
-def remark_depth(
-    path: Path,
-    depth: tuple[Float[Tensor, "1 height width"], Bool[Tensor, "1 height width"]],
+def check_depth_range(
+    depth: DepthMap,
+    name: str | Path,
     inputs: InputsConfig,
     flags: tuple[str, str] = ("--depth_format", "--depth_scale"),
 ) -> None:
-    """Say if all of it is so near or so far that it must be stored in another way."""
+    """Log a warning if all of it is so near or so far that the unit must be wrong."""
     z, known = depth
     if inputs.depth != "metric" or not bool(known.any()):
         return
@@ -128,16 +178,17 @@ def remark_depth(
     _log.warning(
         "%s: got everything %s at %g units per metre; is it stored in 8 bits (%s png8), or in "
         "other units (%s 1 for metres)?",
-        path, where, inputs.depth_scale, *flags,
+        name, where, inputs.depth_scale, *flags,
     )  # fmt: skip
 
 
 def read_label(path: Path, num_classes: int, photo: Photo) -> UInt8[Tensor, "height width"]:
-    """Classes 1..K on disk as 0..K-1; 0 as 255, which is ignored. Upright as the image is."""
-    values = _aligned(path, *_stored(path), photo)
+    """Load labels, upright as the photo is: 1..K become 0..K-1, and 0 becomes 255 (ignored)."""
+    name, values, orientation = _stored_values(path, "label")
+    values = _aligned(name, values, orientation, photo)
     if values.min() < 0 or values.max() > num_classes:
         highest = values.max()
-        hint = _PLUS_ONE if highest == IGNORED else ""
+        hint = _ADD_ONE if highest == IGNORED else ""
         raise InputError(
             f"{path}: got label {highest if highest > num_classes else values.min()}, "
             f"expected 1 to {num_classes}, the number of classes, or 0 for what is ignored{hint}"
@@ -145,50 +196,68 @@ def read_label(path: Path, num_classes: int, photo: Photo) -> UInt8[Tensor, "hei
     return torch.from_numpy(values.astype(np.uint8) - np.uint8(1))
 
 
-def remark_labels(paths: Sequence[Path], num_classes: int) -> None:
-    """Say if labels look as if 0 were the first class, and not what is ignored."""
+def check_label_range(paths: Sequence[Path], num_classes: int) -> None:
+    """Log if labels look as if 0 were the first class, rather than what is ignored."""
     highest, zeros = 0, 0
-    for path in paths[:_LOOKED_AT]:
+    for path in paths[:_SAMPLED]:
         try:
             values = np.array(read_stored(path))
         except InputError:
-            return  # who reads them says so
+            return  # raised again where the label is used
         highest, zeros = max(highest, int(values.max())), zeros + bool((values == 0).any())
     if zeros and highest == num_classes - 1:
         _log.warning(
             "%s: the first %d label files go from 0 to %d, and none holds %d, the last of %d "
             "classes: 0 is ignored here, and classes count from 1%s",
-            paths[0].parent, len(paths[:_LOOKED_AT]), highest, num_classes, num_classes, _PLUS_ONE,
+            paths[0].parent, len(paths[:_SAMPLED]), highest, num_classes, num_classes, _ADD_ONE,
         )  # fmt: skip
 
 
-def _stored(path: Path) -> tuple[np.ndarray, int]:
-    """The numbers of an image file, and EXIF's number of how they lie."""
-    image = read_stored(path)
-    return np.array(image), orientation_of(image)
+def _stored_values(source: ImageLike, name: str) -> tuple[str | Path, np.ndarray, int]:
+    """Name, values and EXIF orientation of a file, an image or an array, as stored."""
+    if isinstance(source, str | Path):
+        name, path = str(source), Path(source)
+        if path.suffix == ".npy":
+            try:
+                return name, np.load(path, allow_pickle=False), 1
+            except (OSError, ValueError) as error:
+                raise InputError(f"{path}: cannot be read as an array ({error})") from error
+        source = read_stored(path)
+    if isinstance(source, Image.Image):
+        return name, np.array(source), orientation_of(source)
+    if isinstance(source, Tensor):
+        source = source.detach().cpu()
+        source = (source.float() if source.is_floating_point() else source).numpy()
+    if not isinstance(source, np.ndarray):
+        raise InputError(
+            f"{name}: got {type(source).__name__}, expected a path, a PIL image, a NumPy array or "
+            "a tensor"
+        )
+    return name, source, 1
 
 
-def _aligned(path: Path, values: np.ndarray, orientation: int, photo: Photo) -> np.ndarray:
-    """Values of every pixel of a photo, turned and made smaller as it was.
+def _aligned(name: str | Path, values: np.ndarray, orientation: int, photo: Photo) -> np.ndarray:
+    """Values for every pixel of a photo, turned and reduced as the photo was.
 
-    A file with an EXIF orientation of its own is turned by that. Another one of the size in which
-    the photo is stored lies as the photo does, and is turned with it; so does one of a size that
-    does not tell (a square, or a photo upside down). One of the upright size stays as it is.
+    A file with an EXIF orientation is turned by it. Without one, a file of the size in which the
+    photo is stored is turned with the photo (also where the size does not tell: a square, or a
+    photo upside down); a file of the upright size stays as it is.
     """
     if values.ndim != 2:
-        raise InputError(f"{path}: got shape {values.shape}, expected one channel")
+        raise InputError(f"{name}: got shape {values.shape}, expected (height, width)")
     stored = photo.shape[::-1] if photo.orientation in SIDEWAYS else photo.shape
     if orientation == 1 and values.shape == stored:
         orientation = photo.orientation
     values = turned(values, orientation)
     if values.shape != photo.shape:
         raise InputError(
-            f"{path}: got {values.shape[0]} x {values.shape[1]} pixels, but {photo.path} has "
+            f"{name}: got {values.shape[0]} x {values.shape[1]} pixels, but {photo.path} has "
             f"{photo.shape[0]} x {photo.shape[1]}; expected the same size"
         )
-    places = (
-        (np.arange(few) * 2 + 1) * many // (2 * few)  # the middle of every part
-        for few, many in zip(photo.pixels.shape[1:], photo.shape, strict=True)
+    size = tuple(photo.pixels.shape[1:])
+    if size == photo.shape:
+        return values
+    centres = (
+        (np.arange(n) * 2 + 1) * old // (2 * n) for n, old in zip(size, photo.shape, strict=True)
     )
-    small = tuple(photo.pixels.shape[1:]) != photo.shape
-    return values[np.ix_(*places)] if small else values
+    return values[np.ix_(*centres)]

@@ -13,14 +13,14 @@ from eligo.config.problems import did_you_mean
 from eligo.errors import InputError
 from eligo.io.json_lines import JsonRow, Words, read_json_lines
 from eligo.io.reading import numbered_lines
-from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
-from eligo.pixels.data_config import (
+from eligo.pixels.config import (
     FilesConfig,
     FilesDataConfig,
     JsonlDataConfig,
     RoomsDataConfig,
     SunDataConfig,
 )
+from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
 from eligo.train.rng import mix
 
 Split = Literal["train", "validation", "test"]

@@ -1,11 +1,12 @@
-"""Official files as a model folder: what they are is read off their tensors. Section 2.
+"""Convert official weights to a model folder; the architecture is inferred from the tensors.
 
-A whole model says its size, classes, head, where words enter and the multipliers of their logits;
-how else it compares pixels and words is not in there (give the flags it was trained with) and its
-words are of the `legacy` form. An encoder alone gets a fresh head and fresh words as the given
-config has them, to train from.
+The tensors of a whole model determine its size, classes, head, where words enter and the
+multipliers of their logits, but not how else pixels and words are compared (give the flags of its
+training); its SAM is of the `legacy` form. An encoder alone gets a new head and SAM as the config
+describes them, to train from.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from math import isclose
 from pathlib import Path
@@ -16,20 +17,19 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.io.reading import reading
-from eligo.pixels.config import SIZES, PixelsConfig
+from eligo.pixels.config import SIZES, PixelsConfig, SegmenterConfig
 from eligo.pixels.data.classes import NYU_40
 from eligo.pixels.inference.segmenter import Segmenter, plain_config
 from eligo.pixels.model.official import from_official, unwrapped
-from eligo.pixels.segmenter_config import SegmenterConfig
 from eligo.train.weights import read_pickled
 
 _OURS = ("head.", "text_norm.", "encoder.align.", "encoder.depth_stem.")
 _HEAD = "decode_head."
-_ALIKE = 1e-3  # numbers in half precision
+_TOLERANCE = 1e-3  # numbers in half precision
 
 
 def read_official(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .pth or .safetensors file; nothing in it is executed."""
+    """Read the tensors of a .pth or .safetensors file, without executing code in it."""
     if path.suffix == ".safetensors":
         with reading(path, "tensors in a .safetensors file"):
             return unwrapped(load_file(path))
@@ -46,7 +46,7 @@ def convert_official(
     drop: Iterable[str] = (),
     changes: Mapping[str, Any] | None = None,
 ) -> Segmenter:
-    """The model of an official file; `changes` are dotted keys of the config that win."""
+    """Load an official file; `changes` override the config, by dotted key."""
     drop = tuple(drop)
     state = read_official(path)
     state = {key: value for key, value in state.items() if not (drop and key.startswith(drop))}
@@ -54,11 +54,10 @@ def convert_official(
     base = plain_config(config)
     wanted = base.replace({**size_of(path, state), **(_whole(path, state) if whole else {})})
     names = base.classes if len(base.classes) == wanted.num_classes else ()
-    # Whole models of NYUDepthv2 (40 classes) were trained on images as OpenCV reads them.
+    # Whole models of NYUDepthv2 (40 classes) were trained on images read by OpenCV.
     order = "bgr" if whole and wanted.num_classes == len(NYU_40) else "rgb"
-    told = {"classes": names, "inputs.channel_order": order}
     changes = dict(changes or {})
-    wanted = wanted.replace(told | changes)
+    wanted = wanted.replace({"classes": names, "inputs.channel_order": order} | changes)
     if not whole:
         return Segmenter(wanted, from_official(state, wanted, fresh=_OURS))
     wanted = wanted.replace(_multipliers(path, state, wanted, changes))
@@ -66,7 +65,7 @@ def convert_official(
 
 
 def size_of(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The changes that make the encoder the file's, but for what only training has."""
+    """Return the changes of a config that give it the encoder of a file."""
     stem = next((v for k, v in state.items() if k.endswith("patch_embed.proj.9.weight")), None)
     if stem is None:
         raise InputError(f"{path}: holds no DFormerv2 encoder (no patch_embed.proj.9.weight)")
@@ -94,48 +93,48 @@ def _whole(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
     lacking = [layer for layer in layers.values() if f"{_HEAD}{layer}" not in state]
     if lacking:
         raise InputError(
-            f"{path}: its head is no DFormerv2's (no {_HEAD}{lacking[0]}); --drop {_HEAD} takes "
-            "the encoder alone"
+            f"{path}: its head is not that of DFormerv2 (no {_HEAD}{lacking[0]}); --drop {_HEAD} "
+            "takes the encoder alone"
         )
     found: dict[str, Any] = {
         key: state[f"{_HEAD}{layer}"].shape[0] for key, layer in layers.items()
     }
     found |= {"classes": (), "encoder.depth_stem": False}
-    blocks = [key.split(".") for key in state if "encoder_sam_blocks." in key]
-    levels = [key.split(".") for key in state if "dec_sam_layers." in key]
-    encoder = {int(parts[parts.index("encoder_sam_blocks") + 1]) for parts in blocks}
-    decoder = {int(parts[parts.index("dec_sam_layers") + 1]) + 1 for parts in levels}
-    found["sam.encoder.stages"] = tuple(sorted(encoder))
-    found["sam.decoder.stages"] = tuple(sorted(decoder))
-    keys = [
-        value for key, value in state.items() if key.endswith(".k_proj.weight") and "sam" in key
-    ]
+    found["sam.encoder.stages"] = _numbers(state, "encoder_sam_blocks")
+    found["sam.decoder.stages"] = tuple(n + 1 for n in _numbers(state, "dec_sam_layers"))
+    keys = [v for key, v in state.items() if key.endswith(".k_proj.weight") and "sam" in key]
     if keys:
         found |= {"sam.form": "legacy", "text_dim": keys[0].shape[1]}
     return found
 
 
+def _numbers(state: Mapping[str, Tensor], part: str) -> tuple[int, ...]:
+    """The numbers that follow this part of a name."""
+    found = (re.search(rf"{part}\.(\d+)\.", key) for key in state)
+    return tuple(sorted({int(match[1]) for match in found if match}))
+
+
 def _multipliers(
-    path: Path, state: Mapping[str, Tensor], config: SegmenterConfig, asked: Mapping[str, Any]
+    path: Path, state: Mapping[str, Tensor], config: SegmenterConfig, changes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`logit_init` of the sides whose multiplier is fixed; where a learned one began is unknown."""
+    """`logit_init` of the sides with a fixed multiplier; the start of a learned one is unknown."""
     found: dict[str, Any] = {}
-    for side, modes in (("encoder", config.sam.encoder), ("decoder", config.sam.decoder)):
+    for side, settings in (("encoder", config.sam.encoder), ("decoder", config.sam.decoder)):
         logs = [value for key, value in state.items() if key.endswith(f".{side}_logit_scale")]
-        if modes.learnable_temp or not logs:
+        if settings.learnable_temp or not logs:
             continue
         low, high = (pick(value.double().exp().item() for value in logs) for pick in (min, max))
-        if not isclose(low, high, rel_tol=_ALIKE):
+        if not isclose(low, high, rel_tol=_TOLERANCE):
             raise InputError(
                 f"{path}: the multipliers of the {side}'s logits differ ({low:.6g} to {high:.6g}), "
                 f"so they were learned; give --sam-{side}-learnable-temp"
             )
-        if isclose(low, modes.logit_init, rel_tol=_ALIKE):
+        if isclose(low, settings.logit_init, rel_tol=_TOLERANCE):
             continue
         key = f"sam.{side}.logit_init"
-        if key in asked:
+        if key in changes:
             raise InputError(
-                f"{path}: {key}: got {modes.logit_init}, but the file has a fixed multiplier of "
+                f"{path}: {key}: got {settings.logit_init}, but the file has a fixed multiplier of "
                 f"{low:.6g}; leave that flag (or preset) out and give the others"
             )
         found[key] = float(f"{low:.6g}")

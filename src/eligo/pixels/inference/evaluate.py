@@ -1,6 +1,6 @@
-"""A model on the images of a split: one row of metrics for every provenance of words.
+"""Evaluation of a model on a split: one row of metrics for every provenance of words.
 
-No image counts twice; the truth as words (`oracle`) is never the headline.
+No image counts twice; oracle words are never the main result.
 """
 
 from dataclasses import dataclass
@@ -12,28 +12,25 @@ from torch import Tensor
 
 from eligo.pixels.data.batch import ImageSource
 from eligo.pixels.data.records import Split
-from eligo.pixels.inference.views import Views, probabilities
-from eligo.pixels.metrics import (
-    SegmentationMetrics,
-    confusion_matrix,
-    segmentation_metrics,
-)
+from eligo.pixels.inference.multi_scale import MultiScale, probabilities
+from eligo.pixels.metrics import SegmentationMetrics, confusion_matrix, segmentation_metrics
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.text.batch import Provenance
 
+_ONE_PASS = MultiScale()
+
 
 @dataclass(frozen=True)
-class Row:
-    """What a model reached with words of one provenance."""
+class EvaluationRow:
+    """Metrics of a model with words of one provenance."""
 
     words: Provenance
     images: int
     metrics: SegmentationMetrics
 
-    def shown(self) -> dict[str, Any]:
-        """The metrics over all classes, beside where the words came from."""
-        found = vars(self.metrics)
-        means = {name: value for name, value in found.items() if isinstance(value, float)}
+    def summary(self) -> dict[str, Any]:
+        """Return the metrics over all classes, with the provenance and the number of images."""
+        means = {k: v for k, v in vars(self.metrics).items() if isinstance(v, float)}
         return {"words": self.words, "images": self.images, **means}
 
 
@@ -43,15 +40,15 @@ def split_confusion(
     source: ImageSource,
     split: Split,
     provenance: Provenance,
-    views: Views = Views(),  # noqa: B008 (frozen)
+    passes: MultiScale = _ONE_PASS,
     batch_size: int = 32,
 ) -> tuple[Int[Tensor, "classes classes"], int]:
-    """Pixels of a split by label and prediction, and the number of images."""
+    """Return the confusion matrix of a split, and its number of images."""
     classes = model.config.num_classes
     device = next(model.parameters()).device
     total, images = torch.zeros(classes, classes, dtype=torch.int64, device=device), 0
     for batch in source.images(split, provenance, batch_size):
-        predictions = probabilities(model, batch, views).argmax(1)
+        predictions = probabilities(model, batch, passes).argmax(1)
         total += confusion_matrix(predictions, batch.labels, classes)
         images += len(batch.labels)
     return total, images
@@ -61,13 +58,13 @@ def evaluate_rows(
     model: PixelsModel,
     source: ImageSource,
     split: Split,
-    views: Views = Views(),  # noqa: B008 (frozen)
+    passes: MultiScale = _ONE_PASS,
     batch_size: int = 32,
     provenances: tuple[Provenance, ...] | None = None,
-) -> list[Row]:
-    """A row for every provenance that the source has, the headline first."""
+) -> list[EvaluationRow]:
+    """Return a row for every provenance of the source, the main result first."""
     rows = []
     for provenance in provenances or source.provenances:
-        total, images = split_confusion(model, source, split, provenance, views, batch_size)
-        rows.append(Row(provenance, images, segmentation_metrics(total)))
+        total, images = split_confusion(model, source, split, provenance, passes, batch_size)
+        rows.append(EvaluationRow(provenance, images, segmentation_metrics(total)))
     return rows

@@ -1,4 +1,4 @@
-"""Two picture files and a few words in; classes, and which word guided which pixel, out."""
+"""Segment one image: a class for every pixel, and which word guided which pixel."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64, UInt8
+from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,50 +17,51 @@ from torch.nn import functional as F
 from eligo.errors import InputError
 from eligo.images import printable_name
 from eligo.io.files import remove_file, write_text, writing
-from eligo.pixels.data.inputs import normalise_rgb
+from eligo.pixels.config import MIN_SIZE, InputsConfig, SegmenterConfig
 from eligo.pixels.data.pictures import (
-    MIN_SIZE,
+    DepthMap,
+    ImageLike,
     Photo,
-    photo_of,
+    check_depth_range,
+    normalise_rgb,
     read_depth,
     read_photo,
-    remark_depth,
 )
-from eligo.pixels.data_config import InputsConfig
-from eligo.pixels.inference.segmenter import Segmenter
-from eligo.pixels.inference.views import Seen, resized
-from eligo.pixels.segmenter_config import SegmenterConfig
+from eligo.pixels.inference.multi_scale import ModelInputs, resized
+from eligo.pixels.inference.segmenter import SHIPPED, Segmenter
 from eligo.pretrained.devices import resolve_device
 from eligo.report.pictures import rgb_picture
 from eligo.report.pixels_picture import indexed_labels, overlay_picture, word_picture
 from eligo.selection import Selection
 
-_OTHER = 2.0  # times the size of the training images, from which on things are another's size
-_MOST_SEEN = 2**20  # pixels that the network looks at, unless told otherwise
+_SIZE_RATIO = 2.0  # to the training images, from which on a warning is logged
+_MAX_PIXELS = 2**20  # that the network gets, unless a size is given
 _log = logging.getLogger("eligo.pixels")
+
+Words = str | Sequence[str] | None
 
 
 @dataclass(frozen=True, eq=False)
 class PixelsPrediction:
-    """What a model says about one image."""
+    """The segmentation of one image."""
 
     labels: UInt8[Tensor, "height width"]
     """The class of every pixel, from 0."""
     confidence: Float[Tensor, "height width"]
-    """How probable the model finds it."""
+    """The probability of that class."""
     classes: tuple[str, ...]
     words: tuple[str, ...]
     tag_maps: Float[Tensor, "words map_height map_width"] | None
-    """How much each place looks at each word; together 1. None: no words."""
+    """Attention of each place to each word, which sums to 1 over the words. None: no words."""
     selection: Selection | None
-    """The words, most looked at first."""
+    """The words, by attention."""
     image: Image.Image
     used_depth: bool
 
     def summary(self) -> dict[str, Any]:
-        """Classes by size with mean confidence, and words by attention.
+        """Return classes by area with mean confidence, and words by attention.
 
-        `label` is the class's value in label.png.
+        `label` is the value of the class in label.png.
         """
         shares = torch.bincount(self.labels.flatten().long(), minlength=len(self.classes))
         found = [
@@ -73,10 +74,10 @@ class PixelsPrediction:
             for number, count in enumerate(shares.tolist())
             if count
         ]
-        heard = []
+        words = []
         if self.selection is not None:
             scores = self.selection.scores[0].tolist()
-            heard = [
+            words = [
                 {"word": self.words[place], "attention": scores[place]}
                 for place in self.selection.indices[0].tolist()
             ]
@@ -86,24 +87,23 @@ class PixelsPrediction:
             "depth": self.used_depth,
             "provenance": "predicted" if self.words else "none",
             "classes": sorted(found, key=lambda row: -row["share"]),
-            "words": heard,
+            "words": words,
         }
 
-    def save(self, out: str | Path) -> dict[str, Any]:
-        """Write label.png, overlay.png, tags/NN_name.png and result.json; returns the last."""
-        out = Path(out)
+    def save(self, folder: str | Path) -> dict[str, Any]:
+        """Write label.png, overlay.png, tags/NN_name.png and result.json; returns its content."""
+        out = Path(folder)
         pictures = {
             "label.png": indexed_labels(self.labels, self.classes),
             "overlay.png": overlay_picture(self.image, self.labels, self.classes),
         }
         if self.tag_maps is not None:
             highest = max(float(self.tag_maps.max()), 1e-6)
-            for number, (word, heard) in enumerate(zip(self.words, self.tag_maps, strict=True)):
+            for number, (word, tag_map) in enumerate(zip(self.words, self.tag_maps, strict=True)):
                 name = re.sub(r"\W+", "_", word).strip("_")[:40] or "word"
-                pictures[f"tags/{number:02d}_{name}.png"] = word_picture(
-                    self.image, heard, word, highest=highest
-                )
-        earlier = _tags_of(out)
+                shown = word_picture(self.image, tag_map, word, highest=highest)
+                pictures[f"tags/{number:02d}_{name}.png"] = shown
+        earlier = _earlier_tags(out)
         for name, picture in pictures.items():
             with writing(out / name) as temporary:
                 picture.save(temporary, "PNG")
@@ -115,8 +115,8 @@ class PixelsPrediction:
         return result
 
 
-def _tags_of(out: Path) -> set[str]:
-    """The pictures of words that an earlier call wrote, as its result.json lists them."""
+def _earlier_tags(out: Path) -> set[str]:
+    """The tag pictures that an earlier call wrote, as listed in its result.json."""
     try:
         files = json.loads((out / "result.json").read_text("utf-8"))["files"]
         return {f"tags/{Path(file).name}" for file in files if Path(file).parent.name == "tags"}
@@ -125,74 +125,80 @@ def _tags_of(out: Path) -> set[str]:
 
 
 def predict(
-    image: str | Path | Image.Image,
-    depth: str | Path | None = None,
+    image: ImageLike,
+    depth: ImageLike | None = None,
+    tags: Words = (),
     *,
-    tags: str | Sequence[str] | None = (),
-    captions: str | Sequence[str] | None = (),
-    model: str | Path | Segmenter | None = None,
+    model: str | Path | Segmenter = SHIPPED,
+    captions: Words = (),
     inputs: InputsConfig | None = None,
     size: tuple[int, int] | None = None,
     device: str = "auto",
 ) -> PixelsPrediction:
-    """Segment one image; depth and words are optional. Name all that you see.
+    """Segment one image; depth and words are optional. Name everything that you see.
 
-    `tags` are a list or one string with commas, `captions` sentences. `model` is a folder (by
-    default the shipped one) or a loaded `Segmenter`; `inputs` says how the files are stored, where
-    that is not as in the model's training; `size` is the height and width to look at the image in.
+    Args:
+        image: A path, a PIL image, a NumPy array or a tensor.
+        depth: The same, one value per pixel of the image: an array or a tensor has the shape
+            (height, width). `inputs` gives the unit; by default it is that of the training
+            (`InputsConfig(depth="metric", depth_scale=1)` for metres).
+        tags: Names, as a list or as one string with commas.
+        model: A name, a folder or a loaded `Segmenter`; by default the shipped model.
+        captions: Sentences instead of tags, for a model that was trained with captions.
+        inputs: How image and depth are stored, if not as in the training of the model.
+        size: Height and width in which the network sees the image; by default its own.
+        device: Where a model that is not loaded yet runs: auto, cpu or cuda.
 
     >>> from eligo.pixels import predict  # doctest: +SKIP
-    >>> predict("rgb.png", "depth.png", tags="wall, floor, ball").save("out")  # doctest: +SKIP
+    >>> predict("rgb.png", "depth.png", "wall, floor, ball").save("out")  # doctest: +SKIP
     """
     segmenter = model
     if not isinstance(segmenter, Segmenter):
         segmenter = Segmenter.from_pretrained(segmenter, device=resolve_device(device))
     inputs = inputs or segmenter.config.inputs
-    if isinstance(image, Image.Image):
-        photo = photo_of(image, Path("image"))
-    else:
-        photo = read_photo(Path(image))
-    read = None
+    photo = read_photo(image)
+    depth_map = None
     if depth is not None:
-        read = read_depth(Path(depth), inputs, photo)
-        remark_depth(Path(depth), read, inputs)
+        depth_map = read_depth(depth, inputs, photo)
+        name = depth if isinstance(depth, str | Path) else "depth"
+        check_depth_range(depth_map, name, inputs)
     if size is None:
-        size = _seen_size(photo, segmenter.config.image_size)
+        size = _input_size(photo, segmenter.config.image_size)
     return segment(
-        segmenter, photo.pixels, read, tags=tags, captions=captions, inputs=inputs, size=size
+        segmenter, photo.pixels, depth_map, tags=tags, captions=captions, inputs=inputs, size=size
     )
 
 
 def segment(
     segmenter: Segmenter,
     pixels: UInt8[Tensor, "3 height width"],
-    depth: tuple[Float[Tensor, "1 height width"], Bool[Tensor, "1 height width"]] | None = None,
+    depth: DepthMap | None = None,
     *,
-    tags: str | Sequence[str] | None = (),
-    captions: str | Sequence[str] | None = (),
+    tags: Words = (),
+    captions: Words = (),
     inputs: InputsConfig | None = None,
     size: tuple[int, int] | None = None,
 ) -> PixelsPrediction:
-    """The same for what is in memory; `depth` is what `decode_depth` makes of it."""
+    """Segment decoded pixels; `depth` comes from `decode_depth`."""
     names, sentences = _listed(tags, ","), _listed(captions)
     if names and sentences:
         raise InputError("got tags and captions, expected one kind of words")
     inputs = inputs or segmenter.config.inputs
     if depth is not None and inputs.depth == "none":
         raise InputError("depth: this model was trained without depth (inputs.depth none)")
-    _remark_words(segmenter.config, names, sentences)
+    _check_words(segmenter.config, names, sentences)
     text = segmenter.text(names or sentences, sentences=bool(sentences))
-    where = segmenter.device
-    rgb = normalise_rgb(pixels, inputs.channel_order)[None].to(where)
-    z, mask = (None, None) if depth is None else (part[None].to(where) for part in depth)
-    seen = Seen(rgb, z, mask, text)
+    device = segmenter.device
+    rgb = normalise_rgb(pixels, inputs.channel_order)[None].to(device)
+    z, mask = (None, None) if depth is None else (part[None].to(device) for part in depth)
+    model_inputs = ModelInputs(rgb, z, mask, text)
     if size is not None:
         if min(size) < MIN_SIZE:
             raise InputError(f"size: got {size[0]} x {size[1]}, expected at least 32 x 32")
-        seen = resized(seen, size, antialias=True)
+        model_inputs = resized(model_inputs, size, antialias=True)
     with torch.no_grad():
-        found = segmenter.model(*seen)
-    confidence, labels = _likeliest(found.logits.softmax(1), rgb.shape[-2:])
+        found = segmenter.model(*model_inputs)
+    confidence, labels = _best_classes(found.logits.softmax(1), rgb.shape[-2:])
     classes = segmenter.config.classes or tuple(map(str, range(segmenter.config.num_classes)))
     return PixelsPrediction(
         labels=labels.to(torch.uint8).cpu(),
@@ -206,22 +212,22 @@ def segment(
     )
 
 
-def _listed(words: str | Sequence[str] | None, between: str | None = None) -> list[str]:
-    """Words however they were given, each once, without empty ones."""
+def _listed(words: Words, separator: str | None = None) -> list[str]:
+    """Words as a list, each once, without empty ones."""
     if isinstance(words, str):
-        words = words.split(between) if between else [words]
+        words = words.split(separator) if separator else [words]
     return list(dict.fromkeys(word.strip() for word in words or () if word.strip()))
 
 
-def _remark_words(config: SegmenterConfig, names: list[str], sentences: list[str]) -> None:
-    """Say if the words are of another kind, or more, than in the model's training."""
+def _check_words(config: SegmenterConfig, names: list[str], sentences: list[str]) -> None:
+    """Log words of another kind, or more of them, than in the training of the model."""
     source, flag = config.text.source, "tags" if names else "captions"
     if not config.guided or not (names or sentences):
         return
     if source == "labels":
         _log.warning(
             "%s: this model was trained with all its class names as words of every image "
-            "(text.source labels); without %s it gets them", flag, flag,
+            "(text.source labels); without %s it gets these", flag, flag,
         )  # fmt: skip
         return
     if flag not in config.text.kinds:
@@ -234,51 +240,45 @@ def _remark_words(config: SegmenterConfig, names: list[str], sentences: list[str
         )  # fmt: skip
 
 
-def _likeliest(
-    chances: Float[Tensor, "1 classes rows columns"], size: Sequence[int]
+def _best_classes(
+    scores: Float[Tensor, "1 classes rows columns"], size: Sequence[int]
 ) -> tuple[Float[Tensor, "height width"], Int64[Tensor, "height width"]]:
-    """Confidence and class of every pixel, in the image's own size; class by class, as all of them
-    together may be gigabytes."""
-    if tuple(chances.shape[-2:]) == tuple(size):
-        highest, labels = chances[0].max(0)
+    """Confidence and class of every pixel in this size.
+
+    Scores are resized class by class, as all of them together may take gigabytes.
+    """
+    if tuple(scores.shape[-2:]) == tuple(size):
+        highest, labels = scores[0].max(0)
         return highest, labels
-    best = labels = None
-    for number in range(chances.shape[1]):
-        one = chances[:, number : number + 1]
-        grown = F.interpolate(one, size=tuple(size), mode="bilinear", align_corners=False)[0, 0]
-        if best is None or labels is None:
-            best, labels = grown, torch.zeros_like(grown, dtype=torch.int64)
-            continue
-        labels[grown > best] = number
-        best = torch.maximum(best, grown)
-    assert best is not None
-    assert labels is not None
+    best = torch.full(tuple(size), -1.0, device=scores.device)
+    labels = torch.zeros(tuple(size), dtype=torch.int64, device=scores.device)
+    for number in range(scores.shape[1]):
+        one = scores[:, number : number + 1]
+        resized = F.interpolate(one, size=tuple(size), mode="bilinear", align_corners=False)[0, 0]
+        labels[resized > best] = number
+        best = torch.maximum(best, resized)
     return best, labels
 
 
-def _seen_size(photo: Photo, trained: tuple[int, int] | None) -> tuple[int, int] | None:
-    """A smaller size to look at a very large image in; None: its own.
+def _input_size(photo: Photo, trained: tuple[int, int] | None) -> tuple[int, int] | None:
+    """A smaller size for a very large image; None: its own.
 
-    Say so, and say if things must look much larger or smaller than in the model's training.
+    Logs this, and an image of a size that is far from that of the training.
     """
     height, width = photo.pixels.shape[-2:]
     size = None
-    if height * width > _MOST_SEEN:
-        factor = (_MOST_SEEN / (height * width)) ** 0.5
-        size = (max(MIN_SIZE, int(height * factor)), max(MIN_SIZE, int(width * factor)))
-    seen = size or (height, width)
     about = f"{photo.path}: got {height} x {width} pixels"
-    if size is not None:
-        about += f", looked at in {size[0]} x {size[1]} to save memory"
-    if trained is not None:
-        times = max(seen[0] / trained[0], seen[1] / trained[1])
-        if not 1 / _OTHER < times < _OTHER:
-            _log.warning(
-                "%s, but this model was trained on %d x %d and knows things by their size; "
-                "--size %d %d looks at the image in that size",
-                about, *trained, *trained,
-            )  # fmt: skip
-            return size
-    if size is not None:
+    if height * width > _MAX_PIXELS:
+        factor = (_MAX_PIXELS / (height * width)) ** 0.5
+        size = (max(MIN_SIZE, int(height * factor)), max(MIN_SIZE, int(width * factor)))
+        about += f", scaled to {size[0]} x {size[1]} to save memory"
+    used = size or (height, width)
+    times = 1.0 if trained is None else max(used[0] / trained[0], used[1] / trained[1])
+    if trained is not None and not 1 / _SIZE_RATIO < times < _SIZE_RATIO:
+        _log.warning(
+            "%s, but this model was trained on %d x %d and knows things by their size; --size %d "
+            "%d scales the image to that", about, *trained, *trained,
+        )  # fmt: skip
+    elif size is not None:
         _log.warning("%s; --size HEIGHT WIDTH chooses another size", about)
     return size

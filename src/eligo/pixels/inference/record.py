@@ -1,4 +1,4 @@
-"""A segmented image for the explorer: where each word was heard, and how much, over all words."""
+"""A segmented image for the explorer: where each word is attended to, and words by attention."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ from eligo.report.pixels_picture import labels_legend, labels_over
 from eligo.selection import Selection
 
 KIND = "pixels"
-_HEARD = "Marked are the places that look at this word more than at any other."
+_NOTE = "Marked are the places that attend to this word more than to any other."
 
 
 def record(
@@ -26,10 +26,10 @@ def record(
     title: str | None = None,
     note: str = "",
 ) -> ExplorerRecord:
-    """An image and its words: a map for each word, and the words by attention.
+    """Return an image and its words: a map for each word, and the words by attention.
 
-    `depth` is a picture of it, which the maps can be laid over as well; `labels` are more to look
-    at beside those that were found (without words, the truth).
+    `depth` is a picture to lay the maps over as well; `labels` are further segmentations to show
+    (without words, the ground truth).
     """
     query = ", ".join(found.words) or "no words"
     shown = {"image": found.image}
@@ -62,25 +62,24 @@ def record(
 
 
 def _maps(maps: Float[Tensor, "words map_height map_width"], words: Sequence[str]) -> Stage:
-    """One row for each word, the loudest first; kept are the places where it is the first."""
+    """One row for each word, by highest attention; kept are the places where it comes first."""
     scores = maps.detach().float().cpu().flatten(1)
-    loudest = scores.amax(1).argsort(descending=True, stable=True)
-    scores, named = scores[loudest], tuple(words[int(place)] for place in loudest)
+    order = scores.amax(1).argsort(descending=True, stable=True)
+    scores, names = scores[order], tuple(words[int(row)] for row in order)
     first = scores.argmax(0) == torch.arange(len(scores))[:, None]  # (words, places)
     ranked = torch.where(first, scores, -torch.inf)
-    heard = Selection.top_k(ranked, first.sum(-1), first)
-    everywhere = torch.ones_like(first)
+    kept = Selection.top_k(ranked, first.sum(-1), first)
     return Stage(
-        name="where each word is heard",
-        selection=Selection(heard.indices, scores, everywhere),
+        name="attention to each word",
+        selection=Selection(kept.indices, scores, torch.ones_like(first)),
         over=Grid("image", *maps.shape[1:]),
-        rows=named,
-        note=_HEARD,
+        rows=names,
+        note=_NOTE,
     )
 
 
 def _words(selection: Selection, words: Sequence[str]) -> Stage:
-    """All words, most looked at first."""
+    """All words, by attention."""
     count = len(words)
     row = Selection(
         selection.indices[0][:count], selection.scores[0][:count], selection.mask[0][:count]

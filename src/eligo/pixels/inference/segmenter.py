@@ -1,11 +1,12 @@
-"""A trained model as a folder: `config.yaml` and `model.safetensors`; and its way back.
+"""A trained model as a folder: `config.yaml` and `model.safetensors`, loaded and saved.
 
-The folder says how pictures become numbers, which words the model reads, and how it compares them
-with pixels: nobody has to remember that. Checkpoints and runs of `eligo pixels train` are read too.
+The config stores how images become inputs, which words the model reads and how it compares them
+with pixels. Checkpoints and runs of `eligo pixels train` can be loaded too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,16 +15,15 @@ from eligo.config.yaml import read_yaml
 from eligo.errors import InputError
 from eligo.io.files import write_bytes, writing_folder
 from eligo.io.reading import reading
+from eligo.pixels.config import PixelsConfig, SamConfig, SegmenterConfig, TableTextConfig
 from eligo.pixels.model.model import PixelsModel
-from eligo.pixels.segmenter_config import SegmenterConfig
 from eligo.pixels.text.batch import TextBatch
 from eligo.pixels.text.encoders import TextEncoder, build_text_encoder, same_probe
-from eligo.pixels.text_config import TableTextConfig
 from eligo.pretrained.load import find_model, shipped_model
 from eligo.train.weights import build_module, load_weights, save_weights
 
 SHIPPED = "pixels"
-"""The small model of generated rooms, if it comes with this eligo."""
+"""Name of the model that comes with eligo, for generated rooms."""
 _FILES = ("config.yaml", "model.safetensors")
 _TABLE, _TABLE_KEY = "words.safetensors", "text.encoder.file"
 _HOLDS = (*_FILES, _TABLE)
@@ -39,11 +39,11 @@ class Segmenter:
 
     @classmethod
     def from_pretrained(
-        cls, name: str | Path | None = None, *, device: str | torch.device = "cpu"
+        cls, name: str | Path = SHIPPED, *, device: str | torch.device = "cpu"
     ) -> "Segmenter":
-        """A model by its folder (or a checkpoint, or a run), its name on the hub, or the shipped.
+        """Load a model from a folder, checkpoint or run, or by name; default: the shipped model.
 
-        In float32 and evaluation mode.
+        It is in float32 and evaluation mode.
         """
         found = model_folder(name)
         with reading(found / "config.yaml", "the config of a segmentation model"):
@@ -57,30 +57,29 @@ class Segmenter:
         with writing_folder(folder, marker=_FILES[1], holds=_HOLDS) as made:
             save_weights(made, {"model": self.model}, dtype)
             config, words = plain_config(self.config), self.config.text.encoder
-            if isinstance(words, TableTextConfig) and self.encoder:  # it travels with the weights
+            if isinstance(words, TableTextConfig) and self.encoder:  # stored with the weights
                 write_bytes(made / _TABLE, words.file.read_bytes())
                 config = config.replace({_TABLE_KEY: Path(_TABLE)})
             save_config(config, made / "config.yaml")
 
     @property
     def encoder(self) -> TextEncoder | None:
-        """What turns words into vectors, opened on first use; None: no word reaches the network."""
+        """The text encoder, loaded on first use; None: the network uses no words."""
         if self._encoder is None:
             encoder = text_encoder(self.config)
-            _check_probe(self.config, encoder)  # first: one that fails is never kept
+            _check_probe(self.config, encoder)  # before it is kept
             self._encoder = encoder
         return self._encoder
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device of the network."""
         return next(self.model.parameters()).device
 
     def text(self, words: Sequence[str], *, sentences: bool = False) -> TextBatch | None:
-        """Words for one image; None for none.
+        """Return words for one image; None for no words.
 
-        A model that was trained with its class names as words (text.source labels) gets them where
-        no others are given.
+        A model trained with its class names as words (text.source labels) gets these by default.
         """
         if not words and self.config.guided and self.config.text.source == "labels":
             words, sentences = self._class_names(), False
@@ -104,9 +103,9 @@ class Segmenter:
         return self.config.classes
 
 
-def model_folder(name: str | Path | None) -> Path:
-    """Where a model's files are: the folder itself, or the best of a run; none: the shipped."""
-    if name is None:
+def model_folder(name: str | Path = SHIPPED) -> Path:
+    """Return the folder of a model's files: itself, or the best of a run."""
+    if name == SHIPPED:
         return shipped_model(SHIPPED, made_by="eligo pixels train")
     folder = find_model(name, *_FILES)
     for place in (folder, folder / "model", folder / "best"):
@@ -119,7 +118,7 @@ def model_folder(name: str | Path | None) -> Path:
 
 
 def stored_config(folder: Path) -> SegmenterConfig:
-    """What a folder says about its weights; a checkpoint says more, which is left out."""
+    """Load the config of a model folder or checkpoint, without its training settings."""
     tree, _ = read_yaml(folder / "config.yaml")
     wanted = {key: value for key, value in tree.items() if key in SegmenterConfig.model_fields}
     config = load_config(SegmenterConfig, wanted)
@@ -130,13 +129,13 @@ def stored_config(folder: Path) -> SegmenterConfig:
 
 
 def plain_config(config: SegmenterConfig) -> SegmenterConfig:
-    """Without what only training knows."""
+    """Return a config without its training settings."""
     dumped = config.model_dump(mode="json")
     return load_config(SegmenterConfig, {key: dumped[key] for key in SegmenterConfig.model_fields})
 
 
 def text_encoder(config: SegmenterConfig) -> TextEncoder | None:
-    """What turns words into vectors; None where no word reaches the network."""
+    """Load the text encoder of a config; None if the network uses no words."""
     if not config.guided:
         return None
     encoder = build_text_encoder(config.text.encoder, config.classes)
@@ -148,8 +147,39 @@ def text_encoder(config: SegmenterConfig) -> TextEncoder | None:
     return encoder
 
 
+def check_sam_settings(where: Path, stored: PixelsConfig, wanted: Mapping[str, Any]) -> None:
+    """Raise if a model does not compare pixels and words as `wanted`.
+
+    `wanted` are dotted keys, as `sam.decoder.use_cosine`: these settings are part of the weights.
+    """
+    no_words = not (stored.sam.encoder.stages or stored.sam.decoder.stages)
+    if wanted and no_words and not any(key.endswith(".stages") for key in wanted):
+        raise InputError(
+            f"{where}: its weights were trained without words (preset 0), got {', '.join(wanted)}; "
+            "leave those flags out, or train a model with words"
+        )
+    for key, value in wanted.items():
+        found: Any = stored
+        for part in key.split("."):
+            found = getattr(found, part)
+        if found != value:
+            raise InputError(
+                f"{where}: its weights were trained with {key} {found}, got {value}; leave that "
+                "flag out, or train a model with it"
+            )
+
+
+def sam_settings(sam: SamConfig) -> dict[str, Any]:
+    """Return how pixels and words are compared, by dotted key."""
+    found: dict[str, Any] = {"sam.form": sam.form}
+    for side, config in (("encoder", sam.encoder), ("decoder", sam.decoder)):
+        for name in ("use_cosine", "learnable_temp", "logit_init", "stages"):
+            found[f"sam.{side}.{name}"] = getattr(config, name)
+    return found
+
+
 def _check_probe(config: SegmenterConfig, encoder: TextEncoder | None) -> None:
-    """Refuse a text encoder (or its tokenizer) that is not the one of the training."""
+    """Raise if the text encoder (or its tokenizer) is not the one of the training."""
     if encoder is None or config.text_probe is None:
         return
     if not same_probe(encoder.probe() or (), config.text_probe):

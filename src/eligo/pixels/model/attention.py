@@ -1,10 +1,10 @@
-"""Geometry self-attention (GSA) of DFormerv2: attention that fades with distance and depth.
+"""Geometry self-attention (GSA) of DFormerv2: attention that decays with distance and depth.
 
 `out = W_o (O + DW5(v))`. In the first three stages attention is decomposed: within rows, then
 within columns, with the same q and k: `U = softmax(q k' / sqrt(d) + row bias) v`, `O = softmax(q k'
 / sqrt(d) + column bias) U`. In the last stage it goes once over all tokens.
 
-Every shape given to SDPA is a view: rows are its batch, and columns are merged with the heads.
+All inputs of SDPA are views: rows are its batch, and columns are merged with the heads.
 """
 
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.pixels.model.geometry import Geometry, prior_rates, rotate
-from eligo.pixels.model.layers import Depthwise, use_kernels
+from eligo.pixels.model.layers import Depthwise, Tokens, use_kernels
 
 
 class GeometryAttention(nn.Module):
@@ -25,13 +25,8 @@ class GeometryAttention(nn.Module):
         self.local = Depthwise(dim, 5)
         self.output = nn.Linear(dim, dim)
 
-    def forward(
-        self,
-        x: Float[Tensor, "batch height width dim"],
-        geometry: Geometry,
-        prior_weights: Float[Tensor, "2"],
-    ) -> Float[Tensor, "batch height width dim"]:
-        """Attend; `prior_weights` are the block's w0 (grid) and w1 (depth)."""
+    def forward(self, x: Tokens, geometry: Geometry, prior_weights: Float[Tensor, "2"]) -> Tokens:
+        """Attend; `prior_weights` are w0 (grid) and w1 (depth) of the block."""
         query, key, value = self._project(x, geometry.turns)
         mixed = value
         attends = (_full,) if len(geometry.lines) == 1 else (_rows, _columns)
@@ -41,12 +36,12 @@ class GeometryAttention(nn.Module):
         return self.output(self.local(value.view(x.shape), onto=mixed.reshape(x.shape)))
 
     def _project(self, x: Tensor, turns: Tensor) -> tuple[Tensor, ...]:
-        """Queries and keys, turned, and values: each (batch, height, width, heads, head_dim)."""
+        """Rotated queries and keys, and values: each (batch, height, width, heads, head_dim)."""
         together = self.qkv(x)
         if use_kernels(together):
             from eligo.pixels.model import kernels
 
-            return kernels.turned(together, turns)
+            return kernels.rotated(together, turns)
         by_head = together.view(*x.shape[:-1], 3, self.num_heads, -1)
         query, key, value = by_head.unbind(-3)
         return rotate(query, turns), rotate(key, turns), value.contiguous()

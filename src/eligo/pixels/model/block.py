@@ -1,18 +1,17 @@
-"""One block of DFormerv2: position, attention, feed-forward, each added to the tokens.
+"""One block of DFormerv2: position, attention and feed-forward, all residual.
 
 `x += DW3(x)`; `x += DP(g1 GSA(LN1(x)))`; `x += DP(g2 FFN(LN2(x)))`, with LayerScale g or none and
 drop path DP. Words may join the attention branch (`alignment`).
 """
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eligo.pixels.model.alignment import AnyEncoderAlignment, Words
+from eligo.pixels.model.alignment import EncoderAlignment, Words
 from eligo.pixels.model.attention import GeometryAttention
 from eligo.pixels.model.geometry import Geometry
-from eligo.pixels.model.layers import Depthwise, DropPath, TokenNorm
+from eligo.pixels.model.layers import Depthwise, DropPath, TokenNorm, Tokens
 
 
 class FeedForward(nn.Module):
@@ -24,10 +23,8 @@ class FeedForward(nn.Module):
         self.depthwise = Depthwise(hidden, 3)
         self.contract = nn.Linear(hidden, dim)
 
-    def forward(
-        self, x: Float[Tensor, "batch height width dim"]
-    ) -> Float[Tensor, "batch height width dim"]:
-        """Each token with its neighbours."""
+    def forward(self, x: Tokens) -> Tokens:
+        """Transform each token with its neighbours."""
         hidden = F.gelu(self.expand(x))
         return self.contract(self.depthwise(hidden, onto=hidden))
 
@@ -60,12 +57,12 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "batch height width dim"],
+        x: Tokens,
         geometry: Geometry,
-        align: AnyEncoderAlignment | None = None,
+        align: EncoderAlignment | None = None,
         words: Words | None = None,
-    ) -> Float[Tensor, "batch height width dim"]:
-        """One block; `align` lets the attention branch hear `words`."""
+    ) -> Tokens:
+        """Run the block; `align` adds `words` to the attention branch."""
         x = self.position(x, onto=x)
         branch = self.attention(self.norm_attention(x), geometry, self.prior_weights)
         if align is not None and words is not None:

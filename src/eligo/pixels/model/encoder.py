@@ -1,11 +1,11 @@
-"""The DFormerv2 encoder (CVPR 2025, after its released code): RGB, with attention shaped by depth.
+"""The DFormerv2 encoder (CVPR 2025, as its released code): RGB, with attention shaped by depth.
 
 Stem: four 3x3 convolutions to stride 4. Four stages of blocks, a strided convolution between them.
 Tokens are (batch, height, width, channels) inside. Stage 0 is exported as it is, the others through
 a LayerNorm that the next stage does not see.
 
-Departure (off by default): `depth_stem`. Depth otherwise only re-weights attention, so that what
-RGB hides stays hidden; the stem adds a learned picture of (depth, validity) to the RGB image.
+Departure (off by default): `depth_stem`. In DFormerv2, depth only re-weights attention, so what RGB
+does not show stays invisible; the stem adds a learned projection of (depth, validity) to the image.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.pixels.config import EncoderConfig, SamConfig
-from eligo.pixels.model.alignment import AnyEncoderAlignment, encoder_alignment
+from eligo.pixels.model.alignment import EncoderAlignment
 from eligo.pixels.model.block import Block
 from eligo.pixels.model.geometry import Depth, known_depth, stage_geometry
-from eligo.pixels.model.layers import ConvNorm
+from eligo.pixels.model.layers import ConvNorm, Tokens
 from eligo.pixels.text.batch import Text
 
 
 class Stage(nn.Module):
-    """The blocks of one resolution, what the head sees of them, and the way to the next."""
+    """The blocks of one resolution, the norm of their output, and the downsampling after them."""
 
     def __init__(self, config: EncoderConfig, index: int, drop_paths: list[float]) -> None:
         super().__init__()
@@ -35,46 +35,36 @@ class Stage(nn.Module):
         self.full = index == 3
         self.blocks = nn.ModuleList(
             Block(
-                dim,
-                self.num_heads,
-                dim * config.ffn_ratios[index],
-                config.layer_scale[index],
-                drop_path,
+                dim, self.num_heads, dim * config.ffn_ratios[index],
+                config.layer_scale[index], drop_path,
             )
             for drop_path in drop_paths
-        )
+        )  # fmt: skip
         self.norm_out = nn.LayerNorm(dim) if index > 0 else None
         self.downsample = ConvNorm(dim, config.dims[index + 1], 3, stride=2) if index < 3 else None
 
     def forward(
         self,
-        x: Float[Tensor, "batch height width dim"],
+        x: Tokens,
         depth: Depth | None,
-        align: Sequence[AnyEncoderAlignment] = (),
+        align: Sequence[EncoderAlignment] = (),
         text: Text | None = None,
         group: int = 1,
-    ) -> Float[Tensor, "batch height width dim"]:
-        """All blocks; `group` successive ones share a module of `align`."""
+    ) -> Tokens:
+        """Run all blocks; `group` successive ones share a module of `align`."""
         geometry = stage_geometry(
-            (x.shape[1], x.shape[2]),
-            depth,
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
-            spread=self.spread,
-            full=self.full,
-            device=x.device,
-        )
+            (x.shape[1], x.shape[2]), depth, num_heads=self.num_heads, head_dim=self.head_dim,
+            spread=self.spread, full=self.full, device=x.device,
+        )  # fmt: skip
         words = [module.words(text) for module in align] if text is not None else []
         for number, block in enumerate(self.blocks):
-            if words:
-                x = block(x, geometry, align[number // group], words[number // group])
-            else:
-                x = block(x, geometry)
+            aligned = (align[number // group], words[number // group]) if words else ()
+            x = block(x, geometry, *aligned)
         return x
 
 
 class Encoder(nn.Module):
-    """RGB and depth (and words) to four maps of features, at strides 4, 8, 16 and 32.
+    """RGB, depth and words to four feature maps, at strides 4, 8, 16 and 32.
 
     >>> encoder = Encoder(EncoderConfig(dims=(8, 8, 16, 16), depths=(1, 1, 1, 1), heads=(1,) * 4))
     >>> [tuple(map.shape) for map in encoder(torch.randn(1, 3, 32, 64))]
@@ -112,7 +102,7 @@ class Encoder(nn.Module):
             self.groups = sam.encoder.groups
             for index in sam.encoder.stages:
                 self.align[str(index)] = nn.ModuleList(
-                    encoder_alignment(config.dims[index], text_dim, config.heads[index], sam)
+                    EncoderAlignment(config.dims[index], text_dim, config.heads[index], sam)
                     for _ in range(0, config.depths[index], self.groups[index])
                 )
 
@@ -123,22 +113,19 @@ class Encoder(nn.Module):
         depth_mask: Bool[Tensor, "batch 1 height width"] | None = None,
         text: Text | None = None,
     ) -> tuple[Float[Tensor, "batch _dim _height _width"], ...]:
-        """The features of every stage, (batch, channels, height, width)."""
+        """Return the features of every stage, (batch, channels, height, width)."""
         known = None if depth is None else known_depth(depth, depth_mask)
         x = self._embed(rgb, known)
         features = []
         for index, stage in enumerate(cast("Iterable[Stage]", self.stages)):
-            x = stage(x, known, self._modules_of(index), text, self.groups[index])
+            modules = self.align[str(index)] if str(index) in self.align else nn.ModuleList()
+            align = list(cast("Iterable[EncoderAlignment]", modules))
+            x = stage(x, known, align, text, self.groups[index])
             exported = x if stage.norm_out is None else stage.norm_out(x)
             features.append(exported.permute(0, 3, 1, 2))
             if stage.downsample is not None:
                 x = stage.downsample(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return tuple(features)
-
-    def _modules_of(self, stage: int) -> list[AnyEncoderAlignment]:
-        if str(stage) not in self.align:
-            return []
-        return list(cast("Iterable[AnyEncoderAlignment]", self.align[str(stage)]))
 
     def _embed(self, rgb: Tensor, depth: Depth | None) -> Tensor:
         if self.depth_stem is not None and depth is not None:

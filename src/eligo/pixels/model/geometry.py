@@ -1,13 +1,13 @@
-"""The geometry prior and the rotary tables of DFormerv2: what attention knows of space and depth.
+"""The geometry prior and the rotary tables of DFormerv2.
 
 Token (i, j) of a stage's grid has depth z, resized once from the image. A head h of n decays at the
-fixed rate `b_h = ln(1 - 2^-(2 + r h / n))`, and a block weighs the two distances by its learned
+fixed rate `b_h = ln(1 - 2^-(2 + r h / n))`, and a block weighs two distances by its learned
 w0, w1: `bias = b_h (w0 |grid distance| + w1 |z - z'|)`, along rows, columns or between all tokens.
 
 Departures: the paper multiplies the decay after the softmax and average-pools depth; the code that
 trained the weights adds it before and resizes bilinearly, and so do we. Pixels of unknown depth
 (`depth_mask`) have no part in z, and a token without depth is at depth distance 0 of all others.
-Distances are made once per stage, without heads; each block adds one fused multiply-add.
+Distances are computed once per stage, without heads; each block adds one fused multiply-add.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from eligo.pixels.model.layers import use_kernels
 
 
 class Distances(NamedTuple):
-    """How far apart the tokens of every line are: in the grid, and in depth (None: unknown)."""
+    """Distances between the tokens of every line: in the grid, and in depth (None: unknown)."""
 
     grid: Tensor  # (tokens, tokens)
     depth: Tensor | None  # (batch, lines, 1, tokens, tokens)
@@ -45,7 +45,7 @@ class Distances(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """What all blocks of a stage share."""
+    """The geometry that all blocks of a stage share."""
 
     lines: tuple[Distances, ...]  # rows and columns, or all tokens as one line
     decay: Tensor  # (heads,)
@@ -63,7 +63,7 @@ def known_depth(
     depth: Float[Tensor, "batch depth_channels height width"],
     depth_mask: Bool[Tensor, "batch 1 height width"] | None,
 ) -> Depth:
-    """Channel 0, with 0 where it is unknown (a NaN there would spread)."""
+    """Return channel 0, with 0 where it is unknown (a NaN there would spread)."""
     z = depth[:, :1]
     return Depth(z if depth_mask is None else torch.where(depth_mask, z, 0.0), depth_mask)
 
@@ -88,7 +88,7 @@ def head_decay(
 def rotary_frequencies(
     head_dim: int, device: torch.device | None = None
 ) -> Float[Tensor, " head_dim"]:
-    """`10000^(-m / (d/2 - 1))`, each twice. In float32 step by step: the weights know its error."""
+    """`10000^(-m / (d/2 - 1))`, each twice; in float32, with the rounding of the original."""
     frequencies = 1.0 / (10000 ** torch.linspace(0, 1, head_dim // 2, device=device))
     return frequencies.repeat_interleave(2)
 
@@ -96,7 +96,7 @@ def rotary_frequencies(
 def rotary_tables(
     height: int, width: int, frequencies: Float[Tensor, " head_dim"]
 ) -> tuple[Float[Tensor, "height width head_dim"], Float[Tensor, "height width head_dim"]]:
-    """Sine and cosine of (i W + j) times the frequencies: the angle follows the raster."""
+    """Return sine and cosine of (i W + j) times the frequencies, in raster order."""
     index = torch.arange(height * width, device=frequencies.device)
     angles = (index[:, None] * frequencies).unflatten(0, (height, width))
     return angles.sin(), angles.cos()
@@ -105,7 +105,7 @@ def rotary_tables(
 def pair_turns(
     sin: Float[Tensor, "height width head_dim"], cos: Float[Tensor, "height width head_dim"]
 ) -> Float[Tensor, "height width 1 pairs 2"]:
-    """(cos, sin) of every pair, which has the same angle twice; the same for all heads."""
+    """Return (cos, sin) of every pair of channels, the same for all heads."""
     return torch.stack((cos[..., ::2], sin[..., ::2]), -1).unsqueeze(2)
 
 
@@ -113,10 +113,10 @@ def rotate(
     x: Float[Tensor, "batch height width heads head_dim"],
     turns: Float[Tensor, "height width 1 pairs 2"],
 ) -> Float[Tensor, "batch height width heads head_dim"]:
-    """Turn every pair (a, b) by its angle: (a cos - b sin, b cos + a sin).
+    """Rotate every pair (a, b) by its angle: (a cos - b sin, b cos + a sin).
 
-    In eager mode as a product of complex numbers, one pass where pairs take many; compilers and
-    exporters, which know no complex numbers, get the pairs and fuse them.
+    In eager mode as one complex product; compilers and exporters, which do not support complex
+    numbers, get the explicit formula and fuse it.
     """
     pairs = x.float().view(*x.shape[:-1], -1, 2)
     if torch.compiler.is_compiling():
@@ -130,7 +130,7 @@ def rotate(
 def prior_rates(
     decay: Float[Tensor, " heads"], weights: Float[Tensor, "2"]
 ) -> tuple[Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"]]:
-    """`b_h w0` and `b_h w1` of a block: how fast each head fades along the grid and with depth."""
+    """Return `b_h w0` and `b_h w1` of a block: the decay of each head with distance and depth."""
     along_grid, along_depth = (weights[:, None, None, None] * decay[:, None, None]).unbind()
     return along_grid, along_depth
 
@@ -162,7 +162,7 @@ def stage_geometry(
     full: bool,
     device: torch.device,
 ) -> Geometry:
-    """Everything for the blocks of a stage with this grid; `depth` is still the image's."""
+    """Return the geometry of a stage with this grid; `depth` has the size of the image."""
     height, width = size
     at_tokens = None if depth is None else resize_depth(depth, size)
     if full:

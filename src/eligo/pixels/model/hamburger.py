@@ -4,9 +4,9 @@
 `K = softmax_rank(X'B)`, then some times `K *= X'B / (K (B'B) + eps)`, `B *= X K / (B (K'K) + eps)`,
 and K once more; `x = ReLU(x + BN(conv(B K')))`. In float32, with the gradient through all steps.
 
-Departure: the original draws its bases anew in every evaluation, so that it never gives the same
-answer twice. Here evaluation starts from bases seeded by the config and kept with the weights, the
-same for every sample; training draws new ones; a caller may give its own.
+Departure: the original draws new bases in every evaluation, so its results are not reproducible.
+Here evaluation starts from bases seeded by the config and stored with the weights, the same for
+every sample; training draws new ones; a caller may pass its own.
 """
 
 import torch
@@ -21,7 +21,7 @@ _EPS = 1e-6
 
 
 class Hamburger(nn.Module):
-    """Global context for a map of features."""
+    """Global context for a feature map."""
 
     bases: Tensor
 
@@ -32,8 +32,7 @@ class Hamburger(nn.Module):
         self.output = ConvNorm(config.ham_channels, config.channels, 1, bias=False)
         generator = torch.Generator().manual_seed(config.bases_seed)
         shape = (config.ham_channels, config.rank)
-        drawn = torch.rand(shape, generator=generator, device="cpu")
-        # To where the other weights are: models may be built on the meta device.
+        drawn = torch.rand(shape, generator=generator, device="cpu")  # even on the meta device
         self.register_buffer("bases", F.normalize(drawn, dim=0).to(self.input.weight.device))
 
     def forward(
@@ -41,7 +40,7 @@ class Hamburger(nn.Module):
         x: Float[Tensor, "batch channels height width"],
         bases: Float[Tensor, "#batch ham_channels rank"] | None = None,
     ) -> Float[Tensor, "batch channels height width"]:
-        """Add what is left of `x` after factorisation; `bases` are where it starts."""
+        """Add the low-rank approximation of `x`; `bases` are the initial ones."""
         ham = F.relu(self.input(x))
         if bases is None:
             bases = self._fresh(ham) if self.training else self.bases[None]
@@ -58,7 +57,7 @@ class Hamburger(nn.Module):
 def factorise(
     x: Float[Tensor, "batch dim tokens"], bases: Float[Tensor, "#batch dim rank"], steps: int
 ) -> Float[Tensor, "batch dim tokens"]:
-    """The non-negative approximation B K' of `x` after some multiplicative updates of B and K."""
+    """Return the non-negative approximation B K' of `x` after `steps` multiplicative updates."""
     bases = bases.expand(x.shape[0], -1, -1)  # not len(x): exports would fix the batch
     codes = (x.mT @ bases).softmax(-1)  # (batch, tokens, rank)
     for _ in range(steps):

@@ -1,7 +1,7 @@
-"""The head: three levels of features (guided by words) to one score per class and pixel.
+"""The decoder head: three levels of features, guided by words, to one score per class and pixel.
 
-Levels 1-3, words first; resized to level 1 (stride 8) and concatenated; squeeze, Hamburger, refine,
-dropout, classifier; resized to the image. `refine` is the original's `align` convolution: here
+Levels 1-3 are aligned with the words, resized to level 1 (stride 8) and concatenated; then squeeze,
+Hamburger, refine, dropout, classifier. `refine` is the `align` convolution of the original: here
 `align` is the alignment with words.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.pixels.config import PixelsConfig
-from eligo.pixels.model.alignment import AnyDecoderAlignment, decoder_alignment
+from eligo.pixels.model.alignment import DecoderAlignment
 from eligo.pixels.model.hamburger import Hamburger
 from eligo.pixels.model.layers import ConvNorm
 from eligo.pixels.text.batch import Text
@@ -29,9 +29,7 @@ class Head(nn.Module):
         dims, heads, head = config.encoder.dims, config.encoder.heads, config.head
         self.align = nn.ModuleDict(
             {
-                str(level): decoder_alignment(
-                    dims[level], config.text_dim, heads[level], config.sam
-                )
+                str(level): DecoderAlignment(dims[level], config.text_dim, heads[level], config.sam)
                 for level in config.sam.decoder.stages
             }
         )
@@ -53,26 +51,24 @@ class Head(nn.Module):
         Float[Tensor, "batch classes height width"],
         Float[Tensor, "batch heads map_height map_width words"] | None,
     ]:
-        """Logits, and the finest level's attention to the words if asked (and if there is any)."""
+        """Return logits, and with `return_map` the attention of the finest level to the words."""
         levels, finest = [], None
         for level in _LEVELS:
             x = features[level]
             if text is not None and str(level) in self.align:
-                module = cast("AnyDecoderAlignment", self.align[str(level)])
+                module = cast("DecoderAlignment", self.align[str(level)])
                 want_map = return_map and finest is None
-                guided, maps = module(
-                    x.permute(0, 2, 3, 1), module.words(text), return_map=want_map
-                )
+                tokens = x.permute(0, 2, 3, 1)
+                guided, maps = module(tokens, module.words(text), return_map=want_map)
                 x, finest = guided.permute(0, 3, 1, 2), maps if want_map else finest
             levels.append(x)
         size = levels[0].shape[-2:]
-        x = torch.cat(
-            [level if level.shape[-2:] == size else _resize(level, size) for level in levels], 1
-        )
-        x = F.relu(self.squeeze(x))
+        x = F.relu(self.squeeze(torch.cat([_resize(level, size) for level in levels], 1)))
         x = F.relu(self.refine(self.hamburger(x, bases)))
         return self.classifier(self.dropout(x)), finest
 
 
 def _resize(x: Tensor, size: torch.Size) -> Tensor:
+    if x.shape[-2:] == size:
+        return x
     return F.interpolate(x, size=size, mode="bilinear", align_corners=False)

@@ -1,10 +1,9 @@
-"""What a block does besides products and attention, as Triton kernels: inference on a GPU.
+"""Triton kernels for inference: depthwise filters, norms, rotary embedding and attention biases.
 
-Torch's own are written for other shapes: depthwise filters, short norms, turned pairs and biases
-spread over heads leave most of a GPU's memory bandwidth unused, and each takes several passes. Here
-every number is read once and written once, in the layout that attention takes next. Sums are in
-float32. No gradients: `layers.use_kernels` says where these may stand in for torch. Interpreted
-(`TRITON_INTERPRET=1`) they run on a CPU, for tests.
+For these shapes torch leaves most of a GPU's memory bandwidth unused and takes several passes. Here
+every number is read once and written once, in the layout that attention needs. Sums are in float32.
+There are no gradients: `layers.use_kernels` chooses between these kernels and torch. With
+`TRITON_INTERPRET=1` they run on a CPU, for tests.
 """
 
 from typing import Any, no_type_check
@@ -15,15 +14,17 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from eligo.pixels.model.layers import Tokens
+
 _FILTER_TILES = {4: (32, 32, 4), 2: (16, 32, 2)}  # bytes of a number: columns, channels, warps
-_TURN_TILE = (32, 64)  # tokens, channels
+_ROTARY_TILE = (32, 64)  # tokens, channels
 _BIAS_TILE = 32  # queries and keys
 _NORM_TILE = 2048  # numbers
-_BIAS_STEP = 16  # attention would copy a bias whose rows start elsewhere
+_BIAS_STEP = 16  # attention copies a bias whose rows are not aligned to this
 
 
 @triton.jit
-@no_type_check  # Triton's language, which type checkers cannot follow
+@no_type_check  # Triton's language
 def _depthwise(
     x,  # (B, H, W, C)
     weight,  # (C, 1, K, K)
@@ -62,12 +63,12 @@ def _depthwise(
 
 
 def depthwise(
-    x: Float[Tensor, "batch height width dim"],
+    x: Tokens,
     weight: Float[Tensor, "dim 1 kernel kernel"],
     bias: Float[Tensor, " dim"],
-    onto: Float[Tensor, "batch height width dim"] | None = None,
-) -> Float[Tensor, "batch height width dim"]:
-    """Every channel filtered, zero-padded, and added to `onto`."""
+    onto: Tokens | None = None,
+) -> Tokens:
+    """Filter every channel, zero-padded; the result is added to `onto`."""
     batch, height, width, dim = x.shape
     x = x.contiguous()
     base = x if onto is None else onto.contiguous()
@@ -84,7 +85,7 @@ def depthwise(
 
 @triton.jit
 @no_type_check
-def _turned(
+def _rotated(
     together,  # (B, H, W, 3, C): q, k, v
     turns,  # (H, W, D): cosine and sine of every pair
     out,  # (3, B, H, W, C)
@@ -103,27 +104,27 @@ def _turned(
     cos, sin = tl.split(turn.reshape(TOKENS, CHANNELS // 2, 2))
     source = together + token[:, None] * (3 * num_channels) + channel[None, :]
     place = out + token[:, None] * num_channels + channel[None, :]
-    for part in tl.static_range(3):  # in steps, as a product of them could pass 32 bits
+    for part in tl.static_range(3):  # pointers advance: an offset could exceed 32 bits
         value = tl.load(source + part * num_channels, inside, 0.0)
         if part < 2:
             a, b = tl.split(value.to(tl.float32).reshape(TOKENS, CHANNELS // 2, 2))
-            turned = tl.join(a * cos - b * sin, b * cos + a * sin)
-            value = turned.reshape(TOKENS, CHANNELS).to(out.dtype.element_ty)
+            pairs = tl.join(a * cos - b * sin, b * cos + a * sin)
+            value = pairs.reshape(TOKENS, CHANNELS).to(out.dtype.element_ty)
         tl.store(place, value, inside)
         place += step
 
 
-def turned(
+def rotated(
     together: Float[Tensor, "batch height width three_dims"],
     turns: Float[Tensor, "height width 1 pairs 2"],
 ) -> tuple[Float[Tensor, "batch height width heads head_dim"], ...]:
-    """Queries and keys turned, and values as they are, out of one product; each whole in memory."""
+    """Split the product into rotated queries and keys, and values, each contiguous."""
     batch, height, width, dims = together.shape
     dim, head_dim = dims // 3, 2 * turns.shape[-2]
     shape = (3, batch, height, width, dim // head_dim, head_dim)
     out = torch.empty(shape, dtype=together.dtype, device=together.device)
-    num_tokens, (tokens, channels) = batch * height * width, _TURN_TILE
-    launch: Any = _turned[(-(-num_tokens // tokens), -(-dim // channels))]
+    num_tokens, (tokens, channels) = batch * height * width, _ROTARY_TILE
+    launch: Any = _rotated[(-(-num_tokens // tokens), -(-dim // channels))]
     launch(
         together.contiguous(), turns, out, num_tokens, height * width, dim, num_tokens * dim,
         D=head_dim, TOKENS=tokens, CHANNELS=channels,
@@ -142,7 +143,7 @@ def _biases(
     num_heads,
     num_tokens,
     step,  # of `out`, from query to query
-    head_step,  # and from head to head, which may pass 32 bits
+    head_step,  # from head to head; may exceed 32 bits
     TILE: tl.constexpr,
 ):
     line = tl.program_id(0).to(tl.int64)
@@ -166,7 +167,7 @@ def biases(
     rates: tuple[Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"]],
     dtype: torch.dtype,
 ) -> Float[Tensor, "batch lines heads tokens tokens"]:
-    """`b_h (w0 grid + w1 gaps)`, with room at the end of rows so that attention need not copy."""
+    """Return `b_h (w0 grid + w1 gaps)`, with padded rows so that attention need not copy it."""
     batch, lines, _, tokens, _ = gaps.shape
     heads, step = rates[0].shape[0], -(-tokens // _BIAS_STEP) * _BIAS_STEP
     out = torch.empty((batch, lines, heads, tokens, step), dtype=dtype, device=gaps.device)
@@ -213,7 +214,7 @@ def norm(
     eps: float,
     dtype: torch.dtype,
 ) -> Float[Tensor, "*tokens dim"]:
-    """LayerNorm, rounded to `dtype`."""
+    """Return the LayerNorm in `dtype`."""
     dim = x.shape[-1]
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     num_tokens, channels = x.numel() // dim, triton.next_power_of_2(dim)

@@ -1,25 +1,28 @@
-"""Small layers that several parts of the pixels model are made of."""
+"""Small layers of the pixels model, and the choice between torch and Triton kernels."""
 
 import logging
 import os
 from functools import cache
 from importlib.util import find_spec
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+Tokens: TypeAlias = Float[Tensor, "batch height width dim"]
+"""A grid of tokens, channels last."""
 _KERNEL_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 _SWITCH = "ELIGO_PIXELS_KERNELS"
-"""Environment variable: any value but `triton`, as `torch`, turns kernels off."""
+"""Environment variable: any value but `triton`, such as `torch`, turns the kernels off."""
 
 _log = logging.getLogger(__name__)
 
 
 def use_kernels(x: Tensor, *weights: Tensor) -> bool:
-    """Whether `kernels` stand in for torch: on a GPU, if nothing learns, compiles or traces."""
-    if torch.compiler.is_compiling() or torch._C._is_tracing() or _is_watched():
+    """Whether to use Triton: on a GPU, without gradients, compilation or tracing."""
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or _is_intercepted():
         return False
     if os.environ.get(_SWITCH, "triton") != "triton":
         return False
@@ -27,13 +30,13 @@ def use_kernels(x: Tensor, *weights: Tensor) -> bool:
         return False
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights)):
         return False
-    if x.is_cuda and x.get_device() != torch.cuda.current_device():  # where Triton would start it
+    if x.is_cuda and x.get_device() != torch.cuda.current_device():  # where Triton launches
         return False
     return type(x) is Tensor and x.dtype in _KERNEL_TYPES and _triton_works(x.device, x.dtype)
 
 
-def _is_watched() -> bool:
-    """Whether somebody looks into operations: torch.func, forward gradients, counters, tracers."""
+def _is_intercepted() -> bool:
+    """Whether torch.func, forward gradients or a dispatch mode (a counter, a tracer) is active."""
     return (
         torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
         or torch.autograd.forward_ad._current_level >= 0
@@ -43,7 +46,7 @@ def _is_watched() -> bool:
 
 @cache
 def _triton_works(device: torch.device, dtype: torch.dtype) -> bool:
-    """By trial: it may lack a C compiler, or not know the GPU or the type."""
+    """Try it: a C compiler may be missing, or the GPU or data type unsupported."""
     if find_spec("triton") is None:
         return False
     one = torch.ones(1, dtype=dtype, device=device)
@@ -52,11 +55,11 @@ def _triton_works(device: torch.device, dtype: torch.dtype) -> bool:
 
         kernels.norm(one, one, one, 1.0, dtype)
         kernels.depthwise(one.view(1, 1, 1, 1), one.expand(1, 1, 3, 3), one)
-        kernels.turned(one.expand(1, 1, 1, 6), one.float().expand(1, 1, 1, 1, 2).contiguous())
+        kernels.rotated(one.expand(1, 1, 1, 6), one.float().expand(1, 1, 1, 1, 2).contiguous())
         rate = one.float().view(1, 1, 1)
         kernels.biases(rate[0], rate.view(1, 1, 1, 1, 1), (rate, rate), dtype)
     except Exception as error:
-        _log.warning("Triton does not work here (%s); torch takes its place, slower", error)
+        _log.warning("Triton does not work here (%s); using torch, which is slower", error)
         return False
     return True
 
@@ -84,16 +87,12 @@ class Depthwise(nn.Conv2d):
     def __init__(self, dim: int, kernel: int) -> None:
         super().__init__(dim, dim, kernel, padding=kernel // 2, groups=dim)
 
-    def forward(
-        self,
-        input: Float[Tensor, "batch height width dim"],
-        onto: Float[Tensor, "batch height width dim"] | None = None,
-    ) -> Float[Tensor, "batch height width dim"]:
-        """Filter every channel, and add it to `onto`."""
-        # In half precision cuDNN is the faster one at large filters.
+    def forward(self, input: Tokens, onto: Tokens | None = None) -> Tokens:
+        """Filter every channel; the result is added to `onto`."""
+        # In half precision cuDNN is faster for large filters.
         small = self.kernel_size[0] == 3 or input.element_size() == 4
-        seen = [part for part in (self.weight, self.bias, onto) if part is not None]
-        if small and self.bias is not None and use_kernels(input, *seen):
+        weights = [part for part in (self.weight, self.bias, onto) if part is not None]
+        if small and self.bias is not None and use_kernels(input, *weights):
             from eligo.pixels.model import kernels
 
             return kernels.depthwise(input, self.weight, self.bias, onto)
@@ -103,7 +102,7 @@ class Depthwise(nn.Conv2d):
 
 
 class TokenNorm(nn.LayerNorm):
-    """LayerNorm of tokens that a product takes next: under autocast, maybe in its type already."""
+    """LayerNorm before a matrix product; the kernel already returns the autocast type."""
 
     def forward(self, input: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         """Normalise every token."""
@@ -118,14 +117,14 @@ class TokenNorm(nn.LayerNorm):
 
 
 class DropPath(nn.Module):
-    """In training, leave out a sample's branch with this probability, and scale up the others."""
+    """Stochastic depth: in training, drop the branch of a sample with this probability."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
         self.probability = probability
 
     def forward(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
-        """The branch, or zeros."""
+        """Return the branch, scaled up, or zeros."""
         if not self.training or self.probability == 0:
             return x
         keep = 1 - self.probability
@@ -133,5 +132,5 @@ class DropPath(nn.Module):
         return x * torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(keep).div_(keep)
 
     def extra_repr(self) -> str:
-        """What `print(module)` shows."""
+        """Show the probability in `print(module)`."""
         return f"{self.probability:.3g}"

@@ -1,8 +1,8 @@
-"""PixelsModel: an RGB image, its depth and some words, to a class for every pixel.
+"""PixelsModel: RGB-D segmentation guided by words.
 
-DFormerv2 with the Semantic Alignment Module in encoder and decoder (the SAM attention guide). Depth
-and words are optional throughout, for the batch or for single samples. Departure: the text passes
-one LayerNorm per model (gated form), because unit-norm embeddings give near-zero keys.
+DFormerv2 with the Semantic Alignment Module in encoder and decoder. Depth and words are optional,
+for the batch or for single samples. Departure from the original (gated form): one LayerNorm for the
+text, because unit-norm embeddings give near-zero keys.
 """
 
 import logging
@@ -15,28 +15,26 @@ from torch.nn import functional as F
 
 from eligo.errors import InputError
 from eligo.nn import SimilarityScale
-from eligo.pixels.config import PixelsConfig
+from eligo.pixels.config import MIN_SIZE, PixelsConfig
 from eligo.pixels.model.alignment import SemanticAlignment
 from eligo.pixels.model.encoder import Encoder
 from eligo.pixels.model.head import Head
 from eligo.pixels.text.batch import Text, TextBatch, legacy_text_mask
 from eligo.selection import Selection
 
-logger = logging.getLogger("eligo.pixels")
-
-MIN_SIZE = 32  # the last stage's stride
+_log = logging.getLogger("eligo.pixels")
 
 
 @dataclass(frozen=True, eq=False)
 class PixelsOutput:
-    """What a model says about a batch of images."""
+    """The output of a model for a batch of images."""
 
     logits: Float[Tensor, "batch classes height width"]
     """Scores of the classes at every pixel of the image; float32."""
     selection: Selection | None = None
-    """All words of each image, most looked at first, scored by mean attention; None: no text."""
+    """All words of each image, ranked by mean attention; None: no text."""
     tag_maps: Float[Tensor, "batch words map_height map_width"] | None = None
-    """How much each place looks at each word: the finest decoder level, mean over heads."""
+    """Attention of each place to each word: finest decoder level, mean over heads."""
     entropy: Float[Tensor, " batch"] | None = None
     """Mean entropy of that attention in nats, ln(number of words) at most; 0 without words."""
 
@@ -59,7 +57,7 @@ class PixelsModel(nn.Module):
         gated = config.sam.form == "gated"
         self.text_norm = nn.LayerNorm(config.text_dim) if guided and gated else None
         self.guided = guided
-        _hint(config)
+        _log_unusual_scale(config)
 
     def forward(
         self,
@@ -71,11 +69,11 @@ class PixelsModel(nn.Module):
         maps: bool = True,
         bases: Float[Tensor, "#batch ham_channels rank"] | None = None,
     ) -> PixelsOutput:
-        """Segment; of `depth` channel 0 is read, where `depth_mask` (if given) is True.
+        """Segment; of `depth`, channel 0 is used where `depth_mask` (if given) is True.
 
-        `maps=False` leaves out selection, tag_maps and entropy. `bases` are the Hamburger's.
+        `maps=False` omits selection, tag_maps and entropy. `bases` are those of the Hamburger.
         """
-        logits, tag_maps, attention = self.look(
+        logits, tag_maps, attention = self.segment(
             rgb, depth, depth_mask, text, maps=maps, bases=bases
         )
         if tag_maps is None or attention is None or text is None:
@@ -84,7 +82,7 @@ class PixelsModel(nn.Module):
         entropy = -torch.xlogy(attention, attention).sum(-1).mean((1, 2, 3))
         return PixelsOutput(logits, selection, tag_maps, entropy)
 
-    def look(
+    def segment(
         self,
         rgb: Float[Tensor, "batch 3 height width"],
         depth: Float[Tensor, "batch depth_channels height width"] | None = None,
@@ -98,7 +96,7 @@ class PixelsModel(nn.Module):
         Float[Tensor, "batch words map_height map_width"] | None,
         Float[Tensor, "batch heads map_height map_width words"] | None,
     ]:
-        """Logits, attention to each word as a map, and the same of every head; tensors only."""
+        """Return logits, the attention map of each word, and the attention of every head."""
         _check_sizes(rgb, depth, depth_mask)
         words = self._words(text, rgb.shape[0])
         features = self.encoder(rgb, depth, depth_mask, words)
@@ -110,7 +108,7 @@ class PixelsModel(nn.Module):
         return logits, attention.mean(1).permute(0, 3, 1, 2), attention
 
     def temperatures(self) -> dict[str, Float[Tensor, ""]]:
-        """Every multiplier (`scale/...`) and gate (`gate/...`) of the alignment, to be logged."""
+        """Return every multiplier (`scale/...`) and gate (`gate/...`) of the alignment."""
         found: dict[str, Tensor] = {}
         for path, module in self.named_modules():
             if isinstance(module, SimilarityScale):
@@ -131,7 +129,7 @@ class PixelsModel(nn.Module):
                 "model was trained with (text_dim)"
             )
         mask = self._mask(text)
-        # What stands in padding must not reach the norm's gradient either.
+        # Padding must not reach the gradient of the norm either.
         embeddings = text.embeddings.masked_fill(~mask.unsqueeze(-1), 0.0)
         return Text(embeddings if self.text_norm is None else self.text_norm(embeddings), mask)
 
@@ -142,31 +140,27 @@ class PixelsModel(nn.Module):
 
 
 def _check_sizes(rgb: Tensor, depth: Tensor | None, depth_mask: Tensor | None) -> None:
-    if min(rgb.shape[-2:]) < MIN_SIZE:
+    size = rgb.shape[-2:]
+    if min(size) < MIN_SIZE:
         raise InputError(
-            f"rgb: got {rgb.shape[-2]} x {rgb.shape[-1]} pixels, expected at least {MIN_SIZE} x "
+            f"rgb: got {size[0]} x {size[1]} pixels, expected at least {MIN_SIZE} x "
             f"{MIN_SIZE}; enlarge the image"
         )
     if depth is None and depth_mask is not None:
         raise InputError("depth_mask: got one without depth; expected both, or neither")
     for name, given in (("depth", depth), ("depth_mask", depth_mask)):
-        if given is not None and (given.shape[0], *given.shape[-2:]) != (
-            rgb.shape[0],
-            *rgb.shape[-2:],
-        ):
+        if given is not None and (given.shape[0], given.shape[-2:]) != (rgb.shape[0], size):
             raise InputError(
                 f"{name}: got {tuple(given.shape)} for an image {tuple(rgb.shape)}, expected the "
                 "same batch, height and width; resize one to the other first"
             )
 
 
-def _hint(config: PixelsConfig) -> None:
+def _log_unusual_scale(config: PixelsConfig) -> None:
     for name in ("encoder", "decoder"):
         side = getattr(config.sam, name)
         if side.stages and not side.use_cosine and side.logit_init > 2:
-            logger.info(
-                "sam.%s.logit_init is %g: dot products are not bounded as cosines are, and usually "
-                "start at 1.0",
-                name,
-                side.logit_init,
-            )
+            _log.info(
+                "sam.%s.logit_init is %g: dot products are not bounded, unlike cosines, and "
+                "usually start at 1.0", name, side.logit_init,
+            )  # fmt: skip

@@ -1,9 +1,9 @@
 """Weights of the released DFormerv2 and of text-guided models trained with the original SAM code.
 
-`from_official` reads them into our model, `to_official` is its exact inverse. Which tensor is which
-follows from our own state dict: every name of ours has an official one (q, k and v: three). What
-the official files store but the config decides (rotary angles, decay rates, 1/sqrt(d)) is computed
-again and compared. Words in official weights are of the `legacy` form.
+`from_official` loads them into our model, `to_official` is its exact inverse. Every name of our
+state dict has an official one (q, k and v: three). What official files store but the config
+determines (rotary angles, decay rates, 1/sqrt(d)) is computed and compared. SAM weights in official
+files are of the `legacy` form.
 """
 
 import re
@@ -20,7 +20,7 @@ from eligo.pixels.model.encoder import Encoder, Stage
 from eligo.pixels.model.geometry import head_decay, rotary_frequencies
 from eligo.pixels.model.model import PixelsModel
 
-_SHOWN = 8  # names of each kind that an error lists
+_MAX_LISTED = 8  # names of each kind that an error lists
 
 _BLOCK = {
     "position": "cnn_pos_encode.dwconv",
@@ -61,27 +61,20 @@ _SHAPES = {
     "scale_attention": (1, 1, 1, -1),
     "scale_ffn": (1, 1, 1, -1),
 }
-# Ours alone: their start is the config's business.
-_OURS_ALONE = ("head.hamburger.bases",)
+_NOT_OFFICIAL = ("head.hamburger.bases",)  # the config determines them
+
+Prefixes = Iterable[str]
 
 
 @overload
 def from_official(
-    state: Mapping[str, Any],
-    config: PixelsConfig,
-    *,
-    drop: Iterable[str] = (),
-    fresh: Iterable[str] = (),
+    state: Mapping[str, Any], config: PixelsConfig, *, drop: Prefixes = (), fresh: Prefixes = ()
 ) -> PixelsModel: ...
 
 
 @overload
 def from_official(
-    state: Mapping[str, Any],
-    config: EncoderConfig,
-    *,
-    drop: Iterable[str] = (),
-    fresh: Iterable[str] = (),
+    state: Mapping[str, Any], config: EncoderConfig, *, drop: Prefixes = (), fresh: Prefixes = ()
 ) -> Encoder: ...
 
 
@@ -89,74 +82,75 @@ def from_official(
     state: Mapping[str, Any],
     config: PixelsConfig | EncoderConfig,
     *,
-    drop: Iterable[str] = (),
-    fresh: Iterable[str] = (),
+    drop: Prefixes = (),
+    fresh: Prefixes = (),
 ) -> PixelsModel | Encoder:
-    """A whole model (or, for an `EncoderConfig`, an encoder) with official weights, in eval mode.
+    """Load a whole model (or, for an `EncoderConfig`, an encoder), in evaluation mode.
 
-    Strict: a missing, unexpected or misshapen tensor is an error. `drop` names prefixes of official
-    tensors to leave out (a classifier's `head.`), `fresh` prefixes of ours that keep
-    their start (`head.`, to train on pretrained encoder weights).
+    A missing, unexpected or misshapen tensor is an error. `drop` are prefixes of official tensors
+    to ignore (a classifier's `head.`), `fresh` prefixes of ours that keep their initial values
+    (`head.`, to train on pretrained encoder weights).
     """
     whole = isinstance(config, PixelsConfig)
-    given = _given(state, whole, tuple(drop))
+    given = _read_tensors(state, whole, tuple(drop))
     model = PixelsModel(config) if whole else Encoder(config)
-    kept = (*_OURS_ALONE, *fresh)
-    places: dict[str, Tensor] = {}
+    kept = (*_NOT_OFFICIAL, *fresh)
+    targets: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
         if not name.startswith(kept):
-            places |= _official_parts(name, value, whole)
-    problems = _misfits(places, _derived(model), given)
+            targets |= _official_parts(name, value, whole)
+    problems = _mismatches(targets, _derived(model), given)
     if problems:
         raise InputError(
             "official weights do not fit the config (is it the right size, with the right stages "
             "of words?):\n  " + "\n  ".join(problems)
         )
     with torch.no_grad():
-        for key, place in places.items():
+        for key, target in targets.items():
             if key in given:
-                place.copy_(given[key].reshape(place.shape))
+                target.copy_(given[key].reshape(target.shape))
     return model.eval()
 
 
 def to_official(model: PixelsModel | Encoder) -> dict[str, Tensor]:
-    """The official names and shapes of a model's weights, with the derived tensors."""
+    """Return a model's weights under their official names and in their official shapes."""
     whole = isinstance(model, PixelsModel)
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
-        if name not in _OURS_ALONE:
+        if name not in _NOT_OFFICIAL:
             parts = _official_parts(name, value, whole)
             state |= {key: part.detach().cpu().clone() for key, part in parts.items()}
     return state | _derived(model)
 
 
 def unwrapped(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors by name: out of `model` or `state_dict`, without the `module.` that training on
-    several GPUs puts before every name."""
+    """Return the tensors of a checkpoint, without the prefix `module.` of multi-GPU training."""
     for key in ("model", "state_dict"):
         if isinstance(state.get(key), Mapping):
             state = state[key]
     return {str(key).removeprefix("module."): value for key, value in state.items()}
 
 
-def _given(state: Mapping[str, Any], whole: bool, drop: tuple[str, ...]) -> dict[str, Tensor]:
-    """The tensors themselves; for an encoder without the prefix of whole models."""
+def _read_tensors(
+    state: Mapping[str, Any], whole: bool, drop: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """The tensors by name, with the prefix `backbone.` as a whole model or an encoder has it."""
     found = {key: value for key, value in unwrapped(state).items() if not key.startswith(drop)}
-    strangers = [key for key, value in found.items() if not isinstance(value, Tensor)]
-    if strangers:
+    others = [key for key, value in found.items() if not isinstance(value, Tensor)]
+    if others:
         raise InputError(
-            f"official weights: got {strangers[0]!r}, which is no tensor; expected a state dict, "
+            f"official weights: got {others[0]!r}, which is no tensor; expected a state dict, "
             "maybe under 'model' or 'state_dict'"
         )
-    if not whole and any(key.startswith("backbone.") for key in found):
-        found = {key.removeprefix("backbone."): value for key, value in found.items()}
-    if whole and not any(key.startswith("backbone.") for key in found):
+    if not whole:
+        return {key.removeprefix("backbone."): value for key, value in found.items()}
+    if not any(key.startswith("backbone.") for key in found):
         found = {f"backbone.{key}": value for key, value in found.items()}
     return found
 
 
 def _official_parts(name: str, value: Tensor, whole: bool) -> dict[str, Tensor]:
-    """A tensor of ours under its official name (q, k and v: three) and in its shape; views."""
+    """Views of one of our tensors, by official name (q, k and v: three), in its official shape."""
     theirs = _official_names(name, whole)
     shape = _SHAPES.get(name.rpartition(".")[2])
     parts = value.chunk(len(theirs)) if len(theirs) > 1 else (value,)
@@ -167,7 +161,7 @@ def _official_parts(name: str, value: Tensor, whole: bool) -> dict[str, Tensor]:
 
 
 def _official_names(name: str, whole: bool) -> tuple[str, ...]:
-    """The official name, or names, of a tensor of ours."""
+    """The official name, or names, of one of our tensors."""
     if not whole:
         return _encoder_names(name)
     part, _, rest = name.partition(".")
@@ -208,7 +202,7 @@ def _head_name(name: str) -> str:
 
 
 def _renamed(name: str, table: Mapping[str, str], full_name: str) -> str:
-    """The name with its beginning looked up; what follows (weight, bias, ...) stays."""
+    """The name with all but its last part (weight, bias, ...) looked up in a table."""
     if name in table:
         return table[name]
     stem, _, kind = name.rpartition(".")
@@ -219,13 +213,13 @@ def _renamed(name: str, table: Mapping[str, str], full_name: str) -> str:
 
 def _nameless(name: str) -> InputError:
     return InputError(
-        f"{name}: has no name in official weights, which know only sam.form: legacy (or no words) "
-        "and no encoder.depth_stem"
+        f"{name}: official weights have no such tensor; they support only sam.form: legacy (or no "
+        "words), and no encoder.depth_stem"
     )
 
 
 def _derived(model: PixelsModel | Encoder) -> dict[str, Tensor]:
-    """What official files store though the config decides it."""
+    """Tensors of official files that the config determines."""
     whole = isinstance(model, PixelsModel)
     encoder = model.encoder if isinstance(model, PixelsModel) else model
     prefix = "backbone." if whole else ""
@@ -246,20 +240,20 @@ def _derived(model: PixelsModel | Encoder) -> dict[str, Tensor]:
     return found
 
 
-def _misfits(
-    places: Mapping[str, Tensor], derived: Mapping[str, Tensor], given: Mapping[str, Tensor]
+def _mismatches(
+    targets: Mapping[str, Tensor], derived: Mapping[str, Tensor], given: Mapping[str, Tensor]
 ) -> list[str]:
     missing = [
         f"missing: {key}"
-        for key in places
+        for key in targets
         if key not in given and not key.endswith("num_batches_tracked")
     ]
     misshapen = [
-        f"shape: {key} {tuple(given[key].shape)}, expected {tuple(place.shape)}"
-        for key, place in places.items()
-        if key in given and _sides(given[key]) != _sides(place)
+        f"shape: {key} {tuple(given[key].shape)}, expected {tuple(target.shape)}"
+        for key, target in targets.items()
+        if key in given and _sides(given[key]) != _sides(target)
     ]
-    known = {*places, *derived}
+    known = {*targets, *derived}
     unexpected = [f"unexpected: {key}" for key in given if key not in known]
     other = [
         f"value: {key} is not what the config says (heads, ranges or widths differ)"
@@ -271,12 +265,12 @@ def _misfits(
 
 
 def _sides(tensor: Tensor) -> list[int]:
-    """The shape but for ones: a scalar may be stored as one number or as a row of one."""
+    """The shape without ones: a scalar may be stored as a row of one."""
     return [side for side in tensor.shape if side != 1]
 
 
 def _same(given: Tensor, value: Tensor) -> bool:
-    """To what the file's own type can hold."""
+    """Whether values are equal, to the precision of the file."""
     if given.numel() != value.numel():
         return False
     close = max(1e-5, torch.finfo(given.dtype).eps) if given.is_floating_point() else 1e-5
@@ -284,5 +278,5 @@ def _same(given: Tensor, value: Tensor) -> bool:
 
 
 def _first(lines: list[str]) -> list[str]:
-    left = len(lines) - _SHOWN
-    return [*lines[:_SHOWN], f"... and {left} more like it"] if left > 0 else lines
+    more = len(lines) - _MAX_LISTED
+    return [*lines[:_MAX_LISTED], f"... and {more} more like it"] if more > 0 else lines

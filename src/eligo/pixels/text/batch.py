@@ -1,4 +1,4 @@
-"""TextBatch: the words of a batch of images, as vectors, and where they come from."""
+"""TextBatch: the words of a batch of images as vectors, and their provenance."""
 
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -15,7 +15,7 @@ Provenance = Literal["none", "predicted", "oracle", "shuffled"]
 
 
 class Text(NamedTuple):
-    """What modules see of a `TextBatch`."""
+    """The tensors of a `TextBatch`."""
 
     embeddings: Tensor  # (batch, words, text_dim)
     mask: Tensor  # (batch, words), True where there is a word
@@ -35,9 +35,9 @@ class TextBatch:
     mask: Bool[Tensor, "batch words"]
     """Which words are real; an image may have none."""
     words: tuple[tuple[str, ...], ...] | None = None
-    """The words themselves, those of each image without padding; for pictures and reports."""
+    """The words of each image as strings, without padding; for pictures and reports."""
     provenance: Provenance = "predicted"
-    """Who chose the words: nobody, a model or user, the ground truth, another image."""
+    """Source of the words: no words, a model or user, the ground truth, another image."""
 
     def __post_init__(self) -> None:
         if self.embeddings.ndim != 3 or self.mask.shape != self.embeddings.shape[:2]:
@@ -51,7 +51,7 @@ class TextBatch:
                 sample, slot = bad.nonzero()[0].tolist()
                 raise InputError(
                     f"TextBatch: got NaN or infinity in word {slot} of sample {sample}, expected "
-                    "finite vectors; look at the text encoder, or at the table they came from"
+                    "finite vectors; check the text encoder or the table that they came from"
                 )
         if self.words is not None and len(self.words) != len(self.mask):
             raise InputError(
@@ -60,20 +60,20 @@ class TextBatch:
             )
 
     def to(self, device: torch.device | str) -> "TextBatch":
-        """The same words on another device."""
+        """Return the words on another device."""
         return replace(self, embeddings=self.embeddings.to(device), mask=self.mask.to(device))
 
     def without(self, dropped: Bool[Tensor, " batch"]) -> "TextBatch":
-        """The same batch, without the words of some images: for dropout of text."""
+        """Return the batch without the words of some images, for text dropout."""
         return self.only(~dropped.unsqueeze(-1).expand_as(self.mask))
 
     def only(self, kept: Bool[Tensor, "batch words"]) -> "TextBatch":
-        """The same batch with some of its words."""
+        """Return the batch with some of its words."""
         words = self.words
         if words is not None:
             words = tuple(
-                tuple(compress(said, stays[real].tolist()))
-                for said, stays, real in zip(words, kept, self.mask, strict=True)
+                tuple(compress(strings, keep[real].tolist()))
+                for strings, keep, real in zip(words, kept, self.mask, strict=True)
             )
         return replace(self, mask=self.mask & kept, words=words)
 
@@ -81,5 +81,5 @@ class TextBatch:
 def legacy_text_mask(
     embeddings: Float[Tensor, "batch words text_dim"],
 ) -> Bool[Tensor, "batch words"]:
-    """The original's mask: a zero vector is padding."""
+    """Return the mask of the original code: a zero vector is padding."""
     return (embeddings != 0).any(-1)

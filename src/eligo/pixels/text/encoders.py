@@ -18,13 +18,13 @@ from torch.nn import functional as F
 from eligo.config.problems import did_you_mean
 from eligo.errors import InputError
 from eligo.io.tensors import save_tensors
-from eligo.pixels.text.phrases import TEMPLATES, readable, with_article
-from eligo.pixels.text_config import (
+from eligo.pixels.config import (
     AnyTextEncoderConfig,
     ClipTextConfig,
     TableTextConfig,
     WordsTextConfig,
 )
+from eligo.pixels.text.phrases import TEMPLATES, readable, with_article
 from eligo.pretrained import encoders
 from eligo.pretrained.chat import warn_truncated
 from eligo.pretrained.load import find_encoder, load_part

@@ -1,23 +1,23 @@
-"""What is written around a name before a language model reads it. Section 5 of the specification.
+"""Prompt templates around names for a language model.
 
 Departure from the original: the mean over the templates is normalised again, so that all words have
-the same length however much their templates agree.
+unit length.
 """
 
 TEMPLATES = ("a photo of {}", "an image of {}", "a photo of {} in a room")
-"""`{}` is the name with its article. Sentences are read as they are."""
+"""`{}` is the name with its article. Sentences get no template."""
 
 
 def readable(name: str) -> str:
-    """A class name as one says it: `night_stand` is a night stand."""
+    """Return a class name with spaces: `night_stand` becomes `night stand`."""
     return " ".join(name.replace("_", " ").split())
 
 
 def with_article(name: str) -> str:
-    """`a desk`, `an umbrella`; by the first letter.
+    """Return a name with its article, by the first letter.
 
     >>> with_article("night_stand"), with_article("umbrella")
     ('a night stand', 'an umbrella')
     """
-    said = readable(name)
-    return f"{'an' if said[:1].lower() in tuple('aeiou') else 'a'} {said}"
+    words = readable(name)
+    return f"{'an' if words[:1].lower() in tuple('aeiou') else 'a'} {words}"

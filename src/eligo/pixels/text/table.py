@@ -1,4 +1,4 @@
-"""The strings of a data set, encoded once: an image's words are then rows of one table."""
+"""The words of a data set, encoded once: the words of an image are rows of one table."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,11 +7,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from eligo.errors import InputError
+from eligo.pixels.config import TextConfig
 from eligo.pixels.text.batch import Provenance, TextBatch
 from eligo.pixels.text.encoders import TextEncoder
-from eligo.pixels.text_config import TextConfig
 
-Said = tuple[str, bool]
+Phrase = tuple[str, bool]
 """A string, and whether it is a sentence."""
 
 
@@ -20,54 +20,45 @@ def words_of(
     classes: Sequence[str],
     tags: Sequence[str] = (),
     captions: Sequence[str] = (),
-) -> list[Said]:
-    """What an image with these tags and captions is told, in order, cut to its places."""
-    named: list[Said] = [(tag, False) for tag in tags[: config.max_tags]]
-    told: list[Said] = [(caption, True) for caption in captions[: config.max_captions]]
-    match config.source:
-        case "none":
-            return []
-        case "tags":
-            return named
-        case "labels":
-            return [(name, False) for name in classes]
-        case "captions":
-            return told
-        case "both":
-            return named + told
+) -> list[Phrase]:
+    """Return the words of an image with these tags and captions, in order."""
+    names: list[Phrase] = [(tag, False) for tag in tags[: config.max_tags]]
+    sentences: list[Phrase] = [(caption, True) for caption in captions[: config.max_captions]]
+    labels: list[Phrase] = [(name, False) for name in classes]
+    return {
+        "none": [], "tags": names, "labels": labels, "captions": sentences,
+        "both": names + sentences,
+    }[config.source]  # fmt: skip
 
 
 class PhraseTable:
-    """Every string once, with its vector.
+    """Every phrase once, with its vector; a batch of words is made on the device by indexing."""
 
-    Images refer to them by number, so that a batch of words is made on the device by indexing.
-    """
-
-    def __init__(self, encoder: TextEncoder, strings: Iterable[Said], num_places: int) -> None:
-        self.num_places = num_places
-        self.strings = list(dict.fromkeys(strings))
-        self.number = {said: index for index, said in enumerate(self.strings)}
-        vectors = torch.zeros(len(self.strings) + 1, encoder.dim)  # the last one for nothing
-        for kind in (False, True):
-            rows = [index for index, said in enumerate(self.strings) if said[1] is kind]
+    def __init__(self, encoder: TextEncoder, phrases: Iterable[Phrase], max_words: int) -> None:
+        self.max_words = max_words
+        self.phrases = list(dict.fromkeys(phrases))
+        self.row = {phrase: row for row, phrase in enumerate(self.phrases)}
+        vectors = torch.zeros(len(self.phrases) + 1, encoder.dim)  # the last row is padding
+        for sentences in (False, True):
+            rows = [row for phrase, row in self.row.items() if phrase[1] is sentences]
             if rows:
-                texts = [self.strings[row][0] for row in rows]
-                vectors[rows] = encoder.encode(texts, sentences=kind).cpu()
+                texts = [self.phrases[row][0] for row in rows]
+                vectors[rows] = encoder.encode(texts, sentences=sentences).cpu()
         if not bool(vectors.isfinite().all()):
             bad = int((~vectors.isfinite().all(-1)).nonzero()[0])
-            raise InputError(f"{self.strings[bad][0]!r}: its vector holds NaN or infinity")
-        self.vectors: Float[Tensor, "strings dim"] = vectors
+            raise InputError(f"{self.phrases[bad][0]!r}: its vector holds NaN or infinity")
+        self.vectors: Float[Tensor, "phrases dim"] = vectors
 
     def to(self, device: torch.device) -> "PhraseTable":
         """Move the vectors."""
         self.vectors = self.vectors.to(device)
         return self
 
-    def numbers(self, words: Sequence[Said]) -> Int64[Tensor, " places"]:
-        """Where an image's words stand in the table; -1 pads."""
-        found = [self.number[said] for said in words[: self.num_places]]
-        return torch.tensor(found + [-1] * (self.num_places - len(found)), dtype=torch.int64)
+    def ids(self, words: Sequence[Phrase]) -> Int64[Tensor, " max_words"]:
+        """Return the rows of an image's words; -1 pads."""
+        found = [self.row[phrase] for phrase in words[: self.max_words]]
+        return torch.tensor(found + [-1] * (self.max_words - len(found)), dtype=torch.int64)
 
-    def batch(self, numbers: Int64[Tensor, "batch places"], provenance: Provenance) -> TextBatch:
-        """The words of a batch."""
-        return TextBatch(self.vectors[numbers], numbers >= 0, None, provenance)
+    def batch(self, ids: Int64[Tensor, "batch max_words"], provenance: Provenance) -> TextBatch:
+        """Return the words of a batch."""
+        return TextBatch(self.vectors[ids], ids >= 0, None, provenance)

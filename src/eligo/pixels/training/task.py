@@ -1,27 +1,32 @@
-"""The task of the training loop: cross-entropy of every labelled pixel."""
+"""Training: cross-entropy over the labelled pixels, on the common training loop."""
 
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
 import torch
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from eligo.errors import ConfigError
+from eligo.pixels.config import IGNORED, PixelsTrainConfig, ScenesDataConfig
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.file_source import FileSource
 from eligo.pixels.data.records import class_names, read_records
 from eligo.pixels.data.scene_source import SceneSource
-from eligo.pixels.data_config import ScenesDataConfig
 from eligo.pixels.inference.evaluate import evaluate_rows
-from eligo.pixels.inference.modes import modes_of, refuse_other_modes
-from eligo.pixels.inference.segmenter import Segmenter, stored_config, text_encoder
+from eligo.pixels.inference.segmenter import (
+    Segmenter,
+    check_sam_settings,
+    sam_settings,
+    stored_config,
+    text_encoder,
+)
 from eligo.pixels.metrics import SegmentationMetrics
 from eligo.pixels.model.alignment import SemanticAlignment
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.text.encoders import TextEncoder, WordsEncoder
-from eligo.pixels.train_config import PixelsTrainConfig
-from eligo.pixels.training.losses import IGNORED, segmentation_loss
 from eligo.scenes.painter import label_names
 from eligo.train import (
     FitResult,
@@ -36,8 +41,17 @@ from eligo.train import (
 )
 
 
+def segmentation_loss(
+    logits: Float[Tensor, "batch classes height width"],
+    labels: Integer[Tensor, "batch height width"],
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy over the pixels that are not ignored; 0 if all are."""
+    total = F.cross_entropy(logits.float(), labels.long(), ignore_index=IGNORED, reduction="sum")
+    return total / (labels != IGNORED).sum().clamp_min(1)
+
+
 class PixelsTask(SourcedTask[ImageSource]):
-    """Images with depth, words and labels."""
+    """Segmentation of images with depth and words."""
 
     def __init__(self, config: PixelsTrainConfig, source: ImageSource | None = None) -> None:
         seed_everything(config.train.seed)
@@ -57,31 +71,31 @@ class PixelsTask(SourcedTask[ImageSource]):
         self._forward = torch.compile(self.model, dynamic=False) if config.compile else self.model
 
     def open_source(self) -> ImageSource:
-        """Scenes or files with labels."""
+        """Open the data set of the config."""
         return build_source(self.config, self.encoder, self.device)
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
         return next(self.model.parameters()).device
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002 (all alike)
-        """Cross-entropy; all words of some images, some of others', some depth are left out."""
-        batch = self.source.varied(batch)
+        """Return the loss, after dropout of all words, of single words and of depth."""
+        batch = self.source.augmented(batch)
         text, mask = batch.text, batch.depth_mask
         if text is not None and self.config.text_dropout:
-            text = text.without(_some(batch.rgb, self.config.text_dropout))
+            text = text.without(_chosen(batch.rgb, self.config.text_dropout))
         if text is not None and self.config.word_dropout:
-            text = text.only(_some_words(text.mask, self.config.word_dropout))
+            text = text.only(_kept_words(text.mask, self.config.word_dropout))
         if mask is not None and self.config.depth_dropout:
-            mask = mask & ~_some(batch.rgb, self.config.depth_dropout)[:, None, None, None]
+            mask = mask & ~_chosen(batch.rgb, self.config.depth_dropout)[:, None, None, None]
         found = self._forward(batch.rgb, batch.depth, mask, text, maps=False)
         loss = segmentation_loss(found.logits, batch.labels)
         labelled = (batch.labels != IGNORED).sum().clamp_min(1) / batch.labels.numel()
         return StepOutput({"segmentation": loss}, weight=labelled)
 
     def metric_names(self) -> list[str]:
-        """Of the headline, of the words beside it, and of the network itself."""
+        """Names of the metrics with the first two provenances, and of scales, gates and entropy."""
         kinds = self.source.provenances[:2]
         means = [field.name for field in fields(SegmentationMetrics) if field.type is float]
         suffixes = ["", *(f"/{kind}" for kind in kinds[1:])]
@@ -90,29 +104,26 @@ class PixelsTask(SourcedTask[ImageSource]):
         return [*rows, *self.model.temperatures(), *entropy]
 
     def evaluate(self) -> Mapping[str, float]:
-        """On the validation images: metrics with words and without, scales, gates, entropy."""
+        """Evaluate on the validation images, with words and without; read scales and gates."""
         source = self.source
-        headline, kinds = source.provenances[0], source.provenances[:2]
+        main, kinds = source.provenances[0], source.provenances[:2]
         size = self.config.train.batch_size
         rows = evaluate_rows(self.model, source, "validation", batch_size=size, provenances=kinds)
         found = {}
         for row in rows:
-            suffix = "" if row.words == headline else f"/{row.words}"
-            found |= {
-                f"{name}{suffix}": value
-                for name, value in row.shown().items()
-                if isinstance(value, float)
-            }
+            suffix = "" if row.words == main else f"/{row.words}"
+            means = {k: v for k, v in row.summary().items() if isinstance(v, float)}
+            found |= {f"{name}{suffix}": value for name, value in means.items()}
         found |= {name: float(value) for name, value in self.model.temperatures().items()}
-        watched = next(source.images("validation", headline, size))  # some attention is enough
-        seen = self.model(watched.rgb, watched.depth, watched.depth_mask, watched.text)
-        if seen.entropy is not None:
-            found["attention_entropy"] = float(seen.entropy.mean())
+        batch = next(source.images("validation", main, size))  # one is enough for the entropy
+        output = self.model(batch.rgb, batch.depth, batch.depth_mask, batch.text)
+        if output.entropy is not None:
+            found["attention_entropy"] = float(output.entropy.mean())
         return found
 
 
 def set_gates(model: PixelsModel, start: float | None, rate: float) -> None:
-    """Where the gates of words start (none: where they are), and how fast they learn."""
+    """Set the gates of the alignment (none: leave them) and their learning-rate multiplier."""
     for module in model.modules():
         if isinstance(module, SemanticAlignment):
             gates = dict(module.named_parameters(recurse=False))
@@ -125,7 +136,7 @@ def set_gates(model: PixelsModel, start: float | None, rate: float) -> None:
 def build_source(
     config: PixelsTrainConfig, encoder: TextEncoder | None, device: torch.device
 ) -> ImageSource:
-    """The data set of a config."""
+    """Return the data set of a config."""
     data, others = config.data, (config.inputs, config.text)
     if isinstance(data, ScenesDataConfig):
         assert encoder is None or isinstance(encoder, WordsEncoder)
@@ -134,7 +145,7 @@ def build_source(
 
 
 def with_classes(config: PixelsTrainConfig) -> PixelsTrainConfig:
-    """The config with the names of the data set's classes, which must be as many as it says."""
+    """Return the config with the class names of its data set; their number must match."""
     data = config.data
     names = label_names(data.scenes) if isinstance(data, ScenesDataConfig) else class_names(data)
     if len(names) != config.num_classes:
@@ -146,7 +157,7 @@ def with_classes(config: PixelsTrainConfig) -> PixelsTrainConfig:
 
 
 def with_image_size(config: PixelsTrainConfig) -> PixelsTrainConfig:
-    """The config with the size of its training images; files may have any, unless they are cut."""
+    """Return the config with the size of its training images; None for files without a crop."""
     data, size = config.data, config.augment.crop
     if isinstance(data, ScenesDataConfig):
         size = (data.scenes.height, data.scenes.width)
@@ -154,7 +165,7 @@ def with_image_size(config: PixelsTrainConfig) -> PixelsTrainConfig:
 
 
 def with_counted_steps(config: PixelsTrainConfig) -> PixelsTrainConfig:
-    """The config with the steps that `epochs` means."""
+    """Return the config with the number of steps of its `epochs`."""
     if config.epochs is None:
         return config
     if isinstance(config.data, ScenesDataConfig):
@@ -180,17 +191,17 @@ def train_model(
 
 
 def _check_start(config: PixelsTrainConfig, folder: Path) -> None:
-    """Refuse weights that were trained to compare pixels and words in another way."""
+    """Raise if the initial weights compare pixels and words in another way."""
     if (folder / "config.yaml").is_file():
-        refuse_other_modes(folder, stored_config(folder), modes_of(config.sam))
+        check_sam_settings(folder, stored_config(folder), sam_settings(config.sam))
 
 
-def _some(like: Tensor, share: float) -> Tensor:
+def _chosen(like: Tensor, share: float) -> Tensor:
     return torch.rand(like.shape[0], device=like.device) < share
 
 
-def _some_words(like: Tensor, share: float) -> Tensor:
-    """Which words stay: all, but in a share of the images each with a chance of the image's own."""
-    chance = torch.rand(like.shape[0], 1, device=like.device)
-    stays = torch.rand(like.shape, device=like.device) < chance
-    return stays | ~_some(like, share)[:, None]
+def _kept_words(mask: Tensor, share: float) -> Tensor:
+    """Which words to keep: all; in a share of the images, each with a probability per image."""
+    probability = torch.rand(mask.shape[0], 1, device=mask.device)
+    kept = torch.rand(mask.shape, device=mask.device) < probability
+    return kept | ~_chosen(mask, share)[:, None]

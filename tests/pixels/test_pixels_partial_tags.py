@@ -10,8 +10,7 @@ from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.pixels import PixelsTrainConfig, train_model
-from eligo.pixels.data.scene_source import SceneSource
-from eligo.pixels.inference.some_tags import TOLD, SomeTags
+from eligo.pixels.data.scene_source import PARTIAL_TAGGINGS, PartialTags, SceneSource
 from eligo.pixels.training.task import PixelsTask
 
 TINY = load_config(PixelsTrainConfig, "pixels/scenes").smoke().replace({"data.test_images": 12})
@@ -22,28 +21,28 @@ def masks(source, size: int) -> torch.Tensor:
     return torch.cat(found)
 
 
-def test_which_words_are_told():
+def test_partial_tags():
     source = PixelsTask(TINY).source
     assert isinstance(source, SceneSource)
     tags = source.scenes("test").tags("oracle")
     assert tags.labels[:, :2].eq(torch.tensor([0, 1])).all()  # wall and floor come first
     whole = masks(source, 5)
-    less, one = (masks(SomeTags(source, told), 5) for told in TOLD)
+    less, one = (masks(PartialTags(source, told), 5) for told in PARTIAL_TAGGINGS)
     assert (whole & ~less).sum(1).eq(1).all()
     assert not (whole & ~less)[:, :2].any()
     assert torch.equal(one[:, 2:], whole[:, 2:] & ~less[:, 2:])  # the one that is else left out
     assert one[:, :2].all()
     assert len({tuple(row) for row in one.tolist()}) > 2  # not always the first
-    for told, found in zip(TOLD, (less, one), strict=True):
-        assert torch.equal(masks(SomeTags(source, told), 3), found)  # whatever the batch
+    for told, found in zip(PARTIAL_TAGGINGS, (less, one), strict=True):
+        assert torch.equal(masks(PartialTags(source, told), 3), found)  # whatever the batch
 
 
-def test_other_words_are_refused():
+def test_sources_without_true_tags_are_refused():
     source = PixelsTask(TINY.replace({"text.source": "labels"})).source
     with pytest.raises(InputError, match=r"data\.kind scenes"):
-        SomeTags(source, TOLD[0])
+        PartialTags(source, PARTIAL_TAGGINGS[0])
     with pytest.raises(InputError, match=r"data\.kind scenes"):
-        SomeTags(PixelsTask(TINY.replace({"preset": 0})).source, TOLD[0])
+        PartialTags(PixelsTask(TINY.replace({"preset": 0})).source, PARTIAL_TAGGINGS[0])
 
 
 def test_command(capsys, tmp_path: Path):

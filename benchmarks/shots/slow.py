@@ -1,7 +1,4 @@
-"""The plain way, against which speed is measured: one step, or one sample, after the other.
-
-The same numbers as the models', written as the guides describe them. Tests hold both together.
-"""
+"""Plain loops over steps or samples: the baseline of the speed suites, with the same numbers."""
 
 import torch
 from jaxtyping import Float, Int

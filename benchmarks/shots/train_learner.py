@@ -1,25 +1,26 @@
-"""`eligo shots train-learner`: the exam's model, which learns words from examples."""
+"""`python -m benchmarks.shots.train_learner`: train the in-context learner of the study."""
 
 from pathlib import Path
 from typing import Annotated
 
+from benchmarks.shots.config import LearnerConfig
 from eligo.cli import run_script
 from eligo.cli.console import print_outcome
-from eligo.shots.learner.learner_config import LearnerConfig
-
-_CONFIG = Path(__file__).with_name("learner.yaml")
 
 
 def run(
-    config: Annotated[LearnerConfig, str(_CONFIG)], *, resume: bool = False, json: bool = False
+    config: Annotated[LearnerConfig, str(Path(__file__).with_name("learner.yaml"))],
+    *,
+    resume: bool = False,
+    json: bool = False,
 ) -> None:
     """Train the in-context learner; its model folder is <train.out>/<train.name>/model.
 
     Args:
-        resume: Go on from the newest checkpoint in the run folder.
+        resume: Continue from the newest checkpoint in the run folder.
         json: Print one JSON document.
     """
-    from eligo.shots.learner.learner import train_learner
+    from benchmarks.shots.learner_task import train_learner
 
     print_outcome(train_learner(config, resume=resume), json)
 

@@ -24,7 +24,7 @@ from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler
 from eligo.shots.pool.sampler_config import SamplerConfig
 from eligo.shots.selector import INNER
-from eligo.shots.teacher.read import Lessons, read_legacy_records, read_meta, read_records
+from eligo.shots.teacher.read import LabelledRecords, read_legacy_records, read_meta, read_records
 from eligo.shots.teacher.shards import DATA, META
 from eligo.shots.training.fitting import pointer_task
 from eligo.shots.training.held_out import HeldOut, compare, ranked
@@ -40,7 +40,7 @@ class Opened:
     """What a config's data are."""
 
     pool: Pool
-    lessons: Lessons
+    lessons: LabelledRecords
     sampler: SamplerConfig
     embed: dict[str, Any]
     prompt: dict[str, str]

@@ -1,9 +1,7 @@
-"""Training the in-context learner: see first, then read words off examples. Section 6.
+"""Training of the in-context learner: the vision tower first, then lessons.
 
-The tower learns what patches show, then all of it learns lessons: plain words first, nonce words
-come in over the first third. What an answer needs has signals of its own on the way (`readouts`),
-which fade; `aiming`, `seen`, `binding`, `pointing`, `lookup`, `holding`, `seeking` and `found`
-watch those steps on nonce words.
+Lessons use plain words first; nonce words come in over the first third. Auxiliary losses
+(`readouts`) guide each step towards an answer and fade.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,17 +12,9 @@ from accelerate import PartialState
 from jaxtyping import Float
 from torch import Tensor
 
-from eligo.nn import watching
-from eligo.scenes import draws
-from eligo.scenes.graph import Split
-from eligo.scenes.vlm.heads import PatchTargets, VisionHeads, patch_targets
-from eligo.scenes.vlm.model import EOS, IMAGE, build_processor, build_vlm, save_vlm
-from eligo.scenes.vlm.train import compile_layers, pixel_values
-from eligo.shots.learner.batch import Batch
-from eligo.shots.learner.learner_config import LearnerConfig
-from eligo.shots.learner.lessons import EXAMPLES, draw_lessons
-from eligo.shots.learner.packing import Packed, pack
-from eligo.shots.learner.readouts import (
+from benchmarks.shots.config import LearnerConfig
+from benchmarks.shots.packing import Batch, Packed, pack
+from benchmarks.shots.readouts import (
     WORD_METRICS,
     Read,
     WordHeads,
@@ -36,6 +26,13 @@ from eligo.shots.learner.readouts import (
     word_losses,
     word_metrics,
 )
+from eligo.nn import watching
+from eligo.scenes import draws
+from eligo.scenes.graph import Split
+from eligo.scenes.vlm.heads import PatchTargets, VisionHeads, patch_targets
+from eligo.scenes.vlm.model import EOS, IMAGE, build_processor, build_vlm, save_vlm
+from eligo.scenes.vlm.train import compile_layers, pixel_values
+from eligo.shots.learner.lessons import EXAMPLES, draw_lessons
 from eligo.train import (
     FitResult,
     OptimizerSpec,
@@ -48,20 +45,20 @@ from eligo.train import (
 )
 
 _AHEAD = 8  # steps whose lessons are drawn together: drawing is many small operations
-_SHOWN = (1, 1, 2, 2, 6)  # how often 0, 1, 2, 3 and all 4 examples are shown
+_SHOWN = (1, 1, 2, 2, 6)  # weights of showing 0, 1, 2, 3 and all 4 examples
+_EVALUATED = 64  # lessons per batch
 
 
-class Seen(NamedTuple):
-    """What the tower makes of some scenes, and what is true of them."""
+class VisionOutput(NamedTuple):
+    """Features of the scenes, with targets, losses and accuracies of their patches."""
 
     features: Float[Tensor, "scenes patches width"]
     targets: PatchTargets
-    told: dict[str, Tensor]
-    """Losses of the tower, and its accuracies."""
+    losses: dict[str, Tensor]
 
 
-class Said(NamedTuple):
-    """What the model says on a batch, and what it knew on the way."""
+class AnswerOutput(NamedTuple):
+    """Logits of the answers and of the token after them, and the read-outs."""
 
     answer: Float[Tensor, "lessons 8 tokens"]
     end: Float[Tensor, "lessons 8 tokens"]
@@ -69,7 +66,7 @@ class Said(NamedTuple):
 
 
 class LearnerTask(Task):
-    """Lessons in, a LLaVA out that reads its words off the examples before the question."""
+    """Trains a LLaVA on lessons to infer its words from the examples before the question."""
 
     def __init__(self, config: LearnerConfig) -> None:
         self.config: LearnerConfig = config  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -84,7 +81,7 @@ class LearnerTask(Task):
     def make(
         self, split: Split, indices: Tensor, device: torch.device, plain: float, whole: bool = False
     ) -> Batch:
-        """The lessons with these indices; `whole`: with all their examples."""
+        """Return the lessons with these indices; `whole`: with all their examples shown."""
         lessons = draw_lessons(
             self.config.scenes, split, indices, device, plain=plain, unclear=self.config.unclear
         )
@@ -97,7 +94,7 @@ class LearnerTask(Task):
     def batches(
         self, start_step: int, rank: int, world_size: int, device: torch.device
     ) -> Iterator[Batch]:
-        """Fresh lessons for every step; the seed of the run moves to others."""
+        """Yield fresh lessons for every step; they depend on the seed of the run."""
         size = self.config.train.batch_size
         part = size // world_size
         origin = self.config.train.seed << 32
@@ -108,106 +105,102 @@ class LearnerTask(Task):
             indices = origin + chunk * size + ahead[step - chunk :]
             plain = self.config.plain.at(chunk / self.config.train.total_steps)
             drawn = self.make("train", indices.flatten(), device, plain)
-            for place in range(len(indices)):
-                rows = slice(place * part, (place + 1) * part)
+            for number in range(len(indices)):
+                rows = slice(number * part, (number + 1) * part)
                 yield Batch(drawn.lessons.part(rows), drawn.shown[rows])
                 step += 1
 
-    def see(self, batch: Batch) -> Seen:
-        """All scenes of a batch, by the tower."""
+    def encode_images(self, batch: Batch) -> VisionOutput:
+        """Run the vision tower on all scenes of a batch."""
         rendered = batch.lessons.rendered
         tower = self.model.model.vision_tower
-        seen = tower(pixel_values(rendered.rgb), output_hidden_states=True)
-        features = seen.hidden_states[-2][:, 1:]
+        output = tower(pixel_values(rendered.rgb), output_hidden_states=True)
+        features = output.hidden_states[-2][:, 1:]
         targets = patch_targets(rendered, self.config.model.patch_size)
-        return Seen(features, targets, self.heads.losses(features, seen.pooler_output, targets))
+        losses = self.heads.losses(features, output.pooler_output, targets)
+        return VisionOutput(features, targets, losses)
 
-    def say(self, features: Tensor, packed: Packed) -> Said:
-        """Answers, and what words seem to mean on the way."""
+    def answer(self, features: Tensor, packed: Packed) -> AnswerOutput:
+        """Run the language model on packed lessons."""
         llava, language_model = self.model.model, self.model.model.language_model
         vision = llava.multi_modal_projector(features)
         vision = vision.view(len(packed.tokens), -1, vision.shape[-1])
         text = language_model.embed_tokens(packed.tokens).to(vision.dtype)
         where = (packed.tokens == IMAGE)[..., None].expand_as(text)
-        entered = text.masked_scatter(where, vision)
-        with watching(language_model.layers) as left:
+        inputs = text.masked_scatter(where, vision)
+        with watching(language_model.layers) as states:
             last = language_model(
-                inputs_embeds=entered,
+                inputs_embeds=inputs,
                 attention_mask=packed.mask,
                 position_ids=packed.positions,
                 use_cache=False,
             ).last_hidden_state
-        return Said(
-            self.model.lm_head(gather(last, packed.ask_places)).float(),
-            self.model.lm_head(gather(last, packed.ask_places + 1)).float(),
-            read_out(self.words, language_model, (entered, *left), packed),
+        return AnswerOutput(
+            self.model.lm_head(gather(last, packed.answer_places)).float(),
+            self.model.lm_head(gather(last, packed.answer_places + 1)).float(),
+            read_out(self.words, language_model, (inputs, *states), packed),
         )
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:
-        """The tower's losses, and after the first steps those of words and answers."""
-        features, targets, vision = self.see(batch)
+        """Losses of the vision tower and, after the first steps, of words and answers."""
+        features, targets, vision = self.encode_images(batch)
         losses = {name: v for name, v in vision.items() if not name.startswith("accuracy")}
         if progress.step < self.config.vision_steps:
             return StepOutput(losses, {"accuracy_shape": vision["accuracy_shape"]})
         losses = {name: self.config.vision_weight * value for name, value in losses.items()}
         packed = pack(batch.lessons, batch.shown, features.shape[1])
-        said, valid = self.say(features, packed), batch.lessons.valid
-        losses["answer"] = mean_loss(said.answer, packed.answers, valid)
-        losses["end"] = mean_loss(said.end, torch.full_like(packed.answers, EOS), valid)
+        output, valid = self.answer(features, packed), batch.lessons.valid
+        losses["answer"] = mean_loss(output.answer, packed.answers, valid)
+        losses["end"] = mean_loss(output.end, torch.full_like(packed.answers, EOS), valid)
         scale = self.config.word_weight.at(progress.fraction)
-        signals = word_losses(said.read, batch, targets)
-        losses |= {name: scale * loss for name, loss in signals.items()}
-        return StepOutput(losses, {**self._metrics(batch, targets, packed, said)})
+        auxiliary = word_losses(output.read, batch, targets)
+        losses |= {name: scale * loss for name, loss in auxiliary.items()}
+        return StepOutput(losses, {**self._metrics(batch, targets, packed, output)})
 
     def _metrics(
-        self, batch: Batch, targets: PatchTargets, packed: Packed, said: Said
+        self, batch: Batch, targets: PatchTargets, packed: Packed, output: AnswerOutput
     ) -> dict[str, Tensor]:
-        right = said.answer.argmax(-1) == packed.answers
+        right = output.answer.argmax(-1) == packed.answers
         nonce = ~batch.lessons.plain[:, None]
         return {
             "accuracy": share(right, batch.decided() & nonce),
-            **word_metrics(said.read, batch, targets),
+            **word_metrics(output.read, batch, targets),
         }
 
     def metric_names(self) -> tuple[str, ...]:
-        """Shares of right answers, and of what is right on the way."""
+        """Names of the accuracies of `evaluate`."""
         return ("accuracy", *WORD_METRICS, "zero_shot", "chance", "pair", "one", "plain")
 
     @torch.no_grad()
     def evaluate(self) -> Mapping[str, float]:
-        """On nonce words with all examples, the right two, one of them, none; and plain words."""
-        device, size = self.model.device, 64
+        """Evaluate with all examples, the right two, one of them or none; and on plain words."""
+        device, total = self.model.device, self.config.validation_lessons
         found: dict[str, list[Tensor]] = {}
-        for first in range(0, self.config.validation_lessons, size):
-            stop = min(first + size, self.config.validation_lessons)
-            indices = torch.arange(first, stop)
+        for indices in torch.arange(total).split(_EVALUATED):
             whole = self.make("validation", indices, device, 0.0, whole=True)
-            features, targets, _ = self.see(whole)
+            features, targets, _ = self.encode_images(whole)
             plain = self.make("validation", indices, device, 1.0, whole=True)
             packed = pack(whole.lessons, whole.shown, features.shape[1])
-            parts = self._metrics(whole, targets, packed, self.say(features, packed))
-            none = Batch(whole.lessons, torch.zeros_like(whole.shown))
-            parts["zero_shot"] = self._right(none, features, whole)
+            parts = self._metrics(whole, targets, packed, self.answer(features, packed))
+            pair = whole.shown & whole.lessons.needs[:, 0]
+            shown = {"zero_shot": torch.zeros_like(pair), "pair": pair}
+            shown["one"] = pair & (pair.cumsum(1) == 1)
+            for name, some in shown.items():
+                right = self._right(Batch(whole.lessons, some), features)
+                counted = whole.decided()
+                if name != "zero_shot":  # examples of the first question only
+                    right, counted = right[:, 0], counted[:, 0]
+                parts[name] = share(right, counted)
             parts["chance"] = mean_where(whole.lessons.guess, whole.decided())
-            half = Batch(whole.lessons, whole.shown & whole.lessons.needs[:, 0])
-            parts["pair"] = self._right(half, features, whole, 0)
-            lone = half.shown & (half.shown.cumsum(1) == 1)
-            parts["one"] = self._right(Batch(whole.lessons, lone), features, whole, 0)
-            parts["plain"] = self._right(plain, features, plain)
+            parts["plain"] = share(self._right(plain, features), plain.decided())
             for name, value in parts.items():
                 found.setdefault(name, []).append(value)
         return {name: float(torch.stack(values).mean()) for name, values in found.items()}
 
-    def _right(
-        self, batch: Batch, features: Tensor, whole: Batch, only: int | None = None
-    ) -> Tensor:
-        """Share of questions answered right, of those that all examples would decide."""
+    def _right(self, batch: Batch, features: Tensor) -> Tensor:
+        """Which questions are answered correctly: (lessons, 8)."""
         packed = pack(batch.lessons, batch.shown, features.shape[1])
-        right = self.say(features, packed).answer.argmax(-1) == packed.answers
-        asked = whole.decided()
-        if only is not None:
-            right, asked = right[:, only], asked[:, only]
-        return share(right, asked)
+        return self.answer(features, packed).answer.argmax(-1) == packed.answers
 
 
 def train_learner(config: LearnerConfig, *, resume: bool = False) -> FitResult:

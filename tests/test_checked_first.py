@@ -19,8 +19,6 @@ from eligo.scenes.config import ROOMS, SceneConfig
 from eligo.scenes.export import export_scenes
 from eligo.scenes.export_config import ExportConfig
 from eligo.scenes.vlm.config import VlmTrainConfig
-from eligo.shots.learner.learner import LearnerTask
-from eligo.shots.learner.learner_config import LearnerConfig
 from eligo.tokens.config import TokensTrainConfig
 from eligo.train import Task
 from eligo.train.check import DataCheck
@@ -137,12 +135,11 @@ def test_patches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (PatchesTrainConfig, "patches/scenes_open"),
         (TokensTrainConfig, "tokens/default"),
         (VlmTrainConfig, "scenes/vlm_polish"),
-        (LearnerConfig, "shots/learner"),
     ],
 )
 def test_metrics_are_named_before_they_are_measured(kind: Any, name: str) -> None:
     config = load_config(kind, name).smoke()
-    task = LearnerTask(config) if kind is LearnerConfig else config.build()
+    task = config.build()
     for module in task.modules.values():
         module.eval()
     with torch.no_grad():

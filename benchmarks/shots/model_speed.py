@@ -44,8 +44,9 @@ def compare(
             function()
             if cuda:
                 torch.cuda.synchronize()
+            elapsed = clock() - start
             if number >= 2:
-                seconds.append(clock() - start)
+                seconds.append(elapsed)
     slow_ms, fast_ms = (1000 * median(seconds) for seconds in times)
     lowest = min(a / b for a, b in zip(*times, strict=True))
     return {"slow_ms": slow_ms, "fast_ms": fast_ms, "speedup": slow_ms / fast_ms, "lowest": lowest}

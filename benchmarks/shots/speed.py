@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 from eligo.cli import run_script
 from eligo.cli.console import print_result
 from eligo.cli.flags import Count
+from eligo.cli.result_file import OutFile
 from eligo.config.bounds import Bounds
 from eligo.io.files import write_text
 
@@ -33,7 +34,7 @@ def run(
     candidates: Annotated[int, Bounds(_LEAST)] = 1_000_000,
     device: str = "cpu",
     threads: Count = 1,
-    out: Path = Path(__file__).parent / "results" / "speed.json",
+    out: OutFile = Path(__file__).parent / "results" / "speed.json",
     json: bool = False,
 ) -> None:
     """Measure one suite or all, print the results and keep them.

@@ -7,9 +7,16 @@ from shot_hosts import FAMILIES, picture, reader, text_model, tokenizer
 from eligo.errors import InputError
 from eligo.shots import Pool, Query
 from eligo.shots.hosts.generator import HostGenerator
-from eligo.shots.hosts.prompt import Turn, UnscorableError, answer_span, template_hash, write_prompt
+from eligo.shots.hosts.prompt import (
+    Turn,
+    UnscorableError,
+    answer_span,
+    in_prompt_order,
+    template_hash,
+    write_prompt,
+)
 from eligo.shots.hosts.reader import Reader
-from eligo.shots.hosts.scorer import HostScorer, Scorer, in_prompt_order
+from eligo.shots.hosts.scorer import HostScorer, Scorer
 
 
 def world(tmp_path, images: bool, answers=("red", "a red ball", "2", "no")):

@@ -23,7 +23,6 @@ from eligo.shots.inference.embed import embed, embed_query
 from eligo.shots.inference.encoders import WordsEncoder
 from eligo.shots.inference.folder import open_embedded
 from eligo.shots.inference.predict import open_selector
-from eligo.shots.learner.config import ExamConfig
 from eligo.shots.model.config import (
     PointerSelectorV0Config,
     PointerSelectorV1Config,
@@ -322,11 +321,8 @@ def test_a_host_that_cannot_continue_a_text_is_refused(call):
 
 @pytest.mark.parametrize("name", sorted({*shipped_configs("shots")} - {"learner"}))
 def test_every_config_builds(name: str):
-    others = {"vqa": TeachConfig, "exam": ExamConfig, "exam_smoke": ExamConfig}
+    others = {"vqa": TeachConfig}
     config = load_config(others.get(name, ShotsTrainConfig), f"shots/{name}")
-    if isinstance(config, ExamConfig):
-        for arm in config.arms:  # their configs take the exam's changes
-            assert config.run(arm, 3, Path("taught"), Path("out")).train.seed == 3
     if isinstance(config, ShotsTrainConfig):
         assert config.train.lr == 1e-4
         assert (config.train.num_epochs, config.train.batch_size) == (20, 64)

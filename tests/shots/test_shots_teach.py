@@ -18,12 +18,11 @@ from eligo.io.interrupts import Interrupted
 from eligo.shots import Pool, Query, num_calls
 from eligo.shots.hosts.prompt import UnscorableError
 from eligo.shots.inference.folder import open_embedded
-from eligo.shots.teacher.objective import added, worth
 from eligo.shots.teacher.overlap import OverlapScorer, bigram_f1
 from eligo.shots.teacher.read import read_records
 from eligo.shots.teacher.run import check_turns, plan, teach
-from eligo.shots.teacher.shards import _read_broken_off, agree_on_host
-from eligo.shots.teacher.teacher import teach_query
+from eligo.shots.teacher.shards import _read_interrupted, check_host
+from eligo.shots.teacher.teacher import list_value, step_score, teach_query
 from limits import PROCESS_SECONDS
 
 QUERY = Query("q", torch.ones(2))
@@ -36,7 +35,7 @@ def test_a_wide_beam_finds_the_best_list(objective):
     best = max(permutations(names, 3), key=lambda told: Judge().value("q", told))
     assert [names[place] for place in found.beams[0].picks] == list(best)
     mean = torch.tensor(Judge().value("q", best) / 2)
-    assert found.beams[0].value == pytest.approx(float(worth(mean, objective)))
+    assert found.beams[0].value == pytest.approx(float(list_value(mean, objective)))
 
 
 def test_the_cost_is_as_told():
@@ -61,9 +60,9 @@ def test_every_scored_pair_is_kept():
 
 def test_objectives():
     after, before = torch.tensor([-1.0, -2.0]), torch.tensor(-3.0)
-    assert torch.equal(added(after, before, "logprob"), torch.tensor([2.0, 1.0]))
-    assert torch.allclose(added(after, before, "gain"), after.exp() - before.exp())
-    assert torch.equal(added(after, before, "actual"), after.exp())
+    assert torch.equal(step_score(after, before, "logprob"), torch.tensor([2.0, 1.0]))
+    assert torch.allclose(step_score(after, before, "gain"), after.exp() - before.exp())
+    assert torch.equal(step_score(after, before, "actual"), after.exp())
 
 
 @pytest.mark.parametrize("objective", ["gain", "actual", "logprob"])
@@ -84,7 +83,7 @@ def test_records_have_dense_scores_of_each_step(tmp_path: Path, objective):
                     assert score.isnan()
                     continue
                 after = torch.tensor(judge.value(record.query.id, (*told, name)) / 2)
-                expected = added(after, before, objective)
+                expected = step_score(after, before, objective)
                 assert float(score) == pytest.approx(float(expected), abs=1e-6)
             told.append(pick)
 
@@ -158,7 +157,7 @@ def test_a_stopped_run_keeps_the_queries_it_has_done(tmp_path: Path):
         embedded(folder / "embedded")
     teach(teach_config(whole), lambda *_: Judge())
     config = teach_config(stopped)
-    with pytest.raises(Interrupted, match=r"what was taught is kept in .*same command") as caught:
+    with pytest.raises(Interrupted, match=r"finished queries are kept in .*same command") as caught:
         teach(config, lambda *_: Stopped())
     assert caught.value.code == 143
     judge = Judge()
@@ -277,7 +276,7 @@ def test_other_settings_need_another_folder(tmp_path: Path):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
     teach(config, lambda *_: Judge())
-    with pytest.raises(InputError, match="was begun with beam 2, now it is 3"):
+    with pytest.raises(InputError, match="was started with beam 2, got 3"):
         teach(config.replace({"beam": 3}))
     embedded(tmp_path / "embedded", 20)
     pool, queries, _ = open_embedded(config.data)
@@ -322,7 +321,7 @@ def test_without_a_model_answers_are_compared(tmp_path: Path):
 def test_a_damaged_part_of_a_shard_is_named(tmp_path, data):
     (path := tmp_path / "00000.safetensors").write_bytes(data)
     with pytest.raises(InputError, match=r"00000\.safetensors: cannot be read.*remove it"):
-        _read_broken_off(path)
+        _read_interrupted(path)
 
 
 @pytest.mark.parametrize(
@@ -368,16 +367,16 @@ def test_a_damaged_meta_file_of_a_taught_folder_is_one_error(tmp_path: Path, cha
 
 
 def test_teaching_does_not_go_on_with_other_weights_of_the_same_host(tmp_path: Path):
-    agree_on_host(tmp_path, torch.nn.Linear(3, 2))
+    check_host(tmp_path, torch.nn.Linear(3, 2))
     written = (tmp_path / "host.json").read_text()
     same = torch.nn.Linear(3, 2)
     with torch.no_grad():
         same.weight.fill_(json.loads(written)["weight"])
-    agree_on_host(tmp_path, same.half())
+    check_host(tmp_path, same.half())
     with torch.no_grad():
         same.weight.add_(1)
     with pytest.raises(InputError, match="other weights; choose another --out"):
-        agree_on_host(tmp_path, same)
+        check_host(tmp_path, same)
     (tmp_path / "host.json").write_text("[1]")
     with pytest.raises(InputError, match=r"host\.json: cannot be read"):
-        agree_on_host(tmp_path, same)
+        check_host(tmp_path, same)

@@ -14,10 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from eligo.errors import InputError
-from eligo.io.reading import read_object, reading
+from eligo.io.reading import json_lines, read_object, reading
 from eligo.shots.data.items import as_query
 from eligo.shots.data.legacy import Labelled, read_legacy
-from eligo.shots.data.lines import Line, read_lines
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record
 from eligo.shots.pool.pool import Pool
@@ -93,35 +92,33 @@ def read_records(
 def read_results(folder: Path, queries: Pool) -> Iterator[TeacherResult]:
     """Yield the teacher's results with all scores; queries without candidates are left out."""
     shard, tensors = None, {}
-    for line in read_lines(folder / RECORDS):
-        beams = line.fields.get("beams")
+    for number, fields in json_lines(folder / RECORDS):
+        beams = fields.get("beams")
         if not isinstance(beams, list):
-            raise line.problem("beams", "is missing")
+            raise InputError(f"{folder / RECORDS}:{number}: beams: missing, expected {_TAUGHT}")
         if not beams:
             continue  # a query without candidates
-        with reading(f"{line.path}:{line.number}", _TAUGHT):
-            if line.fields["shard"] != shard:  # records are ordered by shard
-                shard = int(line.fields["shard"])
+        with reading(f"{folder / RECORDS}:{number}", _TAUGHT):
+            if fields["shard"] != shard:  # records are ordered by shard
+                shard = int(fields["shard"])
                 path = folder / scores_file(shard)
                 with reading(path, "scores of `eligo shots teach`: teach again"):
                     tensors = load_file(path)
-            result = _result(line, beams, tensors, queries)
+            result = _result(fields, tensors, queries)
         yield result
 
 
-def _result(
-    line: Line, beams: list[Any], tensors: Mapping[str, Tensor], queries: Pool
-) -> TeacherResult:
-    names = [str(name) for name in line.fields["pool"]]
+def _result(fields: dict[str, Any], tensors: Mapping[str, Tensor], queries: Pool) -> TeacherResult:
+    names = [str(name) for name in fields["pool"]]
     place = {name: position for position, name in enumerate(names)}
-    start, end = map(int, line.fields["rows"])
+    start, end = map(int, fields["rows"])
     states = tensors["states"][start:end]
     if not 0 <= start < end or len(states) < end - start:
         raise ValueError(f"rows are {start} to {end} of {len(tensors['states'])} in the scores")
     return TeacherResult(
-        as_query(queries, int(queries.rows([line.text("query_id")])[0])),
+        as_query(queries, int(queries.rows([str(fields["query_id"])])[0])),
         names,
-        float(line.fields["baseline"]),
+        float(fields["baseline"]),
         int(tensors["num_tokens"][start]),
         [
             Beam(
@@ -129,7 +126,7 @@ def _result(
                 float(beam["value"]),
                 tuple(map(float, beam["step_values"])),
             )
-            for beam in beams
+            for beam in fields["beams"]
         ],
         states,
         tensors["logprob"][start:end, : len(names)],

@@ -25,10 +25,9 @@ from torch.nn import functional as F
 
 from eligo.errors import InputError
 from eligo.io.files import remove_file, remove_folder, write_text
-from eligo.io.reading import read_json, reading
+from eligo.io.reading import json_lines, read_json, reading
 from eligo.io.tensors import save_tensors
 from eligo.pretrained.identity import same_weights, sampled_weights
-from eligo.shots.data.lines import read_lines
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.prompt import UnscorableError
 from eligo.shots.teacher.teacher import TeacherResult
@@ -178,7 +177,7 @@ def _part(folder: Path, shard: int) -> Path:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    return [line.fields for line in read_lines(path)]
+    return [fields for _, fields in json_lines(path)]
 
 
 def _as_lines(rows: Iterable[dict[str, Any]]) -> str:

@@ -117,7 +117,7 @@ def test_all_selectors_have_the_same_candidates(chosen: Part):
         assert [answer.who for answer in shown.answers] == [row.arm for row in chosen.rows]
 
 
-def test_the_shipped_selector_picks_better_pairs_than_the_baselines(
+def test_the_shipped_selector_beats_the_baselines(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(shots, "_LEXICONS", 6)

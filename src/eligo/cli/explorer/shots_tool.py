@@ -23,14 +23,7 @@ from eligo.cli.demo.shots import (
 )
 from eligo.cli.explorer.questions import check_question
 from eligo.explorer.record import Answer, ExplorerRecord
-from eligo.explorer.tools import (
-    LiveBudget,
-    LiveExample,
-    LiveImage,
-    LiveRequest,
-    LiveText,
-    LiveTool,
-)
+from eligo.explorer.tools import LiveBudget, LiveExample, LiveImage, LiveRequest, LiveText, LiveTool
 from eligo.pretrained.chat import place_image, plain_text, tokenize
 from eligo.pretrained.load import shipped_models
 from eligo.report.pictures import rgb_picture

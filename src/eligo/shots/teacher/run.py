@@ -17,13 +17,7 @@ from eligo.shots.data.draws import shuffled
 from eligo.shots.data.items import as_query
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.load import load_processor
-from eligo.shots.hosts.prompt import (
-    Turn,
-    UnscorableError,
-    template_hash,
-    turn_of,
-    write_prompt,
-)
+from eligo.shots.hosts.prompt import Turn, UnscorableError, template_hash, turn_of, write_prompt
 from eligo.shots.hosts.scorer import HostScorer, Scorer
 from eligo.shots.inference.folder import open_embedded
 from eligo.shots.pool.pool import Pool
@@ -180,10 +174,7 @@ def check_turns(pool: Pool, queries: Pool, rows: Sequence[int], processor: Any) 
     """Check all texts and images of the examples and the chosen queries before the first call."""
     check = DataCheck()
     images: dict[str, None] = {}
-    for label, source, places in (
-        ("examples", pool, range(len(pool))),
-        ("queries", queries, rows),
-    ):
+    for label, source, places in (("examples", pool, range(len(pool))), ("queries", queries, rows)):
         turns = check.each(
             label, [source.ids[row] for row in places], partial(_checked_turn, source, processor)
         )

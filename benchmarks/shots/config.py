@@ -13,6 +13,7 @@ from eligo.shots.config import ShotsTrainConfig
 from eligo.shots.learner.load import NUM_CANDIDATES, SCENES, UNCLEAR
 from eligo.train.config import AnnealConfig, OptimizerConfig, TrainConfig
 
+Part = Literal["all", "health", "teach", "train", "measure", "analytic"]
 VARIANTS = ("v0", "v1", "v2", "v2_gru", "v3")
 _SMOKE = Path(__file__).with_name("study_smoke.yaml")
 

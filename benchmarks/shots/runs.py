@@ -6,11 +6,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from benchmarks.shots.config import StudyConfig
+from benchmarks.shots.config import Part, StudyConfig
 from benchmarks.shots.measure import Columns, EvaluationSet, bits, is_healthy
 from benchmarks.shots.methods import BASELINES, BEAM, FIXED, STATIC, TUNED, ZERO, balances, choose
 from benchmarks.shots.stages import Report, Stages
@@ -22,7 +22,6 @@ from eligo.io.reading import read_json, reading
 from eligo.shots.config import ShotsTrainConfig
 from eligo.shots.training.train import train_selector
 
-Part = Literal["all", "health", "teach", "train", "measure", "analytic"]
 TRAINED = "trained.json"
 
 

@@ -7,7 +7,7 @@
     python -m benchmarks.shots.speed --suite index           one query against a million candidates
     python -m benchmarks.shots.speed --suite teach           picks read once, or per candidate
 
-The plain ways are in `slow.py` and give the same numbers (`difference`). Both sides run in turn;
+The plain loops are in `model_speed` and give the same numbers (`difference`). Both run in turn;
 ratios are of medians, on a CPU of processor time (less disturbed by other programs). The latency of
 the index is wall time. Writes one entry per suite and device to results/speed.json; the other
 entries stay.

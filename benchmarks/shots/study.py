@@ -2,9 +2,9 @@
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from benchmarks.shots.config import StudyConfig
+from benchmarks.shots.config import Part, StudyConfig
 from benchmarks.studies import exam_folder, say_end
 from eligo.cli import run_script
 from eligo.cli.console import print_result, results
@@ -16,7 +16,7 @@ def run(
     config: Annotated[StudyConfig, str(Path(__file__).with_name("study.yaml"))],
     *,
     out: Path = Path("runs/shots_study"),
-    part: Literal["all", "health", "teach", "train", "measure", "analytic"] = "all",
+    part: Part = "all",
     workers: Count = 1,
     device: str = "auto",
     quick: bool = False,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.shots import index_speed, model_speed, speed
-from benchmarks.shots.slow import sample_loop, static_scores, step_loop
+from benchmarks.shots.model_speed import sample_loop, static_scores, step_loop
 from eligo.cli import run_script
 from eligo.shots import (
     FitConfig,

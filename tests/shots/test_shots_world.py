@@ -149,5 +149,3 @@ def test_batches_of_prompts_match_single_prompts(world, model):
     few = LearnerScorer(model, world, tokens=1).answers(queries, picks)
     assert torch.allclose(few.logprob, together.logprob, atol=1e-5)
     assert torch.equal(few.right, together.right)
-    other = LearnerScorer(model, world, placement="append").answers(queries, picks.flip(1))
-    assert torch.allclose(other.logprob, together.logprob, atol=1e-5)

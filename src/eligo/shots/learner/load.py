@@ -20,7 +20,7 @@ _PROCESSOR = "processor_config.json"  # a learner has one, a selector has none
 
 
 def find_learner(name: str | None = None) -> Path:
-    """Find the model folder of a learner (folder, run folder or hub name); none: the shipped one."""
+    """Find a learner by folder, run folder or hub name; without a name, the shipped one."""
     found = (
         shipped_model(LEARNER, made_by=MADE_BY) if name is None else find_model(name, _PROCESSOR)
     )

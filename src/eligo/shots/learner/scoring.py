@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from eligo.shots.data.query import Query
-from eligo.shots.hosts.prompt import Placement
 from eligo.shots.hosts.scorer import Scores
 from eligo.shots.learner.world import LearnerWorld
 
@@ -34,17 +33,9 @@ class Answers(NamedTuple):
 class LearnerScorer:
     """A `Scorer` for the queries of a `LearnerWorld`."""
 
-    def __init__(
-        self,
-        model: Any,
-        world: LearnerWorld,
-        *,
-        placement: Placement = "prepend",
-        tokens: int | None = None,
-    ) -> None:
+    def __init__(self, model: Any, world: LearnerWorld, *, tokens: int | None = None) -> None:
         """`tokens`: maximum tokens per forward pass (bfloat16 on a GPU)."""
         self.model, self.world = model, world
-        self.placement: Placement = placement
         self.device = world.blocks.starts.device
         self.tokens = tokens or _TOKENS.get(self.device.type, _TOKENS["cpu"])
 
@@ -82,7 +73,7 @@ class LearnerScorer:
 
     def _blocks(self, queries: Tensor, picks: Tensor) -> Int64[Tensor, "prompts blocks"]:
         """Blocks of each prompt, in order; -1: none."""
-        ordered = picks if self.placement == "append" else picks.flip(1)
+        ordered = picks.flip(1)  # the first pick is next to the question
         shots = torch.where(ordered >= 0, ordered + 1, -1)
         last = queries + 1 + len(self.world.pool)
         return torch.cat([torch.zeros_like(last)[:, None], shots, last[:, None]], 1)

@@ -70,11 +70,11 @@ def test_fit_fixed_matches_the_selector(world):
     _, spare = world.draw(1, 3)
     queries = [as_query(world.queries, int(row)) for row in spare]
 
-    class Worth:
+    class LogProbability:
         def values(self, query, prefix, candidates):
             return scorer.score(query, prefix, candidates).logprob
 
-    slow = BestFixed(Worth(), length=2).fit([Record(q, []) for q in queries], world.pool)
+    slow = BestFixed(LogProbability(), length=2).fit([Record(q, []) for q in queries], world.pool)
     fast = fit_fixed(scorer, spare, 2)
     assert fast.orders.keys() == slow.orders.keys()
     for domain, order in slow.orders.items():

@@ -2,7 +2,6 @@
 
 import json
 from io import StringIO
-from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,9 @@ from benchmarks.shots.analytic import (
     CANDIDATES,
     KINDS,
     SHOTS,
-    AnalyticUtility,
     Task,
     analytic_study,
     clustered_pool,
-    list_values,
 )
 from benchmarks.shots.config import StudyConfig
 from benchmarks.shots.measure import bits
@@ -30,7 +27,6 @@ from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.report.intervals import bootstrap_means, paired_bootstrap
 from eligo.scenes.vlm.model import build_processor, build_vlm, save_vlm
-from eligo.shots import Query
 from eligo.shots.baselines import MMR, Random, StaticOracle
 from eligo.shots.selector import PoolSelector
 from shipped_models import LEARNER
@@ -278,19 +274,6 @@ def test_bits_encode_every_answer():
 
 
 # ------------------------------------------------------------------ the formulas
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_list_values_match_the_utility(kind):
-    pool = clustered_pool()
-    query, rows = Query("q", torch.randn(16)), torch.randperm(240)[:5]
-    names, utility = pool.names(rows), AnalyticUtility(pool, kind)
-    lists = torch.tensor(list(permutations(range(5), 3)))
-    found = list_values(pool.vectors[rows], query.vector, lists, kind)
-    for places, value in zip(lists.tolist(), found.tolist(), strict=True):
-        picks = [names[place] for place in places]
-        expected = utility.values(query, tuple(picks[:-1]), picks[-1:])
-        assert value == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_labels_are_optimal():

@@ -71,8 +71,8 @@ def test_packed_lessons_match_the_prompts_of_a_host(
     ]
     for number in (0, 5):
         answer = int(lessons.answer[lesson, number])
-        asked = turn(first + EXAMPLES, lessons.text[lesson, number], answer)
-        inputs = host.encode([shots], [asked])
+        query = turn(first + EXAMPLES, lessons.text[lesson, number], answer)
+        inputs = host.encode([shots], [query])
         place = int(packed.answer_places[lesson, number])
         assert int(packed.positions[lesson, place]) == inputs["input_ids"].shape[1] - 1
         seen = packed.mask[lesson, 0, place]
@@ -159,10 +159,10 @@ def test_object_patches_match_the_instance_map(lessons):
                 alike = (graph.attributes[scene] == graph.attributes[scene, 0]).all(-1)
                 assert any((tile == slot + 1).any() for slot in alike.nonzero().flatten())
         seen = of_question[lesson][lessons.valid[lesson]]
-        asked = lessons.meant[lesson][lessons.valid[lesson]]
+        meant = lessons.meant[lesson][lessons.valid[lesson]]
         for one, other in combinations(range(len(seen)), 2):
-            assert torch.equal(seen[one], seen[other]) or not torch.equal(asked[one], asked[other])
-            if not torch.equal(asked[one], asked[other]):
+            assert torch.equal(seen[one], seen[other]) or not torch.equal(meant[one], meant[other])
+            if not torch.equal(meant[one], meant[other]):
                 assert not (seen[one] & seen[other]).any()
     assert of_example.any(-1).float().mean() > 0.9  # some are hidden
 

@@ -49,9 +49,9 @@ def beam_search(extend: Extend, num_candidates: int, shots: int, beam: int) -> S
     Scores `sum_{s < S} n_s (K - s)` sequences, `n_0 = 1`, `n_{s+1} = min(beam, n_s (K - s))`: see
     `num_calls`. A NaN is never chosen.
 
-    >>> worth = torch.tensor([1.0, 5.0, 3.0])
+    >>> value = torch.tensor([1.0, 5.0, 3.0])
     >>> def extend(prefix, candidates):
-    ...     return worth[list(prefix)].sum() + worth[list(candidates)]
+    ...     return value[list(prefix)].sum() + value[list(candidates)]
     >>> beam_search(extend, 3, 2, 1).beams[0].picks
     (1, 2)
     """

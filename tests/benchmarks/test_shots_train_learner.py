@@ -11,7 +11,6 @@ from PIL import Image
 
 from benchmarks.shots import train_learner
 from benchmarks.shots.config import LearnerConfig
-from benchmarks.shots.learner_task import LearnerTask
 from benchmarks.shots.packing import pack
 from benchmarks.shots.readouts import (
     aim_loss,
@@ -20,6 +19,7 @@ from benchmarks.shots.readouts import (
     word_losses,
     word_metrics,
 )
+from benchmarks.shots.train_learner import LearnerTask
 from eligo.cli import run_script
 from eligo.config import load_config
 from eligo.scenes.phrases import VOCABULARY, to_text

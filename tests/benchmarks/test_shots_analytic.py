@@ -69,7 +69,7 @@ def test_regret_with_and_without_state(kind: Kind):
 
     def learned(state: str) -> float:
         config = PointerSelectorV1Config(d_model=DIM, hidden_dim=32, dropout=0.0, state=state)
-        settings = FitConfig(min_steps=120, num_epochs=1, lr=1e-2, patience=20)
+        settings = FitConfig(min_steps=80, num_epochs=1, lr=1.5e-2, patience=20)
         return regret(LearnedSelector.of(fit_pointer(config, records[:400], pool, settings), pool))
 
     chance = regret(Random().fit([], pool))

@@ -1,4 +1,4 @@
-"""Tiny random models in the folders of those that come with eligo: to see commands run through."""
+"""Tiny random models in the folders of the shipped ones, for smoke tests of commands."""
 
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.training.task import with_classes
 from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, save_vlm
 from eligo.shots.config import PointerSelectorV1Config
-from eligo.shots.learner.learner_config import LearnerConfig
 from eligo.shots.model.pretrained import build_model
 from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
@@ -20,10 +19,8 @@ from eligo.tokens.plan import Cut, Plan, Stage1
 VLM = VlmConfig(
     image_size=84, vision_layers=2, vision_width=8, layers=4, width=16, hidden=32, heads=2
 )
-LEARNER = (
-    load_config(LearnerConfig, Path(__file__).parents[1] / "benchmarks" / "shots" / "learner.yaml")
-    .smoke()
-    .model
+LEARNER = VlmConfig(
+    image_size=56, vision_layers=2, vision_width=32, layers=4, width=32, hidden=64, heads=2
 )
 
 

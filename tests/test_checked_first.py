@@ -9,16 +9,15 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks.scenes.train_vlm import VlmTrainConfig
 from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.images import open_image, upright_size
 from eligo.patches.config import PatchesTrainConfig
 from eligo.pixels.config import PixelsTrainConfig
-from eligo.scenes.config import ROOMS, ExportConfig, SceneConfig, VlmTrainConfig
+from eligo.scenes.config import ROOMS, ExportConfig, SceneConfig
 from eligo.scenes.export import export_scenes
-from eligo.shots.learner.learner import LearnerTask
-from eligo.shots.learner.learner_config import LearnerConfig
 from eligo.tokens.config import TokensTrainConfig
 from eligo.train import Task
 from eligo.train.check import DataCheck
@@ -137,12 +136,11 @@ def test_patches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (PatchesTrainConfig, "patches/scenes_open"),
         (TokensTrainConfig, "tokens/default"),
         (VlmTrainConfig, BENCHMARKS / "scenes" / "vlm_polish.yaml"),
-        (LearnerConfig, BENCHMARKS / "shots" / "learner.yaml"),
     ],
 )
 def test_metric_names_equal_the_evaluated_metrics(kind: Any, name: str | Path) -> None:
     config = load_config(kind, name).smoke()
-    task = LearnerTask(config) if kind is LearnerConfig else config.build()
+    task = config.build()
     for module in task.modules.values():
         module.eval()
     with torch.no_grad():

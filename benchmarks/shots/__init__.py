@@ -1,1 +1,1 @@
-"""Studies and speed of `shots`."""
+"""Study, learner training and timing of `eligo.shots`."""

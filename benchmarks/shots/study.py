@@ -1,75 +1,73 @@
-"""`eligo shots exam`: who chooses examples best for a model that learns from them?"""
+"""`python -m benchmarks.shots.study`: which selector picks the best examples for a learner?"""
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from benchmarks.shots.tables import exam_tables
+from benchmarks.shots.config import Part, StudyConfig
 from benchmarks.studies import print_end, study_folder
 from eligo.cli import run_script
 from eligo.cli.console import print_result, results
 from eligo.cli.flags import Count
 from eligo.io.files import write_text
-from eligo.shots.learner.config import ExamConfig
-
-_CONFIG = Path(__file__).with_name("study.yaml")
 
 
 def run(
-    config: Annotated[ExamConfig, str(_CONFIG)],
+    config: Annotated[StudyConfig, str(Path(__file__).with_name("study.yaml"))],
     *,
-    out: Path = Path("runs/shots_exam"),
-    part: Literal["all", "health", "teach", "train", "measure", "analytic"] = "all",
+    out: Path = Path("runs/shots_study"),
+    part: Part = "all",
     workers: Count = 1,
     device: str = "auto",
     quick: bool = False,
     json: bool = False,
 ) -> None:
-    """Teach, train and compare selectors on the embedded world; then on formulas.
+    """Teach, train and compare selectors on generated lexicons, then on formulas.
 
-    Started again, it makes only what is missing. Writes exam.json: health, tables with 95 %
-    intervals, differences, every must as met or missed, and which answers were right.
+    A restart makes only what is missing. Writes study.json: health, tables with 95 % intervals,
+    differences, targets, and which answers were correct.
 
     Args:
         out: The folder to write to.
-        part: Go on up to this part, then stop; analytic: only the formulas, which need no learner.
-        workers: Trainings at a time, each in a process of its own.
-        device: Where the learner runs: auto, cpu or cuda.
-        quick: See it run through on a CPU (the config exam_smoke), in a folder `quick` inside; the
+        part: Stop after this part; analytic: only the formulas, which need no learner.
+        workers: Parallel trainings, each in a process of its own.
+        device: Device of the learner: auto, cpu or cuda.
+        quick: Run a small version on a CPU (study_smoke.yaml), in a folder `quick` inside; the
             numbers mean nothing.
         json: Print one JSON document.
     """
-    from benchmarks.shots.analytic import analytic_exam
+    from benchmarks.shots.analytic import analytic_study
+    from benchmarks.shots.runs import Study
+    from benchmarks.shots.summary import study_tables
     from eligo.pretrained.devices import resolve_device
     from eligo.report.provenance import provenance
-    from eligo.shots.learner.exam import Exam
     from eligo.train.progress import ProgressBar
 
     config, out = config.quick() if quick else config, study_folder(out, quick)
     bars: dict[str, ProgressBar] = {}
 
-    def tell(what: str, done: int, total: int) -> None:
-        bars.setdefault(what, ProgressBar(what, total)).update(done, "")
+    def report(stage: str, done: int, total: int) -> None:
+        bars.setdefault(stage, ProgressBar(stage, total)).update(done, "")
 
     found: dict[str, Any] = {}
     where = resolve_device(device)
     if part != "analytic":
-        found = Exam(config, out, where, tell).run(part, workers)
+        found = Study(config, out, where, report).run(part, workers)
     if part in ("all", "analytic"):
-        found |= analytic_exam(config, tell)
+        found |= analytic_study(config, report)
     written = None
     if part in ("all", "measure", "analytic"):
-        head = provenance("eligo", str(where)) | {"quick": quick}
+        head = provenance("python -m benchmarks.shots.study", str(where)) | {"quick": quick}
         document = head | {"config": config.model_dump(mode="json")} | found
-        name = "analytic.json" if part == "analytic" else "exam.json"
+        name = "analytic.json" if part == "analytic" else "study.json"
         written = write_text(out / name, json_module.dumps(document, indent=1) + "\n")
     if json:
         print_result(found, json=True)
         return
-    for table in exam_tables(found):
+    for table in study_tables(found):
         results().print(table)
-    plain = ("health", "musts", "formula musts", "taught", "selectors")
-    print_result({name: found[name] for name in plain if name in found}, json=False)
+    shown = ("health", "targets", "formula targets", "taught", "selectors")
+    print_result({name: found[name] for name in shown if name in found}, json=False)
     print_end(quick, written)
 
 

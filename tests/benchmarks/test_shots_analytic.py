@@ -1,4 +1,4 @@
-"""What selectors can learn: one without a state is perfect only where examples do not interact."""
+"""The formulas, and what selectors with and without a state learn from them."""
 
 import itertools
 
@@ -6,46 +6,40 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks.shots.analytic_utilities import AnalyticUtility
+from benchmarks.shots.analytic import (
+    CANDIDATES,
+    DIM,
+    KINDS,
+    AnalyticUtility,
+    Kind,
+    Task,
+    clustered_pool,
+)
 from eligo.shots import (
     BeamOracle,
     FitConfig,
     LearnedSelector,
     PointerSelectorV1Config,
-    Pool,
+    PoolSelector,
     Query,
+    Random,
     Record,
     StaticOracle,
-)  # fmt: skip
+)
 from eligo.shots.training.task import fit_pointer
 
-DIM, CANDIDATES, SHOTS = 16, 10, 3
-ALL = 10_000  # a beam that forgets nothing
-
-
-def clustered_pool() -> Pool:
-    generator = torch.Generator().manual_seed(0)
-    centres = 0.8 * torch.randn(6, DIM, generator=generator).repeat(40, 1)
-    vectors = torch.randn(240, DIM, generator=generator) + centres
-    return Pool([f"d{i}" for i in range(240)], vectors)
-
-
-def draw_tasks(pool: Pool, count: int):
-    generator = torch.Generator().manual_seed(1)
-    for number in range(count):
-        query = Query(f"q{number}", torch.randn(DIM, generator=generator))
-        rows = torch.randperm(240, generator=generator)[:CANDIDATES]
-        yield query, pool.names(rows)
+ALL = 10_000  # a beam that keeps every list
 
 
 def value(utility: AnalyticUtility, query: Query, picks: list[str]) -> float:
     return float(utility.values(query, tuple(picks[:-1]), picks[-1:])[0])
 
 
-@pytest.mark.parametrize("kind", ["relevance", "redundancy", "order"])
-def test_values_are_the_formulas(kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_match_the_formulas(kind: Kind):
     pool = clustered_pool()
-    utility, (query, names) = AnalyticUtility(pool, kind), next(draw_tasks(pool, 1))
+    utility, query = AnalyticUtility(pool, kind), Query("q", torch.randn(DIM))
+    names = pool.names(torch.randperm(len(pool))[:CANDIDATES])
     for picks in itertools.permutations(names[:4], 3):
         vectors = [pool.vectors[int(pool.rows([name])[0])] for name in picks]
         relevance = [float(v @ F.normalize(query.vector, dim=0)) for v in vectors]
@@ -62,40 +56,29 @@ def test_values_are_the_formulas(kind):
     assert value(utility, query, pool.picked(oracle)) == pytest.approx(best)
 
 
-@pytest.mark.parametrize("kind", ["relevance", "redundancy", "order"])
-def test_regret_of_static_and_stateful(kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_regret_with_and_without_state(kind: Kind):
     pool = clustered_pool()
-    utility = AnalyticUtility(pool, kind)
-    teacher = BeamOracle(utility).fit([], pool)
-    records = [
-        Record(query, pool.picked(teacher.select(query, SHOTS, candidates=names)), names)
-        for query, names in draw_tasks(pool, 500)
-    ]
+    task = Task(pool, kind, 500)
+    # Without scores: only the best lists.
+    records = [Record(r.query, r.picks, r.candidates) for r in task.records(range(500))]
     held_out = records[400:]
 
-    def regret(picks_of) -> float:
-        lost = 0.0
-        for record in held_out:
-            best, found = record.picks, picks_of(record)
-            lost += value(utility, record.query, best) - value(utility, record.query, found)
-        return lost / len(held_out)
+    def regret(selector: PoolSelector) -> float:
+        return sum(task.regret(selector, held_out)) / len(held_out)
 
     def learned(state: str) -> float:
         config = PointerSelectorV1Config(d_model=DIM, hidden_dim=32, dropout=0.0, state=state)
-        settings = FitConfig(min_steps=250, num_epochs=1, lr=5e-3, patience=20)
-        model = fit_pointer(config, records[:400], pool, settings)
-        return regret(selected(LearnedSelector.of(model, pool)))
+        settings = FitConfig(min_steps=80, num_epochs=1, lr=1.5e-2, patience=20)
+        return regret(LearnedSelector.of(fit_pointer(config, records[:400], pool, settings), pool))
 
-    def selected(selector):
-        return lambda r: pool.picked(selector.select(r.query, SHOTS, candidates=r.candidates))
-
-    anything = regret(lambda r: list(r.candidates[:SHOTS]))
-    single = regret(selected(StaticOracle(utility).fit([], pool)))
+    chance = regret(Random().fit([], pool))
+    single = regret(StaticOracle(task.utility).fit([], pool))
     if kind == "relevance":
         assert single == pytest.approx(0, abs=1e-5)
-        assert learned("none") < 0.1 * anything
+        assert learned("none") < 0.1 * chance
     else:
         static, stateful = learned("none"), learned("gru")
-        assert static > 0.25 * anything
+        assert static > 0.25 * chance
         assert stateful < 0.6 * static
-        assert stateful < single  # a perfect ranker of single examples
+        assert stateful < single  # the best single examples

@@ -1,21 +1,26 @@
-"""What is measured is what is claimed: the plain ways give the models' own numbers."""
+"""The speed suites: both sides give the same numbers, and the command keeps its results."""
 
-from typing import Any
+import json
+from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.shots.search_speed import bench_index
-from benchmarks.shots.slow import sample_loop, static_scores, step_loop
-from benchmarks.shots.teaching_speed import bench_teaching
-from benchmarks.shots.texts import captions, nearest_distance, perturbed
-from benchmarks.shots.training_speed import bench_rerank, bench_training
-from eligo.shots import PointerSelectorV1Config, PointerSelectorV3Config, build_model
+from benchmarks.shots import index_speed, model_speed, speed
+from benchmarks.shots.model_speed import sample_loop, static_scores, step_loop
+from eligo.cli import run_script
+from eligo.shots import (
+    FitConfig,
+    PointerSelectorV1Config,
+    PointerSelectorV3Config,
+    build_model,
+    embed_texts,
+)
 from eligo.shots.model.losses import available, plackett_luce_steps
 
 
-def test_the_plain_ways_are_the_same_losses():
+def test_plain_loops_give_the_same_losses():
     torch.manual_seed(0)
     query, candidates = torch.randn(4, 12), torch.randn(4, 9, 12)
     labels = torch.rand(4, 9).argsort(1)[:, :5]
@@ -33,8 +38,8 @@ def test_the_plain_ways_are_the_same_losses():
 
 @pytest.mark.parametrize("spread", [1.0, 300.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_the_written_gradient_is_the_traced_one(smoothing: float, spread: float):
-    """Also where scores lie so far apart that exp of their differences is 0 or infinite."""
+def test_closed_form_gradient_matches_autograd(smoothing: float, spread: float):
+    """Also for scores so far apart that exp of their differences is 0 or infinite."""
     torch.manual_seed(0)
     scores = (spread * torch.randn(30, 7)).requires_grad_()
     mask = torch.rand(30, 7) < 0.8
@@ -53,65 +58,81 @@ def test_the_written_gradient_is_the_traced_one(smoothing: float, spread: float)
         steps.append(torch.where(picks[:, step] < 0, 0.0, loss))
     theirs = torch.stack(steps, 1)
     (expected,) = torch.autograd.grad((theirs * weights).sum(), exact)
-    # A float32 of that size is known to so much, and so is exp of a difference of two.
+    # Precision of a float32 of that size, and of exp of a difference of two.
     known = 4 * torch.finfo(torch.float32).eps * max(1.0, float(scores.detach().abs().max()))
     torch.testing.assert_close(ours.double(), theirs, atol=known, rtol=1e-5)
     torch.testing.assert_close(gradient.double(), expected, atol=known, rtol=1e-5)
 
 
-class OperatorClock(TorchDispatchMode):
-    """Ticks at every operator: a clock that other programs on the machine do not disturb."""
+@pytest.fixture
+def small(monkeypatch):
+    sizes = {"BATCH": 4, "BEAMS": 2, "RERANKED": 8, "PICKS": 2, "CANDIDATES": 4}
+    for name, size in {**sizes, "WIDTH": 32, "LAYERS": 2}.items():
+        monkeypatch.setattr(model_speed, name, size)
+    monkeypatch.setattr(index_speed, "FitConfig", lambda **_: FitConfig(min_steps=5, num_epochs=1))
+    ticks = count()
+    monkeypatch.setattr(model_speed.time, "process_time", lambda: next(ticks))
 
-    ticks = 0.0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ticks += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_suites_run(monkeypatch):
-    for name, size in (("BATCH", 8), ("BEAMS", 2), ("RERANKED", 16)):
-        monkeypatch.setattr(f"benchmarks.shots.training_speed.{name}", size)
-    with OperatorClock() as clock, monkeypatch.context() as patch:
-        patch.setattr("benchmarks.shots.clock.time.process_time", lambda: clock.ticks)
-        found = bench_training(rounds=2)
+def test_both_sides_of_each_suite_agree(small):
+    found = model_speed.bench_training(rounds=2)
     assert found["v1_closed_form"]["difference"] < 1e-5
     assert found["v3_pairwise"]["difference"] < 1e-4
-    assert found["v3_pairwise"]["step"]["speedup"] > 3
-    assert bench_rerank(rounds=2)["same_picks"]
+    assert model_speed.bench_rerank(rounds=2)["same_picks"]
+    assert model_speed.bench_teaching(rounds=3)["difference"] < 1e-4
 
 
-def test_sharing_gives_the_same_scores(monkeypatch):
-    for name, size in (("PICKS", 2), ("CANDIDATES", 4), ("_WIDTH", 32), ("_LAYERS", 2)):
-        monkeypatch.setattr(f"benchmarks.shots.teaching_speed.{name}", size)
-    assert bench_teaching(rounds=3)["difference"] < 1e-4
+def test_compare_reports_medians_and_the_lowest_ratio(monkeypatch):
+    """Two rounds of warm-up do not count."""
+    durations = [9, 9, 9, 9, 6, 2, 8, 2, 4, 4]
+    readings = iter([reading for end in durations for reading in (0, end)])
+    monkeypatch.setattr(model_speed.time, "process_time", lambda: next(readings))
+    found = model_speed.compare(lambda: None, lambda: None, "cpu", rounds=3)
+    assert found == {"slow_ms": 6000, "fast_ms": 2000, "speedup": 3, "lowest": 1}
 
 
-def test_index_suite_on_a_small_pool(monkeypatch):
-    monkeypatch.setattr("benchmarks.shots.texts.FitConfig", lambda **_: _quick())
-    found = bench_index(3000, num_texts=300, num_queries=40, num_records=40, recall=0.95)
+def test_index_suite_on_a_small_pool(small):
+    found = index_speed.bench_index(3000, 300, num_queries=40, num_records=40, recall=0.95)
     assert found["recall_at_64"] > 0.9
     assert found["lists_looked_at"] <= found["lists"]
-    assert found["p50_ms"] > 0
 
 
-def _quick():
-    from eligo.shots import FitConfig
+def test_command_keeps_the_results_of_other_suites(small, tmp_path: Path, capsys):
+    out = tmp_path / "speed.json"
+    args = ["--rounds", "1", "--out", str(out)]
+    assert run_script(speed.run, ["--suite", "train", *args, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["train, cpu"]
+    assert found["command"].startswith("python -m benchmarks.shots.speed")
+    assert set(found["results"]) == {"v1_closed_form", "v3_pairwise"}
+    assert set(found["results"]["v1_closed_form"]) == {"loss", "step", "difference"}
+    assert run_script(speed.run, ["--suite", "rerank", *args]) == 0
+    assert "speedup" in capsys.readouterr().out
+    assert set(json.loads(out.read_text())) == {"train, cpu", "rerank, cpu"}
 
-    return FitConfig(min_steps=5, num_epochs=1)
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rounds", "0"], "--rounds: got 0"),
+        (["--candidates", "10"], "--candidates: got 10, expected at least"),
+        (["--suite", "no"], "--suite"),
+        (["--device", "abacus"], "device: got 'abacus'"),
+    ],
+)
+def test_invalid_flags_are_refused(flags: list[str], message: str, capsys):
+    assert run_script(speed.run, flags) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_texts_are_real_and_perturbed_ones_are_no_clusters():
-    texts = captions("train", 50)
+def test_perturbed_texts_do_not_cluster():
+    texts = index_speed.dense_captions("train", 50)
     assert len(set(texts)) == 50
-    assert captions("train", 3, start=10) == texts[10:13]
-    from eligo.shots import embed_texts
-
+    assert index_speed.dense_captions("train", 3, start=10) == texts[10:13]
     vectors = embed_texts(texts)
-    distance = nearest_distance(vectors)
+    distance = index_speed.nearest_distance(vectors)
     plain = torch.cdist(vectors, vectors) + 9 * torch.eye(50)
     assert distance == pytest.approx(float(plain.amin(1).median()), abs=1e-3)
-    many = torch.cat(list(perturbed(vectors, 120, distance, chunk=32)))
+    many = torch.cat(list(index_speed.perturbed(vectors, 120, distance, chunk=32)))
     assert many.shape == (120, 768)
-    # A copy is no nearer to its text than texts are to each other (but for the turn of the norm).
+    # A copy is as far from its text as texts are from each other (up to the normalisation).
     assert (many[:50] - vectors).norm(dim=1).median() > 0.85 * distance

@@ -13,8 +13,8 @@ from eligo.cli.demo.table import table
 from eligo.pretrained import load as pretrained
 from eligo.scenes.vlm import VlmConfig, build_vlm
 from eligo.scenes.words import LABELS, TWINS
-from eligo.shots.learner.config import ExamConfig
 from eligo.shots.learner.lessons import EXAMPLES, draw_lessons
+from eligo.shots.learner.load import UNCLEAR, scenes_for
 from eligo.shots.learner.world import FIRST_LEXICON, PER_LEXICON
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.inference.answers import WHOLE
@@ -91,13 +91,12 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> Part:
         return shots.run(Work(3, "cpu", quick=True))
 
 
-def test_pictures_are_those_of_the_examples(chosen: Part):
-    size = LEARNER.image_size
-    scenes = ExamConfig().scenes.replace({"seed": 3, "height": size, "width": size})
+def test_pictures_show_the_scenes_of_the_examples(chosen: Part):
+    scenes = scenes_for(LEARNER.image_size, seed=3)
     first = FIRST_LEXICON * PER_LEXICON
     every = draw_lessons(
         scenes, "test", torch.arange(first, first + 2 * PER_LEXICON), torch.device("cpu"),
-        unclear=ExamConfig().unclear, per_lexicon=PER_LEXICON,
+        unclear=UNCLEAR, per_lexicon=PER_LEXICON,
     ).rendered.rgb  # fmt: skip
     for shown in chosen.records:
         items = shown.stages[0].over
@@ -109,7 +108,7 @@ def test_pictures_are_those_of_the_examples(chosen: Part):
             assert list(shown.pictures[item.picture].tobytes()) == expected
 
 
-def test_every_selector_chose_among_the_same(chosen: Part):
+def test_all_selectors_have_the_same_candidates(chosen: Part):
     for shown in chosen.records:
         assert [stage.name for stage in shown.stages] == ["pointer v1", "random", "kNN", "MMR"]
         assert len({stage.over for stage in shown.stages}) == 1
@@ -118,17 +117,20 @@ def test_every_selector_chose_among_the_same(chosen: Part):
         assert [answer.who for answer in shown.answers] == [row.arm for row in chosen.rows]
 
 
-def test_what_is_shipped_chooses_pairs(monkeypatch: pytest.MonkeyPatch):
-    """The real ones: two words need two examples, and who knows what it took picks both."""
-    monkeypatch.setattr(shots, "_LEXICONS", 6)
+def test_the_shipped_selector_beats_the_baselines(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert shots.shipped_selectors()[0] == shots.BEST
+    monkeypatch.setattr(shots, "shipped_selectors", lambda: [shots.BEST, "shots_v1"])
+    monkeypatch.setattr(shots, "_LEXICONS", 3)
     part = shots.run(Work(5, "cpu"))
     scores = {row.arm: row.score for row in part.rows}
-    best = f"pointer {shots.BEST.removeprefix('demos_')}"
+    best = shots.selector_label(shots.BEST)
     assert next(row.arm for row in part.rows if row.is_ours) == best
     assert part.records[0].stages[0].name == best
     assert (scores[best] or 0) > 0.75
-    for plainer in ("zero-shot", "random", "kNN", "pointer v1"):
-        assert (scores[best] or 0) > (scores[plainer] or 0) + 0.05, plainer
+    for other in ("zero-shot", "random", "kNN", "pointer v1"):
+        assert (scores[best] or 0) > (scores[other] or 0) + 0.05, other
 
 
 # ------------------------------------------------------------------ the table

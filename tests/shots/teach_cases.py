@@ -39,7 +39,7 @@ def teach_config(folder: Path, **changes) -> TeachConfig:
     return TeachConfig.model_validate({**settings, **changes})
 
 
-class Judge:
+class FakeScorer:
     """Scores by a formula of the names; counts its calls."""
 
     def __init__(self, calls: list | None = None) -> None:
@@ -58,7 +58,7 @@ class Judge:
         return Scores(torch.tensor(values), 2)
 
 
-class DeadlyJudge(Judge):
+class KillingScorer(FakeScorer):
     """Kills its process at a query, once."""
 
     def __init__(self, mark: Path, at: str) -> None:
@@ -85,4 +85,4 @@ if __name__ == "__main__":  # a teacher that dies in the middle: FOLDER QUERY
     from eligo.shots.teacher.run import teach
 
     where, at = Path(sys.argv[1]), sys.argv[2]
-    teach(teach_config(where), lambda *_: DeadlyJudge(where / "killed", at))
+    teach(teach_config(where), lambda *_: KillingScorer(where / "killed", at))

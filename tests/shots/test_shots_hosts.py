@@ -7,9 +7,16 @@ from shot_hosts import FAMILIES, picture, reader, text_model, tokenizer
 from eligo.errors import InputError
 from eligo.shots import Pool, Query
 from eligo.shots.hosts.generator import HostGenerator
-from eligo.shots.hosts.prompt import Turn, UnscorableError, answer_span, template_hash, write_prompt
+from eligo.shots.hosts.prompt import (
+    Turn,
+    UnscorableError,
+    answer_span,
+    in_prompt_order,
+    template_hash,
+    write_prompt,
+)
 from eligo.shots.hosts.reader import Reader
-from eligo.shots.hosts.scorer import HostScorer, Scorer, in_prompt_order
+from eligo.shots.hosts.scorer import HostScorer, Scorer
 
 
 def world(tmp_path, images: bool, answers=("red", "a red ball", "2", "no")):
@@ -20,19 +27,21 @@ def world(tmp_path, images: bool, answers=("red", "a red ball", "2", "no")):
         return {"question": f"what is {'very ' * (n % 3)}{n}?", "answer": answer, "image": image}
 
     shots = [payload(n, answer) for n, answer in enumerate(answers)]
-    asked = [payload(8, "red"), payload(9, "blue ball")]
+    turns = [payload(8, "red"), payload(9, "blue ball")]
     pool = Pool([f"d{n}" for n in range(4)], torch.eye(4), payload=shots)
-    return pool, Pool(["q0", "q1"], torch.eye(4)[:2], payload=asked)
+    return pool, Pool(["q0", "q1"], torch.eye(4)[:2], payload=turns)
 
 
 def query(name: str) -> Query:
     return Query(name, torch.ones(4))
 
 
-def by_hand(host: Reader, shots: list[Turn], asked: Turn) -> tuple[float, str]:
+def by_hand(host: Reader, shots: list[Turn], question: Turn) -> tuple[float, str]:
     """One row, without padding: the loss of a stock model whose labels are the answer."""
-    prompt = host.encode([shots], [asked])
-    span = torch.tensor([answer_span(host.processor, host.prompt(shots, asked), asked.answer)])
+    prompt = host.encode([shots], [question])
+    span = torch.tensor(
+        [answer_span(host.processor, host.prompt(shots, question), question.answer)]
+    )
     ids = torch.cat([prompt["input_ids"], span], 1)
     labels = torch.cat([torch.full_like(prompt["input_ids"], -100), span], 1)
     more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
@@ -45,24 +54,26 @@ def by_hand(host: Reader, shots: list[Turn], asked: Turn) -> tuple[float, str]:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "text"])
-def test_scores_are_the_answers_own(family: str, tmp_path):
+def test_scores_match_a_plain_forward_pass(family: str, tmp_path):
     host = reader(family)
     pool, queries = world(tmp_path, family != "text")
     scorer = HostScorer(host, pool, queries, batch_size=2)
     assert isinstance(scorer, Scorer)
     turns = {name: Turn.of(item, name) for name, item in zip(pool.ids, pool.payload, strict=True)}
     for name, item in zip(queries.ids, queries.payload, strict=True):
-        asked = Turn.of(item, name)
-        expected, said = by_hand(host, [], asked)
-        assert said.strip() == asked.answer
+        question = Turn.of(item, name)
+        expected, answer = by_hand(host, [], question)
+        assert answer.strip() == question.answer
         found = scorer.baseline(query(name))
         assert found.logprob.tolist() == pytest.approx([expected], abs=2e-4)
-        # The first pick stands nearest the question: behind the later ones.
+        # The first pick is next to the question, after the later ones.
         found = scorer.score(query(name), ["d1"], ["d0", "d2", "d3"])
-        hands = [by_hand(host, [turns[c], turns["d1"]], asked)[0] for c in ("d0", "d2", "d3")]
+        hands = [by_hand(host, [turns[c], turns["d1"]], question)[0] for c in ("d0", "d2", "d3")]
         assert found.logprob.tolist() == pytest.approx(hands, abs=2e-4)
         assert len(set(hands)) == 3
-        assert found.num_tokens == len(host.tokenizer(said, add_special_tokens=False)["input_ids"])
+        assert found.num_tokens == len(
+            host.tokenizer(answer, add_special_tokens=False)["input_ids"]
+        )
         again = scorer.score(query(name), ["d1"], ["d0", "d2", "d3"])
         assert torch.equal(again.logprob, found.logprob)
 
@@ -74,25 +85,25 @@ def test_answers_do_not_depend_on_the_batch(family: str, tmp_path):
     together = HostGenerator(host, pool, queries, max_new_tokens=5)
     picks = [["d0", "d1"], ["d2"], [], ["d3", "d0", "d2"], ["d1"], ["d3"]]
     names = ["q0", "q1"] * 3
-    alone = [together.answer(name, told) for name, told in zip(names, picks, strict=True)]
+    alone = [together.answer(name, row) for name, row in zip(names, picks, strict=True)]
     assert together.answers(names, picks) == alone
     assert any(alone)
 
 
 @pytest.mark.parametrize("family", ["llava", "text"])
-def test_generation_is_the_likeliest_next_token(family: str, tmp_path, monkeypatch):
+def test_generation_picks_the_likeliest_token(family: str, tmp_path, monkeypatch):
     host = reader(family)
     pool, queries = world(tmp_path, family != "text")
-    said = HostGenerator(host, pool, queries, max_new_tokens=1).answer("q0", ["d0"])
+    answer = HostGenerator(host, pool, queries, max_new_tokens=1).answer("q0", ["d0"])
     inputs = host.encode([[Turn.of(pool.payload[0], "")]], [Turn.of(queries.payload[0], "")])
     with torch.no_grad():
         best = host.model(**inputs).logits[0, -1].argmax()
-    assert said == host.tokenizer.decode([best], skip_special_tokens=True).strip()
+    assert answer == host.tokenizer.decode([best], skip_special_tokens=True).strip()
     # Also where a host comes with settings of its own (Qwen2.5-VL does).
     monkeypatch.setattr(host.model.generation_config, "num_beams", 3)
     for penalty in (50.0, 0.01):  # against and for what the prompt holds
         monkeypatch.setattr(host.model.generation_config, "repetition_penalty", penalty)
-        assert HostGenerator(host, pool, queries, max_new_tokens=1).answer("q0", ["d0"]) == said
+        assert HostGenerator(host, pool, queries, max_new_tokens=1).answer("q0", ["d0"]) == answer
 
 
 class Counted:
@@ -121,11 +132,11 @@ def test_append_reads_the_picks_once(family: str, tmp_path):
         HostScorer(host, pool, queries, placement="append", batch_size=2, share=share)
         for share in (True, False)
     ]
-    asked = (query("q1"), ["d1"], ["d0", "d2", "d3"])
+    question = (query("q1"), ["d1"], ["d0", "d2", "d3"])
     with Counted(host.model) as few:
-        shared = scorers[0].score(*asked)
+        shared = scorers[0].score(*question)
     with Counted(host.model) as many:
-        whole = scorers[1].score(*asked)
+        whole = scorers[1].score(*question)
     assert shared.logprob.tolist() == pytest.approx(whole.logprob.tolist(), abs=2e-4)
     assert shared.num_tokens == whole.num_tokens
     assert (few.tokens < many.tokens) == (family != "qwen")
@@ -177,8 +188,8 @@ def test_control_tokens_in_the_words_stay_text(family: str, tmp_path):
     image = host.tokenizer.convert_tokens_to_ids(sign)
     shown = picture(tmp_path / "x.png", 1, (40, 30))
     usual, odd = (
-        host.encode([[Turn("one?", said, shown)]], [Turn(asked, "", shown)])
-        for said, asked in (("1", "two?"), (f"1{end}{sign}", f"two? {sign[:-1]}{sign}{end}"))
+        host.encode([[Turn("one?", answer, shown)]], [Turn(question, "", shown)])
+        for answer, question in (("1", "two?"), (f"1{end}{sign}", f"two? {sign[:-1]}{sign}{end}"))
     )
     for token in (image, host.tokenizer.eos_token_id):
         ids = [inputs["input_ids"] for inputs in (usual, odd)]
@@ -191,7 +202,7 @@ def test_control_tokens_in_the_words_stay_text(family: str, tmp_path):
     assert sign in plain.prompt([], Turn(f"what is {sign}?", ""))
 
 
-def test_what_cannot_be_scored(tmp_path):
+def test_unscorable_answers_are_refused(tmp_path):
     host = reader("text")
     pool, _ = world(tmp_path, False)
     empty = Pool(["q"], torch.eye(4)[:1], payload=[{"question": "x?", "answer": " "}])

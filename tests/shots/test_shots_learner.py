@@ -1,44 +1,21 @@
-"""The exam's learner: what a lesson says, how it is packed, that it trains."""
-
-import json
-import math
-from itertools import combinations
-from pathlib import Path
+"""Lessons of the in-context learner: examples are true, questions need two of them."""
 
 import pytest
 import torch
 
-from eligo.cli import main
-from eligo.config import load_config
 from eligo.scenes import words
 from eligo.scenes.phrases import VOCABULARY, to_text
-from eligo.scenes.vlm import FIRST_WORD, IMAGE, build_processor, build_vlm
-from eligo.scenes.vlm_heads import patch_targets
-from eligo.shots.hosts.prompt import Turn
-from eligo.shots.hosts.reader import Reader
-from eligo.shots.hosts.scorer import span_logprobs
-from eligo.shots.learner.learner import LearnerTask
-from eligo.shots.learner.learner_config import LearnerConfig
 from eligo.shots.learner.lessons import EXAMPLES, OFFSETS, QUESTIONS, draw_lessons
-from eligo.shots.learner.packing import pack
-from eligo.shots.learner.readouts import (
-    aim_loss,
-    object_patches,
-    read_out,
-    word_losses,
-    word_metrics,
-)
-from eligo.train import Progress
+from eligo.shots.learner.load import scenes_for
+from shipped_models import LEARNER
 
-TINY = load_config(
-    LearnerConfig, Path(__file__).parents[2] / "benchmarks" / "shots" / "learner.yaml"
-).smoke()
+SCENES = scenes_for(LEARNER.image_size)
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def lessons():
-    return draw_lessons(TINY.scenes, "train", torch.arange(12), CPU)
+    return draw_lessons(SCENES, "train", torch.arange(12), CPU)
 
 
 def objects(lessons, scene: int) -> list[list[int]]:
@@ -46,7 +23,7 @@ def objects(lessons, scene: int) -> list[list[int]]:
     return graph.attributes[scene][graph.askable[scene]].tolist()
 
 
-def test_examples_are_true_and_clear_where_they_say_so(lessons):
+def test_examples_are_true_and_clear_examples_unambiguous(lessons):
     unclear = 0
     for lesson in range(len(lessons)):
         lexicon = {
@@ -87,253 +64,27 @@ def test_questions_need_two_examples_and_have_one_answer(lessons):
         seen = objects(lessons, lesson * (EXAMPLES + 1) + EXAMPLES)
         for number in range(QUESTIONS):
             ids = [i for i in lessons.text[lesson, number].tolist() if i >= 0]
-            told = [meaning[i] for i in ids if i in meaning]
-            assert len(told) == 2
+            used = [meaning[i] for i in ids if i in meaning]
+            assert len(used) == 2
             needs = lessons.needs[lesson, number].nonzero().flatten().tolist()
-            assert sorted(demo for _, demo in told) == needs
+            assert sorted(demo for _, demo in used) == needs
             wanted = []
-            for value, _ in told:
+            for value, _ in used:
                 attribute = max(a for a in range(4) if OFFSETS[a] <= value)
                 wanted.append((attribute, value - OFFSETS[attribute]))
-            asked = words.ATTRIBUTES.index(VOCABULARY[ids[1]])
-            assert asked not in [attribute for attribute, _ in wanted]
+            attribute = words.ATTRIBUTES.index(VOCABULARY[ids[1]])
+            assert attribute not in [attribute for attribute, _ in wanted]
             found = [o for o in seen if all(o[a] == v for a, v in wanted)]
             assert bool(lessons.valid[lesson, number]) == (len(found) == 1)
             if len(found) == 1:
                 assert lessons.meant[lesson, number].tolist() == found[0]
-                answer = words.name(asked, found[0][asked])
+                answer = words.name(attribute, found[0][attribute])
                 assert VOCABULARY[int(lessons.answer[lesson, number])] == answer
     assert lessons.valid.float().mean() > 0.5
 
 
-def test_plain_words_come_when_asked_for():
-    drawn = draw_lessons(TINY.scenes, "train", torch.arange(3), CPU, plain=1.0)
+def test_plain_words_are_an_option():
+    drawn = draw_lessons(SCENES, "train", torch.arange(3), CPU, plain=1.0)
     assert VOCABULARY[int(drawn.example_word[0, 0])] in {n for row in words.VALUES for n in row}
-    nonce = draw_lessons(TINY.scenes, "validation", torch.arange(3), CPU)
+    nonce = draw_lessons(SCENES, "validation", torch.arange(3), CPU)
     assert VOCABULARY[int(nonce.example_word[0, 0])] in words.NONCE
-
-
-@pytest.mark.parametrize("which", [(), (0, 1), (1, 3), (2,), (0, 1, 2, 3)], ids=str)
-def test_packed_is_what_a_host_reads(lessons, tmp_path: Path, which: tuple[int, ...]):
-    """The same tokens, positions and answers as a prompt that the processor writes."""
-    from PIL import Image
-
-    torch.manual_seed(0)
-    task = LearnerTask(TINY)
-    model, processor = build_vlm(TINY.model).eval(), build_processor(TINY.model)
-    model.load_state_dict(task.model.state_dict())
-    shown = torch.tensor([demo in which for demo in range(EXAMPLES)]).expand(len(lessons), -1)
-    batch = task.make("train", torch.arange(12), CPU, 0.0)._replace(lessons=lessons, shown=shown)
-    task.model.eval()
-    with torch.no_grad():
-        features = task.see(batch).features
-        packed = pack(lessons, shown, features.shape[1])
-        answers = task.say(features, packed).answer.log_softmax(-1)
-
-    def turn(place: int, text, answer: int) -> Turn:
-        path = tmp_path / f"{place}.png"
-        Image.fromarray(lessons.rendered.rgb[place].permute(1, 2, 0).numpy()).save(path)
-        return Turn(to_text(text.tolist()), VOCABULARY[answer], str(path))
-
-    lesson, host = 1, Reader(model, processor)
-    first = lesson * (EXAMPLES + 1)
-    told = [
-        turn(first + d, lessons.example_text[lesson, d], int(lessons.example_word[lesson, d]))
-        for d in which
-    ]
-    for number in (0, 5):
-        answer = int(lessons.answer[lesson, number])
-        asked = turn(first + EXAMPLES, lessons.text[lesson, number], answer)
-        inputs = host.encode([told], [asked])
-        place = int(packed.ask_places[lesson, number])
-        assert int(packed.positions[lesson, place]) == inputs["input_ids"].shape[1] - 1
-        seen = packed.mask[lesson, 0, place]
-        assert packed.tokens[lesson][seen].tolist() == inputs["input_ids"][0].tolist()
-        token = int(packed.answers[lesson, number])
-        expected = span_logprobs(model, inputs, [token])
-        assert float(answers[lesson, number, token]) == pytest.approx(float(expected), abs=1e-4)
-
-
-def test_what_words_should_mean(lessons):
-    task = LearnerTask(TINY)
-    batch = task.make("train", torch.arange(12), CPU, 0.0)
-    told, (meant, tellable) = batch.told, batch.meanings()
-    packed = pack(batch.lessons, batch.shown, 16)
-    for lesson, number, place in tellable.nonzero().tolist():
-        token = int(packed.tokens[lesson, packed.name_places[lesson, number, place]]) - 7
-        demo = batch.lessons.example_word[lesson].tolist().index(token)
-        assert told[lesson, demo]
-        assert int(meant[lesson, number, place]) == int(batch.lessons.example_value[lesson, demo])
-    assert (batch.decided() == (tellable.all(-1) & batch.lessons.valid)).all()
-
-
-def test_the_head_that_points_is_the_models_own(lessons):
-    """Its logits are those that attention itself takes the softmax of."""
-    torch.manual_seed(0)
-    task = LearnerTask(TINY)
-    task.model.eval()
-    task.model.model.language_model.set_attn_implementation("eager")
-    shown = torch.ones(len(lessons), EXAMPLES, dtype=torch.bool)
-    shown[1, 3] = False
-    batch = task.make("train", torch.arange(12), CPU, 0.0)._replace(lessons=lessons, shown=shown)
-    with torch.no_grad():
-        features = task.see(batch).features
-        packed = pack(lessons, shown, features.shape[1])
-        vision = task.model.model.multi_modal_projector(features).view(len(lessons), -1, 32)
-        text = task.model.model.language_model.embed_tokens(packed.tokens)
-        states = task.model.model.language_model(
-            inputs_embeds=text.masked_scatter((packed.tokens == IMAGE)[..., None], vision),
-            attention_mask=torch.where(packed.mask, 0.0, -torch.inf),
-            position_ids=packed.positions, output_attentions=True, output_hidden_states=True,
-        )  # fmt: skip
-        read = read_out(task.words, task.model.model.language_model, states.hidden_states, packed)
-    layer = round(3 / 8 * TINY.model.layers)
-    for lesson, number, place in ((0, 0, 0), (1, 5, 1), (7, 3, 0)):
-        name = packed.name_places[lesson, number, place]
-        looks = states.attentions[layer][lesson, 0, name, packed.word_places[lesson]].log()
-        found = read.pointed[lesson, number, place]
-        seen = shown[lesson]
-        assert torch.allclose((found - found[0])[seen], (looks - looks[0])[seen], atol=1e-4)
-        told = packed.tokens[lesson, packed.word_places[lesson]]
-        assert read.same[lesson, number, place].tolist() == [
-            int(word) == int(packed.tokens[lesson, name]) for word in told
-        ]
-
-    aim, gather, seek = 0, *(round(n / 8 * TINY.model.layers) - 1 for n in (6, 7))
-    for lesson, demo in ((0, 0), (1, 2), (7, 3)):
-        noun, patches = packed.noun_places[lesson, demo], packed.example_patches[lesson, demo]
-        assert (packed.tokens[lesson, patches] == IMAGE).all()
-        named = lessons.example_text[lesson, demo, 4]
-        assert int(packed.tokens[lesson, noun]) == int(named) + FIRST_WORD
-        looks = states.attentions[aim][lesson, 0, noun, patches].log()
-        found = read.aimed[lesson, demo]
-        assert torch.allclose(found - found[0], looks - looks[0], atol=1e-4)
-    for lesson, number in ((0, 0), (1, 5)):
-        mark, patches = packed.ask_places[lesson, number] - 1, packed.asked_patches[lesson]
-        assert VOCABULARY[int(packed.tokens[lesson, mark]) - FIRST_WORD] == "?"
-        looks = states.attentions[seek][lesson, 0, mark, patches].log()
-        found = read.sought[lesson, number]
-        assert torch.allclose(found - found[0], looks - looks[0], atol=1e-4)
-        names = packed.name_places[lesson, number]
-        looks = states.attentions[gather][lesson, 0, mark, names].log()
-        assert torch.allclose(read.gathered[lesson, number], looks, atol=1e-4)
-
-
-def test_heads_are_to_look_at_the_object_itself(lessons):
-    """By the instance map: the patches of object 0 of an example, of the one a question means."""
-    targets = patch_targets(lessons.rendered, 14)
-    of_example, of_question = object_patches(lessons, targets)
-    instances, graph = lessons.rendered.instances, lessons.rendered.graph
-    for lesson in range(len(lessons)):
-        for demo in range(EXAMPLES):
-            scene = lesson * (EXAMPLES + 1) + demo
-            for patch in of_example[lesson, demo].nonzero().flatten().tolist():
-                row, column = divmod(patch, 4)
-                tile = instances[scene, row * 14 :, column * 14 :][:14, :14]
-                alike = (graph.attributes[scene] == graph.attributes[scene, 0]).all(-1)
-                assert any((tile == slot + 1).any() for slot in alike.nonzero().flatten())
-        seen = of_question[lesson][lessons.valid[lesson]]
-        asked = lessons.meant[lesson][lessons.valid[lesson]]
-        for one, other in combinations(range(len(seen)), 2):
-            assert torch.equal(seen[one], seen[other]) or not torch.equal(asked[one], asked[other])
-            if not torch.equal(asked[one], asked[other]):
-                assert not (seen[one] & seen[other]).any()
-    assert of_example.any(-1).float().mean() > 0.9  # some are hidden
-
-
-def test_a_look_at_the_object_costs_nothing():
-    wanted = torch.tensor([[[True, True, False], [False, False, False]]])
-    mask = torch.ones(1, 2, dtype=torch.bool)
-    right, even = torch.tensor([9.0, 9.0, -9.0]), torch.zeros(3)
-    assert aim_loss(right.expand(1, 2, 3), wanted, mask) < 1e-6
-    expected = torch.tensor(1.5).log()  # a third of the look is lost; the other row has no object
-    torch.testing.assert_close(aim_loss(even.expand(1, 2, 3), wanted, mask), expected)
-    assert aim_loss(even.expand(1, 2, 3), wanted, ~mask) == 0
-
-
-def test_a_question_mark_holds_both_meanings():
-    """Even looks at both words and both values likely are best; counted where examples tell."""
-    task = LearnerTask(TINY)
-    batch = task.make("train", torch.arange(12), CPU, 0.0, whole=True)
-    meanings = batch.meanings()
-    features, targets, _ = task.see(batch)
-    read = task.say(features, pack(batch.lessons, batch.shown, features.shape[1])).read
-    values = torch.full_like(read.held, -20.0).scatter(2, meanings.values, 0.0)
-    best = read._replace(held=values, gathered=torch.full_like(read.gathered, 0.5).log())
-    losses = word_losses(best, batch, targets)
-    assert float(losses["gathered"]) == pytest.approx(math.log(2))
-    assert float(losses["held"]) == pytest.approx(math.log(2), abs=1e-5)
-    assert word_metrics(best, batch, targets)["holding"] == 1
-    one = values.scatter(2, meanings.values[..., :1], -30.0)
-    assert word_metrics(best._replace(held=one), batch, targets)["holding"] == 0
-    known = meanings.tellable
-    other = torch.where(known, best.gathered, -50.0)
-    unmoved = word_losses(best._replace(gathered=other), batch, targets)
-    assert (~known).any()
-    assert torch.equal(unmoved["gathered"], losses["gathered"])
-
-
-def test_every_part_learns():
-    torch.manual_seed(0)
-    task = LearnerTask(TINY)
-    batch = next(task.batches(TINY.vision_steps, 0, 1, CPU))
-    output = task.step(batch, Progress(TINY.vision_steps, 4))
-    signals = {"aimed", "named", "seen", "bound", "pointed", "looked"}
-    signals |= {"gathered", "held", "sought", "found"}
-    assert signals | {"answer", "end"} <= set(output.losses)
-    sum(output.losses.values()).backward()
-    for name in ("word_heads", "vlm"):
-        for path, parameter in task.modules[name].named_parameters():
-            if "post_layernorm" in path or "vision_tower" in path:
-                continue  # the tower's last layer feeds [CLS] only, as in every LLaVA
-            assert parameter.grad is not None, path
-            assert parameter.grad.abs().max() > 0, path
-
-
-def test_compiled_layers_tell_the_same(monkeypatch):
-    """What is read on the way comes out of compiled layers as well."""
-    plainly = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda f, **options: plainly(f, backend="eager", **options)
-    )
-    found = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        task = LearnerTask(TINY.replace({"compile": compiled}))
-        batch = next(task.batches(TINY.vision_steps, 0, 1, CPU))
-        losses = task.step(batch, Progress(TINY.vision_steps, 4)).losses
-        sum(losses.values()).backward()
-        weight = task.model.model.language_model.layers[0].self_attn.q_proj.weight
-        found.append({**losses, "gradient": weight.grad})
-    torch.testing.assert_close(*found)
-
-
-def test_batches_are_functions_of_the_step():
-    task = LearnerTask(TINY)
-    later = task.batches(1, 0, 1, CPU)
-    whole = task.batches(0, 0, 1, CPU)
-    next(whole)
-    one, other = next(whole), next(later)
-    assert torch.equal(one.lessons.rendered.rgb, other.lessons.rendered.rgb)
-    assert torch.equal(one.shown, other.shown)
-
-
-def test_a_smoke_run_writes_a_model(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["shots", "train-learner", "--smoke", "--json"]) == 0  # the shipped config
-    found = json.loads(capsys.readouterr().out)
-    steps = {"aiming", "seen", "binding", "pointing", "lookup", "holding"}
-    steps |= {"seeking", "found"}
-    shares = steps | {"accuracy", "zero_shot", "chance", "pair", "one", "plain"}
-    assert shares <= set(found["best"])
-    assert (tmp_path / "runs/shots_learner_smoke/model/config.json").is_file()
-
-
-def test_it_fits_the_budget():
-    model = build_vlm(
-        load_config(
-            LearnerConfig, Path(__file__).parents[2] / "benchmarks" / "shots" / "learner.yaml"
-        ).model
-    )
-    size = sum(p.numel() for p in model.parameters()) * 2
-    assert size <= 7e6

@@ -1,4 +1,4 @@
-"""The teacher: what it finds, what it costs, what it writes, and what a kill leaves."""
+"""The teacher: its results, its cost, its files, and restarts after a kill."""
 
 import json
 import signal
@@ -11,19 +11,18 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from teach_cases import Judge, embedded, files_of, teach_config
+from teach_cases import FakeScorer, embedded, files_of, teach_config
 
 from eligo.errors import EligoError, InputError
 from eligo.io.interrupts import Interrupted
 from eligo.shots import Pool, Query, num_calls
 from eligo.shots.hosts.prompt import UnscorableError
 from eligo.shots.inference.embed import open_embedded
-from eligo.shots.teacher.objective import added, worth
 from eligo.shots.teacher.overlap import OverlapScorer, bigram_f1
 from eligo.shots.teacher.read import read_records
 from eligo.shots.teacher.run import check_turns, plan, teach
-from eligo.shots.teacher.shards import _read_broken_off, agree_on_host
-from eligo.shots.teacher.teacher import teach_query
+from eligo.shots.teacher.shards import _read_interrupted, check_host
+from eligo.shots.teacher.teacher import list_value, step_score, teach_query
 from limits import PROCESS_SECONDS
 
 QUERY = Query("q", torch.ones(2))
@@ -31,68 +30,68 @@ QUERY = Query("q", torch.ones(2))
 
 @pytest.mark.parametrize("objective", ["gain", "actual", "logprob"])
 def test_a_wide_beam_finds_the_best_list(objective):
-    judge, names = Judge(), list("abcde")
-    found = teach_query(QUERY, names, judge, shots=3, beam=100, objective=objective)
-    best = max(permutations(names, 3), key=lambda told: Judge().value("q", told))
+    scorer, names = FakeScorer(), list("abcde")
+    found = teach_query(QUERY, names, scorer, shots=3, beam=100, objective=objective)
+    best = max(permutations(names, 3), key=lambda picks: FakeScorer().value("q", picks))
     assert [names[place] for place in found.beams[0].picks] == list(best)
-    mean = torch.tensor(Judge().value("q", best) / 2)
-    assert found.beams[0].value == pytest.approx(float(worth(mean, objective)))
+    mean = torch.tensor(FakeScorer().value("q", best) / 2)
+    assert found.beams[0].value == pytest.approx(float(list_value(mean, objective)))
 
 
-def test_the_cost_is_as_told():
-    judge = Judge()
-    teach_query(QUERY, list("abcdefg"), judge, shots=4, beam=3, objective="gain")
-    assert len(judge.calls) == num_calls(7, 4, 3)
+def test_the_cost_matches_num_calls():
+    scorer = FakeScorer()
+    teach_query(QUERY, list("abcdefg"), scorer, shots=4, beam=3, objective="gain")
+    assert len(scorer.calls) == num_calls(7, 4, 3)
 
 
 def test_every_scored_pair_is_kept():
-    judge, names = Judge(), list("abcdef")
-    found = teach_query(QUERY, names, judge, shots=3, beam=2, objective="logprob")
+    scorer, names = FakeScorer(), list("abcdef")
+    found = teach_query(QUERY, names, scorer, shots=3, beam=2, objective="logprob")
     assert found.states.tolist()[0] == [-1, -1, -1]
     for state, row in zip(found.states.tolist(), found.logprob, strict=True):
-        told = [names[place] for place in state if place >= 0]
+        picks = [names[place] for place in state if place >= 0]
         for place, value in enumerate(row.tolist()):
-            if names[place] in told:
+            if names[place] in picks:
                 assert value != value
             else:
-                assert value == pytest.approx(Judge().value("q", (*told, names[place])))
+                assert value == pytest.approx(FakeScorer().value("q", (*picks, names[place])))
     assert int((~found.logprob.isnan()).sum()) + 1 == num_calls(6, 3, 2)
 
 
 def test_objectives():
     after, before = torch.tensor([-1.0, -2.0]), torch.tensor(-3.0)
-    assert torch.equal(added(after, before, "logprob"), torch.tensor([2.0, 1.0]))
-    assert torch.allclose(added(after, before, "gain"), after.exp() - before.exp())
-    assert torch.equal(added(after, before, "actual"), after.exp())
+    assert torch.equal(step_score(after, before, "logprob"), torch.tensor([2.0, 1.0]))
+    assert torch.allclose(step_score(after, before, "gain"), after.exp() - before.exp())
+    assert torch.equal(step_score(after, before, "actual"), after.exp())
 
 
 @pytest.mark.parametrize("objective", ["gain", "actual", "logprob"])
 def test_records_have_dense_scores_of_each_step(tmp_path: Path, objective):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path, objective="gain")
-    assert teach(config, lambda *_: Judge())["taught"] == 18
+    assert teach(config, lambda *_: FakeScorer())["taught"] == 18
     pool, queries, _ = open_embedded(config.data)
     lessons = read_records(config.out, pool, queries, objective=objective)
     assert len(lessons.records) == 18
     for record in lessons.records:
-        judge, told = Judge(), []
+        scorer, picks = FakeScorer(), []
         assert len(record.picks) == 2
         for pick, scores in zip(record.picks, record.step_scores, strict=True):
-            before = torch.tensor(judge.value(record.query.id, told) / 2)
+            before = torch.tensor(scorer.value(record.query.id, picks) / 2)
             for name, score in zip(record.candidates, scores, strict=True):
-                if name in told:
+                if name in picks:
                     assert score.isnan()
                     continue
-                after = torch.tensor(judge.value(record.query.id, (*told, name)) / 2)
-                expected = added(after, before, objective)
+                after = torch.tensor(scorer.value(record.query.id, (*picks, name)) / 2)
+                expected = step_score(after, before, objective)
                 assert float(score) == pytest.approx(float(expected), abs=1e-6)
-            told.append(pick)
+            picks.append(pick)
 
 
 def test_weighted_labels_are_all_beams(tmp_path: Path):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
-    teach(config, lambda *_: Judge())
+    teach(config, lambda *_: FakeScorer())
     pool, queries, _ = open_embedded(config.data)
     records = read_records(config.out, pool, queries, labels="weighted").records
     assert len(records) == 36
@@ -102,10 +101,10 @@ def test_weighted_labels_are_all_beams(tmp_path: Path):
     assert [record.weight for record in first] == pytest.approx(z.softmax(0).tolist())
 
 
-def test_files_are_as_the_pages_say(tmp_path: Path):
+def test_files_have_the_documented_form(tmp_path: Path):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
-    teach(config, lambda *_: Judge())
+    teach(config, lambda *_: FakeScorer())
     assert set(files_of(config.out)) == {
         "meta.json", "records.jsonl", *(f"scores-{n:05d}.safetensors" for n in range(5)),
     }  # fmt: skip
@@ -125,11 +124,11 @@ def test_files_are_as_the_pages_say(tmp_path: Path):
     assert teach(config, lambda *_: 1 / 0)["state"] == "was finished before"
 
 
-def test_a_killed_run_ends_byte_for_byte_alike(tmp_path: Path):
+def test_a_killed_run_resumes_to_the_same_files(tmp_path: Path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         embedded(folder / "embedded")
-    teach(teach_config(whole), lambda *_: Judge())
+    teach(teach_config(whole), lambda *_: FakeScorer())
     script = Path(__file__).with_name("teach_cases.py")
     died = subprocess.run(
         [sys.executable, script, killed, "t9"], capture_output=True, timeout=PROCESS_SECONDS
@@ -138,16 +137,16 @@ def test_a_killed_run_ends_byte_for_byte_alike(tmp_path: Path):
     config = teach_config(killed)
     assert not (config.out / "records.jsonl").exists()
     assert len(list((config.out / "parts").iterdir())) == 2
-    judge = Judge()
-    assert teach(config, lambda *_: judge)["taught"] == 18
-    assert {query for query, _ in judge.calls} == {f"t{n}" for n in range(8, 18)}
+    scorer = FakeScorer()
+    assert teach(config, lambda *_: scorer)["taught"] == 18
+    assert {query for query, _ in scorer.calls} == {f"t{n}" for n in range(8, 18)}
     mine, theirs = files_of(config.out), files_of(teach_config(whole).out)
     mine["meta.json"] = mine["meta.json"].replace(bytes(killed), bytes(whole))
     assert mine == theirs
 
 
-def test_a_stopped_run_keeps_the_queries_it_has_done(tmp_path: Path):
-    class Stopped(Judge):
+def test_a_stopped_run_keeps_its_finished_queries(tmp_path: Path):
+    class Stopped(FakeScorer):
         def baseline(self, query):
             if query.id == "t6":
                 raise Interrupted(signal.SIGTERM)
@@ -156,14 +155,14 @@ def test_a_stopped_run_keeps_the_queries_it_has_done(tmp_path: Path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     for folder in (whole, stopped):
         embedded(folder / "embedded")
-    teach(teach_config(whole), lambda *_: Judge())
+    teach(teach_config(whole), lambda *_: FakeScorer())
     config = teach_config(stopped)
-    with pytest.raises(Interrupted, match=r"what was taught is kept in .*same command") as caught:
+    with pytest.raises(Interrupted, match=r"finished queries are kept in .*same command") as caught:
         teach(config, lambda *_: Stopped())
     assert caught.value.code == 143
-    judge = Judge()
-    assert teach(config, lambda *_: judge)["taught"] == 18
-    assert {query for query, _ in judge.calls} == {f"t{n}" for n in range(6, 18)}
+    scorer = FakeScorer()
+    assert teach(config, lambda *_: scorer)["taught"] == 18
+    assert {query for query, _ in scorer.calls} == {f"t{n}" for n in range(6, 18)}
     mine, theirs = files_of(config.out), files_of(teach_config(whole).out)
     mine["meta.json"] = mine["meta.json"].replace(bytes(stopped), bytes(whole))
     assert mine == theirs
@@ -193,10 +192,10 @@ def test_all_examples_and_queries_are_checked_first(tmp_path: Path):
     assert "example 's': " in lines[1]
     assert "got 2 <image>" in lines[1]
     assert "b.png: cannot be read as an image" in lines[2]
-    check_turns(set_of(["p", "q"]), queries, [0], Processor())  # the other is not asked
+    check_turns(set_of(["p", "q"]), queries, [0], Processor())  # the other is not used
 
 
-def test_what_is_checked_leaves_no_folder(tmp_path: Path, monkeypatch):
+def test_a_failed_check_leaves_no_folder(tmp_path: Path, monkeypatch):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
 
@@ -205,13 +204,13 @@ def test_what_is_checked_leaves_no_folder(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr("eligo.shots.teacher.run.check_turns", refuse)
     with pytest.raises(InputError, match="broken"):
-        teach(config, lambda *_: Judge())
+        teach(config, lambda *_: FakeScorer())
     assert not config.out.exists()
-    assert teach(config.replace({"check_data": False}), lambda *_: Judge())["taught"] == 18
+    assert teach(config.replace({"check_data": False}), lambda *_: FakeScorer())["taught"] == 18
 
 
 def test_queries_that_fail_are_listed_and_tried_again(tmp_path: Path):
-    class Broken(Judge):
+    class Broken(FakeScorer):
         tries = 0
 
         def baseline(self, query):
@@ -227,15 +226,15 @@ def test_queries_that_fail_are_listed_and_tried_again(tmp_path: Path):
     assert Broken.tries == 3
     failed = json.loads((config.out / "failed.jsonl").read_text())
     assert failed == {"query_id": "t6", "error": "RuntimeError: out of luck"}
-    judge = Judge()
-    assert teach(config, lambda *_: judge)["taught"] == 18
-    assert {query for query, _ in judge.calls} == {"t4", "t5", "t6", "t7"}
+    scorer = FakeScorer()
+    assert teach(config, lambda *_: scorer)["taught"] == 18
+    assert {query for query, _ in scorer.calls} == {"t4", "t5", "t6", "t7"}
     assert not (config.out / "failed.jsonl").exists()
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])  # shots
-def test_a_host_that_gives_no_number_is_named(tmp_path: Path, at: int):
-    class Overflown(Judge):
+def test_nan_log_probabilities_are_an_error(tmp_path: Path, at: int):
+    class Overflown(FakeScorer):
         def value(self, query, names):
             return torch.nan if len(names) == at else super().value(query, names)
 
@@ -246,7 +245,7 @@ def test_a_host_that_gives_no_number_is_named(tmp_path: Path, at: int):
     assert "try --host.dtype float32" in (config.out / "failed.jsonl").read_text()
 
 
-def test_a_kill_at_the_very_end_costs_nothing(tmp_path: Path, monkeypatch):
+def test_a_kill_after_the_last_shard_loses_nothing(tmp_path: Path, monkeypatch):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
     rename = Path.rename
@@ -260,15 +259,15 @@ def test_a_kill_at_the_very_end_costs_nothing(tmp_path: Path, monkeypatch):
         killed.setattr(Path, "rename", die_after)
         killed.setattr("eligo.io.files.shutil.rmtree", lambda *_, **__: None)
         with pytest.raises(ZeroDivisionError):
-            teach(config, lambda *_: Judge())
+            teach(config, lambda *_: FakeScorer())
     assert teach(config, lambda *_: 1 / 0)["state"] == "was finished before"
     assert not [name for name in files_of(config.out) if "parts" in name]
 
 
-def test_a_query_without_candidates_teaches_nothing(tmp_path: Path):
+def test_a_query_without_candidates_is_left_out(tmp_path: Path):
     embedded(tmp_path / "embedded", 2)  # one group: each would leak the other's answer
     config = teach_config(tmp_path)
-    assert teach(config, lambda *_: Judge())["taught"] == 2
+    assert teach(config, lambda *_: FakeScorer())["taught"] == 2
     pool, queries, _ = open_embedded(config.data)
     assert read_records(config.out, pool, queries).records == []
 
@@ -276,8 +275,8 @@ def test_a_query_without_candidates_teaches_nothing(tmp_path: Path):
 def test_other_settings_need_another_folder(tmp_path: Path):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
-    teach(config, lambda *_: Judge())
-    with pytest.raises(InputError, match="was begun with beam 2, now it is 3"):
+    teach(config, lambda *_: FakeScorer())
+    with pytest.raises(InputError, match="was started with beam 2, got 3"):
         teach(config.replace({"beam": 3}))
     embedded(tmp_path / "embedded", 20)
     pool, queries, _ = open_embedded(config.data)
@@ -287,13 +286,13 @@ def test_other_settings_need_another_folder(tmp_path: Path):
 
 def test_a_plan_counts_calls(tmp_path: Path):
     embedded(tmp_path / "embedded")
-    found = plan(teach_config(tmp_path, num_queries=10), lambda *_: Judge())
+    found = plan(teach_config(tmp_path, num_queries=10), lambda *_: FakeScorer())
     assert found["calls per query"] == num_calls(6, 2, 2)
     assert found["calls"] == 10 * num_calls(6, 2, 2)
     assert found["hours on this machine, one worker"] > 0
     assert not (tmp_path / "taught").exists()
 
-    class Mute(Judge):
+    class Mute(FakeScorer):
         """Cannot say the first answer."""
 
         def baseline(self, query):
@@ -304,7 +303,7 @@ def test_a_plan_counts_calls(tmp_path: Path):
     assert plan(teach_config(tmp_path), lambda *_: Mute())["queries"] == 18
 
 
-def test_without_a_model_answers_are_compared(tmp_path: Path):
+def test_overlap_scorer_needs_no_model(tmp_path: Path):
     embedded(tmp_path / "embedded")
     pool, queries, _ = open_embedded(tmp_path / "embedded")
     scorer = OverlapScorer(pool, queries)
@@ -322,7 +321,7 @@ def test_without_a_model_answers_are_compared(tmp_path: Path):
 def test_a_damaged_part_of_a_shard_is_named(tmp_path, data):
     (path := tmp_path / "00000.safetensors").write_bytes(data)
     with pytest.raises(InputError, match=r"00000\.safetensors: cannot be read.*remove it"):
-        _read_broken_off(path)
+        _read_interrupted(path)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +343,7 @@ def test_a_damaged_part_of_a_shard_is_named(tmp_path, data):
 def test_a_damaged_line_of_a_taught_folder_is_one_error(tmp_path: Path, damage: dict):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
-    teach(config, lambda *_: Judge())
+    teach(config, lambda *_: FakeScorer())
     records = config.out / "records.jsonl"
     first, *others = records.read_text().splitlines()
     line = {name: value for name, value in {**json.loads(first), **damage}.items() if value}
@@ -358,7 +357,7 @@ def test_a_damaged_line_of_a_taught_folder_is_one_error(tmp_path: Path, damage: 
 def test_a_damaged_meta_file_of_a_taught_folder_is_one_error(tmp_path: Path, changes: dict):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
-    teach(config, lambda *_: Judge())
+    teach(config, lambda *_: FakeScorer())
     meta = json.loads((config.out / "meta.json").read_text()) | changes
     kept = {name: value for name, value in meta.items() if value is not None}
     (config.out / "meta.json").write_text(json.dumps(kept))
@@ -367,17 +366,17 @@ def test_a_damaged_meta_file_of_a_taught_folder_is_one_error(tmp_path: Path, cha
         read_records(config.out, pool, queries)
 
 
-def test_teaching_does_not_go_on_with_other_weights_of_the_same_host(tmp_path: Path):
-    agree_on_host(tmp_path, torch.nn.Linear(3, 2))
+def test_other_weights_of_the_same_host_are_refused(tmp_path: Path):
+    check_host(tmp_path, torch.nn.Linear(3, 2))
     written = (tmp_path / "host.json").read_text()
     same = torch.nn.Linear(3, 2)
     with torch.no_grad():
         same.weight.fill_(json.loads(written)["weight"])
-    agree_on_host(tmp_path, same.half())
+    check_host(tmp_path, same.half())
     with torch.no_grad():
         same.weight.add_(1)
     with pytest.raises(InputError, match="other weights; choose another --out"):
-        agree_on_host(tmp_path, same)
+        check_host(tmp_path, same)
     (tmp_path / "host.json").write_text("[1]")
     with pytest.raises(InputError, match=r"host\.json: cannot be read"):
-        agree_on_host(tmp_path, same)
+        check_host(tmp_path, same)

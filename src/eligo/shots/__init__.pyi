@@ -48,5 +48,5 @@ from .selector import PoolSelector as PoolSelector
 from .selector import load_selector as load_selector
 from .teacher.beam_search import beam_search as beam_search
 from .teacher.beam_search import num_calls as num_calls
-from .teacher.teacher import Lesson as Lesson
+from .teacher.teacher import TeacherResult as TeacherResult
 from .teacher.teacher import teach_query as teach_query

@@ -1,4 +1,4 @@
-"""Questions with two words that nobody knows: which two examples are shown decides the answer."""
+"""Questions with two nonce words: the answer depends on which two examples are shown."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from eligo.cli.demo.part import Part, Row, Work, worth_showing
 from eligo.explorer.record import Answer, ExplorerRecord
-from eligo.pretrained.load import shipped_model, shipped_models
+from eligo.pretrained.load import shipped_models
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
+from eligo.scenes.graph import Split
 from eligo.scenes.phrases import to_text
 from eligo.scenes.vlm import FIRST_WORD, load_vlm
 from eligo.selection import Selection
@@ -21,11 +22,10 @@ from eligo.shots.config import SamplerConfig
 from eligo.shots.data.items import as_query
 from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.inference.record import record
-from eligo.shots.learner.config import ExamConfig
-from eligo.shots.learner.lessons import EXAMPLES, draw_lessons
+from eligo.shots.learner.lessons import EXAMPLES, Lessons, draw_lessons
+from eligo.shots.learner.load import LEARNER, NUM_CANDIDATES, UNCLEAR, find_learner, scenes_for
 from eligo.shots.learner.scoring import Answers, LearnerScorer
-from eligo.shots.learner.stages import LEARNER, MADE_BY
-from eligo.shots.learner.world import FIRST_LEXICON, PER_LEXICON, ExamWorld, make_world
+from eligo.shots.learner.world import FIRST_LEXICON, PER_LEXICON, LearnerWorld, make_world
 from eligo.shots.model.pretrained import FILE, load_pointer
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler
@@ -36,128 +36,144 @@ NAME, ASKS = "shots", "which examples enter the prompt?"
 NONE, NEAREST = "zero-shot", "kNN"
 BEST = "shots_v1_gate"
 SHOTS = 2
-_BALANCE = 0.6  # of MMR, as `eligo shots exam` tuned it for two examples
-_EXAM = ExamConfig()
+_BALANCE = 0.6  # of MMR, as the study tuned it for two examples (docs/shots_study.md)
 _LEXICONS, _QUERIES = 8, 16
 _RECORDS = 3
 _NOTE = (
     "{count} questions with two made-up words each, {shots} examples of {candidates} in the prompt "
-    "of a small LLaVA that learns words in context. Score: right answers; who sees the image and "
-    "knows no word gets {guess:.0f} %."
+    "of a small LLaVA that learns words in context. Score: accuracy; guessing from the image "
+    "without knowing the words scores {guess:.0f} %."
 )
 
 
 def run(work: Work) -> Part:
-    """Choose by nobody, by chance, by likeness, with variety, and by what was learned; ask."""
+    """Compare the shipped selectors with zero-shot, random, kNN and MMR."""
     selectors = shipped_selectors()
     if LEARNER not in shipped_models() or not selectors:
         return Part(NAME, ASKS, "no trained model is shipped yet")
-    folder = shipped_model(LEARNER, made_by=MADE_BY)
-    learner: Any = load_vlm(folder, device=torch.device(work.device))[0]
+    learner: Any = load_vlm(find_learner(), device=torch.device(work.device))[0]
     learner.requires_grad_(False)
-    size = learner.config.vision_config.image_size
-    scenes = _EXAM.scenes.replace({"seed": work.seed, "height": size, "width": size})
-    world = make_world(learner, scenes, "test", work.count(_LEXICONS), unclear=_EXAM.unclear)
-    asked = world.draw(_QUERIES, 0)[0]
-    learned = {
-        f"pointer {name.removeprefix('demos_')}": on_pool(name, world.pool) for name in selectors
-    }
-    chosen = choose(world, asked, learned, work.seed)
+    scenes = scenes_for(learner.config.vision_config.image_size, work.seed)
+    world = make_world(learner, scenes, "test", work.count(_LEXICONS))
+    queries, _ = world.draw(_QUERIES)
+    learned = {selector_label(name): on_pool(name, world.pool) for name in selectors}
+    chosen = choose(world, queries, learned, work.seed)
     scorer = LearnerScorer(learner, world)
     with ProgressBar(NAME, len(chosen)) as bar:
         answers: dict[str, Answers] = {}
-        for name, picked in chosen.items():
-            picks = torch.stack([one.indices for one in picked])
-            answers[name] = scorer.answers(asked, picks)
+        for name, selections in chosen.items():
+            picks = torch.stack([selection.indices for selection in selections])
+            answers[name] = scorer.answers(queries, picks)
             bar.update(len(answers))
     rows = tuple(
         Row.of_hits(
             name,
             found.right.tolist(),
-            f"{int(chosen[name][0].num_kept)} of {_EXAM.num_candidates}",
+            f"{int(chosen[name][0].num_kept)} of {NUM_CANDIDATES}",
             is_ours=name in learned,
         )
         for name, found in answers.items()
     )
-    guess = 100 * float(world.guess[asked].mean())
-    note = _NOTE.format(count=len(asked), shots=SHOTS, candidates=_EXAM.num_candidates, guess=guess)
-    shown = _Shown(world, scenes, asked, chosen, answers, ours=next(iter(learned)))
-    return Part(NAME, ASKS, note, rows, tuple(shown.records()))
+    guess = 100 * float(world.guess[queries].mean())
+    note = _NOTE.format(count=len(queries), shots=SHOTS, candidates=NUM_CANDIDATES, guess=guess)
+    records = _Records(world, scenes, queries, chosen, answers, ours=next(iter(learned)))
+    return Part(NAME, ASKS, note, rows, tuple(records.make()))
 
 
 def shipped_selectors() -> list[str]:
-    """Names of the pointer selectors that come with eligo, the best of the exam first."""
+    """Return the names of the shipped pointer selectors, the best of the study first."""
     return sorted(shipped_models(f"{FILE}.safetensors"), key=lambda name: name != BEST)
 
 
+def selector_label(name: str) -> str:
+    """Return the name of a shipped selector in tables."""
+    return f"pointer {name.removeprefix('shots_')}"
+
+
 def on_pool(name: str, pool: Pool) -> LearnedSelector:
-    """A shipped selector; it was trained on other examples and can judge these as well."""
+    """Load a shipped selector for a new pool of examples."""
     return LearnedSelector.of(load_pointer(name), pool)
 
 
 def choose(
-    world: ExamWorld,
-    asked: Int64[Tensor, " queries"],
+    world: LearnerWorld,
+    rows: Int64[Tensor, " queries"],
     learned: Mapping[str, PoolSelector],
     seed: int,
 ) -> dict[str, list[Selection]]:
-    """What every selector picks for every query, all among the same candidates."""
+    """Return the selections of every selector for every query, all among the same candidates."""
     baselines = {
         NONE: ZeroShot(),
         "random": Random(seed=seed),
         NEAREST: KNN(),
         "MMR": MMR(_BALANCE),
     }
-    arms = {name: baseline.fit([], world.pool) for name, baseline in baselines.items()} | dict(
-        learned
-    )
-    sampler = Sampler(world.pool, SamplerConfig(num_candidates=_EXAM.num_candidates))
-    queries = [as_query(world.queries, row) for row in asked.tolist()]
+    selectors = {name: one.fit([], world.pool) for name, one in baselines.items()} | dict(learned)
+    sampler = Sampler(world.pool, SamplerConfig(num_candidates=NUM_CANDIDATES))
+    queries = [as_query(world.queries, row) for row in rows.tolist()]
     names = [sampler.names(query) for query in queries]
     return {
-        arm: [
+        name: [
             selector.select(query, SHOTS, candidates=some)
             for query, some in zip(queries, names, strict=True)
         ]
-        for arm, selector in arms.items()
+        for name, selector in selectors.items()
     }
 
 
-class _Shown:
-    """Some of the questions, with their pictures."""
+def draw_pool_lessons(
+    scenes: SceneConfig, split: Split, numbers: Int64[Tensor, " lessons"]
+) -> Lessons:
+    """Draw lessons of a world again, for their pictures; the first one has number 0."""
+    return draw_lessons(
+        scenes,
+        split,
+        FIRST_LEXICON * PER_LEXICON + numbers,
+        torch.device("cpu"),
+        unclear=UNCLEAR,
+        per_lexicon=PER_LEXICON,
+    )
+
+
+def scene_of(group: str | None) -> int:
+    """Return the number of the scene that a pool's group names."""
+    return int(str(group).removeprefix("scene "))
+
+
+class _Records:
+    """Some of the questions, with their pictures, for the explorer."""
 
     def __init__(
         self,
-        world: ExamWorld,
+        world: LearnerWorld,
         scenes: SceneConfig,
-        asked: Int64[Tensor, " queries"],
+        queries: Int64[Tensor, " queries"],
         chosen: Mapping[str, list[Selection]],
         answers: Mapping[str, Answers],
         *,
         ours: str,
     ) -> None:
-        self.world, self.scenes, self.asked, self.ours = world, scenes, asked, ours
+        self.world, self.scenes, self.queries, self.ours = world, scenes, queries, ours
         self.chosen, self.answers = chosen, answers
 
-    def records(self) -> list[ExplorerRecord]:
-        """Won against kNN, lost by ours, then whatever comes first."""
+    def make(self) -> list[ExplorerRecord]:
+        """Return questions that only ours answers (not kNN), that ours misses, then the first."""
         ours, nearest = self.answers[self.ours].right, self.answers[NEAREST].right
         places = worth_showing((ours & ~nearest).tolist(), (~ours).tolist(), _RECORDS)
         return [self._record(place) for place in places]
 
     def _record(self, place: int) -> ExplorerRecord:
-        world, row = self.world, int(self.asked[place])
+        world, row = self.world, int(self.queries[place])
         assert world.queries.payload is not None
         payload = world.queries.payload[row]
-        # Ours first: that is what the page opens.
+        # Ours first: the page opens with it.
         names = [self.ours, *(name for name in self.chosen if name not in (self.ours, NONE))]
-        picked = {name: self.chosen[name][place] for name in names}
-        candidates = world.pool.names(picked[self.ours].mask.nonzero().flatten())
-        pictures = self._pictures(world.pool, world.pool.rows(candidates).tolist())
-        said = tuple(
+        selections = {name: self.chosen[name][place] for name in names}
+        candidates = world.pool.names(selections[self.ours].mask.nonzero().flatten())
+        answers = tuple(
             Answer(
                 name,
-                to_text([int(found.said[place]) - FIRST_WORD]) or "(no word)",
+                to_text([int(found.token[place]) - FIRST_WORD]) or "(no word)",
                 bool(found.right[place]),
             )
             for name, found in self.answers.items()
@@ -166,31 +182,22 @@ class _Shown:
             payload["question"],
             world.pool,
             candidates,
-            picked,
+            selections,
             picture=self._pictures(world.queries, [row])[world.queries.ids[row]],
-            pictures=pictures,
-            answers=said,
+            pictures=self._pictures(world.pool, world.pool.rows(candidates).tolist()),
+            answers=answers,
             note=f"the answer is: {payload['answer']}; scores are those before the first pick",
         )
 
     def _pictures(self, pool: Pool, rows: list[int]) -> dict[str, Image.Image]:
-        """The scenes of some examples or queries, drawn again."""
+        """Draw the scenes of some examples or queries again."""
         assert pool.groups is not None
-        scenes = [int(str(pool.groups[row]).removeprefix("scene ")) for row in rows]
-        lessons = sorted({scene // (EXAMPLES + 1) for scene in scenes})
-        drawn = draw_lessons(
-            self.scenes,
-            "test",
-            FIRST_LEXICON * PER_LEXICON + torch.tensor(lessons),
-            torch.device("cpu"),
-            unclear=_EXAM.unclear,
-            per_lexicon=PER_LEXICON,
-        ).rendered.rgb
+        per_lesson = EXAMPLES + 1
+        scenes = [scene_of(pool.groups[row]) for row in rows]
+        lessons = sorted({scene // per_lesson for scene in scenes})
+        images = draw_pool_lessons(self.scenes, "test", torch.tensor(lessons)).rendered.rgb
+        first = {lesson: per_lesson * place for place, lesson in enumerate(lessons)}
         return {
-            pool.ids[row]: rgb_picture(
-                drawn[
-                    lessons.index(scene // (EXAMPLES + 1)) * (EXAMPLES + 1) + scene % (EXAMPLES + 1)
-                ]
-            )
+            pool.ids[row]: rgb_picture(images[first[scene // per_lesson] + scene % per_lesson])
             for row, scene in zip(rows, scenes, strict=True)
         }

@@ -1,7 +1,7 @@
-"""Try examples: a question with made-up words, the examples that selectors pick, and the answers.
+"""The live tool of `shots`: a question with nonce words, the picked examples, and the answers.
 
-The examples are those of one lexicon that the learner never met, so only they tell what its words
-mean. Every selector that comes with eligo picks; likeness and chance pick beside them.
+The examples are those of one lexicon that the learner was not trained on, so only they show what
+its words mean. Every shipped selector picks, next to kNN and random choice.
 """
 
 import json
@@ -12,19 +12,20 @@ from typing import Any
 import torch
 from PIL import Image
 
-from eligo.cli.demo.shots import NEAREST, NONE, on_pool, shipped_selectors
+from eligo.cli.demo.shots import (
+    NEAREST,
+    NONE,
+    draw_pool_lessons,
+    on_pool,
+    scene_of,
+    selector_label,
+    shipped_selectors,
+)
 from eligo.cli.explorer.questions import check_question
 from eligo.explorer.record import Answer, ExplorerRecord
-from eligo.explorer.tools import (
-    LiveBudget,
-    LiveExample,
-    LiveImage,
-    LiveRequest,
-    LiveText,
-    LiveTool,
-)
+from eligo.explorer.tools import LiveBudget, LiveExample, LiveImage, LiveRequest, LiveText, LiveTool
 from eligo.pretrained.chat import place_image, plain_text, tokenize
-from eligo.pretrained.load import shipped_model, shipped_models
+from eligo.pretrained.load import shipped_models
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.phrases import VOCABULARY, to_text
@@ -32,32 +33,29 @@ from eligo.scenes.vlm import load_vlm
 from eligo.shots.baselines import KNN, Random
 from eligo.shots.config import SamplerConfig
 from eligo.shots.data.query import Query
-from eligo.shots.hosts.prompt import Turn, write_prompt
-from eligo.shots.hosts.scorer import in_prompt_order
+from eligo.shots.hosts.prompt import Turn, in_prompt_order, write_prompt
 from eligo.shots.inference.record import record
-from eligo.shots.learner.config import ExamConfig
-from eligo.shots.learner.lessons import EXAMPLES, Lessons, draw_lessons
-from eligo.shots.learner.stages import LEARNER, MADE_BY
-from eligo.shots.learner.world import FIRST_LEXICON, PER_LEXICON, ExamWorld, make_world
+from eligo.shots.learner.lessons import EXAMPLES, Lessons
+from eligo.shots.learner.load import LEARNER, find_learner, scenes_for
+from eligo.shots.learner.world import PER_LEXICON, LearnerWorld, make_world, project_images
 from eligo.shots.pool.sampler import Sampler
 from eligo.shots.selector import PoolSelector
 
 _EXAMPLES = 8
-_SHOTS = (1, 4, 2)  # fewest, most, as trained
+_SHOTS = (1, 4, 2)  # minimum, maximum, default (as trained)
 _SPLIT = "validation"
-_LONGEST = 4  # tokens of an answer
+_MAX_TOKENS = 4  # of an answer
 
 
 def shots_tool(device: str) -> LiveTool | None:
-    """The tool, if the learner and a selector are here."""
+    """Return the tool, or None without a shipped learner and selector."""
     selectors = shipped_selectors()
     if LEARNER not in shipped_models() or not selectors:
         return None
-    folder = shipped_model(LEARNER, made_by=MADE_BY)
+    folder = find_learner()
     about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    size = about["vision_config"]["image_size"]
-    scenes = ExamConfig().scenes.replace({"height": size, "width": size})
-    lessons = _lessons(scenes)
+    scenes = scenes_for(about["vision_config"]["image_size"])
+    lessons = draw_pool_lessons(scenes, _SPLIT, torch.arange(PER_LEXICON))
     examples, known = [], {}
     for number in range(_EXAMPLES):
         # The question that is hardest to guess, so that examples matter.
@@ -78,20 +76,12 @@ def shots_tool(device: str) -> LiveTool | None:
     )
 
 
-def _lessons(scenes: SceneConfig) -> Lessons:
-    first = FIRST_LEXICON * PER_LEXICON
-    return draw_lessons(
-        scenes, _SPLIT, torch.arange(first, first + PER_LEXICON), torch.device("cpu"),
-        unclear=ExamConfig().unclear, per_lexicon=PER_LEXICON,
-    )  # fmt: skip
-
-
 def _picture(lessons: Lessons, scene: int) -> Image.Image:
     return rgb_picture(lessons.rendered.rgb[scene])
 
 
 class _Chooser:
-    """The learner and the selectors, once they are wanted."""
+    """Answers requests; loads the learner and the selectors at the first one."""
 
     def __init__(
         self,
@@ -110,29 +100,27 @@ class _Chooser:
         return load_vlm(self.folder, device=self.device)
 
     @cached_property
-    def world(self) -> ExamWorld:
-        return make_world(self.learner[0], self.scenes, _SPLIT, 1, unclear=ExamConfig().unclear)
+    def world(self) -> LearnerWorld:
+        return make_world(self.learner[0], self.scenes, _SPLIT, 1)
 
     @cached_property
     def selectors(self) -> dict[str, PoolSelector]:
         pool = self.world.pool
-        learned = {
-            f"pointer {name.removeprefix('demos_')}": on_pool(name, pool) for name in self.names
-        }
+        learned = {selector_label(name): on_pool(name, pool) for name in self.names}
         return {**learned, NEAREST: KNN().fit([], pool), "random": Random().fit([], pool)}
 
     @cached_property
     def pictures(self) -> dict[str, Image.Image]:
-        """Of every example; the number of its scene is its group."""
+        """Pictures of all examples, by id."""
         pool = self.world.pool
         assert pool.groups is not None
         return {
-            name: _picture(self.lessons, int(str(group).removeprefix("scene ")))
+            name: _picture(self.lessons, scene_of(group))
             for name, group in zip(pool.ids, pool.groups, strict=True)
         }
 
     def run(self, request: LiveRequest) -> ExplorerRecord:
-        """What each selector picks, and what the learner answers behind it."""
+        """Return the picks of each selector and the learner's answers with them."""
         note = check_question(self.learner[1].tokenizer, request.text)
         assert request.image is not None
         assert request.budget is not None
@@ -141,15 +129,15 @@ class _Chooser:
         names = Sampler(pool, SamplerConfig()).names(query)
         shots = int(request.budget)
         chosen = {
-            who: selector.select(query, shots, candidates=names)
-            for who, selector in self.selectors.items()
+            name: selector.select(query, shots, candidates=names)
+            for name, selector in self.selectors.items()
         }
-        picks = {NONE: [], **{who: pool.picked(found) for who, found in chosen.items()}}
-        right = self.known.get((request.image, request.text))
+        picks = {NONE: [], **{name: pool.picked(found) for name, found in chosen.items()}}
+        correct = self.known.get((request.image, request.text))
         answers = []
-        for who, told in picks.items():
-            said = self.answer(request.image.picture, request.text, told)
-            answers.append(Answer(who, said, None if right is None else said == right))
+        for name, examples in picks.items():
+            answer = self.answer(request.image.picture, request.text, examples)
+            answers.append(Answer(name, answer, None if correct is None else answer == correct))
         return record(
             request.text, pool, names, chosen, picture=request.image.picture,
             pictures=self.pictures, answers=answers,
@@ -159,11 +147,10 @@ class _Chooser:
 
     @torch.no_grad()
     def query(self, image: LiveImage, question: str) -> Query:
-        """Embedded as the exam's queries are: mean patch, mean word."""
+        """Embed a question as `make_world` does: mean patch, mean word."""
         model, processor = self.learner
         pixels = processor.image_processor(image.picture, return_tensors="pt")["pixel_values"]
-        seen = model.model.vision_tower(pixels.to(model.device), output_hidden_states=True)
-        patches = model.model.multi_modal_projector(seen.hidden_states[-2][:, 1:])
+        patches = project_images(model, pixels.to(model.device))
         text = plain_text(processor, place_image(question, "text"))
         ids = tokenize(processor.tokenizer, text, add_special_tokens=False)["input_ids"]
         words = model.model.language_model.embed_tokens.weight[ids]
@@ -174,16 +161,16 @@ class _Chooser:
 
     @torch.no_grad()
     def answer(self, picture: Image.Image, question: str, picks: list[str]) -> str:
-        """What the learner says behind these examples (in order of choice)."""
+        """Return the learner's answer after these examples (in order of choice)."""
         model, processor = self.learner
-        told = in_prompt_order(picks, "prepend")
+        ordered = in_prompt_order(picks, "prepend")
         payload = dict(zip(self.world.pool.ids, self.world.pool.payload or (), strict=True))
-        shots = [Turn(payload[name]["question"], payload[name]["answer"], name) for name in told]
-        prompt = write_prompt(processor, shots, Turn(question, "", "asked"))
-        pictures = [*(self.pictures[name] for name in told), picture]
+        shots = [Turn(payload[name]["question"], payload[name]["answer"], name) for name in ordered]
+        prompt = write_prompt(processor, shots, Turn(question, "", "image"))
+        pictures = [*(self.pictures[name] for name in ordered), picture]
         inputs = tokenize(processor, images=[pictures], text=[prompt], return_tensors="pt").to(
             model.device
         )
-        made = model.generate(**inputs, do_sample=False, max_new_tokens=_LONGEST)
-        new = made[:, inputs["input_ids"].shape[1] :]
+        output = model.generate(**inputs, do_sample=False, max_new_tokens=_MAX_TOKENS)
+        new = output[:, inputs["input_ids"].shape[1] :]
         return processor.batch_decode(new, skip_special_tokens=True)[0].strip()

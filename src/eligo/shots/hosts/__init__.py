@@ -1,1 +1,1 @@
-"""The frozen model that reads prompts: stock `transformers`, with images or without. Section 5."""
+"""The host: a frozen `transformers` model, with or without images, that answers prompts."""

@@ -1,4 +1,4 @@
-"""What a host answers behind given examples: greedy, a few tokens."""
+"""Answers of a host after given examples, by greedy decoding."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from eligo.config.bounds import check_count
+from eligo.shots.hosts.prompt import Placement, in_prompt_order, turn_of
 from eligo.shots.hosts.reader import Reader
-from eligo.shots.hosts.scorer import Placement, in_prompt_order, turn_of
 from eligo.shots.pool.pool import Pool
 
 
 class HostGenerator:
-    """Answers by a host: `generator.answer("query", ["demo 3", "demo 7"])`."""
+    """Answers queries with a host: `generator.answer("query", ["example 3", "example 7"])`."""
 
     def __init__(
         self,
@@ -30,32 +30,33 @@ class HostGenerator:
         self.pool, self.queries, self.max_new_tokens = pool, queries, max_new_tokens
 
     def answer(self, query: str, picks: Sequence[str]) -> str:
-        """The answer to one query behind these examples (in order of choice)."""
+        """Answer one query after these examples (in order of choice)."""
         return self.answers([query], [picks])[0]
 
     @torch.no_grad()
     def answers(self, queries: Sequence[str], picks: Sequence[Sequence[str]]) -> list[str]:
-        """The answers to several, each behind its own examples."""
-        said: list[str] = []
+        """Answer several queries, each after its own examples."""
+        answers: list[str] = []
+        model: Any = self.reader.model
         for start in range(0, len(queries), self.batch_size):
-            asked = [turn_of(self.queries, name) for name in queries[start:][: self.batch_size]]
+            batch = slice(start, start + self.batch_size)
+            turns = [turn_of(self.queries, name) for name in queries[batch]]
             shots = [
                 [turn_of(self.pool, name) for name in in_prompt_order(names, self.placement)]
-                for names in picks[start : start + self.batch_size]
+                for names in picks[batch]
             ]
-            inputs = self.reader.encode(shots, asked)
-            model: Any = self.reader.model
-            made = model.generate(
+            inputs = self.reader.encode(shots, turns)
+            output = model.generate(
                 **inputs,
-                # A host may come with settings of its own: a penalty on what the prompt holds
-                # would speak against the very answers that examples show.
+                # Override the host's own settings: a repetition penalty would work against the
+                # answers in the examples.
                 do_sample=False,
                 num_beams=1,
                 repetition_penalty=1.0,
                 max_new_tokens=self.max_new_tokens,
                 pad_token_id=self.reader.tokenizer.pad_token_id,
             )
-            new = made[:, inputs["input_ids"].shape[1] :]
+            new = output[:, inputs["input_ids"].shape[1] :]
             decoded = self.reader.tokenizer.batch_decode(new, skip_special_tokens=True)
-            said += [" ".join(text.split()) for text in decoded]
-        return said
+            answers += [" ".join(text.split()) for text in decoded]
+        return answers

@@ -1,4 +1,4 @@
-"""A host that reads prompts in batches: pictures opened, rows padded on the left."""
+"""A host with its processor: encodes batches of prompts with their images."""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -12,8 +12,8 @@ from eligo.images import open_image, side_of
 from eligo.pretrained.chat import ContextWatch, tokenize
 from eligo.shots.hosts.prompt import Turn, reads_images, tokenizer_of, write_prompt
 
-_OPEN_IMAGES = 256  # kept in memory: a query's candidates come again and again
-_OPEN_LARGE = 32  # of a host that may look at all of a large image
+_CACHED_IMAGES = 256  # a query's candidates are used many times
+_CACHED_LARGE = 32  # for a host that does not resize images to a fixed size
 
 
 class Reader:
@@ -25,31 +25,31 @@ class Reader:
         self.tokenizer = tokenizer_of(processor)
         self.tokenizer.padding_side = "left"
         side = side_of(processor)
-        kept = _OPEN_IMAGES if side is not None else _OPEN_LARGE
-        self._open = lru_cache(kept)(partial(open_image, side=side))
+        cached = _CACHED_IMAGES if side is not None else _CACHED_LARGE
+        self._open = lru_cache(cached)(partial(open_image, side=side))
         self._context = ContextWatch(model)
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
-    def prompt(self, shots: Sequence[Turn], asked: Turn) -> str:
-        """What the host reads, as text."""
-        return write_prompt(self.processor, shots, asked, self.instruction)
+    def prompt(self, shots: Sequence[Turn], query: Turn) -> str:
+        """Return the text of a prompt."""
+        return write_prompt(self.processor, shots, query, self.instruction)
 
-    def encode(self, shots: Sequence[Sequence[Turn]], asked: Sequence[Turn]) -> dict[str, Tensor]:
-        """One row for each question with its examples, padded on the left, on the device."""
-        prompts = [self.prompt(*pair) for pair in zip(shots, asked, strict=True)]
-        turns = [[*before, turn] for before, turn in zip(shots, asked, strict=True)]
+    def encode(self, shots: Sequence[Sequence[Turn]], queries: Sequence[Turn]) -> dict[str, Tensor]:
+        """Encode each question with its examples, padded on the left, on the model's device."""
+        prompts = [self.prompt(*pair) for pair in zip(shots, queries, strict=True)]
+        turns = [[*before, turn] for before, turn in zip(shots, queries, strict=True)]
         return self.encode_prompts(prompts, turns)
 
     def encode_prompts(
         self, prompts: Sequence[str], turns: Sequence[Sequence[Turn]], *, begins: bool = True
     ) -> dict[str, Tensor]:
-        """Texts with the images of these turns; `begins`: nothing stands before them."""
+        """Encode texts with the images of these turns; `begins`: texts start a prompt."""
         images = [[t.image for t in row if t.image is not None] for row in turns]
         texts: dict[str, Any] = {"text": list(prompts), "padding": True, "return_tensors": "pt"}
         if not begins:

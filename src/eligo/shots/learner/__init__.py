@@ -1,1 +1,1 @@
-"""The exam: a small model that learns words from examples, and who chooses them best. Section 6."""
+"""A small model that learns made-up words from the examples in its prompt, and its world."""

@@ -1,8 +1,9 @@
-"""Lessons: four examples that teach four nonce words, and eight questions that need two each.
+"""Lessons: generated prompts with nonce words (made-up words that the model has never seen).
 
-A lesson draws two attributes A, B and two values of each. The question's scene holds all four
-combinations, one object each; a question names one by its A word and its B word and asks for a
-third attribute, which no example teaches:
+A lesson has four examples, each of which teaches one nonce word, and eight questions, each of which
+needs two of the words. It draws two attributes A, B and two values of each. The question's scene
+holds all four combinations, one object each; a question names one by its A word and its B word and
+asks for a third attribute, which no example teaches:
 
     examples  "what colour is the ball?" dax     (a1)      question  "what texture is the dax wug?"
               "what colour is the gem?"  fep     (a2)
@@ -10,10 +11,9 @@ third attribute, which no example teaches:
               "what shape is the blue thing?" zim (b2)     both words known: one
 
 So both words are needed, and two examples of the same word are no better than one. An example is
-clear only if all objects that it could mean have the same value (`could_mean`).
-
-Departs from the house's splits in one way: colour-shape pairs that only test scenes have elsewhere
-occur here in all; what is held out is lexicons and scenes.
+clear only if all objects that it could mean have the same value (`could_mean`). A lexicon maps
+values to nonce words. Test lessons have their own lexicons and scenes; unlike elsewhere in
+`eligo.scenes`, no colour-shape pairs are held out.
 """
 
 from dataclasses import dataclass, replace
@@ -32,38 +32,38 @@ from eligo.scenes.phrases import WORD_ID, compact, matches, naming, phrase_words
 from eligo.scenes.words import COLOUR, SHAPE, SIZE
 
 EXAMPLES, QUESTIONS = 4, 8
-DEMO_WORDS, QUESTION_WORDS = 7, 8
-"""Most words of "what shape is the red thing ?", and of a question with two nonce words."""
+EXAMPLE_WORDS, QUESTION_WORDS = 7, 8
+"""Maximum number of words in an example's question, and in a question with two nonce words."""
 OFFSETS = (0, 3, 11, 15)
-"""Where the values of size, colour, texture, shape start when all are counted through."""
+"""First index of the sizes, colours, textures and shapes when all values are numbered in a row."""
 NUM_VALUES = 23
-_VALUES = 4  # of an attribute that a lexicon's lessons speak of
+_VALUES = 4  # used of each attribute by the lessons of a lexicon
 _TARGETS = 4  # objects of the question's scene that questions are about
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """A batch of lessons. Scenes are kept flat: those of a lesson's examples, then its question's.
+    """A batch of lessons. Scenes are flat: those of a lesson's examples, then its question's.
 
-    Attributes are numbered as in `words.ATTRIBUTES`; a value is counted through all attributes.
+    Attributes are numbered as in `words.ATTRIBUTES`, values across all attributes (`OFFSETS`).
     """
 
     rendered: Rendered
     """(lessons * 5) scenes."""
     plain: Bool[Tensor, " lessons"]
-    """Whether it speaks in plain words."""
+    """Whether the lesson uses plain instead of nonce words."""
     names: Int64[Tensor, "lessons 4 8"]
-    """What each value is called here."""
+    """Word id of each value, by attribute."""
     example_text: Int64[Tensor, "lessons 4 7"]
-    """Word ids, -1 behind the end."""
+    """Word ids, padded with -1."""
     example_word: Int64[Tensor, "lessons 4"]
     """The answer: a nonce word."""
     example_value: Int64[Tensor, "lessons 4"]
-    """What it means."""
+    """The value that the word means."""
     clear: Bool[Tensor, "lessons 4"]
-    """Whether the example gives it away."""
+    """Whether the example determines that value."""
     text: Int64[Tensor, "lessons 8 8"]
-    """The questions' words."""
+    """Word ids of the questions, padded with -1."""
     needs: Bool[Tensor, "lessons 8 4"]
     """Which examples a question needs."""
     meant: Int64[Tensor, "lessons 8 4"]
@@ -73,8 +73,7 @@ class Lessons:
     valid: Bool[Tensor, "lessons 8"]
     """Whether exactly one object is meant."""
     guess: Float[Tensor, "lessons 8"]
-    """How often one is right who sees the four objects and knows no word: by the most frequent of
-    their values."""
+    """Accuracy of guessing the most frequent value among the four objects, without the words."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -82,11 +81,11 @@ class Lessons:
     @property
     def shown_object(self) -> Int64[Tensor, "lessons 4 4"]:
         """Size, colour, texture and shape of the object that an example is about."""
-        things = self.rendered.graph.attributes[:, 0]
-        return things.unflatten(0, (-1, EXAMPLES + 1))[:, :EXAMPLES]
+        objects = self.rendered.graph.attributes[:, 0]
+        return objects.unflatten(0, (-1, EXAMPLES + 1))[:, :EXAMPLES]
 
     def part(self, rows: slice) -> "Lessons":
-        """Some of the lessons."""
+        """Return the lessons of a slice."""
         scenes = slice(rows.start * (EXAMPLES + 1), rows.stop * (EXAMPLES + 1))
         return take(self, rows, rendered=self.rendered[scenes])
 
@@ -101,11 +100,11 @@ def draw_lessons(
     unclear: float = 0.25,
     per_lexicon: int = 1,
 ) -> Lessons:
-    """The lessons with these indices.
+    """Draw the lessons with these indices.
 
-    A share `plain` of them uses the plain words. A share `unclear` of the examples is left as it
-    was drawn, clear or not; in the others nothing else answers to object 0's description.
-    `per_lexicon` lessons in a row share a lexicon, its two attributes and four values of each.
+    A share `plain` of them uses plain words. A share `unclear` of the examples is left as drawn,
+    clear or not; in the others no other object fits the description of object 0. `per_lexicon`
+    consecutive lessons share a lexicon, its two attributes and four values of each.
     """
     count = len(indices)
     places = indices[:, None] * (EXAMPLES + 1) + torch.arange(EXAMPLES + 1, device=indices.device)
@@ -131,16 +130,16 @@ def draw_lessons(
 
     known = draws.integer(key, "lesson plain", 1000) < round(plain * 1000)
     names = torch.where(known[:, None, None], naming(device), lexicon.names)
-    demo = _demos(graph, attribute)
+    example_text, clear = _examples(graph, attribute)
     offsets = torch.tensor(OFFSETS, device=device)
     return Lessons(
         rendered=render(graph),
         plain=known,
         names=names,
-        example_text=demo.text,
+        example_text=example_text,
         example_word=names.flatten(1).gather(1, attribute * 8 + value),
         example_value=offsets[attribute] + value,
-        clear=demo.clear,
+        clear=clear,
         **_questions(graph, order, values, shuffle, names),
     )
 
@@ -148,14 +147,14 @@ def draw_lessons(
 def _with_values(
     graph: SceneGraph, pair: Tensor, values: Tensor, attribute: Tensor, value: Tensor
 ) -> SceneGraph:
-    """The drawn scenes with what the lesson is about: in an example, object 0 has the value."""
-    told = graph.attributes.clone().view(len(pair), EXAMPLES + 1, *graph.attributes.shape[1:])
-    told[:, :EXAMPLES, 0].scatter_(2, attribute[..., None], value[..., None])
-    query = told[:, EXAMPLES, :_TARGETS]  # (lessons, targets, 4)
+    """Set the values of the lesson: object 0 of an example, four objects of the question."""
+    changed = graph.attributes.clone().view(len(pair), EXAMPLES + 1, *graph.attributes.shape[1:])
+    changed[:, :EXAMPLES, 0].scatter_(2, attribute[..., None], value[..., None])
+    query = changed[:, EXAMPLES, :_TARGETS]  # (lessons, targets, 4)
     for side, pattern in enumerate(((0, 0, 1, 1), (0, 1, 0, 1))):
         wanted = values[:, side][:, torch.tensor(pattern, device=values.device)]
         query.scatter_(2, pair[:, side, None, None].expand(-1, _TARGETS, 1), wanted[..., None])
-    attributes = told.flatten(0, 1)
+    attributes = changed.flatten(0, 1)
     radii = torch.tensor(
         [round(radius * 4096) for radius in graph.config.radii], device=graph.device
     )
@@ -164,104 +163,89 @@ def _with_values(
 
 
 def _cleared(graph: SceneGraph, attribute: Tensor, unclear: float) -> SceneGraph:
-    """Other objects of most examples get another shape (or colour) than object 0, if they share
-    it."""
+    """Make most examples clear: no other object shares the described shape (or colour)."""
     scenes = len(attribute), EXAMPLES + 1
-    told = graph.attributes.clone().view(*scenes, *graph.attributes.shape[1:])
+    changed = graph.attributes.clone().view(*scenes, *graph.attributes.shape[1:])
     keys = graph.keys.view(scenes)[:, :EXAMPLES]
     clear = draws.integer(keys, "lesson clear", 1000) >= round(unclear * 1000)
     pointer = torch.where(attribute == SHAPE, COLOUR, SHAPE)[..., None, None]
-    values = told[:, :EXAMPLES].gather(3, pointer.expand(-1, -1, told.shape[2], 1))
+    values = changed[:, :EXAMPLES].gather(3, pointer.expand(-1, -1, changed.shape[2], 1))
     same = (values == values[:, :, :1]) & clear[..., None, None]
     same[:, :, 0] = False
     moved = torch.where(same, (values + 1) % 8, values)
-    told[:, :EXAMPLES].scatter_(3, pointer.expand_as(moved), moved)
-    return replace(graph, attributes=told.flatten(0, 1))
+    changed[:, :EXAMPLES].scatter_(3, pointer.expand_as(moved), moved)
+    return replace(graph, attributes=changed.flatten(0, 1))
 
 
-@dataclass(frozen=True)
-class _Shots:
-    text: Tensor
-    clear: Tensor
-
-
-def _demos(graph: SceneGraph, attribute: Tensor) -> _Shots:
-    """ "what <attribute> is the <object 0, by its shape, or by its colour> ?" """
+def _examples(graph: SceneGraph, attribute: Tensor) -> tuple[Tensor, Tensor]:
+    """Texts "what <attribute> is the <shape or colour of object 0> ?", and which are clear."""
     count, device = len(attribute), graph.device
-    scenes = (
-        torch.arange(len(graph), device=device).view(count, EXAMPLES + 1)[:, :EXAMPLES].flatten()
-    )
-    shown, asked = graph[scenes], attribute.flatten()
-    pointer = torch.where(asked == SHAPE, COLOUR, SHAPE)
-    phrase = torch.full((len(asked), 4), -1, device=device)
+    numbers = torch.arange(len(graph), device=device).view(count, EXAMPLES + 1)
+    shown, wanted = graph[numbers[:, :EXAMPLES].flatten()], attribute.flatten()
+    pointer = torch.where(wanted == SHAPE, COLOUR, SHAPE)
+    phrase = torch.full((len(wanted), 4), -1, device=device)
     phrase.scatter_(1, pointer[:, None], shown.attributes[:, 0].gather(1, pointer[:, None]))
-    told = could_mean(shown, phrase[:, None], asked[:, None])[:, 0]
-    said = phrase_words(phrase, naming(device), WORD_ID["thing"])
-    text = _what_is(asked, said)[:, :DEMO_WORDS]
-    return _Shots(text.view(count, EXAMPLES, -1), (told.sum(-1) == 1).view(count, EXAMPLES))
+    values = could_mean(shown, phrase[:, None], wanted[:, None])[:, 0]
+    description = phrase_words(phrase, naming(device), WORD_ID["thing"])
+    text = _what_is(wanted, description)[:, :EXAMPLE_WORDS]
+    return text.view(count, EXAMPLES, -1), (values.sum(-1) == 1).view(count, EXAMPLES)
 
 
 def _questions(
     graph: SceneGraph, order: Tensor, values: Tensor, shuffle: Tensor, names: Tensor
 ) -> dict[str, Tensor]:
-    """Each of the four combinations, asked for each of the two other attributes."""
+    """Fields of `Lessons`: each of the four combinations with each of the two other attributes."""
     count, device = len(order), graph.device
     scenes = torch.arange(len(graph), device=device).view(count, EXAMPLES + 1)[:, EXAMPLES]
     query = graph[scenes]
-    one, other, asks = (grid.flatten() for grid in _grid(device))
+    two = torch.arange(2, device=device)
+    one, other, third = torch.cartesian_prod(two, two, two).unbind(1)
     phrase = torch.full((count, QUESTIONS, 4), -1, device=device)
     for side, which in enumerate((one, other)):
         place = order[:, side, None, None].expand(-1, QUESTIONS, 1)
         phrase.scatter_(2, place, values[:, side][:, which][..., None])
-    asked = order[:, 2:][:, asks]  # (lessons, questions)
+    wanted = order[:, 2:][:, third]  # attribute of the answer: (lessons, questions)
     meant = matches(phrase, query)
     target = meant.to(torch.uint8).argmax(-1)
     found = query.attributes.gather(1, target[..., None].expand(-1, -1, 4))
-    answer = found.gather(2, asked[..., None])[..., 0]
-    said = phrase_words(phrase, names[:, None], WORD_ID["thing"])
-    # Example number `shuffle[d]` of (a1, a2, b1, b2) stands at place d.
-    wanted = torch.stack([one, 2 + other], 1)  # (questions, 2)
-    needs = (shuffle[:, None, :, None] == wanted[None, :, None]).any(-1)
+    answer = found.gather(2, wanted[..., None])[..., 0]
+    description = phrase_words(phrase, names[:, None], WORD_ID["thing"])
+    # Position d holds example number `shuffle[d]` of (a1, a2, b1, b2).
+    needed = torch.stack([one, 2 + other], 1)  # (questions, 2)
+    needs = (shuffle[:, None, :, None] == needed[None, :, None]).any(-1)
     return {
-        "text": _what_is(asked, said),
+        "text": _what_is(wanted, description),
         "needs": needs,
         "meant": found,
-        "answer": naming(device).flatten()[asked * 8 + answer],
+        "answer": naming(device).flatten()[wanted * 8 + answer],
         "valid": meant.sum(-1) == 1,
-        "guess": _guess(query.attributes[:, :_TARGETS], asked, answer),
+        "guess": _guess(query.attributes[:, :_TARGETS], wanted, answer),
     }
 
 
-def _guess(objects: Tensor, asked: Tensor, answer: Tensor) -> Tensor:
-    """Chance of the answer for a guess among the most frequent values; (lessons, questions)."""
-    index = asked[:, None, :].expand(-1, _TARGETS, -1)
+def _guess(objects: Tensor, wanted: Tensor, answer: Tensor) -> Tensor:
+    """Probability that one of the most frequent values is the answer; (lessons, questions)."""
+    index = wanted[:, None, :].expand(-1, _TARGETS, -1)
     values = objects.gather(2, index).transpose(1, 2)  # (lessons, questions, objects)
     times = (values[..., None] == values[..., None, :]).sum(-1)
     most = times.amax(-1)
-    frequent = ((times == most[..., None]) / times).sum(-1)  # how many values come so often
+    frequent = ((times == most[..., None]) / times).sum(-1)  # number of such values
     own = (values == answer[..., None]).sum(-1)
     return (own == most) / frequent
 
 
-def _grid(device: torch.device) -> list[Tensor]:
-    two = torch.arange(2, device=device)
-    return list(torch.meshgrid(two, two, two, indexing="ij"))
-
-
-def _what_is(asked: Int64[Tensor, "*batch"], said: Int64[Tensor, "*batch 4"]) -> Tensor:
-    """ "what <attribute> is the <phrase> ?", the words in front; (*batch, 8)."""
-    what, is_, the, mark = _frame(asked.device)
-    named = _attribute_words(asked.device)[asked]
-    parts = [word.expand(*asked.shape, 1) for word in (what, is_, the, mark)]
-    row = torch.cat([parts[0], named[..., None], parts[1], parts[2], said, parts[3]], -1)
+def _what_is(attribute: Int64[Tensor, "*batch"], phrase: Int64[Tensor, "*batch 4"]) -> Tensor:
+    """Word ids of "what <attribute> is the <phrase> ?"; (*batch, 8)."""
+    frame, names = _question_words(attribute.device)
+    what, is_, the, mark = frame.expand(*attribute.shape, -1).split(1, -1)
+    row = torch.cat([what, names[attribute][..., None], is_, the, phrase, mark], -1)
     return compact(row)[..., :QUESTION_WORDS]
 
 
 @cache
-def _frame(device: torch.device) -> tuple[Tensor, ...]:
-    return tuple(torch.tensor([index], device=device) for index in word_ids("what is the ?"))
-
-
-@cache
-def _attribute_words(device: torch.device) -> Tensor:
-    return torch.tensor([WORD_ID[name] for name in words.ATTRIBUTES], device=device)
+def _question_words(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Word ids of "what is the ?", and of the four attributes."""
+    names = [WORD_ID[name] for name in words.ATTRIBUTES]
+    return torch.tensor(word_ids("what is the ?"), device=device), torch.tensor(
+        names, device=device
+    )

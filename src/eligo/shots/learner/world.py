@@ -1,16 +1,16 @@
-"""The exam's pool and queries, seen by the learner that judges them. Section 6.
+"""The learner's world: a pool of examples and queries, embedded by the learner itself.
 
-A domain is a lexicon: 16 lessons share it, so it has 64 examples and up to 128 questions on 16
-scenes. Embeddings are the learner's own: the mean of an image's projected patches, the mean of a
-text's word vectors (question and answer of an example, question alone of a query).
+A domain is a lexicon. 16 lessons share it, so it has 64 examples and up to 128 questions on 16
+scenes. Embeddings are the mean of an image's projected patches and the mean of a text's word
+vectors (question and answer of an example, question alone of a query).
 
-Every example and every query is a block of a prompt. All vectors that blocks are made of lie in one
-table (words, then patches), a block is a run of its rows: see `scoring`.
+Every example and every query is a block of a prompt. The vectors of all blocks are in one table
+(words, then patches), and a block is a run of its rows: see `scoring`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -22,13 +22,14 @@ from eligo.scenes.graph import Split
 from eligo.scenes.phrases import VOCABULARY, to_text
 from eligo.scenes.vlm import ASSISTANT, BOS, FIRST_WORD, USER, pixel_values
 from eligo.shots.learner.lessons import EXAMPLES, QUESTIONS, Lessons, draw_lessons
+from eligo.shots.learner.load import UNCLEAR
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import shuffled
 
 PER_LEXICON = 16
 FIRST_LEXICON = 1 << 24
-"""Of the exam: the learner's own lessons come before it and never get there."""
-_CHUNK = 32  # lessons looked at together
+"""Lexicons before it are for training the learner, so worlds never share any with it."""
+_CHUNK = 32  # lessons encoded together
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,14 +39,14 @@ class Blocks:
     vectors: Float[Tensor, "vectors width"]
     """Of all words, then of all patches of all scenes."""
     rows: Int64[Tensor, " tokens"]
-    """Which vector stands at each place of the blocks, one block behind the other."""
+    """Index of each token's vector, block after block."""
     starts: Int64[Tensor, " blocks"]
     lengths: Int64[Tensor, " blocks"]
 
 
 @dataclass(frozen=True, eq=False)
-class ExamWorld:
-    """Examples and questions of some lexicons."""
+class LearnerWorld:
+    """Examples and queries of some lexicons."""
 
     pool: Pool
     queries: Pool
@@ -53,10 +54,10 @@ class ExamWorld:
     answers: Int64[Tensor, " queries"]
     """Token of each query's answer."""
     guess: Float[Tensor, " queries"]
-    """Chance of who sees the query's scene and knows no word."""
+    """Accuracy of a guess from the query's scene without knowing its words."""
 
-    def draw(self, count: int, spare: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Rows of so many queries of each lexicon, and of others of the same lexicons."""
+    def draw(self, count: int, spare: int = 0) -> tuple[Tensor, Tensor]:
+        """Draw rows of `count` queries per lexicon, and of `spare` others of the same lexicons."""
         members: dict[str | None, list[int]] = {}
         assert self.queries.domains is not None
         for row, domain in enumerate(self.queries.domains):
@@ -64,17 +65,17 @@ class ExamWorld:
         fewest = min(map(len, members.values()))
         if count + spare > fewest:
             raise InputError(
-                f"got {count} + {spare} queries of each lexicon, expected at most {fewest}, as "
-                "many as the smallest has"
+                f"got {count} + {spare} queries per lexicon, expected at most {fewest}, the size "
+                "of the smallest lexicon"
             )
+        # The text seeds the draw: it must stay as it is for the same queries.
         orders = [
-            shuffled(torch.tensor(rows), seed, f"exam {domain}") for domain, rows in members.items()
+            shuffled(torch.tensor(rows), 0, f"exam {domain}") for domain, rows in members.items()
         ]
-        asked, others = (
-            torch.cat([order[part] for order in orders])
-            for part in (slice(count), slice(count, count + spare))
+        return (
+            torch.cat([order[:count] for order in orders]),
+            torch.cat([order[count : count + spare] for order in orders]),
         )
-        return asked, others
 
 
 @torch.no_grad()
@@ -85,125 +86,108 @@ def make_world(
     num_lexicons: int,
     *,
     first: int = FIRST_LEXICON,
-    unclear: float = 0.5,
-) -> ExamWorld:
-    """Lexicons `first` to `first + num_lexicons` of a split, looked at by a LLaVA."""
+    unclear: float = UNCLEAR,
+) -> LearnerWorld:
+    """Build the world of lexicons `first` to `first + num_lexicons`, encoded by a LLaVA."""
     begin, end = first * PER_LEXICON, (first + num_lexicons) * PER_LEXICON
-    made = _World(split, begin)
-    seen: list[Tensor] = []
+    examples: list[_Item] = []
+    queries: list[_Item] = []
+    guess: list[Tensor] = []
+    vision: list[Tensor] = []
     for start in range(begin, end, _CHUNK):
         indices = torch.arange(start, min(start + _CHUNK, end))
         lessons = draw_lessons(
             scenes, split, indices, model.device, unclear=unclear, per_lexicon=PER_LEXICON
         )
-        seen.append(_vision(model, lessons))
-        made.add(lessons)
-    return made.done(model.model.language_model.embed_tokens.weight, torch.cat(seen))
+        vision.append(project_images(model, pixel_values(lessons.rendered.rgb)))
+        guess.append(lessons.guess[lessons.valid].cpu())
+        _add_items(lessons, split, start, begin, examples, queries)
+    table, patches = model.model.language_model.embed_tokens.weight, torch.cat(vision)
+    pooled, words = patches.mean(1).float().cpu(), table.float().cpu()
+    return LearnerWorld(
+        _pool(examples, pooled, words, with_answer=True),
+        _pool(queries, pooled, words, with_answer=False),
+        _blocks(examples, queries, table, patches),
+        torch.tensor([item.answer for item in queries]) + FIRST_WORD,
+        torch.cat(guess),
+    )
 
 
-@dataclass
-class _Column:
-    """Rows of a pool to be."""
-
-    ids: list[str] = field(default_factory=list)
-    domains: list[str] = field(default_factory=list)
-    scenes: list[int] = field(default_factory=list)
-    words: list[list[int]] = field(default_factory=list)
-    answers: list[int] = field(default_factory=list)
-
-    def add(self, name: str, domain: str, scene: int, words: list[int], answer: int) -> None:
-        self.ids.append(name)
-        self.domains.append(domain)
-        self.scenes.append(scene)
-        self.words.append([word for word in words if word >= 0])
-        self.answers.append(answer)
-
-    def pool(self, pooled: Tensor, table: Tensor, *, with_answer: bool) -> Pool:
-        pairs = list(zip(self.words, self.answers, strict=True))
-        told = [_ids([*words, answer] if with_answer else words) for words, answer in pairs]
-        views = {
-            "image": pooled[self.scenes],
-            "text": torch.stack([table[ids].mean(0) for ids in told]),
-        }
-        payload = [{"question": to_text(w), "answer": VOCABULARY[a]} for w, a in pairs]
-        groups = [f"scene {scene}" for scene in self.scenes]
-        return Pool(self.ids, views, groups, payload, domains=self.domains)
+def project_images(model: Any, pixels: Tensor) -> Float[Tensor, "images patches width"]:
+    """Return what the language model reads of each image."""
+    output = model.model.vision_tower(pixels.to(model.dtype), output_hidden_states=True)
+    return model.model.multi_modal_projector(output.hidden_states[-2][:, 1:])
 
 
-class _World:
-    """Lessons, taken apart."""
+class _Item(NamedTuple):
+    """A row of a pool: an example or a query."""
 
-    def __init__(self, split: Split, begin: int) -> None:
-        self.split, self.begin, self.lesson = split, begin, begin
-        self.shots, self.asked = _Column(), _Column()
-        self.guess: list[float] = []
+    id: str
+    domain: str
+    scene: int
+    words: list[int]
+    answer: int
 
-    def add(self, lessons: Lessons) -> None:
-        example_text, example_word = lessons.example_text.tolist(), lessons.example_word.tolist()
-        text, answer = lessons.text.tolist(), lessons.answer.tolist()
-        valid, guess = lessons.valid.tolist(), lessons.guess.tolist()
-        for row in range(len(lessons)):
-            name = f"{self.split} {self.lesson}"
-            domain = f"{self.split} {self.lesson // PER_LEXICON}"
-            scene = (self.lesson - self.begin) * (EXAMPLES + 1)
-            for n in range(EXAMPLES):
-                self.shots.add(
-                    f"{name} example {n}",
-                    domain,
-                    scene + n,
-                    example_text[row][n],
-                    example_word[row][n],
+
+def _add_items(
+    lessons: Lessons, split: Split, start: int, begin: int, examples: list[_Item],
+    queries: list[_Item],
+) -> None:  # fmt: skip
+    """Append the examples and valid questions of lessons `start`, `start + 1`, ..."""
+    example_text, example_word = lessons.example_text.tolist(), lessons.example_word.tolist()
+    text, answer, valid = lessons.text.tolist(), lessons.answer.tolist(), lessons.valid.tolist()
+    for row in range(len(lessons)):
+        lesson = start + row
+        name, domain = f"{split} {lesson}", f"{split} {lesson // PER_LEXICON}"
+        scene = (lesson - begin) * (EXAMPLES + 1)
+        for n in range(EXAMPLES):
+            words = [word for word in example_text[row][n] if word >= 0]
+            item = _Item(f"{name} example {n}", domain, scene + n, words, example_word[row][n])
+            examples.append(item)
+        for n in range(QUESTIONS):
+            if valid[row][n]:
+                words = [word for word in text[row][n] if word >= 0]
+                item = _Item(
+                    f"{name} question {n}", domain, scene + EXAMPLES, words, answer[row][n]
                 )
-            for n in range(QUESTIONS):
-                if valid[row][n]:
-                    self.asked.add(
-                        f"{name} question {n}",
-                        domain,
-                        scene + EXAMPLES,
-                        text[row][n],
-                        answer[row][n],
-                    )
-                    self.guess.append(guess[row][n])
-            self.lesson += 1
-
-    def done(self, table: Tensor, vision: Float[Tensor, "scenes patches width"]) -> ExamWorld:
-        pooled, words = vision.mean(1).float().cpu(), table.float().cpu()
-        num_words, patches = len(table), vision.shape[1]
-
-        def block(column: _Column, row: int, said: list[int]) -> list[int]:
-            first = num_words + column.scenes[row] * patches
-            return [
-                USER, *range(first, first + patches), *_ids(column.words[row]), ASSISTANT, *said
-            ]  # fmt: skip
-
-        shots = [
-            block(self.shots, row, _ids([word])) for row, word in enumerate(self.shots.answers)
-        ]
-        queries = [block(self.asked, row, []) for row in range(len(self.asked.ids))]
-        parts = [[BOS], *shots, *queries]
-        lengths = torch.tensor([len(part) for part in parts])
-        device = table.device
-        blocks = Blocks(
-            torch.cat([table.detach().float(), vision.flatten(0, 1).float()]),
-            torch.tensor([row for part in parts for row in part], device=device),
-            (lengths.cumsum(0) - lengths).to(device),
-            lengths.to(device),
-        )
-        return ExamWorld(
-            self.shots.pool(pooled, words, with_answer=True),
-            self.asked.pool(pooled, words, with_answer=False),
-            blocks,
-            torch.tensor(self.asked.answers) + FIRST_WORD,
-            torch.tensor(self.guess),
-        )
+                queries.append(item)
 
 
-def _ids(words: Sequence[int]) -> list[int]:
+def _pool(items: Sequence[_Item], pooled: Tensor, table: Tensor, *, with_answer: bool) -> Pool:
+    texts = [_tokens([*item.words, item.answer] if with_answer else item.words) for item in items]
+    views = {
+        "image": pooled[[item.scene for item in items]],
+        "text": torch.stack([table[tokens].mean(0) for tokens in texts]),
+    }
+    return Pool(
+        [item.id for item in items],
+        views,
+        [f"scene {item.scene}" for item in items],
+        [{"question": to_text(item.words), "answer": VOCABULARY[item.answer]} for item in items],
+        domains=[item.domain for item in items],
+    )
+
+
+def _blocks(
+    examples: Sequence[_Item], queries: Sequence[_Item], table: Tensor, patches: Tensor
+) -> Blocks:
+    num_words, num_patches = len(table), patches.shape[1]
+
+    def block(item: _Item, answer: Sequence[int]) -> list[int]:
+        first = num_words + item.scene * num_patches
+        image = range(first, first + num_patches)
+        return [USER, *image, *_tokens(item.words), ASSISTANT, *_tokens(answer)]
+
+    parts = [[BOS], *(block(item, [item.answer]) for item in examples)]
+    parts += [block(item, []) for item in queries]
+    lengths, device = torch.tensor([len(part) for part in parts]), table.device
+    return Blocks(
+        torch.cat([table.detach().float(), patches.flatten(0, 1).float()]),
+        torch.tensor([row for part in parts for row in part], device=device),
+        (lengths.cumsum(0) - lengths).to(device),
+        lengths.to(device),
+    )
+
+
+def _tokens(words: Sequence[int]) -> list[int]:
     return [index + FIRST_WORD for index in words]
-
-
-def _vision(model: Any, lessons: Lessons) -> Float[Tensor, "scenes patches width"]:
-    """What the language model reads of each scene."""
-    pixels = pixel_values(lessons.rendered.rgb).to(model.dtype)
-    seen = model.model.vision_tower(pixels, output_hidden_states=True)
-    return model.model.multi_modal_projector(seen.hidden_states[-2][:, 1:])

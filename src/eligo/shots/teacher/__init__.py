@@ -1,1 +1,1 @@
-"""The teacher: which list of examples makes the right answer likely? Section 2."""
+"""The teacher: finds the examples that make a host's correct answer most likely."""

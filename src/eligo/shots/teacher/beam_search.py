@@ -1,7 +1,7 @@
-"""Beam search over sequences of examples: the teacher's, and the oracles'. Section 2, Teacher.
+"""Beam search over sequences of examples, for the teacher and the oracles.
 
-Beams are ranked by the value of the whole sequence, always maximised: by the gain of the last step
-alone, a weak beginning with a large correction would win.
+Beams are ranked by the value of the whole sequence. The gain of the last step would prefer a weak
+beginning with a large correction.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,16 +14,16 @@ from torch import Tensor
 from eligo import ops
 from eligo.errors import InputError
 
-# Values of a prefix extended by each of some candidates: (positions so far, positions) -> values.
 Extend = Callable[[tuple[int, ...], Sequence[int]], Float[Tensor, " candidates"]]
+"""Returns the values of a prefix (positions) extended by each of some candidates (positions)."""
 
 
 class Scored(NamedTuple):
-    """One prefix and the value of each of its extensions."""
+    """A prefix and the values of its extensions."""
 
     prefix: tuple[int, ...]
     values: Float[Tensor, " candidates"]
-    """NaN: not scored (picked before, or no number came)."""
+    """NaN: not scored (picked before, or the value was NaN)."""
 
 
 class Beam(NamedTuple):
@@ -35,23 +35,23 @@ class Beam(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What a search found, and all that was scored on the way."""
+    """The beams of a search, and everything that was scored."""
 
     beams: list[Beam]
-    """The best first; ties to the lower positions."""
+    """The best first; ties go to lower positions."""
     scored: list[Scored]
     """In the order of scoring: the empty prefix first."""
 
 
 def beam_search(extend: Extend, num_candidates: int, shots: int, beam: int) -> Search:
-    """The best sequences of `shots` different candidates, or of all of them if they are fewer.
+    """Find the best sequences of `shots` different candidates (fewer if there are not enough).
 
     Scores `sum_{s < S} n_s (K - s)` sequences, `n_0 = 1`, `n_{s+1} = min(beam, n_s (K - s))`: see
     `num_calls`. A NaN is never chosen.
 
-    >>> worth = torch.tensor([1.0, 5.0, 3.0])
+    >>> value = torch.tensor([1.0, 5.0, 3.0])
     >>> def extend(prefix, candidates):
-    ...     return worth[list(prefix)].sum() + worth[list(candidates)]
+    ...     return value[list(prefix)].sum() + value[list(candidates)]
     >>> beam_search(extend, 3, 2, 1).beams[0].picks
     (1, 2)
     """
@@ -74,7 +74,7 @@ def beam_search(extend: Extend, num_candidates: int, shots: int, beam: int) -> S
 
 
 def num_calls(num_candidates: int, shots: int, beam: int) -> int:
-    """Sequences that a search scores, the empty one included.
+    """Return the number of sequences that a search scores, including the empty one.
 
     >>> num_calls(32, 6, 5)
     758

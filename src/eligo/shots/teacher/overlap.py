@@ -1,7 +1,4 @@
-"""A scorer without a model: do the examples' answers look like the right one? Section 6, text hook.
-
-The best bigram F1 between any example's answer and the right one stands for the probability.
-"""
+"""A scorer without a model: the best bigram F1 between an example's answer and the correct one."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,24 +7,25 @@ import torch
 
 from eligo.shots.data.query import Query
 from eligo.shots.data.text import words_of
-from eligo.shots.hosts.scorer import Scores, turn_of
+from eligo.shots.hosts.prompt import turn_of
+from eligo.shots.hosts.scorer import Scores
 from eligo.shots.pool.pool import Pool
 
-_LEAST = 1e-3  # a probability that its logarithm can be taken of
+_MIN = 1e-3  # lower bound of the F1, for its logarithm
 
 
 class OverlapScorer:
-    """Text only, in no time: to try a pipeline, or where answers are whole sentences."""
+    """Text only and fast: for trying a pipeline, or for answers that are whole sentences."""
 
     def __init__(self, pool: Pool, queries: Pool) -> None:
         self.pool, self.queries = pool, queries
 
     def baseline(self, query: Query) -> Scores:
-        """Nothing is like nothing."""
+        """Score the answer without any example: the lower bound."""
         return self._scored(query, [()])
 
     def score(self, query: Query, prefix: Sequence[str], candidates: Sequence[str]) -> Scores:
-        """The best answer in each `(*prefix, c)`."""
+        """Score the examples `(*prefix, c)` for each candidate c."""
         return self._scored(query, [(*prefix, name) for name in candidates])
 
     def _scored(self, query: Query, lists: Sequence[Sequence[str]]) -> Scores:
@@ -36,16 +34,16 @@ class OverlapScorer:
             max((bigram_f1(turn_of(self.pool, name).answer, gold) for name in names), default=0.0)
             for names in lists
         ]
-        return Scores(torch.tensor(best).clamp_min(_LEAST).log(), 1)
+        return Scores(torch.tensor(best).clamp_min(_MIN).log(), 1)
 
 
-def bigram_f1(said: str, gold: str) -> float:
-    """Harmonic mean of precision and recall of pairs of words; single words where one has no pair.
+def bigram_f1(answer: str, gold: str) -> float:
+    """F1 of word bigrams; of single words if a text has only one.
 
     >>> bigram_f1("a red ball", "the red ball")
     0.5
     """
-    first, second = words_of(said), words_of(gold)
+    first, second = words_of(answer), words_of(gold)
     size = 2 if min(len(first), len(second)) > 1 else 1
     left, right = (
         Counter(tuple(text[n : n + size]) for n in range(len(text) - size + 1))

@@ -1,10 +1,9 @@
-"""Records of a teacher, and of other programs, for training. Sections 2 and 9.
+"""Read the records of a teacher, or of other programs, for training.
 
-Scores are computed from the log-probabilities that were kept, so any objective can be asked for,
-whichever one the beams were ranked by.
+Scores are computed from the stored log-probabilities, so any objective is available, whichever one
+the beams were ranked by.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler
 from eligo.shots.teacher.beam_search import Beam
 from eligo.shots.teacher.shards import FORMAT, META, RECORDS, scores_file
-from eligo.shots.teacher.teacher import Lesson
+from eligo.shots.teacher.teacher import TeacherResult
 
 Labels = Literal["best", "weighted"]
 OnBadLabel = Literal["error", "ignore"]
@@ -33,15 +32,16 @@ _TAUGHT = "what `eligo shots teach` writes: teach again"
 
 
 @dataclass(frozen=True, eq=False)
-class Lessons:
-    """Records to learn from, and what was left out."""
+class LabelledRecords:
+    """Records to train on."""
 
     records: list[Record]
     bad_labels: int = 0
+    """Labels that were left out."""
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """What a teacher's folder depends on."""
+    """Read and check meta.json."""
     path = folder / META
     if not path.is_file():
         raise InputError(f"{folder}: has no {META}; `eligo shots teach` writes it")
@@ -60,14 +60,14 @@ def read_records(
     *,
     objective: Objective | None = None,
     labels: Labels = "best",
-) -> Lessons:
-    """What `eligo shots teach` wrote."""
+) -> LabelledRecords:
+    """Read what `eligo shots teach` wrote."""
     meta = read_meta(folder)
-    for name, there in (("pool", pool), ("queries", queries)):
-        if meta[name] != there.content_hash:
+    for name, given in (("pool", pool), ("queries", queries)):
+        if meta[name] != given.content_hash:
             raise InputError(
-                f"{folder}: was taught on {name} of hash {meta[name]}, these have "
-                f"{there.content_hash}; teach again, or give the folder it was taught on"
+                f"{folder}: was taught on {name} of hash {meta[name]}, got hash "
+                f"{given.content_hash}; teach again, or give the folder it was taught on"
             )
     if not (folder / RECORDS).exists():
         raise InputError(f"{folder}: has no {RECORDS}: teaching is not finished; start it again")
@@ -76,44 +76,46 @@ def read_records(
         names = ", ".join(get_args(Objective))
         raise InputError(f"{folder / META}: got objective {chosen!r:.60}, expected one of {names}")
     records: list[Record] = []
-    for lesson in read_lessons(folder, queries):
-        kept = lesson.beams if labels == "weighted" else lesson.beams[:1]
-        weights = _weights([beam.value for beam in kept])
-        for beam, weight in zip(kept, weights, strict=True):
-            picks = [lesson.candidates[place] for place in beam.picks]
-            with reading(f"{folder / RECORDS}: {lesson.query.id}", _TAUGHT):
-                scores = lesson.step_scores(beam.picks, chosen)
+    for result in read_results(folder, queries):
+        beams = result.beams if labels == "weighted" else result.beams[:1]
+        weights = _weights([beam.value for beam in beams])
+        for beam, weight in zip(beams, weights, strict=True):
+            picks = [result.candidates[place] for place in beam.picks]
+            with reading(f"{folder / RECORDS}: {result.query.id}", _TAUGHT):
+                scores = result.step_scores(beam.picks, chosen)
             records.append(
-                Record(lesson.query, picks, lesson.candidates, step_scores=scores, weight=weight)
+                Record(result.query, picks, result.candidates, step_scores=scores, weight=weight)
             )
-    return Lessons(records)
+    return LabelledRecords(records)
 
 
-def read_lessons(folder: Path, queries: Pool) -> Iterator[Lesson]:
-    """The lessons themselves, with all that was scored; those without candidates are left out."""
+def read_results(folder: Path, queries: Pool) -> Iterator[TeacherResult]:
+    """Yield the teacher's results with all scores; queries without candidates are left out."""
     shard, tensors = None, {}
     for number, fields in json_lines(folder / RECORDS):
         beams = fields.get("beams")
         if not isinstance(beams, list):
             raise InputError(f"{folder / RECORDS}:{number}: beams: missing, expected {_TAUGHT}")
         if not beams:
-            continue  # a query without candidates: nothing to learn from
+            continue  # a query without candidates
         with reading(f"{folder / RECORDS}:{number}", _TAUGHT):
-            if fields["shard"] != shard:  # they come one shard after the other
+            if fields["shard"] != shard:  # records are ordered by shard
                 shard = int(fields["shard"])
-                tensors = _tensors(folder / scores_file(shard))
-            lesson = _lesson(fields, tensors, queries)
-        yield lesson
+                path = folder / scores_file(shard)
+                with reading(path, "scores of `eligo shots teach`: teach again"):
+                    tensors = load_file(path)
+            result = _result(fields, tensors, queries)
+        yield result
 
 
-def _lesson(fields: dict[str, Any], tensors: Mapping[str, Tensor], queries: Pool) -> Lesson:
+def _result(fields: dict[str, Any], tensors: Mapping[str, Tensor], queries: Pool) -> TeacherResult:
     names = [str(name) for name in fields["pool"]]
     place = {name: position for position, name in enumerate(names)}
     start, end = map(int, fields["rows"])
     states = tensors["states"][start:end]
     if not 0 <= start < end or len(states) < end - start:
         raise ValueError(f"rows are {start} to {end} of {len(tensors['states'])} in the scores")
-    return Lesson(
+    return TeacherResult(
         as_query(queries, int(queries.rows([str(fields["query_id"])])[0])),
         names,
         float(fields["baseline"]),
@@ -138,8 +140,8 @@ def read_legacy_records(
     *,
     labels: Labels = "best",
     on_bad_label: OnBadLabel = "error",
-) -> Lessons:
-    """The V3 guide's or Lever-LM's file; they name no candidates, so the sampler draws them."""
+) -> LabelledRecords:
+    """Read a JSON file of lists without candidates (docs/sources.md); the sampler draws these."""
     records: list[Record] = []
     bad = 0
     for lists in read_legacy(path):
@@ -155,46 +157,39 @@ def read_legacy_records(
             scores = None if one.scores is None else [one.scores[place] for place in places]
             names = sampler.with_picks(query, picks)
             records.append(Record(query, picks, names, scores=scores, weight=weight))
-    return Lessons(records, bad)
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    with reading(path, "scores of `eligo shots teach`: teach again"):
-        return load_file(path)
+    return LabelledRecords(records, bad)
 
 
 def _weights(values: Sequence[float]) -> list[float]:
-    """Softmax of z-scores; equal values weigh the same."""
-    told = torch.tensor(values)
-    spread = told.std(correction=0)
-    z = (told - told.mean()) / spread if spread > 1e-6 else torch.zeros_like(told)
+    """Softmax of z-scores; uniform for equal values."""
+    found = torch.tensor(values)
+    spread = found.std(correction=0)
+    z = (found - found.mean()) / spread if spread > 1e-6 else torch.zeros_like(found)
     return z.softmax(0).tolist()
 
 
 def _good_places(
     one: Labelled, pool: Pool, query: Query, on_bad_label: OnBadLabel, where: str
 ) -> list[int]:
-    """Places of picks that are in the pool, come once, and do not leak."""
-    times = Counter(one.picks)
+    """Positions of picks that are in the pool, occur once, and do not leak the answer."""
     allowed = pool.allowed(query)
-    good, seen = [], set()
+    good: dict[str, int] = {}
     for place, name in enumerate(one.picks):
         why = None
         if name not in pool:
             why = "is not in the pool"
-        elif name in seen:
-            why = f"comes {times[name]} times"
+        elif name in good:
+            why = f"occurs {one.picks.count(name)} times"
         elif not allowed[pool.rows([name])].all():
             raise InputError(
-                f"{where}: example {name!r} is the query itself, or of its group or of another "
+                f"{where}: example {name!r} is the query itself, of its group or of another "
                 "domain: its answer would leak"
             )
         if why is None:
-            good.append(place)
-            seen.add(name)
+            good[name] = place
         elif on_bad_label == "error":
             raise InputError(
                 f"{where}: example {name!r} {why}; correct the file, or leave such labels out with "
                 "--data.on_bad_label ignore"
             )
-    return good
+    return list(good.values())

@@ -1,4 +1,4 @@
-"""Teach all queries of a folder: shard after shard, in-process or on Ray. Sections 2 and 11."""
+"""Teach all queries of a folder, shard by shard, in this process or on Ray."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +17,8 @@ from eligo.shots.config import TeachConfig
 from eligo.shots.data.items import as_query
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.load import load_processor
-from eligo.shots.hosts.prompt import Turn, UnscorableError, template_hash, write_prompt
-from eligo.shots.hosts.scorer import HostScorer, Scorer, turn_of
+from eligo.shots.hosts.prompt import Turn, UnscorableError, template_hash, turn_of, write_prompt
+from eligo.shots.hosts.scorer import HostScorer, Scorer
 from eligo.shots.inference.embed import open_embedded
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler, shuffled
@@ -29,13 +29,13 @@ from eligo.shots.teacher.shards import (
     META,
     PARTS,
     RECORDS,
-    agree_on_host,
-    agree_on_meta,
+    check_host,
+    check_meta,
     finish,
-    is_listed,
+    is_finished,
     write_shard,
 )
-from eligo.shots.teacher.teacher import Lesson, teach_query
+from eligo.shots.teacher.teacher import TeacherResult, teach_query
 from eligo.train import ProgressBar, ShardFailure, map_shards
 from eligo.train.check import DataCheck
 
@@ -43,7 +43,7 @@ MakeScorer = Callable[[TeachConfig, Pool, Pool], Scorer]
 
 
 def teach(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str, Any]:
-    """Label the queries; goes on where a former run with the same settings stopped."""
+    """Label the queries; continues where a run with the same settings stopped."""
     check_folder(config.out)
     with one_writer(config.out) as folder:
         return _teach(config, folder, make_scorer or scorer_for)
@@ -55,16 +55,16 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
     processor = None if config.host.model is None else load_processor(config.host)
     if config.check_data and not (config.out / META).exists():
         check_turns(pool, queries, rows, processor)
-    agree_on_meta(folder, _meta(config, pool, queries, about, processor))
+    check_meta(folder, _meta(config, pool, queries, about, processor))
     clear_unfinished(folder)
     shards = range(-(-len(rows) // config.shard_size))
     if (folder / RECORDS).exists() and not (folder / PARTS).exists():
         return {"records": folder / RECORDS, "state": "was finished before"}
-    left = [shard for shard in shards if not is_listed(folder, shard)]
+    left = [shard for shard in shards if not is_finished(folder, shard)]
     factory = partial(_worker, config, make_scorer)
     bar = ProgressBar("teach", len(shards), len(shards) - len(left))
-    kept = f"stopped; what was taught is kept in {folder}, the same command goes on"
-    with stopped_with(lambda: kept), bar:
+    message = f"stopped; finished queries are kept in {folder}, the same command continues"
+    with stopped_with(lambda: message), bar:
         results = map_shards(
             factory,
             left,
@@ -78,14 +78,14 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
     taught, skipped, failed = finish(folder, len(shards))
     if failed:
         raise EligoError(
-            f"{failed} of {len(rows)} queries failed three times; why stands in "
-            f"{folder / 'failed.jsonl'}; the same command tries them again"
+            f"{failed} of {len(rows)} queries failed three times, see {folder / 'failed.jsonl'}; "
+            "the same command tries them again"
         )
     return {"records": folder / RECORDS, "taught": taught, "skipped": skipped}
 
 
 def plan(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str, Any]:
-    """What teaching would cost: calls of the host, and hours by a measured sample."""
+    """Estimate the cost of teaching: calls of the host, and hours from a measured sample."""
     pool, queries, _ = open_embedded(config.data)
     rows = chosen_rows(queries, config)
     scorer = (make_scorer or scorer_for)(config, pool, queries)
@@ -111,19 +111,21 @@ def plan(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str
     }
 
 
-def _first_scorable(scorer: Scorer, asked: Iterable[Query]) -> Query:
-    """A query to measure with; its first call, which is slower, is made here."""
-    for query in asked:
+def _first_scorable(scorer: Scorer, queries: Iterable[Query]) -> Query:
+    """Return a query to measure with, after a first call as warm-up."""
+    for query in queries:
         try:
             scorer.baseline(query)
         except UnscorableError:
             continue
         return query
-    raise InputError("no query has an answer that can be scored; give other ones, or another host")
+    raise InputError(
+        "no query has an answer that can be scored; give other queries or another host"
+    )
 
 
 def chosen_rows(queries: Pool, config: TeachConfig) -> list[int]:
-    """Rows of the queries to label, in the order of the file."""
+    """Return the rows of the queries to label, in the order of the file."""
     if not len(queries):
         raise InputError(f"{config.data}: holds no queries")
     drawn = shuffled(torch.arange(len(queries)), config.seed, "queries")
@@ -131,12 +133,12 @@ def chosen_rows(queries: Pool, config: TeachConfig) -> list[int]:
 
 
 def scorer_for(config: TeachConfig, pool: Pool, queries: Pool) -> Scorer:
-    """The host's, or shared words where there is none."""
+    """Return the scorer of the host, or an `OverlapScorer` without one."""
     if config.host.model is None:
         from eligo.shots.teacher.overlap import OverlapScorer
 
         if any("image" in payload for payload in queries.payload or ()):
-            raise InputError("host.model: questions on images need a model to ask; name one")
+            raise InputError("host.model: questions about images need a host; name one")
         return OverlapScorer(pool, queries)
     from eligo.shots.hosts.load import load_reader
 
@@ -147,14 +149,14 @@ def scorer_for(config: TeachConfig, pool: Pool, queries: Pool) -> Scorer:
 
 
 def _worker(config: TeachConfig, make_scorer: MakeScorer) -> Callable[[int], None]:
-    """Called once in every worker: the host is loaded here."""
+    """Called once in every worker; loads the host."""
     pool, queries, _ = open_embedded(config.data)
     rows, sampler = chosen_rows(queries, config), Sampler(pool, config.sampler)
     scorer = make_scorer(config, pool, queries)
     if isinstance(scorer, HostScorer):
-        agree_on_host(Path(config.out), scorer.reader.model)
+        check_host(Path(config.out), scorer.reader.model)
 
-    def lesson(query: Query) -> Lesson:
+    def teach_one(query: Query) -> TeacherResult:
         return teach_query(
             query, sampler.names(query), scorer,
             shots=config.shots, beam=config.beam, objective=config.objective,
@@ -162,19 +164,16 @@ def _worker(config: TeachConfig, make_scorer: MakeScorer) -> Callable[[int], Non
 
     def run(shard: int) -> None:
         own = rows[shard * config.shard_size : (shard + 1) * config.shard_size]
-        write_shard(Path(config.out), shard, [as_query(queries, row) for row in own], lesson)
+        write_shard(Path(config.out), shard, [as_query(queries, row) for row in own], teach_one)
 
     return run
 
 
 def check_turns(pool: Pool, queries: Pool, rows: Sequence[int], processor: Any) -> None:
-    """Every text and image of the examples and of the chosen queries, before the first call."""
+    """Check all texts and images of the examples and the chosen queries before the first call."""
     check = DataCheck()
     images: dict[str, None] = {}
-    for label, source, places in (
-        ("examples", pool, range(len(pool))),
-        ("queries", queries, rows),
-    ):
+    for label, source, places in (("examples", pool, range(len(pool))), ("queries", queries, rows)):
         turns = check.each(
             label, [source.ids[row] for row in places], partial(_checked_turn, source, processor)
         )

@@ -1,4 +1,9 @@
-"""One query's lesson: a beam search over lists of examples, with all that it scored. Section 2."""
+"""The teacher's result for one query: a beam search over lists of examples, with all its scores.
+
+With l the mean log-probability of the answer's tokens and P = exp(l), the value of a list is P
+(objectives gain, actual) or l (logprob). The score of adding c to D is P(D+c) - P(D) (gain), P(D+c)
+(actual) or l(D+c) - l(D) (logprob, the default: P saturates).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +19,27 @@ from eligo.shots.config import Objective
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.scorer import Scorer
 from eligo.shots.teacher.beam_search import Beam, beam_search
-from eligo.shots.teacher.objective import added, worth
+
+
+def list_value(
+    mean_logprob: Float[Tensor, "*lists"], objective: Objective
+) -> Float[Tensor, "*lists"]:
+    """Return the value of lists, by which beams are ranked."""
+    return mean_logprob if objective == "logprob" else mean_logprob.exp()
+
+
+def step_score(
+    after: Float[Tensor, "*lists"], before: Float[Tensor, "*before"], objective: Objective
+) -> Float[Tensor, "*lists"]:
+    """Return the score of a step from the mean log-probabilities after and before it."""
+    if objective == "actual":
+        return after.exp()
+    return list_value(after, objective) - list_value(before, objective)
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
-    """What was found for a query."""
+class TeacherResult:
+    """The best lists of examples for a query, and everything that was scored."""
 
     query: Query
     candidates: Sequence[str]
@@ -29,12 +49,12 @@ class Lesson:
     beams: Sequence[Beam]
     """The best first; picks are positions among the candidates."""
     states: Int[Tensor, "states shots"]
-    """Lists whose extensions were scored, -1 behind their end."""
+    """Lists whose extensions were scored, padded with -1."""
     logprob: Float[Tensor, "states candidates"]
     """Sum over the answer's tokens with the candidate added; NaN: not scored."""
 
     def as_line(self) -> dict[str, Any]:
-        """Its line in records.jsonl, but for where its scores stand."""
+        """Return the line for records.jsonl, without the location of its scores."""
         beams = [
             {
                 "ids": [self.candidates[place] for place in beam.picks],
@@ -54,27 +74,23 @@ class Lesson:
     def step_scores(
         self, picks: Sequence[int], objective: Objective
     ) -> Float[Tensor, "picks candidates"]:
-        """What each candidate adds behind the picks before it; NaN: not scored."""
+        """Return the score of each candidate at each step; NaN: not scored."""
         means = self.logprob / self.num_tokens
         before, steps = torch.tensor(self.baseline), []
         for step, pick in enumerate(picks):
-            row = means[self._place(picks[:step])]
-            steps.append(added(row, before, objective))
+            row = means[self._rows[tuple(picks[:step])]]
+            steps.append(step_score(row, before, objective))
             before = row[pick]
         return torch.stack(steps)
 
     def shortened(self, shots: int, beam: int, objective: Objective) -> Sequence[Beam]:
-        """What the same search finds for fewer shots, without asking anybody again."""
+        """Return the beams of the same search with fewer shots, from the scores that were kept."""
         means = self.logprob / self.num_tokens
 
         def extend(prefix: tuple[int, ...], places: Sequence[int]) -> Tensor:
-            return worth(means[self._place(prefix)][list(places)], objective)
+            return list_value(means[self._rows[prefix]][list(places)], objective)
 
         return beam_search(extend, len(self.candidates), shots, beam).beams
-
-    def _place(self, prefix: Sequence[int]) -> int:
-        """The row of a list whose extensions were scored."""
-        return self._rows[tuple(prefix)]
 
     @cached_property
     def _rows(self) -> dict[tuple[int, ...], int]:
@@ -90,37 +106,37 @@ def teach_query(
     shots: int,
     beam: int,
     objective: Objective,
-) -> Lesson:
-    """The best lists of `shots` candidates for a query."""
+) -> TeacherResult:
+    """Find the best lists of `shots` candidates for a query."""
     start = scorer.baseline(query)
     states: list[tuple[int, ...]] = []
     sums: list[Tensor] = []
 
     def extend(prefix: tuple[int, ...], places: Sequence[int]) -> Tensor:
-        told = [candidates[place] for place in prefix]
-        found = scorer.score(query, told, [candidates[place] for place in places])
+        picks, left = ([candidates[place] for place in some] for some in (prefix, places))
+        found = scorer.score(query, picks, left)
         row = torch.full((len(candidates),), torch.nan)
         row[list(places)] = found.logprob.float()
         states.append(prefix)
         sums.append(row)
-        return worth(found.logprob.float() / start.num_tokens, objective)
+        return list_value(found.logprob.float() / start.num_tokens, objective)
 
-    found = beam_search(extend, len(candidates), shots, beam)
+    beams = beam_search(extend, len(candidates), shots, beam).beams
     length = min(shots, len(candidates))
-    if len(found.beams[0].picks) < length or not start.logprob.isfinite().all():
+    if len(beams[0].picks) < length or not start.logprob.isfinite().all():
         raise EligoError(
-            "the host gives no number (NaN) as the log-probability of the answer; half precision "
-            "may be too narrow for it: try --host.dtype float32 (or bfloat16)"
+            "the host's log-probability of the answer is NaN; half precision may be too narrow for "
+            "it: try --host.dtype float32 (or bfloat16)"
         )
     table = torch.full((len(states), shots), -1, dtype=torch.int32)
     for row, prefix in enumerate(states):
         table[row, : len(prefix)] = torch.tensor(prefix, dtype=torch.int32)
-    return Lesson(
+    return TeacherResult(
         query,
         candidates,
         float(start.logprob[0]) / start.num_tokens,
         start.num_tokens,
-        found.beams if candidates else [],
+        beams if candidates else [],
         table,
         torch.stack(sums) if sums else torch.zeros(0, len(candidates)),
     )

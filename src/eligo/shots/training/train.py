@@ -22,7 +22,7 @@ from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler, shuffled
 from eligo.shots.selector import INNER
-from eligo.shots.teacher.read import Lessons, read_legacy_records, read_meta, read_records
+from eligo.shots.teacher.read import LabelledRecords, read_legacy_records, read_meta, read_records
 from eligo.shots.teacher.shards import DATA, META
 from eligo.shots.training.held_out import HeldOut, compare, ranked
 from eligo.shots.training.task import PointerTask
@@ -38,7 +38,7 @@ class TrainingData:
     """The records that a config names, and how they were made."""
 
     pool: Pool
-    lessons: Lessons
+    lessons: LabelledRecords
     sampler: SamplerConfig
     embed: dict[str, Any]
     prompt: dict[str, str]

@@ -1,0 +1,203 @@
+"""Results of the study: tables, differences with intervals, and targets (reached or not).
+
+Means are over queries and seeds. Intervals come from a paired bootstrap over lexicons and seeds:
+queries of a lexicon share scenes, words and examples, so they are drawn together. A target is
+decided by the interval, never by the mean alone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.shots.measure import COLUMNS, HEADROOM, NEAR_CHANCE, ORACLE
+from eligo.cli.console import compact_table
+from eligo.report.intervals import bootstrap_means
+
+Runs = list[Mapping[str, Mapping[str, list[float | None]]]]
+"""For each seed: values per query, by number of shots and column."""
+Interval = tuple[float, float, float]
+_LOSS = -1.0  # points of accuracy that V3 may lose
+_LEVEL = 0.95
+_BOTH = 0.975  # level of two comparisons of which one has to hold
+_PAIRS = (
+    ("v1", "knn", _LEVEL), ("v2_gru", "v1", _BOTH), ("v0", "v1", _BOTH), ("v3", "v1", _LEVEL),
+    ("v2", "v1", _LEVEL), ("mmr", "knn", _LEVEL), ("dpp", "knn", _LEVEL),
+    ("v2_gru", "dpp", _LEVEL), ("v2_gru", "mmr", _LEVEL), ("v1_gate", "v2_gru", _LEVEL),
+    ("v1_gate", "mmr", _LEVEL), ("v1_gate", "dpp", _LEVEL),
+    ("beam_oracle", "static_oracle", _LEVEL),
+)  # fmt: skip
+_DIGITS = {"accuracy": 1, "utility": 2, "regret": 2, "ndcg": 3, "mrr": 3}
+_COMPARED = ("accuracy", "ndcg", "mrr")
+
+
+class Results:
+    """Values of every row, with means, differences and intervals."""
+
+    def __init__(
+        self, rows: Mapping[str, Runs], lexicons: Sequence[str | None], resamples: int
+    ) -> None:
+        self.rows, self.lexicons, self.resamples = rows, lexicons, resamples
+
+    def values(self, row: str, shots: str, column: str) -> list[list[float]] | None:
+        """Values by seed and query; None for a row without this column.
+
+        Queries without a value (a constant teacher has no ranking) are left out in all rows.
+        """
+        found = [run[shots].get(column) for run in self.rows[row]]
+        if any(values is None for values in found):
+            return None
+        scale = 100.0 if column == "accuracy" else 1.0
+        return [[scale * v for v in values or [] if v is not None] for values in found]
+
+    def means(self, shots: str) -> list[dict[str, Any]]:
+        """The table: each row with the intervals of its columns."""
+        table = []
+        for row, runs in self.rows.items():
+            entry: dict[str, Any] = {"row": row, "seeds": len(runs)}
+            ranked = runs[0][shots].get("ndcg")
+            if ranked is not None:
+                entry["without ndcg"] = sum(value is None for value in ranked)
+            for column in COLUMNS:
+                values = self.values(row, shots, column)
+                if values is not None and values[0]:
+                    entry[column] = self._interval(values, row, shots, column)
+            table.append(entry)
+        return table
+
+    def _interval(
+        self, values: list[list[float]], row: str, shots: str, column: str, level: float = _LEVEL
+    ) -> Interval:
+        pairs = zip(self.lexicons, self.rows[row][0][shots][column], strict=True)
+        groups = [lexicon for lexicon, value in pairs if value is not None]
+        return bootstrap_means([values], resamples=self.resamples, level=level, groups=groups)[0]
+
+    def difference(
+        self, row: str, other: str, shots: str, column: str, level: float
+    ) -> Interval | None:
+        """Difference of two rows; a row of one run is compared with all runs of the other."""
+        ours, theirs = (self.values(name, shots, column) for name in (row, other))
+        if not ours or not theirs or not ours[0]:
+            return None
+        count = max(len(ours), len(theirs))
+        pairs = [(ours[n % len(ours)], theirs[n % len(theirs)]) for n in range(count)]
+        apart = [[a - b for a, b in zip(*pair, strict=True)] for pair in pairs]
+        return self._interval(apart, row, shots, column, level)
+
+
+def summarise(
+    rows: Mapping[str, Runs],
+    health: Mapping[str, Any],
+    shots: Sequence[int],
+    lexicons: Sequence[str | None],
+    resamples: int,
+) -> dict[str, Any]:
+    """Return tables, comparisons and targets; `lexicons` are those of the queries."""
+    results = Results(rows, lexicons, resamples)
+    # Modified versions of V3 are compared like V3 itself.
+    pairs = [*_PAIRS, *((row, "v1", _LEVEL) for row in rows if row.startswith("v3_"))]
+    comparisons = []
+    for count in shots:
+        for row, other, level in pairs:
+            for column in ("accuracy", "utility", "ndcg", "mrr"):
+                if row not in rows or other not in rows:
+                    continue
+                found = results.difference(row, other, str(count), column, level)
+                if found is not None:
+                    mean, low, high = found
+                    better = row if low > 0 else other if high < 0 else "neither"
+                    comparisons.append(
+                        {
+                            "row": row, "against": other, "shots": count, "column": column,
+                            "level": level, "difference": mean, "low": low, "high": high,
+                            "better": better,
+                        }
+                    )  # fmt: skip
+    return {
+        "tables": {str(count): results.means(str(count)) for count in shots},
+        "comparisons": comparisons,
+        "targets": [*_health_targets(health), *_selector_targets(comparisons, shots[0])],
+    }
+
+
+def target(name: str, found: float, wanted: str, reached: bool) -> dict[str, Any]:
+    """A target, the value that was found, and whether it is reached."""
+    outcome = "reached" if reached else "not reached"
+    return {"name": name, "found": found, "target": wanted, "outcome": outcome}
+
+
+def _health_targets(health: Mapping[str, Any]) -> list[dict[str, Any]]:
+    over, ahead = health["zero_shot"] - health["chance"], health["beam"] - health["static"]
+    return [
+        target("health: accuracy with the best pair", health["beam"], f">= {ORACLE}",
+               health["oracle_is_good"]),
+        target("health: zero-shot above chance", over, f"<= {NEAR_CHANCE}",
+               health["zero_shot_is_chance"]),
+        target("health: best pair above best singles", ahead, f">= {HEADROOM}",
+               health["pairs_beat_singles"]),
+    ]  # fmt: skip
+
+
+def _selector_targets(comparisons: list[dict[str, Any]], shots: int) -> list[dict[str, Any]]:
+    """Targets of the variants that were run, by the lower end of the interval."""
+    low = {
+        (one["row"], one["against"], one["column"]): one["low"]
+        for one in comparisons
+        if one["shots"] == shots
+    }
+    states = [low[key] for name in ("v2_gru", "v0") if (key := (name, "v1", "accuracy")) in low]
+    wanted: list[tuple[str, float | None, float]] = [
+        ("v1 above knn (points, lower end)", low.get(("v1", "knn", "accuracy")), 0),
+        ("v2_gru or v0 above v1 (points, lower end of 97.5 %, the better one)",
+         max(states, default=None), 0),
+        ("v3 not below v1 (points, lower end)", low.get(("v3", "v1", "accuracy")), _LOSS),
+        ("v3 above v1 in ndcg (lower end)", low.get(("v3", "v1", "ndcg")), 0),
+        ("v3 above v1 in mrr (lower end)", low.get(("v3", "v1", "mrr")), 0),
+    ]  # fmt: skip
+    return [
+        target(name, found, f"> {limit}", found > limit)
+        for name, found, limit in wanted
+        if found is not None
+    ]
+
+
+def study_tables(found: Mapping[str, Any]) -> Iterable[Table]:
+    """Yield tables of 80 columns: rows and differences per number of shots, then formulas."""
+    for count, rows in found.get("tables", {}).items():
+        caption = "± the longer half of the 95 % interval"
+        table = compact_table(f"{count} examples", caption, ["row"], list(_DIGITS))
+        for row in rows:
+            cells = (_spread(name, *row[name]) if name in row else "-" for name in _DIGITS)
+            table.add_row(row["row"], *cells)
+        yield table
+        yield _differences(count, [c for c in found["comparisons"] if str(c["shots"]) == count])
+    if formulas := found.get("formulas"):
+        kinds = list(dict.fromkeys(entry["formula"] for entry in formulas))
+        caption = "regret, as a share of that of random lists"
+        table = compact_table("formulas", caption, ["row"], kinds)
+        for row in dict.fromkeys(entry["row"] for entry in formulas):
+            shares = [entry["of chance"] for entry in formulas if entry["row"] == row]
+            table.add_row(row, *(f"{share:.2f}" for share in shares))
+        yield table
+
+
+def _differences(count: str, comparisons: Sequence[Mapping[str, Any]]) -> Table:
+    caption = f"± as above, {_LEVEL:.0%} unless stated; * the interval does not contain 0"
+    table = compact_table(
+        f"{count} examples: first minus second", caption, ["pair"], list(_COMPARED)
+    )
+    pairs: dict[str, dict[str, str]] = {}
+    for one in comparisons:
+        level = "" if one["level"] == _LEVEL else f", {one['level']:.1%}"
+        cells = pairs.setdefault(f"{one['row']} - {one['against']}{level}", {})
+        values = (one["difference"], one["low"], one["high"])
+        star = " " if one["better"] == "neither" else "*"
+        cells[one["column"]] = _spread(one["column"], *values, sign="+") + star
+    for name, cells in pairs.items():
+        table.add_row(name, *(cells.get(column, "-") for column in _COMPARED))
+    return table
+
+
+def _spread(column: str, mean: float, low: float, high: float, sign: str = "") -> str:
+    digits = _DIGITS[column]
+    return f"{mean:{sign}.{digits}f} ±{max(mean - low, high - mean):.{digits}f}"

@@ -14,7 +14,8 @@ from eligo.scenes.vlm.model import VlmConfig, build_processor, build_vlm, save_v
 from eligo.shots.learner.learner_config import LearnerConfig
 from eligo.shots.model.build import build_model
 from eligo.shots.model.config import PointerSelectorV1Config
-from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
+from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 VLM = VlmConfig(

@@ -13,10 +13,10 @@ from torch import Tensor
 from eligo import ops
 from eligo.errors import EligoError
 from eligo.selection import Selection
-from eligo.tokens.hooks.masking import ClampDropped, SoftCut, masking
+from eligo.tokens.hooks.masking import ClampDropped, masking
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.reducer import ReducerContext
+from eligo.tokens.reducer import ReducerContext, SoftCut
 from eligo.tokens.trace import answer_loss
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from eligo import tokens
 from eligo.errors import InputError
 from eligo.tokens.hooks.pruning import pruning
-from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
+from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 

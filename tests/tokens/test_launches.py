@@ -21,7 +21,8 @@ from eligo.ops import ragged, topk
 from eligo.tokens.hooks import checks
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.inference.bench_models import PARTS, default_plan, random_inputs, random_llava
-from eligo.tokens.model.modules import LayerPruner, MergerShape, TokenMerger
+from eligo.tokens.model.layer_pruners import LayerPruner
+from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import ReducerContext
 

@@ -15,9 +15,9 @@ from eligo import ops
 from eligo.config.yaml import dump_yaml
 from eligo.errors import EligoError, InputError
 from eligo.tokens.model.discriminator import Discriminator, DiscriminatorShape
-from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
-from eligo.tokens.model.relaxer import TrainingRelaxer
-from eligo.tokens.model.scorers import Relaxation, choose, perturb
+from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
+from eligo.tokens.model.relaxer import Relaxation, TrainingRelaxer, add_noise, relax_top_k
+from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.reducer import Reducer, ReducerContext
 from eligo.train.weights import save_weights
 
@@ -143,8 +143,8 @@ def test_after_annealing_training_and_inference_are_the_same(kind):
 def test_relaxed_choices_sum_to_the_budget(count, temperature, seed):
     context = make_context(seed=seed)
     scores = torch.randn(3, 9)
-    ranks = perturb(scores, Relaxation(temperature, 1.0, False))
-    choice = choose(ranks, budget(count), context.mask, temperature)
+    ranks = add_noise(scores, Relaxation(temperature, 1.0, False))
+    choice = relax_top_k(ranks, budget(count), context.mask, temperature)
     expected = context.mask.sum(-1).clamp_max(count)
     torch.testing.assert_close(choice.keep.sum(-1), expected.float(), atol=1e-3, rtol=0)
     assert torch.equal(choice.kept.sum(-1), expected)

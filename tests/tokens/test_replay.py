@@ -8,7 +8,8 @@ import torch
 from eligo.config import load_config
 from eligo.tokens.config import TokensTrainConfig
 from eligo.tokens.hooks import cuda_graphs as replay
-from eligo.tokens.model.modules import LayerPruner, MergerShape, TokenMerger
+from eligo.tokens.model.layer_pruners import LayerPruner
+from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.reducer import ReducerContext
 from eligo.tokens.training.task import TokensTask
 from eligo.train import fit

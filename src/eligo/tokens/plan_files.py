@@ -25,7 +25,8 @@ PLAN = "plan.json"
 
 def save(plan: Plan, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write a plan and its parts, the latter's weights as `dtype`."""
-    from eligo.tokens.model.modules import LayerPruner, LayerPruners, TokenMerger
+    from eligo.tokens.model.layer_pruners import LayerPruner, LayerPruners
+    from eligo.tokens.model.token_merger import TokenMerger
 
     heads = {
         layer: cut.reducer
@@ -92,7 +93,8 @@ class _Builder:
 
     def __call__(self, described: dict[str, Any], layer: int | float = 0) -> Reducer:
         from eligo.tokens import methods
-        from eligo.tokens.model.modules import LayerPruners, TokenMerger
+        from eligo.tokens.model.layer_pruners import LayerPruners
+        from eligo.tokens.model.token_merger import TokenMerger
 
         settings = dict(described)
         name = settings.pop("name")

@@ -1,7 +1,7 @@
 """The interface of methods that reduce vision tokens: `ReducerContext` in, `Selection` out.
 
-All methods, learned or training-free, implement `Reducer`. Positions, masks and caches are handled
-by `pruning`, costs by `eligo.tokens.cost`.
+All methods, learned or training-free, implement `Reducer`; `Relaxer` is the form with gradients for
+training. Positions, masks and caches are handled by `pruning`, costs by `eligo.tokens.cost`.
 """
 
 from collections.abc import Set
@@ -78,4 +78,39 @@ class Reducer(Protocol):
 
         A row of the result depends neither on other rows nor on padding.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class SoftMerge:
+    """Result of stage 1 in a training step, with gradients."""
+
+    features: Float[Tensor, "images kept width"]
+    """Reduced tower features, in raster order."""
+    selection: Selection
+    """What was kept, in raster order."""
+    key_bias: Float[Tensor, "images kept"]
+    """Attention bias in every layer: `log z` (optional) + `log(1 + p - stopgrad(p))`."""
+
+
+@dataclass(frozen=True)
+class SoftCut:
+    """Result of a cut in a training step, with gradients."""
+
+    selection: Selection
+    """The hard choice among `context.mask`."""
+    mask: Float[Tensor, "images tokens"]
+    """m: straight-through (values 0 and 1) or soft (values p)."""
+
+
+@runtime_checkable
+class Relaxer(Protocol):
+    """Makes the choices of all stages in a training step."""
+
+    def merge(self, context: ReducerContext, budget: Budget) -> SoftMerge:
+        """Run stage 1."""
+        ...
+
+    def cut(self, layer: int, context: ReducerContext, budget: Budget) -> SoftCut:
+        """Run the cut at the input of a layer; `context.mask` marks the remaining tokens."""
         ...

@@ -15,7 +15,7 @@ bfloat16 or float32.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,55 +29,12 @@ from eligo.tokens.hooks.layout import add_bias, arrange, follow, prompt_mask, sp
 from eligo.tokens.hooks.pruning import Removal
 from eligo.tokens.hosts import Host
 from eligo.tokens.plan import Plan
-from eligo.tokens.reducer import Reducer, ReducerContext
+from eligo.tokens.reducer import Reducer, ReducerContext, Relaxer, SoftCut
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
 FLOOR = 1e-9
 """What is left of a dropped key."""
 _CLAMP = 10.0  # times the RMS of the kept
-
-
-@runtime_checkable
-class SoftMerge(Protocol):
-    """What stage 1 makes of the images, with gradients (`modules.Merged` is one)."""
-
-    @property
-    def features(self) -> Float[Tensor, "images kept width"]:
-        """Reduced tower features, in raster order."""
-        ...
-
-    @property
-    def selection(self) -> Selection:
-        """What was kept, in raster order."""
-        ...
-
-    @property
-    def key_bias(self) -> Float[Tensor, "images kept"]:
-        """For the attention of every layer: `log z` + `log(1 + p - stopgrad(p))`."""
-        ...
-
-
-@dataclass(frozen=True)
-class SoftCut:
-    """What a cut makes of the tokens that reached it, with gradients."""
-
-    selection: Selection
-    """The hard choice, among `context.mask`."""
-    mask: Float[Tensor, "images tokens"]
-    """m: straight-through (values 0 and 1) or soft (values p)."""
-
-
-@runtime_checkable
-class Relaxer(Protocol):
-    """How the stages of a plan choose in a training step."""
-
-    def merge(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> SoftMerge:
-        """Stage 1."""
-        ...
-
-    def cut(self, layer: int, context: ReducerContext, budget: Int[Tensor, " images"]) -> SoftCut:
-        """The cut at the input of a layer; `context.mask`: what reached it."""
-        ...
 
 
 @contextmanager

@@ -30,9 +30,9 @@ from eligo.tokens.hosts import host_of
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.inputs_config import ScenesDataConfig
 from eligo.tokens.model.discriminator import Discriminator, DiscriminatorShape
-from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
-from eligo.tokens.model.relaxer import TrainingRelaxer
-from eligo.tokens.model.scorers import Relaxation
+from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
+from eligo.tokens.model.relaxer import Relaxation, TrainingRelaxer
+from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.training.batch import HostBatch, shared_images
 from eligo.tokens.training.health import memory_guard

@@ -13,10 +13,9 @@ from tiny_task import make
 from eligo.errors import InputError
 from eligo.pretrained.load import shipped_models
 from eligo.tokens import pruning
-from eligo.tokens.host_mark import HostMark
 from eligo.tokens.hosts import host_of
 from eligo.tokens.methods import build as build_method
-from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.plan import Cut, HostMark, Plan, Stage1
 from eligo.tokens.plan_files import PLAN
 
 FREE = Plan(Stage1(build_method("uniform"), 8), [Cut(1, build_method("uniform"), 4)])

@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from eligo.tokens.hooks.masking import masking
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.hosts import Host
-from eligo.tokens.hosts.families import Llava
+from eligo.tokens.hosts.llava import Llava
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 

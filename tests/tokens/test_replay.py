@@ -42,8 +42,8 @@ def test_a_cpu_records_nothing():
     part, budget = make_part("merger"), torch.tensor([9] * IMAGES)
     with torch.no_grad():
         for seed in range(4):
-            replay.choose(part, make_context(seed), budget)
-    assert part not in replay._RECORDINGS
+            replay.select_tokens(part, make_context(seed), budget)
+    assert part not in replay._GRAPHS
 
 
 @pytest.mark.gpu
@@ -54,8 +54,8 @@ def test_replays_are_the_plain_choice(kind: str):
     with torch.no_grad():
         for seed in range(5):
             context = make_context(seed, device="cuda")
-            found.append((context, replay.choose(part, context, budget)))
-        assert len(replay._RECORDINGS[part].made) == 1
+            found.append((context, replay.select_tokens(part, context, budget)))
+        assert len(replay._GRAPHS[part].graphs) == 1
         for context, chosen in found:  # at the end: later replays must not change earlier choices
             wanted = part.select(context, budget).in_order(padded=False)
             torch.testing.assert_close(chosen.indices, wanted.indices, atol=0, rtol=0)
@@ -78,9 +78,9 @@ def test_half_precision_and_padded_questions_are_replayed(mode: type):
             question_padded=True,
         )
         with mode():
-            found = replay.choose(part, context, budget)
+            found = replay.select_tokens(part, context, budget)
             assert found.indices.equal(part.select(context, budget).indices)
-    assert len(replay._RECORDINGS[part].made) == 1
+    assert len(replay._GRAPHS[part].graphs) == 1
     assert torch.backends.cuda.matmul.fp32_precision != "tf32"
 
 
@@ -88,17 +88,17 @@ def test_half_precision_and_padded_questions_are_replayed(mode: type):
 def test_recordings_are_few_and_follow_the_weights():
     part, budget = make_part("pruner").cuda(), torch.tensor([9] * IMAGES)
     with torch.no_grad():
-        for words in range(1, replay._MOST + 3):
+        for words in range(1, replay._MAX_GRAPHS + 3):
             for seed in range(3):
-                replay.choose(part, make_context(seed, words, "cuda"), budget)
-        recordings = replay._RECORDINGS[part]
-        assert len(recordings.made) == replay._MOST
+                replay.select_tokens(part, make_context(seed, words, "cuda"), budget)
+        module_graphs = replay._GRAPHS[part]
+        assert len(module_graphs.graphs) == replay._MAX_GRAPHS
         for parameter in part.parameters():
             parameter.data = parameter.data.clone() + 0.1
         context = make_context(0, device="cuda")
         wanted = part.select(context, budget).in_order(padded=False)
-        assert replay.choose(part, context, budget).scores.equal(wanted.scores)
-        assert not recordings.made
+        assert replay.select_tokens(part, context, budget).scores.equal(wanted.scores)
+        assert not module_graphs.graphs
 
 
 @pytest.mark.gpu
@@ -107,12 +107,12 @@ def test_uneven_rows_and_large_batches_are_never_recorded(monkeypatch: pytest.Mo
     context = make_context(0, device="cuda")
     with torch.no_grad():
         for _ in range(4):
-            replay.choose(part, context, torch.tensor([9, 8, 9, 9]))
-            replay.choose(part, replace(context, padded=True), torch.tensor([9] * IMAGES))
-        monkeypatch.setattr(replay, "_TOKENS", IMAGES * TOKENS - 1)
+            replay.select_tokens(part, context, torch.tensor([9, 8, 9, 9]))
+            replay.select_tokens(part, replace(context, padded=True), torch.tensor([9] * IMAGES))
+        monkeypatch.setattr(replay, "_MAX_TOKENS", IMAGES * TOKENS - 1)
         for _ in range(4):
-            replay.choose(part, context, torch.tensor([9] * IMAGES))
-    assert part not in replay._RECORDINGS
+            replay.select_tokens(part, context, torch.tensor([9] * IMAGES))
+    assert part not in replay._GRAPHS
 
 
 @pytest.mark.gpu
@@ -120,14 +120,14 @@ def test_what_cannot_be_recorded_runs_plainly(monkeypatch: pytest.MonkeyPatch, c
     def refuse(*_: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(replay, "_Recorded", refuse)
+    monkeypatch.setattr(replay, "_Graph", refuse)
     part, budget = make_part("pruner").cuda(), torch.tensor([9] * IMAGES)
     context = make_context(0, device="cuda")
     with torch.no_grad():
-        found = [replay.choose(part, context, budget) for _ in range(5)]
+        found = [replay.select_tokens(part, context, budget) for _ in range(5)]
         assert all(one.indices.equal(part.select(context, budget).indices) for one in found)
     assert [record.message for record in caplog.records] == [
-        "pruner: choices are not replayed: no room"
+        "pruner: selections are not replayed: no room"
     ]
 
 

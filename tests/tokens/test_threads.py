@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from eligo.errors import EligoError
 from eligo.report.pictures import rgb_picture
 from eligo.scenes import SceneConfig, SceneDataset, load_vlm
-from eligo.tokens.hooks.cuda_graphs import _RECORDINGS
+from eligo.tokens.hooks.cuda_graphs import _GRAPHS
 from eligo.tokens.hooks.masking import masking
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
@@ -400,7 +400,7 @@ def test_recorded_choices_in_threads() -> None:
 
     with pruning(model, plan) as trace:
         alone = [work(number) for number in range(6)]  # recorded on the way
-        assert any(recordings.made for recordings in _RECORDINGS.values())
+        assert any(module_graphs.graphs for module_graphs in _GRAPHS.values())
         for number, (logits, positions) in enumerate(in_threads(work)):
             assert torch.allclose(logits, alone[number % 6][0], atol=1e-3), number
             assert positions == alone[number % 6][1], number

@@ -86,7 +86,7 @@ def test_d_nobody_sees_the_future() -> None:
     """Original positions as compact causal indices would: columns 0, 3, 5 are rows 0, 1, 2."""
     causal = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
     index = torch.tensor([[0, 3, 5]])
-    found = prompt_mask(causal, layout(index, [3]), 6, torch.zeros(1, 3, 4), flat=False)
+    found = prompt_mask(causal, layout(index, [3]), torch.zeros(1, 3, 4), flat=False)
     assert found is not None
     assert found[0, 0].tolist() == [[True, False, False], [True, True, False], [True] * 3]
 
@@ -98,7 +98,7 @@ def test_e_the_lowest_number_is_never_added_twice() -> None:
     assert biased.isfinite().all()
     assert biased[0, 0, 0].tolist() == [1.0, lowest]
     padded = layout(torch.tensor([[-1, 1], [0, 1]]), [1, 2])
-    found = prompt_mask(mask, padded, 2, torch.zeros(2, 2, 4), flat=False)
+    found = prompt_mask(mask, padded, torch.zeros(2, 2, 4), flat=False)
     assert found is not None
     assert found.isfinite().all()
     assert (found.softmax(-1).sum(-1) - 1).abs().max() < 1e-6, "padded queries see themselves"
@@ -199,7 +199,7 @@ def test_k_indices_follow_their_values() -> None:
     mask = torch.ones(1, 1, 3, 3, dtype=torch.bool, device="meta")
     like = torch.zeros(1, 2, 4, device="meta")
     ragged = layout(torch.tensor([[-1, 2], [0, 1]]), [1, 2])
-    assert prompt_mask(mask, ragged, 3, like, flat=False).shape == (2, 1, 2, 2)  # pyright: ignore
+    assert prompt_mask(mask, ragged, like, flat=False).shape == (2, 1, 2, 2)  # pyright: ignore
 
 
 def test_k_dispatched_models_work() -> None:
@@ -220,8 +220,8 @@ def test_flash_masks_are_flat() -> None:
     """Flash attention takes masks of keys; None stays None."""
     like = torch.zeros(2, 1, 4)
     even, ragged = torch.tensor([[0, 2], [1, 2]]), torch.tensor([[-1, 2], [1, 2]])
-    assert prompt_mask(None, layout(even, [2, 2]), 3, like, flat=True) is None
-    found = prompt_mask(torch.ones(2, 3), layout(ragged, [1, 2]), 3, like, flat=True)
+    assert prompt_mask(None, layout(even, [2, 2]), like, flat=True) is None
+    found = prompt_mask(torch.ones(2, 3), layout(ragged, [1, 2]), like, flat=True)
     assert found is not None
     assert found.tolist() == [[False, True], [True, True]]
     assert later_mask(None, layout(even, [2, 2]), 3, 1, like, flat=True) is None

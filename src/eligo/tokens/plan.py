@@ -238,9 +238,7 @@ class Plan:
 
     @classmethod
     def load(
-        cls,
-        name: str | Path,
-        reducers: "Mapping[str, Callable[..., Reducer]] | None" = None,
+        cls, name: str | Path, reducers: "Mapping[str, Callable[..., Reducer]] | None" = None
     ) -> "Plan":
         """Load a plan from its folder, by the name of a shipped one, or by a name on the hub.
 

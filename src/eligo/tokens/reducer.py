@@ -19,34 +19,38 @@ Need = Literal["question", "attention_row", "question_rows", "cls_row", "scene"]
 """Optional fields of `ReducerContext`."""
 Budget = Int[Tensor, " images"]
 """Tokens to keep per image, on the CPU."""
+Features = Float[Tensor, "images tokens width"]
+TokenValues = Float[Tensor, "images tokens"]
+TokenIndex = Int[Tensor, "images tokens"]
+TokenMask = Bool[Tensor, "images tokens"]
 
 
 @dataclass(frozen=True)
 class ReducerContext:
     """Vision tokens of some images, one row per image, padded and masked."""
 
-    features: Float[Tensor, "images tokens width"]
+    features: Features
     """Tower features (before) or hidden states at the layer's input (inside)."""
-    mask: Bool[Tensor, "images tokens"]
+    mask: TokenMask
     """True for real tokens."""
-    positions: Int[Tensor, "images tokens"]
+    positions: TokenIndex
     """Raster index of each token in the full grid of its image."""
     grid: Int[Tensor, "images 2"]
     """Rows and columns of each image's grid."""
-    sizes: Float[Tensor, "images tokens"] | None = None
+    sizes: TokenValues | None = None
     """How many tokens each one stands for after merging; None: one each."""
     question: Float[Tensor, "images words question_width"] | None = None
     """Prompt text: input embeddings (before) or states at the layer's input (inside)."""
     question_mask: Bool[Tensor, "images words"] | None = None
     """True for real words; None: all are."""
-    attention_row: Float[Tensor, "images tokens"] | None = None
+    attention_row: TokenValues | None = None
     """Attention of the last prompt token in the layer before, averaged over heads."""
     question_rows: Float[Tensor, "images words tokens"] | None = None
     """The same for every word of the question; undefined where `question_mask` is False."""
-    cls_row: Float[Tensor, "images tokens"] | None = None
+    cls_row: TokenValues | None = None
     """Attention of [CLS] in the tower layer that gives the features, averaged over heads; for
     towers without [CLS], the mean attention that each token receives."""
-    scene: Bool[Tensor, "images tokens"] | None = None
+    scene: TokenMask | None = None
     """Tokens that show an object which decides the answer (generated scenes only)."""
     padded: bool = True
     """False if the host knows, without a device sync, that `mask` is all True."""
@@ -99,7 +103,7 @@ class SoftCut:
 
     selection: Selection
     """The hard choice among `context.mask`."""
-    mask: Float[Tensor, "images tokens"]
+    mask: TokenValues
     """m: straight-through (values 0 and 1) or soft (values p)."""
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from eligo import ops
@@ -20,29 +20,32 @@ from eligo.tokens.hosts import Capture, Host
 from eligo.tokens.reducer import Budget, Need, Reducer, ReducerContext
 from eligo.tokens.trace import Trace
 
+Kwargs = dict[str, Any]
+
+
+class MergedTokens(NamedTuple):
+    """Result of stage 1."""
+
+    selection: Selection  # in raster order
+    features: Float[Tensor, "images kept width"]
+    sizes: Float[Tensor, "images kept"] | None
+    key_bias: Float[Tensor, "images kept"] | None
+
 
 @dataclass(eq=False)
 class PromptState:
     """One prompt on its way through the layers; later tokens read it too."""
 
     prompt: Prompt
-    kept: Int[Tensor, "batch width"]
-    """Columns of the prompt that entered the language model; -1 pads."""
-    base: Layout
-    """Layout of layer 0."""
-    counts: Sequence[Sequence[int]]
-    """Tokens after each stage of the plan, per image."""
+    kept: Int[Tensor, "batch width"]  # columns that entered the language model; -1 pads
+    base: Layout  # of layer 0
+    counts: Sequence[Sequence[int]]  # tokens after each stage of the plan, per image
     trace: Trace
-    offsets: Int[Tensor, "batch 1"] | None = None
-    """Offsets of the positions of later text, for hosts that have them."""
-    layouts: dict[int, Layout] = field(default_factory=dict)
-    """By layer, for the layers that have run."""
-    cuts: dict[int, Any] = field(default_factory=dict)
-    """Result of each cut, by layer."""
-    last_word_rows: dict[int, Tensor] = field(default_factory=dict)
-    """Attention of the last word, by layer."""
-    word_rows: dict[int, Tensor] = field(default_factory=dict)
-    """Attention of all words, by layer."""
+    offsets: Int[Tensor, "batch 1"] | None = None  # of the positions of later text
+    layouts: dict[int, Layout] = field(default_factory=dict)  # by layer, as far as layers have run
+    cuts: dict[int, Any] = field(default_factory=dict)  # result of each cut, by layer
+    last_word_rows: dict[int, Tensor] = field(default_factory=dict)  # its attention, by layer
+    word_rows: dict[int, Tensor] = field(default_factory=dict)  # attention of all words, by layer
     repeated: dict[tuple[Layout, int], Layout] = field(default_factory=dict)
 
     @property
@@ -71,15 +74,12 @@ class ForwardPass:
 
     state: PromptState
     is_prompt: bool
-    session: Any = None
-    """Its `PruningSession`: it travels with the call, whatever thread runs a layer."""
-    later: int = 0
-    """Columns after the prompt, including those of this pass."""
-    times: int = 1
-    """Rows per row of the prompt."""
+    session: Any = None  # its `PruningSession`, whatever thread runs a layer
+    later: int = 0  # columns after the prompt, including those of this pass
+    times: int = 1  # rows per row of the prompt
     has_grad: bool = False
+    # Mask and tables of the host and what replaces them, shared by the layers between cuts.
     adapted: dict[Any, tuple[Any, Any, Any]] = field(default_factory=dict)
-    """Mask and tables of the host and what replaces them, shared by the layers between cuts."""
 
 
 def run_reducer(reducer: Reducer, context: ReducerContext, budget: Budget) -> Selection:

@@ -92,16 +92,12 @@ class _Graph:
 class _ModuleGraphs:
     """The graphs of one module."""
 
-    weights: tuple[int, ...] = ()
-    """Addresses of the weights, which graphs read."""
+    weights: tuple[int, ...] = ()  # addresses that graphs read
     seen: Counter[Any] = field(default_factory=Counter)
     graphs: dict[Any, _Graph] = field(default_factory=dict)
-    is_refused: bool = False
-    """True after a failed recording, or when threads share the module: nothing is recorded."""
-    thread: int = field(default_factory=threading.get_ident)
-    """The first thread."""
-    lock: Any = field(default_factory=threading.Lock)
-    """Guards inputs and outputs, which have fixed addresses."""
+    is_refused: bool = False  # after a failed recording, or when threads share the module
+    thread: int = field(default_factory=threading.get_ident)  # the first one
+    lock: Any = field(default_factory=threading.Lock)  # guards inputs and outputs of graphs
 
     def find(self, reducer: nn.Module, context: ReducerContext, budget: Tensor) -> _Graph | None:
         """Return the graph that fits, recorded now if it is due."""

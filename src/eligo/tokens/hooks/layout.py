@@ -17,6 +17,9 @@ from torch.nn import functional as F
 
 from eligo import ops
 
+Columns = Int[Tensor, "batch kept"]
+Values = Shaped[Tensor, "..."]
+
 _ALIGNED = 16  # SDPA copies masks with unaligned rows, in every layer
 _GROWTH = 256  # columns by which the masks of decoding grow
 
@@ -25,22 +28,14 @@ _GROWTH = 256  # columns by which the masks of decoding grow
 class Layout:
     """Columns of the prompt in the layers between two cuts."""
 
-    index: Int[Tensor, "batch width"] | None
-    """Columns of layer 0; None: all of them."""
-    images: Int[Tensor, "images tokens"]
-    """Columns of the vision tokens in this layout; -1 pads."""
-    words: Int[Tensor, "batch words"]
-    """Columns of the text in this layout; -1 pads."""
-    positions: Int[Tensor, "images tokens"]
-    """Raster index of each token in its image's grid."""
-    sizes: Float[Tensor, "images tokens"] | None
-    """How many tokens each one stands for; None: one each."""
-    counts: Sequence[int]
-    """Tokens per image; known without a device sync."""
-    lengths: Sequence[int]
-    """Columns per row; known without a device sync."""
-    bias: Float[Tensor, "batch width"] | None = None
-    """Bias of the attention logits of these keys."""
+    index: Int[Tensor, "batch width"] | None  # columns of layer 0; None: all of them
+    images: Int[Tensor, "images tokens"]  # columns of vision tokens in this layout; -1 pads
+    words: Int[Tensor, "batch words"]  # columns of the text in this layout; -1 pads
+    positions: Int[Tensor, "images tokens"]  # raster index of each token in its image's grid
+    sizes: Float[Tensor, "images tokens"] | None  # tokens that each one stands for; None: one
+    counts: Sequence[int]  # tokens per image; known without a device sync
+    lengths: Sequence[int]  # columns per row; known without a device sync
+    bias: Float[Tensor, "batch width"] | None = None  # of the attention logits of these keys
 
     @property
     def batch(self) -> int:
@@ -95,9 +90,7 @@ class Layout:
 
 def arrange(
     words: Int[Tensor, "batch words"], images: Int[Tensor, "batch tokens"], lengths: Sequence[int]
-) -> tuple[
-    Int[Tensor, "batch width"], Int[Tensor, "batch width"], Int[Tensor, "batch words_and_tokens"]
-]:
+) -> tuple[Columns, Columns, Int[Tensor, "batch words_and_tokens"]]:
     """Return sorted columns, aligned to the right; the place each came from; where each went.
 
     Places count words, then tokens. -1 sorts first, so shorter rows are padded on the left.
@@ -111,27 +104,20 @@ def arrange(
     return columns[:, spare:], order[:, spare:], places
 
 
-def take(
-    values: Shaped[Tensor, "..."], index: Int[Tensor, "batch kept"], *, ragged: bool = True
-) -> Shaped[Tensor, "..."]:
-    """Gather `batch length *features` at `index`; zeros at -1 (`ragged`); a batch of 1 broadcasts.
-
-    The index moves to the device of the values, which with a `device_map` is that of their layer.
-    """
+def take(values: Values, index: Columns, *, ragged: bool = True) -> Values:
+    """Gather `batch length *features`, on the device of the values; zeros at -1 (`ragged`)."""
     return ops.gather(values, index.to(values.device), padded=ragged)
 
 
 def take_index(
-    columns: Int[Tensor, "rows columns"], index: Int[Tensor, "rows kept"], *, ragged: bool = True
-) -> Int[Tensor, "rows kept"]:
+    columns: Int[Tensor, "batch columns"], index: Columns, *, ragged: bool = True
+) -> Columns:
     """Gather values that are indices themselves: -1 stays -1."""
     picked = take(columns, index, ragged=ragged)
     return picked.masked_fill(index.to(picked.device) < 0, -1) if ragged else picked
 
 
-def take_last(
-    values: Shaped[Tensor, "..."], index: Int[Tensor, "batch kept"]
-) -> Shaped[Tensor, "... kept"]:
+def take_last(values: Values, index: Columns) -> Shaped[Tensor, "... kept"]:
     """Gather position ids, `(axes) batch length` or one row for all; column 0 at -1."""
     index = index.to(values.device).clamp_min(0)
     index = index.expand(*values.shape[:-2], *index.shape)
@@ -139,7 +125,7 @@ def take_last(
 
 
 def take_rotary(
-    tables: tuple[Tensor, Tensor], index: Int[Tensor, "batch kept"], *, ragged: bool = True
+    tables: tuple[Tensor, Tensor], index: Columns, *, ragged: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Gather cos and sin, `(axes) batch length dim`: mRoPE may have a leading axis."""
 
@@ -165,7 +151,7 @@ def put(
     return torch.cat([base, extra], dim=1).index_put((rows, slots), values)[:, :width]
 
 
-def inverse(index: Int[Tensor, "batch kept"], length: int) -> Int[Tensor, "batch length"]:
+def inverse(index: Columns, length: int) -> Int[Tensor, "batch length"]:
     """Return the place of each of `length` columns in `index`; -1 if it was dropped."""
     slots = index % (length + 1)  # an extra column takes the padding
     places = torch.arange(index.shape[-1], device=index.device).expand(index.shape)
@@ -231,9 +217,7 @@ def later_mask(
     return add_bias(mask, F.pad(bias.to(mask.device), (0, later))[:, None, None], like)
 
 
-def causal_mask(
-    num_queries: int, num_keys: int, device: torch.device
-) -> Bool[Tensor, "1 1 queries keys"]:
+def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[Tensor, "1 1 _ _"]:
     """Return a causal mask whose last query sees all keys."""
     mask = torch.ones((num_queries, num_keys), dtype=torch.bool, device=device)
     return mask.tril(num_keys - num_queries)[None, None]
@@ -249,9 +233,7 @@ def _causal_bias(bias: Tensor, like: Tensor) -> Tensor:
     return shown.masked_fill(future, torch.finfo(like.dtype).min)[..., :width]
 
 
-def add_bias(
-    mask: Shaped[Tensor, "..."], bias: Float[Tensor, "..."], like: Tensor
-) -> Float[Tensor, "..."]:
+def add_bias(mask: Values, bias: Float[Tensor, "..."], like: Tensor) -> Float[Tensor, "..."]:
     """Return a float mask with `bias` on visible keys and the lowest number elsewhere.
 
     Filled, not added: twice the lowest number is -inf, and a row of it NaN.

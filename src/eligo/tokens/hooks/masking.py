@@ -12,7 +12,7 @@ With hard masks this equals `pruning`. float16 cannot hold attention weights of 
 bfloat16 or float32.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,16 +22,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from eligo.errors import EligoError
-from eligo.selection import Selection
-from eligo.tokens.hooks.context import ForwardPass, PromptState, check_selection, run_reducer
-from eligo.tokens.hooks.layout import (
-    add_bias,
-    arrange,
-    causal_mask,
-    prompt_mask,
-    put,
-    take_index,
+from eligo.tokens.hooks.context import (
+    ForwardPass,
+    Kwargs,
+    MergedTokens,
+    PromptState,
+    check_selection,
+    run_reducer,
 )
+from eligo.tokens.hooks.layout import add_bias, arrange, causal_mask, prompt_mask, put, take_index
 from eligo.tokens.hooks.pruning import TokenRemoval
 from eligo.tokens.hosts import Host
 from eligo.tokens.plan import Plan
@@ -72,14 +71,10 @@ def masking(
 class _Survivors:
     """Vision tokens after a cut."""
 
-    mask: Float[Tensor, "images tokens"]
-    """m_bar."""
-    alive: Bool[Tensor, "images tokens"]
-    """Tokens that `pruning` would keep."""
-    counts: list[int]
-    """Their number per image."""
-    lengths: list[int]
-    """Columns per row under `pruning`."""
+    mask: Float[Tensor, "images tokens"]  # m_bar
+    alive: Bool[Tensor, "images tokens"]  # tokens that `pruning` would keep
+    counts: list[int]  # their number per image
+    lengths: list[int]  # columns per row under `pruning`
 
 
 class TokenMasking(TokenRemoval):
@@ -88,18 +83,16 @@ class TokenMasking(TokenRemoval):
     relaxer: Relaxer | None = None
     acts_on: Literal["keys", "states"] = "keys"
 
-    def merge(
-        self, reducer: Reducer, context: ReducerContext, budget: Budget
-    ) -> tuple[Selection, Tensor, Tensor | None, Tensor | None]:
+    def merge(self, reducer: Reducer, context: ReducerContext, budget: Budget) -> MergedTokens:
         """Run the relaxed stage 1, if there is a relaxer."""
         if self.relaxer is None:
             return super().merge(reducer, context, budget)
         soft = self.relaxer.merge(context, budget)
         check_selection(reducer, soft.selection, context, budget)
         sizes = soft.selection.sizes.detach()
-        return soft.selection, soft.features, sizes, soft.key_bias
+        return MergedTokens(soft.selection, soft.features, sizes, soft.key_bias)
 
-    def begin(self, kwargs: dict[str, Any]) -> tuple[ForwardPass, dict[str, Any]]:
+    def begin(self, kwargs: Kwargs) -> tuple[ForwardPass, Kwargs]:
         """Start a pass without a cache."""
         if kwargs.get("past_key_values") is not None:
             raise EligoError(
@@ -111,8 +104,8 @@ class TokenMasking(TokenRemoval):
         return forward, {**kwargs, "use_cache": False}
 
     def adapt_inputs(
-        self, layer: int, forward: ForwardPass, hidden: Tensor, kwargs: Mapping[str, Any]
-    ) -> tuple[Tensor, Mapping[str, Any]]:
+        self, layer: int, forward: ForwardPass, hidden: Tensor, kwargs: Kwargs
+    ) -> tuple[Tensor, Kwargs]:
         """Hide dropped tokens."""
         state = forward.state
         if layer in self.cuts:

@@ -2,15 +2,16 @@
 
 A forward pass belongs to the context that its thread or asyncio task opened, else to the only open
 one; with several open it is refused. The core's hook finds the context, rewrites the arguments and
-leaves a `ForwardPass` for the text model's hook, which adds it to the arguments of the layers; their
-hooks remove it. So a pass carries its context and state along, even through autograd threads that
-run a checkpointed layer again, which a thread-local would not reach.
+leaves a `ForwardPass` for the text model's hook, which adds it to the arguments of the layers. So a
+pass carries its state along, even to autograd threads that run a checkpointed layer again, which a
+thread-local would not reach.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -19,14 +20,13 @@ from torch import nn
 
 from eligo.errors import EligoError
 from eligo.tokens.hooks.attention import recorders
-from eligo.tokens.hooks.context import ForwardPass
+from eligo.tokens.hooks.context import ForwardPass, Kwargs
 from eligo.tokens.hosts import Host
 
 if TYPE_CHECKING:
     from eligo.tokens.hooks.session import PruningSession
 
 Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 Call = tuple[Args, Kwargs]
 
 _PASS = "eligo_pass"
@@ -62,7 +62,7 @@ class ModelHooks:
         self._before(host.core, self._on_core)
         self._before(host.text, self._on_text)
         for index, layer in enumerate(host.layers):
-            self._before(layer, self._on_layer(index))
+            self._before(layer, partial(self._on_layer, index))
         self._before(host.tower, self._on_tower)
         for handle in (
             host.core.register_forward_hook(self._after_core, always_call=True),
@@ -86,16 +86,18 @@ class ModelHooks:
         """Restore the model."""
         self._stack.close()
 
-    def _before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        handle = module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+    def _before(self, module: nn.Module, hook: Callable[[nn.Module, Args, Kwargs], Any]) -> None:
+        def with_kwargs(module: nn.Module, args: Args, kwargs: Kwargs | None = None) -> Any:
+            return None if kwargs is None else hook(module, args, kwargs)
+
+        handle = module.register_forward_pre_hook(with_kwargs, with_kwargs=True, prepend=True)
         self._stack.callback(handle.remove)
 
-    def _on_outer(self, module: nn.Module, args: Args, kwargs: Kwargs | None = None) -> None:
-        session = None if kwargs is None else session_of(self.core, kwargs.get(_CACHE))
-        if session is not None and kwargs is not None:
+    def _on_outer(self, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
+        if (session := session_of(self.core, kwargs.get(_CACHE))) is not None:
             session.check_call(module, args, kwargs)
 
-    def _on_tower(self, _module: nn.Module, *_: Any) -> None:
+    def _on_tower(self, *_: Any) -> None:
         if (session := session_of(self.core)) is not None:
             session.enter_tower()
 
@@ -103,9 +105,8 @@ class ModelHooks:
         if (session := session_of(self.core)) is not None:
             session.leave_tower(output)
 
-    def _on_core(self, module: nn.Module, args: Args, kwargs: Kwargs | None = None) -> Call | None:
-        session = None if kwargs is None else session_of(module, kwargs.get(_CACHE))
-        if session is None or kwargs is None:
+    def _on_core(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Call | None:
+        if (session := session_of(module, kwargs.get(_CACHE))) is None:
             return None
         session.begin_pass()
         self._current.session = session
@@ -118,21 +119,17 @@ class ModelHooks:
         if session is not None:
             session.end_pass()
 
-    def _on_text(self, _module: nn.Module, args: Args, kwargs: Kwargs | None = None) -> Call | None:
+    def _on_text(self, _module: nn.Module, args: Args, kwargs: Kwargs) -> Call | None:
         forward, self._current.forward = self._current.forward, None
-        if forward is None or kwargs is None:
+        if forward is None:
             return None
         forward.has_grad = torch.is_grad_enabled()
         return args, {**kwargs, _PASS: forward}
 
-    def _on_layer(self, index: int) -> Callable[..., Call | None]:
-        def hook(_module: nn.Module, args: Args, kwargs: Kwargs | None = None) -> Call | None:
-            forward = None if kwargs is None else kwargs.pop(_PASS, None)
-            if forward is None or kwargs is None:
-                return None
-            return forward.session.enter_layer(index, forward, args, kwargs)
-
-        return hook
+    def _on_layer(self, index: int, _module: nn.Module, args: Args, kwargs: Kwargs) -> Call | None:
+        if (forward := kwargs.pop(_PASS, None)) is None:
+            return None
+        return forward.session.enter_layer(index, forward, args, kwargs)
 
     def _after_text(self, module: nn.Module, _args: Args, *rest: Any) -> None:
         kwargs, output = rest if len(rest) == 2 else ({}, rest[0])

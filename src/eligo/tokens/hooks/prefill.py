@@ -6,8 +6,8 @@ and everything that counts columns (mask, positions, token types) is gathered wi
 """
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool
@@ -15,47 +15,32 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.selection import Selection
-from eligo.tokens.hooks.context import ContextBuilder, ForwardPass, PromptState
+from eligo.tokens.hooks.context import ForwardPass, Kwargs, PromptState
 from eligo.tokens.hooks.layout import Layout, arrange, inverse, put, take, take_index, take_last
 from eligo.tokens.hooks.prompt import Prompt, PromptScan, locate_images, scan_prompt
-from eligo.tokens.hosts import Capture, Host
-from eligo.tokens.plan import Plan
-from eligo.tokens.reducer import Budget, Reducer, ReducerContext
+from eligo.tokens.hosts import Capture
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
-Merge = Callable[
-    [Reducer, ReducerContext, Budget], tuple[Selection, Tensor, Tensor | None, Tensor | None]
-]
-"""Stage 1: selection in raster order, reduced features, sizes, key bias."""
+if TYPE_CHECKING:
+    from eligo.tokens.hooks.session import PruningSession
 
 _IMAGE_INPUTS = (
-    "pixel_values",
-    "pixel_attention_mask",
-    "image_sizes",
-    "image_grid_thw",
-    "image_hidden_states",
-    "mm_encoder_outputs",
-    "mm_token_type_ids",
-)
+    "pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw",
+    "image_hidden_states", "mm_encoder_outputs", "mm_token_type_ids",
+)  # fmt: skip
 
 
 class PrefillPatcher:
     """Rewrites the arguments of the core model's forward pass."""
 
     def __init__(
-        self,
-        host: Host,
-        plan: Plan,
-        question_mask: Bool[Tensor, "batch length"] | None,
-        contexts: ContextBuilder,
-        merge: Merge,
+        self, session: "PruningSession", question_mask: Bool[Tensor, "batch length"] | None
     ) -> None:
-        self.host, self.plan, self.question_mask = host, plan, question_mask
-        self.contexts, self.merge = contexts, merge
+        self.session, self.host, self.plan = session, session.host, session.plan
+        self.question_mask = question_mask
         self._thread = threading.local()  # holds the prompt that is generated from without a cache
 
-    def begin(self, kwargs: dict[str, Any]) -> tuple[ForwardPass, dict[str, Any]]:
+    def begin(self, kwargs: Kwargs) -> tuple[ForwardPass, Kwargs]:
         """Read and reduce a prompt; return its pass and the new arguments of the core."""
         host, input_ids = self.host, kwargs.get("input_ids")
         if input_ids is None:
@@ -75,7 +60,7 @@ class PrefillPatcher:
             positions = host.prompt_positions(kwargs, input_ids)
         state, embeds = self._reduce(prompt, capture)
         state.offsets = host.position_offsets(positions, mask)
-        changed: dict[str, Any] = {name: None for name in _IMAGE_INPUTS if name in kwargs}
+        changed: Kwargs = {name: None for name in _IMAGE_INPUTS if name in kwargs}
         changed |= {"input_ids": None, "inputs_embeds": embeds}
         if self.plan.positions == "reindex" and state.dropped:
             is_dropped = inverse(state.kept, state.length) < 0
@@ -86,7 +71,7 @@ class PrefillPatcher:
             changed["token_type_ids"] = take(kwargs["token_type_ids"], state.kept)
         return ForwardPass(state, is_prompt=True), {**kwargs, **changed}
 
-    def _encode(self, kwargs: Mapping[str, Any]) -> Capture:
+    def _encode(self, kwargs: Kwargs) -> Capture:
         if kwargs.get("pixel_values") is not None:
             self.host.encode(kwargs)
             assert self.host.capture is not None
@@ -106,7 +91,7 @@ class PrefillPatcher:
             )
         return capture
 
-    def _prompt_length(self, input_ids: Tensor, kwargs: Mapping[str, Any]) -> int:
+    def _prompt_length(self, input_ids: Tensor, kwargs: Kwargs) -> int:
         """Return the length without generated tokens: without a cache, every step repeats all."""
         known: Tensor | None = getattr(self._thread, "prompt_ids", None)
         if (
@@ -135,10 +120,12 @@ class PrefillPatcher:
         if stage is None:
             vision = prompt.stack(capture.projected)
         else:
-            context = self.contexts.for_stage1(stage.reducer, prompt, capture, positions, words)
+            context = self.session.contexts.for_stage1(
+                stage.reducer, prompt, capture, positions, words
+            )
             counts = [count[0] for count in stage_counts]
             watch = Stopwatch(words.device)
-            selection, merged, sizes, key_bias = self.merge(
+            selection, merged, sizes, key_bias = self.session.merge(
                 stage.reducer, context, torch.tensor(counts)
             )
             watch.stop()
@@ -176,7 +163,7 @@ class PrefillPatcher:
         return words.masked_fill((prompt.words < 0).unsqueeze(-1), 0) if ragged else words
 
     def _kept_mask(
-        self, mask: Tensor | None, scan: PromptScan, state: PromptState, kwargs: Mapping[str, Any]
+        self, mask: Tensor | None, scan: PromptScan, state: PromptState, kwargs: Kwargs
     ) -> Tensor | None:
         """Return the mask of kept keys; None if there is no padding."""
         has_cache = kwargs.get("past_key_values") is not None
@@ -191,8 +178,8 @@ class PrefillPatcher:
         return None if has_cache else torch.ones_like(state.kept)
 
     def proceed(
-        self, state: PromptState | None, cache: Any, kwargs: dict[str, Any]
-    ) -> tuple[ForwardPass, dict[str, Any]]:
+        self, state: PromptState | None, cache: Any, kwargs: Kwargs
+    ) -> tuple[ForwardPass, Kwargs]:
         """Continue a prompt whose state and cache are given."""
         if state is None:
             raise InputError(
@@ -215,7 +202,7 @@ class PrefillPatcher:
         cached = cache.get_seq_length() - state.base.width
         new = self._num_new(state, cached, num_given, kwargs)
         _check_cache(cache, state, cached)
-        changed: dict[str, Any] = {name: None for name in _IMAGE_INPUTS if name in kwargs}
+        changed: Kwargs = {name: None for name in _IMAGE_INPUTS if name in kwargs}
         for name in ("input_ids", "inputs_embeds", "token_type_ids"):
             if kwargs.get(name) is not None:
                 changed[name] = kwargs[name][:, -new:]
@@ -223,8 +210,8 @@ class PrefillPatcher:
         kept = _repeated(state.kept, times)
         positions = self.host.later_positions(
             kwargs.get("position_ids"),
-            offsets=_repeated(state.offsets, times),
-            mask=mask,
+            _repeated(state.offsets, times),
+            mask,
             past=state.length + cached,
             new=new,
             device=given.device,
@@ -241,9 +228,7 @@ class PrefillPatcher:
         forward = ForwardPass(state, is_prompt=False, later=cached + new, times=times)
         return forward, {**kwargs, **changed}
 
-    def _num_new(
-        self, state: PromptState, cached: int, num_given: int, kwargs: Mapping[str, Any]
-    ) -> int:
+    def _num_new(self, state: PromptState, cached: int, num_given: int, kwargs: Kwargs) -> int:
         """Return how many of the given tokens are new.
 
         A new turn of `generate` crops the conversation by the length of layer 0's cache, and so
@@ -270,7 +255,7 @@ def _repeated(values: Any, times: int) -> Any:
     return values if values is None or times == 1 else values.repeat_interleave(times, 0)
 
 
-def _encoded_image(kwargs: Mapping[str, Any]) -> Any:
+def _encoded_image(kwargs: Kwargs) -> Any:
     """Return the image features that `generate` computed beforehand, if it did."""
     outputs = kwargs.get("mm_encoder_outputs")
     return outputs.get("image") if isinstance(outputs, Mapping) else None
@@ -286,7 +271,7 @@ def _check_mask(mask: Any) -> None:
         )
 
 
-def _check_padding(scan: PromptScan, kwargs: Mapping[str, Any]) -> None:
+def _check_padding(scan: PromptScan, kwargs: Kwargs) -> None:
     cached = kwargs.get("past_key_values") is not None or kwargs.get("use_cache") is True
     if cached and len(scan.input_ids) > 1 and not scan.ends_real:
         raise InputError(

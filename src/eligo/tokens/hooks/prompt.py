@@ -26,8 +26,7 @@ class RowIndex:
     images, one is a view of the other.
     """
 
-    rows: Sequence[int]
-    """Row of each image, ascending."""
+    rows: Sequence[int]  # row of each image, ascending
     batch: int
 
     @cached_property
@@ -92,18 +91,12 @@ class PromptScan:
     """Placeholders and question words of a batch of prompts."""
 
     input_ids: Int[Tensor, "batch length"]
-    vision: Bool[Tensor, "batch length"]
-    """Placeholders."""
-    question: Bool[Tensor, "batch length"]
-    """Words of the question."""
-    num_vision: Sequence[int]
-    """Placeholders per row."""
-    num_question: Sequence[int]
-    """Words of the question per row."""
-    is_whole: bool
-    """Whether there is no padding."""
-    ends_real: bool
-    """Whether no row is padded on the right."""
+    vision: Bool[Tensor, "batch length"]  # placeholders
+    question: Bool[Tensor, "batch length"]  # words of the question
+    num_vision: Sequence[int]  # per row
+    num_question: Sequence[int]  # per row
+    is_whole: bool  # there is no padding
+    ends_real: bool  # no row is padded on the right
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,24 +104,16 @@ class Prompt:
     """A batch of prompts with images, before anything is dropped; indices count its columns."""
 
     input_ids: Int[Tensor, "batch length"]
-    source: Sequence[int]
-    """Index of each image of the batch among the captured images."""
+    source: Sequence[int]  # index of each image of the batch among the captured images
     row_index: RowIndex
-    counts: Sequence[int]
-    """Tokens per image."""
+    counts: Sequence[int]  # tokens per image
     grids: Sequence[tuple[int, int]]
-    columns: Int[Tensor, "images tokens"]
-    """Columns of the vision tokens; -1 pads."""
-    words: Int[Tensor, "batch words"]
-    """Columns of text, including answers and padding; -1 pads."""
-    num_words: Sequence[int]
-    """Words per row."""
-    word_mask: Bool[Tensor, "batch words"]
-    """True for words of the question."""
-    is_all_question: bool
-    """Whether all words of all rows belong to the question."""
-    empty_rows: Sequence[int]
-    """Rows without a question."""
+    columns: Int[Tensor, "images tokens"]  # of the vision tokens; -1 pads
+    words: Int[Tensor, "batch words"]  # columns of text, also answers and padding; -1 pads
+    num_words: Sequence[int]  # per row
+    word_mask: Bool[Tensor, "batch words"]  # True for words of the question
+    is_all_question: bool  # all words of all rows belong to the question
+    empty_rows: Sequence[int]  # rows without a question
 
     @cached_property
     def rows(self) -> Int[Tensor, " images"]:

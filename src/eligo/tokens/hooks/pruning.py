@@ -5,7 +5,7 @@ rebuilt, so what a host does with positions and masks (prefix attention, mRoPE, 
 Layer 0 is never cut: `generate` counts by the length of its cache.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.hooks.context import ForwardPass, PromptState, run_reducer
+from eligo.tokens.hooks.context import ForwardPass, Kwargs, MergedTokens, PromptState, run_reducer
 from eligo.tokens.hooks.layout import (
     Layout,
     arrange,
@@ -63,15 +63,13 @@ def pruning(
 class TokenRemoval(PruningSession):
     """A session in which cuts remove columns."""
 
-    def merge(
-        self, reducer: Reducer, context: ReducerContext, budget: Budget
-    ) -> tuple[Selection, Tensor, Tensor | None, Tensor | None]:
+    def merge(self, reducer: Reducer, context: ReducerContext, budget: Budget) -> MergedTokens:
         """Run the reducer, and average what it merged."""
         selection = run_reducer(reducer, context, budget)
         padded = context.padded or len(set(budget.tolist())) > 1
         sizes = None if selection.assignment is None else selection.sizes
         features = selection.fold(context.features, padded=padded)
-        return selection, features, sizes, self._bias_of(sizes)
+        return MergedTokens(selection, features, sizes, self._bias_of(sizes))
 
     def _bias_of(self, sizes: Tensor | None) -> Tensor | None:
         """Return `log z`, if the plan uses it; padding has size 0."""
@@ -80,8 +78,8 @@ class TokenRemoval(PruningSession):
         return sizes.clamp_min(torch.finfo(sizes.dtype).tiny).log()
 
     def adapt_inputs(
-        self, layer: int, forward: ForwardPass, hidden: Tensor, kwargs: Mapping[str, Any]
-    ) -> tuple[Tensor, Mapping[str, Any]]:
+        self, layer: int, forward: ForwardPass, hidden: Tensor, kwargs: Kwargs
+    ) -> tuple[Tensor, Kwargs]:
         """Gather everything that is still as long as layer 0."""
         if forward.is_prompt:
             layout, hidden = self._enter(layer, forward.state, hidden)
@@ -97,8 +95,8 @@ class TokenRemoval(PruningSession):
         return hidden, known[2]
 
     def _mask_and_tables(
-        self, layout: Layout, forward: ForwardPass, hidden: Tensor, kwargs: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, layout: Layout, forward: ForwardPass, hidden: Tensor, kwargs: Kwargs
+    ) -> Kwargs:
         mask, tables = kwargs.get("attention_mask"), kwargs.get("position_embeddings")
         flat, length = self.host.is_flash, forward.state.base.width
         if forward.is_prompt:

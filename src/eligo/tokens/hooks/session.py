@@ -1,14 +1,13 @@
 """What `pruning` and `masking` share: one open context, and the checks of its inputs.
 
-The hooks themselves are in `model_hooks`. Stage 1 acts at the core (the model without its head), and
-not at the outermost model, because PEFT calls the `forward` of the latter without its hooks.
+The hooks are in `model_hooks`. Stage 1 acts at the core (the model without its head), not at the
+outermost model, because PEFT calls the `forward` of the latter without its hooks.
 """
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,10 +15,22 @@ import torch
 from torch import Tensor, nn
 
 from eligo.errors import EligoError, InputError
-from eligo.selection import Selection
 from eligo.tokens.hooks.attention import recorders, recording
-from eligo.tokens.hooks.context import ContextBuilder, ForwardPass, PromptState
-from eligo.tokens.hooks.model_hooks import Call, hooks_on, refuse_nesting, register, unregister
+from eligo.tokens.hooks.context import (
+    ContextBuilder,
+    ForwardPass,
+    Kwargs,
+    MergedTokens,
+    PromptState,
+)
+from eligo.tokens.hooks.model_hooks import (
+    Args,
+    Call,
+    hooks_on,
+    refuse_nesting,
+    register,
+    unregister,
+)
 from eligo.tokens.hooks.prefill import PrefillPatcher
 from eligo.tokens.hosts import Host, host_of
 from eligo.tokens.plan import Plan
@@ -65,25 +76,18 @@ class PruningSession:
                 stack.enter_context(recording(host.tower.config, "the vision tower"))
             self._stack = stack.pop_all()
         self.contexts = ContextBuilder(host, self._scene)
-        self.prefill = PrefillPatcher(
-            host, self.plan, self._question_mask, self.contexts, self.merge
-        )
+        self.prefill = PrefillPatcher(self, self._question_mask)
         self.is_open = True
         register(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         with self._pass_ended:
             self.is_open = False
             unregister(self)
             here = threading.get_ident()  # passes of other threads are completed
             self._pass_ended.wait_for(lambda: set(self._passes) <= {here})
-        self._stack.__exit__(kind, error, traceback)
+        self._stack.__exit__(*error)
         for cache in list(self._states):
             cache.update = _refuse_cache
         self._states.clear()
@@ -96,19 +100,17 @@ class PruningSession:
 
     # Implemented by subclasses.
 
-    def merge(
-        self, reducer: Reducer, context: ReducerContext, budget: Budget
-    ) -> tuple[Selection, Tensor, Tensor | None, Tensor | None]:
-        """Run stage 1: selection in raster order, reduced features, sizes, key bias."""
+    def merge(self, reducer: Reducer, context: ReducerContext, budget: Budget) -> MergedTokens:
+        """Run stage 1."""
         raise NotImplementedError
 
     def adapt_inputs(
-        self, layer: int, forward: ForwardPass, hidden: Tensor, kwargs: Mapping[str, Any]
-    ) -> tuple[Tensor, Mapping[str, Any]]:
+        self, layer: int, forward: ForwardPass, hidden: Tensor, kwargs: Kwargs
+    ) -> tuple[Tensor, Kwargs]:
         """Return the input of a layer, and the arguments to change."""
         raise NotImplementedError
 
-    def begin(self, kwargs: dict[str, Any]) -> tuple[ForwardPass, dict[str, Any]]:
+    def begin(self, kwargs: Kwargs) -> tuple[ForwardPass, Kwargs]:
         """Start a pass over a prompt; return it and the new arguments of the core."""
         return self.prefill.begin(kwargs)
 
@@ -127,9 +129,7 @@ class PruningSession:
 
     # Called by the hooks, from the outside in.
 
-    def check_call(
-        self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def check_call(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Kwargs:
         """Return the arguments of a forward pass by name; raise if pruning cannot handle them."""
         if torch.compiler.is_compiling():
             raise EligoError(
@@ -165,7 +165,7 @@ class PruningSession:
                 f"pruning: got logits_to_keep={keep} together with a cache, as assisted decoding "
                 "does; expected plain generation: cropped caches are not supported"
             )
-        return dict(kwargs)
+        return kwargs
 
     def begin_pass(self) -> None:
         """Enter the core in this thread."""
@@ -195,8 +195,8 @@ class PruningSession:
         self.host.end_tower(output)
 
     def enter_core(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[ForwardPass, dict[str, Any]]:
+        self, module: nn.Module, args: Args, kwargs: Kwargs
+    ) -> tuple[ForwardPass, Kwargs]:
         """Start a pass over a prompt or over later tokens; return it and the new arguments."""
         kwargs = self.check_call(module, args, kwargs)
         outputs = kwargs.get("mm_encoder_outputs")
@@ -212,9 +212,7 @@ class PruningSession:
         forward.session = self
         return forward, kwargs
 
-    def enter_layer(
-        self, index: int, forward: ForwardPass, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Call:
+    def enter_layer(self, index: int, forward: ForwardPass, args: Args, kwargs: Kwargs) -> Call:
         """Return the arguments of a layer."""
         hidden = args[0] if args else kwargs.pop("hidden_states")
         if forward.is_prompt:

@@ -18,6 +18,12 @@ from torch import Tensor, nn
 from eligo.errors import EligoError, InputError
 from eligo.tokens.hooks.attention import attention_of
 
+Positions = Int[Tensor, "..."]
+Offsets = Int[Tensor, "batch 1"]
+Ids = Int[Tensor, "batch length"]
+Patches = Float[Tensor, "images patches"]
+TokenValues = Float[Tensor, "images tokens"]
+
 _CAPTURE = "eligo_capture"
 
 
@@ -25,14 +31,10 @@ _CAPTURE = "eligo_capture"
 class Capture:
     """Vision features of a batch of images: one entry per image (per tile, if the host tiles)."""
 
-    features: Sequence[Float[Tensor, "_ width"]]
-    """Input of the projector, or output of the tower if there is none."""
-    projected: Sequence[Float[Tensor, "_ text_width"]]
-    """Input of the language model."""
-    grids: Sequence[tuple[int, int]]
-    """Rows and columns of tokens."""
-    cls_row: Sequence[Float[Tensor, " _"]] | None = None
-    """Attention over the tokens, for methods that rank by it."""
+    features: Sequence[Float[Tensor, "_ width"]]  # input of the projector, if there is one
+    projected: Sequence[Float[Tensor, "_ text_width"]]  # input of the language model
+    grids: Sequence[tuple[int, int]]  # rows and columns of tokens
+    cls_row: Sequence[Float[Tensor, " _"]] | None = None  # attention over the tokens
 
     @property
     def num_tokens(self) -> list[int]:
@@ -198,9 +200,7 @@ class Host:
         rows, self._call.tower_rows = self._call.tower_rows, []
         return torch.cat(rows) if rows else None
 
-    def rows_to_tokens(
-        self, rows: Float[Tensor, "images patches"]
-    ) -> Float[Tensor, "images tokens"]:
+    def rows_to_tokens(self, rows: Patches) -> TokenValues:
         """Convert attention over patches (without [CLS]) to attention over tokens."""
         return rows
 
@@ -221,9 +221,7 @@ class Host:
         finally:
             self._call.is_projecting = False
 
-    def embed(
-        self, input_ids: Int[Tensor, "batch length"]
-    ) -> Float[Tensor, "batch length text_width"]:
+    def embed(self, input_ids: Ids) -> Float[Tensor, "batch length text_width"]:
         """Return input embeddings; placeholders outside of the vocabulary get any."""
         table = self.core.get_input_embeddings()
         if self.image_token_id >= table.num_embeddings:
@@ -235,41 +233,26 @@ class Host:
         """Id of the image placeholder."""
         return self.config.image_token_id
 
-    def prompt_positions(
-        self, inputs: Mapping[str, Any], input_ids: Int[Tensor, "batch length"]
-    ) -> Int[Tensor, "..."]:
+    def prompt_positions(self, _inputs: Mapping[str, Any], input_ids: Ids) -> Positions:
         """Return the host's default positions of a whole prompt."""
-        del inputs
         length = input_ids.shape[1]
         return torch.arange(length, device=input_ids.device)[None] + self.first_position
 
-    def position_offsets(
-        self, positions: Int[Tensor, "..."], mask: Int[Tensor, "batch length"] | None
-    ) -> Int[Tensor, "batch 1"] | None:
+    def position_offsets(self, _positions: Positions, _mask: Ids | None) -> Offsets | None:
         """Return, per row, how much positions of later text differ from the number of tokens."""
-        del positions, mask
         return None
 
     def later_positions(
-        self,
-        given: Int[Tensor, "..."] | None,
-        offsets: Int[Tensor, "batch 1"] | None,
-        mask: Int[Tensor, "batch length"] | None,
-        past: int,
-        new: int,
-        device: torch.device,
-    ) -> Int[Tensor, "..."]:
+        self, given: Positions | None, _offsets: Offsets | None, _mask: Ids | None,
+        past: int, new: int, device: torch.device,
+    ) -> Positions:  # fmt: skip
         """Return positions of `new` tokens after `past` others; `given`: those of the caller."""
-        del offsets, mask
         if given is not None:
             return given[..., -new:]
         return torch.arange(past, past + new, device=device)[None] + self.first_position
 
-    def logical_length(
-        self, position_ids: Int[Tensor, "..."], offsets: Int[Tensor, "batch 1"] | None
-    ) -> int:
+    def logical_length(self, position_ids: Positions, _offsets: Offsets | None) -> int:
         """Return the length of a sequence without padding by its last position (device sync)."""
-        del offsets
         return int(position_ids[..., -1].max()) + 1 - self.first_position
 
     def state(self) -> dict[str, Any]:

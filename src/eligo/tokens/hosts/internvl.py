@@ -1,9 +1,8 @@
 """InternVL: a tower, pixel shuffle, an MLP projector, a language model; images are tiled."""
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from eligo.tokens.hosts.base import Host
+from eligo.tokens.hosts.base import Host, Patches, TokenValues
 
 
 class InternVL(Host):
@@ -27,9 +26,7 @@ class InternVL(Host):
         """The attention of the layer that gives the features."""
         return self.feature_layer(self.tower.encoder.layer).attention  # pyright: ignore
 
-    def rows_to_tokens(
-        self, rows: Float[Tensor, "images patches"]
-    ) -> Float[Tensor, "images tokens"]:
+    def rows_to_tokens(self, rows: Patches) -> TokenValues:
         """Shuffle like the features, then average the patches of a token."""
         side = int(rows.shape[1] ** 0.5)
         squares = rows.reshape(len(rows), side, side, 1)

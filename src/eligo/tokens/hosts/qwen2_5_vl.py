@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
-from eligo.tokens.hosts.base import Capture, Host
+from eligo.tokens.hosts.base import Capture, Host, Ids, Offsets, Positions
 
 
 class Qwen25VL(Host):
@@ -58,9 +57,7 @@ class Qwen25VL(Host):
         tokens = rows.reshape(-1, self.tower.spatial_merge_unit).mean(-1)
         return tokens[window_index.argsort().to(tokens.device)]
 
-    def prompt_positions(
-        self, inputs: Mapping[str, Any], input_ids: Int[Tensor, "batch length"]
-    ) -> Int[Tensor, "..."]:
+    def prompt_positions(self, inputs: Mapping[str, Any], input_ids: Ids) -> Positions:
         """Return positions on the full grid, before anything is dropped; set `rope_deltas`."""
         kinds, grid = inputs.get("mm_token_type_ids"), inputs.get("image_grid_thw")
         if kinds is None or grid is None:
@@ -75,23 +72,16 @@ class Qwen25VL(Host):
         self.core.rope_deltas = deltas
         return positions
 
-    def position_offsets(
-        self, positions: Int[Tensor, "..."], mask: Int[Tensor, "batch length"] | None
-    ) -> Int[Tensor, "batch 1"] | None:
+    def position_offsets(self, positions: Positions, mask: Ids | None) -> Offsets | None:
         """Return `rope_deltas` per prompt: text continues after the image's largest position."""
         length = positions.shape[-1]
         count = length if mask is None else mask[:, -length:].sum(-1)
         return (positions[-3:].amax((0, 2)) + 1 - count)[:, None]
 
     def later_positions(
-        self,
-        given: Int[Tensor, "..."] | None,
-        offsets: Int[Tensor, "batch 1"] | None,
-        mask: Int[Tensor, "batch length"] | None,
-        past: int,
-        new: int,
-        device: torch.device,
-    ) -> Int[Tensor, "..."]:
+        self, given: Positions | None, offsets: Offsets | None, mask: Ids | None,
+        past: int, new: int, device: torch.device,
+    ) -> Positions:  # fmt: skip
         """Apply the prompt's own offsets.
 
         In a later turn `generate` would use the `rope_deltas` of the model's latest prompt, from
@@ -106,9 +96,7 @@ class Qwen25VL(Host):
         positions = text.to(device) + offsets.to(device)
         return positions[None] if given is not None else positions.expand(3, -1, -1)
 
-    def logical_length(
-        self, position_ids: Int[Tensor, "..."], offsets: Int[Tensor, "batch 1"] | None
-    ) -> int:
+    def logical_length(self, position_ids: Positions, offsets: Offsets | None) -> int:
         """Position ids have four rows (unshifted text first), or one or three shifted rows."""
         last = position_ids[0][..., -1:]
         if position_ids.shape[0] != 4 and offsets is not None:

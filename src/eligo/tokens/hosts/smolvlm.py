@@ -1,9 +1,8 @@
 """SmolVLM: a SigLIP tower, pixel shuffle and one linear layer, a Llama."""
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from eligo.tokens.hosts.base import Host
+from eligo.tokens.hosts.base import Host, Patches, TokenValues
 
 
 class SmolVLM(Host):
@@ -29,9 +28,7 @@ class SmolVLM(Host):
         """Tokens of a sub-image."""
         return (self.patches_per_side // self.config.scale_factor) ** 2
 
-    def rows_to_tokens(
-        self, rows: Float[Tensor, "images patches"]
-    ) -> Float[Tensor, "images tokens"]:
+    def rows_to_tokens(self, rows: Patches) -> TokenValues:
         """Shuffle like the features, then average the patches of a token."""
         connector = self.core.connector
         return connector.pixel_shuffle(rows.unsqueeze(-1), connector.scale_factor).mean(-1)

@@ -25,50 +25,23 @@ from eligo.tokens.methods.tome import ToMe
 from eligo.tokens.methods.visionzip import VisionZip
 from eligo.train.rng import mix
 
-METHODS: Mapping[str, type[Method]] = MappingProxyType(
-    {
-        "none": KeepAll,
-        "random": RandomTokens,
-        "uniform": UniformGrid,
-        "pool": GridPooling,
-        "tome": ToMe,
-        "fastv": FastV,
-        "pyramiddrop": PyramidDrop,
-        "visionzip": VisionZip,
-        "divprune": DivPrune,
-        "cdpruner": CDPruner,
-        "sparsevlm": SparseVLM,
-        "oracle": Oracle,
-    }
-)
+METHODS: Mapping[str, type[Method]] = MappingProxyType({
+    "none": KeepAll, "random": RandomTokens, "uniform": UniformGrid, "pool": GridPooling,
+    "tome": ToMe, "fastv": FastV, "pyramiddrop": PyramidDrop, "visionzip": VisionZip,
+    "divprune": DivPrune, "cdpruner": CDPruner, "sparsevlm": SparseVLM, "oracle": Oracle,
+})  # fmt: skip
 """In the order in which tables show them."""
 
 if TYPE_CHECKING:
     AnyMethod = Method
-else:
+else:  # type of a config field that reads `{name: tome, rounds: 2}`
     AnyMethod = Annotated[Union[tuple(METHODS.values())], Field(discriminator="name")]  # noqa: UP007
-    """Type of a config field that reads `{name: tome, rounds: 2}`."""
 
 __all__ = [
-    "METHODS",
-    "AnyMethod",
-    "CDPruner",
-    "DivPrune",
-    "FastV",
-    "GridPooling",
-    "KeepAll",
-    "Method",
-    "Oracle",
-    "PyramidDrop",
-    "RandomTokens",
-    "SparseVLM",
-    "ToMe",
-    "UniformGrid",
-    "VisionZip",
-    "build",
-    "proposals",
-    "read_method",
-]
+    "METHODS", "AnyMethod", "CDPruner", "DivPrune", "FastV", "GridPooling", "KeepAll", "Method",
+    "Oracle", "PyramidDrop", "RandomTokens", "SparseVLM", "ToMe", "UniformGrid", "VisionZip",
+    "build", "proposals", "read_method",
+]  # fmt: skip
 
 
 def build(name: str, **options: Any) -> Method:

@@ -18,7 +18,16 @@ from eligo.config import Config
 from eligo.errors import InputError
 from eligo.ops._checks import values_are_free
 from eligo.selection import Selection
-from eligo.tokens.reducer import Budget, Need, ReducerContext, Where
+from eligo.tokens.reducer import (
+    Budget,
+    Features,
+    Need,
+    ReducerContext,
+    TokenIndex,
+    TokenMask,
+    TokenValues,
+    Where,
+)
 
 Space = Mapping[str, list[Any]]
 """Options, each with the values to try."""
@@ -66,16 +75,14 @@ class Method(Config):
 
 
 def keep_best(
-    context: ReducerContext, scores: Float[Tensor, "images tokens"], budget: Budget, width: int
+    context: ReducerContext, scores: TokenValues, budget: Budget, width: int
 ) -> Selection:
     """Select the tokens with the highest scores, best first."""
     scores = scores.float().masked_fill(~context.mask, 0.0)
     return Selection(ops.top_k(scores, budget, context.mask, width=width), scores, context.mask)
 
 
-def keep_marked(
-    context: ReducerContext, kept: Bool[Tensor, "images tokens"], width: int
-) -> Selection:
+def keep_marked(context: ReducerContext, kept: TokenMask, width: int) -> Selection:
     """Select marked tokens in raster order; the mark is the score."""
     return Selection(ops.align_left(kept, width), kept.float(), context.mask)
 
@@ -83,8 +90,8 @@ def keep_marked(
 def fold_into(
     context: ReducerContext,
     indices: Int[Tensor, "images kept"],
-    scores: Float[Tensor, "images tokens"],
-    destination: Int[Tensor, "images tokens"],
+    scores: TokenValues,
+    destination: TokenIndex,
 ) -> Selection:
     """Merge each token into column `destination` of `indices` (-1: dropped), weighted by size."""
     columns = torch.arange(indices.shape[-1], device=indices.device)
@@ -93,9 +100,7 @@ def fold_into(
     return Selection(indices, scores, context.mask, torch.where(folded, weights, 0.0))
 
 
-def evenly(
-    mask: Bool[Tensor, "images tokens"], count: Int[Tensor, " images"]
-) -> Bool[Tensor, "images tokens"]:
+def evenly(mask: TokenMask, count: Int[Tensor, " images"]) -> TokenMask:
     """Mark `count` real tokens of each row, evenly spaced, including the first."""
     supply = mask.sum(-1, keepdim=True).clamp_min(1)
     rank = mask.long().cumsum(-1) - 1
@@ -103,14 +108,14 @@ def evenly(
     return mask & (rank * count // supply > (rank - 1) * count // supply)
 
 
-def sizes_of(context: ReducerContext) -> Float[Tensor, "images tokens"]:
+def sizes_of(context: ReducerContext) -> TokenValues:
     """Return how many tokens each token stands for; 0 for padding."""
     if context.sizes is None:
         return context.mask.float()
     return context.sizes.float().masked_fill(~context.mask, 0.0)
 
 
-def unit_features(context: ReducerContext) -> Float[Tensor, "images tokens width"]:
+def unit_features(context: ReducerContext) -> Features:
     """Return float32 features of length 1; zeros in padding."""
     features = context.features.float().masked_fill(~context.mask.unsqueeze(-1), 0.0)
     return F.normalize(features, dim=-1)

@@ -10,20 +10,13 @@ exponent weighs relevance against diversity.
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.methods.base import (
-    Method,
-    Space,
-    question_similarities,
-    row_flops,
-    similarities,
-)
-from eligo.tokens.reducer import Budget, Need, ReducerContext, Where
+from eligo.tokens.methods.base import Method, Space, question_similarities, row_flops, similarities
+from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenValues, Where
 
 
 class CDPruner(Method):
@@ -70,7 +63,7 @@ class CDPruner(Method):
         factor = num_tokens * budget * (budget - 1)
         return 2.0 * num_tokens**2 * width + relevance[self.relevance] + factor
 
-    def _relevance(self, context: ReducerContext) -> Float[Tensor, "images tokens"]:
+    def _relevance(self, context: ReducerContext) -> TokenValues:
         if self.relevance == "question":
             return ops.masked_mean(*question_similarities(self.name, context))
         return getattr(context, self.relevance).float()

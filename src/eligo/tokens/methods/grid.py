@@ -11,13 +11,12 @@ row or a column.
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
 from eligo import ops
 from eligo.selection import Selection
 from eligo.tokens.methods.base import Method, Space, evenly, fold_flops, fold_into, keep_marked
-from eligo.tokens.reducer import Budget, ReducerContext, Where
+from eligo.tokens.reducer import Budget, ReducerContext, TokenIndex, TokenMask, Where
 
 Phase = Literal["middle", "first", "last"]
 """Which token represents a window: its middle, first (upper left) or last (lower right)."""
@@ -71,14 +70,14 @@ class GridPooling(Method):
 
 def uniform_tokens(
     context: ReducerContext, budget: Budget, width: int, phase: Phase = "middle"
-) -> Bool[Tensor, "images tokens"]:
+) -> TokenMask:
     """Mark `budget` tokens, spread over the grid."""
     return _completed(context, windows(context, budget, width, phase)[1], budget)
 
 
 def windows(
     context: ReducerContext, budget: Budget, width: int, phase: Phase = "middle"
-) -> tuple[Int[Tensor, "images tokens"], Bool[Tensor, "images tokens"]]:
+) -> tuple[TokenIndex, TokenMask]:
     """Return the window of each token (`width` for padding), and a mask of representatives."""
     positions = context.positions.long().masked_fill(~context.mask, 0)
     rows, columns = context.grid.long().clamp_min(1).unsqueeze(-1).unbind(1)  # (images, 1) each

@@ -8,13 +8,12 @@ objects, or is spread over the grid.
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from eligo.selection import Selection
 from eligo.tokens.methods.base import Method, Space, evenly, keep_best
 from eligo.tokens.methods.grid import uniform_tokens
-from eligo.tokens.reducer import Budget, Need, ReducerContext, Where
+from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenValues, Where
 
 
 class Oracle(Method):
@@ -49,7 +48,7 @@ class Oracle(Method):
         return 0.0
 
 
-def _distance(context: ReducerContext, deciding: Tensor) -> Float[Tensor, "images tokens"]:
+def _distance(context: ReducerContext, deciding: Tensor) -> TokenValues:
     """Return the distance to the nearest deciding token, relative to the grid's diagonal."""
     if deciding.shape[-1] == 0:
         return deciding.float()

@@ -7,7 +7,6 @@ not scores alone; `diverse: false` turns the latter off.
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -24,7 +23,7 @@ from eligo.tokens.model.scorers import (
     rank_tokens,
     real_features,
 )
-from eligo.tokens.reducer import Budget, Need, ReducerContext, Where
+from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenValues, Where
 
 
 class PrunersShape(Config):
@@ -86,7 +85,7 @@ class LayerPruner(nn.Module):
 
     def relax(
         self, context: ReducerContext, budget: Budget, relaxation: Relaxation
-    ) -> tuple[Selection, RelaxedTopK, Float[Tensor, "images tokens"]]:
+    ) -> tuple[Selection, RelaxedTopK, TokenValues]:
         """Return the training form of `select`: with noise, a relaxed top-k, and the scores."""
         scores, embedded = self._scores(context)
         ranks = rank_tokens(self.peaks, context, scores, embedded, relaxation)

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.tokens.reducer import Budget, ReducerContext, SoftCut
+from eligo.tokens.reducer import Budget, ReducerContext, SoftCut, TokenMask, TokenValues
 
 if TYPE_CHECKING:
     from eligo.tokens.model.layer_pruners import LayerPruners
@@ -22,37 +22,28 @@ MaskMode = Literal["straight_through", "soft"]
 class Relaxation:
     """How soft the choices of one training step are."""
 
-    temperature: float
-    """T of the relaxed top-k and of the soft assignment."""
-    noise: float
-    """Factor of the Gumbel noise: T / T_start while T falls; 0 after that and in evaluation."""
-    hard: bool
-    """Whether each token is merged into exactly one centre: after annealing."""
-    mode: MaskMode = "straight_through"
-    """Hard masks with the gradient of the relaxed ones, or the relaxed ones themselves."""
+    temperature: float  # T of the relaxed top-k and of the soft assignment
+    noise: float  # factor of the Gumbel noise: T / T_start while T falls, then 0
+    hard: bool  # merge each token into exactly one centre: after annealing
+    mode: MaskMode = "straight_through"  # hard masks with relaxed gradients, or relaxed masks
 
 
 @dataclass(frozen=True)
 class RelaxedTopK:
     """A differentiable top-k."""
 
-    ranks: Float[Tensor, "images tokens"]
-    """Scores with noise."""
-    keep: Float[Tensor, "images tokens"]
-    """`p`: how much each token is kept; sums to the budget."""
-    kept: Bool[Tensor, "images tokens"]
-    """The exact top-k."""
+    ranks: TokenValues  # scores with noise
+    keep: TokenValues  # `p`: how much each token is kept; sums to the budget
+    kept: TokenMask  # the exact top-k
 
-    def mask(self, mode: MaskMode) -> Float[Tensor, "images tokens"]:
+    def mask(self, mode: MaskMode) -> TokenValues:
         """Return 0 or 1 with the gradient of p, or p."""
-        return (
-            ops.straight_through(self.kept, self.keep) if mode == "straight_through" else self.keep
-        )
+        if mode == "soft":
+            return self.keep
+        return ops.straight_through(self.kept, self.keep)
 
 
-def add_noise(
-    scores: Float[Tensor, "images tokens"], relaxation: Relaxation
-) -> Float[Tensor, "images tokens"]:
+def add_noise(scores: TokenValues, relaxation: Relaxation) -> TokenValues:
     """Return `s + g T / T_start` with Gumbel noise g; in evaluation the scores themselves."""
     if not relaxation.noise:
         return scores
@@ -60,10 +51,7 @@ def add_noise(
 
 
 def relax_top_k(
-    ranks: Float[Tensor, "images tokens"],
-    budget: Budget,
-    mask: Bool[Tensor, "images tokens"],
-    temperature: float,
+    ranks: TokenValues, budget: Budget, mask: TokenMask, temperature: float
 ) -> RelaxedTopK:
     """Return the relaxed and the exact top-k of the ranks."""
     budget = budget.to(ranks.device, non_blocking=True)
@@ -78,8 +66,8 @@ def relax_top_k(
 class Decision:
     """Scores and choice of one stage."""
 
-    scores: Float[Tensor, "images tokens"]
-    mask: Bool[Tensor, "images tokens"]
+    scores: TokenValues
+    mask: TokenMask
     choice: RelaxedTopK
 
     def sparsity(self) -> Float[Tensor, ""]:
@@ -101,8 +89,7 @@ class TrainingRelaxer:
     pruners: "LayerPruners | None"
     relaxation: Relaxation
     size_bias: bool = True
-    decisions: dict[int, Decision] = field(default_factory=dict)
-    """By layer; 0 is stage 1."""
+    decisions: dict[int, Decision] = field(default_factory=dict)  # by layer; 0 is stage 1
 
     def merge(self, context: ReducerContext, budget: Budget) -> "Merged":
         """Run stage 1."""

@@ -15,7 +15,11 @@ from eligo.errors import InputError
 from eligo.nn import CrossAttention, without_autocast
 from eligo.selection import Selection
 from eligo.tokens.model.relaxer import Relaxation, add_noise
-from eligo.tokens.reducer import Budget, ReducerContext
+from eligo.tokens.reducer import Budget, Features, ReducerContext, TokenValues
+
+Embedded = Float[Tensor, "images tokens dim"]
+Words = Float[Tensor, "images words question_width"]
+WordMask = Bool[Tensor, "images words"] | None
 
 _FIRST_SCORES = 0.1  # scale of the initial scores: untrained scores should decide little
 _SAME = 1e-4  # smallest distance (1 - cosine) of two tokens
@@ -29,9 +33,7 @@ class SimpleScorer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.mlp = _score_mlp(width, dim)
 
-    def forward(
-        self, features: Float[Tensor, "images tokens width"], *_question: Tensor | None
-    ) -> Float[Tensor, "images tokens"]:
+    def forward(self, features: Features, *_question: Tensor | None) -> TokenValues:
         """Return float32 scores."""
         return self.mlp(self.norm(features.float())).squeeze(-1)
 
@@ -56,18 +58,11 @@ class QuestionScorer(nn.Module):
         self.attention = CrossAttention(dim, dim, dim, num_heads, qkv_bias=False)
         self.mlp = _score_mlp(dim, dim // 2)
 
-    def embed(
-        self, features: Float[Tensor, "images tokens width"]
-    ) -> Float[Tensor, "images tokens dim"]:
+    def embed(self, features: Features) -> Embedded:
         """Project the tokens, float32."""
         return self.vision_proj(self.vision_norm(features.float()))
 
-    def score(
-        self,
-        embedded: Float[Tensor, "images tokens dim"],
-        question: Float[Tensor, "images words question_width"],
-        question_mask: Bool[Tensor, "images words"] | None,
-    ) -> Float[Tensor, "images tokens"]:
+    def score(self, embedded: Embedded, question: Words, question_mask: WordMask) -> TokenValues:
         """Return float32 scores of embedded tokens; an empty question adds nothing to them."""
         question = question.float()
         if question_mask is not None:
@@ -76,12 +71,7 @@ class QuestionScorer(nn.Module):
         words = self.question_proj(self.question_norm(question))
         return self.mlp(embedded + self.attention(embedded, words, question_mask)).squeeze(-1)
 
-    def forward(
-        self,
-        features: Float[Tensor, "images tokens width"],
-        question: Float[Tensor, "images words question_width"],
-        question_mask: Bool[Tensor, "images words"] | None,
-    ) -> Float[Tensor, "images tokens"]:
+    def forward(self, features: Features, question: Words, question_mask: WordMask) -> TokenValues:
         """Return float32 scores."""
         return self.score(self.embed(features), question, question_mask)
 
@@ -120,11 +110,8 @@ class DensityPeaks(nn.Module):
         self.diversity = nn.Parameter(torch.ones(()))
 
     def forward(
-        self,
-        context: ReducerContext,
-        scores: Float[Tensor, "images tokens"],
-        embedded: Float[Tensor, "images tokens dim"],
-    ) -> Float[Tensor, "images tokens"]:
+        self, context: ReducerContext, scores: TokenValues, embedded: Embedded
+    ) -> TokenValues:
         """Return ranks; 0 in padding."""
         columns = context.grid[:, 1:].clamp_min(1)
         order = ops.ordered_dither(context.positions // columns, context.positions % columns)
@@ -145,25 +132,23 @@ class DensityPeaks(nn.Module):
 def rank_tokens(
     peaks: nn.Module | None,
     context: ReducerContext,
-    scores: Float[Tensor, "images tokens"],
-    embedded: Float[Tensor, "images tokens dim"],
+    scores: TokenValues,
+    embedded: Embedded,
     relaxation: Relaxation | None = None,
-) -> Float[Tensor, "images tokens"]:
+) -> TokenValues:
     """Return scores, with noise in training, adjusted by `peaks`."""
     ranks = scores if relaxation is None else add_noise(scores, relaxation)
     return ranks if peaks is None else peaks(context, ranks, embedded)
 
 
-def real_features(context: ReducerContext) -> Float[Tensor, "images tokens width"]:
+def real_features(context: ReducerContext) -> Features:
     """Return float32 features, zeros in padding: NaN there would reach gradients as 0 * NaN."""
     if not context.padded:
         return context.features.float()
     return context.features.masked_fill(~context.mask.unsqueeze(-1), 0.0).float()
 
 
-def question_of(
-    context: ReducerContext, name: str
-) -> tuple[Float[Tensor, "images words width"], Bool[Tensor, "images words"] | None]:
+def question_of(context: ReducerContext, name: str) -> tuple[Words, WordMask]:
     """Return the question and its mask, None if no row is padded."""
     if context.question is None:
         raise InputError(
@@ -180,7 +165,7 @@ def largest_budget(budget: Budget, num_tokens: int) -> int:
 
 
 def best_tokens(
-    ranks: Float[Tensor, "images tokens"], budget: Budget, context: ReducerContext
+    ranks: TokenValues, budget: Budget, context: ReducerContext
 ) -> tuple[Int[Tensor, "images kept"], bool]:
     """Return the best tokens in raster order, and whether no row is known to be padded."""
     width = largest_budget(budget, ranks.shape[-1])

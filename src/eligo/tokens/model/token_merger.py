@@ -33,7 +33,7 @@ from eligo.tokens.model.scorers import (
     rank_tokens,
     real_features,
 )
-from eligo.tokens.reducer import Budget, Need, ReducerContext, SoftMerge, Where
+from eligo.tokens.reducer import Budget, Need, ReducerContext, SoftMerge, TokenValues, Where
 
 MergerKind = Literal["simple", "question_aware"]
 
@@ -67,7 +67,7 @@ class MergerShape(Config):
 class Merged(SoftMerge):
     """Stage 1 of a training step, with what its losses need."""
 
-    scores: Float[Tensor, "images tokens"]
+    scores: TokenValues
     """Scores without noise."""
     choice: RelaxedTopK
 
@@ -118,7 +118,7 @@ class TokenMerger(PretrainedModule):
         """The question, for `question_aware`."""
         return frozenset() if self.shape.kind == "simple" else frozenset({"question"})
 
-    def scores(self, context: ReducerContext) -> Float[Tensor, "images tokens"]:
+    def scores(self, context: ReducerContext) -> TokenValues:
         """Return the importance of each token, float32; 0 in padding."""
         return self._scores(context, real_features(context))[0]
 
@@ -137,9 +137,8 @@ class TokenMerger(PretrainedModule):
             scores, queries = self._scores(context, features)
             ranks = rank_tokens(self.peaks, context, scores, queries)
             centres, is_even = best_tokens(ranks, budget, context)
-            assignment = self._assign(
-                context, features, scores, queries, centres, hard=True, padded=not is_even
-            )
+            parts = (features, scores, queries, centres)
+            assignment = self._assign(context, *parts, padded=not is_even)
         return Selection(centres, ranks, context.mask, assignment)
 
     def relax(
@@ -156,18 +155,14 @@ class TokenMerger(PretrainedModule):
         ranks = rank_tokens(self.peaks, context, scores, queries, relaxation)
         choice = relax_top_k(ranks, budget, context.mask, relaxation.temperature)
         centres = ops.align_left(choice.kept, largest_budget(budget, scores.shape[-1]))
-        temperature, hard = relaxation.temperature, relaxation.hard
-        assignment = self._assign(
-            context, features, scores, queries, centres, temperature=temperature, hard=hard
-        )
+        assignment = self._assign(context, features, scores, queries, centres, relaxation)
         selection = Selection(centres, ranks, context.mask, assignment)
         keep = ops.gather(choice.keep, centres)
         key_bias = torch.log1p(keep - keep.detach())
         if size_bias:
             sizes = selection.sizes
             key_bias = key_bias + torch.where(sizes > 0, sizes, 1.0).log()
-        folded = selection.fold(context.features)
-        return Merged(folded, selection, key_bias, scores, choice)
+        return Merged(selection.fold(context.features), selection, key_bias, scores, choice)
 
     def _assign(
         self,
@@ -176,17 +171,17 @@ class TokenMerger(PretrainedModule):
         scores: Tensor,
         queries: Tensor,
         centres: Tensor,
-        *,
-        hard: bool,
-        temperature: float = 1.0,
+        relaxation: Relaxation | None = None,
         padded: bool = True,
     ) -> Float[Tensor, "images kept tokens"]:
+        """Return the weights with which tokens are merged; hard without a relaxation."""
         mask = context.mask if context.padded else None
         with without_autocast(features.device):
             keys = self.key_proj(ops.gather(features, centres, padded=padded))
             logits = self.scale(keys, queries)
-            if temperature != 1.0:
-                logits = logits / temperature
+            if relaxation is not None and relaxation.temperature != 1.0:
+                logits = logits / relaxation.temperature
+            hard = relaxation is None or relaxation.hard
             assignment = ops.soft_assignment(logits, centres, mask, hard=hard, padded=padded)
             is_centre = ops.kept_mask(centres, scores.shape[-1])
             weights = scores.sigmoid().masked_fill(is_centre, 1.0)

@@ -5,7 +5,7 @@ what a table prints and what selects tokens.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, ClassVar
 
 import torch
@@ -36,15 +36,25 @@ Space = Mapping[str, list[Any]]
 class Method(Config):
     """A training-free reducer: stateless, without gradients, random only through its seed."""
 
-    where: ClassVar[frozenset[Where]]
+    places: ClassVar[frozenset[Where]]
     """Where it can be used. Methods that merge tokens only work before the language model."""
-    needs: ClassVar[frozenset[Need]] = frozenset()
+    reads: ClassVar[frozenset[Need]] = frozenset()
     """Optional fields of the context that it reads."""
     space: ClassVar[Space] = {}
     """Options worth tuning; `proposals` draws from the product of the values."""
 
     name: Any
     """Each method narrows this to its own literal, the discriminator in YAML."""
+
+    @property
+    def where(self) -> Set[Where]:
+        """Where it can be used."""
+        return self.places
+
+    @property
+    def needs(self) -> Set[Need]:
+        """Optional fields of the context that it reads."""
+        return self.reads
 
     def describe(self) -> dict[str, Any]:
         """Return name and options as plain values for `build(**description)`."""

@@ -7,6 +7,7 @@ inside it, and as relevance the mean cosine with the question's words or an atte
 exponent weighs relevance against diversity.
 """
 
+from collections.abc import Set
 from typing import ClassVar, Literal
 
 import torch
@@ -22,6 +23,7 @@ from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenValues, Wher
 class CDPruner(Method):
     """Greedy MAP of a DPP whose kernel is relevance x similarity x relevance."""
 
+    places: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
     # Without `cls_row`, which works elsewhere: a trial must not change where the method is used.
     space: ClassVar[Space] = {
         "relevance": ["question", "attention_row"],
@@ -36,12 +38,12 @@ class CDPruner(Method):
     """Exponent of the relevance: 0 is diversity alone, 1 is the paper's."""
 
     @property
-    def where(self) -> frozenset[Where]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def where(self) -> Set[Where]:
         """Where its relevance is available."""
         return frozenset({"before" if self.relevance == "cls_row" else "inside"})
 
     @property
-    def needs(self) -> frozenset[Need]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def needs(self) -> Set[Need]:
         """The field that holds its relevance."""
         return frozenset({self.relevance})
 

@@ -15,7 +15,7 @@ from eligo.tokens.reducer import Budget, ReducerContext, Where
 class DivPrune(Method):
     """Greedy max-min cosine distance."""
 
-    where: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
+    places: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
 
     name: Literal["divprune"] = "divprune"
 

@@ -15,8 +15,8 @@ from eligo.tokens.reducer import Budget, Need, ReducerContext, Where
 class AttentionRowMethod(Method):
     """Keeps the tokens that the last prompt token attends to most."""
 
-    where: ClassVar[frozenset[Where]] = frozenset({"inside"})
-    needs: ClassVar[frozenset[Need]] = frozenset({"attention_row"})
+    places: ClassVar[frozenset[Where]] = frozenset({"inside"})
+    reads: ClassVar[frozenset[Need]] = frozenset({"attention_row"})
 
     name: Any
 

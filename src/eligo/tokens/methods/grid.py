@@ -25,7 +25,7 @@ Phase = Literal["middle", "first", "last"]
 class UniformGrid(Method):
     """One token of every window."""
 
-    where: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
+    places: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
     space: ClassVar[Space] = {"phase": ["middle", "first", "last"]}
 
     name: Literal["uniform"] = "uniform"
@@ -46,7 +46,7 @@ class UniformGrid(Method):
 class GridPooling(Method):
     """The mean of every window, in the place of its middle token."""
 
-    where: ClassVar[frozenset[Where]] = frozenset({"before"})
+    places: ClassVar[frozenset[Where]] = frozenset({"before"})
 
     name: Literal["pool"] = "pool"
 

@@ -12,7 +12,7 @@ from eligo.tokens.reducer import Budget, ReducerContext, Where
 class KeepAll(Method):
     """Keep all tokens; a budget below the number of tokens is an error."""
 
-    where: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
+    places: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
 
     name: Literal["none"] = "none"
 

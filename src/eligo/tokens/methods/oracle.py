@@ -19,8 +19,8 @@ from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenValues, Wher
 class Oracle(Method):
     """Tokens that show a deciding object, then others."""
 
-    where: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
-    needs: ClassVar[frozenset[Need]] = frozenset({"scene"})
+    places: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
+    reads: ClassVar[frozenset[Need]] = frozenset({"scene"})
     space: ClassVar[Space] = {"fill": ["near", "uniform"]}
 
     name: Literal["oracle"] = "oracle"

@@ -20,7 +20,7 @@ _NUM_SIGNS = 62  # bits of a non-negative int64
 class RandomTokens(Method):
     """Tokens drawn without replacement by a hash of seed, place and content."""
 
-    where: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
+    places: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
 
     name: Literal["random"] = "random"
     seed: int = 0

@@ -23,8 +23,8 @@ from eligo.tokens.reducer import Budget, Need, ReducerContext, Where
 class SparseVLM(Method):
     """The tokens that visual words of the question attend to most."""
 
-    where: ClassVar[frozenset[Where]] = frozenset({"inside"})
-    needs: ClassVar[frozenset[Need]] = frozenset({"question", "question_rows"})
+    places: ClassVar[frozenset[Where]] = frozenset({"inside"})
+    reads: ClassVar[frozenset[Need]] = frozenset({"question", "question_rows"})
     space: ClassVar[Space] = {"scale": [0.0, 1.0, 3.0, 10.0, 30.0, 100.0]}
 
     name: Literal["sparsevlm"] = "sparsevlm"

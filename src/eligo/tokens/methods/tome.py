@@ -21,7 +21,7 @@ from eligo.tokens.reducer import Budget, ReducerContext, Where
 class ToMe(Method):
     """Repeated bipartite soft matching; every token is merged into a kept one."""
 
-    where: ClassVar[frozenset[Where]] = frozenset({"before"})
+    places: ClassVar[frozenset[Where]] = frozenset({"before"})
     space: ClassVar[Space] = {"rounds": [1, 2, 4, 8, 16]}
 
     name: Literal["tome"] = "tome"

@@ -30,8 +30,8 @@ from eligo.tokens.reducer import Budget, Need, ReducerContext, Where
 class VisionZip(Method):
     """The tokens that [CLS] attends to most, and means of the rest."""
 
-    where: ClassVar[frozenset[Where]] = frozenset({"before"})
-    needs: ClassVar[frozenset[Need]] = frozenset({"cls_row"})
+    places: ClassVar[frozenset[Where]] = frozenset({"before"})
+    reads: ClassVar[frozenset[Need]] = frozenset({"cls_row"})
     space: ClassVar[Space] = {"contextual_ratio": [0.0, 0.05, 0.1, 0.15625, 0.25, 0.4, 0.6, 0.8]}
 
     name: Literal["visionzip"] = "visionzip"

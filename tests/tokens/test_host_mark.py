@@ -1,4 +1,4 @@
-"""Plans of another host: another architecture is refused, other weights are remarked."""
+"""Plans of another host: another architecture is refused, other weights give a warning."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ def marked(host) -> Plan:
     return replace(FREE, host=HostMark.of(host_of(host.model)))
 
 
-def test_the_host_itself_in_any_precision(caplog):
+def test_same_host_in_any_precision(caplog):
     host = build("llava")
     plan = marked(host)
     with caplog.at_level(logging.WARNING):
@@ -40,7 +40,7 @@ def test_the_host_itself_in_any_precision(caplog):
     assert not caplog.text
 
 
-def test_other_weights_are_remarked_once(caplog):
+def test_other_weights_warn_once(caplog):
     plan, other = marked(build("llava")), build("llava")
     with torch.no_grad():
         other.model.model.language_model.embed_tokens.weight.mul_(1.5)
@@ -67,7 +67,7 @@ def test_another_architecture_is_refused(changed: str):
         run(host, plan)
 
 
-def test_plans_without_a_mark_fit_everywhere(tmp_path: Path):
+def test_plans_without_a_mark_fit_every_host(tmp_path: Path):
     for family in ("llava", "smolvlm"):
         run(build(family), FREE)
     FREE.save(tmp_path)
@@ -76,7 +76,7 @@ def test_plans_without_a_mark_fit_everywhere(tmp_path: Path):
     assert all(Plan.load(name).host is None for name in shipped_models(PLAN))
 
 
-def test_a_trained_plan_is_saved_with_its_host(tmp_path: Path):
+def test_trained_plan_is_saved_with_its_host(tmp_path: Path):
     task = make()
     task.plan.save(tmp_path)
     loaded = Plan.load(tmp_path)

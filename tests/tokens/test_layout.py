@@ -15,7 +15,7 @@ ROWS = [[0, 1, 2], [0, 0, 1, 1], [0, 0, 2], [1]]
 
 @st.composite
 def prompts(draw: st.DrawFn) -> list[tuple[list[int], list[int]]]:
-    """Per row: columns of words and of what is kept of its images; others are gone."""
+    """Per row: columns of words and of kept vision tokens."""
     kinds = st.lists(st.sampled_from("wv-"), min_size=1, max_size=9)
     rows = draw(st.lists(kinds, min_size=1, max_size=4))
 
@@ -49,7 +49,7 @@ def test_arrange_equals_loops(rows: list[tuple[list[int], list[int]]]) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_images_sit_in_rows_and_come_back(rows: list[int]) -> None:
+def test_by_row_and_by_image_are_inverse(rows: list[int]) -> None:
     index = RowIndex(rows, max(rows) + 1)
     values = torch.arange(len(rows) * 2 * 3).reshape(len(rows), 2, 3)
     by_row = index.by_row(values, -1)

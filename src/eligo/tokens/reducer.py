@@ -57,6 +57,10 @@ class ReducerContext:
     question_padded: bool = True
     """The same for `question_mask`."""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all fields that are tensors."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
 
 @runtime_checkable
 class Reducer(Protocol):
@@ -89,10 +93,8 @@ class Reducer(Protocol):
 class SoftMerge:
     """Result of stage 1 in a training step, with gradients."""
 
-    features: Float[Tensor, "images kept width"]
-    """Reduced tower features, in raster order."""
-    selection: Selection
-    """What was kept, in raster order."""
+    features: Float[Tensor, "images kept width"]  # tower features, in raster order
+    selection: Selection  # in raster order
     key_bias: Float[Tensor, "images kept"]
     """Attention bias in every layer: `log z` (optional) + `log(1 + p - stopgrad(p))`."""
 
@@ -101,10 +103,8 @@ class SoftMerge:
 class SoftCut:
     """Result of a cut in a training step, with gradients."""
 
-    selection: Selection
-    """The hard choice among `context.mask`."""
-    mask: TokenValues
-    """m: straight-through (values 0 and 1) or soft (values p)."""
+    selection: Selection  # the hard choice among `context.mask`
+    mask: TokenValues  # m: straight-through (values 0 and 1) or soft (values p)
 
 
 @runtime_checkable

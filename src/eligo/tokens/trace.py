@@ -104,16 +104,6 @@ class Trace:
         """Time of all reducers together."""
         return sum((stage.milliseconds for stage in self.stages), 0.0)
 
-    def stage(self, layer: int) -> StageTrace:
-        """Return the reduction at a layer (0: before the language model)."""
-        for stage in self.stages:
-            if stage.layer == layer:
-                return stage
-        raise InputError(
-            f"trace: no reduction at layer {layer}; expected one of "
-            f"{[stage.layer for stage in self.stages]}"
-        )
-
 
 class LatestTrace(Trace):
     """The trace of the latest prompt of the reading thread, else of any thread."""

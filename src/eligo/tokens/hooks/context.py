@@ -88,12 +88,8 @@ def run_reducer(reducer: Reducer, context: ReducerContext, budget: Budget) -> Se
     if isinstance(reducer, nn.Module):
         parameter = next(reducer.parameters(), None)
         if parameter is not None and parameter.device != home:
-            moved = {
-                name: value.to(parameter.device)
-                for name, value in vars(context).items()
-                if isinstance(value, Tensor)
-            }
-            context = replace(context, **moved)
+            tensors = context.tensors().items()
+            context = replace(context, **{name: x.to(parameter.device) for name, x in tensors})
     with torch.no_grad():
         selection = select_tokens(reducer, context, budget)
     check_selection(reducer, selection, context, budget)

@@ -67,7 +67,7 @@ class _Graph:
     """One recorded selection, with inputs and outputs at fixed addresses."""
 
     def __init__(self, reducer: Reducer, context: ReducerContext, budget: Tensor) -> None:
-        self.inputs = {name: value.clone() for name, value in _tensors(context).items()}
+        self.inputs = {name: value.clone() for name, value in context.tensors().items()}
         fixed = replace(context, **self.inputs)
         here, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(here)
@@ -80,7 +80,7 @@ class _Graph:
 
     def replay(self, context: ReducerContext) -> Selection:
         """Return the selection for other values of the same shapes, as copies."""
-        for name, value in _tensors(context).items():
+        for name, value in context.tensors().items():
             self.inputs[name].copy_(value)
         self.graph.replay()
         output = self.output
@@ -111,7 +111,7 @@ class _ModuleGraphs:
             context.features.device,
             torch.cuda.current_stream().cuda_stream,
             torch.is_inference_mode_enabled(),
-            tuple((name, value.shape, value.dtype) for name, value in _tensors(context).items()),
+            tuple((name, value.shape, value.dtype) for name, value in context.tensors().items()),
             context.question_padded,
             tuple(budget.tolist()),
         )
@@ -132,10 +132,6 @@ class _ModuleGraphs:
                 self.is_refused = True
                 return None
         return self.graphs[key]
-
-
-def _tensors(context: ReducerContext) -> dict[str, Tensor]:
-    return {name: value for name, value in vars(context).items() if isinstance(value, Tensor)}
 
 
 _lock = threading.Lock()

@@ -151,9 +151,8 @@ def session_of(core: nn.Module, cache: Any = None) -> "PruningSession | None":
         found = [session for session in found if session.has_filled(cache)] or found
     if len(found) > 1:
         raise EligoError(
-            f"pruning: {len(found)} contexts are open on this model, and this thread opened none "
-            "of them; expected one to choose: call the model in the thread that opened the "
-            "context, or open one here"
+            f"pruning: {len(found)} contexts are open on this model, none by this thread; call the "
+            "model in the thread that opened the context, or open one here"
         )
     return found[0] if found else None
 

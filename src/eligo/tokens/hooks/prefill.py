@@ -188,9 +188,8 @@ class PrefillPatcher:
             )
         if kwargs.get("pixel_values") is not None or _encoded_image(kwargs) is not None:
             raise InputError(
-                "pruning: got an image together with a filled cache; expected all images in the "
-                "first turn, in one piece: images of later turns and chunked prefill are not "
-                "supported"
+                "pruning: got an image together with a filled cache; images of later turns and "
+                "chunked prefill are not supported: expected all images in the first turn"
             )
         given = kwargs["inputs_embeds" if kwargs.get("input_ids") is None else "input_ids"]
         batch, num_given = given.shape[:2]
@@ -244,9 +243,8 @@ class PrefillPatcher:
         new = total - state.length - cached
         if num_given not in (new, new + state.dropped) or new < 1:
             raise InputError(
-                f"pruning: got {num_given} tokens for a conversation of {total}, of which "
-                f"{state.length + cached} are cached; expected {new}: a cropped cache (assisted "
-                "decoding) is not supported"
+                f"pruning: got {num_given} of {total} tokens, {state.length + cached} are cached; "
+                f"expected {new}: a cropped cache (assisted decoding) is not supported"
             )
         return new
 
@@ -288,7 +286,6 @@ def _check_cache(cache: Any, state: PromptState, cached: int) -> None:
         checked, found = layout, cache.get_seq_length(layer)
         if found != layout.width + cached:
             raise InputError(
-                f"pruning: the cache of layer {layer} has {found} columns, expected "
-                f"{layout.width + cached}; it was changed outside (assisted decoding and "
-                "cropped caches are not supported)"
+                f"pruning: the cache of layer {layer} has {found} columns, expected {layout.width} "
+                f"+ {cached}: it was changed outside (assisted decoding is not supported)"
             )

@@ -265,8 +265,7 @@ class Host:
         if any(kind != "full_attention" for kind in kinds):
             raise InputError(
                 f"{self.family}: this language model has layers of kind {sorted(set(kinds))}; "
-                "expected full attention in all of them: a sliding window counts columns that "
-                "pruning removes"
+                "expected full attention in all: sliding windows count removed columns"
             )
 
 

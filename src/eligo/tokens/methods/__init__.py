@@ -3,9 +3,7 @@
 import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Union
-
-from pydantic import Field
+from typing import Any
 
 from eligo.config import load_config
 from eligo.config.nearest import did_you_mean
@@ -32,13 +30,8 @@ METHODS: Mapping[str, type[Method]] = MappingProxyType({
 })  # fmt: skip
 """In the order in which tables show them."""
 
-if TYPE_CHECKING:
-    AnyMethod = Method
-else:  # type of a config field that reads `{name: tome, rounds: 2}`
-    AnyMethod = Annotated[Union[tuple(METHODS.values())], Field(discriminator="name")]  # noqa: UP007
-
 __all__ = [
-    "METHODS", "AnyMethod", "CDPruner", "DivPrune", "FastV", "GridPooling", "KeepAll", "Method",
+    "METHODS", "CDPruner", "DivPrune", "FastV", "GridPooling", "KeepAll", "Method",
     "Oracle", "PyramidDrop", "RandomTokens", "SparseVLM", "ToMe", "UniformGrid", "VisionZip",
     "build", "proposals", "read_method",
 ]  # fmt: skip

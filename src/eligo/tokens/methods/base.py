@@ -69,9 +69,8 @@ class Method(Config):
         for need in sorted(self.needs):
             if getattr(context, need) is None:
                 raise InputError(
-                    f"{self.name}: the context has no {need}; expected one, because this method "
-                    f"ranks by it: it can be used {' or '.join(sorted(self.where))} the language "
-                    "model"
+                    f"{self.name}: the context has no {need}, which this method reads; expected "
+                    f"use {' or '.join(sorted(self.where))} the language model"
                 )
         if values_are_free(budget) and bool((budget < 0).any()):
             raise InputError(f"{self.name}: got budgets {budget.tolist()}; expected none below 0")
@@ -155,9 +154,8 @@ def question_similarities(
         mask = torch.ones(question.shape[:-1], dtype=torch.bool, device=question.device)
     if question.shape[-1] != context.features.shape[-1]:
         raise InputError(
-            f"{method}: got question states of width {question.shape[-1]} and features of width "
-            f"{context.features.shape[-1]}; expected equal widths: this method only works inside "
-            "the language model"
+            f"{method}: got a question of width {question.shape[-1]} and features of width "
+            f"{context.features.shape[-1]}; expected use inside the language model"
         )
     if values_are_free(mask, context.mask) and bool((context.mask.any(-1) & ~mask.any(-1)).any()):
         raise InputError(f"{method}: got an image whose question has no word; expected one or more")

@@ -115,9 +115,7 @@ class LayerPruners(PretrainedModule):
         )
 
     def __getitem__(self, layer: int) -> LayerPruner:
-        head = self.heads[str(layer)]
-        assert isinstance(head, LayerPruner)
-        return head
+        return self.heads[str(layer)]  # pyright: ignore[reportReturnType]
 
     @staticmethod
     def shape_from_run(run: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:

@@ -32,7 +32,6 @@ class Relaxation:
 class RelaxedTopK:
     """A differentiable top-k."""
 
-    ranks: TokenValues  # scores with noise
     keep: TokenValues  # `p`: how much each token is kept; sums to the budget
     kept: TokenMask  # the exact top-k
 
@@ -55,11 +54,8 @@ def relax_top_k(
 ) -> RelaxedTopK:
     """Return the relaxed and the exact top-k of the ranks."""
     budget = budget.to(ranks.device, non_blocking=True)
-    return RelaxedTopK(
-        ranks=ranks,
-        keep=ops.relaxed_top_k(ranks, budget, temperature, mask),
-        kept=ops.top_k_mask(ranks, budget, mask),
-    )
+    keep = ops.relaxed_top_k(ranks, budget, temperature, mask)
+    return RelaxedTopK(keep, ops.top_k_mask(ranks, budget, mask))
 
 
 @dataclass(frozen=True)

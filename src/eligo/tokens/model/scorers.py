@@ -39,10 +39,7 @@ class SimpleScorer(nn.Module):
 
     def flops(self, num_tokens: int, _num_words: int) -> float:
         """Return 2 x multiply-adds for one image."""
-        first, last = self.mlp[0], self.mlp[2]
-        assert isinstance(first, nn.Linear)
-        assert isinstance(last, nn.Linear)
-        return 2.0 * num_tokens * (first.weight.numel() + last.weight.numel())
+        return 2.0 * num_tokens * sum(w.numel() for w in self.mlp.parameters() if w.ndim == 2)
 
 
 class QuestionScorer(nn.Module):
@@ -152,9 +149,8 @@ def question_of(context: ReducerContext, name: str) -> tuple[Words, WordMask]:
     """Return the question and its mask, None if no row is padded."""
     if context.question is None:
         raise InputError(
-            f"{name}: got no question, expected the prompt's text: this module was trained to keep "
-            "the tokens that a question needs; give a prompt with words, or use a merger of "
-            "kind: simple"
+            f"{name}: got no question, expected the prompt's text, by which this module selects: "
+            "give a prompt with words, or use a merger of kind: simple"
         )
     return context.question, context.question_mask if context.question_padded else None
 

@@ -67,8 +67,7 @@ class MergerShape(Config):
 class Merged(SoftMerge):
     """Stage 1 of a training step, with what its losses need."""
 
-    scores: TokenValues
-    """Scores without noise."""
+    scores: TokenValues  # without noise
     choice: RelaxedTopK
 
 

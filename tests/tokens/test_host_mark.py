@@ -61,8 +61,8 @@ def test_another_architecture_is_refused(changed: str):
     elif changed == "feature layer":
         host.model.config.vision_feature_layer = -1
     else:
-        told = {**plan.host.architecture, "tokens of an image": 36}
-        plan = replace(FREE, host=HostMark(told, plan.host.weights))
+        architecture = {**plan.host.architecture, "tokens of an image": 36}
+        plan = replace(FREE, host=HostMark(architecture, plan.host.weights))
     with pytest.raises(InputError, match=r"plan: was trained in a host with .*, this one has"):
         run(host, plan)
 

@@ -138,16 +138,16 @@ def test_pruners_get_the_input_of_their_layer() -> None:
     handle = host.text.layers[1].register_forward_hook(
         lambda _m, _a, out: seen.append(out[0] if isinstance(out, tuple) else out)
     )
-    asked = inputs["attention_mask"].bool()
-    asked[:, -2:] = False
-    with masking(host.model, plan, asked, relaxer=relaxer):
+    question_mask = inputs["attention_mask"].bool()
+    question_mask[:, -2:] = False
+    with masking(host.model, plan, question_mask, relaxer=relaxer):
         host.model(**inputs)
     handle.remove()
     context = relaxer.contexts[2]
     assert torch.equal(context.features[0], seen[0][0, 3:19])
     assert context.question is None or context.question_mask is not None
     plan = Plan(None, [Cut(2, reducer := ByContent(), 6)])
-    with masking(host.model, plan, asked):
+    with masking(host.model, plan, question_mask):
         host.model(**inputs)
     words = reducer.seen[0]
     assert words.question is not None

@@ -89,9 +89,9 @@ def test_second_turn(family: str, kind: str) -> None:
     with pruning(host.model, plan) as trace:
         first = host.model.generate(**inputs, **options)
         lengths = trace.lengths
-        said = first.sequences
+        sequences = first.sequences
         more = torch.randint(5, 55, (len(rows), 4))
-        ids = torch.cat([said, more], dim=1)
+        ids = torch.cat([sequences, more], dim=1)
         extra = torch.ones(len(rows), ids.shape[1] - inputs["input_ids"].shape[1])
         mask = torch.cat([inputs["attention_mask"], extra.long()], dim=1)
         second = host.model.generate(
@@ -103,7 +103,7 @@ def test_second_turn(family: str, kind: str) -> None:
         assert trace.lengths == lengths, "dropped tokens stay dropped"
     tokens, logits = second.sequences[:, -NEW:], torch.stack(second.logits, dim=1)
     for number in range(len(rows)):
-        answer = torch.cat([said[number, -NEW:], more[number], tokens[number, :-1]])
+        answer = torch.cat([sequences[number, -NEW:], more[number], tokens[number, :-1]])
         expected = truth(host, plan, row(host, rows, number), answer)
         assert_same(logits[number], expected.logits[-NEW:])
 
@@ -195,12 +195,12 @@ def test_answers_do_not_change_the_selection(family: str) -> None:
     """Teacher forcing: earlier logits and all selections stay when later tokens change."""
     host = shared(family)
     inputs = host.batch([[3, IMAGE, 9], [2, IMAGE, 7]])
-    asked = inputs["attention_mask"].bool().clone()
-    asked[:, -4:] = False
+    question_mask = inputs["attention_mask"].bool().clone()
+    question_mask[:, -4:] = False
     if family == "paligemma":
         inputs["token_type_ids"][:, -4:] = 1  # the suffix is causal
     plan = make_plan("both")
-    with pruning(host.model, plan, asked) as trace, torch.no_grad():
+    with pruning(host.model, plan, question_mask) as trace, torch.no_grad():
         logits = host.model(**inputs, use_cache=False).logits
         chosen = [stage.positions for stage in trace.stages]
         changed = {**inputs, "input_ids": inputs["input_ids"].clone()}

@@ -37,12 +37,12 @@ def test_attention_row_of_the_last_word(family: str) -> None:
     weights = weights_of(
         shared(family, "eager"), shared(family, "eager").text.layers[1].self_attn, inputs
     )[0]
-    asked = inputs["attention_mask"].bool()
-    asked[1, -2:] = False
+    question_mask = inputs["attention_mask"].bool()
+    question_mask[1, -2:] = False
     for attention in ("sdpa", "eager"):
         host, reducer = shared(family, attention), ByContent(needs=("attention_row",))
         plan = Plan(None, [Cut(2, reducer, 4)])
-        with pruning(host.model, plan, asked), torch.no_grad():
+        with pruning(host.model, plan, question_mask), torch.no_grad():
             host.model(**inputs, use_cache=False)
         found = reducer.seen[0].attention_row
         assert found is not None

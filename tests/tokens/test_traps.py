@@ -125,12 +125,12 @@ def test_question_mask_differs_by_row() -> None:
     """Answers of different length: the scores of each row ignore exactly its own answer."""
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 9], [3, IMAGE, 9]])
-    asked = torch.ones(2, 28, dtype=torch.bool)
-    asked[0, -1:] = False
-    asked[1, -5:] = False
+    question_mask = torch.ones(2, 28, dtype=torch.bool)
+    question_mask[0, -1:] = False
+    question_mask[1, -5:] = False
 
     def scores(**changed: Any) -> torch.Tensor:
-        with pruning(host.model, make_plan("2"), asked) as trace, torch.no_grad():
+        with pruning(host.model, make_plan("2"), question_mask) as trace, torch.no_grad():
             host.model(**{**inputs, **changed})
         return trace.stages[0].selection.scores
 
@@ -245,8 +245,10 @@ def test_answer_loss_gathers_labels() -> None:
     expected = []
     for number in range(len(rows)):
         alone = row(host, rows, number)
-        asked = torch.ones(alone["input_ids"].shape[1], dtype=torch.bool)
-        logits = truth(host, plan, alone, torch.tensor([], dtype=torch.long), asked=asked).logits
+        question_mask = torch.ones(alone["input_ids"].shape[1], dtype=torch.bool)
+        logits = truth(
+            host, plan, alone, torch.tensor([], dtype=torch.long), question_mask=question_mask
+        ).logits
         expected.append(-logits[-2].log_softmax(-1)[alone["input_ids"][0, -1]])
     assert abs(answer_loss(output, labels, trace) - torch.stack(expected).mean()) < 1e-4
     with pytest.raises(InputError, match="empty"):

@@ -1,7 +1,7 @@
 """What is kept where: one reduction before the language model, and cuts between its layers.
 
-A plan says it once, for training, cost and inference alike. It knows no model: `resolve` fits it to
-a number of layers, `counts` to an image. Departure from the two-stage pruning design
+Training, cost and inference use the same plan. It is independent of a model: `resolve` fits it to a
+number of layers, `counts` to an image. Departure from the two-stage pruning design
 (docs/sources.md): budgets are exact counts, so lengths and costs are known before a model runs.
 """
 

@@ -84,7 +84,8 @@ class Reducer(Protocol):
     def select(self, context: ReducerContext, budget: Budget) -> Selection:
         """Keep exactly `budget[i]` tokens of image i (all, if it has fewer).
 
-        A row of the result depends neither on other rows nor on padding.
+        A row of the result depends neither on other rows nor on padding. The assignment of a
+        reducer that merges already weighs by `context.sizes`.
         """
         ...
 

@@ -13,7 +13,8 @@ from eligo.pixels.training.task import with_classes
 from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, save_vlm
 from eligo.shots.config import PointerSelectorV1Config
 from eligo.shots.model.pretrained import build_model
-from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
+from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 VLM = VlmConfig(

@@ -23,7 +23,8 @@ from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.pool.pool import Pool
 from eligo.shots.selector import load_selector
 from eligo.tokens import Cut, LayerPruners, Plan, Stage1, TokenMerger
-from eligo.tokens.model.modules import MergerShape, PrunersShape
+from eligo.tokens.model.layer_pruners import PrunersShape
+from eligo.tokens.model.token_merger import MergerShape
 
 SMALL = VlmConfig(
     image_size=28, vision_width=16, vision_layers=2, layers=1, width=16, hidden=16, heads=2

@@ -26,7 +26,8 @@ from eligo.tokens import Cut, LayerPruners, Plan, Stage1, TokenMerger
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.inputs_config import HostConfig
 from eligo.tokens.methods import build
-from eligo.tokens.model.modules import MergerShape, PrunersShape
+from eligo.tokens.model.layer_pruners import PrunersShape
+from eligo.tokens.model.token_merger import MergerShape
 
 
 def merger() -> TokenMerger:

@@ -1,6 +1,6 @@
 """Random contexts for methods that reduce vision tokens: survivors of small grids, padded anywhere.
 
-What stands in padding is poison (NaN, wild positions): a method that reads it is found out.
+Padding holds NaN and invalid positions, so that a method that reads it fails.
 """
 
 import torch
@@ -64,7 +64,7 @@ def make_context(
 
 
 def full_context(num_rows: int, num_columns: int, num_images: int = 1) -> ReducerContext:
-    """Whole grids, no padding, everything a method may ask for."""
+    """Whole grids, no padding, all optional fields."""
     num_tokens = num_rows * num_columns
     return ReducerContext(
         features=torch.randn(num_images, num_tokens, 16),

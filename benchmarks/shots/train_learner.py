@@ -31,7 +31,7 @@ from benchmarks.shots.readouts import (
 )
 from eligo.cli import run_script
 from eligo.cli.console import print_outcome
-from eligo.nn import watching
+from eligo.nn import record_outputs
 from eligo.scenes import draws
 from eligo.scenes.graph import Split
 from eligo.scenes.vlm import EOS, IMAGE, build_processor, build_vlm, save_vlm
@@ -132,7 +132,7 @@ class LearnerTask(Task):
         text = language_model.embed_tokens(packed.tokens).to(vision.dtype)
         where = (packed.tokens == IMAGE)[..., None].expand_as(text)
         inputs = text.masked_scatter(where, vision)
-        with watching(language_model.layers) as states:
+        with record_outputs(language_model.layers) as states:
             last = language_model(
                 inputs_embeds=inputs,
                 attention_mask=packed.mask,

@@ -30,7 +30,8 @@ from eligo.tokens.inference.equal_cost import CLOSE, Matched, candidates, spendi
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.inputs_config import ScenesDataConfig
 from eligo.tokens.methods import build
-from eligo.tokens.model.modules import LayerPruner, LayerPruners, TokenMerger
+from eligo.tokens.model.layer_pruners import LayerPruner, LayerPruners
+from eligo.tokens.model.token_merger import TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.training.task import TokensTask
 from eligo.train import fit

@@ -14,7 +14,7 @@ from eligo.tokens.cost.shapes import LLAVA_7B
 from eligo.tokens.inference.bench import Arm, Bar, Marks, Spread, Timings, run_rounds, speed_bars
 from eligo.tokens.inference.bench_answers import answer_bar, time_answers
 from eligo.tokens.inference.bench_models import PARTS, default_plan, random_inputs, random_llava
-from eligo.tokens.model.modules import TokenMerger
+from eligo.tokens.model.token_merger import TokenMerger
 
 CPU = torch.device("cpu")
 

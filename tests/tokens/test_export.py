@@ -9,7 +9,8 @@ from eligo.errors import EligoError, InputError
 from eligo.selection import Selection
 from eligo.tokens.inference.export import Stage1Module, export_stage1
 from eligo.tokens.methods import build
-from eligo.tokens.model.modules import LayerPruner, MergerShape, TokenMerger
+from eligo.tokens.model.layer_pruners import LayerPruner
+from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 GRID = (6, 6)

@@ -1,4 +1,4 @@
-"""Plans of another host: another architecture is refused, other weights are remarked."""
+"""Plans of another host: another architecture is refused, other weights give a warning."""
 
 import json
 import logging
@@ -13,10 +13,9 @@ from tiny_task import make
 from eligo.errors import InputError
 from eligo.pretrained.load import shipped_models
 from eligo.tokens import pruning
-from eligo.tokens.host_mark import HostMark
 from eligo.tokens.hosts import host_of
 from eligo.tokens.methods import build as build_method
-from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.plan import Cut, HostMark, Plan, Stage1
 from eligo.tokens.plan_files import PLAN
 
 FREE = Plan(Stage1(build_method("uniform"), 8), [Cut(1, build_method("uniform"), 4)])
@@ -31,7 +30,7 @@ def marked(host) -> Plan:
     return replace(FREE, host=HostMark.of(host_of(host.model)))
 
 
-def test_the_host_itself_in_any_precision(caplog):
+def test_same_host_in_any_precision(caplog):
     host = build("llava")
     plan = marked(host)
     with caplog.at_level(logging.WARNING):
@@ -41,7 +40,7 @@ def test_the_host_itself_in_any_precision(caplog):
     assert not caplog.text
 
 
-def test_other_weights_are_remarked_once(caplog):
+def test_other_weights_warn_once(caplog):
     plan, other = marked(build("llava")), build("llava")
     with torch.no_grad():
         other.model.model.language_model.embed_tokens.weight.mul_(1.5)
@@ -62,13 +61,13 @@ def test_another_architecture_is_refused(changed: str):
     elif changed == "feature layer":
         host.model.config.vision_feature_layer = -1
     else:
-        told = {**plan.host.architecture, "tokens of an image": 36}
-        plan = replace(FREE, host=HostMark(told, plan.host.weights))
+        architecture = {**plan.host.architecture, "tokens of an image": 36}
+        plan = replace(FREE, host=HostMark(architecture, plan.host.weights))
     with pytest.raises(InputError, match=r"plan: was trained in a host with .*, this one has"):
         run(host, plan)
 
 
-def test_plans_without_a_mark_fit_everywhere(tmp_path: Path):
+def test_plans_without_a_mark_fit_every_host(tmp_path: Path):
     for family in ("llava", "smolvlm"):
         run(build(family), FREE)
     FREE.save(tmp_path)
@@ -77,7 +76,7 @@ def test_plans_without_a_mark_fit_everywhere(tmp_path: Path):
     assert all(Plan.load(name).host is None for name in shipped_models(PLAN))
 
 
-def test_a_trained_plan_is_saved_with_its_host(tmp_path: Path):
+def test_trained_plan_is_saved_with_its_host(tmp_path: Path):
     task = make()
     task.plan.save(tmp_path)
     loaded = Plan.load(tmp_path)

@@ -1,4 +1,4 @@
-"""What cannot work is refused, with the value, the expectation and the remedy."""
+"""Unsupported plans, calls and models are refused with a helpful message."""
 
 import copy
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def test_bad_plans(make: Callable[[], Any], message: str) -> None:
         make()
 
 
-def test_reducers_know_their_place() -> None:
+def test_reducer_in_the_wrong_place_is_refused() -> None:
     class OnlyBefore(ByContent):
         where = frozenset({"before"})
 
@@ -129,8 +129,8 @@ def test_bad_masks() -> None:
 
 
 @pytest.mark.parametrize("place", ["before", "inside"])
-def test_an_empty_question(place: str) -> None:
-    """Nothing but an image: fine for who reads no question, an error for who does."""
+def test_empty_question_is_refused_if_the_reducer_reads_it(place: str) -> None:
+    """A prompt without text is an error only for reducers that read the question."""
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 5], [IMAGE]])
 
@@ -156,7 +156,7 @@ def test_padding_on_the_right() -> None:
     assert torch.allclose(right[1, :-6], left[1, 6:], atol=1e-4)
 
 
-def test_generation_that_cannot_be_followed() -> None:
+def test_unsupported_generation_is_refused() -> None:
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 5]])
     with pruning(host.model, make_plan("both")):
@@ -171,7 +171,7 @@ def test_generation_that_cannot_be_followed() -> None:
             host.model.generate(**inputs, max_new_tokens=6, assistant_model=assistant)
 
 
-def test_caches_that_cannot_be_followed() -> None:
+def test_unsupported_caches_are_refused() -> None:
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 5]])
     word = torch.tensor([[7]])
@@ -202,7 +202,7 @@ def test_caches_that_cannot_be_followed() -> None:
         host.model.generate(**inputs, max_new_tokens=2)
 
 
-def test_models_that_cannot_be_pruned() -> None:
+def test_unsupported_models_are_refused() -> None:
     plan = make_plan("both")
 
     def refused(model: nn.Module, message: str, plan: Plan = plan) -> None:
@@ -252,7 +252,7 @@ def test_nested_contexts() -> None:
 
 
 class Broken(ByContent):
-    """Promises less than it keeps."""
+    """A reducer that returns invalid selections."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class Broken(ByContent):
     ("how", "message"), [("budget", "exactly"), ("inf", "not finite"), ("shape", "candidates")]
 )
 @pytest.mark.parametrize("place", ["before", "inside"])
-def test_reducers_that_break_their_word(how: str, message: str, place: str) -> None:
+def test_invalid_selections_are_refused(how: str, message: str, place: str) -> None:
     broken = Broken(how)
     plan = Plan(Stage1(broken, 4)) if place == "before" else Plan(None, [Cut(1, broken, 4)])
     with pytest.raises(EligoError, match=message):

@@ -1,4 +1,4 @@
-"""The training form: equal to the hard one where masks are hard, and alive in its gradients."""
+"""The training form: equals pruning with hard masks, and gives gradients to all scores."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,10 @@ from torch import Tensor
 from eligo import ops
 from eligo.errors import EligoError
 from eligo.selection import Selection
-from eligo.tokens.hooks.masking import ClampDropped, SoftCut, masking
+from eligo.tokens.hooks.masking import ClampDropped, masking
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.reducer import ReducerContext
+from eligo.tokens.reducer import ReducerContext, SoftCut
 from eligo.tokens.trace import answer_loss
 
 
@@ -128,8 +128,8 @@ def test_dropped_gradients_are_clamped_to_the_kept_ones() -> None:
     assert torch.allclose(mask.grad, torch.tensor([[3.0, 4.0, limit, -limit, 7.0]]))
 
 
-def test_heads_see_the_layers_own_input() -> None:
-    """And not the states of another layer, nor answers."""
+def test_pruners_get_the_input_of_their_layer() -> None:
+    """Not the states of another layer, and no answers."""
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 5]])
     relaxer = Scores({2: 32})
@@ -138,16 +138,16 @@ def test_heads_see_the_layers_own_input() -> None:
     handle = host.text.layers[1].register_forward_hook(
         lambda _m, _a, out: seen.append(out[0] if isinstance(out, tuple) else out)
     )
-    asked = inputs["attention_mask"].bool()
-    asked[:, -2:] = False
-    with masking(host.model, plan, asked, relaxer=relaxer):
+    question_mask = inputs["attention_mask"].bool()
+    question_mask[:, -2:] = False
+    with masking(host.model, plan, question_mask, relaxer=relaxer):
         host.model(**inputs)
     handle.remove()
     context = relaxer.contexts[2]
     assert torch.equal(context.features[0], seen[0][0, 3:19])
     assert context.question is None or context.question_mask is not None
     plan = Plan(None, [Cut(2, reducer := ByContent(), 6)])
-    with masking(host.model, plan, asked):
+    with masking(host.model, plan, question_mask):
         host.model(**inputs)
     words = reducer.seen[0]
     assert words.question is not None
@@ -179,8 +179,8 @@ def test_gradients_survive_checkpointing() -> None:
         assert torch.allclose(plain, again, rtol=1e-4, atol=1e-6)
 
 
-def test_scaled_states_are_not_removal() -> None:
-    """The guide's way, kept for the exam: a state of zero is still a key that softmax looks at."""
+def test_scaled_states_differ_from_removal() -> None:
+    """Scaling states as in the two-stage pruning design: a zero state is still a key of softmax."""
     host, inputs = shared("llava"), shared("llava").batch(rows_of("one", "llava"))
     plan = make_plan("2")
     layer = plan.layers[0]

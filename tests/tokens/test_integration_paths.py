@@ -1,4 +1,4 @@
-"""Other ways through a host: folding, reindexed positions, beams, turns, no cache, forward."""
+"""Merging, reindexed positions, beams, several turns, no cache, plain forward passes."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_folding_inside(attention: str) -> None:
 
 @pytest.mark.parametrize("stages", ["1", "both"])
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f != "qwen"])
-def test_positions_closed_up(family: str, stages: str) -> None:
+def test_reindexed_positions(family: str, stages: str) -> None:
     host, rows = shared(family), rows_of("ragged", family)
     plan, inputs = make_plan(stages, positions="reindex"), host.batch(rows)
     with pruning(host.model, plan):
@@ -89,9 +89,9 @@ def test_second_turn(family: str, kind: str) -> None:
     with pruning(host.model, plan) as trace:
         first = host.model.generate(**inputs, **options)
         lengths = trace.lengths
-        said = first.sequences
+        sequences = first.sequences
         more = torch.randint(5, 55, (len(rows), 4))
-        ids = torch.cat([said, more], dim=1)
+        ids = torch.cat([sequences, more], dim=1)
         extra = torch.ones(len(rows), ids.shape[1] - inputs["input_ids"].shape[1])
         mask = torch.cat([inputs["attention_mask"], extra.long()], dim=1)
         second = host.model.generate(
@@ -103,7 +103,7 @@ def test_second_turn(family: str, kind: str) -> None:
         assert trace.lengths == lengths, "dropped tokens stay dropped"
     tokens, logits = second.sequences[:, -NEW:], torch.stack(second.logits, dim=1)
     for number in range(len(rows)):
-        answer = torch.cat([said[number, -NEW:], more[number], tokens[number, :-1]])
+        answer = torch.cat([sequences[number, -NEW:], more[number], tokens[number, :-1]])
         expected = truth(host, plan, row(host, rows, number), answer)
         assert_same(logits[number], expected.logits[-NEW:])
 
@@ -123,8 +123,8 @@ def test_without_cache(family: str) -> None:
 
 @pytest.mark.parametrize("stages", ["1", "2", "both"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_plain_forward_and_a_loop_by_hand(family: str, stages: str) -> None:
-    """Without mask, positions or `generate`: what the host would assume must still hold."""
+def test_plain_forward_and_manual_decoding(family: str, stages: str) -> None:
+    """Without mask, positions or `generate`, the defaults of the host apply."""
     host = shared(family)
     inputs = host.batch([[3, IMAGE, 5]])
     del inputs["attention_mask"]
@@ -177,7 +177,7 @@ def test_cache_lengths_and_counts(family: str) -> None:
             assert set(late.tolist()) <= set(early.tolist())
 
 
-def test_batch_mates_do_not_matter() -> None:
+def test_rows_are_independent_of_the_batch() -> None:
     host, rows = shared("qwen"), rows_of("ragged", "qwen")
     plan = make_plan("both", folds=True)
     with pruning(host.model, plan):
@@ -191,16 +191,16 @@ def _with_kinds(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_do_not_reach_the_question(family: str) -> None:
-    """Teacher forcing: earlier logits and all choices stay when later tokens change."""
+def test_answers_do_not_change_the_selection(family: str) -> None:
+    """Teacher forcing: earlier logits and all selections stay when later tokens change."""
     host = shared(family)
     inputs = host.batch([[3, IMAGE, 9], [2, IMAGE, 7]])
-    asked = inputs["attention_mask"].bool().clone()
-    asked[:, -4:] = False
+    question_mask = inputs["attention_mask"].bool().clone()
+    question_mask[:, -4:] = False
     if family == "paligemma":
         inputs["token_type_ids"][:, -4:] = 1  # the suffix is causal
     plan = make_plan("both")
-    with pruning(host.model, plan, asked) as trace, torch.no_grad():
+    with pruning(host.model, plan, question_mask) as trace, torch.no_grad():
         logits = host.model(**inputs, use_cache=False).logits
         chosen = [stage.positions for stage in trace.stages]
         changed = {**inputs, "input_ids": inputs["input_ids"].clone()}
@@ -225,7 +225,7 @@ def test_rows_with_different_numbers_of_images_or_none() -> None:
         assert_same(logits[number], expected.logits[-NEW:])
 
 
-def test_nothing_dropped_is_the_host_itself() -> None:
+def test_keeping_everything_equals_the_host() -> None:
     for family in FAMILIES:
         host = shared(family)
         inputs = host.batch(rows_of("ragged", family))
@@ -237,7 +237,7 @@ def test_nothing_dropped_is_the_host_itself() -> None:
 
 
 def test_repeated_rows_after_the_prompt() -> None:
-    """A cache whose rows were repeated by hand goes on with each row's own columns."""
+    """A cache whose rows were repeated manually continues with the columns of each row."""
     host, rows = shared("llava"), rows_of("ragged", "llava")
     inputs, plan = host.batch(rows), make_plan("both", folds=True)
     with pruning(host.model, plan), torch.no_grad():

@@ -1,4 +1,4 @@
-"""On exit a model is what it was; and models in other clothes (LoRA, quantised) work."""
+"""Models are restored on exit; LoRA and quantised models work."""
 
 import copy
 from typing import Any
@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from eligo.tokens.hooks.masking import masking
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.hosts import Host
-from eligo.tokens.hosts.families import Llava
+from eligo.tokens.hosts.llava import Llava
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 
@@ -58,7 +58,7 @@ def all_needs(size_bias: bool = True) -> Plan:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_is_left_behind(family: str, attention: str) -> None:
+def test_model_is_restored_on_exit(family: str, attention: str) -> None:
     host = build(family, attention)
     inputs = host.batch(rows_of("one", family))
     before_logits = generate(host, inputs)[1]  # installs what transformers itself leaves
@@ -78,7 +78,7 @@ def test_nothing_is_left_behind(family: str, attention: str) -> None:
     assert torch.equal(generate(host, inputs)[1], before_logits)
 
 
-def test_an_error_inside_a_layer_leaves_nothing_behind() -> None:
+def test_model_is_restored_after_an_error() -> None:
     host = build("llava")
     inputs = host.batch([[3, IMAGE, 5]])
     generate(host, inputs)
@@ -114,7 +114,7 @@ def test_lora(family: str) -> None:
 
 
 class Int8Linear(nn.Module):
-    """A linear layer as quantisers make them: no floating-point weight in sight."""
+    """A quantised linear layer, without a floating-point weight."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Int8Linear(nn.Module):
 
 
 def test_quantised() -> None:
-    """Hooks see activations only, so quantised weights work; nothing asks for their dtype."""
+    """Hooks only use activations, so quantised weights work."""
     host, rows = build("llava"), rows_of("ragged", "llava")
     for module in list(host.model.model.modules()):
         for name, child in list(module.named_children()):
@@ -152,8 +152,8 @@ def test_bfloat16() -> None:
     assert logits.isfinite().all()
 
 
-def test_a_host_of_ones_own() -> None:
-    """The core alone, and a family under another name, with an adapter."""
+def test_custom_host() -> None:
+    """The core alone, and an unknown family with an adapter."""
     host = build("llava")
     inputs = host.batch([[3, IMAGE, 5]])
     with pruning(host.model, make_plan("both")), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Attention rows for those who rank by them, the oracle's view, and plans on disk."""
+"""Attention rows, scenes for the oracle, and plans on disk."""
 
 import json
 from pathlib import Path
@@ -14,12 +14,13 @@ from torch import Tensor
 from eligo import tokens
 from eligo.errors import InputError
 from eligo.tokens.hooks.pruning import pruning
-from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
+from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
+from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 
 def weights_of(host: TinyHost, module: Any, inputs: dict[str, Any]) -> list[Tensor]:
-    """What eager attention computed anyway."""
+    """Attention weights of eager attention."""
     caught: list[Tensor] = []
     handle = module.register_forward_hook(lambda _m, _a, out: caught.append(out[1]))
     with torch.no_grad():
@@ -29,19 +30,19 @@ def weights_of(host: TinyHost, module: Any, inputs: dict[str, Any]) -> list[Tens
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_last_words_row(family: str) -> None:
-    """Layer 1's attention from the last question word, mean over heads, at the vision tokens."""
+def test_attention_row_of_the_last_word(family: str) -> None:
+    """Attention of the last question word in layer 1, averaged over heads, at the vision tokens."""
     rows = [[3, IMAGE, 5], [2, IMAGE, 6]]
     inputs = shared(family).batch(rows)
     weights = weights_of(
         shared(family, "eager"), shared(family, "eager").text.layers[1].self_attn, inputs
     )[0]
-    asked = inputs["attention_mask"].bool()
-    asked[1, -2:] = False
+    question_mask = inputs["attention_mask"].bool()
+    question_mask[1, -2:] = False
     for attention in ("sdpa", "eager"):
         host, reducer = shared(family, attention), ByContent(needs=("attention_row",))
         plan = Plan(None, [Cut(2, reducer, 4)])
-        with pruning(host.model, plan, asked), torch.no_grad():
+        with pruning(host.model, plan, question_mask), torch.no_grad():
             host.model(**inputs, use_cache=False)
         found = reducer.seen[0].attention_row
         assert found is not None
@@ -59,8 +60,8 @@ def test_the_last_words_row(family: str) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_rows_of_all_words(family: str, attention: str) -> None:
-    """Behind a merge and a cut, of a padded ragged batch: what eager attention computed there."""
+def test_attention_rows_of_all_words(family: str, attention: str) -> None:
+    """After a merge and a cut, in a padded ragged batch: equal to eager attention."""
     rows = rows_of("ragged", family)
     found = {}
     for name in ("eager", attention):
@@ -108,8 +109,8 @@ def _where(columns: Tensor, column: int | Tensor) -> int:
 
 
 @pytest.mark.parametrize("family", ["llava", "internvl", "paligemma", "smolvlm"])
-def test_the_towers_row(family: str) -> None:
-    """[CLS] looks at patches, or patches are looked at; a token is the mean of its patches."""
+def test_attention_row_of_the_tower(family: str) -> None:
+    """The row of [CLS], or the mean attention received; tokens average their patches."""
     eager = shared(family, "eager")
     inputs = eager.batch([[3, IMAGE, 5], [2, IMAGE, 6]])
     core = eager.model.model
@@ -141,7 +142,7 @@ def test_the_towers_row(family: str) -> None:
         assert torch.allclose(found, rows, atol=1e-5)
 
 
-def test_the_towers_row_where_windows_shuffle_patches() -> None:
+def test_attention_row_of_a_tower_with_windows() -> None:
     """Qwen2.5-VL: against attention recomputed from the last block's input, patch by patch."""
     host, reducer = shared("qwen"), ByContent(needs=("cls_row",))
     inputs = host.batch([[3, (4, 6), 5], [2, (2, 4), 6]])
@@ -184,7 +185,7 @@ def test_the_towers_row_where_windows_shuffle_patches() -> None:
     assert torch.allclose(torch.cat([found[0, :24], found[1, :8]]), expected, atol=1e-5)
 
 
-def test_the_scene_follows_its_tokens() -> None:
+def test_scene_follows_its_tokens() -> None:
     class Shown(ByContent):
         def select(self, context: Any, budget: Tensor) -> Any:
             assert context.scene is not None
@@ -204,7 +205,7 @@ def test_the_scene_follows_its_tokens() -> None:
             assert context.scene[image, place] == scene[image, position]
 
 
-def test_plans_are_saved_with_their_parts(tmp_path: Path) -> None:
+def test_plans_are_saved_with_their_modules(tmp_path: Path) -> None:
     host = shared("llava")
     heads = LayerPruners(PrunersShape(layers=(1, 3), width=32, dim=16))
     merger = TokenMerger(MergerShape(width=16, dim=16))
@@ -272,8 +273,8 @@ def test_public_names() -> None:
         tokens.prune  # noqa: B018
 
 
-def test_the_shipped_model() -> None:
-    """576 tokens through the weights that come with the package."""
+def test_shipped_model() -> None:
+    """576 tokens through the weights shipped with the package."""
     from eligo.scenes import load_vlm
 
     model, processor = load_vlm()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from eligo.tokens.hooks.layout import Layout, arrange, later_mask, prompt_mask
-from eligo.tokens.hooks.row_index import Seats
+from eligo.tokens.hooks.prompt import RowIndex
 
 ROWS = [[0, 1, 2], [0, 0, 1, 1], [0, 0, 2], [1]]
 """Rows of images; in some batches a row has none."""
@@ -15,7 +15,7 @@ ROWS = [[0, 1, 2], [0, 0, 1, 1], [0, 0, 2], [1]]
 
 @st.composite
 def prompts(draw: st.DrawFn) -> list[tuple[list[int], list[int]]]:
-    """Per row: columns of words and of what is kept of its images; others are gone."""
+    """Per row: columns of words and of kept vision tokens."""
     kinds = st.lists(st.sampled_from("wv-"), min_size=1, max_size=9)
     rows = draw(st.lists(kinds, min_size=1, max_size=4))
 
@@ -49,16 +49,16 @@ def test_arrange_equals_loops(rows: list[tuple[list[int], list[int]]]) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_images_sit_in_rows_and_come_back(rows: list[int]) -> None:
-    seats = Seats(rows, max(rows) + 1)
+def test_by_row_and_by_image_are_inverse(rows: list[int]) -> None:
+    index = RowIndex(rows, max(rows) + 1)
     values = torch.arange(len(rows) * 2 * 3).reshape(len(rows), 2, 3)
-    by_row = seats.by_row(values, -1)
-    for row in range(seats.batch):
+    by_row = index.by_row(values, -1)
+    for row in range(index.batch):
         own = [values[image] for image in range(len(rows)) if rows[image] == row]
         found = by_row[row].tolist()
         expected = torch.cat([*own, values[:0].flatten(0, 1)]).tolist()
         assert found == expected + [[-1] * 3] * (len(found) - len(expected))
-    assert seats.by_image(by_row).equal(values)
+    assert index.by_image(by_row).equal(values)
 
 
 def biased(width: int) -> Layout:
@@ -70,7 +70,7 @@ def biased(width: int) -> Layout:
 def test_masks_with_a_bias_are_aligned() -> None:
     """SDPA would copy others in every layer."""
     layout, like = biased(5), torch.zeros(2, 5, 4, dtype=torch.bfloat16)
-    found = prompt_mask(None, layout, 5, like, flat=False)
+    found = prompt_mask(None, layout, like, flat=False)
     assert found is not None
     assert found.stride(-1) == 1
     assert all(stride % 16 == 0 for stride in found.stride()[:-1])

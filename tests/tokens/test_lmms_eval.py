@@ -24,7 +24,7 @@ from eligo.tokens import Cut, Plan, Stage1, TokenMerger
 from eligo.tokens.inference.predict import predict
 from eligo.tokens.lmms_eval import manifest
 from eligo.tokens.methods import build
-from eligo.tokens.model.modules import MergerShape
+from eligo.tokens.model.token_merger import MergerShape
 
 PLUGIN = "eligo.tokens.lmms_eval.model"
 GREEDY = {"max_new_tokens": 5, "temperature": 0, "until": ["\n\n"]}

@@ -1,4 +1,4 @@
-"""What methods say they cost, against torch's counter on what they really compute."""
+"""FLOPs of the methods against torch's counter."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def whole_image() -> ReducerContext:
 
 
 def counted_rows(keys: int, rows: int) -> int:
-    """Of the rows that the context brings, in four heads that are `WIDTH` wide together."""
+    """FLOPs of the attention rows, in four heads of total width `WIDTH`."""
     query, key = torch.randn(1, 4, rows, WIDTH // 4), torch.randn(1, 4, keys, WIDTH // 4)
     with FlopCounterMode(display=False) as counter:
         attention_of_rows(query, key, None, 1.0, torch.zeros(1, rows, dtype=torch.long))
@@ -55,7 +55,7 @@ def counted_rows(keys: int, rows: int) -> int:
 @pytest.mark.parametrize(
     "method", VARIANTS, ids=lambda m: "-".join(str(v) for v in m.describe().values())
 )
-def test_methods_cost_what_torch_counts(method, budget):
+def test_flops_equal_torchs_counter(method, budget):
     if method.name == "none" and budget < TOKENS:
         return
     assert isinstance(method, SelectorCost)
@@ -64,8 +64,8 @@ def test_methods_cost_what_torch_counts(method, budget):
         selection = method.select(context, torch.tensor([budget]))
         selection.fold(context.features)
     rows = sum(counted_rows(*ROWS[need]) for need in method.needs if need in ROWS)
-    told = method.flops(TOKENS, WORDS, WIDTH, WIDTH, budget)
-    assert told == counter.get_total_flops() + rows
+    counted = method.flops(TOKENS, WORDS, WIDTH, WIDTH, budget)
+    assert counted == counter.get_total_flops() + rows
 
 
 def test_every_method_is_counted_in_a_plan():

@@ -73,7 +73,7 @@ def best(scores: list[float], k: int, among: list[int] | None = None) -> list[in
 
 
 def spaced(items: list[int], k: int) -> list[int]:
-    """The first item at or behind each of k evenly spaced points."""
+    """The first item at or after each of k evenly spaced points."""
     return [items[math.ceil(Fraction(j * len(items), k))] for j in range(k)]
 
 
@@ -107,7 +107,7 @@ def window_of(place: int, pieces: int, length: int, phase: str) -> tuple[int, Fr
 def slow_windows(
     row: Row, k: int, tokens: list[int], phase: str = "middle"
 ) -> dict[tuple[int, int], list[int]]:
-    """Tokens of each window, the one that stands for it first."""
+    """Tokens of each window, its representative first."""
     height, width = row.grid
     bands = round(math.sqrt(k * height / width))
     bands = min(max(bands, math.ceil(k / width)), height, k)
@@ -325,7 +325,7 @@ def test_every_budget_of_a_grid_is_reached_and_spread(budget: int):
     assert pooled.sizes.sum() == 576
 
 
-def test_the_phase_of_the_grid():
+def test_phase_of_the_grid():
     """3 x 3 windows of 24 x 24: the corner, the middle, the opposite corner of each."""
     context = full_context(24, 24)
     for phase, offset in (("first", 0), ("middle", 1), ("last", 2)):

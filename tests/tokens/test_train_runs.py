@@ -15,7 +15,8 @@ from eligo.scenes.export import ExportConfig, export_scenes
 from eligo.tokens.config import TokensTrainConfig
 from eligo.tokens.cost.count import count_cost
 from eligo.tokens.cost.shapes import LLAVA_7B
-from eligo.tokens.model.modules import LayerPruners, TokenMerger
+from eligo.tokens.model.layer_pruners import LayerPruners
+from eligo.tokens.model.token_merger import TokenMerger
 from eligo.tokens.plan import Plan
 from eligo.tokens.training.task import TokensTask, with_counted_steps
 from eligo.train import Progress, SearchConfig, fit, run_search

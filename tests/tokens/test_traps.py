@@ -1,4 +1,4 @@
-"""The traps of the spec, (a) to (k): each is a way to be silently wrong."""
+"""Details of masks, positions and caches that would fail silently."""
 
 from typing import Any
 
@@ -39,8 +39,8 @@ def layout(index: torch.Tensor | None, lengths: list[int], **options: Any) -> La
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_gaps_in_positions_are_no_packed_sequences(family: str) -> None:
-    """No mask, no cache: the host looks for jumps in the positions."""
+def test_gaps_in_positions_are_no_packed_sequences(family: str) -> None:
+    """Without mask and cache, the host looks for jumps in the positions."""
     host = shared(family)
     inputs = host.batch([[3, IMAGE, 5]])
     del inputs["attention_mask"]
@@ -51,7 +51,7 @@ def test_a_gaps_in_positions_are_no_packed_sequences(family: str) -> None:
     assert_same(logits[0, -5:], expected.logits[-5:])
 
 
-def test_b_rotary_tables_move_with_hidden_states() -> None:
+def test_rotary_tables_follow_hidden_states() -> None:
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 5]])
     seen: dict[str, Any] = {}
@@ -68,8 +68,8 @@ def test_b_rotary_tables_move_with_hidden_states() -> None:
     assert torch.equal(seen["cos"][0], full[0, trace.columns[3][0]])
 
 
-def test_c_decode_masks_follow_padding() -> None:
-    """Left alone, the mask of layer 0 fits a batch of one, but not a padded one."""
+def test_decode_masks_follow_padding() -> None:
+    """The mask of layer 0 would fit a batch of one, but not a padded one."""
     mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
     mask[1, ..., :2] = False
     index = torch.tensor([[0, 2, 4], [2, 3, 4]])
@@ -82,36 +82,36 @@ def test_c_decode_masks_follow_padding() -> None:
     assert found[1, 0, 0].tolist() == [False, False, True, True]
 
 
-def test_d_nobody_sees_the_future() -> None:
+def test_masks_stay_causal() -> None:
     """Original positions as compact causal indices would: columns 0, 3, 5 are rows 0, 1, 2."""
     causal = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
     index = torch.tensor([[0, 3, 5]])
-    found = prompt_mask(causal, layout(index, [3]), 6, torch.zeros(1, 3, 4), flat=False)
+    found = prompt_mask(causal, layout(index, [3]), torch.zeros(1, 3, 4), flat=False)
     assert found is not None
     assert found[0, 0].tolist() == [[True, False, False], [True, True, False], [True] * 3]
 
 
-def test_e_the_lowest_number_is_never_added_twice() -> None:
+def test_lowest_number_is_never_added_twice() -> None:
     lowest = torch.finfo(torch.float32).min
     mask = torch.tensor([[0.0, lowest], [0.0, 0.0]])[None, None]
     biased = add_bias(mask, torch.tensor([[[[1.0, -20.7]]]]), torch.zeros(1))
     assert biased.isfinite().all()
     assert biased[0, 0, 0].tolist() == [1.0, lowest]
     padded = layout(torch.tensor([[-1, 1], [0, 1]]), [1, 2])
-    found = prompt_mask(mask, padded, 2, torch.zeros(2, 2, 4), flat=False)
+    found = prompt_mask(mask, padded, torch.zeros(2, 2, 4), flat=False)
     assert found is not None
     assert found.isfinite().all()
     assert (found.softmax(-1).sum(-1) - 1).abs().max() < 1e-6, "padded queries see themselves"
 
 
-def test_f_several_queries_on_a_filled_cache_get_a_mask() -> None:
+def test_several_queries_on_a_filled_cache_get_a_mask() -> None:
     """SDPA reads "no mask" as causal from the first key on, and cuts the keys off."""
     found = later_mask(None, layout(None, [4]), 4, 3, torch.zeros(1, 2, 8), flat=False)
     assert found is not None
     assert found[0, 0].tolist() == [[True] * 6 + [False], [True] * 7]
 
 
-def test_g_lengths_differ_by_layer_and_the_trace_says_so() -> None:
+def test_trace_holds_the_length_of_each_layer() -> None:
     host = shared("llava")
     inputs = host.batch(rows_of("ragged", "llava"))
     with pruning(host.model, make_plan("both")) as trace, torch.no_grad():
@@ -121,16 +121,16 @@ def test_g_lengths_differ_by_layer_and_the_trace_says_so() -> None:
     assert len(set(trace.lengths)) == 3
 
 
-def test_h_every_row_has_its_own_answer() -> None:
-    """Answers of different length: each row's scores ignore its own answer, and no more."""
+def test_question_mask_differs_by_row() -> None:
+    """Answers of different length: the scores of each row ignore exactly its own answer."""
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 9], [3, IMAGE, 9]])
-    asked = torch.ones(2, 28, dtype=torch.bool)
-    asked[0, -1:] = False
-    asked[1, -5:] = False
+    question_mask = torch.ones(2, 28, dtype=torch.bool)
+    question_mask[0, -1:] = False
+    question_mask[1, -5:] = False
 
     def scores(**changed: Any) -> torch.Tensor:
-        with pruning(host.model, make_plan("2"), asked) as trace, torch.no_grad():
+        with pruning(host.model, make_plan("2"), question_mask) as trace, torch.no_grad():
             host.model(**{**inputs, **changed})
         return trace.stages[0].selection.scores
 
@@ -146,7 +146,7 @@ def test_h_every_row_has_its_own_answer() -> None:
 
 
 @pytest.mark.parametrize("form", ["pruning", "masking"])
-def test_i_gradient_checkpointing_runs_hooks_again(form: str) -> None:
+def test_gradient_checkpointing_runs_hooks_again(form: str) -> None:
     gradients, traces = [], []
     for checkpointed in (False, True):
         host = build("llava")
@@ -163,7 +163,7 @@ def test_i_gradient_checkpointing_runs_hooks_again(form: str) -> None:
     assert traces[0] == traces[1]
 
 
-def test_i_backward_outside_is_refused_and_so_is_the_reentrant_kind() -> None:
+def test_backward_outside_and_reentrant_checkpointing_are_refused() -> None:
     host = build("llava")
     host.model.train()
     host.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -178,7 +178,7 @@ def test_i_backward_outside_is_refused_and_so_is_the_reentrant_kind() -> None:
         host.model(**inputs, use_cache=False)
 
 
-def test_j_packed_questions_are_refused() -> None:
+def test_packed_questions_are_refused() -> None:
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 5]])
     inputs["attention_mask"] = torch.ones(24, 24, dtype=torch.bool).tril()[None, None]
@@ -189,8 +189,8 @@ def test_j_packed_questions_are_refused() -> None:
         host.model(**inputs)
 
 
-def test_k_indices_follow_their_values() -> None:
-    """With a device_map, hidden states, tables and masks live where their layer does."""
+def test_indices_move_to_the_device_of_their_values() -> None:
+    """With a device_map, hidden states, tables and masks are on the device of their layer."""
     index = torch.tensor([[0, 2]])
     assert take(torch.zeros(1, 3, 4, device="meta"), index).device.type == "meta"
     assert take_last(torch.zeros(3, 1, 3, device="meta"), index).shape == (3, 1, 2)
@@ -199,10 +199,10 @@ def test_k_indices_follow_their_values() -> None:
     mask = torch.ones(1, 1, 3, 3, dtype=torch.bool, device="meta")
     like = torch.zeros(1, 2, 4, device="meta")
     ragged = layout(torch.tensor([[-1, 2], [0, 1]]), [1, 2])
-    assert prompt_mask(mask, ragged, 3, like, flat=False).shape == (2, 1, 2, 2)  # pyright: ignore
+    assert prompt_mask(mask, ragged, like, flat=False).shape == (2, 1, 2, 2)  # pyright: ignore
 
 
-def test_k_dispatched_models_work() -> None:
+def test_dispatched_models() -> None:
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
     host = build("llava")
@@ -220,8 +220,8 @@ def test_flash_masks_are_flat() -> None:
     """Flash attention takes masks of keys; None stays None."""
     like = torch.zeros(2, 1, 4)
     even, ragged = torch.tensor([[0, 2], [1, 2]]), torch.tensor([[-1, 2], [1, 2]])
-    assert prompt_mask(None, layout(even, [2, 2]), 3, like, flat=True) is None
-    found = prompt_mask(torch.ones(2, 3), layout(ragged, [1, 2]), 3, like, flat=True)
+    assert prompt_mask(None, layout(even, [2, 2]), like, flat=True) is None
+    found = prompt_mask(torch.ones(2, 3), layout(ragged, [1, 2]), like, flat=True)
     assert found is not None
     assert found.tolist() == [[False, True], [True, True]]
     assert later_mask(None, layout(even, [2, 2]), 3, 1, like, flat=True) is None
@@ -245,16 +245,18 @@ def test_answer_loss_gathers_labels() -> None:
     expected = []
     for number in range(len(rows)):
         alone = row(host, rows, number)
-        asked = torch.ones(alone["input_ids"].shape[1], dtype=torch.bool)
-        logits = truth(host, plan, alone, torch.tensor([], dtype=torch.long), asked=asked).logits
+        question_mask = torch.ones(alone["input_ids"].shape[1], dtype=torch.bool)
+        logits = truth(
+            host, plan, alone, torch.tensor([], dtype=torch.long), question_mask=question_mask
+        ).logits
         expected.append(-logits[-2].log_softmax(-1)[alone["input_ids"][0, -1]])
     assert abs(answer_loss(output, labels, trace) - torch.stack(expected).mean()) < 1e-4
     with pytest.raises(InputError, match="empty"):
         answer_loss(output, labels, type(trace)())
 
 
-def test_images_and_question_of_generated_tokens() -> None:
-    """A model that says the placeholder has not seen another image."""
+def test_generated_placeholders_are_no_images() -> None:
+    """A model may generate the placeholder."""
     host = build("llava")
     with torch.no_grad():
         host.model.lm_head.weight[60] = 30 * host.model.lm_head.weight.mean(0)

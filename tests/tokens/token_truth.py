@@ -38,9 +38,9 @@ class ByContent:
         assert context.question is not None
         assert context.question_mask is not None
         words = context.question.float() * context.question_mask[..., None]
-        asked = words.sum(1) / context.question_mask.sum(1, keepdim=True)
-        other = torch.randn(asked.shape[-1], features.shape[-1], generator=generator).to(device)
-        scores = scores + torch.einsum("itd,id->it", features, torch.tanh(asked @ other))
+        mean = words.sum(1) / context.question_mask.sum(1, keepdim=True)
+        other = torch.randn(mean.shape[-1], features.shape[-1], generator=generator).to(device)
+        scores = scores + torch.einsum("itd,id->it", features, torch.tanh(mean @ other))
         if "attention_row" in self.needs:
             assert context.attention_row is not None
             scores = context.attention_row
@@ -77,14 +77,14 @@ def truth(
     prompt: dict[str, Any],
     answer: Tensor,
     *,
-    asked: Tensor | None = None,
+    question_mask: Tensor | None = None,
 ) -> Truth:
     """One row without padding: `prompt` as `TinyHost.batch` makes it, then `answer` tokens."""
     core, text = host.model.model, host.text
     ids = torch.cat([prompt["input_ids"], answer[None]], dim=1)
     length, prompt_length = ids.shape[1], prompt["input_ids"].shape[1]
     vision = ids[0] == IMAGE_ID
-    vision[prompt_length:] = False  # a model may well say the placeholder
+    vision[prompt_length:] = False  # a model may generate the placeholder
     features, projected, grids = _encode(host, prompt)
     embeds = core.get_input_embeddings()(ids)[0].clone()
     columns = list(vision.nonzero()[:, 0].split([len(image) for image in projected]))
@@ -92,8 +92,8 @@ def truth(
         embeds[place] = image
     words = (~vision).clone()
     words[prompt_length:] = False
-    if asked is not None:
-        words &= asked
+    if question_mask is not None:
+        words &= question_mask
     visible = torch.ones(length, dtype=torch.bool)
     bias = torch.zeros(length)
     tokens = [list(range(len(place))) for place in columns]  # raster indices of survivors

@@ -1,29 +1,33 @@
 """What is kept where: one reduction before the language model, and cuts between its layers.
 
-Two-stage pruning guide, "merge_ratio" and "pruning_layers"; a plan says it once, for training, cost
-and inference alike. A plan knows no model: `resolve` fits it to a number of layers, `counts` to an
-image. Departs from the guide in that budgets are exact counts, so that lengths, and so costs, are
-known before a model runs; engines that size placeholders beforehand ask `count`.
+Training, cost and inference use the same plan. It is independent of a model: `resolve` fits it to a
+number of layers, `counts` to an image. Departure from the two-stage pruning design
+(docs/sources.md): budgets are exact counts, so lengths and costs are known before a model runs.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from eligo.config.bounds import check_count
 from eligo.errors import InputError
+from eligo.pretrained.identity import Weights, same_weights, sampled_weights
 from eligo.pretrained.load import find_model
-from eligo.tokens.host_mark import HostMark
-from eligo.tokens.reducer import Reducer
+from eligo.tokens.reducer import Reducer, Where
 
 if TYPE_CHECKING:
     import torch
 
+    from eligo.tokens.hosts import Host
+
+_log = logging.getLogger("eligo.tokens")
+
 Positions = Literal["original", "reindex"]
-"""What survivors keep: their place in the full sequence, or their place among the survivors."""
+"""Kept tokens keep their positions in the full sequence, or are renumbered without gaps."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Stage1:
     """The reduction before the language model: `budget` tokens of every image, or a `ratio`.
 
     Both may be given if they agree. A ratio is of the image's own tokens, rounded to the nearest
-    count. An image that has fewer tokens than the budget keeps them all.
+    count. An image with fewer tokens than the budget keeps them all.
     """
 
     reducer: Reducer
@@ -39,13 +43,12 @@ class Stage1:
     ratio: float | None = None
 
     def __post_init__(self) -> None:
-        _check_amount("stage 1", self.budget, self.ratio)
-        _check_reducer("stage 1", self.reducer, "before")
+        _check_stage(self, "before")
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A cut acts on the **input** of `layer`: later layers see only what it kept.
+    """A cut at the **input** of `layer`: later layers see only what it kept.
 
     `layer` is an index (from 1: layer 0 is never cut), or a depth in (0, 1). A ratio is of the
     image's full number of tokens, before stage 1, so that ratios of successive cuts fall.
@@ -67,13 +70,63 @@ class Cut:
                 f"Cut: got layer={self.layer}; expected 1 or more: layer 0 is never cut, reduce "
                 "before the language model with stage1 instead"
             )
-        _check_amount(f"the cut at layer {self.layer}", self.budget, self.ratio)
-        _check_reducer(f"the cut at layer {self.layer}", self.reducer, "inside")
+        _check_stage(self, "inside")
+
+
+@dataclass(frozen=True)
+class HostMark:
+    """Architecture and a sample of the weights of the host in which a plan was trained."""
+
+    architecture: Mapping[str, Any]
+    weights: Weights
+    _compared: set[int] = field(default_factory=set, compare=False, repr=False)
+    """Ids of models whose weights were compared: once is enough."""
+
+    @classmethod
+    def of(cls, host: "Host") -> "HostMark":
+        """Return the mark of a host."""
+        return cls(_architecture(host), sampled_weights(host.core))
+
+    def check(self, host: "Host") -> None:
+        """Raise if a host has another architecture; warn if only its weights differ."""
+        now = _architecture(host)
+        for name, expected in self.architecture.items():
+            if name in now and now[name] != expected:
+                raise InputError(
+                    f"plan: was trained in a host with {name} {expected}, this one has "
+                    f"{now[name]}; expected the host that it was trained in: train a plan for "
+                    "this one with `eligo tokens train --host.model FOLDER`"
+                )
+        if id(host.core) in self._compared:
+            return
+        self._compared.add(id(host.core))
+        if not same_weights(host.core, self.weights):
+            _log.warning(
+                "plan: was trained in a host of this architecture with other weights; what it "
+                "keeps may be a poor choice here: compare it with `eligo tokens evaluate`, or "
+                "train a plan for this host"
+            )
+
+
+def _architecture(host: "Host") -> dict[str, Any]:
+    """Return the properties that a trained plan depends on, as JSON holds them."""
+    feature = getattr(host.config, "vision_feature_layer", None)
+    tower = getattr(host.tower, "config", None)
+    return {
+        "family": host.family,
+        "layers": len(host.layers),
+        "width": host.text_width,
+        "feature width": host.feature_width,
+        "tokens of an image": host.supply,
+        "tower layers": getattr(tower, "num_hidden_layers", None),
+        "patch size": getattr(tower, "patch_size", None),
+        "vision feature layer": list(feature) if isinstance(feature, list | tuple) else feature,
+    }
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Stage 1 (or none), cuts in the order of their layers, and how survivors are treated.
+    """Stage 1 (or none), cuts in the order of their layers, and treatment of kept tokens.
 
     >>> from eligo.tokens.methods import build
     >>> plan = Plan(Stage1(build("uniform"), 288), [Cut(1 / 4, build("uniform"), 150)])
@@ -87,7 +140,7 @@ class Plan:
     size_bias: bool = True
     """Keys that stand for z tokens get `log z` in every layer of the language model."""
     host: HostMark | None = None
-    """The host that the learned parts were trained in; None: fits every host."""
+    """The host in which the learned modules were trained; None: fits every host."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cuts", tuple(self.cuts))
@@ -112,17 +165,28 @@ class Plan:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Where the cuts are; the plan must be resolved (or have been given indices)."""
-        return tuple(_index(cut.layer) for cut in self.cuts)
+        """Layers of the cuts, as indices; depths need `resolve` first."""
+        for cut in self.cuts:
+            if isinstance(cut.layer, float):
+                raise InputError(
+                    f"Plan: got depth {cut.layer} where a layer index is needed; call "
+                    "plan.resolve(num_layers)"
+                )
+        return tuple(int(cut.layer) for cut in self.cuts)
 
     def resolve(self, num_layers: int, supply: int | None = None) -> "Plan":
-        """The same plan with layer indices, checked against a model of `num_layers` layers.
+        """Return the plan with layer indices, checked against a model of `num_layers` layers.
 
-        `supply`: tokens of an image, where all images have equally many; then budgets above it,
-        and budgets that disagree with their ratios, are errors before any image is seen. A depth
-        is rounded to the nearest layer, and to 1 if that would be 0.
+        `supply`: tokens of an image, if all images have equally many; then budgets above it, and
+        budgets that disagree with their ratios, are errors before any image is seen. A depth is
+        rounded to the nearest layer, but at least 1.
         """
-        layers = [_nearest_layer(cut.layer, num_layers) for cut in self.cuts]
+        layers = [
+            cut.layer
+            if isinstance(cut.layer, int)
+            else max(1, math.floor(cut.layer * num_layers + 0.5))
+            for cut in self.cuts
+        ]
         if any(layer >= num_layers for layer in layers):
             raise InputError(
                 f"Plan: got cuts at layers {layers}; expected them below {num_layers}, the number "
@@ -142,31 +206,31 @@ class Plan:
         return plan
 
     def count(self, grid: Sequence[int]) -> int:
-        """Tokens of an image that enter the language model; `grid` is rows x columns.
+        """Return the tokens of an image that enter the language model; `grid` is rows x columns.
 
         Pure Python: for engines that need the number of placeholders before features exist.
         """
         return self.counts(grid)[0] if self.stage1 else math.prod(grid)
 
     def counts(self, grid: Sequence[int]) -> tuple[int, ...]:
-        """Tokens of an image after each of `stages`."""
+        """Return the tokens of an image after each of `stages`."""
         full = math.prod(grid)
         reached, counts = full, []
         for stage in self.stages:
-            wanted = _wanted(stage, full)
-            if stage.budget is None and wanted > reached:
+            target = _target(stage, full)
+            if stage.budget is None and target > reached:
                 raise InputError(
-                    f"Plan: {_name(stage)} keeps {wanted} of {full} tokens (ratio {stage.ratio}) "
+                    f"Plan: {_name(stage)} keeps {target} of {full} tokens (ratio {stage.ratio}) "
                     f"but only {reached} reach it; expected amounts that fall from stage to stage"
                 )
-            reached = min(wanted, reached)
+            reached = min(target, reached)
             counts.append(reached)
         return tuple(counts)
 
     def save(self, folder: str | Path, *, dtype: "torch.dtype | None" = None) -> None:
-        """Write `plan.json` and whatever files the reducers have (weights, as `dtype`) to a folder.
+        """Write `plan.json` and the files of learned modules (weights as `dtype`) to a folder.
 
-        Also called `save_pretrained`, as for all that is trained.
+        Also called `save_pretrained`.
         """
         from eligo.tokens import plan_files
 
@@ -174,17 +238,13 @@ class Plan:
 
     @classmethod
     def load(
-        cls,
-        name: str | Path,
-        reducers: "Mapping[str, Callable[..., Reducer]] | None" = None,
+        cls, name: str | Path, reducers: "Mapping[str, Callable[..., Reducer]] | None" = None
     ) -> "Plan":
-        """Read what `save` wrote: by its folder, a shipped one's name, or a name on the hub.
+        """Load a plan from its folder, by the name of a shipped one, or by a name on the hub.
 
-        A run gives the parts of its best checkpoint; one of `RUN/checkpoints`, `RUN/best` and
-        `RUN/last` gives its own, with the plan of the run it lies in.
-
-        `reducers` adds methods of one's own: name -> what builds it from its settings. Also called
-        `from_pretrained`, as for all that is trained.
+        A run gives the modules of its best checkpoint; one of `RUN/checkpoints`, `RUN/best` and
+        `RUN/last` gives its own, with the plan of the run. `reducers` adds custom methods: a name,
+        and what builds the method from its settings. Also called `from_pretrained`.
         """
         from eligo.tokens import plan_files
 
@@ -193,7 +253,7 @@ class Plan:
     save_pretrained, from_pretrained = save, load
 
 
-def _wanted(stage: Stage1 | Cut, full: int) -> int:
+def _target(stage: Stage1 | Cut, full: int) -> int:
     of_ratio = None if stage.ratio is None else max(1, math.floor(stage.ratio * full + 0.5))
     if stage.budget is None:
         assert of_ratio is not None
@@ -210,43 +270,26 @@ def _name(stage: Stage1 | Cut) -> str:
     return "stage 1" if isinstance(stage, Stage1) else f"the cut at layer {stage.layer}"
 
 
-def _index(layer: int | float) -> int:
-    if isinstance(layer, float):
-        raise InputError(
-            f"Plan: got depth {layer} where a layer index is needed; call plan.resolve(num_layers)"
-        )
-    return layer
-
-
-def _nearest_layer(layer: int | float, num_layers: int) -> int:
-    if isinstance(layer, int):
-        return layer
-    return max(1, math.floor(layer * num_layers + 0.5))
-
-
-def _check_amount(name: str, budget: int | None, ratio: float | None) -> None:
+def _check_stage(stage: Stage1 | Cut, where: Where) -> None:
+    name, budget, ratio, reducer = _name(stage), stage.budget, stage.ratio, stage.reducer
     if budget is None and ratio is None:
         raise InputError(f"Plan: {name} has neither budget nor ratio; expected one of them")
     if budget is not None and check_count(f"Plan: {name}: budget", budget, least=0) < 1:
         raise InputError(
-            f"Plan: {name} has budget {budget}; expected at least 1: a model asked about an image "
-            "of which it sees nothing answers blindly"
+            f"Plan: {name} has budget {budget}; expected at least 1: a model cannot answer about "
+            "an image of which it sees nothing"
         )
     if ratio is not None and not 0 < ratio <= 1:
         raise InputError(f"Plan: {name} has ratio {ratio}; expected a number above 0, at most 1")
-
-
-def _check_reducer(name: str, reducer: Reducer, place: Literal["before", "inside"]) -> None:
-    if place not in reducer.where:
+    if where not in reducer.where:
         raise InputError(
             f"Plan: {name} uses {reducer.name!r}, which works only {' and '.join(reducer.where)} "
-            f"the language model; expected a method that can stand {place} it"
+            f"the language model; expected a method that works {where} it"
         )
 
 
 def _check_order(layers: Sequence[int | float], note: str = "") -> None:
-    kinds = {isinstance(layer, float) for layer in layers}
-    if len(kinds) > 1:
+    if len({isinstance(layer, float) for layer in layers}) > 1:
         raise InputError(
             f"Plan: got layers {list(layers)}; expected all indices or all depths, as they can "
             "be ordered only among themselves"

@@ -1,7 +1,7 @@
-"""Plans on disk: `plan.json`, and the weights of its learned parts beside it.
+"""Plans on disk: `plan.json`, and the weights of learned modules beside it.
 
-Training-free methods are their settings; the merger and the pruner heads are files of their own,
-each loadable alone. Nothing in the folder is run: a name that is not known is an error.
+Training-free methods are stored as their settings; merger and pruners are files of their own. No
+code in the folder is run: an unknown name is an error.
 """
 
 import json
@@ -15,8 +15,7 @@ from torch import nn
 from eligo.errors import InputError
 from eligo.io.files import write_text
 from eligo.io.reading import read_object, reading
-from eligo.tokens.host_mark import HostMark
-from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.plan import Cut, HostMark, Plan, Stage1
 from eligo.tokens.reducer import Reducer
 
 _FORMAT = "eligo.plan.v1"
@@ -24,13 +23,13 @@ PLAN = "plan.json"
 
 
 def save(plan: Plan, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write a plan and its parts, the latter's weights as `dtype`."""
-    from eligo.tokens.model.modules import LayerPruner, LayerPruners, TokenMerger
+    """Write a plan and its learned modules, weights as `dtype`."""
+    from eligo.tokens.model.layer_pruners import LayerPruner, LayerPruners
+    from eligo.tokens.model.token_merger import TokenMerger
 
+    # Learned cuts have layer indices, never depths.
     heads = {
-        layer: cut.reducer
-        for layer, cut in zip(_layers(plan), plan.cuts, strict=True)
-        if isinstance(cut.reducer, LayerPruner)
+        int(cut.layer): cut.reducer for cut in plan.cuts if isinstance(cut.reducer, LayerPruner)
     }
     if plan.stage1 is not None and isinstance(plan.stage1.reducer, TokenMerger):
         plan.stage1.reducer.save_pretrained(folder, dtype=dtype)
@@ -53,8 +52,10 @@ def save(plan: Plan, folder: Path, dtype: torch.dtype | None = None) -> None:
 
 
 def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
-    """Read a plan and its parts."""
-    path = next((p for p in _places(folder) if p.is_file()), None)
+    """Read a plan and its learned modules."""
+    resolved = folder.resolve()  # `best` and `last` are links
+    run = resolved.parents[1] if resolved.parent.name == "checkpoints" else folder
+    path = next((p for p in (folder / PLAN, run / PLAN) if p.is_file()), None)
     if path is None:
         raise InputError(
             f"{folder}: no {PLAN} in it; expected the folder of a saved plan (Plan.save), or of "
@@ -63,46 +64,42 @@ def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
     described = read_object(path, "Plan.save")
     if (found := described.get("format")) != _FORMAT:
         raise InputError(f"{path}: got format {found!r}, expected {_FORMAT!r}")
-    build = _Builder(folder, reducers)
+    build = _ReducerBuilder(folder, reducers)
     with reading(path, "a plan as Plan.save writes it"):
         first = described["stage1"]
-        stage1 = None if first is None else Stage1(build(first["reducer"]), *_amount(first))
+        stage1 = None
+        if first is not None:
+            stage1 = Stage1(build(first["reducer"]), first["budget"], first["ratio"])
         cuts = [
-            Cut(cut["layer"], build(cut["reducer"], cut["layer"]), *_amount(cut))
+            Cut(cut["layer"], build(cut["reducer"], cut["layer"]), cut["budget"], cut["ratio"])
             for cut in described["cuts"]
         ]
-        mark = described.get("host")  # plans of older versions have none
+        mark = described.get("host")  # absent in plans of older versions
         host = None if mark is None else HostMark(dict(mark["architecture"]), dict(mark["weights"]))
         return Plan(stage1, cuts, described["positions"], described["size_bias"], host)
 
 
-def _places(folder: Path) -> tuple[Path, ...]:
-    """Its own; for a checkpoint, its run's, which is written once: only the parts change."""
-    inside = folder.resolve()  # `best` and `last` are links
-    run = [inside.parents[1] / PLAN] if inside.parent.name == "checkpoints" else []
-    return (folder / PLAN, *run)
+class _ReducerBuilder:
+    """Builds reducers by name; reads the file of the pruners only once."""
 
-
-class _Builder:
-    """Reducers by name; learned parts from their files, the heads' file only once."""
-
-    def __init__(self, folder: Path, own: Mapping[str, Callable[..., Reducer]]) -> None:
-        self.folder, self.own = folder, own
-        self.heads: Any = None
+    def __init__(self, folder: Path, custom: Mapping[str, Callable[..., Reducer]]) -> None:
+        self.folder, self.custom = folder, custom
+        self.pruners: Any = None
 
     def __call__(self, described: dict[str, Any], layer: int | float = 0) -> Reducer:
         from eligo.tokens import methods
-        from eligo.tokens.model.modules import LayerPruners, TokenMerger
+        from eligo.tokens.model.layer_pruners import LayerPruner, LayerPruners
+        from eligo.tokens.model.token_merger import TokenMerger
 
         settings = dict(described)
         name = settings.pop("name")
-        if name in self.own:
-            return self.own[name](**settings)
+        if name in self.custom:
+            return self.custom[name](**settings)
         if name == TokenMerger.name:
             return TokenMerger.from_pretrained(self.folder)
-        if name == "pruner":
-            self.heads = self.heads or LayerPruners.from_pretrained(self.folder)
-            return self.heads[int(layer)]
+        if name == LayerPruner.name:
+            self.pruners = self.pruners or LayerPruners.from_pretrained(self.folder)
+            return self.pruners[int(layer)]
         return methods.build(name, **settings)
 
 
@@ -110,12 +107,3 @@ def _describe(stage: Stage1 | Cut) -> dict[str, Any]:
     reducer: Any = stage.reducer
     settings = reducer.describe() if hasattr(reducer, "describe") else {"name": reducer.name}
     return {"reducer": settings, "budget": stage.budget, "ratio": stage.ratio}
-
-
-def _amount(described: Mapping[str, Any]) -> tuple[int | None, float | None]:
-    return described["budget"], described["ratio"]
-
-
-def _layers(plan: Plan) -> list[int]:
-    """Heads belong to layers; a plan of depths alone has no learned cuts."""
-    return [cut.layer if isinstance(cut.layer, int) else -1 for cut in plan.cuts]

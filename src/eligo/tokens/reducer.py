@@ -1,8 +1,7 @@
-"""What a method that reduces vision tokens sees, and what it gives back.
+"""The interface of methods that reduce vision tokens: `ReducerContext` in, `Selection` out.
 
-Every method, ours or a baseline, trained or not, is a `Reducer`: scores in, `Selection` out. Where it
-stands (before the language model or inside it), how positions, masks and caches follow, and what it
-costs are none of its business; `pruning` and `cost` see to that.
+All methods, learned or training-free, implement `Reducer`; `Relaxer` is the form with gradients for
+training. Positions, masks and caches are handled by `pruning`, costs by `eligo.tokens.cost`.
 """
 
 from collections.abc import Set
@@ -17,63 +16,106 @@ from eligo.selection import Selection
 Where = Literal["before", "inside"]
 """Before the language model (on tower features), or inside it (on the input of a layer)."""
 Need = Literal["question", "attention_row", "question_rows", "cls_row", "scene"]
+"""Optional fields of `ReducerContext`."""
+Budget = Int[Tensor, " images"]
+"""Tokens to keep per image, on the CPU."""
+Features = Float[Tensor, "images tokens width"]
+TokenValues = Float[Tensor, "images tokens"]
+TokenIndex = Int[Tensor, "images tokens"]
+TokenMask = Bool[Tensor, "images tokens"]
 
 
 @dataclass(frozen=True)
 class ReducerContext:
-    """One row per image; rows of different length are padded and masked."""
+    """Vision tokens of some images, one row per image, padded and masked."""
 
-    features: Float[Tensor, "images tokens width"]
+    features: Features
     """Tower features (before) or hidden states at the layer's input (inside)."""
-    mask: Bool[Tensor, "images tokens"]
-    """Which tokens are real."""
-    positions: Int[Tensor, "images tokens"]
-    """Raster index of each token in its image's grid; survivors keep theirs."""
+    mask: TokenMask
+    """True for real tokens."""
+    positions: TokenIndex
+    """Raster index of each token in the full grid of its image."""
     grid: Int[Tensor, "images 2"]
     """Rows and columns of each image's grid."""
-    sizes: Float[Tensor, "images tokens"] | None = None
-    """How many tokens were folded into each one so far; None: one each."""
+    sizes: TokenValues | None = None
+    """How many tokens each one stands for after merging; None: one each."""
     question: Float[Tensor, "images words question_width"] | None = None
     """Prompt text: input embeddings (before) or states at the layer's input (inside)."""
     question_mask: Bool[Tensor, "images words"] | None = None
-    """Which words are real; None: all of them."""
-    attention_row: Float[Tensor, "images tokens"] | None = None
-    """What the last prompt token attends to, in the layer before, mean over heads."""
+    """True for real words; None: all are."""
+    attention_row: TokenValues | None = None
+    """Attention of the last prompt token in the layer before, averaged over heads."""
     question_rows: Float[Tensor, "images words tokens"] | None = None
-    """The same for every word of the question; what `question_mask` hides may hold anything."""
-    cls_row: Float[Tensor, "images tokens"] | None = None
-    """What [CLS] attends to in the tower layer that gives the features (mean over heads); for a
-    tower without [CLS], the mean attention that each token receives."""
-    scene: Bool[Tensor, "images tokens"] | None = None
-    """Tokens that show an object which decides the answer (embedded world only)."""
+    """The same for every word of the question; undefined where `question_mask` is False."""
+    cls_row: TokenValues | None = None
+    """Attention of [CLS] in the tower layer that gives the features, averaged over heads; for
+    towers without [CLS], the mean attention that each token receives."""
+    scene: TokenMask | None = None
+    """Tokens that show an object which decides the answer (generated scenes only)."""
     padded: bool = True
-    """False where it is known without asking the device that `mask` is True throughout."""
+    """False if the host knows, without a device sync, that `mask` is all True."""
     question_padded: bool = True
     """The same for `question_mask`."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all fields that are tensors."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 @runtime_checkable
 class Reducer(Protocol):
-    """Keeps `budget` tokens of every image, folding or dropping the rest."""
+    """Keeps `budget` tokens of every image; merges or drops the rest."""
 
     @property
     def name(self) -> str:
-        """Short, stable: what tables and plans call it."""
+        """Short name used in tables and plans."""
         ...
 
     @property
     def where(self) -> Set[Where]:
-        """Where it can stand."""
+        """Where it can be used."""
         ...
 
     @property
     def needs(self) -> Set[Need]:
-        """Which optional parts of the context it reads."""
+        """Optional fields of the context that it reads."""
         ...
 
-    def select(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
-        """Keep exactly `budget[i]` of the tokens of image i (all, if it has fewer).
+    def select(self, context: ReducerContext, budget: Budget) -> Selection:
+        """Keep exactly `budget[i]` tokens of image i (all, if it has fewer).
 
-        A row of the result never depends on other rows or on padding.
+        A row of the result depends neither on other rows nor on padding. The assignment of a
+        reducer that merges already weighs by `context.sizes`.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class SoftMerge:
+    """Result of stage 1 in a training step, with gradients."""
+
+    features: Float[Tensor, "images kept width"]  # tower features, in raster order
+    selection: Selection  # in raster order
+    key_bias: Float[Tensor, "images kept"]
+    """Attention bias in every layer: `log z` (optional) + `log(1 + p - stopgrad(p))`."""
+
+
+@dataclass(frozen=True)
+class SoftCut:
+    """Result of a cut in a training step, with gradients."""
+
+    selection: Selection  # the hard choice among `context.mask`
+    mask: TokenValues  # m: straight-through (values 0 and 1) or soft (values p)
+
+
+@runtime_checkable
+class Relaxer(Protocol):
+    """Makes the choices of all stages in a training step."""
+
+    def merge(self, context: ReducerContext, budget: Budget) -> SoftMerge:
+        """Run stage 1."""
+        ...
+
+    def cut(self, layer: int, context: ReducerContext, budget: Budget) -> SoftCut:
+        """Run the cut at the input of a layer; `context.mask` marks the remaining tokens."""
         ...

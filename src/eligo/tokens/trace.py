@@ -1,4 +1,4 @@
-"""What was kept, where, and how long choosing took; and the loss that needs to know it."""
+"""Record of a pruned forward pass: what was kept where, the time of the reducers, and the loss."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from eligo.selection import Selection
 
 
 class Stopwatch:
-    """Milliseconds between two moments; on CUDA by events, so that measuring waits for nothing."""
+    """Measures milliseconds; on CUDA with events, without waiting for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._events = None
@@ -26,14 +26,14 @@ class Stopwatch:
         self._start, self._stop = time.perf_counter(), 0.0
 
     def stop(self) -> None:
-        """End of what is measured."""
+        """Stop measuring."""
         self._stop = time.perf_counter()
         if self._events is not None:
             self._events[1].record()
 
     @property
     def milliseconds(self) -> float:
-        """Waits for the device, if that has not come so far yet."""
+        """Elapsed time; waits for the device if necessary."""
         if self._events is None:
             return 1000 * (self._stop - self._start)
         self._events[1].synchronize()
@@ -42,48 +42,47 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class StageTrace:
-    """One reduction: which, where, and its choice. One row per image, in the order of the batch."""
+    """One reduction; one row per image, in the order of the batch."""
 
     layer: int
     """The layer whose input was cut; 0: before the language model."""
     name: str
-    """The reducer's."""
+    """Name of the reducer."""
     selection: Selection
-    """Its candidates are the tokens that reached the stage."""
+    """Candidates are the tokens that reached the stage."""
     positions: Int[Tensor, "images kept"]
-    """Raster index of what was kept in the image's grid, in ascending order; -1 pads."""
+    """Raster index of the kept tokens in the image's grid, ascending; -1 pads."""
     stopwatch: Stopwatch
 
     @property
     def milliseconds(self) -> float:
-        """How long the reducer took."""
+        """Time of the reducer."""
         return self.stopwatch.milliseconds
 
 
 @dataclass
 class Trace:
-    """What happened to one prompt that ran under `pruning` or `masking`.
+    """Record of one prompt under `pruning` or `masking`.
 
-    Lengths of hidden states differ from layer to layer; `columns` says which columns of the
-    prompt, as the processor wrote it, each layer saw.
+    Lengths differ from layer to layer; `columns` holds the columns of the prompt in each layer.
     """
 
     stages: list[StageTrace] = field(default_factory=list)
     grid: Int[Tensor, "images 2"] | None = None
     """Rows and columns of each image's token grid."""
     rows: Int[Tensor, " images"] | None = None
-    """Which row of the batch each image belongs to."""
+    """Batch row of each image."""
     columns: list[Int[Tensor, "batch kept"]] = field(default_factory=list)
-    """Per layer: columns of the prompt that it saw, ascending; -1 pads a shorter row, on the left.
-    In the training form, which removes nothing, what it would have seen."""
+    """Per layer: its columns of the prompt, ascending; -1 pads shorter rows on the left. Under
+    `masking`, which removes nothing: the columns that `pruning` would keep."""
     merged_columns: Int[Tensor, "batch merged"] | None = None
-    """In the training form: columns that all its layers, and its logits, really have."""
+    """Under `masking`: the columns that all layers and the logits have."""
     num_columns: int = 0
-    """Length of the prompt before anything was dropped."""
+    """Length of the full prompt."""
 
     @property
     def output_columns(self) -> Int[Tensor, "batch kept"]:
-        """Columns of the prompt that the logits have."""
+        """Columns of the prompt in the logits."""
         if self.merged_columns is not None:
             return self.merged_columns
         if not self.columns:
@@ -92,39 +91,29 @@ class Trace:
 
     @property
     def selections(self) -> list[Selection]:
-        """One per stage."""
+        """Selections of all stages."""
         return [stage.selection for stage in self.stages]
 
     @property
     def lengths(self) -> list[int]:
-        """Per layer: length of what it saw of the prompt."""
+        """Length of the prompt in each layer."""
         return [columns.shape[-1] for columns in self.columns]
 
     @property
     def selector_ms(self) -> float:
-        """All reducers together."""
+        """Time of all reducers together."""
         return sum((stage.milliseconds for stage in self.stages), 0.0)
-
-    def stage(self, layer: int) -> StageTrace:
-        """The reduction at a layer (0: before the language model)."""
-        for stage in self.stages:
-            if stage.layer == layer:
-                return stage
-        raise InputError(
-            f"trace: no reduction at layer {layer}; expected one of "
-            f"{[stage.layer for stage in self.stages]}"
-        )
 
 
 class LatestTrace(Trace):
-    """The trace of the latest prompt: that of the reading thread, else that of any thread."""
+    """The trace of the latest prompt of the reading thread, else of any thread."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
         self._of_any = Trace()
 
     def show(self, trace: Trace) -> None:
-        """From now on, show this one."""
+        """Show this trace from now on."""
         self._of_thread.trace = self._of_any = trace
 
     def __getattribute__(self, name: str) -> Any:
@@ -143,11 +132,10 @@ def answer_loss(
     *,
     ignore_index: int = -100,
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy of the labelled tokens, for logits that lost columns on the way.
+    """Return the mean cross-entropy of the labelled tokens, for logits that lost columns.
 
-    `logits` (or a model output that has them) are those of a forward pass under `pruning`;
-    `labels` are as long as the prompt was. `model(labels=...)` cannot know which columns are
-    left, so it is refused there.
+    `logits` (or a model output with logits) come from a forward pass under `pruning`; `labels` are
+    as long as the full prompt. `model(labels=...)` is refused: it cannot know the columns.
     """
     found = getattr(logits, "logits", logits)
     assert isinstance(found, Tensor)

@@ -1,1 +1,1 @@
-"""How tokens leave a running model: hooks, masks, positions, and what is refused."""
+"""Forward hooks that remove or mask vision tokens in a running model."""

@@ -1,9 +1,9 @@
 """Attention rows for methods that rank by them, without `output_attentions`.
 
-While a model is `recording`, its config names an attention function of ours that delegates to the
-implementation it stands before (SDPA keeps its kernels) and passes queries and keys to the listener
-of that module, if the thread has one. Listeners belong to a thread, and a layer sets and uses its
-own within one call, so threads that share a model never see each other's rows.
+Inside `recording`, the config of a model names an attention function that passes queries and keys
+to the recorder of its module, if the thread has one, and then calls the original implementation
+(SDPA keeps its kernels). Recorders belong to a thread, and a layer sets and uses its own within one
+call, so threads that share a model never get each other's rows.
 """
 
 import sys
@@ -26,37 +26,31 @@ _CHUNK = 512  # query rows at a time, where all of them are needed
 _BASES = ("sdpa", "eager")
 _PREFIX = "eligo_rows_"
 
-Listener = Callable[[Tensor, Tensor, Tensor | None, float], None]
+Recorder = Callable[[Tensor, Tensor, Tensor | None, float], None]
 """Takes queries, keys, mask and scaling of one attention call."""
 
-
-class _Listeners(threading.local):
-    def __init__(self) -> None:
-        self.by_module: dict[nn.Module, Listener] = {}
-
-
-_listeners = _Listeners()
+_thread = threading.local()
 _lock = threading.Lock()
-_recording: Counter[int] = Counter()  # contexts that record, per id of a config
+_recording: Counter[int] = Counter()  # open contexts, per id of a config
 
 
-def listeners() -> dict[nn.Module, Listener]:
-    """Who receives queries and keys of which attention module, in this thread."""
-    return _listeners.by_module
+def recorders() -> dict[nn.Module, Recorder]:
+    """Return the recorders of this thread, by attention module."""
+    return _thread.__dict__.setdefault("recorders", {})
 
 
 def attention_of(config: Any) -> str:
-    """The attention implementation that a model runs, recorded or not."""
+    """Return the attention implementation of a model, recorded or not."""
     return config._attn_implementation.removeprefix(_PREFIX)
 
 
 @contextmanager
-def recording(config: Any, what: str) -> Iterator[None]:
-    """Inside, the attention modules of this config call their listeners; contexts may overlap."""
+def recording(config: Any, name: str) -> Iterator[None]:
+    """Inside, attention modules with this config call their recorders; contexts may overlap."""
     base = attention_of(config)
     if base not in _BASES:
         raise InputError(
-            f"{what} runs {base!r} attention, which gives no attention rows; expected sdpa or "
+            f"{name} runs {base!r} attention, which gives no attention rows; expected sdpa or "
             "eager: load the model with attn_implementation='sdpa'"
         )
     with _lock:
@@ -81,10 +75,10 @@ def _attend(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> Any:
-    listener = listeners().get(module)
-    if listener is not None:
+    recorder = recorders().get(module)
+    if recorder is not None:
         scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
-        listener(query.detach(), key.detach(), attention_mask, scaling)
+        recorder(query.detach(), key.detach(), attention_mask, scaling)
     if base == "eager":
         # Every modeling file has its own.
         attend = sys.modules[type(module).__module__].eager_attention_forward
@@ -93,7 +87,7 @@ def _attend(
     return attend(module, query, key, value, attention_mask, **kwargs)
 
 
-# For good: a thread may have read the name when another leaves the last context that uses it.
+# Never unregistered: a thread may have read the name when another leaves the last context.
 for _base in _BASES:
     AttentionInterface.register(_PREFIX + _base, partial(_attend, _base))
     AttentionMaskInterface.register(_PREFIX + _base, ALL_MASK_ATTENTION_FUNCTIONS[_base])
@@ -107,27 +101,23 @@ def attention_of_rows(
     scaling: float,
     rows: Int[Tensor, "batch rows"],
 ) -> Float[Tensor, "batch rows keys"]:
-    """What some queries of each row of the batch attend to, mean over heads, in float32."""
+    """Return the attention of some queries, averaged over heads, in float32."""
     batch, heads, num_queries, dim = query.shape
     key_heads, num_keys, num_rows = key.shape[1], key.shape[2], rows.shape[1]
     rows = rows.to(query.device)
     index = rows[:, None, :, None]  # (batch, 1, rows, 1)
     picked = query.gather(2, index.expand(batch, heads, num_rows, dim)).float()
-    # Heads that share a key head stand side by side.
+    # Heads that share a key head are adjacent.
     picked = picked.reshape(batch, key_heads, -1, dim)
     logits = picked @ key.float().transpose(-1, -2) * scaling
     logits = logits.reshape(batch, heads, num_rows, num_keys)
     if mask is None:
         columns = torch.arange(num_keys, device=query.device)
-        logits = logits.masked_fill(columns > index + num_keys - num_queries, -torch.inf)
+        shown = columns <= index + num_keys - num_queries
     else:
         mask = mask.detach().expand(batch, -1, -1, -1)
         shown = mask.gather(2, index.expand(batch, mask.shape[1], num_rows, num_keys))
-        if mask.dtype == torch.bool:
-            logits = logits.masked_fill(~shown, -torch.inf)
-        else:
-            logits = logits + shown.float()
-    return logits.softmax(-1).mean(1)
+    return _masked(logits, shown).softmax(-1).mean(1)
 
 
 @torch.no_grad()
@@ -137,18 +127,19 @@ def attention_received(
     mask: Tensor | None,
     scaling: float,
 ) -> Float[Tensor, "batch keys"]:
-    """The mean attention that each key receives, over queries and heads, in float32."""
+    """Return the attention that each key receives, averaged over queries and heads, in float32."""
     total = query.new_zeros((query.shape[0], key.shape[2]), dtype=torch.float32)
     keys = key.float().transpose(-1, -2)
     for start in range(0, query.shape[2], _CHUNK):
-        logits = query[:, :, start : start + _CHUNK].float() @ keys * scaling
+        rows = slice(start, start + _CHUNK)
+        logits = query[:, :, rows].float() @ keys * scaling
         if mask is not None:
-            part = mask.detach()[:, :, start : start + _CHUNK]
-            lowest = -torch.inf
-            logits = (
-                logits.masked_fill(~part, lowest)
-                if mask.dtype == torch.bool
-                else logits + part.float()
-            )
+            logits = _masked(logits, mask.detach()[:, :, rows])
         total += logits.softmax(-1).mean(1).sum(1)
     return total / query.shape[2]
+
+
+def _masked(logits: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return logits.masked_fill(~mask, -torch.inf)
+    return logits + mask.float()

@@ -1,93 +1,186 @@
-"""What reducers see: the vision tokens at a layer's input, their question, their attention."""
+"""State of a prompt on its way through the layers, and the input that reducers get from it."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from eligo import ops
-from eligo.errors import InputError
-from eligo.tokens.hooks.attention import attention_of_rows, attention_received, listeners
-from eligo.tokens.hooks.frame import Frame
+from eligo.errors import EligoError, InputError
+from eligo.ops._checks import values_are_free
+from eligo.selection import Selection
+from eligo.tokens.hooks.attention import attention_of_rows, attention_received, recorders
+from eligo.tokens.hooks.cuda_graphs import select_tokens
 from eligo.tokens.hooks.layout import Layout, take
-from eligo.tokens.hooks.prompt import Prompt, question_of
+from eligo.tokens.hooks.prompt import Prompt
 from eligo.tokens.hosts import Capture, Host
-from eligo.tokens.reducer import Need, Reducer, ReducerContext
+from eligo.tokens.reducer import Budget, Need, Reducer, ReducerContext
+from eligo.tokens.trace import Trace
+
+Kwargs = dict[str, Any]
 
 
-class Views:
-    """Contexts for the reducers of one session."""
+class MergedTokens(NamedTuple):
+    """Result of stage 1."""
+
+    selection: Selection  # in raster order
+    features: Float[Tensor, "images kept width"]
+    sizes: Float[Tensor, "images kept"] | None
+    key_bias: Float[Tensor, "images kept"] | None
+
+
+@dataclass(eq=False)
+class PromptState:
+    """One prompt on its way through the layers; later tokens read it too."""
+
+    prompt: Prompt
+    kept: Int[Tensor, "batch width"]  # columns that entered the language model; -1 pads
+    base: Layout  # of layer 0
+    counts: Sequence[Sequence[int]]  # tokens after each stage of the plan, per image
+    trace: Trace
+    offsets: Int[Tensor, "batch 1"] | None = None  # of the positions of later text
+    layouts: dict[int, Layout] = field(default_factory=dict)  # by layer, as far as layers have run
+    cuts: dict[int, Any] = field(default_factory=dict)  # result of each cut, by layer
+    last_word_rows: dict[int, Tensor] = field(default_factory=dict)  # its attention, by layer
+    word_rows: dict[int, Tensor] = field(default_factory=dict)  # attention of all words, by layer
+    repeated: dict[tuple[Layout, int], Layout] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Columns of the prompt."""
+        return self.prompt.input_ids.shape[1]
+
+    @property
+    def dropped(self) -> int:
+        """Columns that stage 1 dropped."""
+        return self.length - self.base.width
+
+    def layout_of(self, layer: int, times: int = 1) -> Layout:
+        """Return the layout of a layer, with each row repeated `times`."""
+        layout = self.layouts.get(layer, self.base)
+        if times == 1:
+            return layout
+        if (layout, times) not in self.repeated:
+            self.repeated[layout, times] = layout.repeated(times)
+        return self.repeated[layout, times]
+
+
+@dataclass(eq=False)
+class ForwardPass:
+    """One forward pass: over the prompt, or over tokens after it."""
+
+    state: PromptState
+    is_prompt: bool
+    session: Any = None  # its `PruningSession`, whatever thread runs a layer
+    later: int = 0  # columns after the prompt, including those of this pass
+    times: int = 1  # rows per row of the prompt
+    has_grad: bool = False
+    # Mask and tables of the host and what replaces them, shared by the layers between cuts.
+    adapted: dict[Any, tuple[Any, Any, Any]] = field(default_factory=dict)
+
+
+def run_reducer(reducer: Reducer, context: ReducerContext, budget: Budget) -> Selection:
+    """Return the reducer's selection in raster order; it may be on another device."""
+    home = context.features.device
+    if isinstance(reducer, nn.Module):
+        parameter = next(reducer.parameters(), None)
+        if parameter is not None and parameter.device != home:
+            tensors = context.tensors().items()
+            context = replace(context, **{name: x.to(parameter.device) for name, x in tensors})
+    with torch.no_grad():
+        selection = select_tokens(reducer, context, budget)
+    check_selection(reducer, selection, context, budget)
+    return selection if selection.scores.device == home else selection.to(home)
+
+
+def check_selection(
+    reducer: Reducer, selection: Selection, context: ReducerContext, budget: Budget
+) -> None:
+    """Raise if a selection is invalid; values are checked only where that is free."""
+    if selection.scores.shape != context.mask.shape:
+        raise EligoError(
+            f"{reducer.name}: selected from {tuple(selection.scores.shape)} candidates, expected "
+            f"{tuple(context.mask.shape)}, those it was given"
+        )
+    if not values_are_free(selection.scores, selection.indices):
+        return
+    if not bool((selection.scores.isfinite() | ~context.mask).all()):
+        raise EligoError(
+            f"{reducer.name}: got scores that are not finite; expected numbers: look for NaN in "
+            "its weights or in the model's states (half precision overflows)"
+        )
+    if not torch.equal(selection.num_kept, budget):
+        raise EligoError(
+            f"{reducer.name}: kept {selection.num_kept.tolist()} tokens, expected exactly "
+            f"{budget.tolist()}: all lengths follow from the budgets"
+        )
+
+
+class ContextBuilder:
+    """Builds the contexts of all reducers of a session."""
 
     def __init__(self, host: Host, scene: Bool[Tensor, "images tokens"] | None) -> None:
         self.host, self.scene = host, scene
 
-    def before(
-        self,
-        reducer: Reducer,
-        prompt: Prompt,
-        capture: Capture,
-        positions: Tensor,
-        words: Tensor,
+    def for_stage1(
+        self, reducer: Reducer, prompt: Prompt, capture: Capture, positions: Tensor, words: Tensor
     ) -> ReducerContext:
-        """Tower features, and input embeddings of the words as the question."""
-        question: tuple[Tensor | None, Tensor | None] = (None, None)
-        if "question" in reducer.needs:
-            question = question_of(words, prompt)
+        """Return tower features, with input embeddings of the words as the question."""
+        question = prompt.question(words) if "question" in reducer.needs else (None, None)
         rows = capture.cls_row
         return ReducerContext(
-            features=prompt.of_images(capture.features).to(words.device),
+            features=prompt.stack(capture.features).to(words.device),
             mask=prompt.columns >= 0,
             positions=positions,
             grid=prompt.grid,
             question=question[0],
             question_mask=question[1],
-            cls_row=None if rows is None else prompt.of_images(rows).to(words.device),
-            scene=self.scene_of(prompt, positions),
+            cls_row=None if rows is None else prompt.stack(rows).to(words.device),
+            scene=self._scene_of(prompt, positions),
             padded=len(set(prompt.counts)) > 1,
-            question_padded=not prompt.is_all_asked,
+            question_padded=not prompt.is_all_question,
         )
 
-    def inside(
-        self, reducer: Reducer, layer: int, frame: Frame, layout: Layout, hidden: Tensor
+    def for_cut(
+        self, reducer: Reducer, layer: int, state: PromptState, layout: Layout, hidden: Tensor
     ) -> ReducerContext:
-        """States at a layer's input."""
-        device, prompt, seats = hidden.device, frame.prompt, frame.prompt.seats
+        """Return the states at a layer's input."""
+        device, prompt, row_index = hidden.device, state.prompt, state.prompt.row_index
         images = layout.images.to(device)
-        columns = seats.by_row(images, -1)
-        ragged = layout.padded or not seats.is_even
+        columns = row_index.by_row(images, -1)
+        ragged = layout.padded or not row_index.is_even
 
-        def seen(values: Tensor) -> Tensor:
-            """`batch columns *features` -> `images tokens *features`."""
-            return seats.by_image(take(values.to(device), columns, ragged=ragged))
+        def vision(values: Tensor) -> Tensor:
+            """Gather vision tokens: `batch columns *features` -> `images tokens *features`."""
+            return row_index.by_image(take(values.to(device), columns, ragged=ragged))
 
-        question: tuple[Tensor | None, Tensor | None] = (None, None)
+        question = (None, None)
         if "question" in reducer.needs:
-            words = take(hidden, layout.words, ragged=prompt.ragged_words)
-            question = question_of(words, prompt)
-        row, word_rows = frame.rows.get(layer - 1), frame.word_rows.get(layer - 1)
-        if row is not None:
-            row = seen(row)
+            question = prompt.question(take(hidden, layout.words, ragged=prompt.ragged_words))
+        row, word_rows = state.last_word_rows.get(layer - 1), state.word_rows.get(layer - 1)
         if word_rows is not None:
-            word_rows = seen(word_rows.transpose(1, 2)).transpose(1, 2)
+            word_rows = vision(word_rows.transpose(1, 2)).transpose(1, 2)
         positions = layout.positions.to(device)
         return ReducerContext(
-            features=seen(hidden),
+            features=vision(hidden),
             mask=images >= 0,
             positions=positions,
             grid=prompt.grid.to(device),
             sizes=None if layout.sizes is None else layout.sizes.to(device),
             question=question[0],
             question_mask=question[1],
-            attention_row=row,
+            attention_row=None if row is None else vision(row),
             question_rows=word_rows,
-            scene=self.scene_of(prompt, positions),
+            scene=self._scene_of(prompt, positions),
             padded=layout.padded,
-            question_padded=not prompt.is_all_asked,
+            question_padded=not prompt.is_all_question,
         )
 
-    def scene_of(self, prompt: Prompt, positions: Tensor) -> Bool[Tensor, "images tokens"] | None:
-        """Which tokens show what decides the answer."""
+    def _scene_of(self, prompt: Prompt, positions: Tensor) -> Bool[Tensor, "images tokens"] | None:
+        """Return which tokens show an object that decides the answer."""
         if self.scene is None:
             return None
         if max(prompt.source) >= len(self.scene) or self.scene.shape[1] < max(prompt.counts):
@@ -98,25 +191,27 @@ class Views:
         rows = self.scene[torch.tensor(prompt.source, device=self.scene.device)]
         return ops.gather(rows.to(positions.device), positions)
 
-    def listen(self, layer: int, frame: Frame, needs: Set[Need]) -> None:
-        """Have the attention of `layer` leave the rows that the cut behind it ranks by."""
+    def record_attention(self, layer: int, state: PromptState, needs: Set[Need]) -> None:
+        """Record the attention rows of `layer` that the next cut needs."""
         attention: nn.Module = self.host.layers[layer].self_attn  # pyright: ignore
 
-        def hear(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
-            listeners().pop(attention, None)
-            layout = frame.seen_by(layer)
+        def record(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
+            recorders().pop(attention, None)
+            words = state.layout_of(layer).words
             if "attention_row" in needs:
-                last = frame.prompt.last_word.to(layout.words.device)
-                place = layout.words.gather(1, last).clamp_min(0)
-                frame.rows[layer] = attention_of_rows(query, key, mask, scaling, place)[:, 0]
+                place = words.gather(1, state.prompt.last_word.to(words.device)).clamp_min(0)
+                rows = attention_of_rows(query, key, mask, scaling, place)
+                state.last_word_rows[layer] = rows[:, 0]
             if "question_rows" in needs:
-                places = layout.words.clamp_min(0)
-                frame.word_rows[layer] = attention_of_rows(query, key, mask, scaling, places)
+                rows = attention_of_rows(query, key, mask, scaling, words.clamp_min(0))
+                state.word_rows[layer] = rows
 
-        listeners()[attention] = hear
+        recorders()[attention] = record
 
-    def hear_tower(self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
-        """Keep the row of [CLS], or the mean of all rows, for the next capture."""
+    def record_tower_attention(
+        self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float
+    ) -> None:
+        """Record the attention row of [CLS], or the mean of all rows, for the next capture."""
         if self.host.has_cls:
             first = torch.zeros(len(query), dtype=torch.long, device=query.device)
             if mask is None:  # not causal: every query sees all keys

@@ -1,10 +1,9 @@
-"""Choices of learned parts as CUDA graphs: their small kernels take longer to launch than to run.
+"""Selections of learned modules as CUDA graphs: their kernels take longer to launch than to run.
 
-A part that says `capturable` is recorded when the same shapes come for the third time, and replayed
-from then on: one launch instead of seventy. Shapes that differ from call to call are not worth a
-recording, so each part has at most `_MOST`; what comes later runs plainly. Threads share them, one
-at a time; none is made once a second thread has come, as torch cannot draw random numbers in one
-thread while another records.
+A module with `capturable = True` is recorded when the same shapes come for the third time, and
+replayed from then on: one launch instead of seventy. A module has at most `_MAX_GRAPHS` graphs;
+further shapes run eagerly. Threads share graphs, one at a time; none is recorded once a second
+thread has come, since torch cannot draw random numbers in one thread while another records.
 """
 
 import itertools
@@ -16,35 +15,34 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from eligo.selection import Selection
-from eligo.tokens.reducer import Reducer, ReducerContext
+from eligo.tokens.reducer import Budget, Reducer, ReducerContext
 
 logger = logging.getLogger("eligo.tokens")
 
-_PLAIN = 2  # runs of the same shapes before they are recorded
-_MOST = 8  # recordings of one part: at the largest some 100 MiB each
-_REMEMBERED = 1024  # shapes that were seen and are not recorded
-_TOKENS = 2**14  # of all images together: the kernels of more take longer than their launches
+_EAGER_RUNS = 2  # runs of the same shapes before they are recorded
+_MAX_GRAPHS = 8  # per module: up to about 100 MiB each
+_MAX_SHAPES = 1024  # remembered shapes that are not recorded
+_MAX_TOKENS = 2**14  # of all images together: larger kernels take longer than their launches
 
 
-def choose(reducer: Reducer, context: ReducerContext, budget: Int[Tensor, " images"]) -> Selection:
-    """A reducer's choice in raster order, replayed where that is possible."""
-    if _is_even(reducer, context, budget):
+def select_tokens(reducer: Reducer, context: ReducerContext, budget: Budget) -> Selection:
+    """Return the reducer's selection in raster order, replayed where possible."""
+    if _can_record(reducer, context, budget):
         assert isinstance(reducer, nn.Module)
         with _lock:
-            recordings = _RECORDINGS.setdefault(reducer, _Recordings())
+            graphs = _GRAPHS.setdefault(reducer, _ModuleGraphs())
         # A model may be spread over several devices.
-        with torch.cuda.device(context.features.device), recordings.lock:
-            recorded = recordings.of(reducer, context, budget)
-            if recorded is not None:
-                return recorded.replay(context)
-    return _plainly(reducer, context, budget)
+        with torch.cuda.device(context.features.device), graphs.lock:
+            graph = graphs.find(reducer, context, budget)
+            if graph is not None:
+                return graph.replay(context)
+    return _select_eagerly(reducer, context, budget)
 
 
-def _plainly(reducer: Reducer, context: ReducerContext, budget: Tensor) -> Selection:
+def _select_eagerly(reducer: Reducer, context: ReducerContext, budget: Tensor) -> Selection:
     selection = reducer.select(context, budget)
     if getattr(reducer, "in_raster_order", False):
         return selection
@@ -52,97 +50,89 @@ def _plainly(reducer: Reducer, context: ReducerContext, budget: Tensor) -> Selec
     return selection.in_order(padded=len(set(budget.tolist())) > 1)
 
 
-def _is_even(reducer: Reducer, context: ReducerContext, budget: Tensor) -> bool:
-    """Whether nothing in the choice depends on numbers that only the device knows."""
+def _can_record(reducer: Reducer, context: ReducerContext, budget: Tensor) -> bool:
+    """Whether no shape depends on values that only the device knows."""
     return (
         context.features.is_cuda
         and getattr(reducer, "capturable", False)
         and not context.padded
-        and context.mask.numel() <= _TOKENS
+        and context.mask.numel() <= _MAX_TOKENS
         and len(set(budget.tolist())) == 1
         and not torch.is_grad_enabled()
         and not torch.cuda.is_current_stream_capturing()
     )
 
 
-class _Recorded:
-    """One choice, its inputs and outputs at fixed addresses."""
+class _Graph:
+    """One recorded selection, with inputs and outputs at fixed addresses."""
 
     def __init__(self, reducer: Reducer, context: ReducerContext, budget: Tensor) -> None:
-        self.inputs = {name: value.clone() for name, value in _tensors(context).items()}
+        self.inputs = {name: value.clone() for name, value in context.tensors().items()}
         fixed = replace(context, **self.inputs)
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):  # libraries make their workspaces in the first run
-            _plainly(reducer, fixed, budget)
-        here.wait_stream(aside)
+        here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(here)
+        with torch.cuda.stream(side):  # libraries allocate their workspaces in the first run
+            _select_eagerly(reducer, fixed, budget)
+        here.wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.made = _plainly(reducer, fixed, budget)
+            self.output = _select_eagerly(reducer, fixed, budget)
 
     def replay(self, context: ReducerContext) -> Selection:
-        """The choice for other values of the same shapes; its tensors are the caller's own."""
-        for name, value in _tensors(context).items():
+        """Return the selection for other values of the same shapes, as copies."""
+        for name, value in context.tensors().items():
             self.inputs[name].copy_(value)
         self.graph.replay()
-        made = self.made
-        folded = None if made.assignment is None else made.assignment.clone()
-        return Selection(made.indices.clone(), made.scores.clone(), context.mask, folded)
+        output = self.output
+        assignment = None if output.assignment is None else output.assignment.clone()
+        return Selection(output.indices.clone(), output.scores.clone(), context.mask, assignment)
 
 
 @dataclass
-class _Recordings:
-    """Those of one part."""
+class _ModuleGraphs:
+    """The graphs of one module."""
 
-    weights: tuple[int, ...] = ()
-    """Where the part's weights are: a recording reads them there."""
+    weights: tuple[int, ...] = ()  # addresses that graphs read
     seen: Counter[Any] = field(default_factory=Counter)
-    made: dict[Any, _Recorded] = field(default_factory=dict)
-    is_refused: bool = False
-    """Whether one could not be made, or threads share the part: then there is no other try."""
-    thread: int = field(default_factory=threading.get_ident)
-    """The thread that came first."""
-    lock: Any = field(default_factory=threading.Lock)
-    """Inputs are copied and outputs are taken under it: they have fixed addresses."""
+    graphs: dict[Any, _Graph] = field(default_factory=dict)
+    is_refused: bool = False  # after a failed recording, or when threads share the module
+    thread: int = field(default_factory=threading.get_ident)  # the first one
+    lock: Any = field(default_factory=threading.Lock)  # guards inputs and outputs of graphs
 
-    def of(self, reducer: nn.Module, context: ReducerContext, budget: Tensor) -> _Recorded | None:
-        """The recording that fits, made now if it is time."""
+    def find(self, reducer: nn.Module, context: ReducerContext, budget: Tensor) -> _Graph | None:
+        """Return the graph that fits, recorded now if it is due."""
         held = itertools.chain(reducer.parameters(), reducer.buffers())
         weights = tuple(tensor.data_ptr() for tensor in held)
         self.is_refused |= self.thread != threading.get_ident()
         if weights != self.weights:
             self.weights = weights
-            self.made.clear()
+            self.graphs.clear()
         key = (
             context.features.device,
             torch.cuda.current_stream().cuda_stream,
             torch.is_inference_mode_enabled(),
-            tuple((name, value.shape, value.dtype) for name, value in _tensors(context).items()),
+            tuple((name, value.shape, value.dtype) for name, value in context.tensors().items()),
             context.question_padded,
             tuple(budget.tolist()),
         )
-        if key not in self.made:
-            if self.is_refused or len(self.made) == _MOST:
+        if key not in self.graphs:
+            if self.is_refused or len(self.graphs) == _MAX_GRAPHS:
                 return None
-            if len(self.seen) == _REMEMBERED:  # shapes that hardly come again
+            if len(self.seen) == _MAX_SHAPES:
                 self.seen.clear()
             self.seen[key] += 1
-            if self.seen[key] <= _PLAIN:
+            if self.seen[key] <= _EAGER_RUNS:
                 return None
             del self.seen[key]
             assert isinstance(reducer, Reducer)
             try:
-                self.made[key] = _Recorded(reducer, context, budget)
-            except RuntimeError as error:  # no memory, or something that no graph can hold
-                logger.warning("%s: choices are not replayed: %s", reducer.name, error)
+                self.graphs[key] = _Graph(reducer, context, budget)
+            except RuntimeError as error:  # no memory, or an operation that cannot be recorded
+                logger.warning("%s: selections are not replayed: %s", reducer.name, error)
                 self.is_refused = True
                 return None
-        return self.made[key]
-
-
-def _tensors(context: ReducerContext) -> dict[str, Tensor]:
-    return {name: value for name, value in vars(context).items() if isinstance(value, Tensor)}
+        return self.graphs[key]
 
 
 _lock = threading.Lock()
-_RECORDINGS: WeakKeyDictionary[nn.Module, _Recordings] = WeakKeyDictionary()
+_GRAPHS: WeakKeyDictionary[nn.Module, _ModuleGraphs] = WeakKeyDictionary()

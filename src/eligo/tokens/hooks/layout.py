@@ -1,9 +1,9 @@
-"""Which columns a layer sees, and masks and rotary tables that follow, gathered, never rebuilt.
+"""The columns that a layer sees, and the masks and rotary tables that follow from them.
 
-Spec: "Stage 2". All indices count columns of layer 0 (what enters the language model). A row that
-kept fewer columns than its batch mates is aligned to the right and padded with -1 on the left:
-padding is ANDed into the mask, and a padded query still sees itself, so that no row is empty.
-All layers between two cuts share one layout, and so one mask and one pair of tables.
+All indices count columns of layer 0 (what enters the language model). Rows that kept fewer columns
+than the longest one are aligned to the right and padded with -1 on the left: padding is hidden in
+the mask, but a padded query still sees itself, so that no row is empty. All layers between two cuts
+share one layout, and so one mask and one pair of tables; these are gathered, never rebuilt.
 """
 
 from collections.abc import Sequence
@@ -13,38 +13,33 @@ from functools import cached_property
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+from torch.nn import functional as F
 
 from eligo import ops
 
-# SDPA copies masks whose rows are not aligned, in every layer anew.
-_ALIGNED = 16
-_ROOM = 256  # columns by which the masks of decoding grow
+Columns = Int[Tensor, "batch kept"]
+Values = Shaped[Tensor, "..."]
+
+_ALIGNED = 16  # SDPA copies masks with unaligned rows, in every layer
+_GROWTH = 256  # columns by which the masks of decoding grow
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What some layers in a row see of the prompt."""
+    """Columns of the prompt in the layers between two cuts."""
 
-    index: Int[Tensor, "batch width"] | None
-    """Columns of layer 0; None: all of them."""
-    images: Int[Tensor, "images tokens"]
-    """Columns of the vision tokens, as this layout counts them; -1 pads."""
-    words: Int[Tensor, "batch words"]
-    """Columns of the prompt's text: it is never dropped, but it moves; -1 pads."""
-    positions: Int[Tensor, "images tokens"]
-    """Raster index of each token in its image's grid."""
-    sizes: Float[Tensor, "images tokens"] | None
-    """How many tokens each one stands for; None: one each."""
-    counts: Sequence[int]
-    """Tokens per image, known without asking the device."""
-    lengths: Sequence[int]
-    """Columns per row, known without asking the device."""
-    bias: Float[Tensor, "batch width"] | None = None
-    """What attention adds to the logits of these keys."""
+    index: Int[Tensor, "batch width"] | None  # columns of layer 0; None: all of them
+    images: Int[Tensor, "images tokens"]  # columns of vision tokens in this layout; -1 pads
+    words: Int[Tensor, "batch words"]  # columns of the text in this layout; -1 pads
+    positions: Int[Tensor, "images tokens"]  # raster index of each token in its image's grid
+    sizes: Float[Tensor, "images tokens"] | None  # tokens that each one stands for; None: one
+    counts: Sequence[int]  # tokens per image; known without a device sync
+    lengths: Sequence[int]  # columns per row; known without a device sync
+    bias: Float[Tensor, "batch width"] | None = None  # of the attention logits of these keys
 
     @property
     def batch(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.lengths)
 
     @cached_property
@@ -64,7 +59,7 @@ class Layout:
 
     @cached_property
     def valid(self) -> Bool[Tensor, "batch width"] | None:
-        """Which columns are real, where some are not."""
+        """True for real columns; None if all are."""
         return None if self.index is None or not self.ragged else self.index >= 0
 
     @cached_property
@@ -72,19 +67,18 @@ class Layout:
         return {}
 
     def grown_bias(self, later: int, like: Tensor) -> Float[Tensor, "batch 1 1 keys"] | None:
-        """`bias`, then nothing on `later` columns: a view, most steps of decoding make no other."""
+        """Return `bias` and zeros for `later` columns: in most decoding steps a view."""
         if self.bias is None:
             return None
         key, size = (like.device, like.dtype), self.width + later
         found = self._grown.get(key)
         if found is None or found.shape[-1] < size:
-            room = -size % _ROOM + size - self.width
             bias = self.bias.detach().to(like.device, like.dtype)
-            found = self._grown[key] = torch.nn.functional.pad(bias, (0, room))
+            found = self._grown[key] = F.pad(bias, (0, -size % _GROWTH + later))
         return found[:, None, None, :size]
 
     def repeated(self, times: int) -> "Layout":
-        """For a batch in which every row became `times` rows (beams): as decoding needs it."""
+        """Repeat each row (beams), as far as decoding needs it."""
         return replace(
             self,
             index=None if self.index is None else self.index.repeat_interleave(times, 0),
@@ -95,15 +89,11 @@ class Layout:
 
 
 def arrange(
-    words: Int[Tensor, "batch words"],
-    images: Int[Tensor, "batch tokens"],
-    lengths: Sequence[int],
-) -> tuple[
-    Int[Tensor, "batch width"], Int[Tensor, "batch width"], Int[Tensor, "batch words_and_tokens"]
-]:
-    """Columns in order, aligned to the right; from which place each came; where each went.
+    words: Int[Tensor, "batch words"], images: Int[Tensor, "batch tokens"], lengths: Sequence[int]
+) -> tuple[Columns, Columns, Int[Tensor, "batch words_and_tokens"]]:
+    """Return sorted columns, aligned to the right; the place each came from; where each went.
 
-    Places count words, then tokens. -1 sorts first, so that what is short is padded on the left.
+    Places count words, then tokens. -1 sorts first, so shorter rows are padded on the left.
     """
     both = torch.cat([words, images], dim=1)
     spare = both.shape[1] - max(lengths)
@@ -114,37 +104,30 @@ def arrange(
     return columns[:, spare:], order[:, spare:], places
 
 
-def take(
-    values: Shaped[Tensor, "..."], index: Int[Tensor, "batch kept"], *, ragged: bool = True
-) -> Shaped[Tensor, "..."]:
-    """`batch length *features` at `index`; zeros at -1 (`ragged`); a batch axis of 1 broadcasts.
-
-    The index follows the values: with a `device_map` these live where their layer does.
-    """
+def take(values: Values, index: Columns, *, ragged: bool = True) -> Values:
+    """Gather `batch length *features`, on the device of the values; zeros at -1 (`ragged`)."""
     return ops.gather(values, index.to(values.device), padded=ragged)
 
 
-def follow(
-    columns: Int[Tensor, "rows columns"], index: Int[Tensor, "rows kept"], *, ragged: bool = True
-) -> Int[Tensor, "rows kept"]:
-    """`take` for what is an index itself: -1 stays."""
+def take_index(
+    columns: Int[Tensor, "batch columns"], index: Columns, *, ragged: bool = True
+) -> Columns:
+    """Gather values that are indices themselves: -1 stays -1."""
     picked = take(columns, index, ragged=ragged)
     return picked.masked_fill(index.to(picked.device) < 0, -1) if ragged else picked
 
 
-def take_last(
-    values: Shaped[Tensor, "..."], index: Int[Tensor, "batch kept"]
-) -> Shaped[Tensor, "... kept"]:
-    """Position ids, `(axes) batch length` or one row for all, at `index`; column 0 at -1."""
+def take_last(values: Values, index: Columns) -> Shaped[Tensor, "... kept"]:
+    """Gather position ids, `(axes) batch length` or one row for all; column 0 at -1."""
     index = index.to(values.device).clamp_min(0)
     index = index.expand(*values.shape[:-2], *index.shape)
     return values.expand(*values.shape[:-2], index.shape[-2], -1).gather(-1, index)
 
 
 def take_rotary(
-    tables: tuple[Tensor, Tensor], index: Int[Tensor, "batch kept"], *, ragged: bool = True
+    tables: tuple[Tensor, Tensor], index: Columns, *, ragged: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin, `(axes) batch length dim`: mRoPE may have a leading axis."""
+    """Gather cos and sin, `(axes) batch length dim`: mRoPE may have a leading axis."""
 
     def one(table: Tensor) -> Tensor:
         if table.ndim == 3:
@@ -154,73 +137,58 @@ def take_rotary(
     return one(tables[0]), one(tables[1])
 
 
-def spread(
-    values: Shaped[Tensor, "images tokens"],
+def put(
+    base: Shaped[Tensor, "batch width *features"],
+    values: Shaped[Tensor, "images tokens *features"],
     columns: Int[Tensor, "images tokens"],
     rows: Int[Tensor, " images"],
-    batch: int,
-    width: int,
-) -> Shaped[Tensor, "batch width"]:
-    """Values of vision tokens at their columns, zeros elsewhere."""
-    # One column more, which takes the padding (-1: the last) and is cut off.
-    slots = columns % (width + 1)
-    empty = values.new_zeros((batch, width + 1))
+) -> Shaped[Tensor, "batch width *features"]:
+    """Return `base` with values of vision tokens at their columns; -1 is ignored."""
+    width = base.shape[1]
+    slots = columns % (width + 1)  # an extra column takes the padding
+    extra = base.new_zeros((len(base), 1, *base.shape[2:]))
     rows = rows[:, None].expand(slots.shape)
-    return empty.index_put((rows, slots), values, accumulate=False)[:, :width]
+    return torch.cat([base, extra], dim=1).index_put((rows, slots), values)[:, :width]
 
 
-def inverse(index: Int[Tensor, "batch kept"], length: int) -> Int[Tensor, "batch length"]:
-    """Where each of `length` columns went; -1 if it was dropped."""
-    slots = index % (length + 1)  # one column more takes the padding
+def inverse(index: Columns, length: int) -> Int[Tensor, "batch length"]:
+    """Return the place of each of `length` columns in `index`; -1 if it was dropped."""
+    slots = index % (length + 1)  # an extra column takes the padding
     places = torch.arange(index.shape[-1], device=index.device).expand(index.shape)
     return index.new_full((index.shape[0], length + 1), -1).scatter(-1, slots, places)[:, :length]
 
 
-def prompt_mask(
-    mask: Tensor | None, layout: Layout, length: int, like: Tensor, *, flat: bool
-) -> Tensor | None:
-    """The host's mask for `length` columns of layer 0, for a layer that sees `layout`.
+def prompt_mask(mask: Tensor | None, layout: Layout, like: Tensor, *, flat: bool) -> Tensor | None:
+    """Return the host's mask of the prompt for a layer that sees `layout`.
 
-    `flat`: the attention takes masks of keys only (flash attention). None stays None (causal)
-    unless padding or a bias has to be said.
+    `flat`: the attention takes masks of keys only (flash attention). None (causal) stays None
+    unless there is padding or a bias.
     """
-    index, bias = layout.index, layout.bias
-    if mask is None and layout.valid is None and bias is not None and not flat:
+    index, bias, valid = layout.index, layout.bias, layout.valid
+    if mask is None and valid is None and bias is not None and not flat:
         return _causal_bias(bias, like)
     if mask is not None and index is not None:
         mask = take(mask, index) if mask.ndim == 2 else _take_square(mask, index)
     if flat:
-        if layout.valid is None:
-            return mask
-        valid = layout.valid.to(like.device)
-        return valid if mask is None else mask.bool() & valid
-    if mask is None and layout.valid is None and bias is None:
+        return _key_mask(mask, None if valid is None else valid.to(like.device))
+    if mask is None and valid is None:
         return None
     if mask is None:
-        size = layout.width if index is not None else length
-        mask = torch.ones((size, size), dtype=torch.bool, device=like.device).tril()[None, None]
-    if layout.valid is not None:
-        valid = layout.valid.to(mask.device)
-        own = (
-            torch.eye(layout.width, dtype=torch.bool, device=mask.device) & ~valid[:, None, :, None]
-        )
-        mask = _hide(mask, ~valid[:, None, None, :])
-        mask = _show(mask, own)
+        mask = causal_mask(layout.width, layout.width, like.device)
+    if valid is not None:
+        valid = valid.to(mask.device)
+        own = torch.eye(layout.width, dtype=torch.bool, device=mask.device)
+        mask = _fill(mask, ~valid[:, None, None, :], shown=False)
+        mask = _fill(mask, own & ~valid[:, None, :, None], shown=True)
     return mask if bias is None else add_bias(mask, bias.to(mask.device)[:, None, None], like)
 
 
 def later_mask(
-    mask: Tensor | None,
-    layout: Layout,
-    length: int,
-    later: int,
-    like: Tensor,
-    *,
-    flat: bool,
+    mask: Tensor | None, layout: Layout, length: int, later: int, like: Tensor, *, flat: bool
 ) -> Tensor | None:
-    """The mask of queries after the prompt: the layer's columns of it, then all `later` ones.
+    """Return the mask of queries after the prompt: the layer's columns of it, then all later ones.
 
-    `length`: columns of the prompt at layer 0; `later`: columns after it, queries included.
+    `length`: columns of the prompt at layer 0; `later`: columns after it, including the queries.
     """
     index, bias, valid = layout.index, layout.bias, layout.valid
     num_queries = like.shape[1]
@@ -236,38 +204,37 @@ def later_mask(
             old = take(old, index)
         mask = torch.cat([old, new.expand(len(old), *new.shape[1:])], dim=-1)
     if valid is not None:
-        valid = torch.nn.functional.pad(valid.to(like.device), (0, later), value=True)
-        if flat:
-            return valid if mask is None else mask.bool() & valid
+        valid = F.pad(valid.to(like.device), (0, later), value=True)
     if flat:
-        return mask
+        return _key_mask(mask, valid)
     if mask is None:
         # With a filled cache, SDPA would read "no mask" as causal from the first key on.
-        keys = layout.width + later
-        mask = torch.ones((num_queries, keys), dtype=torch.bool, device=like.device)
-        mask = mask.tril(keys - num_queries)[None, None]
+        mask = causal_mask(num_queries, layout.width + later, like.device)
     if valid is not None:
-        mask = _hide(mask, ~valid[:, None, None, :].to(mask.device))
+        mask = _fill(mask, ~valid[:, None, None, :].to(mask.device), shown=False)
     if bias is None:
         return mask
-    bias = torch.nn.functional.pad(bias.to(mask.device), (0, later))
-    return add_bias(mask, bias[:, None, None], like)
+    return add_bias(mask, F.pad(bias.to(mask.device), (0, later))[:, None, None], like)
+
+
+def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[Tensor, "1 1 _ _"]:
+    """Return a causal mask whose last query sees all keys."""
+    mask = torch.ones((num_queries, num_keys), dtype=torch.bool, device=device)
+    return mask.tril(num_keys - num_queries)[None, None]
 
 
 def _causal_bias(bias: Tensor, like: Tensor) -> Tensor:
-    """`bias` on what a query may see, for prompts without padding."""
+    """Return `bias` under a causal mask, for prompts without padding."""
     width = bias.shape[-1]
     aligned = width + -width % _ALIGNED
     future = torch.ones((width, aligned), dtype=torch.bool, device=like.device).triu(1)
-    bias = torch.nn.functional.pad(bias.to(like.device, like.dtype), (0, aligned - width))
+    bias = F.pad(bias.to(like.device, like.dtype), (0, aligned - width))
     shown = bias[:, None, None].expand(-1, 1, width, aligned)
     return shown.masked_fill(future, torch.finfo(like.dtype).min)[..., :width]
 
 
-def add_bias(
-    mask: Shaped[Tensor, "..."], bias: Float[Tensor, "..."], like: Tensor
-) -> Float[Tensor, "..."]:
-    """A float mask with `bias` where the mask shows a key, and the lowest number elsewhere.
+def add_bias(mask: Values, bias: Float[Tensor, "..."], like: Tensor) -> Float[Tensor, "..."]:
+    """Return a float mask with `bias` on visible keys and the lowest number elsewhere.
 
     Filled, not added: twice the lowest number is -inf, and a row of it NaN.
     """
@@ -277,8 +244,14 @@ def add_bias(
     return torch.where(mask > lowest / 2, mask + bias.to(mask.dtype), lowest)
 
 
+def _key_mask(mask: Tensor | None, valid: Tensor | None) -> Tensor | None:
+    if valid is None:
+        return mask
+    return valid if mask is None else mask.bool() & valid
+
+
 def _take_square(mask: Tensor, index: Tensor) -> Tensor:
-    """Queries and keys of a 4-D mask."""
+    """Gather queries and keys of a 4-D mask."""
     index = index.to(mask.device).clamp_min(0)
     batch, kept = index.shape
     mask = mask.expand(batch, -1, -1, -1)
@@ -287,12 +260,9 @@ def _take_square(mask: Tensor, index: Tensor) -> Tensor:
     return mask.gather(3, index[:, None, None, :].expand(batch, heads, kept, kept))
 
 
-def _hide(mask: Tensor, hidden: Tensor) -> Tensor:
-    lowest = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
-    mask, hidden = torch.broadcast_tensors(mask, hidden)
-    return mask.masked_fill(hidden, lowest)
-
-
-def _show(mask: Tensor, shown: Tensor) -> Tensor:
-    mask, shown = torch.broadcast_tensors(mask, shown)
-    return mask.masked_fill(shown, True if mask.dtype == torch.bool else 0.0)
+def _fill(mask: Tensor, where: Tensor, *, shown: bool) -> Tensor:
+    """Show or hide entries of a boolean or float mask."""
+    mask, where = torch.broadcast_tensors(mask, where)
+    if mask.dtype == torch.bool:
+        return mask.masked_fill(where, shown)
+    return mask.masked_fill(where, 0.0 if shown else torch.finfo(mask.dtype).min)

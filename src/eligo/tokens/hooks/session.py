@@ -1,47 +1,49 @@
-"""One `pruning` or `masking` context: what both forms share.
+"""What `pruning` and `masking` share: one open context, and the checks of its inputs.
 
-The hooks themselves are those of `model_hooks`. Stage 1 acts at the core (the model without head)
-rather than at the outermost model, because PEFT calls the `forward` of the outermost one directly,
-and then no hook of it runs; the arguments are the same.
+The hooks are in `model_hooks`. Stage 1 acts at the core (the model without its head), not at the
+outermost model, because PEFT calls the `forward` of the latter without its hooks.
 """
 
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from jaxtyping import Int
+import torch
 from torch import Tensor, nn
 
-from eligo.errors import EligoError
-from eligo.selection import Selection
-from eligo.tokens.hooks.attention import listeners, recording
-from eligo.tokens.hooks.checks import check_call, check_reducers
-from eligo.tokens.hooks.context import Views
-from eligo.tokens.hooks.frame import Frame, Step
+from eligo.errors import EligoError, InputError
+from eligo.tokens.hooks.attention import recorders, recording
+from eligo.tokens.hooks.context import (
+    ContextBuilder,
+    ForwardPass,
+    Kwargs,
+    MergedTokens,
+    PromptState,
+)
 from eligo.tokens.hooks.model_hooks import (
+    Args,
     Call,
     hooks_on,
     refuse_nesting,
     register,
     unregister,
 )
-from eligo.tokens.hooks.prefill import Entrance
-from eligo.tokens.hosts import Host, host_of, refuse_video
+from eligo.tokens.hooks.prefill import PrefillPatcher
+from eligo.tokens.hosts import Host, host_of
 from eligo.tokens.plan import Plan
-from eligo.tokens.reducer import Need, Reducer, ReducerContext
+from eligo.tokens.reducer import Budget, Need, Reducer, ReducerContext
 from eligo.tokens.trace import LatestTrace
 
 _ROWS: Set[Need] = frozenset({"attention_row", "question_rows"})
 
 
-class Session:
-    """What one open context does to the passes that belong to it. Subclasses say what a cut does.
+class PruningSession:
+    """An open context and the forward passes inside it; subclasses implement the cuts.
 
-    Any number of threads may be inside one context, each in a pass of its own.
+    Any number of threads may be inside one context, each in its own pass.
     """
 
     def __init__(
@@ -54,89 +56,119 @@ class Session:
     ) -> None:
         self.host = host_of(model, make_host)
         self.plan = plan.resolve(len(self.host.layers), self.host.supply)
-        check_reducers(self.host, self.plan)
+        check_plan(self.host, self.plan)
         self.cuts = dict(zip(self.plan.layers, self.plan.cuts, strict=True))
         self.trace = LatestTrace()
         self._question_mask, self._scene, self._made_by = question_mask, scene, make_host
         self.is_open = False
-        self._frames: WeakKeyDictionary[Any, Frame] = WeakKeyDictionary()
+        self._states: WeakKeyDictionary[Any, PromptState] = WeakKeyDictionary()  # by cache
         self._stack = ExitStack()
-        self._passes: list[int] = []  # the threads that are in a forward pass
+        self._passes: list[int] = []  # threads that are in a forward pass
         self._pass_ended = threading.Condition()
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> "PruningSession":
         refuse_nesting(self.host.core)
         with ExitStack() as stack:
             self.host = host = stack.enter_context(hooks_on(self.host, self._made_by))
-            needs = {need for cut in self.plan.cuts for need in cut.reducer.needs}
-            if needs & _ROWS:
+            if any(_ROWS & cut.reducer.needs for cut in self.plan.cuts):
                 stack.enter_context(recording(host.text.config, "the language model"))
             if self._needs_tower_rows:
                 stack.enter_context(recording(host.tower.config, "the vision tower"))
             self._stack = stack.pop_all()
-        self.views = Views(host, self._scene)
-        self.entrance = Entrance(host, self.plan, self._question_mask, self.views, self.merge)
+        self.contexts = ContextBuilder(host, self._scene)
+        self.prefill = PrefillPatcher(self, self._question_mask)
         self.is_open = True
         register(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         with self._pass_ended:
             self.is_open = False
             unregister(self)
-            here = threading.get_ident()  # passes of other threads end as they began
+            here = threading.get_ident()  # passes of other threads are completed
             self._pass_ended.wait_for(lambda: set(self._passes) <= {here})
-        self._stack.__exit__(kind, error, traceback)
-        for cache in list(self._frames):
+        self._stack.__exit__(*error)
+        for cache in list(self._states):
             cache.update = _refuse_cache
-        self._frames.clear()
-        # It knows us: a circle, which would keep what the tower saw until the collector comes.
-        del self.entrance
+        self._states.clear()
+        # It refers to this session: the cycle would keep tower features until garbage collection.
+        del self.prefill
 
     @property
     def _needs_tower_rows(self) -> bool:
         return self.plan.stage1 is not None and "cls_row" in self.plan.stage1.reducer.needs
 
-    # What a form of pruning has to say.
+    # Implemented by subclasses.
 
-    def merge(
-        self, reducer: Reducer, context: ReducerContext, budget: Int[Tensor, " images"]
-    ) -> tuple[Selection, Tensor, Tensor | None, Tensor | None]:
-        """Stage 1: choice in raster order, reduced features, sizes, key bias."""
+    def merge(self, reducer: Reducer, context: ReducerContext, budget: Budget) -> MergedTokens:
+        """Run stage 1."""
         raise NotImplementedError
 
-    def begin(self, kwargs: dict[str, Any]) -> tuple[Step, dict[str, Any]]:
-        """A pass over a prompt; returns what the core is to be called with instead."""
-        return self.entrance.begin(kwargs)
-
-    def dress(
-        self, layer: int, step: Step, hidden: Tensor, kwargs: Mapping[str, Any]
-    ) -> tuple[Tensor, Mapping[str, Any]]:
-        """The input of a layer, and the arguments to change."""
+    def adapt_inputs(
+        self, layer: int, forward: ForwardPass, hidden: Tensor, kwargs: Kwargs
+    ) -> tuple[Tensor, Kwargs]:
+        """Return the input of a layer, and the arguments to change."""
         raise NotImplementedError
 
-    def budgets(self, layer: int, frame: Frame) -> list[int]:
-        """Per image: how many tokens the cut at a layer keeps."""
+    def begin(self, kwargs: Kwargs) -> tuple[ForwardPass, Kwargs]:
+        """Start a pass over a prompt; return it and the new arguments of the core."""
+        return self.prefill.begin(kwargs)
+
+    def budgets(self, layer: int, state: PromptState) -> list[int]:
+        """Return how many tokens of each image the cut at a layer keeps."""
         stage = self.plan.layers.index(layer) + (self.plan.stage1 is not None)
-        return [counts[stage] for counts in frame.counts]
+        return [counts[stage] for counts in state.counts]
 
     def has_filled(self, cache: Any) -> bool:
-        """Whether this context has put a prompt into a cache."""
-        return cache in self._frames
+        """Whether a prompt was written to a cache in this session."""
+        return cache in self._states
 
     def is_checkpointed(self) -> bool:
         """Whether layers run again in backward."""
         return any(getattr(layer, "gradient_checkpointing", False) for layer in self.host.layers)
 
-    # What the hooks call, from the outside in.
+    # Called by the hooks, from the outside in.
+
+    def check_call(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Kwargs:
+        """Return the arguments of a forward pass by name; raise if pruning cannot handle them."""
+        if torch.compiler.is_compiling():
+            raise EligoError(
+                "pruning: the model is being compiled; expected eager execution: lengths change "
+                "from layer to layer"
+            )
+        if args:
+            names = inspect.signature(module.forward).parameters
+            kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
+        if kwargs.get("labels") is not None and self.plan.stages:
+            raise InputError(
+                "pruning: got labels, which are longer than the logits will be; call the model "
+                "without them and use eligo.tokens.answer_loss(outputs, labels, trace)"
+            )
+        cache = kwargs.get("past_key_values")
+        if cache is not None and getattr(cache, "is_compileable", False):
+            raise InputError(
+                "pruning: got a static cache; expected a dynamic one (the default), whose layers "
+                "may differ in length"
+            )
+        if cache is not None and any(getattr(cache, "is_sliding", [])):
+            raise InputError(
+                "pruning: got a cache with sliding-window layers; expected full attention in all"
+            )
+        keep = kwargs.get("logits_to_keep", 0)
+        if isinstance(keep, Tensor):
+            raise InputError(
+                "pruning: got logits_to_keep as indices, which count columns that may be dropped; "
+                "expected a number of columns from the end"
+            )
+        if cache is not None and keep is not None and keep > 1:
+            raise InputError(
+                f"pruning: got logits_to_keep={keep} together with a cache, as assisted decoding "
+                "does; expected plain generation: cropped caches are not supported"
+            )
+        return kwargs
 
     def begin_pass(self) -> None:
-        """This thread enters the core."""
+        """Enter the core in this thread."""
         with self._pass_ended:
             if not self.is_open:
                 raise EligoError(
@@ -146,58 +178,56 @@ class Session:
             self._passes.append(threading.get_ident())
 
     def end_pass(self) -> None:
-        """It has left it, by an error or not."""
+        """Leave the core in this thread, also after an error."""
         with self._pass_ended:
             self._passes.remove(threading.get_ident())
             self._pass_ended.notify_all()
 
     def enter_tower(self) -> None:
-        """The tower is about to run, within `generate` or the core."""
+        """Prepare a call of the tower, within `generate` or the core."""
         self.host.begin_tower()
         if self._needs_tower_rows:
-            listeners()[self.host.tower_attention] = self.views.hear_tower
+            recorders()[self.host.tower_attention] = self.contexts.record_tower_attention
 
     def leave_tower(self, output: Any) -> None:
-        """It has run; the projector may follow."""
-        listeners().pop(self.host.tower_attention, None)
+        """Finish a call of the tower; the projector may follow."""
+        recorders().pop(self.host.tower_attention, None)
         self.host.end_tower(output)
 
     def enter_core(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Step, dict[str, Any]]:
-        """A prompt, or tokens after it: the step, and what the core is to be called with."""
-        if args:
-            names = list(inspect.signature(module.forward).parameters)
-            kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
-        check_call(module, (), kwargs, any_stage=bool(self.plan.stages))
-        refuse_video(kwargs)
+        self, module: nn.Module, args: Args, kwargs: Kwargs
+    ) -> tuple[ForwardPass, Kwargs]:
+        """Start a pass over a prompt or over later tokens; return it and the new arguments."""
+        kwargs = self.check_call(module, args, kwargs)
+        outputs = kwargs.get("mm_encoder_outputs")
+        video = outputs.get("video") if isinstance(outputs, Mapping) else None
+        if video is not None or kwargs.get("pixel_values_videos") is not None:
+            raise InputError("pruning: got a video; expected images: frames are not supported")
         cache = kwargs.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
-            step, kwargs = self.entrance.proceed(self._frames.get(cache), cache, kwargs)
+            forward, kwargs = self.prefill.proceed(self._states.get(cache), cache, kwargs)
         else:
-            step, kwargs = self.begin(kwargs)
-            self.trace.show(step.frame.trace)
-        step.session = self
-        return step, kwargs
+            forward, kwargs = self.begin(kwargs)
+            self.trace.show(forward.state.trace)
+        forward.session = self
+        return forward, kwargs
 
-    def enter_layer(
-        self, index: int, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Call:
-        """What a layer is to be called with."""
+    def enter_layer(self, index: int, forward: ForwardPass, args: Args, kwargs: Kwargs) -> Call:
+        """Return the arguments of a layer."""
         hidden = args[0] if args else kwargs.pop("hidden_states")
-        if step.prompt:
+        if forward.is_prompt:
             cache = kwargs.get("past_key_values")
             if index == 0 and cache is not None:
-                self._frames[cache] = step.frame
+                self._states[cache] = forward.state
             after = self.cuts.get(index + 1)
             if after is not None and (rows := _ROWS & after.reducer.needs):
-                self.views.listen(index, step.frame, rows)
-        hidden, changed = self.dress(index, step, hidden, kwargs)
+                self.contexts.record_attention(index, forward.state, rows)
+        hidden, changed = self.adapt_inputs(index, forward, hidden, kwargs)
         kwargs.update(changed)
         return (hidden, *args[1:]), kwargs
 
     def leave_text(self, module: nn.Module, output: Any) -> None:
-        """Checkpointed layers run again in backward, and must find their hooks."""
+        """Make sure that checkpointed layers, which run again in backward, find their hooks."""
         hidden = output[0]
         if module.training and hidden.requires_grad and self.is_checkpointed():
             hidden.register_hook(self._check_open)
@@ -215,3 +245,35 @@ def _refuse_cache(*_: Any, **__: Any) -> None:
         "pruning: the context in which this cache was filled has been left, and the cache has lost "
         "tokens; expected generation to end inside the `with` block: join its thread there"
     )
+
+
+def check_plan(host: Host, plan: Plan) -> None:
+    """Raise if a plan does not fit a host."""
+    if plan.host is not None:
+        plan.host.check(host)
+    if plan.positions == "reindex" and host.mrope:
+        raise InputError(
+            f"{host.family}: got positions='reindex'; expected 'original': its positions have "
+            "three axes and cannot be renumbered"
+        )
+    attention = host.attention
+    if not host.is_flash and attention not in ("sdpa", "eager"):
+        raise InputError(
+            f"{host.family}: got attention {attention!r}; expected sdpa, eager or flash attention: "
+            "load the model with attn_implementation='sdpa'"
+        )
+    if host.is_flash and plan.size_bias and plan.stages:
+        raise InputError(
+            "pruning: flash attention takes no key bias; expected size_bias=False in the plan, or "
+            "attn_implementation='sdpa'"
+        )
+    for stage in plan.stages:
+        is_first = stage is plan.stage1
+        width = host.feature_width if is_first else host.text_width
+        expected = getattr(stage.reducer, "width", None)
+        if isinstance(expected, int) and expected != width:
+            name = "tower features" if is_first else "the language model's states"
+            raise InputError(
+                f"{stage.reducer.name}: was made for a width of {expected}, but {name} are "
+                f"{width} wide; expected a module that was trained on this host"
+            )

@@ -1,4 +1,4 @@
-"""Which host a model is: one adapter per family of `transformers`."""
+"""Adapters of the model families of `transformers` that can be pruned, one file per family."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,10 +6,14 @@ from typing import Any
 from torch import nn
 
 from eligo.errors import InputError
-from eligo.tokens.hosts.families import InternVL, Llava, PaliGemma, Qwen25VL, SmolVLM
-from eligo.tokens.hosts.host import Capture, Host, refuse_video
+from eligo.tokens.hosts.base import Capture, Host
+from eligo.tokens.hosts.internvl import InternVL
+from eligo.tokens.hosts.llava import Llava
+from eligo.tokens.hosts.paligemma import PaliGemma
+from eligo.tokens.hosts.qwen2_5_vl import Qwen25VL
+from eligo.tokens.hosts.smolvlm import SmolVLM
 
-__all__ = ["Capture", "Host", "host_of", "refuse_video", "unwrap"]
+__all__ = ["Capture", "Host", "host_of", "unwrap"]
 
 _FAMILIES: dict[str, type[Host]] = {
     "llava": Llava,
@@ -21,7 +25,7 @@ _FAMILIES: dict[str, type[Host]] = {
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The `transformers` model inside PEFT, data-parallel and similar wrappers."""
+    """Return the `transformers` model inside PEFT, data-parallel and similar wrappers."""
     for _ in range(8):
         if hasattr(model, "get_base_model"):  # PEFT
             model = model.get_base_model()  # pyright: ignore[reportCallIssue]
@@ -33,12 +37,10 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def host_of(model: nn.Module, make: Callable[[nn.Module], Host] | None = None) -> Host:
-    """The adapter of a model, or a clear error; `make` is an adapter of one's own."""
+    """Return the adapter of a model; `make` builds one for a family that eligo does not know."""
     refuse_compiled(model)
     bare = unwrap(model)
-    if make is None:
-        make = _family(bare)
-    host = make(bare)
+    host = (make or _family(bare))(bare)
     host.check()
     return host
 
@@ -55,14 +57,14 @@ def _family(model: nn.Module) -> type[Host]:
         raise InputError(
             f"got a {type(model).__name__} (model_type {kind!r}); expected one of "
             f"{', '.join(sorted(_FAMILIES))}. To add a family, subclass eligo.tokens.hosts.Host "
-            "(where its parts live, its grids, its positions) and pass it as host="
+            "(see docs/adding_a_host.md) and pass it as host="
         )
     return _FAMILIES[kind]
 
 
 def refuse_compiled(model: nn.Module) -> None:
     """Raise if a model, or a part of it, was compiled: hooks do not run in a compiled graph."""
-    modules = [model]  # walked by hand: at every entrance, and `modules()` would take a millisecond
+    modules = [model]  # not `modules()`, which takes a millisecond
     while modules:
         module = modules.pop()
         if "_orig_mod" not in module._modules and module._compiled_call_impl is None:

@@ -13,13 +13,8 @@ from torch import Tensor
 
 from eligo.tokens.cost.proposals import default_schedule
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.model.modules import (
-    LayerPruners,
-    MergerKind,
-    MergerShape,
-    PrunersShape,
-    TokenMerger,
-)
+from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
+from eligo.tokens.model.token_merger import MergerKind, MergerShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 Shape = Literal["llava15", "narrow"]

@@ -1,26 +1,25 @@
-"""The image's grid cut into as many windows as the budget: one token of each, or their mean.
+"""The token grid cut into as many windows as the budget: one token of each window, or its mean.
 
-Baselines that look at nothing but places (pooling as in LLaVA-OneVision or M3, Cai et al. 2024).
-Any budget k up to the number of tokens is reached exactly. The grid of H x W is cut into
-`r = round(sqrt(k H / W))` bands (as near to squares as can be), band j into
-`floor((j + 1) k / r) - floor(j k / r)` windows, whose numbers differ by one at most. Windows are
-equal where k = r c with r dividing H and c dividing W: of 24 x 24, k = 144 is 2x2 pooling, 64 is
-3x3, 36 is 4x4. Others differ by a row or a column.
+Baselines that use only positions (pooling as in LLaVA-OneVision or M3, Cai et al. 2024). Any budget
+k up to the number of tokens is reached exactly. A grid of H x W is cut into
+`r = round(sqrt(k H / W))` bands, so that windows are nearly square, and band j into
+`floor((j + 1) k / r) - floor(j k / r)` windows. These are equal where k = r c with r dividing H and
+c dividing W: for 24 x 24, k = 144 is 2x2 pooling, 64 is 3x3, 36 is 4x4. Otherwise they differ by a
+row or a column.
 """
 
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.methods.base import Method, Space, fold_flops, fold_into, keep_marked
-from eligo.tokens.reducer import ReducerContext, Where
+from eligo.tokens.methods.base import Method, Space, evenly, fold_flops, fold_into, keep_marked
+from eligo.tokens.reducer import Budget, ReducerContext, TokenIndex, TokenMask, Where
 
 Phase = Literal["middle", "first", "last"]
-"""Which token stands for a window: its middle, its first (upper left) or its last (lower right)."""
+"""Which token represents a window: its middle, first (upper left) or last (lower right)."""
 
 
 class UniformGrid(Method):
@@ -31,20 +30,16 @@ class UniformGrid(Method):
 
     name: Literal["uniform"] = "uniform"
     phase: Phase = "middle"
-    """Which one. Towers keep what they learnt of the whole image in a few tokens, often along the
-    border: whether the grid hits them can matter more than how fine it is."""
+    """Which one. Towers store global information in a few tokens, often at the border: hitting them
+    can matter more than the number of windows."""
 
-    def keep(
-        self, context: ReducerContext, budget: Int[Tensor, " images"], width: int
-    ) -> Selection:
-        """In raster order. Windows whose tokens are gone leave theirs to others."""
-        return keep_marked(context, uniform_tokens(context, budget, width, self.phase), width)
+    def keep(self, context: ReducerContext, budget: Budget, width: int) -> Selection:
+        """Select in raster order; windows without tokens leave their share to others."""
+        kept = uniform_tokens(context, budget, width, self.phase)
+        return keep_marked(context, kept, width)
 
-    def flops(
-        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
-    ) -> float:
-        """Places are integers; no product."""
-        del num_tokens, num_words, width, question_width, budget
+    def flops(self, *_: int) -> float:
+        """Integer positions have no products."""
         return 0.0
 
 
@@ -55,10 +50,8 @@ class GridPooling(Method):
 
     name: Literal["pool"] = "pool"
 
-    def keep(
-        self, context: ReducerContext, budget: Int[Tensor, " images"], width: int
-    ) -> Selection:
-        """Means in raster order; what stands in for an empty window is left alone."""
+    def keep(self, context: ReducerContext, budget: Budget, width: int) -> Selection:
+        """Average each window, in raster order; replacements for empty windows stay as they are."""
         window, middle = windows(context, budget, width)
         selection = keep_marked(context, _completed(context, middle, budget), width)
         column = selection.kept_mask.long().cumsum(-1) - 1
@@ -70,34 +63,25 @@ class GridPooling(Method):
         destination = destination.masked_fill(~context.mask, -1)
         return fold_into(context, selection.indices, selection.scores, destination)
 
-    def flops(
-        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
-    ) -> float:
-        """The fold into means."""
-        del num_words, question_width
+    def flops(self, num_tokens: int, _words: int, width: int, _: int, budget: int) -> float:
+        """Count the means."""
         return fold_flops(num_tokens, width, budget)
 
 
 def uniform_tokens(
-    context: ReducerContext,
-    budget: Int[Tensor, " images"],
-    width: int,
-    phase: Phase = "middle",
-) -> Bool[Tensor, "images tokens"]:
-    """Marks `budget` tokens, spread over the grid."""
+    context: ReducerContext, budget: Budget, width: int, phase: Phase = "middle"
+) -> TokenMask:
+    """Mark `budget` tokens, spread over the grid."""
     return _completed(context, windows(context, budget, width, phase)[1], budget)
 
 
 def windows(
-    context: ReducerContext,
-    budget: Int[Tensor, " images"],
-    width: int,
-    phase: Phase = "middle",
-) -> tuple[Int[Tensor, "images tokens"], Bool[Tensor, "images tokens"]]:
-    """The window of each token (padding: `width`), and which token stands for its window."""
+    context: ReducerContext, budget: Budget, width: int, phase: Phase = "middle"
+) -> tuple[TokenIndex, TokenMask]:
+    """Return the window of each token (`width` for padding), and a mask of representatives."""
     positions = context.positions.long().masked_fill(~context.mask, 0)
     rows, columns = context.grid.long().clamp_min(1).unsqueeze(-1).unbind(1)  # (images, 1) each
-    budget = budget.unsqueeze(-1).clamp_min(1)  # a row without budget is cut off at the end
+    budget = budget.unsqueeze(-1).clamp_min(1)  # rows without budget are emptied at the end
     bands = ((budget * rows).double() / columns).sqrt().round().long()
     bands = bands.clamp_min((budget + columns - 1) // columns).clamp_max(rows.minimum(budget))
     band, y_offset = _cut(positions // columns, bands, rows, phase)
@@ -105,7 +89,7 @@ def windows(
     share = (band + 1) * budget // bands - first
     column, x_offset = _cut(positions % columns, share, columns, phase)
     window = (first + column).minimum(budget - 1).masked_fill(~context.mask, width)
-    # The nearest to the wanted place, then the lowest index: one integer that orders by both.
+    # One integer that orders by distance to the target, then by index.
     index = torch.arange(window.shape[-1], device=window.device)
     order = (y_offset.square() + x_offset.square()) * window.shape[-1] + index
     least = order.new_full((len(order), width + 1), torch.iinfo(torch.int64).max)
@@ -113,22 +97,12 @@ def windows(
     return window, context.mask & (order == least.gather(-1, window))
 
 
-def evenly(
-    mask: Bool[Tensor, "images tokens"], count: Int[Tensor, " images"]
-) -> Bool[Tensor, "images tokens"]:
-    """Marks `count` of a row's real tokens, evenly spaced in their order, the first included."""
-    supply = mask.sum(-1, keepdim=True).clamp_min(1)
-    rank = mask.long().cumsum(-1) - 1
-    count = count.unsqueeze(-1)
-    return mask & (rank * count // supply > (rank - 1) * count // supply)
-
-
 def _cut(place: Tensor, num_pieces: Tensor, length: Tensor, phase: Phase) -> tuple[Tensor, Tensor]:
-    """The piece of `0..length-1` that a place is in, and twice how far the wanted place is off."""
+    """Return the piece of `0..length-1` that holds a place, and twice the offset from target."""
     piece = place * num_pieces // length
     begin, end = _first(piece, num_pieces, length), _first(piece + 1, num_pieces, length) - 1
-    wanted = {"middle": begin + end, "first": 2 * begin, "last": 2 * end}[phase]
-    return piece, 2 * place - wanted
+    target = {"middle": begin + end, "first": 2 * begin, "last": 2 * end}[phase]
+    return piece, 2 * place - target
 
 
 def _first(piece: Tensor, num_pieces: Tensor, length: Tensor) -> Tensor:
@@ -136,6 +110,6 @@ def _first(piece: Tensor, num_pieces: Tensor, length: Tensor) -> Tensor:
 
 
 def _completed(context: ReducerContext, kept: Tensor, budget: Tensor) -> Tensor:
-    """Exactly `budget` marks: windows can be empty where earlier cuts took their tokens."""
+    """Mark exactly `budget` tokens: earlier cuts may have emptied some windows."""
     kept = ops.top_k_mask(kept.float(), budget, kept)
     return kept | evenly(context.mask & ~kept, budget - kept.sum(-1))

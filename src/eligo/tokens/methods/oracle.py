@@ -1,20 +1,19 @@
-"""The oracle of the embedded world: it knows which objects decide the answer.
+"""An oracle for generated scenes: it knows which objects decide the answer.
 
-Not a method: what is it worth to know where to look? (No upper bound: what a tower saw may lie in
-other tokens than those that show it.) What the budget leaves over goes to the surroundings of those
-objects, or over the whole grid.
+It measures the value of knowing where to look. It is no upper bound: a tower may store what it saw
+in other tokens than those that show it. The rest of the budget goes to the surroundings of those
+objects, or is spread over the grid.
 """
 
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from eligo.selection import Selection
-from eligo.tokens.methods.base import Method, Space, keep_best
-from eligo.tokens.methods.grid import evenly, uniform_tokens
-from eligo.tokens.reducer import Need, ReducerContext, Where
+from eligo.tokens.methods.base import Method, Space, evenly, keep_best
+from eligo.tokens.methods.grid import uniform_tokens
+from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenValues, Where
 
 
 class Oracle(Method):
@@ -26,36 +25,31 @@ class Oracle(Method):
 
     name: Literal["oracle"] = "oracle"
     fill: Literal["near", "uniform"] = "near"
-    """What else is kept: the nearest to deciding tokens, or tokens spread over the grid (always,
-    where nothing decides)."""
+    """Use of the remaining budget: the nearest tokens, or tokens spread over the grid (always so if
+    no token decides)."""
 
-    def keep(
-        self, context: ReducerContext, budget: Int[Tensor, " images"], width: int
-    ) -> Selection:
-        """Deciding tokens first (evenly thinned where they exceed the budget), then the fill."""
-        assert context.scene is not None  # `select` saw to it
+    def keep(self, context: ReducerContext, budget: Budget, width: int) -> Selection:
+        """Select deciding tokens (evenly thinned if they exceed the budget), then the fill."""
+        assert context.scene is not None  # checked by `select`
         deciding = context.scene & context.mask
         left = (budget - deciding.sum(-1)).clamp_min(0)
         others = ReducerContext(
             context.features, context.mask & ~deciding, context.positions, context.grid
         )
-        # In [-1, 0] for the fill, above it for what decides.
+        # In [-1, 0] for the fill, above for deciding tokens.
         fill = uniform_tokens(others, left, width).float() - 1
         if self.fill == "near":
             fill = torch.where(deciding.any(-1, keepdim=True), -_distance(context, deciding), fill)
         thinned = evenly(deciding, budget.minimum(deciding.sum(-1)))
         return keep_best(context, torch.where(deciding, 1 + thinned.float(), fill), budget, width)
 
-    def flops(
-        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
-    ) -> float:
-        """It is told; what finding out would cost, nobody knows."""
-        del num_tokens, num_words, width, question_width, budget
+    def flops(self, *_: int) -> float:
+        """The deciding tokens are given, not computed."""
         return 0.0
 
 
-def _distance(context: ReducerContext, deciding: Tensor) -> Float[Tensor, "images tokens"]:
-    """To the nearest deciding token, as a share of the grid's diagonal."""
+def _distance(context: ReducerContext, deciding: Tensor) -> TokenValues:
+    """Return the distance to the nearest deciding token, relative to the grid's diagonal."""
     if deciding.shape[-1] == 0:
         return deciding.float()
     columns = context.grid[:, 1:].clamp_min(1)

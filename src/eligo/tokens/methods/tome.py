@@ -1,38 +1,35 @@
 """ToMe: merge the most similar tokens, round by round (Bolya et al., ICLR 2023).
 
-The paper merges a constant number r in each block of a vision transformer, by the cosine of
-attention keys, and adds `log(size)` to attention. Departures: all rounds happen on the tower's
-output, by the cosine of features, because towers are left as they are; the attention bias is the
-plan's (`size_bias`), from the sizes that the assignment carries; r follows from the budget.
+The paper merges r tokens in each block of a vision transformer by the cosine of attention keys, and
+adds `log(size)` to attention. Departures: towers stay as they are, so all rounds act on the tower's
+output, by the cosine of features; the attention bias belongs to the plan (`size_bias`); r follows
+from the budget.
 """
 
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
 
 from eligo import ops
 from eligo.selection import Selection
 from eligo.tokens.methods.base import Method, Space, fold_flops, fold_into, sizes_of
-from eligo.tokens.reducer import ReducerContext, Where
+from eligo.tokens.reducer import Budget, ReducerContext, Where
 
 
 class ToMe(Method):
-    """Repeated bipartite soft matching; every token ends in one of those kept."""
+    """Repeated bipartite soft matching; every token is merged into a kept one."""
 
     places: ClassVar[frozenset[Where]] = frozenset({"before"})
     space: ClassVar[Space] = {"rounds": [1, 2, 4, 8, 16]}
 
     name: Literal["tome"] = "tome"
     rounds: int = Field(default=4, ge=1, le=64)
-    """Rounds over which merging is spread evenly; more where halving each time would not do."""
+    """Rounds over which merging is spread evenly; more if halving in each is not enough."""
 
-    def keep(
-        self, context: ReducerContext, budget: Int[Tensor, " images"], width: int
-    ) -> Selection:
-        """What is kept, in raster order; the score is the size a token ended with."""
+    def keep(self, context: ReducerContext, budget: Budget, width: int) -> Selection:
+        """Select in raster order; the score is the final size of a token."""
         num_tokens = context.mask.shape[-1]
         origin = ops.align_left(context.mask)
         tokens = ops.gather(context.features.float(), origin)
@@ -45,31 +42,28 @@ class ToMe(Method):
             mask = matching.kept >= 0
             origin = torch.where(mask, ops.gather(origin, matching.kept), -1)
             destination = torch.where(destination < 0, -1, ops.gather(moves, destination))
-        # A budget of 0 cannot be merged to: its last token is dropped, with all that is in it.
+        # Merging cannot reach a budget of 0: the last token is dropped.
         no_budget = (budget == 0).unsqueeze(-1)
         indices = origin[:, :width].masked_fill(no_budget, -1)
         destination = destination.masked_fill(no_budget, -1)
-        slots = torch.where(indices < 0, num_tokens, indices)  # padding falls into a spare slot
+        slots = torch.where(indices < 0, num_tokens, indices)  # a spare slot takes padding
         scores = sizes.new_zeros((len(sizes), num_tokens + 1)).scatter(-1, slots, sizes[:, :width])
         return fold_into(context, indices, scores[:, :num_tokens], destination)
 
-    def flops(
-        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
-    ) -> float:
-        """Every round compares one half with the other; then the fold."""
-        del num_words, question_width
-        everyone = torch.ones((1, num_tokens), dtype=torch.bool)
-        rounds = _schedule(everyone, torch.tensor([budget]), self.rounds)
+    def flops(self, num_tokens: int, _words: int, width: int, _: int, budget: int) -> float:
+        """Count the comparisons of the two halves in every round, and the fold."""
+        all_real = torch.ones((1, num_tokens), dtype=torch.bool)
+        rounds = _schedule(all_real, torch.tensor([budget]), self.rounds)
         lengths = [num_tokens, *(most for _, most in rounds)][: len(rounds)]
         matching = sum(2.0 * (n - n // 2) * (n // 2) * width for n in lengths)
         return matching + fold_flops(num_tokens, width, budget)
 
 
 def _schedule(mask: Tensor, budget: Tensor, rounds: int) -> list[tuple[Tensor, int]]:
-    """After each round: how many tokens each row has, and the most that any has.
+    """Return, for each round, the number of tokens per row and its maximum.
 
-    Evenly fewer, but no fewer than half of the round before. A row takes as many rounds as halving
-    needs, at least `rounds`; with u of them to go it has at most `budget * 2^u`, so as to arrive.
+    Numbers fall evenly, but at most by half per round. A row takes as many rounds as halving needs,
+    at least `rounds`; with u rounds to go it has at most `budget * 2^u`.
     """
     supply, num_tokens = mask.sum(-1), mask.shape[-1]
     budget = budget.clamp_min(1).minimum(supply)
@@ -83,11 +77,11 @@ def _schedule(mask: Tensor, budget: Tensor, rounds: int) -> list[tuple[Tensor, i
         count = even.minimum(budget * 2 ** left.clamp_max(32)).maximum((count + 1) // 2)
         count = count.maximum(budget)
         counts.append(count)
-    if torch.compiler.is_compiling():  # a graph cannot look: all rounds, all columns
+    if torch.compiler.is_compiling():  # values are unknown: all rounds, all columns
         return [(count, num_tokens) for count in counts]
-    # One device sync, to spare the rounds in which nobody merges, and dead columns in the others.
+    # One device sync avoids rounds without merges, and empty columns in the others.
     after = torch.stack(counts)
     merges = (after < torch.stack([supply, *counts[:-1]])).any(-1)
     most = after.amax(-1) if len(supply) else merges
-    looked = torch.stack([merges.long(), most.long()]).tolist()
-    return [(count, m) for count, merging, m in zip(counts, *looked, strict=True) if merging]
+    values = torch.stack([merges.long(), most.long()]).tolist()
+    return [(count, m) for count, merging, m in zip(counts, *values, strict=True) if merging]

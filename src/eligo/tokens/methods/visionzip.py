@@ -1,16 +1,15 @@
-"""VisionZip: dominant tokens stay, the rest is merged into a few contextual ones.
+"""VisionZip: keep dominant tokens, merge the rest into contextual ones (Yang et al., CVPR 2025).
 
-Yang et al., CVPR 2025: dominant are those that [CLS] attends to most; of the rest, evenly spaced
-ones become targets, and each other token is averaged into the target most similar to it.
-Departures: similarity is the cosine of features, not of attention keys, which the context does not
-hold; targets are spaced over all of the rest; a target is averaged with what it receives, by size,
-so that norms stay what the projector knows.
+Dominant tokens are those that [CLS] attends to most; of the rest, evenly spaced tokens become
+targets, and every other token is averaged into its most similar target. Departures: similarity is
+the cosine of features, since attention keys are not available; targets are spaced over all of the
+rest; a target is averaged with what it receives, weighted by size, which preserves norms for the
+projector.
 """
 
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
 
@@ -19,17 +18,17 @@ from eligo.selection import Selection
 from eligo.tokens.methods.base import (
     Method,
     Space,
+    evenly,
     fold_flops,
     fold_into,
     row_flops,
     unit_features,
 )
-from eligo.tokens.methods.grid import evenly
-from eligo.tokens.reducer import Need, ReducerContext, Where
+from eligo.tokens.reducer import Budget, Need, ReducerContext, Where
 
 
 class VisionZip(Method):
-    """Most attended by [CLS], and means of the rest."""
+    """The tokens that [CLS] attends to most, and means of the rest."""
 
     places: ClassVar[frozenset[Where]] = frozenset({"before"})
     reads: ClassVar[frozenset[Need]] = frozenset({"cls_row"})
@@ -39,14 +38,12 @@ class VisionZip(Method):
     contextual_ratio: float = Field(default=0.15625, ge=0, le=1)
     """Share of the budget for contextual tokens, rounded; the paper's 10 of 64."""
 
-    def keep(
-        self, context: ReducerContext, budget: Int[Tensor, " images"], width: int
-    ) -> Selection:
-        """Dominant tokens, best first, then contextual ones in raster order."""
-        assert context.cls_row is not None  # `select` saw to it
+    def keep(self, context: ReducerContext, budget: Budget, width: int) -> Selection:
+        """Select dominant tokens, best first, then contextual ones in raster order."""
+        assert context.cls_row is not None  # checked by `select`
         scores = context.cls_row.float().masked_fill(~context.mask, 0.0)
         num_contextual = (budget.double() * self.contextual_ratio + 0.5).long()
-        # With a budget for all there is no rest to merge.
+        # A budget for all leaves no rest to merge.
         num_contextual = num_contextual.masked_fill(budget == context.mask.sum(-1), 0)
         dominant = ops.top_k(scores, budget - num_contextual, context.mask, width=width)
         rest = context.mask & ~ops.kept_mask(dominant, scores.shape[-1])
@@ -58,21 +55,18 @@ class VisionZip(Method):
         is_target = order >= width  # columns of `both` from there on are targets
         return fold_into(context, indices, scores, _destination(context, indices, is_target))
 
-    def flops(
-        self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
-    ) -> float:
-        """The row of [CLS], cosines of kept and all tokens, the fold.
+    def flops(self, num_tokens: int, _words: int, width: int, _: int, budget: int) -> float:
+        """Count the row of [CLS], cosines of kept and all tokens, and the fold.
 
-        In a tower without [CLS] the row is a mean of all, at `num_tokens` times the cost of one.
+        In a tower without [CLS] the row is a mean over all, at `num_tokens` times the cost of one.
         """
-        del num_words, question_width
         cosines = 2.0 * budget * num_tokens * width
         row = row_flops(num_tokens + 1, width)
         return row + cosines + fold_flops(num_tokens, width, budget)
 
 
 def _destination(context: ReducerContext, indices: Tensor, is_target: Tensor) -> Tensor:
-    """The own column of what is kept, the most similar target's for the rest; -1 without one."""
+    """Return the own column of kept tokens; for the rest the most similar target, or -1."""
     units = unit_features(context)
     if indices.shape[-1] == 0:
         return torch.full_like(context.mask, -1, dtype=torch.int64)

@@ -1,1 +1,1 @@
-"""The parts that are trained: merger, layer pruners, discriminator."""
+"""Learned modules: token merger, layer pruners, discriminator."""

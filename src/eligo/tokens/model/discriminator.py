@@ -1,8 +1,8 @@
-"""The discriminator: was this answer given by the pruned model or by the whole one?
+"""The discriminator: does an answer come from the pruned model or from the full one?
 
-Two-stage pruning guide, "Discriminator". It reads the answer positions of a few layers. It is used
-only where its loss has a weight: the state that the whole model has is known, so being told it
-directly (objective: distill) teaches more than having to guess what a critic dislikes.
+Part of the two-stage pruning design (docs/sources.md); it reads the answer positions of a few
+layers. It is used only if its loss has a weight: the states of the full model are known, so
+distilling them gives a more direct signal than an adversarial loss.
 """
 
 from collections.abc import Mapping
@@ -16,23 +16,25 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from eligo import ops
 from eligo.config import Config
-from eligo.tokens.model.part import Part, Shapes
+from eligo.tokens.model.base import PretrainedModule, Shapes
+
+States = Float[Tensor, "layers batch words width"]
 
 
 class DiscriminatorShape(Config):
-    """What builds a `Discriminator`."""
+    """Sizes of a `Discriminator`."""
 
     width: int = Field(ge=1)
     """Width of the language model."""
     num_layers: int = Field(default=3, ge=1)
-    """How many of its layers are read."""
+    """Number of layers that it reads."""
     dim: int = Field(default=512, ge=2)
-    """Width inside."""
+    """Hidden width."""
     spectral_norm: bool = False
-    """Keep every layer's largest singular value at 1."""
+    """Keep the largest singular value of every layer at 1."""
 
 
-class Discriminator(Part):
+class Discriminator(PretrainedModule):
     """Per layer norm, linear, GELU, mean over the answer; then a three-layer MLP to one logit."""
 
     file_name = "discriminator"
@@ -59,12 +61,8 @@ class Discriminator(Part):
             linear(dim // 2, 1),
         )
 
-    def forward(
-        self,
-        states: Float[Tensor, "layers batch words width"],
-        mask: Bool[Tensor, "batch words"],
-    ) -> Float[Tensor, " batch"]:
-        """Logit of "this is the whole model", float32."""
+    def forward(self, states: States, mask: Bool[Tensor, "batch words"]) -> Float[Tensor, " batch"]:
+        """Return the float32 logit of "this is the full model"."""
         with torch.autocast(states.device.type, enabled=False):
             read = [
                 ops.masked_mean(reader(layer.float()), mask)
@@ -72,31 +70,22 @@ class Discriminator(Part):
             ]
             return self.judge(torch.cat(read, -1)).squeeze(-1)
 
-    def frozen(
-        self,
-        states: Float[Tensor, "layers batch words width"],
-        mask: Bool[Tensor, "batch words"],
-    ) -> Float[Tensor, " batch"]:
-        """`forward` that teaches the states, not the discriminator: for the pruned side's loss."""
+    def frozen(self, states: States, mask: Bool[Tensor, "batch words"]) -> Float[Tensor, " batch"]:
+        """`forward` with gradients for the states only: for the loss of the pruned model."""
         weights = {name: weight.detach() for name, weight in self.named_parameters()}
         return torch.func.functional_call(self, weights, (states, mask))
 
     @torch.no_grad()
     def reinitialise(self) -> None:
-        """Start anew from random weights; the caller forgets the optimiser's moments."""
+        """Restart from random weights; the caller resets the optimiser."""
         self.load_state_dict(Discriminator(self.shape).state_dict())
 
     @staticmethod
-    def shape_of_run(run: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
+    def shape_from_run(run: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
         """All from the weights."""
         del run
         normed = any("parametrizations" in name for name in shapes)
         first = "parametrizations.weight.original" if normed else "weight"
         dim, width = shapes[f"readers.0.1.{first}"]
         layers = {name.split(".")[1] for name in shapes if name.startswith("readers.")}
-        return {
-            "width": width,
-            "num_layers": len(layers),
-            "dim": dim,
-            "spectral_norm": normed,
-        }
+        return {"width": width, "num_layers": len(layers), "dim": dim, "spectral_norm": normed}

@@ -1,36 +1,76 @@
-"""How the learned parts choose in a training step; `masking` asks this.
-
-Made anew for every step: it remembers what each stage was told and what it chose, for the sparsity
-loss and the metrics.
-"""
+"""Differentiable choices of merger and pruners in a training step; `masking` uses them."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.tokens.hooks.masking import SoftCut
-from eligo.tokens.model.modules import LayerPruners, Merged, TokenMerger
-from eligo.tokens.model.scorers import Choice, Relaxation
-from eligo.tokens.reducer import ReducerContext
+from eligo.tokens.reducer import Budget, ReducerContext, SoftCut, TokenMask, TokenValues
+
+if TYPE_CHECKING:
+    from eligo.tokens.model.layer_pruners import LayerPruners
+    from eligo.tokens.model.token_merger import Merged, TokenMerger
+
+MaskMode = Literal["straight_through", "soft"]
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """How soft the choices of one training step are."""
+
+    temperature: float  # T of the relaxed top-k and of the soft assignment
+    noise: float  # factor of the Gumbel noise: T / T_start while T falls, then 0
+    hard: bool  # merge each token into exactly one centre: after annealing
+    mode: MaskMode = "straight_through"  # hard masks with relaxed gradients, or relaxed masks
+
+
+@dataclass(frozen=True)
+class RelaxedTopK:
+    """A differentiable top-k."""
+
+    keep: TokenValues  # `p`: how much each token is kept; sums to the budget
+    kept: TokenMask  # the exact top-k
+
+    def mask(self, mode: MaskMode) -> TokenValues:
+        """Return 0 or 1 with the gradient of p, or p."""
+        if mode == "soft":
+            return self.keep
+        return ops.straight_through(self.kept, self.keep)
+
+
+def add_noise(scores: TokenValues, relaxation: Relaxation) -> TokenValues:
+    """Return `s + g T / T_start` with Gumbel noise g; in evaluation the scores themselves."""
+    if not relaxation.noise:
+        return scores
+    return scores + relaxation.noise * ops.gumbel_noise(scores)
+
+
+def relax_top_k(
+    ranks: TokenValues, budget: Budget, mask: TokenMask, temperature: float
+) -> RelaxedTopK:
+    """Return the relaxed and the exact top-k of the ranks."""
+    budget = budget.to(ranks.device, non_blocking=True)
+    keep = ops.relaxed_top_k(ranks, budget, temperature, mask)
+    return RelaxedTopK(keep, ops.top_k_mask(ranks, budget, mask))
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a stage was given and what it made of it."""
+    """Scores and choice of one stage."""
 
-    scores: Float[Tensor, "images tokens"]
-    mask: Bool[Tensor, "images tokens"]
-    choice: Choice
+    scores: TokenValues
+    mask: TokenMask
+    choice: RelaxedTopK
 
     def sparsity(self) -> Float[Tensor, ""]:
-        """`(mean sigmoid(s) - kept ratio)^2`, mean over images.
+        """Return `(mean sigmoid(s) - kept ratio)^2`, averaged over images.
 
-        The guide's (kept - target)^2 is constant under exact budgets; this one keeps scores
-        centred, so that sigmoid(s), the weight of a folded token, means something.
+        Under exact budgets (kept - target)^2 would be constant; this keeps scores centred, so that
+        sigmoid(s) is a useful weight of a merged token.
         """
         count = self.mask.sum(-1).clamp_min(1)
         ratio = self.choice.kept.sum(-1) / count
@@ -39,32 +79,30 @@ class Decision:
 
 @dataclass
 class TrainingRelaxer:
-    """Stage 1 and the cuts of one training step."""
+    """Stage 1 and the cuts of one training step; a new one is made for every step."""
 
-    merger: TokenMerger | None
-    pruners: LayerPruners | None
+    merger: "TokenMerger | None"
+    pruners: "LayerPruners | None"
     relaxation: Relaxation
     size_bias: bool = True
-    decisions: dict[int, Decision] = field(default_factory=dict)
-    """By layer; 0 is stage 1."""
+    decisions: dict[int, Decision] = field(default_factory=dict)  # by layer; 0 is stage 1
 
-    def merge(self, context: ReducerContext, budget: Int[Tensor, " images"]) -> Merged:
-        """Stage 1."""
+    def merge(self, context: ReducerContext, budget: Budget) -> "Merged":
+        """Run stage 1."""
         if self.merger is None:
             raise InputError("this training has no merger, but its plan has a stage 1")
         merged = self.merger.relax(context, budget, self.relaxation, size_bias=self.size_bias)
         self.decisions[0] = Decision(merged.scores, context.mask, merged.choice)
         return merged
 
-    def cut(self, layer: int, context: ReducerContext, budget: Int[Tensor, " images"]) -> SoftCut:
-        """The cut at the input of a layer."""
+    def cut(self, layer: int, context: ReducerContext, budget: Budget) -> SoftCut:
+        """Run the cut at the input of a layer."""
         if self.pruners is None:
             raise InputError("this training has no pruners, but its plan has cuts")
         selection, choice, scores = self.pruners[layer].relax(context, budget, self.relaxation)
         self.decisions[layer] = Decision(scores, context.mask, choice)
-        mask = choice.mask(self.relaxation.mode)
-        return SoftCut(selection, mask)
+        return SoftCut(selection, choice.mask(self.relaxation.mode))
 
     def sparsity(self) -> Float[Tensor, ""]:
-        """Mean over the stages."""
+        """Return the sparsity loss, averaged over stages."""
         return torch.stack([one.sparsity() for one in self.decisions.values()]).mean()

@@ -1,24 +1,28 @@
-"""How much each vision token matters: the scorers of both stages, and the relaxed choice by them.
+"""Scores and ranks of vision tokens: what merger and pruners share.
 
-Two-stage pruning guide, "SimpleTokenMerger" and "QuestionAwareTokenMerger / layer pruner" heads.
-Departures: a float32 LayerNorm stands before every projection (tower features have outlier
-channels, word embeddings a scale of 0.02: raw, the one drowns the other), and all runs in float32
-even under autocast (bfloat16 scores tie, and ties go to the lowest index).
+The heads of the two-stage pruning design (docs/sources.md). Departures: a float32 LayerNorm before
+every projection (tower features have outlier channels and word embeddings a scale of 0.02), and
+float32 throughout even under autocast (bfloat16 scores tie, and ties go to the lowest index).
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from eligo import ops
-from eligo.nn import CrossAttention
+from eligo.errors import InputError
+from eligo.nn import CrossAttention, without_autocast
+from eligo.selection import Selection
+from eligo.tokens.model.relaxer import Relaxation, add_noise
+from eligo.tokens.reducer import Budget, Features, ReducerContext, TokenValues
 
-MaskMode = Literal["straight_through", "soft"]
+Embedded = Float[Tensor, "images tokens dim"]
+Words = Float[Tensor, "images words question_width"]
+WordMask = Bool[Tensor, "images words"] | None
 
-_FIRST_SCORES = 0.1  # of their usual size: what is not learned yet should decide little
+_FIRST_SCORES = 0.1  # scale of the initial scores: untrained scores should decide little
+_SAME = 1e-4  # smallest distance (1 - cosine) of two tokens
 
 
 class SimpleScorer(nn.Module):
@@ -29,22 +33,17 @@ class SimpleScorer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.mlp = _score_mlp(width, dim)
 
-    def forward(
-        self, features: Float[Tensor, "images tokens width"]
-    ) -> Float[Tensor, "images tokens"]:
-        """Scores, float32."""
+    def forward(self, features: Features, *_question: Tensor | None) -> TokenValues:
+        """Return float32 scores."""
         return self.mlp(self.norm(features.float())).squeeze(-1)
 
-    def flops(self, num_tokens: int) -> float:
-        """2 x multiply-adds for one image."""
-        first, last = self.mlp[0], self.mlp[2]
-        assert isinstance(first, nn.Linear)
-        assert isinstance(last, nn.Linear)
-        return 2.0 * num_tokens * (first.weight.numel() + last.weight.numel())
+    def flops(self, num_tokens: int, _num_words: int) -> float:
+        """Return 2 x multiply-adds for one image."""
+        return 2.0 * num_tokens * sum(w.numel() for w in self.mlp.parameters() if w.ndim == 2)
 
 
 class QuestionScorer(nn.Module):
-    """Vision tokens look at the words of the question: `MLP(v + attention(v, q))`."""
+    """Vision tokens attend to the words of the question: `MLP(v + attention(v, q))`."""
 
     def __init__(self, width: int, question_width: int, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -52,41 +51,29 @@ class QuestionScorer(nn.Module):
         self.question_norm = nn.LayerNorm(question_width)
         self.vision_proj = nn.Linear(width, dim)
         self.question_proj = nn.Linear(question_width, dim)
-        # The projections before it have biases; a key bias of its own would be cancelled.
+        # The projections before it have biases; a key bias would cancel out.
         self.attention = CrossAttention(dim, dim, dim, num_heads, qkv_bias=False)
         self.mlp = _score_mlp(dim, dim // 2)
 
-    def look(
-        self, features: Float[Tensor, "images tokens width"]
-    ) -> Float[Tensor, "images tokens dim"]:
-        """What is judged of each token, float32."""
+    def embed(self, features: Features) -> Embedded:
+        """Project the tokens, float32."""
         return self.vision_proj(self.vision_norm(features.float()))
 
-    def judge(
-        self,
-        looks: Float[Tensor, "images tokens dim"],
-        question: Float[Tensor, "images words question_width"],
-        question_mask: Bool[Tensor, "images words"] | None,
-    ) -> Float[Tensor, "images tokens"]:
-        """Scores, float32; an empty question leaves those of the tokens alone."""
+    def score(self, embedded: Embedded, question: Words, question_mask: WordMask) -> TokenValues:
+        """Return float32 scores of embedded tokens; an empty question adds nothing to them."""
         question = question.float()
         if question_mask is not None:
-            # A NaN in padding would reach the gradient of the norm as 0 * NaN.
+            # NaN in padding would reach the gradient of the norm as 0 * NaN.
             question = question.masked_fill(~question_mask.unsqueeze(-1), 0.0)
         words = self.question_proj(self.question_norm(question))
-        return self.mlp(looks + self.attention(looks, words, question_mask)).squeeze(-1)
+        return self.mlp(embedded + self.attention(embedded, words, question_mask)).squeeze(-1)
 
-    def forward(
-        self,
-        features: Float[Tensor, "images tokens width"],
-        question: Float[Tensor, "images words question_width"],
-        question_mask: Bool[Tensor, "images words"] | None,
-    ) -> Float[Tensor, "images tokens"]:
-        """`look`, then `judge`."""
-        return self.judge(self.look(features), question, question_mask)
+    def forward(self, features: Features, question: Words, question_mask: WordMask) -> TokenValues:
+        """Return float32 scores."""
+        return self.score(self.embed(features), question, question_mask)
 
     def flops(self, num_tokens: int, num_words: int) -> float:
-        """2 x multiply-adds for one image."""
+        """Return 2 x multiply-adds for one image."""
         dim, width = self.vision_proj.weight.shape
         question_width = self.question_proj.weight.shape[1]
         per_token = dim * width + 2 * dim * dim + dim * (dim // 2) + dim // 2
@@ -96,7 +83,7 @@ class QuestionScorer(nn.Module):
 
 
 def _score_mlp(width: int, hidden: int) -> nn.Sequential:
-    """width -> hidden -> 1, beginning near 0."""
+    """Return an MLP width -> hidden -> 1 with outputs near 0."""
     last = nn.Linear(hidden, 1)
     with torch.no_grad():
         last.weight.mul_(_FIRST_SCORES)
@@ -104,57 +91,81 @@ def _score_mlp(width: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), last)
 
 
-@dataclass(frozen=True)
-class Relaxation:
-    """How soft the choices of one training step are."""
+class DensityPeaks(nn.Module):
+    """Ranks `s'_i + w log d_i`: lowers tokens that are similar to a better one.
 
-    temperature: float
-    """T of the relaxed top-k and of the soft assignment."""
-    noise: float
-    """Factor on the Gumbel noise: T / T_start while T falls; 0 after that, and in evaluation."""
-    hard: bool
-    """Whether tokens are folded wholly into one centre: after annealing."""
-    mode: MaskMode = "straight_through"
-    """Hard masks with the gradient of the relaxed ones, or the relaxed ones themselves."""
+    Scorers give similar scores to similar tokens, so the best by score alone repeat one object. As
+    in density-peak clustering (Rodriguez and Laio, Science 2014), `d_i = 1 - max cos(x_i, x_j)`
+    over all j with higher s'. `s'_i = s_i + v b_i` with the Bayer order b of the grid, which
+    spreads choices evenly over uniform regions. v and w are learned. Not part of the two-stage
+    pruning design; `diverse: false` turns it off.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spread = nn.Parameter(torch.ones(()))
+        self.diversity = nn.Parameter(torch.ones(()))
+
+    def forward(
+        self, context: ReducerContext, scores: TokenValues, embedded: Embedded
+    ) -> TokenValues:
+        """Return ranks; 0 in padding."""
+        columns = context.grid[:, 1:].clamp_min(1)
+        order = ops.ordered_dither(context.positions // columns, context.positions % columns)
+        with without_autocast(scores.device):
+            units = F.normalize(embedded.float(), dim=-1)
+            scores = scores + self.spread * order
+            mask = context.mask if context.padded else None
+            distinct = ops.distinctness(scores, units @ units.mT, mask)
+            ranks = scores + self.diversity * distinct.clamp_min(_SAME).log()
+        return ranks.masked_fill(~context.mask, 0.0) if context.padded else ranks
+
+    @staticmethod
+    def flops(num_tokens: int, dim: int) -> float:
+        """Return 2 x multiply-adds for one image: all cosines."""
+        return 2.0 * num_tokens * num_tokens * dim
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A top-k that can be learned."""
+def rank_tokens(
+    peaks: nn.Module | None,
+    context: ReducerContext,
+    scores: TokenValues,
+    embedded: Embedded,
+    relaxation: Relaxation | None = None,
+) -> TokenValues:
+    """Return scores, with noise in training, adjusted by `peaks`."""
+    ranks = scores if relaxation is None else add_noise(scores, relaxation)
+    return ranks if peaks is None else peaks(context, ranks, embedded)
 
-    ranks: Float[Tensor, "images tokens"]
-    """What was ranked: scores with noise."""
-    keep: Float[Tensor, "images tokens"]
-    """`p`: how much each token is kept; sums to the budget."""
-    kept: Bool[Tensor, "images tokens"]
-    """The exact top-k."""
 
-    def mask(self, mode: MaskMode) -> Float[Tensor, "images tokens"]:
-        """`m`: 0 or 1 with the gradient of p, or p."""
-        return (
-            ops.straight_through(self.kept, self.keep) if mode == "straight_through" else self.keep
+def real_features(context: ReducerContext) -> Features:
+    """Return float32 features, zeros in padding: NaN there would reach gradients as 0 * NaN."""
+    if not context.padded:
+        return context.features.float()
+    return context.features.masked_fill(~context.mask.unsqueeze(-1), 0.0).float()
+
+
+def question_of(context: ReducerContext, name: str) -> tuple[Words, WordMask]:
+    """Return the question and its mask, None if no row is padded."""
+    if context.question is None:
+        raise InputError(
+            f"{name}: got no question, expected the prompt's text, by which this module selects: "
+            "give a prompt with words, or use a merger of kind: simple"
         )
+    return context.question, context.question_mask if context.question_padded else None
 
 
-def perturb(
-    scores: Float[Tensor, "images tokens"], relaxation: Relaxation
-) -> Float[Tensor, "images tokens"]:
-    """`s' = s + g T / T_start`, with Gumbel noise g; in evaluation the scores themselves."""
-    if not relaxation.noise:
-        return scores
-    return scores + relaxation.noise * ops.gumbel_noise(scores)
+def largest_budget(budget: Budget, num_tokens: int) -> int:
+    """Return the largest budget, at most `num_tokens`; free, as budgets are on the CPU."""
+    return min(max(budget.tolist(), default=0), num_tokens)
 
 
-def choose(
-    ranks: Float[Tensor, "images tokens"],
-    budget: Int[Tensor, " images"],
-    mask: Bool[Tensor, "images tokens"],
-    temperature: float,
-) -> Choice:
-    """`p = relaxed top-k` of the ranks; kept: their exact top-k."""
-    budget = budget.to(ranks.device, non_blocking=True)
-    return Choice(
-        ranks=ranks,
-        keep=ops.relaxed_top_k(ranks, budget, temperature, mask),
-        kept=ops.top_k_mask(ranks, budget, mask),
-    )
+def best_tokens(
+    ranks: TokenValues, budget: Budget, context: ReducerContext
+) -> tuple[Int[Tensor, "images kept"], bool]:
+    """Return the best tokens in raster order, and whether no row is known to be padded."""
+    width = largest_budget(budget, ranks.shape[-1])
+    if not context.padded and set(budget.tolist()) == {width}:
+        return ops.top_k(ranks, width).sort(dim=-1).values, True
+    best = ops.top_k(ranks, budget, context.mask, width=width)
+    return Selection(best, ranks, context.mask).in_order().indices, False

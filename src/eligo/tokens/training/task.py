@@ -25,15 +25,14 @@ from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.data.file_source import FileSource, Resized, read_examples
 from eligo.tokens.data.scene_source import SceneSource, reads_scenes
 from eligo.tokens.hooks.masking import masking
-from eligo.tokens.host_mark import HostMark
 from eligo.tokens.hosts import host_of
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.inputs_config import ScenesDataConfig
 from eligo.tokens.model.discriminator import Discriminator, DiscriminatorShape
-from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
-from eligo.tokens.model.relaxer import TrainingRelaxer
-from eligo.tokens.model.scorers import Relaxation
-from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
+from eligo.tokens.model.relaxer import Relaxation, TrainingRelaxer
+from eligo.tokens.model.token_merger import MergerShape, TokenMerger
+from eligo.tokens.plan import Cut, HostMark, Plan, Stage1
 from eligo.tokens.training.batch import HostBatch, shared_images
 from eligo.tokens.training.health import memory_guard
 from eligo.tokens.training.logging import evaluation_line, step_line, step_metrics

@@ -1,4 +1,4 @@
-"""Recorded choices are the plain ones; a part that cannot be recorded never is."""
+"""Replayed selections equal eager ones; unsuitable modules are never recorded."""
 
 from dataclasses import replace
 
@@ -7,8 +7,9 @@ import torch
 
 from eligo.config import load_config
 from eligo.tokens.config import TokensTrainConfig
-from eligo.tokens.hooks import cuda_graphs as replay
-from eligo.tokens.model.modules import LayerPruner, MergerShape, TokenMerger
+from eligo.tokens.hooks import cuda_graphs
+from eligo.tokens.model.layer_pruners import LayerPruner
+from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.reducer import ReducerContext
 from eligo.tokens.training.task import TokensTask
 from eligo.train import fit
@@ -37,24 +38,24 @@ def make_context(seed: int, words: int = WORDS, device: str = "cpu") -> ReducerC
     )
 
 
-def test_a_cpu_records_nothing():
+def test_nothing_is_recorded_on_a_cpu():
     part, budget = make_part("merger"), torch.tensor([9] * IMAGES)
     with torch.no_grad():
         for seed in range(4):
-            replay.choose(part, make_context(seed), budget)
-    assert part not in replay._RECORDINGS
+            cuda_graphs.select_tokens(part, make_context(seed), budget)
+    assert part not in cuda_graphs._GRAPHS
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["merger", "pruner"])
-def test_replays_are_the_plain_choice(kind: str):
+def test_replay_equals_eager_selection(kind: str):
     part, budget = make_part(kind).cuda(), torch.tensor([9] * IMAGES)
     found = []
     with torch.no_grad():
         for seed in range(5):
             context = make_context(seed, device="cuda")
-            found.append((context, replay.choose(part, context, budget)))
-        assert len(replay._RECORDINGS[part].made) == 1
+            found.append((context, cuda_graphs.select_tokens(part, context, budget)))
+        assert len(cuda_graphs._GRAPHS[part].graphs) == 1
         for context, chosen in found:  # at the end: later replays must not change earlier choices
             wanted = part.select(context, budget).in_order(padded=False)
             torch.testing.assert_close(chosen.indices, wanted.indices, atol=0, rtol=0)
@@ -77,27 +78,27 @@ def test_half_precision_and_padded_questions_are_replayed(mode: type):
             question_padded=True,
         )
         with mode():
-            found = replay.choose(part, context, budget)
+            found = cuda_graphs.select_tokens(part, context, budget)
             assert found.indices.equal(part.select(context, budget).indices)
-    assert len(replay._RECORDINGS[part].made) == 1
+    assert len(cuda_graphs._GRAPHS[part].graphs) == 1
     assert torch.backends.cuda.matmul.fp32_precision != "tf32"
 
 
 @pytest.mark.gpu
-def test_recordings_are_few_and_follow_the_weights():
+def test_number_of_graphs_is_limited_and_new_weights_reset_them():
     part, budget = make_part("pruner").cuda(), torch.tensor([9] * IMAGES)
     with torch.no_grad():
-        for words in range(1, replay._MOST + 3):
+        for words in range(1, cuda_graphs._MAX_GRAPHS + 3):
             for seed in range(3):
-                replay.choose(part, make_context(seed, words, "cuda"), budget)
-        recordings = replay._RECORDINGS[part]
-        assert len(recordings.made) == replay._MOST
+                cuda_graphs.select_tokens(part, make_context(seed, words, "cuda"), budget)
+        module_graphs = cuda_graphs._GRAPHS[part]
+        assert len(module_graphs.graphs) == cuda_graphs._MAX_GRAPHS
         for parameter in part.parameters():
             parameter.data = parameter.data.clone() + 0.1
         context = make_context(0, device="cuda")
         wanted = part.select(context, budget).in_order(padded=False)
-        assert replay.choose(part, context, budget).scores.equal(wanted.scores)
-        assert not recordings.made
+        assert cuda_graphs.select_tokens(part, context, budget).scores.equal(wanted.scores)
+        assert not module_graphs.graphs
 
 
 @pytest.mark.gpu
@@ -106,33 +107,35 @@ def test_uneven_rows_and_large_batches_are_never_recorded(monkeypatch: pytest.Mo
     context = make_context(0, device="cuda")
     with torch.no_grad():
         for _ in range(4):
-            replay.choose(part, context, torch.tensor([9, 8, 9, 9]))
-            replay.choose(part, replace(context, padded=True), torch.tensor([9] * IMAGES))
-        monkeypatch.setattr(replay, "_TOKENS", IMAGES * TOKENS - 1)
+            cuda_graphs.select_tokens(part, context, torch.tensor([9, 8, 9, 9]))
+            cuda_graphs.select_tokens(
+                part, replace(context, padded=True), torch.tensor([9] * IMAGES)
+            )
+        monkeypatch.setattr(cuda_graphs, "_MAX_TOKENS", IMAGES * TOKENS - 1)
         for _ in range(4):
-            replay.choose(part, context, torch.tensor([9] * IMAGES))
-    assert part not in replay._RECORDINGS
+            cuda_graphs.select_tokens(part, context, torch.tensor([9] * IMAGES))
+    assert part not in cuda_graphs._GRAPHS
 
 
 @pytest.mark.gpu
-def test_what_cannot_be_recorded_runs_plainly(monkeypatch: pytest.MonkeyPatch, caplog):
+def test_failed_recording_falls_back_to_eager(monkeypatch: pytest.MonkeyPatch, caplog):
     def refuse(*_: object) -> None:
-        raise torch.OutOfMemoryError("no room")
+        raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(replay, "_Recorded", refuse)
+    monkeypatch.setattr(cuda_graphs, "_Graph", refuse)
     part, budget = make_part("pruner").cuda(), torch.tensor([9] * IMAGES)
     context = make_context(0, device="cuda")
     with torch.no_grad():
-        found = [replay.choose(part, context, budget) for _ in range(5)]
+        found = [cuda_graphs.select_tokens(part, context, budget) for _ in range(5)]
         assert all(one.indices.equal(part.select(context, budget).indices) for one in found)
     assert [record.message for record in caplog.records] == [
-        "pruner: choices are not replayed: no room"
+        "pruner: selections are not replayed: out of memory"
     ]
 
 
 @pytest.mark.gpu
 def test_pruners_alone_train_on_a_gpu(tmp_path):
-    """Nothing before the first cut wants gradients: only the mask does."""
+    """Before the first cut, only the mask requires gradients."""
     config = load_config(TokensTrainConfig, "tokens/default").smoke()
     changes = {"merger": None, "train.out": tmp_path, "train.precision": "bf16"}
     config = config.replace(changes)

@@ -1,9 +1,8 @@
-"""What pruning has to know about a vision-language model, and all that differs between them.
+"""The adapter between pruning and a vision-language model of `transformers` (a host).
 
-Spec: "Hosts". A host is a stock `transformers` model: a *core* (tower, projector, language model;
-no head), called by the model with the head. Projector and tower are watched through hooks, since
-`generate` runs them before the first forward pass and hands over only what comes out of them.
-To support another family, subclass `Host` and pass it: `pruning(model, plan, host=MyHost)`.
+A host has a *core* (tower, projector, language model; no head). Projector and tower are watched by
+hooks, since `generate` runs them before the first forward pass and passes only their output. To
+support another family, subclass `Host` and pass it: `pruning(model, plan, host=MyHost)`.
 """
 
 import math
@@ -19,30 +18,32 @@ from torch import Tensor, nn
 from eligo.errors import EligoError, InputError
 from eligo.tokens.hooks.attention import attention_of
 
+Positions = Int[Tensor, "..."]
+Offsets = Int[Tensor, "batch 1"]
+Ids = Int[Tensor, "batch length"]
+Patches = Float[Tensor, "images patches"]
+TokenValues = Float[Tensor, "images tokens"]
+
 _CAPTURE = "eligo_capture"
 
 
 @dataclass
 class Capture:
-    """What the tower made of a batch of images: one entry per image (tile, where a host tiles)."""
+    """Vision features of a batch of images: one entry per image (per tile, if the host tiles)."""
 
-    features: Sequence[Float[Tensor, "_ width"]]
-    """What goes into the projector, or comes out of the tower where there is none."""
-    projected: Sequence[Float[Tensor, "_ text_width"]]
-    """What the language model would see."""
-    grids: Sequence[tuple[int, int]]
-    """Rows and columns of tokens."""
-    cls_row: Sequence[Float[Tensor, " _"]] | None = None
-    """Attention over the tokens, for methods that rank by it."""
+    features: Sequence[Float[Tensor, "_ width"]]  # input of the projector, if there is one
+    projected: Sequence[Float[Tensor, "_ text_width"]]  # input of the language model
+    grids: Sequence[tuple[int, int]]  # rows and columns of tokens
+    cls_row: Sequence[Float[Tensor, " _"]] | None = None  # attention over the tokens
 
     @property
     def num_tokens(self) -> list[int]:
-        """Per image."""
+        """Tokens per image."""
         return [len(feature) for feature in self.projected]
 
 
 class _Call(threading.local):
-    """What one thread's call leaves between tower, projector and language model."""
+    """State of one thread between tower, projector and language model."""
 
     def __init__(self) -> None:
         self.capture: Capture | None = None
@@ -52,14 +53,12 @@ class _Call(threading.local):
 
 
 class Host:
-    """A model of a known family, seen from the outside. Threads may share one."""
+    """Adapter of a model family; threads may share one."""
 
     family: ClassVar[str]
     text_name: ClassVar[str] = "language_model"
     projector_name: ClassVar[str | None] = "multi_modal_projector"
     tower_name: ClassVar[str] = "vision_tower"
-    has_cls: ClassVar[bool] = False
-    """Whether the tower has a [CLS] token, the first."""
     first_position: ClassVar[int] = 0
     """Position of the first token."""
     mrope: ClassVar[bool] = False
@@ -74,15 +73,13 @@ class Host:
         self.config: Any = self.core.config
         self.text: Any = getattr(self.core, self.text_name)
         self.tower: Any = getattr(self.core, self.tower_name)
-        self.projector: nn.Module | None = (
-            None if self.projector_name is None else self.find_projector()
-        )
+        self.projector = None if self.projector_name is None else self.find_projector()
         self._call = _Call()
-        self._mark = object()  # tells our captures from those of another adapter
+        self._mark = object()  # distinguishes captures from those of another adapter
 
     @property
     def capture(self) -> Capture | None:
-        """What the tower made of the latest images in this thread."""
+        """Features of the latest images of this thread."""
         return self._call.capture
 
     @capture.setter
@@ -94,20 +91,20 @@ class Host:
 
     @property
     def tower_rows(self) -> list[Tensor]:
-        """Attention rows of the tower's running call in this thread, in the order of its calls."""
+        """Attention rows of the tower's running call in this thread."""
         return self._call.tower_rows
 
     def begin_tower(self) -> None:
-        """Forget what an earlier call of the tower left in this thread."""
+        """Clear what an earlier call of the tower left in this thread."""
         self._call.tower_rows, self._call.tower_output = [], None
 
     def end_tower(self, output: Any) -> None:
-        """The tower has run; `get_image_features` fills in the same output and returns it."""
+        """Remember the tower's output, which `get_image_features` completes and returns."""
         if hasattr(output, "pooler_output"):
             self._call.tower_output = output
 
     def captured(self, outputs: Any) -> Capture | None:
-        """The capture behind what `get_image_features` returned, in whatever thread that was."""
+        """Return the capture behind the result of `get_image_features`, from any thread."""
         owner, capture = getattr(outputs, _CAPTURE, (None, None))
         if owner is self._mark:
             return capture
@@ -117,7 +114,7 @@ class Host:
         return None
 
     def find_projector(self) -> nn.Module:
-        """What maps tower features to the language model, token by token."""
+        """Return the module that maps tower features to the language model, token by token."""
         assert self.projector_name is not None
         return getattr(self.core, self.projector_name)
 
@@ -133,26 +130,51 @@ class Host:
 
     @property
     def feature_width(self) -> int:
-        """Width of what a reducer before the language model sees."""
+        """Width of the features that stage 1 gets."""
         return self.tower.config.hidden_size
 
     @property
     def supply(self) -> int | None:
-        """Tokens of an image, where every image has equally many."""
+        """Tokens of an image, if all images have equally many."""
         return None
+
+    @property
+    def patches_per_side(self) -> int:
+        """Patches along a side of an image of fixed size."""
+        sizes = (self.tower.config.image_size, self.tower.config.patch_size)
+        image, patch = (size if isinstance(size, int) else size[0] for size in sizes)
+        return image // patch
+
+    @property
+    def has_cls(self) -> bool:
+        """Whether the tower has a [CLS] token, the first, that is cut off."""
+        return getattr(self.config, "vision_feature_select_strategy", None) == "default"
 
     @property
     def tower_attention(self) -> nn.Module:
         """The attention of the tower layer that gives the features."""
-        return self.tower.encoder.layers[-1].self_attn
+        encoder = getattr(self.tower, "vision_model", self.tower).encoder
+        return self.feature_layer(encoder.layers).self_attn  # pyright: ignore
+
+    def feature_layer(self, layers: nn.ModuleList) -> nn.Module:
+        """Return the layer whose output is `hidden_states[vision_feature_layer]`; else the last."""
+        chosen = getattr(self.config, "vision_feature_layer", -1)
+        chosen = chosen if isinstance(chosen, int) else chosen[-1]
+        output = chosen if chosen >= 0 else len(layers) + 1 + chosen
+        return layers[max(output - 1, 0)]
 
     @property
     def attention(self) -> str:
-        """Which attention implementation the language model runs."""
+        """Attention implementation of the language model."""
         return attention_of(self.text.config)
 
+    @property
+    def is_flash(self) -> bool:
+        """Whether it is flash attention, which takes masks of keys only."""
+        return self.attention.startswith("flash")
+
     def hooks(self) -> list[Any]:
-        """Install what captures; returns the handles."""
+        """Register the hooks that capture features; return their handles."""
         assert self.projector is not None
         return [self.projector.register_forward_hook(self._keep)]
 
@@ -164,7 +186,7 @@ class Host:
         if side * side != output.shape[1] or features.shape[:2] != output.shape[:2]:
             raise EligoError(
                 f"{self.family}: got {tuple(output.shape)} from the projector, expected a square "
-                "grid of tokens per image; towers of free aspect ratio are supported in Qwen2.5-VL"
+                "grid of tokens per image; free aspect ratios are supported in Qwen2.5-VL"
             )
         rows = self._take_rows()
         self.capture = Capture(
@@ -178,33 +200,29 @@ class Host:
         rows, self._call.tower_rows = self._call.tower_rows, []
         return torch.cat(rows) if rows else None
 
-    def rows_to_tokens(
-        self, rows: Float[Tensor, "images patches"]
-    ) -> Float[Tensor, "images tokens"]:
-        """Attention over patches (without [CLS]) as attention over tokens."""
+    def rows_to_tokens(self, rows: Patches) -> TokenValues:
+        """Convert attention over patches (without [CLS]) to attention over tokens."""
         return rows
 
     def encode(self, inputs: Mapping[str, Any]) -> None:
-        """Run tower and projector on a forward's image arguments; the hooks capture."""
+        """Run tower and projector on the image arguments of a forward pass; hooks capture."""
         given = {name: inputs[name] for name in self.image_inputs if inputs.get(name) is not None}
         self.core.get_image_features(**given)
 
     def project(
         self, features: Float[Tensor, "images tokens width"]
     ) -> Float[Tensor, "images tokens text_width"]:
-        """Reduced tower features -> what the language model reads."""
+        """Project reduced tower features to the language model."""
         if self.projector is None:
             return features
-        self._call.is_projecting = True  # not an image of the tower: nothing to capture
+        self._call.is_projecting = True  # nothing to capture
         try:
             return self.projector(features)
         finally:
             self._call.is_projecting = False
 
-    def embed(
-        self, input_ids: Int[Tensor, "batch length"]
-    ) -> Float[Tensor, "batch length text_width"]:
-        """Input embeddings; whatever, for placeholders that are out of vocabulary."""
+    def embed(self, input_ids: Ids) -> Float[Tensor, "batch length text_width"]:
+        """Return input embeddings; placeholders outside of the vocabulary get any."""
         table = self.core.get_input_embeddings()
         if self.image_token_id >= table.num_embeddings:
             input_ids = input_ids.masked_fill(input_ids == self.image_token_id, 0)
@@ -212,74 +230,50 @@ class Host:
 
     @property
     def image_token_id(self) -> int:
-        """The placeholder."""
+        """Id of the image placeholder."""
         return self.config.image_token_id
 
-    def prompt_positions(
-        self, inputs: Mapping[str, Any], input_ids: Int[Tensor, "batch length"]
-    ) -> Int[Tensor, "..."]:
-        """Positions of a whole prompt, where the caller gave none: what the host would take."""
-        del inputs
+    def prompt_positions(self, _inputs: Mapping[str, Any], input_ids: Ids) -> Positions:
+        """Return the host's default positions of a whole prompt."""
         length = input_ids.shape[1]
         return torch.arange(length, device=input_ids.device)[None] + self.first_position
 
-    def position_offsets(
-        self, positions: Int[Tensor, "..."], mask: Int[Tensor, "batch length"] | None
-    ) -> Int[Tensor, "batch 1"] | None:
-        """Per row: by how much positions of later text differ from its count of tokens."""
-        del positions, mask
+    def position_offsets(self, _positions: Positions, _mask: Ids | None) -> Offsets | None:
+        """Return, per row, how much positions of later text differ from the number of tokens."""
         return None
 
     def later_positions(
-        self,
-        given: Int[Tensor, "..."] | None,
-        offsets: Int[Tensor, "batch 1"] | None,
-        mask: Int[Tensor, "batch length"] | None,
-        past: int,
-        new: int,
-        device: torch.device,
-    ) -> Int[Tensor, "..."]:
-        """Positions of `new` tokens after `past` others; `given`: what the caller says."""
-        del offsets, mask
+        self, given: Positions | None, _offsets: Offsets | None, _mask: Ids | None,
+        past: int, new: int, device: torch.device,
+    ) -> Positions:  # fmt: skip
+        """Return positions of `new` tokens after `past` others; `given`: those of the caller."""
         if given is not None:
             return given[..., -new:]
         return torch.arange(past, past + new, device=device)[None] + self.first_position
 
-    def logical_length(
-        self, position_ids: Int[Tensor, "..."], offsets: Int[Tensor, "batch 1"] | None
-    ) -> int:
-        """How long a sequence without padding is, by its last position (waits for the device)."""
-        del offsets
+    def logical_length(self, position_ids: Positions, _offsets: Offsets | None) -> int:
+        """Return the length of a sequence without padding by its last position (device sync)."""
         return int(position_ids[..., -1].max()) + 1 - self.first_position
 
     def state(self) -> dict[str, Any]:
-        """Attributes of the core that a forward pass changes; restored on exit."""
+        """Return attributes of the core that a forward pass changes; restored on exit."""
         return {}
 
     def check(self) -> None:
-        """Refuse variants of the family that cannot be pruned."""
+        """Raise for variants of the family that cannot be pruned."""
         kinds = getattr(self.text.config, "layer_types", None) or []
         if any(kind != "full_attention" for kind in kinds):
             raise InputError(
                 f"{self.family}: this language model has layers of kind {sorted(set(kinds))}; "
-                "expected full attention in all of them: a sliding window counts columns that "
-                "pruning removes"
+                "expected full attention in all: sliding windows count removed columns"
             )
 
 
 def _shares_memory(outputs: Any, projected: Sequence[Tensor]) -> bool:
-    """Whether encoder outputs hold the very features that were captured."""
+    """Whether encoder outputs hold the captured features themselves."""
     found = getattr(outputs, "pooler_output", outputs)
     first = found if isinstance(found, Tensor) else next(iter(found), None)
     return (
         isinstance(first, Tensor)
         and first.untyped_storage().data_ptr() == projected[0].untyped_storage().data_ptr()
     )
-
-
-def refuse_video(inputs: Mapping[str, Any]) -> None:
-    """Raise if a forward was given videos."""
-    outputs = inputs.get("mm_encoder_outputs")
-    video = outputs.get("video") if isinstance(outputs, Mapping) else None
-    if video is not None or inputs.get("pixel_values_videos") is not None:
-        raise InputError("pruning: got a video; expected images: frames are not supported")

@@ -15,9 +15,9 @@ from eligo import ops
 from eligo.config.yaml import dump_yaml
 from eligo.errors import EligoError, InputError
 from eligo.tokens.model.discriminator import Discriminator, DiscriminatorShape
-from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
-from eligo.tokens.model.relaxer import TrainingRelaxer
-from eligo.tokens.model.scorers import Relaxation, choose, perturb
+from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
+from eligo.tokens.model.relaxer import Relaxation, TrainingRelaxer, add_noise, relax_top_k
+from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.reducer import Reducer, ReducerContext
 from eligo.train.weights import save_weights
 
@@ -84,7 +84,7 @@ def dead(module: nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_merger_keeps_exactly_the_best_and_folds_all_the_rest(kind):
+def test_merger_keeps_the_best_and_merges_the_rest(kind):
     merger, context = make_merger(kind), make_context()
     assert isinstance(merger, Reducer)
     chosen = merger.select(context, torch.tensor([4, 2, 20]))
@@ -100,7 +100,7 @@ def test_merger_keeps_exactly_the_best_and_folds_all_the_rest(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_form_folds_by_weights_that_sum_to_one(kind):
+def test_training_form_averages_by_weight(kind):
     merged = make_merger(kind).relax(make_context(), budget(4), SOFT)
     folded = merged.selection.assignment / merged.selection.sizes[..., None]
     torch.testing.assert_close(folded.sum(-1), torch.ones(3, 4))
@@ -110,8 +110,8 @@ def test_training_form_folds_by_weights_that_sum_to_one(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_merger_keeps_one_of_each_look(kind):
-    """Four looks, three tokens of each: the best four by score alone would repeat some."""
+def test_merger_keeps_one_of_each_group_of_similar_tokens(kind):
+    """Four groups of three equal tokens: the best four by score alone would repeat some."""
     merger, context = make_merger(kind), make_context(images=1, tokens=12)
     context = replace(context, features=context.features[:, :4].repeat(1, 3, 1))
     looks = merger.select(context, budget(4, 1)).indices % 4
@@ -123,14 +123,14 @@ def test_merger_keeps_one_of_each_look(kind):
     assert len(set(looks[0].tolist())) == 2  # equal tokens have equal scores
 
 
-def test_size_bias_can_be_left_out():
+def test_merger_without_size_bias():
     merged = make_merger("simple").relax(make_context(), budget(4), SOFT, size_bias=False)
     assert merged.key_bias.abs().max() == 0
     assert merged.key_bias.requires_grad
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_annealing_training_and_inference_are_the_same(kind):
+def test_training_equals_inference_after_annealing(kind):
     merger, context = make_merger(kind), make_context()
     merged, chosen = merger.relax(context, budget(4), HARD), merger.select(context, budget(4))
     assert torch.equal(merged.selection.indices, chosen.indices)
@@ -143,8 +143,8 @@ def test_after_annealing_training_and_inference_are_the_same(kind):
 def test_relaxed_choices_sum_to_the_budget(count, temperature, seed):
     context = make_context(seed=seed)
     scores = torch.randn(3, 9)
-    ranks = perturb(scores, Relaxation(temperature, 1.0, False))
-    choice = choose(ranks, budget(count), context.mask, temperature)
+    ranks = add_noise(scores, Relaxation(temperature, 1.0, False))
+    choice = relax_top_k(ranks, budget(count), context.mask, temperature)
     expected = context.mask.sum(-1).clamp_max(count)
     torch.testing.assert_close(choice.keep.sum(-1), expected.float(), atol=1e-3, rtol=0)
     assert torch.equal(choice.kept.sum(-1), expected)
@@ -153,7 +153,7 @@ def test_relaxed_choices_sum_to_the_budget(count, temperature, seed):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("relaxation", [SOFT, HARD], ids=["soft", "annealed"])
-def test_every_merger_parameter_learns(kind, relaxation):
+def test_every_merger_parameter_gets_a_gradient(kind, relaxation):
     merger, context = make_merger(kind), make_context()
     with torch.no_grad():  # the two projections start equal, and would stay in each other's shadow
         merger.key_proj.weight.add_(0.1 * torch.randn_like(merger.key_proj.weight))
@@ -165,7 +165,7 @@ def test_every_merger_parameter_learns(kind, relaxation):
     assert dead(merger) == []
 
 
-def test_scores_of_kept_and_of_dropped_tokens_learn():
+def test_scores_of_kept_and_dropped_tokens_get_gradients():
     context = make_context(images=1)
     for relaxation in (SOFT, HARD):
         merger = make_merger("simple")
@@ -179,7 +179,7 @@ def test_scores_of_kept_and_of_dropped_tokens_learn():
 
 
 @pytest.mark.parametrize("mode", ["straight_through", "soft"])
-def test_every_pruner_parameter_learns(mode):
+def test_every_pruner_parameter_gets_a_gradient(mode):
     pruners, context = make_pruners(), make_context(question_width=WIDTH)
     relaxer = TrainingRelaxer(None, pruners, Relaxation(0.7, 0.5, False, mode))
     total = torch.zeros(())
@@ -212,7 +212,7 @@ def test_sparsity_is_zero_at_the_kept_ratio():
 
 
 @pytest.mark.parametrize("part", ["simple", "question_aware", "pruner"])
-def test_a_row_depends_neither_on_batch_mates_nor_on_padding(part):
+def test_selection_is_independent_of_batch_and_padding(part):
     width = WIDTH if part == "pruner" else TEXT
     context = make_context(question_width=width)
     reducer = make_pruners()[1] if part == "pruner" else make_merger(part)
@@ -228,7 +228,7 @@ def test_a_row_depends_neither_on_batch_mates_nor_on_padding(part):
             )
 
 
-def test_a_question_aware_part_says_that_it_needs_a_question():
+def test_missing_question_is_refused():
     context = make_context()
     silent = ReducerContext(context.features, context.mask, context.positions, context.grid)
     make_merger("simple").select(silent, budget(2))
@@ -239,7 +239,7 @@ def test_a_question_aware_part_says_that_it_needs_a_question():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_merged_norms_stay_where_the_projector_knows_them(kind):
+def test_merging_preserves_norms(kind):
     # Neighbouring patches look alike; so do these.
     base = torch.randn(2, 1, WIDTH) * 3
     features = base + torch.randn(2, 36, WIDTH)
@@ -269,7 +269,7 @@ def parts() -> list:
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_each_part_loads_alone(number, tmp_path: Path):
+def test_each_module_loads_alone(number, tmp_path: Path):
     part = parts()[number]
     part.save_pretrained(tmp_path / "own")
     # What the loop writes: weights, and the run's whole config.
@@ -301,7 +301,7 @@ def test_loading_is_strict(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "pruner"])
-def test_flops_are_those_of_torchs_own_counter(kind):
+def test_flops_equal_torchs_counter(kind):
     tokens, words, count = 9, 4, 4
     context = make_context(images=1, words=words, question_width=WIDTH)
     reducer = make_pruners()[1] if kind == "pruner" else None
@@ -322,7 +322,7 @@ def discriminator_inputs() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("spectral", [False, True])
-def test_discriminator_learns_or_teaches_but_never_both(spectral):
+def test_frozen_discriminator_gives_gradients_to_states_only(spectral):
     shape = DiscriminatorShape(width=WIDTH, num_layers=2, dim=8, spectral_norm=spectral)
     critic, (states, mask) = Discriminator(shape), discriminator_inputs()
     states.requires_grad_()
@@ -334,14 +334,14 @@ def test_discriminator_learns_or_teaches_but_never_both(spectral):
     assert dead(critic) == []
 
 
-def test_frozen_says_the_same():
+def test_frozen_equals_forward():
     critic, (states, mask) = parts()[3], discriminator_inputs()
     torch.testing.assert_close(critic.frozen(states, mask), critic(states, mask))
     bad = states.masked_fill(~mask[None, ..., None], torch.nan)
     torch.testing.assert_close(critic(bad, mask), critic(states, mask))
 
 
-def test_reinitialising_forgets_everything():
+def test_reinitialise_replaces_all_weights():
     for critic in parts()[3:]:
         before = {name: value.clone() for name, value in critic.state_dict().items()}
         critic.reinitialise()

@@ -1,0 +1,31 @@
+"""LLaVA: a CLIP or SigLIP tower, an MLP projector, a Llama."""
+
+from eligo.errors import InputError
+from eligo.tokens.hosts.base import Host
+
+
+class Llava(Host):
+    """LLaVA 1.5 and its variants of fixed resolution."""
+
+    family = "LLaVA"
+    image_inputs = ("pixel_values", "vision_feature_layer", "vision_feature_select_strategy")
+
+    @property
+    def feature_width(self) -> int:
+        """Several layers may be concatenated."""
+        layers = self.config.vision_feature_layer
+        return self.tower.config.hidden_size * (1 if isinstance(layers, int) else len(layers))
+
+    @property
+    def supply(self) -> int | None:
+        """Tokens of an image of fixed size."""
+        return self.patches_per_side**2
+
+    def check(self) -> None:
+        """Raise for Pixtral towers, which flatten images of any shape into one row."""
+        super().check()
+        if self.tower.config.model_type == "pixtral":
+            raise InputError(
+                "LLaVA with a Pixtral tower: free image shapes are not supported; expected a CLIP "
+                "or SigLIP tower, or another host (Qwen2.5-VL)"
+            )

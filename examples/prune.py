@@ -13,7 +13,7 @@ from eligo.images import open_image
 from eligo.pretrained.devices import resolve_device
 from eligo.tokens import Cut, Plan, Stage1, load_host, pruning
 from eligo.tokens.data.prompts import build_prompt
-from eligo.tokens.inputs_config import HostConfig
+from eligo.tokens.config import HostConfig
 from eligo.tokens.methods import build
 
 

@@ -24,7 +24,7 @@ from eligo.shots.hosts.config import ShotsHostConfig
 from eligo.shots.hosts.load import load_reader
 from eligo.tokens import Cut, LayerPruners, Plan, Stage1, TokenMerger
 from eligo.tokens.inference.load import load_host
-from eligo.tokens.inputs_config import HostConfig
+from eligo.tokens.config import HostConfig
 from eligo.tokens.methods import build
 from eligo.tokens.model.modules import MergerShape, PrunersShape
 

@@ -19,7 +19,7 @@ from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.inference.answers import WHOLE
 from eligo.tokens.inference.equal_cost import CLOSE, Arrangement, candidates, match, spending
 from eligo.tokens.inference.load import load_host
-from eligo.tokens.inputs_config import HostConfig
+from eligo.tokens.config import HostConfig
 from eligo.tokens.methods import METHODS, build
 from eligo.tokens.plan import Plan, Stage1
 

@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from eligo.tokens.inference.bench_answers import answer_bar, time_answers
+from eligo.tokens.inference.bench_models import PARTS, default_plan, random_inputs, random_llava
 
 from eligo.cli import main
 from eligo.errors import InputError
@@ -12,8 +14,6 @@ from eligo.tokens.cost.count import count_cost
 from eligo.tokens.cost.proposals import default_schedule
 from eligo.tokens.cost.shapes import LLAVA_7B
 from eligo.tokens.inference.bench import Arm, Bar, Marks, Spread, Timings, run_rounds, speed_bars
-from eligo.tokens.inference.bench_answers import answer_bar, time_answers
-from eligo.tokens.inference.bench_models import PARTS, default_plan, random_inputs, random_llava
 from eligo.tokens.model.modules import TokenMerger
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ from eligo.errors import InputError
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.question_kinds import FAMILIES
 from eligo.scenes.vlm.model import EOS, VlmConfig, build_processor
+from eligo.tokens.config import LinesDataConfig
 from eligo.tokens.data.examples import IGNORED, Collator, FileExamples, SceneExamples, TokenExample
 from eligo.tokens.data.file_source import read_examples
 from eligo.tokens.data.prompts import text_lengths
-from eligo.tokens.inputs_config import LinesDataConfig
 from eligo.vqa import read_vqa_lines
 
 SMALL = SceneConfig(height=56, width=56)

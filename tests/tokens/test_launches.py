@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
+from benchmarks.tokens.speed import PARTS, default_plan, random_inputs, random_llava
 from eligo import selection
 from eligo.ops import ragged, topk
 from eligo.tokens.hooks import checks
 from eligo.tokens.hooks.pruning import pruning
-from eligo.tokens.inference.bench_models import PARTS, default_plan, random_inputs, random_llava
 from eligo.tokens.model.modules import LayerPruner, MergerShape, TokenMerger
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import ReducerContext

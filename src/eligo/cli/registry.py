@@ -21,7 +21,7 @@ TASKS: dict[str, str] = {
     "patches.train": "eligo.patches.training.config:PatchesTrainConfig",
     "pixels.train": "eligo.pixels.train_config:PixelsTrainConfig",
     "scenes.export": "eligo.scenes.export_config:ExportConfig",
-    "tokens.sweep": "eligo.tokens.sweep_config:SweepConfig",
+    "tokens.sweep": "eligo.tokens.config:SweepConfig",
     "tokens.train": "eligo.tokens.config:TokensTrainConfig",
 }
 

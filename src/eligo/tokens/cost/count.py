@@ -171,9 +171,9 @@ class Cost:
         notes = []
         if target is not None and self.reduction_llm < target:
             notes.append(
-                f"saves {self.reduction_llm:.1%} of the language model, not the {target:.1%} asked "
-                f"for: {self.schedule.text} text tokens stay whatever is dropped; keep fewer "
-                "vision tokens, or drop them earlier"
+                f"saves {self.reduction_llm:.1%} of the language model, not the target of "
+                f"{target:.1%}: {self.schedule.text} text tokens are always kept; keep fewer vision "
+                "tokens, or drop them earlier"
             )
         for (layer, budget), saved in zip(self.schedule.cuts, self.cut_savings, strict=True):
             if saved < SMALL_CUT:

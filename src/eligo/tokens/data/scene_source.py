@@ -17,8 +17,8 @@ from eligo.scenes.question_kinds import ANSWERS
 from eligo.scenes.questions import draw_questions
 from eligo.scenes.vlm.model import ASSISTANT, BOS, EOS, FIRST_WORD, IMAGE, PAD, SPECIAL, USER
 from eligo.scenes.vlm.train import pixel_values
+from eligo.tokens.config import ScenesDataConfig
 from eligo.tokens.data.examples import IGNORED
-from eligo.tokens.inputs_config import ScenesDataConfig
 from eligo.tokens.training.batch import HostBatch, Packed
 
 _WORDS = 16  # no question is longer

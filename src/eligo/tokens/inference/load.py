@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from eligo.errors import InputError
 from eligo.pretrained.identity import GENERATOR, check_tokenizer
 from eligo.pretrained.load import load_part, load_stock
-from eligo.tokens.inputs_config import HostConfig
+from eligo.tokens.config import HostConfig
 
 logger = logging.getLogger("eligo.tokens")
 

@@ -20,7 +20,7 @@ from torch import nn
 from eligo.errors import ConfigError
 from eligo.io.files import write_text
 from eligo.pretrained.chat import ContextWatch
-from eligo.tokens.config import TokensTrainConfig
+from eligo.tokens.config import ScenesDataConfig, TokensTrainConfig
 from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.data.file_source import FileSource, Resized, read_examples
 from eligo.tokens.data.scene_source import SceneSource, reads_scenes
@@ -28,7 +28,6 @@ from eligo.tokens.hooks.masking import masking
 from eligo.tokens.host_mark import HostMark
 from eligo.tokens.hosts import host_of
 from eligo.tokens.inference.load import load_host
-from eligo.tokens.inputs_config import ScenesDataConfig
 from eligo.tokens.model.discriminator import Discriminator, DiscriminatorShape
 from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, TokenMerger
 from eligo.tokens.model.relaxer import TrainingRelaxer

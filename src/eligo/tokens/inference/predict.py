@@ -18,8 +18,7 @@ from eligo.images import ImageLike, as_image
 from eligo.io.files import write_text, writing
 from eligo.pretrained.chat import ContextWatch
 from eligo.pretrained.devices import resolve_device
-from eligo.pretrained.identity import same_weights
-from eligo.pretrained.load import load_part, shipped_models
+from eligo.pretrained.load import SHIPPED, load_part
 from eligo.report.tokens_picture import stages_picture
 from eligo.selection import Selection
 from eligo.tokens.config import HostConfig
@@ -29,17 +28,14 @@ from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import Collator, TokenExample
 from eligo.tokens.data.prompts import image_token_id
 from eligo.tokens.hooks.pruning import pruning
-from eligo.tokens.host_mark import HostMark
-from eligo.tokens.hosts import host_of
 from eligo.tokens.inference.load import dtype_of, floats_of, load_host
 from eligo.tokens.inference.resolve import load_plan, move_plan
 from eligo.tokens.plan import Plan
-from eligo.tokens.plan_files import PLAN
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
 PICTURE, SUMMARY = "tokens.png", "prediction.json"
 """Files that `Prediction.save` writes, beside the record for the explorer."""
-_SHIPPED_PLAN = "tokens_default"
+_SHIPPED_HOST, _SHIPPED_PLAN = "vlm", "tokens_default"
 _REPEATS = 10
 
 
@@ -193,13 +189,8 @@ def _processor_of(model: Any) -> Any:
 
 def _shipped_plan(model: Any) -> Plan:
     """Return the plan that comes with the shipped host; an error for any other host."""
-    if _SHIPPED_PLAN in shipped_models(PLAN):
-        plan = Plan.from_pretrained(_SHIPPED_PLAN)
-        host = host_of(model)
-        mark = plan.host
-        same = mark is not None and mark.architecture == HostMark.of(host).architecture
-        if mark and same and same_weights(host.core, mark.weights):
-            return plan
+    if Path(str(model.config.name_or_path)) == SHIPPED / _SHIPPED_HOST:
+        return Plan.from_pretrained(_SHIPPED_PLAN)
     raise InputError(
         "this model has no plan of its own; give a training-free method with a budget (such as "
         "divprune), or a plan that `eligo tokens train` made for it"

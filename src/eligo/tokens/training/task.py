@@ -1,9 +1,9 @@
-"""Training merger and pruners inside a frozen host: section 2 of the two-stage pruning guide.
+"""Training of merger and pruners inside a frozen host.
 
-In every step the whole model answers (the teacher, without gradient), then the pruned one in its
-training form, on the same rows through the same function. One backward pass serves all parts; the
-discriminator is frozen in what it says about the pruned model, and the pruned model is detached in
-what the discriminator learns. Departures from the guide: see `modules`, `objective`, `config`.
+In every step the unpruned model (teacher, without gradient) and the pruned one in its training form
+run on the same rows. One backward pass trains all parts: the discriminator is frozen in the loss of
+the pruned model, and the pruned model is detached in the loss of the discriminator. The two-stage
+pruning design (docs/sources.md) differs; see `model.modules`, `objective` and `config`.
 """
 
 import logging
@@ -35,7 +35,6 @@ from eligo.tokens.model.scorers import Relaxation
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.training.batch import HostBatch, shared_images
 from eligo.tokens.training.health import memory_guard
-from eligo.tokens.training.logging import evaluation_line, step_line, step_metrics
 from eligo.tokens.training.objective import (
     Observed,
     adversarial_losses,
@@ -47,24 +46,17 @@ from eligo.tokens.training.objective import (
     right_answers,
     task_loss,
 )
-from eligo.tokens.training.validate import Validation
-from eligo.train import (
-    OptimizerSpec,
-    Progress,
-    StepOutput,
-    Task,
-    reset_optimizer,
-    seed_everything,
-)
+from eligo.tokens.training.validate import Validation, listed, step_line, step_metrics
+from eligo.train import OptimizerSpec, Progress, StepOutput, Task, reset_optimizer, seed_everything
 from eligo.train.check import DataCheck
 
 logger = logging.getLogger("eligo.tokens")
 
-_NOMINAL_TOKENS = 576  # to count by, where the number of tokens follows the image
+_NOMINAL_TOKENS = 576  # for costs, if the number of tokens depends on the image
 
 
 class TokensTask(Task):
-    """Merger, pruners and perhaps a discriminator, in a frozen host."""
+    """Merger, pruners and, if its loss has a weight, a discriminator, in a frozen host."""
 
     def __init__(self, config: TokensTrainConfig) -> None:
         seed_everything(config.train.seed)
@@ -138,7 +130,7 @@ class TokensTask(Task):
         return merger, pruners, discriminator
 
     def _build_plan(self) -> Plan:
-        """Exact budgets; ratios where the number of tokens follows the image."""
+        """Build a plan of budgets, or of ratios if the number of tokens depends on the image."""
 
         def amount(budget: int, given: bool) -> dict[str, Any]:
             if self.host.supply is not None or given:
@@ -165,7 +157,7 @@ class TokensTask(Task):
                 f"discriminator.layers: got {list(layers)}, expected layers of the host, which has "
                 f"{count}"
             )
-        # Hooks fire from the first layer to the last; so are the states ordered.
+        # In the order in which hooks fire.
         return sorted({layer % count for layer in layers})
 
     def _warn(self) -> None:
@@ -180,14 +172,14 @@ class TokensTask(Task):
             logger.info("size_bias has no effect: nothing is merged")
 
     def to(self, device: torch.device) -> None:
-        """The host too."""
+        """Move the parts and the host."""
         super().to(device)
         self.model.to(device)
 
     def batches(
         self, start_step: int, rank: int, world_size: int, device: torch.device
     ) -> Iterator[HostBatch]:
-        """Rows of one image and one question."""
+        """Yield the batches of this process."""
         train = self.settings.train
         self.fraction = start_step / train.total_steps  # an evaluation may come first
         return self.source.batches(
@@ -195,21 +187,21 @@ class TokensTask(Task):
         )
 
     def metric_names(self) -> list[str]:
-        """Of the validation."""
+        """Return the names of the validation metrics."""
         return self.validation.names()
 
     def check(self, check: DataCheck) -> None:
-        """The files, if it learns from files."""
+        """Check the data files, if there are any."""
         if isinstance(self.source, FileSource):
             self.source.check(check)
 
     def relaxation(self, fraction: float, *, training: bool) -> Relaxation:
-        """How soft choices are when a fraction of the training is done."""
+        """Return the relaxation when a fraction of the training is done."""
         temperature = self.settings.temperature
         now = temperature.at(fraction)
         assert temperature.end <= now <= temperature.start, (now, temperature)
-        # After annealing the training form chooses and folds as inference will: noise that stayed
-        # spread the choices, and parts that had learned to rely on it lost points without it.
+        # After annealing the training form chooses and merges as inference does: with noise to the
+        # end, the parts relied on it and lost accuracy without it.
         annealed = fraction >= temperature.anneal_fraction
         return Relaxation(
             temperature=now,
@@ -219,8 +211,8 @@ class TokensTask(Task):
         )
 
     def observe_whole(self, batch: HostBatch) -> Observed:
-        """What the host says and thinks by itself."""
-        # A critic must not tell the two by how they were computed; others may have it cheaper.
+        """Run the unpruned model."""
+        # Packed rows are cheaper, but a discriminator could tell them apart by rounding.
         if batch.packed is not None and self.discriminator is None:
             with torch.no_grad():
                 return observe_packed(self.model, self.watched, batch, batch.packed)
@@ -230,7 +222,7 @@ class TokensTask(Task):
     def observe_pruned(
         self, batch: HostBatch, relaxation: Relaxation
     ) -> tuple[Observed, TrainingRelaxer]:
-        """The same with the plan in its training form."""
+        """Run the model with the plan in its training form."""
         relaxer = TrainingRelaxer(self.merger, self.pruners, relaxation, self.settings.size_bias)
         context = masking(
             self.model,
@@ -243,7 +235,7 @@ class TokensTask(Task):
             return observe(self.model, self.watched, batch, context), relaxer
 
     def step(self, batch: HostBatch, progress: Progress) -> StepOutput:
-        """All losses that have a weight."""
+        """Compute all losses that have a weight."""
         if self._is_main:
             self._context.look(batch.inputs["input_ids"].shape[1])
         weights, relaxation = self.weights, self.relaxation(progress.fraction, training=True)
@@ -257,12 +249,12 @@ class TokensTask(Task):
                 losses["kl"] = kl_loss(student, teacher, batch)
                 losses["hidden"] = hidden_loss(student, teacher, batch)
                 if self.discriminator is not None:
-                    found, seen = adversarial_losses(self.discriminator, student, teacher, batch)
-                    losses, metrics = losses | found, metrics | seen
+                    found, judged = adversarial_losses(self.discriminator, student, teacher, batch)
+                    losses, metrics = losses | found, metrics | judged
         kept = {layer: one.choice.kept.sum(-1) for layer, one in relaxer.decisions.items()}
         metrics |= step_metrics(losses, kept)
         self._latest = metrics
-        # The discriminator's own two losses are not traded against anything.
+        # The losses of the discriminator itself always have weight 1.
         weights = weights | {"real": 1.0, "fake": 1.0}
         used = {name: weights[name] * loss for name, loss in losses.items() if weights[name] > 0}
         return StepOutput(used, metrics, weight=(answers(batch) != -100).sum().float())
@@ -270,7 +262,7 @@ class TokensTask(Task):
     def after_step(
         self, progress: Progress, optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> None:
-        """Now and then the discriminator starts anew, optimiser state and all."""
+        """Log, and reset the discriminator with a small probability."""
         self.fraction = (progress.step + 1) / progress.total_steps
         step = progress.step + 1
         if self._latest and self._is_main and step % self.settings.train.log_every == 0:
@@ -281,7 +273,7 @@ class TokensTask(Task):
             reset_optimizer(optimizers["discriminator"])
 
     def describe(self) -> list[str]:
-        """What is about to be trained, for people."""
+        """Return lines that describe the training."""
         config, schedule = self.settings, self.schedule
         lines = [f"host: {self.host.family}, frozen; {len(self.host.layers)} layers"]
         if config.merger is not None:
@@ -302,16 +294,16 @@ class TokensTask(Task):
         return [*lines, cost.line(), *(f"note: {note}" for note in cost.warnings())]
 
     def evaluate(self) -> Mapping[str, float]:
-        """Accuracy with all tokens, merged, masked and removed; what that costs; what is wrong."""
+        """Return accuracies with all tokens, merged, masked and removed, and the cost."""
         self._write_plan()
         with memory_guard("an evaluation"):
             metrics = self.validation.run(self.fraction)
         if self._is_main:
-            logger.info(evaluation_line(metrics))
+            logger.info("evaluation: %s", listed(metrics))
         return metrics
 
     def _write_plan(self) -> None:
-        """Makes the run folder a plan: `plan.json` there, the parts in its best checkpoint."""
+        """Write `plan.json`, so that the run folder loads as a plan."""
         folder = self.settings.train.folder
         if folder.is_dir() and not (folder / "plan.json").exists():
             with TemporaryDirectory() as scratch:
@@ -322,7 +314,7 @@ class TokensTask(Task):
 def open_source(
     config: TokensTrainConfig, processor: Any, supply: int | None
 ) -> SceneSource | FileSource:
-    """Where the rows come from."""
+    """Open the data of a config."""
     data = config.data
     if isinstance(data, ScenesDataConfig):
         if supply is not None and reads_scenes(processor):
@@ -340,17 +332,12 @@ def open_source(
         area = data.max_vision_tokens * (images.patch_size * images.merge_size) ** 2
     if longest or area:
         train, validation = (Resized(one, longest, area) for one in (train, validation))
-    return FileSource(
-        train,
-        validation,
-        processor,
-        instruction=data.instruction,
-        num_workers=data.num_workers,
-    )
+    options = {"instruction": data.instruction, "num_workers": data.num_workers}
+    return FileSource(train, validation, processor, **options)
 
 
 def _takes_any_size(processor: Any, key: str) -> bool:
-    """Whether images of another size give another number of vision tokens."""
+    """Return whether the number of vision tokens depends on the image size."""
     images = processor.image_processor
     if key == "max_vision_tokens":
         return hasattr(images, "merge_size")
@@ -358,7 +345,7 @@ def _takes_any_size(processor: Any, key: str) -> bool:
 
 
 def with_counted_steps(config: TokensTrainConfig) -> TokensTrainConfig:
-    """The config with the steps that `epochs` means, where only the files say how many."""
+    """Return the config with the total steps of its `epochs`, for data from files."""
     if config.epochs is None or isinstance(config.data, ScenesDataConfig):
         return config
     steps = config.steps_of(len(read_examples(config.data)[0]))  # pyright: ignore[reportArgumentType]
@@ -372,6 +359,5 @@ def _check_epochs(config: TokensTrainConfig, num_examples: int) -> None:
     if config.train.total_steps != steps:
         raise ConfigError(
             f"epochs {config.epochs} over {num_examples} examples are {steps} steps, but "
-            f"train.total_steps says {config.train.total_steps}; set it to {steps}, or leave "
-            "epochs out"
+            f"train.total_steps is {config.train.total_steps}; set it to {steps}, or remove epochs"
         )

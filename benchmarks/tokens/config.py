@@ -82,9 +82,14 @@ class StudyConfig(Config):
 
     def quick(self) -> "StudyConfig":
         """Return a quick test on a CPU; its numbers are meaningless."""
+        seeds = {
+            f"trainings.{name}.seeds": one.seeds[: 2 if name == TWO_STAGE else 1]
+            for name, one in self.trainings.items()
+        }
         return self.replace(
             {
-                "tiny": True, "points": {name: kept // 24 for name, kept in self.points.items()},
+                **seeds, "tiny": True,
+                "points": {name: kept // 24 for name, kept in self.points.items()},
                 "baselines": ["random", "tome", "fastv", "oracle"], "trials": 2,
                 "tuning_questions": 6, "questions": 12, "blind_scenes": 64, "batch_size": 12,
                 "resamples": 50,

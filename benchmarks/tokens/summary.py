@@ -116,7 +116,9 @@ def _row(results: Results, variant: str) -> dict[str, Any]:
         "variant": variant,
         "runs": len(runs),
         "accuracy": results.accuracies(variant),
-        "drop": lost, "drop_low": low, "drop_high": high,
+        "drop": lost,
+        "drop_low": low,
+        "drop_high": high,
         **{name: cost[name] for name in kept if name in cost},
     }
 

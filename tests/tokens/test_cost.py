@@ -306,7 +306,7 @@ def test_dropping_tokens_never_costs_more(merged, text, data):
         ({"cuts": ((2, 100), (8, 150))}, "at most the one before"),
         ({"cuts": ((8, 200), (2, 150))}, "expected rising layers from 1 to 31"),
         ({"cuts": ((2, 200), (2, 150))}, "expected rising layers"),
-        ({"cuts": ((0, 200),)}, "layer 0 sees all"),
+        ({"cuts": ((0, 200),)}, "layer 0 is never cut"),
         ({"cuts": ((32, 200),)}, "expected rising layers"),
         ({"text": -1}, "-1 of text"),
     ],

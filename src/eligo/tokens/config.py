@@ -117,7 +117,16 @@ DataConfig = Annotated[
 ]
 
 
-class MergerConfig(Config):
+class _SelectorConfig(Config):
+    dim: int = Field(default=512, ge=2)
+    """Internal width."""
+    num_heads: int = Field(default=4, ge=1)
+    """Heads of its attention to the question."""
+    diverse: bool = True
+    """Lower the score of tokens that resemble a better one."""
+
+
+class MergerConfig(_SelectorConfig):
     """Stage 1: merge the vision tokens before the language model."""
 
     kind: Literal["simple", "question_aware"] = "simple"
@@ -126,12 +135,6 @@ class MergerConfig(Config):
     """Share of the tokens to keep; none: a half, or the budget."""
     budget: int | None = Field(default=None, ge=1)
     """Number of tokens to keep; must agree with the ratio if both are given."""
-    dim: int = Field(default=512, ge=2)
-    """Internal width."""
-    num_heads: int = Field(default=4, ge=1)
-    """Heads of its attention to the question."""
-    diverse: bool = True
-    """Lower the score of tokens that resemble a better one."""
 
     def resolve(self, num_tokens: int) -> int:
         """Return how many of `num_tokens` are kept."""
@@ -154,7 +157,7 @@ class MergerConfig(Config):
         return budget
 
 
-class PrunersConfig(Config):
+class PrunersConfig(_SelectorConfig):
     """Stage 2: drop tokens at the input of some layers of the language model."""
 
     kind: Literal["cross_attention"] = "cross_attention"
@@ -164,12 +167,6 @@ class PrunersConfig(Config):
     budgets: tuple[int, ...] | None = None
     """Tokens that each cut keeps; none: evenly from 69 % to 35 % of the merged tokens (200 to 100
     of 288)."""
-    dim: int = Field(default=512, ge=2)
-    """Internal width."""
-    num_heads: int = Field(default=4, ge=1)
-    """Heads of its attention to the question."""
-    diverse: bool = True
-    """Lower the score of tokens that resemble a better one."""
 
     def resolve(self, merged: int, num_layers: int) -> tuple[tuple[int, int], ...]:
         """Return (layer, budget) of every cut."""

@@ -276,21 +276,14 @@ def count_cost(
     spared = [_llm_flops(host, schedule.without_cut(n)) for n in range(len(schedule.cuts))]
     per_token = host.layer.cached_values * _BYTES[dtype]
     return Cost(
-        host=host.name,
-        schedule=schedule,
-        tower=host.tower_flops(schedule.vision),
-        projector_full=projector_full,
-        projector=projector_full + host.projector_flops(again),
-        selector=selector,
-        llm_full=full,
-        llm=pruned,
+        host=host.name, schedule=schedule, tower=host.tower_flops(schedule.vision),
+        projector_full=projector_full, projector=projector_full + host.projector_flops(again),
+        selector=selector, llm_full=full, llm=pruned,
         kv_bytes_full=per_token * host.num_layers * length,
         kv_bytes=per_token * sum(schedule.lengths),
         cut_savings=tuple((more - pruned) / full for more in spared),
-        uncounted=uncounted,
-        dtype=dtype,
-        measured=measured or Measured(),
-    )
+        uncounted=uncounted, dtype=dtype, measured=measured or Measured(),
+    )  # fmt: skip
 
 
 def _llm_flops(host: HostShape, schedule: Schedule) -> float:

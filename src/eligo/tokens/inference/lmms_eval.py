@@ -175,12 +175,9 @@ class _PrunedModel:
     def _generate(self, batch: Sequence[Prompt]) -> tuple[torch.Tensor, list[Schedule]]:
         """Return the new tokens and the schedule of each prompt (none without images)."""
         with_images = {"images": [prompt.images for prompt in batch]} if batch[0].images else {}
+        texts = [prompt.text for prompt in batch]
         encoded = tokenize(
-            self.processor,
-            text=[prompt.text for prompt in batch],
-            padding=True,
-            return_tensors="pt",
-            **with_images,
+            self.processor, text=texts, padding=True, return_tensors="pt", **with_images
         )
         # The processor of PaliGemma also returns labels of the prompts.
         tensors = {name: value for name, value in encoded.items() if name != "labels"}

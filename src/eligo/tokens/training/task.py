@@ -33,19 +33,10 @@ from eligo.tokens.model.modules import LayerPruners, MergerShape, PrunersShape, 
 from eligo.tokens.model.relaxer import TrainingRelaxer
 from eligo.tokens.model.scorers import Relaxation
 from eligo.tokens.plan import Cut, Plan, Stage1
+from eligo.tokens.training import objective
 from eligo.tokens.training.batch import HostBatch, shared_images
 from eligo.tokens.training.health import memory_guard
-from eligo.tokens.training.objective import (
-    Observed,
-    adversarial_losses,
-    answers,
-    hidden_loss,
-    kl_loss,
-    observe,
-    observe_packed,
-    right_answers,
-    task_loss,
-)
+from eligo.tokens.training.objective import Observed, answers, observe, right_answers
 from eligo.tokens.training.validate import Validation, listed, step_line, step_metrics
 from eligo.train import OptimizerSpec, Progress, StepOutput, Task, reset_optimizer, seed_everything
 from eligo.train.check import DataCheck
@@ -96,36 +87,23 @@ class TokensTask(Task):
     ) -> tuple[TokenMerger | None, LayerPruners | None, Discriminator | None]:
         config, host = self.settings, self.host
         merger = pruners = discriminator = None
+        sizes = {"dim", "num_heads", "diverse"}
         if config.merger is not None:
-            aware = config.merger.kind == "question_aware"
+            kind = config.merger.kind
+            words = host.text_width if kind == "question_aware" else None
+            shape = config.merger.model_dump(include=sizes)
             merger = TokenMerger(
-                MergerShape(
-                    kind=config.merger.kind,
-                    width=host.feature_width,
-                    question_width=host.text_width if aware else None,
-                    dim=config.merger.dim,
-                    num_heads=config.merger.num_heads,
-                    diverse=config.merger.diverse,
-                )
+                MergerShape(kind=kind, width=host.feature_width, question_width=words, **shape)
             )
         if config.pruners is not None:
-            pruners = LayerPruners(
-                PrunersShape(
-                    layers=tuple(layer for layer, _ in self.schedule.cuts),
-                    width=host.text_width,
-                    dim=config.pruners.dim,
-                    num_heads=config.pruners.num_heads,
-                    diverse=config.pruners.diverse,
-                )
-            )
+            layers = tuple(layer for layer, _ in self.schedule.cuts)
+            shape = config.pruners.model_dump(include=sizes)
+            pruners = LayerPruners(PrunersShape(layers=layers, width=host.text_width, **shape))
         if self.weights["adversarial"] > 0:
+            shape = config.discriminator.model_dump(include={"dim", "spectral_norm"})
+            count = len(self._watched_layers())
             discriminator = Discriminator(
-                DiscriminatorShape(
-                    width=host.text_width,
-                    num_layers=len(self._watched_layers()),
-                    dim=config.discriminator.dim,
-                    spectral_norm=config.discriminator.spectral_norm,
-                )
+                DiscriminatorShape(width=host.text_width, num_layers=count, **shape)
             )
         return merger, pruners, discriminator
 
@@ -182,9 +160,8 @@ class TokensTask(Task):
         """Yield the batches of this process."""
         train = self.settings.train
         self.fraction = start_step / train.total_steps  # an evaluation may come first
-        return self.source.batches(
-            train.batch_size, train.seed, start_step, rank, world_size, device
-        )
+        settings = train.batch_size, train.seed, start_step
+        return self.source.batches(*settings, rank, world_size, device)
 
     def metric_names(self) -> list[str]:
         """Return the names of the validation metrics."""
@@ -215,7 +192,7 @@ class TokensTask(Task):
         # Packed rows are cheaper, but a discriminator could tell them apart by rounding.
         if batch.packed is not None and self.discriminator is None:
             with torch.no_grad():
-                return observe_packed(self.model, self.watched, batch, batch.packed)
+                return objective.observe_packed(self.model, self.watched, batch, batch.packed)
         with torch.no_grad(), shared_images(self.host.tower, batch.rows_per_image):
             return observe(self.model, self.watched, batch, nullcontext())
 
@@ -224,13 +201,8 @@ class TokensTask(Task):
     ) -> tuple[Observed, TrainingRelaxer]:
         """Run the model with the plan in its training form."""
         relaxer = TrainingRelaxer(self.merger, self.pruners, relaxation, self.settings.size_bias)
-        context = masking(
-            self.model,
-            self.plan,
-            batch.question_mask,
-            relaxer=relaxer,
-            acts_on=self.settings.mask_acts_on,
-        )
+        options = {"relaxer": relaxer, "acts_on": self.settings.mask_acts_on}
+        context = masking(self.model, self.plan, batch.question_mask, **options)
         with shared_images(self.host.tower, batch.rows_per_image):
             return observe(self.model, self.watched, batch, context), relaxer
 
@@ -241,15 +213,17 @@ class TokensTask(Task):
         weights, relaxation = self.weights, self.relaxation(progress.fraction, training=True)
         with memory_guard("a training step"):
             student, relaxer = self.observe_pruned(batch, relaxation)
-            losses = {"task": task_loss(student, batch), "sparsity": relaxer.sparsity()}
+            losses = {"task": objective.task_loss(student, batch), "sparsity": relaxer.sparsity()}
             metrics: dict[str, Any] = {"temperature": relaxation.temperature}
             metrics["accuracy"] = right_answers(student, batch).float().mean()
             if weights["kl"] or weights["hidden"] or self.discriminator is not None:
                 teacher = self.observe_whole(batch)
-                losses["kl"] = kl_loss(student, teacher, batch)
-                losses["hidden"] = hidden_loss(student, teacher, batch)
+                losses["kl"] = objective.kl_loss(student, teacher, batch)
+                losses["hidden"] = objective.hidden_loss(student, teacher, batch)
                 if self.discriminator is not None:
-                    found, judged = adversarial_losses(self.discriminator, student, teacher, batch)
+                    found, judged = objective.adversarial_losses(
+                        self.discriminator, student, teacher, batch
+                    )
                     losses, metrics = losses | found, metrics | judged
         kept = {layer: one.choice.kept.sum(-1) for layer, one in relaxer.decisions.items()}
         metrics |= step_metrics(losses, kept)
@@ -319,11 +293,9 @@ def open_source(
     if isinstance(data, ScenesDataConfig):
         if supply is not None and reads_scenes(processor):
             return SceneSource(data, supply)
-        return FileSource(
-            SceneExamples(data.scenes, "train", data.examples),
-            SceneExamples(data.scenes, "validation", data.validation),
-            processor,
-        )
+        train = SceneExamples(data.scenes, "train", data.examples)
+        validation = SceneExamples(data.scenes, "validation", data.validation)
+        return FileSource(train, validation, processor)
     train, validation = read_examples(data)
     longest = data.image_max_size if _takes_any_size(processor, "image_max_size") else None
     area = None

@@ -68,7 +68,7 @@ def test_default_plan():
     assert cost.warnings(target=0.6) == []
     longer = count_cost(LLAVA_7B, Schedule(576, 288, DEFAULT.cuts, 200, 32))
     assert f"{longer.reduction_llm:.0%}" == "56%"
-    assert "200 text tokens stay" in longer.warnings(target=0.6)[0]
+    assert "200 text tokens are always kept" in longer.warnings(target=0.6)[0]
 
 
 def test_formula_by_hand():

@@ -77,7 +77,9 @@ def test_every_key_of_the_two_stage_design_is_translated():
 
 
 def test_flags_override_translated_keys():
-    config = two_stage(**{"optim.merger.weight_decay": 0.0, "train.batch_size": 6, "train.name": "x"})
+    config = two_stage(
+        **{"optim.merger.weight_decay": 0.0, "train.batch_size": 6, "train.name": "x"}
+    )
     assert config.train.batch_size == 6
     assert config.train.total_steps == 2000
     assert config.optim.merger.lr == 2e-5

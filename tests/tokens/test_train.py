@@ -182,8 +182,8 @@ def test_packed_rows_equal_separate_rows():
 
 
 def test_training_brings_the_hard_form_closer_to_the_whole_model():
-    """Two seeds, since the choice of tokens is discrete and single runs vary."""
-    left = [_distance_left(seed) for seed in (1, 2)]
+    """Two seeds, since single runs vary: of seeds 0 to 3, the worst (0) and the best (3)."""
+    left = [_distance_left(seed) for seed in (0, 3)]
     assert sum(left) / len(left) < 0.8
     assert max(left) < 1
 

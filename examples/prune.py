@@ -12,8 +12,8 @@ from eligo.errors import exit_on_error
 from eligo.images import open_image
 from eligo.pretrained.devices import resolve_device
 from eligo.tokens import Cut, Plan, Stage1, load_host, pruning
+from eligo.tokens.config import HostConfig
 from eligo.tokens.data.prompts import build_prompt
-from eligo.tokens.inputs_config import HostConfig
 from eligo.tokens.methods import build
 
 

@@ -28,9 +28,9 @@ from eligo.scenes.vlm import build_processor, build_vlm, load_vlm, save_vlm
 from eligo.shots.config import ShotsHostConfig
 from eligo.shots.hosts.load import load_reader
 from eligo.shots.inference.encoders import open_encoder
+from eligo.tokens.config import HostConfig
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.inference.load import load_host
-from eligo.tokens.inputs_config import HostConfig
 
 SMALL = VlmConfig(
     image_size=28, vision_width=16, vision_layers=2, layers=1, width=16, hidden=16, heads=2

@@ -23,8 +23,8 @@ from eligo.shots import PointerSelectorV2, PointerSelectorV2Config, build_model_
 from eligo.shots.config import ShotsHostConfig
 from eligo.shots.hosts.load import load_reader
 from eligo.tokens import Cut, LayerPruners, Plan, Stage1, TokenMerger
+from eligo.tokens.config import HostConfig
 from eligo.tokens.inference.load import load_host
-from eligo.tokens.inputs_config import HostConfig
 from eligo.tokens.methods import build
 from eligo.tokens.model.layer_pruners import PrunersShape
 from eligo.tokens.model.token_merger import MergerShape

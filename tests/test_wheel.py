@@ -98,7 +98,7 @@ def test_other_programs_find_it(unpacked: Path):
     (entries,) = unpacked.glob("eligo-*.dist-info/entry_points.txt")
     told = entries.read_text(encoding="utf-8")
     assert "[console_scripts]\neligo = eligo.cli:main" in told
-    assert "[lmms_eval.models]\neligo = eligo.tokens.lmms_eval:manifest" in told
+    assert "[lmms_eval.models]\neligo = eligo.tokens.inference.lmms_eval:manifest" in told
 
 
 def test_the_wheel_alone_knows_its_models(python: Callable[..., str], unpacked: Path):

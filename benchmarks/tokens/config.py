@@ -1,4 +1,4 @@
-"""The exam as a config: what is trained, what it is compared with, by which questions."""
+"""Config of the tokens study: trainings, baselines and questions."""
 
 from typing import Any, Literal
 
@@ -9,55 +9,55 @@ from eligo.config.bounds import Seed
 from eligo.tokens.config import TokensTrainConfig
 
 TWO_STAGE = "two_stage"
-"""The training that the first bar is about; `two_stage_<point>` are those of the second."""
+"""The training of the first target; `two_stage_<point>` are those of the second."""
 BASELINES = ("random", "uniform", "pool", "tome", "fastv", "pyramiddrop", "visionzip", "divprune",
           "cdpruner", "sparsevlm", "oracle")  # fmt: skip
 _TINY_LAYERS = 12
 
 
 class Training(Config):
-    """A plan that is trained, and with it an arm of the exam."""
+    """A plan to train."""
 
     point: str | None = None
-    """Which of the points it spends the FLOPs of."""
+    """The point whose FLOPs it may spend."""
     like: str | None = None
-    """Another training whose changes it shares."""
+    """Another training whose changes it takes over."""
     changes: dict[str, Any] = Field(default_factory=dict)
-    """What differs from `base`, by dotted key."""
+    """Differences from `base`, by dotted key."""
     seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
-    """It is trained once with each."""
+    """Seeds, one training each."""
 
 
-class ExamConfig(Config):
-    """What `eligo tokens exam` trains, tunes and asks."""
+class StudyConfig(Config):
+    """Settings of `python -m benchmarks.tokens.study`."""
 
-    task: Literal["tokens.exam"] = "tokens.exam"
-    """Which kind of config this is."""
+    task: Literal["tokens.study"] = "tokens.study"
+    """Kind of this config."""
     base: str = "tokens/default"
-    """The training that all others change."""
+    """Config that all trainings start from."""
     trainings: dict[str, Training] = Field(default_factory=dict)
-    """By name."""
+    """Trainings by name."""
     points: dict[str, int] = Field(default_factory=lambda: {"33": 192, "11": 64})
-    """Costs to compare at: those of so many tokens before the language model."""
+    """Costs to compare at: those of this many tokens before the language model."""
     baselines: tuple[str, ...] = BASELINES
-    """Training-free methods; the oracle is told what decides the answer."""
+    """Training-free methods; the oracle knows which objects decide the answer."""
     trials: int = Field(default=5, ge=1)
-    """Settings of a baseline that are tried, at every point (all it has, where those are fewer)."""
+    """Settings of a baseline to try at every point (or all that it has)."""
     tuning_questions: int = Field(default=1200, ge=1)
-    """Of the validation split, by which one of them is chosen."""
+    """Questions of the validation split, to choose the setting."""
     questions: int = Field(default=8000, ge=1)
-    """Of the test split."""
+    """Questions of the test split."""
     blind_scenes: int = Field(default=4000, ge=1)
     """Training scenes on which the blind baseline is fitted."""
     batch_size: int = Field(default=500, ge=1)
     """Prompts in one call of `generate`."""
     resamples: int = Field(default=2000, ge=10)
-    """Of the bootstrap."""
+    """Resamples of the bootstrap."""
     tiny: bool = False
-    """Trainings of two steps in a tiny random host, to see the exam run."""
+    """Train for two steps in a tiny random host, as a test."""
 
     @model_validator(mode="after")
-    def _check(self) -> "ExamConfig":
+    def _check(self) -> "StudyConfig":
         for name, training in self.trainings.items():
             if training.point is not None and training.point not in self.points:
                 raise ValueError(
@@ -71,7 +71,7 @@ class ExamConfig(Config):
         return self
 
     def run(self, name: str, seed: int) -> TokensTrainConfig:
-        """One training."""
+        """Return the config of one training."""
         training = self.trainings[name]
         shared = {} if training.like is None else self.trainings[training.like].changes
         changes = {**shared, **training.changes}
@@ -80,11 +80,16 @@ class ExamConfig(Config):
             config = config.smoke().replace({"host.random.layers": _TINY_LAYERS})
         return config.replace({"train.name": f"{name}_{seed}", "train.seed": seed})
 
-    def quick(self) -> "ExamConfig":
-        """The same in a minute on a CPU: the code runs, the numbers mean nothing."""
+    def quick(self) -> "StudyConfig":
+        """Return a quick test on a CPU; its numbers are meaningless."""
+        seeds = {
+            f"trainings.{name}.seeds": one.seeds[: 2 if name == TWO_STAGE else 1]
+            for name, one in self.trainings.items()
+        }
         return self.replace(
             {
-                "tiny": True, "points": {name: kept // 24 for name, kept in self.points.items()},
+                **seeds, "tiny": True,
+                "points": {name: kept // 24 for name, kept in self.points.items()},
                 "baselines": ["random", "tome", "fastv", "oracle"], "trials": 2,
                 "tuning_questions": 6, "questions": 12, "blind_scenes": 64, "batch_size": 12,
                 "resamples": 50,

@@ -1,22 +1,29 @@
-"""Pictures of docs/tokens_study.md, from the committed results (no arguments)."""
+"""`python -m benchmarks.tokens.pictures`: pictures for the pages of study and speed.
+
+Drawn from the committed results; the study also draws its own plot with `plot_study`.
+"""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tokens.plot import plot_exam
+from benchmarks.tokens.config import TWO_STAGE
 from eligo.report.dots import Row, save_dots
+from eligo.tokens.inference.evaluate import BLIND, WHOLE
 
 HERE = Path(__file__).parent
 RESULTS, PICTURES = HERE / "results", HERE.parents[1] / "docs" / "pictures"
 OURS = "two stages"
-ARMS = {"two-stage": OURS, "fastv": "FastV"}
+LABELS = {"two-stage": OURS, "fastv": "FastV"}
 TIMES = {"ttft_ms": "first token", "prefill_ms": "prefill", "decode_ms": "decoding, per token"}
+_TICKS = (-0.2, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 80.0)
+_Lost = dict[str, dict[str, tuple[float, float, float]]]
 
 
 def main() -> None:
-    """Draw both."""
-    plot_exam(read("study.json"), PICTURES / "tokens_exam.png")
+    """Draw both pictures."""
+    plot_study(read("study.json"), PICTURES / "tokens_exam.png")
     bench, tiny = read("bench.json"), read("bench_tiny.json")
     groups = {
         f"LLaVA-1.5-7B shapes, batch {batch}": speeds(bench, batch)
@@ -30,31 +37,68 @@ def main() -> None:
     )  # fmt: skip
 
 
+def plot_study(summary: Mapping[str, Any], path: Path) -> Path:
+    """Draw the points that every method loses; `summary`: as of `summarise`, or study.json."""
+    methods: _Lost = {}
+    others: _Lost = {}
+    for row in summary["variants"]:
+        name, value = row["variant"], (row["drop"], row["drop_low"], row["drop_high"])
+        if name in (WHOLE, BLIND):
+            continue
+        method, _, point = name.partition("@")
+        if point and point != "half":
+            methods.setdefault(method, {})[f"{point} %"] = value
+        elif name == TWO_STAGE:
+            methods.setdefault(OURS, {})["default plan"] = value
+        elif name.startswith(f"{TWO_STAGE}_") and "," not in name:
+            methods.setdefault(OURS, {})[f"{name.rpartition('_')[2]} %"] = value
+        elif not point:
+            base, _, how = name.partition(", ")
+            label, _, point = base.rpartition("_")
+            if point.isdigit():
+                label = how or label.replace("_", " ")
+                others.setdefault(label, {})[f"{point} %"] = value
+    return save_dots(
+        {"methods": _ranked(methods), "two stages otherwise": _ranked(others)},
+        path,
+        x_label="points of accuracy lost against all tokens (95 % intervals)",
+        ticks=_TICKS,
+        linear_to=1.0,
+        marked=0.0,
+    )
+
+
+def _ranked(lost: _Lost) -> list[Row]:
+    """Sort by the largest loss."""
+    ordered = sorted(lost.items(), key=lambda item: max(item[1].values()))
+    return [Row(name, its, name == OURS) for name, its in ordered]
+
+
 def speeds(bench: dict[str, Any], batch: int) -> list[Row]:
-    """Every time of a batch size, as a ratio to the unpruned one."""
-    rows = {row["arm"]: row for row in bench["rows"] if row["batch"] == batch}
+    """Return the speed-ups of all times at one batch size."""
+    rows = {row["variant"]: row for row in bench["rows"] if row["batch"] == batch}
     found = []
-    for time, name in TIMES.items():
+    for time, title in TIMES.items():
         ratios = {
-            told: rows["unpruned"][time]["p50"] / rows[arm][time]["p50"]
-            for arm, told in ARMS.items()
-            if time in rows[arm]
+            label: rows["unpruned"][time]["p50"] / rows[name][time]["p50"]
+            for name, label in LABELS.items()
+            if time in rows[name]
         }
         if time == "ttft_ms":
             saved = bench["cost"]["flops_reduction_llm"]
             full, llm = rows["unpruned"][time]["p50"], rows["unpruned"]["llm_ms"]["p50"]
             ratios["what FLOPs predict"] = full / (full - saved * llm)
-        found.append(dots(name, ratios))
+        found.append(dots(title, ratios))
     return found
 
 
 def dots(name: str, ratios: dict[str, float]) -> Row:
-    """A row without intervals."""
+    """Return a row without intervals."""
     return Row(name, {series: (ratio, ratio, ratio) for series, ratio in ratios.items()})
 
 
 def read(name: str) -> dict[str, Any]:
-    """A committed result."""
+    """Read a committed result."""
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 

@@ -1,119 +1,350 @@
-"""`eligo tokens exam`: what learned two-stage pruning is worth, at equal cost."""
+"""`python -m benchmarks.tokens.study`: learned two-stage pruning against training-free methods.
 
+Plans are trained on the training split, with checkpoints chosen on the validation split. Baselines
+are tuned on the validation split, with equally many trials each (or all settings that they have).
+Then all answer the same questions of the test split once, at equal cost. Trainings are run folders,
+tuning and answers are files: what exists is not made again.
+"""
+
+import hashlib
 import json as json_module
 import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+
+import torch
+from accelerate import PartialState
 
 from benchmarks.studies import print_end, reached_or_not, study_folder
-from benchmarks.tokens.config import ExamConfig
+from benchmarks.tokens.config import TWO_STAGE, StudyConfig
+from benchmarks.tokens.pictures import plot_study
+from benchmarks.tokens.summary import Results, summarise
 from eligo.cli import run_script
-from eligo.cli.console import compact_table, print_result, results
-from eligo.errors import MissingExtraError
-from eligo.io.files import write_text
+from eligo.cli.console import compact_table, print_result, print_text, results
+from eligo.errors import InputError, MissingExtraError
+from eligo.io.files import kept_json, write_text
+from eligo.io.reading import read_json, reading
+from eligo.report.provenance import provenance
+from eligo.tokens.config import ScenesDataConfig
+from eligo.tokens.cost.shapes import HostShape
+from eligo.tokens.data.examples import SceneExamples
+from eligo.tokens.data.scene_source import SceneSource
+from eligo.tokens.inference.equal_cost import CLOSE, Matched, candidates, spending
+from eligo.tokens.inference.evaluate import (
+    BLIND,
+    WHOLE,
+    Answers,
+    answer_blindly,
+    answer_questions,
+)
+from eligo.tokens.inference.load import load_host
+from eligo.tokens.methods import build
+from eligo.tokens.metrics import as_bits
+from eligo.tokens.model.layer_pruners import LayerPruner, LayerPruners
+from eligo.tokens.model.token_merger import TokenMerger
+from eligo.tokens.plan import Plan, Stage1
+from eligo.tokens.training.task import TokensTask
+from eligo.train import fit
+from eligo.train.progress import ProgressBar
+from eligo.train.rng import mix
 
 logger = logging.getLogger("eligo.tokens")
 
+Report = Callable[[str, int, int], None]
+"""Called with the name of a step, how much of it is done, and its total."""
 _CONFIG = Path(__file__).with_name("study.yaml")
+_ANSWERS, _TUNING, _TRAINED = "answers.json", "tuning.json", "trained.json"
 
 
 def run(
-    config: Annotated[ExamConfig, str(_CONFIG)],
+    config: Annotated[StudyConfig, str(_CONFIG)],
     *,
-    out: Path = Path("runs/tokens_exam"),
+    out: Path = Path("runs/tokens_study"),
     only: tuple[str, ...] = (),
     quick: bool = False,
     json: bool = False,
 ) -> None:
-    """Train the plans, tune the baselines, ask both the same test questions, and judge.
+    """Train the plans, tune the baselines, let both answer the test questions, and summarise.
 
-    Started again, it makes only what is missing. Writes exam.json (arms, comparisons, bars, and
+    A second run makes only what is missing. Writes study.json (variants, comparisons, targets, and
     which answers were right, question by question) and a plot.
 
     Args:
         out: The folder to write to.
-        only: Train these (NAME_SEED) and stop: so several processes can share the work.
-        quick: See it run through on a CPU, in a folder `quick` inside; the numbers mean nothing.
+        only: Train these (NAME_SEED) and stop, so that several processes can share the work.
+        quick: A quick test on a CPU, in a folder `quick` inside; its numbers are meaningless.
         json: Print one JSON document.
     """
-    from accelerate import PartialState
-
-    from benchmarks.tokens.runs import Exam
-    from benchmarks.tokens.summary import Results, judge
-    from eligo.train.progress import ProgressBar
-
     config, out = config.quick() if quick else config, study_folder(out, quick)
-    device = PartialState().device  # where the loop trains
+    device = PartialState().device  # where the training loop runs
     assert device is not None
-    exam = Exam(config, out, device)
+    study = Study(config, out, device)
     if only:
-        exam.train(only=only)
-        results().print(f"trained: {', '.join(only)}", highlight=False)
+        study.train(only=only)
+        print_text(f"trained: {', '.join(only)}")
         return
     bars: dict[str, ProgressBar] = {}
 
-    def tell(what: str, done: int, total: int) -> None:
-        bars.setdefault(what, ProgressBar(what, total)).update(done, "")
+    def report(step: str, done: int, total: int) -> None:
+        bars.setdefault(step, ProgressBar(step, total)).update(done, "")
 
-    found = exam.run(tell)
-    held = ("families", "right", "cost", "allowed")
-    results_of_all = Results(**{name: found[name] for name in held}, resamples=config.resamples)
-    verdict = judge(results_of_all)
-    head = found["measured"] | {"quick": quick}
+    found = study.run(report)
+    kept = ("families", "right", "cost", "allowed")
+    answers = Results(**{name: found[name] for name in kept}, resamples=config.resamples)
+    summary = summarise(answers)
     document = (
-        head
-        | {"config": config.model_dump(mode="json"), "tuning": found["tuning"]}
-        | verdict
-        | results_of_all.packed()
+        found["measured"]
+        | {"quick": quick, "config": config.model_dump(mode="json"), "tuning": found["tuning"]}
+        | summary
+        | answers.packed()
     )
-    written = write_text(out / "exam.json", json_module.dumps(document) + "\n")
-    _plot(out, verdict)
+    written = write_text(out / "study.json", json_module.dumps(document) + "\n")
+    try:
+        plot_study(summary, out / "lost.png")
+    except MissingExtraError as error:
+        logger.info("no plot: %s", error)
     if json:
-        print_result(verdict, json=True)
+        print_result(summary, json=True)
         return
-    for table in _tables(verdict):
-        results().print(table)
-    for bar in verdict["bars"]:
-        results().print(f"{reached_or_not(bar['met'])}: {bar['said']}", highlight=False)
-    for shape in verdict["shapes"]:
-        told = "seen" if shape["holds"] else "not seen"
-        results().print(f"{told}: {shape['claim']} ({shape['said']})", highlight=False)
+    _print(summary)
     print_end(quick, written)
 
 
-def _plot(out: Path, verdict: dict[str, Any]) -> None:
-    from benchmarks.tokens.plot import plot_exam
-
-    try:
-        plot_exam(verdict, out / "lost.png")
-    except MissingExtraError as error:
-        logger.info("no plot: %s", error)
-
-
-def _tables(verdict: dict[str, Any]) -> list[Any]:
+def _print(summary: Mapping[str, Any]) -> None:
     overall = compact_table(
         "right answers (%) on the same test questions",
-        "lost: points against none, with its 95 % interval · saved: FLOPs (%) of the language "
-        "model, the selector counted · runs: trainings",
-        ("arm",),
+        "lost: points against none, with 95 % interval · saved: FLOPs (%) of the language model, "
+        "the selector counted · runs: trainings",
+        ("variant",),
         ["kept", "saved", "runs", "right", "lost", "interval"],
     )
-    names = list(verdict["arms"][0]["accuracy"])
-    families = compact_table("by family (%)", "", ("arm",), names)
-    for row in verdict["arms"]:
-        right = row["accuracy"]
-        saved = row.get("flops_reduction_with_selector")
+    names = list(summary["variants"][0]["accuracy"])
+    families = compact_table("by family (%)", "", ("variant",), names)
+    for row in summary["variants"]:
+        accuracy, saved = row["accuracy"], row.get("flops_reduction_with_selector")
         overall.add_row(
-            row["arm"],
+            row["variant"],
             ">".join(map(str, row.get("kept", [0]))),
             "-" if saved is None else f"{100 * saved:.1f}",
             str(row["runs"]),
-            f"{right['all']:.1f}",
+            f"{accuracy['all']:.1f}",
             f"{row['drop']:.1f}",
             f"{row['drop_low']:.1f} to {row['drop_high']:.1f}",
         )
-        families.add_row(row["arm"], *(f"{right[name]:.1f}" for name in names))
-    return [overall, families]
+        families.add_row(row["variant"], *(f"{accuracy[name]:.1f}" for name in names))
+    for table in (overall, families):
+        results().print(table)
+    for target in summary["targets"]:
+        print_text(f"{reached_or_not(target['met'])}: {target['text']}")
+    for finding in summary["findings"]:
+        seen = "seen" if finding["holds"] else "not seen"
+        print_text(f"{seen}: {finding['claim']} ({finding['text']})")
+
+
+class Study:
+    """All steps of the study, in one folder."""
+
+    def __init__(self, config: StudyConfig, out: Path, device: torch.device) -> None:
+        if not config.trainings:
+            raise InputError("the study has no trainings; expected some, as in study.yaml")
+        self.config, self.out, self.device = config, out, device
+        first = config.run(next(iter(config.trainings)), 0)
+        if not isinstance(first.data, ScenesDataConfig):
+            raise InputError("the study needs generated scenes; expected data.kind: scenes")
+        self.host, self.scenes = first.host, first.data.scenes
+
+    def run(self, report: Report = lambda *_: None) -> dict[str, Any]:
+        """Make what is missing; return which answers were right, and the costs."""
+        self.train(report)
+        self.model, self.processor = load_host(self.host, device=str(self.device))
+        self.shape = HostShape.of(self.model)
+        self.text = SceneSource(ScenesDataConfig(scenes=self.scenes), 1).num_text
+        named = {"points", "baselines", "trials", "tuning_questions", "base", "tiny"}
+        key = self.config.model_dump(mode="json", include=named)
+        tuned = kept_json(self.out / _TUNING, key, lambda: self._tune(report))
+        plans = self._plans(tuned)
+        test = self.config.model_dump(mode="json", include={"questions", "blind_scenes"})
+        key |= test | {"parts": self._digests()}
+        found = kept_json(self.out / _ANSWERS, key, lambda: self._test(plans, report))
+        return {"tuning": tuned, **found}
+
+    # -------------------------------------------------------------- trainings
+
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """Name and seed of every training."""
+        return [(n, seed) for n, one in self.config.trainings.items() for seed in one.seeds]
+
+    def train(self, report: Report = lambda *_: None, only: Sequence[str] = ()) -> None:
+        """Run every training that is missing; an interrupted one continues.
+
+        `only`: names of runs, `NAME_SEED`, so that several processes can share the work.
+        """
+        runs = {f"{name}_{seed}": (name, seed) for name, seed in self.runs}
+        if unknown := [name for name in only if name not in runs]:
+            raise InputError(f"got {unknown[0]!r}, expected one of {', '.join(runs)}")
+        wanted = [run for name, run in runs.items() if name in (only or runs)]
+        for number, (name, seed) in enumerate(wanted):
+            report("trainings", number, len(wanted))
+            config = self.config.run(name, seed).replace({"train.out": self.out})
+            mark = config.train.folder / _TRAINED
+            settings = config.model_dump(mode="json", exclude={"train": {"out"}})
+            if mark.is_file():
+                with reading(mark, "the result of a training; remove it to train again"):
+                    before = read_json(mark)["config"]
+                if before != settings:
+                    raise InputError(
+                        f"{mark.parent}: was trained with other settings; expected those of this "
+                        "study: remove the folder, or choose another --out"
+                    )
+                continue
+            result = fit(TokensTask(config), config.train, resume=True)
+            found = {"best_step": result.best_step, "best": result.best, "config": settings}
+            write_text(mark, json_module.dumps(found, indent=1) + "\n")
+        report("trainings", len(wanted), len(wanted))
+
+    def _digests(self) -> dict[str, str]:
+        """Return a hash of the weights of every training."""
+        found = {}
+        for name, seed in self.runs:
+            best = (self.out / f"{name}_{seed}" / "best").resolve()
+            weights = sorted(best.glob("*.safetensors"))
+            joined = b"".join(hashlib.sha256(path.read_bytes()).digest() for path in weights)
+            found[f"{name}_{seed}"] = hashlib.sha256(joined).hexdigest()[:12]
+        return found
+
+    # -------------------------------------------------------------- plans at equal cost
+
+    def allowed(self, point: str) -> float:
+        """Return the FLOPs of a point."""
+        plan = Plan(Stage1(build("random"), self.config.points[point]))
+        return spending(self.shape, plan, self.text)
+
+    def _candidates(self, name: str, point: str) -> list[Matched]:
+        allowed, trials = self.allowed(point), self.config.trials
+        return candidates(name, self.shape, self.text, allowed, trials)
+
+    def _tune(self, report: Report) -> list[dict[str, Any]]:
+        """Choose the best setting of every baseline at every point, on the validation split."""
+        trials = {
+            f"{name}@{point}#{number}": (name, point, matched)
+            for point in self.config.points
+            for name in self.config.baselines
+            for number, matched in enumerate(self._candidates(name, point))
+        }
+        plans = {key: matched.plan for key, (_, _, matched) in trials.items()}
+        answers = self._answers("validation", plans, ("tuning", report))
+        tuned: dict[tuple[str, str], dict[str, Any]] = {}
+        for key, (name, point, matched) in trials.items():
+            right = sum(answers.right[key]) / len(answers.right[key])
+            entry = tuned.setdefault(
+                (name, point), {"baseline": name, "point": point, "trials": []}
+            )
+            entry["trials"].append(
+                {"setting": matched.arrangement.name, "accuracy": right, "spent": matched.spent}
+            )
+        for entry in tuned.values():
+            accuracies = [trial["accuracy"] for trial in entry["trials"]]
+            entry["chosen"] = accuracies.index(max(accuracies))
+        return list(tuned.values())
+
+    def _plans(self, tuned: list[dict[str, Any]]) -> dict[str, Plan]:
+        """Return all plans that answer the test questions, by `VARIANT` or `VARIANT#SEED`."""
+        plans: dict[str, Plan] = {WHOLE: Plan()}
+        for entry in tuned:
+            found = self._candidates(entry["baseline"], entry["point"])
+            plans[f"{entry['baseline']}@{entry['point']}"] = found[entry["chosen"]].plan
+        if "random" in self.config.baselines and self.shape.vision is not None:
+            plans["random@half"] = Plan(Stage1(build("random"), self.shape.vision // 2))
+        for name, seed in self.runs:
+            plan = Plan.load(self.out / f"{name}_{seed}")
+            plans[f"{name}#{seed}"] = plan
+            training = self.config.trainings[name]
+            if training.point is not None:
+                self._check_cost(name, plan, training.point)
+            if name.startswith(TWO_STAGE):
+                plans[f"{name}, untrained#{seed}"] = untrained(plan, seed)
+                if seed == training.seeds[0]:
+                    plans |= {f"{name}, {change}": other for change, other in ablations(plan)}
+        return plans
+
+    def _check_cost(self, name: str, plan: Plan, point: str) -> None:
+        spent = spending(self.shape, plan, self.text) / self.allowed(point)
+        if spent > 1 + CLOSE and not self.config.tiny:
+            raise InputError(
+                f"trainings.{name}: costs {spent:.3f} of what point {point} allows; expected at "
+                f"most {1 + CLOSE}: lower its budgets"
+            )
+
+    # -------------------------------------------------------------- answers
+
+    def _test(self, plans: dict[str, Plan], report: Report) -> dict[str, Any]:
+        answers = self._answers("test", plans, ("questions", report))
+        examples = self._examples("test", self.config.questions)
+        _, blind = answer_blindly(examples, self.config.blind_scenes)
+        return {
+            "measured": provenance("eligo", str(self.device)),
+            "families": answers.families,
+            "right": {name: as_bits(right) for name, right in answers.right.items()}
+            | {BLIND: as_bits(blind)},
+            "cost": answers.cost,
+            "allowed": {point: self.allowed(point) for point in self.config.points},
+        }
+
+    def _answers(
+        self,
+        split: Literal["validation", "test"],
+        plans: dict[str, Plan],
+        progress: tuple[str, Report],
+    ) -> Answers:
+        config, (step, report) = self.config, progress
+        count = config.questions if split == "test" else config.tuning_questions
+        return answer_questions(
+            self.model,
+            self.processor,
+            self._examples(split, count),
+            plans,
+            batch_size=config.batch_size,
+            on_progress=lambda done: report(step, done, count),
+        )
+
+    def _examples(self, split: Literal["validation", "test"], count: int) -> SceneExamples:
+        assert self.shape.vision is not None  # hosts that read scenes have one image size
+        side = math.isqrt(self.shape.vision)
+        return SceneExamples(self.scenes, split, count, grid=(side, side), device=self.device)
+
+
+def untrained(plan: Plan, seed: int) -> Plan:
+    """Return the same plan with untrained parts."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(mix(seed, 1)) % 2**31)
+        stage1 = plan.stage1
+        if stage1 is not None and isinstance(stage1.reducer, TokenMerger):
+            stage1 = replace(stage1, reducer=TokenMerger(stage1.reducer.shape))
+        if not plan.cuts:
+            return replace(plan, stage1=stage1)
+        head = plan.cuts[0].reducer
+        assert isinstance(head, LayerPruner)
+        heads = LayerPruners(head.shape(plan.layers))
+        cuts = [
+            replace(cut, reducer=heads[layer])
+            for layer, cut in zip(plan.layers, plan.cuts, strict=True)
+        ]
+    return replace(plan, stage1=stage1, cuts=cuts)
+
+
+def ablations(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Yield a trained plan with one thing changed."""
+    yield "positions reindexed", replace(plan, positions="reindex")
+    if plan.size_bias and plan.stage1 is not None:
+        yield "sizes forgotten", replace(plan, size_bias=False)
+    for name, place in (("last", -1), ("first", 0)) if plan.cuts else ():
+        changed = list(plan.cuts)
+        changed[place] = replace(changed[place], reducer=build("random"))
+        yield f"{name} cut by chance", replace(plan, cuts=changed)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from eligo.cli.demo.own import choose_plan, read_questions
 from eligo.errors import InputError
 from eligo.explorer.folder import find_records, load_record
 from eligo.pretrained import load as pretrained
+from eligo.tokens.config import HostConfig
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.inference.load import load_host
-from eligo.tokens.inputs_config import HostConfig
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Plan, Stage1
 from shipped_models import make_models

@@ -17,8 +17,8 @@ from eligo.shots.learner.lessons import EXAMPLES, draw_lessons
 from eligo.shots.learner.load import UNCLEAR, scenes_for
 from eligo.shots.learner.world import FIRST_LEXICON, PER_LEXICON
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.inference.answers import WHOLE
 from eligo.tokens.inference.equal_cost import spending
+from eligo.tokens.inference.evaluate import WHOLE
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from shipped_models import LEARNER, make_models

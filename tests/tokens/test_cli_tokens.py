@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,18 +14,18 @@ from eligo.explorer.folder import find_records, load_record
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, save_vlm
+from eligo.tokens.config import HostConfig
 from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.inference.load import floats_of, load_host
 from eligo.tokens.inference.predict import predict
-from eligo.tokens.inference.resolve import find_plan
-from eligo.tokens.inputs_config import HostConfig
+from eligo.tokens.inference.resolve import load_plan
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    """A narrow LLaVA with random weights, and an image to ask about."""
+    """A narrow LLaVA with random weights, and a question on an image."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("host")
     sizes = VlmConfig(
@@ -39,15 +40,15 @@ def host(tmp_path_factory):
 # ------------------------------------------------------------------ plan
 
 
-def test_plan_proposes(capsys):
+def test_plan_proposes_schedules(capsys):
     assert main(["tokens", "plan", "--layers", "32", "--text", "100", "--target", "0.6"]) == 0
-    told = capsys.readouterr()
-    assert "576>288>200>150>100  2,8,16" in told.out
-    assert "reduction LLM 64.4%" in told.out
-    assert "KV 338 > 122 MiB" in told.out
+    printed = capsys.readouterr()
+    assert "576>288>200>150>100  2,8,16" in printed.out
+    assert "reduction LLM 64.4%" in printed.out
+    assert "KV 338 > 122 MiB" in printed.out
     for name in ("merge 50%", "merge 75%", "cuts only", "merge only"):
-        assert name in told.out
-    assert told.err == ""
+        assert name in printed.out
+    assert printed.err == ""
 
 
 def test_plan_as_json(capsys):
@@ -61,19 +62,19 @@ def test_plan_as_json(capsys):
             assert all(saved >= 0.01 for saved in made["cut_savings"])
 
 
-def test_the_guides_own_plan_is_warned_about(capsys):
-    guide = ["--merge", "288", "--cuts", "10", "20", "31", "--budgets", "200", "150", "100"]
-    assert main(["tokens", "plan", *guide]) == 0
-    told = capsys.readouterr()
-    assert "reduction LLM 54.9%" in told.out
-    assert "warning: saves 54.9%" in told.err
-    assert "layer 31 saves only 0.2%" in told.err
+def test_late_cuts_are_warned_about(capsys):
+    late = ["--merge", "288", "--cuts", "10", "20", "31", "--budgets", "200", "150", "100"]
+    assert main(["tokens", "plan", *late]) == 0
+    printed = capsys.readouterr()
+    assert "reduction LLM 54.9%" in printed.out
+    assert "warning: saves 54.9%" in printed.err
+    assert "layer 31 saves only 0.2%" in printed.err
 
 
-def test_a_target_out_of_reach(capsys):
+def test_unreachable_target_is_warned_about(capsys):
     assert main(["tokens", "plan", "--target", "0.9", "--text", "500"]) == 0
-    told = capsys.readouterr()
-    assert "not the 90.0% asked for: 500 text tokens stay" in told.err
+    printed = capsys.readouterr()
+    assert "not the target of 90.0%: 500 text tokens are always kept" in printed.err
 
 
 def test_plan_for_a_model_and_its_questions(host, tmp_path, capsys):
@@ -101,35 +102,35 @@ def test_plan_for_a_model_and_its_questions(host, tmp_path, capsys):
         (["--layers", "1"], "2 or more"),
     ],
 )
-def test_bad_plans(flags, message, capsys):
+def test_invalid_plan_flags_are_refused(flags, message, capsys):
     assert main(["tokens", "plan", *flags]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "Traceback" not in printed
 
 
 # ------------------------------------------------------------------ which plan
 
 
-def test_methods_stand_where_they_can():
-    before = find_plan(None, "uniform", (9,), ())
+def test_plans_of_methods():
+    before = load_plan(None, "uniform", (9,), ())
     assert before.stage1 is not None
     assert not before.cuts
-    inside = find_plan(None, "fastv", (9,), ())
+    inside = load_plan(None, "fastv", (9,), ())
     assert inside.stage1 is None
     assert inside.layers == (2,)
-    several = find_plan(None, "uniform", (9, 4), (1, 3))
+    several = load_plan(None, "uniform", (9, 4), (1, 3))
     assert several.layers == (1, 3)
-    assert find_plan(None, "none", (), ()) == Plan()
-    phased = find_plan(None, "uniform:phase=last", (9,), ())
+    assert load_plan(None, "none", (), ()) == Plan()
+    phased = load_plan(None, "uniform:phase=last", (9,), ())
     assert phased == Plan(Stage1(build("uniform", phase="last"), 9))
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((None, None, (), ()), "expected one of a plan"),
-        (("here", "fastv", (), ()), "expected one of a plan"),
+        ((None, None, (), ()), "expected either a plan"),
+        (("here", "fastv", (), ()), "expected either a plan"),
         ((None, "fastvv", (9,), ()), "did you mean fastv"),
         ((None, "fastv", (), ()), "needs a budget"),
         ((None, "uniform:last", (9,), ()), "NAME:OPTION=VALUE"),
@@ -139,9 +140,9 @@ def test_methods_stand_where_they_can():
         (("nowhere", None, (4,), ()), "a plan has its own"),
     ],
 )
-def test_bad_choices(given, message):
+def test_invalid_plans_are_refused(given, message):
     with pytest.raises(InputError, match=message):
-        find_plan(*given)
+        load_plan(*given)
 
 
 # ------------------------------------------------------------------ predict
@@ -157,26 +158,28 @@ def ask(host, out, *flags):
 
 def test_predict(host, tmp_path, capsys):
     assert ask(host, tmp_path, "--method", "fastv", "--budget", "9", "--layer", "1") == 0
-    told = capsys.readouterr().out
-    assert told.startswith("answer: ")
-    assert "vision 36>36>9 @ 0,1" in told
-    assert "TTFT" not in told
+    printed = capsys.readouterr().out
+    assert printed.startswith("answer: ")
+    assert "vision 36>36>9 @ 0,1" in printed
+    assert "TTFT" not in printed
     picture = Image.open(tmp_path / "tokens.png")
     assert picture.width > 2 * 336
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["explore", "tokens.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "explore", "prediction.json", "tokens.png"
+    ]  # fmt: skip
     (shown,) = map(load_record, find_records(tmp_path))
     assert shown.query == host[1]
     assert [stage.selection.num_kept.item() for stage in shown.stages] == [9]
 
 
-def test_words_that_the_host_does_not_know(host, tmp_path, capsys):
+def test_unknown_words_are_reported(host, tmp_path, capsys):
     method = ("--method", "uniform", "--budget", "9")
     assert ask(host, tmp_path, *method) == 0
     assert "does not know" not in capsys.readouterr().err
     assert ask((host[0], "what breed is the dog?"), tmp_path, *method, "--json") == 0
-    told = capsys.readouterr()
-    assert "the model does not know these words: breed, dog" in told.err
-    assert json.loads(told.out)["answer"] is not None
+    printed = capsys.readouterr()
+    assert "the model does not know these words: breed, dog" in printed.err
+    assert json.loads(printed.out)["answer"] is not None
 
 
 def test_predict_as_json_with_times(host, tmp_path, capsys):
@@ -198,20 +201,53 @@ def test_predict_with_a_saved_plan(host, tmp_path, capsys):
     assert "vision 36>18>6 @ 0,2" in capsys.readouterr().out
 
 
-def test_prediction_tells_what_happened(host):
-    from eligo.tokens.inference.load import load_host
-    from eligo.tokens.inputs_config import HostConfig
-
+def test_prediction_has_trace_and_cost(host):
     folder, question = host
     model, processor = load_host(HostConfig(model=str(folder)))
     image = Image.open(folder / "scene.png")
     plan = Plan(Stage1(build("uniform"), 16), [Cut(1, build("uniform"), 8)])
-    made = predict(model, processor, plan, image, question, max_new_tokens=3)
+    made = predict(image, question, model=model, processor=processor, plan=plan, max_new_tokens=3)
     assert [stage.layer for stage in made.trace.stages] == [0, 1]
     assert made.cost.schedule.vision_by_layer == (16, 8, 8, 8)
-    whole = predict(model, processor, Plan(), image, question, max_new_tokens=3)
+    whole = predict(
+        image, question, model=model, processor=processor, plan=Plan(), max_new_tokens=3
+    )
     assert whole.cost.reduction_llm == 0
     assert whole.cost.measured.selector_ms is None
+
+
+def test_images_and_models_can_be_names_or_objects(host):
+    folder, question = host
+    path = folder / "scene.png"
+    pixels = np.array(Image.open(path).convert("RGB"))
+    model, processor = load_host(HostConfig(model=str(folder)))
+    images = [path, str(path), Image.open(path), pixels, torch.from_numpy(pixels).permute(2, 0, 1)]
+    given = [{"model": str(folder), "device": "cpu"}, {"model": model, "processor": processor}]
+    found = [
+        predict(image, question, method="divprune", budget=0.25, **one)
+        for image, one in zip(images, [*given, *given, given[1]], strict=True)
+    ]
+    assert len({one.answer for one in found}) == 1
+    assert all(one.selection.num_kept.tolist() == [9] for one in found)
+    # A model that was loaded from a folder has its processor there.
+    assert predict(path, question, model=model, method="fastv", budget=9).answer
+
+
+def test_predict_without_a_plan(host):
+    folder, question = host
+    model, processor = load_host(HostConfig(model=str(folder)))
+    with pytest.raises(InputError, match="has no plan of its own"):
+        predict(folder / "scene.png", question, model=model, processor=processor)
+    with pytest.raises(InputError, match="expected either a plan"):
+        predict(folder / "scene.png", question, model=model, budget=9)
+    bare = build_vlm(VlmConfig(image_size=84, layers=4))
+    with pytest.raises(InputError, match="processor: needed"):
+        predict(folder / "scene.png", question, model=bare, method="fastv", budget=9)
+    shipped, processor = load_host(HostConfig())
+    found = predict(
+        folder / "scene.png", question, model=shipped, processor=processor, max_new_tokens=1
+    )
+    assert found.summary()["kept"] == [288, 200, 150, 100]
 
 
 class Int8Embedding(torch.nn.Embedding):
@@ -238,15 +274,15 @@ def quantised(folder):
     return model
 
 
-def test_quantised_hosts_stay_as_they_were_loaded(host, tmp_path, capsys, monkeypatch):
+def test_quantised_hosts_are_not_cast(host, tmp_path, capsys, monkeypatch):
     folder, _ = host
     made = quantised(folder)
     assert any(not p.is_floating_point() for p in made.parameters())
     monkeypatch.setattr("eligo.tokens.inference.load.load_stock", lambda *_, **__: made)
     assert ask(host, tmp_path / "out", "--method", "uniform", "--budget", "9") == 0
-    told = capsys.readouterr()
-    assert "vision 36>9 @ 0" in told.out
-    assert "is quantised" in told.err
+    printed = capsys.readouterr()
+    assert "vision 36>9 @ 0" in printed.out
+    assert "is quantised" in printed.err
     inputs = {"pixel_values": torch.zeros(1), "input_ids": torch.zeros(1, dtype=torch.long)}
     first = torch.nn.Sequential(made.model.vision_tower.embeddings.position_embedding, made)
     assert [value.dtype for value in floats_of(first, inputs).values()] == [
@@ -262,12 +298,15 @@ def test_predict_with_an_adapter(host, tmp_path):
     wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"])).eval()
     image = Image.open(folder / "scene.png")
     plan = Plan(Stage1(build("uniform"), 9), [Cut(2, build("fastv"), 4)])
-    made = predict(wrapped, processor, plan, image, question)
-    assert made.cost.schedule.cuts == ((2, 4),)
-    assert made.answer == predict(model, processor, plan, image, question).answer
+    adapted, plain = (
+        predict(image, question, model=one, processor=processor, plan=plan)
+        for one in (wrapped, model)
+    )
+    assert adapted.cost.schedule.cuts == ((2, 4),)
+    assert adapted.answer == plain.answer
 
 
-def test_bad_questions(host, tmp_path, capsys):
+def test_invalid_questions_and_images_are_refused(host, tmp_path, capsys):
     method = ("--method", "uniform", "--budget", "9")
     folder, question = host
     here = ["tokens", "predict", "--out", str(tmp_path / "out"), "--model", str(folder), *method]
@@ -297,7 +336,7 @@ def test_export(host, tmp_path, capsys):
     assert loaded(torch.randn(1, 36, 16))[0].shape == (1, 9, 16)
 
 
-def test_export_refuses(host, tmp_path, capsys):
+def test_export_refuses_plans_it_cannot_write(host, tmp_path, capsys):
     folder, _ = host
     command = ["tokens", "export", "--model", str(folder), "--out", str(tmp_path)]
     assert main([*command, "--method", "pool", "--budget", "9"]) == 2
@@ -307,6 +346,6 @@ def test_export_refuses(host, tmp_path, capsys):
     plan = Plan(Stage1(build("uniform"), 18), [Cut(2, build("uniform"), 6)])
     plan.save(tmp_path / "plan")
     assert main([*command, "--plan", str(tmp_path / "plan"), "--plain"]) == 2
-    assert "--plain: goes with --method" in capsys.readouterr().err
+    assert "--plain: needs --method" in capsys.readouterr().err
     assert main([*command, "--plan", str(tmp_path / "plan")]) == 0
     assert "left out: cut at layer 2" in capsys.readouterr().err

@@ -48,17 +48,17 @@ TOWER = {
 }
 
 
-def test_the_guide_reaches_less_than_it_says():
+def test_late_cuts_save_less_than_the_target():
     cost = count_cost(LLAVA_7B, GUIDE)
     assert f"{cost.reduction_llm:.1%}" == "54.9%"
     assert f"{cost.cut_savings[2]:.1%}" == "0.2%"
     notes = cost.warnings(target=0.6)
     assert len(notes) == 2
-    assert "saves 54.9% of the language model, not the 60.0% asked for" in notes[0]
+    assert "saves 54.9% of the language model, not the target of 60.0%" in notes[0]
     assert "the cut to 100 at layer 31 saves only 0.2%" in notes[1]
 
 
-def test_the_default_plan():
+def test_default_plan():
     cost = count_cost(LLAVA_7B, DEFAULT)
     assert f"{cost.reduction_llm:.1%}" == "64.4%"
     assert cost.mean_length == 243
@@ -68,7 +68,7 @@ def test_the_default_plan():
     assert cost.warnings(target=0.6) == []
     longer = count_cost(LLAVA_7B, Schedule(576, 288, DEFAULT.cuts, 200, 32))
     assert f"{longer.reduction_llm:.0%}" == "56%"
-    assert "200 text tokens stay" in longer.warnings(target=0.6)[0]
+    assert "200 text tokens are always kept" in longer.warnings(target=0.6)[0]
 
 
 def test_formula_by_hand():
@@ -159,7 +159,7 @@ PROJECTORS = ("multi_modal_projector", "connector", "visual.merger")
 
 
 @pytest.mark.parametrize("build", [llava, internvl, paligemma, smolvlm, qwen2_5_vl])
-def test_torch_counts_the_same(build):
+def test_flops_agree_with_the_counter_of_torch(build):
     """Torch counts a causal layer as if every token saw all, so the bidirectional form is due."""
     model, vision, pixels = build()
     model.eval().set_attn_implementation("eager")
@@ -188,7 +188,7 @@ def test_torch_counts_the_same(build):
     assert shape.vision in (None, vision, vision // 2)
 
 
-def test_pruned_forward_costs_what_is_counted():
+def test_flops_of_a_pruned_forward_pass():
     """The layers of a language model, on the lengths of a schedule."""
     model = llava()[0].eval()
     model.set_attn_implementation("eager")
@@ -216,7 +216,7 @@ class _Silent:
     name = "silent"
 
 
-def test_selector_is_counted_against_the_saving():
+def test_selector_reduces_the_saving():
     assert isinstance(_Known(), SelectorCost)
     assert not isinstance(_Silent(), SelectorCost)
     cost = count_cost(LLAVA_7B, DEFAULT, selectors=[_Known(), _Silent(), None, _Known()])
@@ -227,10 +227,10 @@ def test_selector_is_counted_against_the_saving():
     assert cost.reduction_with_selector < cost.reduction_llm
     assert "(without silent)" in cost.line()
     assert "with selector" in cost.line()
-    untold = count_cost(LLAVA_7B, DEFAULT, selectors=[_Silent(), None, None, None])
-    assert untold.selector is None
-    assert "selector not counted (silent), LLM" in untold.line()
-    assert "with selector" not in untold.line()
+    unknown = count_cost(LLAVA_7B, DEFAULT, selectors=[_Silent(), None, None, None])
+    assert unknown.selector is None
+    assert "selector not counted (silent), LLM" in unknown.line()
+    assert "with selector" not in unknown.line()
     greedy = count_cost(LLAVA_7B, GUIDE, selectors=[_Greedy(), None, None, None])
     assert "the selector costs more than it saves" in greedy.warnings()[-1]
     with pytest.raises(InputError, match="got 2 selectors, expected 4"):
@@ -263,7 +263,7 @@ def test_printed_line():
     assert some.endswith("| TTFT p50 40 ms")
 
 
-def test_plain_data_holds_only_what_is_known():
+def test_plain_data_leaves_out_unknown_values():
     plain = count_cost(LLAVA_7B, DEFAULT).as_plain()
     assert json.loads(json.dumps(plain))["vision_keep_layer_16"] == 100 / 576
     assert "measured" not in plain
@@ -286,7 +286,7 @@ def test_merged_features_are_projected_again():
 
 
 @given(st.integers(1, 576), st.integers(0, 300), st.data())
-def test_dropping_never_costs(merged, text, data):
+def test_dropping_tokens_never_costs_more(merged, text, data):
     layers = sorted(data.draw(st.sets(st.integers(1, 31), max_size=4)))
     budgets = sorted(data.draw(st.tuples(*(st.integers(1, merged) for _ in layers))), reverse=True)
     schedule = Schedule(576, merged, tuple(zip(layers, budgets, strict=True)), text, 32)
@@ -306,18 +306,18 @@ def test_dropping_never_costs(merged, text, data):
         ({"cuts": ((2, 100), (8, 150))}, "at most the one before"),
         ({"cuts": ((8, 200), (2, 150))}, "expected rising layers from 1 to 31"),
         ({"cuts": ((2, 200), (2, 150))}, "expected rising layers"),
-        ({"cuts": ((0, 200),)}, "layer 0 sees all"),
+        ({"cuts": ((0, 200),)}, "layer 0 is never cut"),
         ({"cuts": ((32, 200),)}, "expected rising layers"),
         ({"text": -1}, "-1 of text"),
     ],
 )
-def test_bad_schedules(changes, message):
+def test_invalid_schedules_are_refused(changes, message):
     good = {"vision": 576, "merged": 288, "cuts": (), "text": 100, "num_layers": 32}
     with pytest.raises(InputError, match=message):
         Schedule(**{**good, **changes})
 
 
-def test_other_mistakes(tmp_path):
+def test_invalid_input_is_refused(tmp_path):
     with pytest.raises(InputError, match="has 32"):
         count_cost(LLAVA_7B, Schedule(576, 288, (), 100, 12))
     with pytest.raises(InputError, match="dtype 'int7'"):

@@ -11,10 +11,10 @@ from eligo.errors import InputError
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.question_kinds import FAMILIES
 from eligo.scenes.vlm import EOS, VlmConfig, build_processor
+from eligo.tokens.config import LinesDataConfig
 from eligo.tokens.data.examples import IGNORED, Collator, FileExamples, SceneExamples, TokenExample
 from eligo.tokens.data.file_source import read_examples
 from eligo.tokens.data.prompts import text_lengths
-from eligo.tokens.inputs_config import LinesDataConfig
 from eligo.vqa import read_vqa_lines
 
 SMALL = SceneConfig(height=56, width=56)
@@ -41,7 +41,7 @@ def test_scene_examples(examples):
     assert any(0 < int(example.deciding.sum()) < 16 for example in examples)
 
 
-def test_an_example_depends_on_its_index_only(examples):
+def test_an_example_depends_only_on_its_index(examples):
     dataset = SceneExamples(SMALL, "train", 60, grid=(4, 4))
     shuffled = dataset.__getitems__([7, 3, 11, 0])
     for index, example in zip([7, 3, 11, 0], shuffled, strict=True):
@@ -55,7 +55,7 @@ def test_an_example_depends_on_its_index_only(examples):
         dataset[60]
 
 
-def test_the_test_split_has_unknown_pairs():
+def test_the_test_split_has_held_out_pairs():
     made = SceneExamples(SMALL, "test", 60, families=("lookup",), grid=(4, 4))
     assert any(example.held_out for example in made.__getitems__(range(60)))
 
@@ -75,7 +75,7 @@ def test_deciding_tokens_show_the_object():
     assert 0 < int(example.deciding.sum()) < 24 * 24 // 4
 
 
-def test_batch_to_generate(processor, examples):
+def test_batch_for_generation(processor, examples):
     batch = Collator(processor)(examples)
     ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
     assert batch.inputs["pixel_values"].shape == (12, 3, 56, 56)
@@ -92,7 +92,7 @@ def test_batch_to_generate(processor, examples):
     assert len(set(lengths)) > 1
 
 
-def test_the_quick_way_is_the_processors_way(processor, examples):
+def test_prepared_pixels_equal_those_of_the_processor(processor, examples):
     from eligo.report.pictures import rgb_picture
 
     quick = Collator(processor)(examples[:3])
@@ -105,8 +105,8 @@ def test_the_quick_way_is_the_processors_way(processor, examples):
         torch.testing.assert_close(value, slow.inputs[name], rtol=0, atol=1e-6)
 
 
-def test_answers_stand_at_the_end_and_are_not_asked(processor, examples):
-    asked = Collator(processor)(examples)
+def test_answers_are_at_the_end_and_not_in_the_question_mask(processor, examples):
+    prompts = Collator(processor)(examples)
     answered = Collator(processor, answers=True)(examples)
     assert not (answered.answer_mask & answered.question_mask).any()
     for row, example in enumerate(examples):
@@ -117,7 +117,7 @@ def test_answers_stand_at_the_end_and_are_not_asked(processor, examples):
         ids = answered.inputs["input_ids"][row]
         assert torch.equal(ids[answered.answer_mask[row]], spoken)
         before = ids[answered.question_mask[row]]
-        prompt = asked.inputs["input_ids"][row][asked.question_mask[row]]
+        prompt = prompts.inputs["input_ids"][row][prompts.question_mask[row]]
         assert torch.equal(before, prompt)
     other = [
         TokenExample(e.id, e.image, e.question, ("fourth",), e.family, e.kind, e.deciding)
@@ -128,7 +128,7 @@ def test_answers_stand_at_the_end_and_are_not_asked(processor, examples):
     assert torch.equal(texts, answered.inputs["input_ids"][answered.question_mask])
 
 
-def test_a_row_does_not_depend_on_its_mates(processor, examples):
+def test_a_row_does_not_depend_on_the_rest_of_the_batch(processor, examples):
     batch = Collator(processor, answers=True)(examples)
     for row in (0, 5):
         alone = Collator(processor, answers=True)([examples[row]])
@@ -139,13 +139,13 @@ def test_a_row_does_not_depend_on_its_mates(processor, examples):
         assert torch.equal(batch.question_mask[row, -length:], alone.question_mask[0])
 
 
-def test_instruction_and_move(processor, examples):
+def test_instruction_and_device(processor, examples):
     batch = Collator(processor, instruction="is the answer yes ?")(examples[:2]).to("cpu")
     plain = Collator(processor)(examples[:2])
     assert (batch.num_text > plain.num_text).all()
 
 
-def test_another_family_of_processors(examples):
+def test_processor_of_paligemma(examples):
     """PaliGemma's: no chat template, types of tokens, images of any size."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PaliGemmaProcessor, PreTrainedTokenizerFast, SiglipImageProcessorPil
@@ -171,7 +171,7 @@ def test_another_family_of_processors(examples):
     assert batch.num_text.diff().tolist() == [2]
 
 
-def test_examples_of_files(processor, tmp_path):
+def test_examples_from_files(processor, tmp_path):
     Image.new("RGB", (80, 60), (9, 99, 200)).save(tmp_path / "a.png")
     row = {"image": "a.png", "question": "is there any red ball?", "answers": ["no", "No.", "yes"]}
     (tmp_path / "own.jsonl").write_text(json.dumps(row) + "\n")
@@ -187,7 +187,7 @@ def test_examples_of_files(processor, tmp_path):
         dataset[0]
 
 
-def test_questions_whose_answer_is_an_article_are_left_out_of_a_training(tmp_path, caplog):
+def test_questions_with_an_empty_answer_are_left_out_of_training(tmp_path, caplog):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     rows = [
         {"id": str(place), "image": "a.png", "question": "which letter?", "answers": answers}
@@ -224,7 +224,7 @@ def test_images_from_memory_are_upright_and_bounded(processor, tmp_path):
     assert torch.equal(file, memory)
 
 
-def test_mistakes(processor, examples):
+def test_invalid_examples_are_refused(processor, examples):
     empty = TokenExample("q7", examples[0].image, "  ", ("yes",))
     with pytest.raises(InputError, match="example q7: the question is empty"):
         Collator(processor)([empty])

@@ -21,12 +21,12 @@ from PIL import Image
 from eligo.errors import InputError
 from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, load_vlm, save_vlm
 from eligo.tokens import Cut, Plan, Stage1, TokenMerger
+from eligo.tokens.inference.lmms_eval import manifest
 from eligo.tokens.inference.predict import predict
-from eligo.tokens.lmms_eval import manifest
 from eligo.tokens.methods import build
 from eligo.tokens.model.token_merger import MergerShape
 
-PLUGIN = "eligo.tokens.lmms_eval.model"
+PLUGIN = "eligo.tokens.inference.lmms_eval"
 GREEDY = {"max_new_tokens": 5, "temperature": 0, "until": ["\n\n"]}
 QUESTIONS = ["is there any red ball?", "what is the colour of the box?", "how many?", "is it?"]
 
@@ -58,12 +58,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What went into lmms-eval's results."""
-    heard: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        import_module(PLUGIN), "log_metrics", lambda *numbers: heard.append(numbers[-1])
-    )
-    return heard
+    """Metrics that were logged in the results of lmms-eval."""
+    found: list[dict[str, Any]] = []
+    metrics = import_module("lmms_eval.models.model_utils.gen_metrics")
+    monkeypatch.setattr(metrics, "log_metrics", lambda *numbers: found.append(numbers[-1]))
+    return found
 
 
 @pytest.fixture
@@ -106,7 +105,9 @@ def documents() -> list:
 def expected(folder: Path, plan: Plan) -> list[str]:
     model, processor = load_vlm(folder)
     return [
-        predict(model, processor, plan, picture(n), text, max_new_tokens=5).answer
+        predict(
+            picture(n), text, model=model, processor=processor, plan=plan, max_new_tokens=5
+        ).answer
         for n, text in enumerate(QUESTIONS)
     ]
 
@@ -114,11 +115,11 @@ def expected(folder: Path, plan: Plan) -> list[str]:
 def test_lmms_eval_finds_it():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     entry = project["project"]["entry-points"]["lmms_eval.models"]["eligo"]
-    assert entry == "eligo.tokens.lmms_eval:manifest"
-    told = manifest()
-    assert told.model_id == "eligo"
-    assert told.simple_class_path is None
-    module, _, name = told.chat_class_path.rpartition(".")
+    assert entry == "eligo.tokens.inference.lmms_eval:manifest"
+    found = manifest()
+    assert found.model_id == "eligo"
+    assert found.simple_class_path is None
+    module, _, name = found.chat_class_path.rpartition(".")
     kind = getattr(import_module(module), name)
     assert issubclass(kind, import_module("lmms_eval.api.model").lmms)
     assert kind.is_simple is False
@@ -216,10 +217,10 @@ def test_generation_settings():
     sampled = plugin.generation({"temperature": 0.7, "top_p": 0.9, "num_beams": 2})
     assert sampled["do_sample"] is True
     assert (sampled["temperature"], sampled["top_p"], sampled["num_beams"]) == (0.7, 0.9, 2)
-    assert plugin.cut(" a\n\nb. c", ["\n\n"]) == "a\n\nb. c"  # nobody asked for that end
-    assert plugin.cut(" a\n\nb. c", ["b", "\n\n", ""]) == "a"
-    assert plugin.cut("a.b", ".") == "a"
-    assert plugin.cut("a", None) == "a"
+    assert plugin.truncate(" a\n\nb. c", ["\n\n"]) == "a\n\nb. c"  # the default of lmms-eval
+    assert plugin.truncate(" a\n\nb. c", ["b", "\n\n", ""]) == "a"
+    assert plugin.truncate("a.b", ".") == "a"
+    assert plugin.truncate("a", None) == "a"
 
 
 def test_the_batch_size_is_looked_at_before_the_model_is_read(make, monkeypatch):
@@ -231,7 +232,7 @@ def test_the_batch_size_is_looked_at_before_the_model_is_read(make, monkeypatch)
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "expected one of a plan"),
+        ({}, "expected either a plan"),
         ({"method": "uniform"}, "needs a budget"),
         ({"method": "uniform", "budget": "many"}, "budget: got 'many'"),
         ({"method": "uniform", "budget": 99}, "at most 36"),

@@ -1,4 +1,4 @@
-"""`eligo tokens sweep`: what it writes, what it skips, what it refuses."""
+"""`eligo tokens sweep`: its files, finished variants, errors."""
 
 import csv
 import json
@@ -10,11 +10,11 @@ from eligo.cli import main
 from eligo.cli.registry import load_run_config
 from eligo.errors import MissingExtraError
 from eligo.report.plots import Panel, Point, save_panels
-from eligo.tokens.inference.answers import rows_of
-from eligo.tokens.inference.sweep import Arm, arms_of, paired_drop, read_method
-from eligo.tokens.methods import build
+from eligo.tokens.config import SweepConfig
+from eligo.tokens.inference.sweep import Variant, variants_of
+from eligo.tokens.methods import build, read_method
+from eligo.tokens.metrics import accuracy_by_family, drop_by_family, paired_drop
 from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.sweep_config import SweepConfig
 
 SMALL = ["--smoke", "--questions", "12", "--batch_size", "12", "--budgets", "9"]
 
@@ -34,14 +34,14 @@ def read(out):
     return json.loads((out / "sweep.json").read_text())
 
 
-def test_files(swept):
+def test_written_files(swept):
     names = {"sweep.json", "sweep.csv", "accuracy.png", "families.png"}
     assert {path.name for path in swept.iterdir()} == names
-    arms = read(swept)["arms"]
-    assert [arm["name"] for arm in arms] == ["none", "pool", "fastv", "blind"]
-    whole, pool, fastv, blind = arms
+    variants = read(swept)["variants"]
+    assert [one["name"] for one in variants] == ["none", "pool", "fastv", "blind"]
+    whole, pool, fastv, blind = variants
     assert {"date", "hardware", "command", "versions"} <= set(pool["provenance"])
-    assert all(len(arm["right"]) == arm["rows"][0]["asked"] == 12 for arm in arms)
+    assert all(len(one["right"]) == one["rows"][0]["asked"] == 12 for one in variants)
     assert sum(row["asked"] for row in pool["rows"][1:]) == 12
     assert (whole["kept"], pool["kept"], fastv["kept"]) == ([16], [9], [16, 9])
     assert fastv["layers"] == [0, 2]
@@ -52,31 +52,33 @@ def test_files(swept):
     assert "flops_llm" not in blind
 
 
-def test_csv_parses(swept):
+def test_csv(swept):
     with (swept / "sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == sum(len(arm["rows"]) for arm in read(swept)["arms"])
+    assert len(rows) == sum(len(one["rows"]) for one in read(swept)["variants"])
     for row in rows:
         assert float(row["low"]) <= float(row["accuracy"]) <= float(row["high"])
         assert int(row["right"]) <= int(row["asked"])
     assert {row["kept"] for row in rows if row["name"] == "fastv"} == {"16>9"}
 
 
-def test_arms_that_are_there_are_skipped(swept, capsys, monkeypatch):
+def test_finished_variants_are_skipped(swept, capsys, monkeypatch):
     before = read(swept)
-    monkeypatch.setattr("eligo.tokens.inference.load.load_host", None)  # nobody may need it
+    monkeypatch.setattr("eligo.tokens.inference.load.load_host", None)  # must not be needed
     assert sweep(swept, "--methods", "pool", "fastv") == 0
-    told = capsys.readouterr()
-    assert "4 of 4 arms are in" in told.err
-    assert "by family" in told.out
+    printed = capsys.readouterr()
+    assert "4 of 4 variants are in" in printed.err
+    assert "by family" in printed.out
     assert read(swept) == before
     monkeypatch.undo()
     assert sweep(swept, "--methods", "pool", "--budgets", "9", "4", "--json") == 0
-    told = capsys.readouterr()
-    assert "3 of 4 arms are in" in told.err
-    shown = [(arm["name"], arm["budget"]) for arm in json.loads(told.out)["arms"]]
+    printed = capsys.readouterr()
+    assert "3 of 4 variants are in" in printed.err
+    shown = [(one["name"], one["budget"]) for one in json.loads(printed.out)["variants"]]
     assert shown == [("none", None), ("pool", 9), ("pool", 4), ("fastv", 9), ("blind", None)]
-    assert {arm["key"] for arm in before["arms"]} < {arm["key"] for arm in read(swept)["arms"]}
+    assert {one["key"] for one in before["variants"]} < {
+        one["key"] for one in read(swept)["variants"]
+    }
 
 
 def test_plans_and_no_matplotlib(swept, tmp_path, capsys, monkeypatch):
@@ -88,14 +90,14 @@ def test_plans_and_no_matplotlib(swept, tmp_path, capsys, monkeypatch):
     assert sweep(out, *mine) == 0
     assert "pip install 'eligo[plots]'" in capsys.readouterr().err
     assert {path.name for path in out.iterdir()} == {"sweep.json", "sweep.csv"}
-    assert [arm["kept"] for arm in read(out)["arms"]] == [[16], [9, 4], [0]]
-    # The same folder with another plan in it is another arm.
+    assert [one["kept"] for one in read(out)["variants"]] == [[16], [9, 4], [0]]
+    # The same folder with another plan in it is another variant.
     Plan(Stage1(build("uniform"), 4)).save(tmp_path / "mine")
     assert sweep(out, *mine) == 0
-    assert sorted(arm["kept"] for arm in read(out)["arms"]) == [[0], [4], [16]]
+    assert sorted(one["kept"] for one in read(out)["variants"]) == [[0], [4], [16]]
 
 
-def test_mistakes(swept, tmp_path, capsys):
+def test_invalid_input_is_refused(swept, tmp_path, capsys):
     cases = [
         (["--methods", "fastvv"], "did you mean fastv?"),
         (["--methods", "tome:round=2"], "rounds"),
@@ -112,32 +114,37 @@ def test_mistakes(swept, tmp_path, capsys):
     assert "questions differ" in capsys.readouterr().err
     (tmp_path / "sweep.json").write_text("[]")
     assert sweep(tmp_path, "--methods", "pool") == 2
-    assert "no result of a sweep" in capsys.readouterr().err
+    assert "not a result of this version's sweep" in capsys.readouterr().err
 
 
-def test_arms():
+def test_variants():
     config = load_run_config("sweep", family="tokens")
     assert isinstance(config, SweepConfig)
-    arms = arms_of(config)
-    assert len(arms) == 2 + len(config.methods) * len(config.budgets)
-    assert len({arm.key for arm in arms}) == len(arms)
-    deeper = arms_of(config.replace({"layer": 3, "methods": ["fastv"]}))[1]
-    assert deeper.key not in {arm.key for arm in arms}
+    variants = variants_of(config)
+    assert len(variants) == 2 + len(config.methods) * len(config.budgets)
+    assert len({one.key for one in variants}) == len(variants)
+    deeper = variants_of(config.replace({"layer": 3, "methods": ["fastv"]}))[1]
+    assert deeper.key not in {one.key for one in variants}
     assert read_method("visionzip:contextual_ratio=0.5") == build("visionzip", contextual_ratio=0.5)
-    assert Arm("none", Plan()).key == "none"
+    assert Variant("none", Plan()).key == "none"
 
 
-def test_numbers():
-    rows = rows_of(["a", "b", "a"], [True, True, False])
+def test_accuracy_by_family_and_paired_drop():
+    rows = accuracy_by_family(["a", "b", "a"], [True, True, False])
     assert [(row["family"], row["right"], row["asked"]) for row in rows] == [
         ("all", 2, 3), ("a", 1, 2), ("b", 1, 1),
     ]  # fmt: skip
-    mean, low, high = paired_drop("1110", "1001")
+    mean, low, high = paired_drop([1, 1, 1, 0], [1, 0, 0, 1])
     assert mean == 0.25
     assert low < 0 < high
+    first, second, everything = drop_by_family(["a", "b", "a"], [1, 1, 0.5], [0, 1, 0.5])
+    assert (first.family, first.asked, first.whole, first.drop) == ("a", 2, 0.75, 0.5)
+    assert (second.family, second.drop, second.drop_low) == ("b", 0, 0)
+    assert everything.drop == pytest.approx(1 / 3)
+    assert [row.family for row in drop_by_family(["", ""], [1, 1], [1, 1])] == ["all"]
 
 
-def test_plots_name_their_extra(tmp_path, monkeypatch):
+def test_plots_need_matplotlib(tmp_path, monkeypatch):
     panel = Panel(
         "all", {"one": [Point(2.0, 3.0, 2.0, 4.0), Point(1.0, 1.0, 0.0, 2.0)]}, {"level": 1.0}
     )

@@ -1,4 +1,4 @@
-"""Configs of a pruner's training, the guide's layout of them, and the shipped YAMLs."""
+"""Training configs, those of the two-stage pruning design, and the shipped YAMLs."""
 
 import pytest
 
@@ -47,12 +47,12 @@ GUIDE = {
 }
 
 
-def guide(**changes):
+def two_stage(**changes):
     return load_config(TokensTrainConfig, GUIDE, changes)
 
 
-def test_every_key_of_the_guide_means_one_of_ours():
-    config = guide()
+def test_every_key_of_the_two_stage_design_is_translated():
+    config = two_stage()
     assert config.train.batch_size == 12
     assert config.train.total_steps == 1000  # one pass over 12,000 examples
     assert config.optim.merger.lr == 2e-5
@@ -76,22 +76,24 @@ def test_every_key_of_the_guide_means_one_of_ours():
     assert config.search.gpus_per_worker == 2
 
 
-def test_flags_win_over_the_guides_keys_and_leave_the_others():
-    config = guide(**{"optim.merger.weight_decay": 0.0, "train.batch_size": 6, "train.name": "x"})
+def test_flags_override_translated_keys():
+    config = two_stage(
+        **{"optim.merger.weight_decay": 0.0, "train.batch_size": 6, "train.name": "x"}
+    )
     assert config.train.batch_size == 6
     assert config.train.total_steps == 2000
     assert config.optim.merger.lr == 2e-5
     assert config.optim.merger.weight_decay == 0
-    assert guide(objective="distill").weights["kl"] == 1
+    assert two_stage(objective="distill").weights["kl"] == 1
 
 
-def test_a_file_that_says_two_things_is_an_error():
-    with pytest.raises(ConfigError, match=r"merge_ratio: says 0\.6, but merger\.ratio says 0\.5"):
+def test_conflicting_keys_are_refused():
+    with pytest.raises(ConfigError, match=r"merge_ratio: is 0\.6, but merger\.ratio is 0\.5"):
         load_config(TokensTrainConfig, GUIDE | {"merger": {"ratio": 0.5}})
     load_config(TokensTrainConfig, GUIDE | {"merger": {"ratio": 0.6}})
 
 
-def test_an_unknown_key_of_the_guide_is_named():
+def test_unknown_keys_of_the_two_stage_design_are_named():
     wrong = GUIDE | {"method_settings": {"merge_rato": 0.5}}
     with pytest.raises(ConfigError, match=r"merge_rato.*did you mean method_settings\.merge_ratio"):
         load_config(TokensTrainConfig, wrong)
@@ -115,8 +117,8 @@ def test_ratio_and_budget(settings, tokens, merged):
     assert MergerConfig(**settings).resolve(tokens) == merged
 
 
-def test_counts_that_cannot_be():
-    with pytest.raises(ConfigError, match=r"is 288, but merger\.budget says 300"):
+def test_impossible_counts_are_refused():
+    with pytest.raises(ConfigError, match=r"is 288, but merger\.budget is 300"):
         MergerConfig(ratio=0.5, budget=300).resolve(576)
     with pytest.raises(ConfigError, match="got 300, expected at most 256"):
         MergerConfig(budget=300).resolve(256)
@@ -126,7 +128,7 @@ def test_counts_that_cannot_be():
     with pytest.raises(ConfigError, match="got 1 for 2 layers"):
         PrunersConfig(layers=[2, 3], budgets=[5]).resolve(288, 32)
     for budgets in ([200, 210], [300, 100], [200, 0]):
-        with pytest.raises(ConfigError, match="a cut can only leave"):
+        with pytest.raises(ConfigError, match="a cut cannot keep more"):
             PrunersConfig(layers=[2, 3], budgets=budgets).resolve(288, 32)
     with pytest.raises(ConfigError, match="nothing to train"):
         load_config(TokensTrainConfig, {"merger": None, "pruners": None})
@@ -139,7 +141,7 @@ def test_the_default_plan_on_two_depths():
     assert config.schedule(576, 32).cuts == ((2, 200), (8, 150), (16, 100))
     assert config.schedule(576, 12).cuts == ((1, 200), (3, 150), (6, 100))
     assert f"{count_cost(LLAVA_7B, config.schedule(576, 32)).reduction_llm:.1%}" == "64.4%"
-    # Seven cuts, as the guide suggests: evenly down to the same end, never rising.
+    # Seven cuts, as in the two-stage design: evenly down to the same end, never rising.
     many = PrunersConfig(layers=[8, 12, 16, 20, 24, 28, 31]).resolve(288, 32)
     budgets = [budget for _, budget in many]
     assert (budgets[0], budgets[-1]) == (200, 100)
@@ -174,14 +176,14 @@ def _low(choices):
     return choices[0] if isinstance(choices, list) else choices.low
 
 
-def test_the_guides_search_section_is_read_by_the_search():
+def test_search_reads_the_search_section_of_the_two_stage_design():
     config, search = _read("tokens/two_stage")
     assert search.trials == 50
     assert search.space
     assert config.search is None
 
 
-def test_keys_without_effect_are_told(caplog):
+def test_keys_without_effect_are_reported(caplog):
     config = (
         TokensTrainConfig()
         .smoke()

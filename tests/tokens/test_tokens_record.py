@@ -1,10 +1,12 @@
-"""A pruned answer as an record: whatever a stage kept stands where the trace says it stood."""
+"""A prediction as a record of the explorer: stages show what the trace says."""
+
+import json
 
 import pytest
 import torch
 from PIL import Image
 
-from eligo.explorer.folder import load_record, save_record
+from eligo.explorer.folder import find_records, load_record, save_record
 from eligo.explorer.record import Answer
 from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm
 from eligo.selection import Selection
@@ -25,11 +27,39 @@ def found():
     )
     image = Image.effect_noise((120, 90), 80).convert("RGB")
     model = build_vlm(sizes).eval()
-    return predict(model, build_processor(sizes), PLAN, image, "is there a ball?", timed=True)
+    processor = build_processor(sizes)
+    return predict(
+        image, "is there a ball?", model=model, processor=processor, plan=PLAN, timed=True
+    )
+
+
+def test_the_selection_has_what_survives_all_stages(found):
+    selection = found.selection
+    assert selection.indices.tolist() == found.trace.stages[-1].positions.tolist()
+    assert selection.scores.shape == (1, 36)
+    assert selection.mask.all()
+    # ToMe merged all 36 tokens into 20; the cuts kept 5 of those.
+    merged = found.trace.stages[0]
+    rows = [merged.positions[0].tolist().index(place) for place in selection.indices[0].tolist()]
+    assert torch.allclose(selection.assignment[0], merged.selection.assignment[0, rows].float())
+    last = found.trace.stages[-1].selection.scores[0]
+    assert selection.scores[0, found.trace.stages[1].positions[0].long()].tolist() == last.tolist()
+
+
+def test_summary_and_saved_files(found, tmp_path):
+    summary = found.summary()
+    assert summary["answer"] == found.answer
+    assert (summary["vision_tokens"], summary["kept"], summary["layers"]) == (
+        36, [20, 12, 5], [0, 1, 2]
+    )  # fmt: skip
+    assert found.save(tmp_path) == tmp_path
+    assert json.loads((tmp_path / "prediction.json").read_text()) == json.loads(json.dumps(summary))
+    assert Image.open(tmp_path / "tokens.png").width > 2 * 336
+    assert len(find_records(tmp_path)) == 1
 
 
 def test_stages_are_on_the_image(found):
-    made = record(found, "is there a ball?")
+    made = record(found)
     assert [stage.layer for stage in made.stages] == [0, 1, 2]
     assert [int(stage.selection.num_kept) for stage in made.stages] == [20, 12, 5]
     assert made.pictures["image"].size == (84, 84)
@@ -50,7 +80,7 @@ def test_stages_are_on_the_image(found):
 
 def test_it_comes_back_from_disk(found, tmp_path):
     said = (Answer("whole", "yes", True), Answer("pruned", found.answer, False))
-    made = record(found, "is there a ball?", answers=said, title="first", note="why")
+    made = record(found, answers=said, title="first", note="why")
     save_record(made, tmp_path)
     again = load_record(tmp_path)
     assert (again.title, again.answers, again.note) == ("first", said, "why")

@@ -1,4 +1,4 @@
-"""A step of the training: soft and hard forms agree, losses teach what they should."""
+"""Training steps: soft and hard forms agree, every loss reaches the right parts."""
 
 from contextlib import nullcontext
 
@@ -39,7 +39,7 @@ def test_after_annealing_the_training_form_is_the_hard_gather(kind, positions):
     assert (whole.logits - hard.logits).abs().max() > 1e-2
 
 
-def test_every_parameter_learns_from_the_objective():
+def test_every_parameter_gets_a_gradient():
     for objective in ("distill", "adversarial"):
         task = make(objective=objective)
         batch = first_batch(task)
@@ -58,7 +58,7 @@ def test_every_parameter_learns_from_the_objective():
         assert all(p.grad is None for p in task.model.parameters())
 
 
-def test_every_loss_teaches_both_stages():
+def test_every_loss_trains_both_stages():
     task = make(objective="adversarial")
     batch = first_batch(task)
     for name in ("task", "kl", "hidden", "adversarial", "sparsity"):
@@ -83,7 +83,7 @@ def test_every_loss_teaches_both_stages():
         assert all(p.grad is None for p in task.discriminator.parameters()), name
 
 
-def test_the_discriminators_losses_teach_it_alone():
+def test_discriminator_losses_train_only_the_discriminator():
     task = make(objective="adversarial")
     batch = first_batch(task)
     student, _ = task.observe_pruned(batch, task.relaxation(0.2, training=True))
@@ -110,7 +110,7 @@ def test_the_adversarial_pair_differs_only_by_the_pruning():
     )  # fmt: skip
 
 
-def test_what_is_kept_does_not_know_the_answer():
+def test_the_choice_does_not_depend_on_the_answer():
     task = make()
     batch = first_batch(task)
     other = dict(batch.inputs)
@@ -138,7 +138,7 @@ def test_cuts_are_nested_and_exact():
     assert torch.equal(last.mask, first.choice.kept)
 
 
-def test_a_row_does_not_depend_on_its_batch_mates():
+def test_a_row_does_not_depend_on_the_rest_of_the_batch():
     task = make(data__questions_per_image=1)
     batch = first_batch(task)
     relaxation = task.relaxation(0.3, training=False)
@@ -148,7 +148,7 @@ def test_a_row_does_not_depend_on_its_batch_mates():
     torch.testing.assert_close(alone.logits[0], together.logits[2], atol=1e-4, rtol=1e-4)
 
 
-def test_rows_of_one_image_share_the_towers_work():
+def test_rows_of_one_image_share_one_pass_of_the_tower():
     task = make()
     batch = first_batch(task)
     assert batch.rows_per_image == 2
@@ -165,7 +165,7 @@ def test_rows_of_one_image_share_the_towers_work():
     assert len(task.host.tower._forward_hooks) == 0
 
 
-def test_the_whole_model_says_the_same_to_packed_rows():
+def test_packed_rows_equal_separate_rows():
     task = make(data__questions_per_image=4, train__batch_size=8)
     batch = first_batch(task)
     assert batch.packed.num_rows == 4
@@ -182,14 +182,14 @@ def test_the_whole_model_says_the_same_to_packed_rows():
 
 
 def test_training_brings_the_hard_form_closer_to_the_whole_model():
-    """Several seeds: which tokens survive is a jump, and one training may end well or badly."""
-    left = [_distance_left(seed) for seed in range(4)]
+    """Two seeds, since single runs vary: of seeds 0 to 3, the worst (0) and the best (3)."""
+    left = [_distance_left(seed) for seed in (0, 3)]
     assert sum(left) / len(left) < 0.8
     assert max(left) < 1
 
 
 def _distance_left(seed: int, steps: int = 60) -> float:
-    """What a short training leaves of the distance between the hard form and the whole model."""
+    """Return distance after / before a short training, between hard form and whole model."""
     task = make(merger__budget=8, pruners__budgets=[4, 2], train__batch_size=16, train__seed=seed)
     batches = task.batches(0, 0, 1, CPU)
     unseen = [next(task.batches(1000 + step, 0, 1, CPU)) for step in range(3)]
@@ -253,7 +253,7 @@ def test_only_one_stage_can_be_trained():
         assert flat_gradient(next(iter(task.modules.values()))).abs().max() > 0
 
 
-def test_right_answers_are_what_greedy_decoding_says():
+def test_right_answers_agree_with_greedy_decoding():
     task = make()
     batch = first_batch(task)
     observed = task.observe_whole(batch)

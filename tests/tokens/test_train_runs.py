@@ -1,4 +1,4 @@
-"""Whole runs: what they say, resume and leave behind; other data; searches."""
+"""Whole runs: logs, resuming, saved plans, data from files, search."""
 
 import json
 import re
@@ -22,13 +22,13 @@ from eligo.tokens.training.task import TokensTask, with_counted_steps
 from eligo.train import Progress, SearchConfig, fit, run_search
 
 
-def test_a_run_says_how_it_fares(tmp_path: Path, caplog):
+def test_a_run_logs_losses_and_evaluations(tmp_path: Path, caplog):
     """Losses by optimiser and before weights, temperature, tokens, discriminator, evaluations."""
     config = tiny(tmp_path, objective="adversarial", train__log_every=2)
     with caplog.at_level("INFO", logger="eligo.tokens"):
         fit(TokensTask(config), config.train)
-    said = [record.message for record in caplog.records]
-    steps = [line for line in said if line.startswith("step ")]
+    messages = [record.message for record in caplog.records]
+    steps = [line for line in messages if line.startswith("step ")]
     assert [line.split(":")[0] for line in steps] == ["step 2", "step 4"]
     number = r"[0-9.e+-]+"
     assert re.fullmatch(
@@ -38,7 +38,7 @@ def test_a_run_says_how_it_fares(tmp_path: Path, caplog):
         rf"disc_prob_fake {number}",
         steps[0],
     )
-    evaluations = [line for line in said if line.startswith("evaluation: ")]
+    evaluations = [line for line in messages if line.startswith("evaluation: ")]
     assert len(evaluations) == 2
     for name in ("baseline", "merge_only", "soft", "hard"):
         assert f"accuracy_{name} " in evaluations[0]
@@ -94,7 +94,7 @@ def test_a_run_resumes_to_the_same_weights_and_is_a_plan(tmp_path: Path):
     assert {"loss/task", "loss/adversarial", "loss/real", "loss/fake", "temperature"} <= logged
 
 
-def test_guide_yaml_prints_its_saving_and_trains():
+def test_two_stage_yaml_describes_its_saving_and_trains():
     config = load_config(TokensTrainConfig, "tokens/two_stage")
     cost = count_cost(LLAVA_7B, config.schedule(576, 32, 100))
     assert f"{cost.reduction_llm:.1%}" == "54.9%"

@@ -22,7 +22,7 @@ TASKS: dict[str, str] = {
     "patches.train": "eligo.patches.config:PatchesTrainConfig",
     "pixels.train": "eligo.pixels.config:PixelsTrainConfig",
     "scenes.export": "eligo.scenes.config:ExportConfig",
-    "tokens.sweep": "eligo.tokens.sweep_config:SweepConfig",
+    "tokens.sweep": "eligo.tokens.config:SweepConfig",
     "tokens.train": "eligo.tokens.config:TokensTrainConfig",
 }
 

@@ -1,10 +1,7 @@
 """Which vision tokens survive inside the language model?
 
-Say what to keep with a `Plan`, run a model `with pruning(model, plan):`, read the `Trace`.
-
-Rooms: `methods` (training-free baselines), `learned` (merger, pruners, discriminator), `hosts` (which
-models), `inside` (how tokens leave them), `data`, `training`, `measure` (evaluation, exam, sweep,
-bench), `cost` (what it saves).
+`predict` answers one question. To prune a model yourself, describe what to keep with a `Plan`, run
+the model inside `with pruning(model, plan) as trace:`, and read the trace.
 """
 
 from eligo.lazy import lazy_names

@@ -1,3 +1,5 @@
+from .config import HostConfig as HostConfig
+from .config import SweepConfig as SweepConfig
 from .config import TokensTrainConfig as TokensTrainConfig
 from .cost.count import Cost as Cost
 from .cost.count import Schedule as Schedule
@@ -12,13 +14,21 @@ from .data.examples import FileExamples as FileExamples
 from .data.examples import SceneExamples as SceneExamples
 from .data.examples import TokenBatch as TokenBatch
 from .data.examples import TokenExample as TokenExample
+from .data.prompts import build_prompt as build_prompt
 from .hooks.masking import masking as masking
 from .hooks.pruning import pruning as pruning
 from .hosts import Host as Host
 from .hosts import host_of as host_of
+from .inference.evaluate import evaluate_plan as evaluate_plan
 from .inference.export import export_stage1 as export_stage1
 from .inference.load import load_host as load_host
+from .inference.predict import Prediction as Prediction
+from .inference.predict import predict as predict
+from .inference.resolve import load_plan as load_plan
 from .methods import METHODS as METHODS
+from .methods import build as build
+from .metrics import drop_by_family as drop_by_family
+from .metrics import paired_drop as paired_drop
 from .model.discriminator import Discriminator as Discriminator
 from .model.layer_pruners import LayerPruners as LayerPruners
 from .model.token_merger import TokenMerger as TokenMerger

@@ -1,8 +1,8 @@
-"""The file layout of the two-stage pruning guide, as another way to write our configs.
+"""Configs written for the two-stage pruning design (docs/sources.md).
 
-`trainer_settings`, `method_settings`, `manager_settings` and `search_settings` are read key by key
-into ours. Where a layer above (a flag, an extending file) wrote our key, that wins; a file that
-says both, and not the same, is an error. Imports no torch.
+The sections `trainer_settings`, `method_settings`, `manager_settings` and `search_settings` are
+translated key by key. A key of ours that a flag or an extending file sets wins; a file that sets
+both keys to different values is an error.
 """
 
 from typing import Any
@@ -40,8 +40,8 @@ _KEYS: dict[str, str] = {
     "manager_settings.gpus_per_subtask": "search.gpus_per_worker",
     "search_settings.n_trials": "search.trials",
 }
-# Which command is run says this: `eligo tokens train`, or `eligo search`.
-_SAID_BY_THE_COMMAND = ("manager_settings.mode", "search_settings.enable")
+# Not needed: the command decides, `eligo tokens train` or `eligo search`.
+_SET_BY_COMMAND = ("manager_settings.mode", "search_settings.enable")
 _SPACE = {
     "optim.merger.lr": {"low": 1e-5, "high": 1e-3, "log": True},
     "optim.pruners.lr": {"low": 1e-5, "high": 1e-3, "log": True},
@@ -49,8 +49,8 @@ _SPACE = {
 }
 
 
-def from_guide(layer: Layer) -> Layer:
-    """The layer with the guide's sections, if it has any, written as ours."""
+def from_two_stage_design(layer: Layer) -> Layer:
+    """Return the layer with the sections of that design, if any, translated to our keys."""
     found = {section: layer.tree[section] for section in SECTIONS if section in layer.tree}
     if not found:
         return layer
@@ -58,10 +58,10 @@ def from_guide(layer: Layer) -> Layer:
     origins = dict(layer.origins)
     for path, value in _leaves(found, ()):
         name = ".".join(path)
-        if name in _SAID_BY_THE_COMMAND:
+        if name in _SET_BY_COMMAND:
             continue
         if name not in _KEYS:
-            known = [*_KEYS, *_SAID_BY_THE_COMMAND]
+            known = [*_KEYS, *_SET_BY_COMMAND]
             raise ConfigError(f"{layer.where(path)}unknown key{did_you_mean(name, known)}")
         target = tuple(_KEYS[name].split("."))
         if _write(tree, target, value, layer, path):
@@ -74,7 +74,7 @@ def from_guide(layer: Layer) -> Layer:
 
 
 def _write(tree: dict[str, Any], target: KeyPath, value: Any, layer: Layer, path: KeyPath) -> bool:
-    """Put a value under our key, unless our key itself was written above; whether it was put."""
+    """Set our key, unless a higher layer set it already; return whether it was set."""
     for name in target[:-1]:
         inner = tree.get(name)
         tree[name] = dict(inner) if isinstance(inner, dict) else {}
@@ -86,7 +86,7 @@ def _write(tree: dict[str, Any], target: KeyPath, value: Any, layer: Layer, path
             return False
         if ours == theirs and str(tree[last]) != str(value):
             raise ConfigError(
-                f"{layer.where(path)}says {value!r}, but {'.'.join(target)} says {tree[last]!r}; "
+                f"{layer.where(path)}is {value!r}, but {'.'.join(target)} is {tree[last]!r}; "
                 "keep one"
             )
     tree[last] = value

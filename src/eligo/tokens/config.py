@@ -1,25 +1,23 @@
-"""What a pruner is and how it is trained, as configs. Section 2 of the two-stage pruning guide.
+"""Configs of the tokens family: host, data, pruner, training and sweep.
 
-The guide's own file layout loads as well; see `guide_keys`. Where this departs from the guide: the
-default objective is to imitate the whole model (`objective: distill`); the guide's adversarial one
-is there to compare with.
+Configs of the two-stage pruning design (docs/sources.md) load as well; see `compat`. That design
+trains against a discriminator (`objective: adversarial`); the default here is to imitate the
+unpruned model (`objective: distill`).
 """
 
 import math
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from eligo.config import Config, Layer
+from eligo.config.bounds import Whole
 from eligo.errors import ConfigError
-from eligo.tokens.compat import from_guide
+from eligo.scenes.config import FamilyWeights, SceneConfig
+from eligo.tokens.compat import from_two_stage_design
 from eligo.tokens.cost.count import Schedule
-from eligo.tokens.inputs_config import (
-    DataConfig,
-    HostConfig,
-    RandomHostConfig,
-    ScenesDataConfig,
-)
+from eligo.tokens.cost.proposals import DEPTHS, PROPORTIONS
 from eligo.train.config import (
     SMOKE,
     AnnealConfig,
@@ -29,32 +27,123 @@ from eligo.train.config import (
     TrainConfig,
 )
 
-_DEPTHS = (1 / 16, 1 / 4, 1 / 2)  # where the default plan cuts
-_FIRST, _LAST = 200 / 288, 100 / 288  # what its first and last cut keep of the merged tokens
 _WEIGHTS = {
     "distill": {"task": 1.0, "kl": 1.0, "hidden": 0.5, "adversarial": 0.0, "sparsity": 1e-4},
     "adversarial": {"task": 25.0, "kl": 0.0, "hidden": 0.0, "adversarial": 1.0, "sparsity": 1e-4},
 }
 
 
-class MergerConfig(Config):
-    """Stage 1: fold the tower's tokens into fewer, before the language model."""
+class RandomHostConfig(Config):
+    """A LLaVA with random weights and the vocabulary of the scenes, to try the code."""
 
-    kind: Literal["simple", "question_aware"] = "simple"
-    """Whether the question has a say in what is kept."""
-    ratio: float | None = Field(default=None, gt=0, le=1)
-    """Part of the tokens to keep; none: a half, or what budget says."""
-    budget: int | None = Field(default=None, ge=1)
-    """Tokens to keep; must agree with ratio where both are given."""
+    image_size: int = Field(default=336, ge=14, multiple_of=14)
+    """Image side in pixels; a multiple of 14."""
+    vision_layers: int = Field(default=2, ge=2)
+    """Layers of the vision tower."""
+    vision_width: int = Field(default=32, ge=1)
+    """Width of the vision tower."""
+    layers: int = Field(default=12, ge=2)
+    """Layers of the language model."""
+    width: int = Field(default=32, ge=1)
+    """Width of the language model."""
+    hidden: int = Field(default=64, ge=1)
+    """Width of its feed-forward layers."""
+    heads: int = Field(default=2, ge=1)
+    """Attention heads of tower and language model."""
+
+
+class HostConfig(Config):
+    """The frozen vision-language model."""
+
+    model: str | None = None
+    """Folder, shipped name or hub name (OWNER/NAME); none: the tiny LLaVA that comes with eligo."""
+    random: RandomHostConfig | None = None
+    """A model with random weights of these sizes, instead of a trained one."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Data type of the weights."""
+
+
+class _DataConfig(Config):
+    validation: int = Field(default=512, ge=1)
+    """Number of validation questions, always the same ones; they choose the checkpoint."""
+    max_vision_tokens: int | None = Field(default=None, ge=1)
+    """Maximum vision tokens of an image, for hosts that take images of any size."""
+    image_max_size: int | None = Field(default=None, ge=28)
+    """Longest side of an image in pixels, for hosts that take images of any size."""
+
+
+class ScenesDataConfig(_DataConfig):
+    """Questions on generated scenes; no scene is used twice."""
+
+    kind: Literal["scenes"] = "scenes"
+    """Source of the questions."""
+    scenes: SceneConfig = SceneConfig()
+    """Settings of the scenes."""
+    examples: int = Field(default=12000, ge=1)
+    """Number of examples that `epochs` counts as one pass."""
+    questions_per_image: int = Field(default=4, ge=1)
+    """Questions on each image. Each is a row of its own; they share one pass of the tower."""
+    weights: FamilyWeights = (2, 2, 2, 3, 4, 2)
+    """Weights of the families: lookup, existence, count, comparison, relation, location."""
+
+
+class _FilesConfig(_DataConfig):
+    instruction: str = ""
+    """Text after every question, such as "Answer the question using a single word or phrase."."""
+    num_workers: int = Field(default=0, ge=0)
+    """Worker processes that open images."""
+
+
+class VqaDataConfig(_FilesConfig):
+    """A folder in the format of VQAv2: questions, annotations, images."""
+
+    kind: Literal["vqa"] = "vqa"
+    """Source of the questions."""
+    folder: Path
+    """Holds `*<subtype>*questions.json`, `*<subtype>*annotations.json` and `<subtype>/` images."""
+    train_subtype: str = "train2014"
+    """Part of the training files' names."""
+    validation_subtype: str = "val2014"
+    """Part of the validation files' names; never the test set."""
+
+
+class LinesDataConfig(_FilesConfig):
+    """JSON lines with `image, question, answers`."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    """Source of the questions."""
+    train_lines: Path
+    """Training examples."""
+    validation_lines: Path
+    """Examples that choose the checkpoint; never the test set."""
+
+
+DataConfig = Annotated[
+    ScenesDataConfig | VqaDataConfig | LinesDataConfig, Field(discriminator="kind")
+]
+
+
+class _SelectorConfig(Config):
     dim: int = Field(default=512, ge=2)
-    """Width inside."""
+    """Internal width."""
     num_heads: int = Field(default=4, ge=1)
     """Heads of its attention to the question."""
     diverse: bool = True
-    """Whether a token that looks like a better one is marked down."""
+    """Lower the score of tokens that resemble a better one."""
+
+
+class MergerConfig(_SelectorConfig):
+    """Stage 1: merge the vision tokens before the language model."""
+
+    kind: Literal["simple", "question_aware"] = "simple"
+    """Whether the scores depend on the question."""
+    ratio: float | None = Field(default=None, gt=0, le=1)
+    """Share of the tokens to keep; none: a half, or the budget."""
+    budget: int | None = Field(default=None, ge=1)
+    """Number of tokens to keep; must agree with the ratio if both are given."""
 
     def resolve(self, num_tokens: int) -> int:
-        """How many of `num_tokens` stay: the ratio, rounded to the nearest, or the budget."""
+        """Return how many of `num_tokens` are kept."""
         ratio = 0.5 if self.ratio is None and self.budget is None else self.ratio
         budget = self.budget
         if ratio is not None:
@@ -62,40 +151,34 @@ class MergerConfig(Config):
             if budget is not None and budget != rounded:
                 raise ConfigError(
                     f"merger.ratio {ratio} of {num_tokens} tokens is {rounded}, but merger.budget "
-                    f"says {budget}; give one of them, or make them agree"
+                    f"is {budget}; give one of them, or make them agree"
                 )
             budget = rounded
         assert budget is not None
         if budget > num_tokens:
             raise ConfigError(
-                f"merger.budget: got {budget}, expected at most {num_tokens}: the host's tower "
-                "gives no more"
+                f"merger.budget: got {budget}, expected at most {num_tokens}, the "
+                "number of vision tokens of the host"
             )
         return budget
 
 
-class PrunersConfig(Config):
+class PrunersConfig(_SelectorConfig):
     """Stage 2: drop tokens at the input of some layers of the language model."""
 
     kind: Literal["cross_attention"] = "cross_attention"
-    """How a token is judged: by attention to the question."""
+    """How tokens are scored: by cross-attention to the question."""
     layers: tuple[int, ...] | None = None
-    """Where; none: at 1/16, 1/4 and 1/2 of the depth."""
+    """Layers to cut at; none: at 1/16, 1/4 and 1/2 of the depth."""
     budgets: tuple[int, ...] | None = None
-    """Tokens that each cut leaves; none: evenly from 69 % to 35 % of the merged (200 to 100 of
-    288)."""
-    dim: int = Field(default=512, ge=2)
-    """Width inside."""
-    num_heads: int = Field(default=4, ge=1)
-    """Heads of its attention to the question."""
-    diverse: bool = True
-    """Whether a token that looks like a better one is marked down."""
+    """Tokens that each cut keeps; none: evenly from 69 % to 35 % of the merged tokens (200 to 100
+    of 288)."""
 
     def resolve(self, merged: int, num_layers: int) -> tuple[tuple[int, int], ...]:
-        """(layer, budget) of every cut."""
+        """Return (layer, budget) of every cut."""
         layers = self.layers
         if layers is None:
-            layers = tuple(sorted({max(1, round(depth * num_layers)) for depth in _DEPTHS}))
+            layers = tuple(sorted({max(1, round(depth * num_layers)) for depth in DEPTHS}))
             layers = tuple(layer for layer in layers if layer < num_layers)
         if list(layers) != sorted(set(layers)) or any(not 0 < at < num_layers for at in layers):
             raise ConfigError(
@@ -104,8 +187,8 @@ class PrunersConfig(Config):
             )
         budgets = self.budgets
         if budgets is None:
-            steps = max(1, len(layers) - 1)
-            parts = (_FIRST + (_LAST - _FIRST) * i / steps for i in range(len(layers)))
+            steps, first, last = max(1, len(layers) - 1), PROPORTIONS[0], PROPORTIONS[-1]
+            parts = (first + (last - first) * i / steps for i in range(len(layers)))
             budgets = tuple(max(1, math.floor(part * merged + 0.5)) for part in parts)
         if len(budgets) != len(layers):
             raise ConfigError(
@@ -116,47 +199,47 @@ class PrunersConfig(Config):
             if not 0 < budget <= supply:
                 raise ConfigError(
                     f"pruners.budgets: got {budget} at layer {layer}, expected 1 to {supply}: "
-                    "a cut can only leave what the one before it left"
+                    "a cut cannot keep more than the one before it"
                 )
             supply = budget
         return tuple(zip(layers, budgets, strict=True))
 
 
 class DiscriminatorConfig(Config):
-    """The critic; there is one only where losses.adversarial has a weight."""
+    """The discriminator; used only if losses.adversarial has a weight."""
 
     layers: tuple[int, ...] = Field(default=(-1, -3, -5), min_length=1)
-    """Layers of the language model whose outputs are compared, here and in losses.hidden."""
+    """Layers of the language model whose outputs it compares; losses.hidden uses them too."""
     dim: int = Field(default=512, ge=2)
-    """Width inside."""
+    """Internal width."""
     reinit_prob: float = Field(default=0.01, ge=0, le=1)
-    """Chance per step that it starts anew: weights and optimiser state."""
+    """Probability per step that its weights and optimiser state are reset."""
     spectral_norm: bool = False
     """Keep every layer's largest singular value at 1."""
 
 
 class LossesConfig(Config):
-    """Weights of the losses; none: what the objective says."""
+    """Weights of the losses; none: the default of the objective."""
 
     task: float | None = Field(default=None, ge=0)
     """Cross-entropy of the answer (distill 1, adversarial 25)."""
     kl: float | None = Field(default=None, ge=0)
-    """KL(whole model || pruned model) at the answer (distill 1)."""
+    """KL(unpruned model || pruned model) at the answer (distill 1)."""
     hidden: float | None = Field(default=None, ge=0)
-    """Squared distance of their text states, relative to the whole model's (distill 0.5)."""
+    """Squared distance of their text states, relative to the unpruned ones (distill 0.5)."""
     adversarial: float | None = Field(default=None, ge=0)
-    """To look whole to the discriminator (adversarial 1)."""
+    """Fool the discriminator (adversarial 1)."""
     sparsity: float | None = Field(default=None, ge=0)
-    """Mean of sigmoid(score) near the kept ratio (1e-4)."""
+    """Keep the mean of sigmoid(score) near the kept ratio (1e-4)."""
 
     def resolve(self, objective: str) -> dict[str, float]:
-        """Every weight."""
+        """Return the weights of all losses."""
         given = {name: value for name, value in self.model_dump().items() if value is not None}
         return _WEIGHTS[objective] | given
 
 
 class TemperatureConfig(AnnealConfig):
-    """How soft choices are: falls linearly from start to end, then stays."""
+    """Temperature of the soft masks: falls linearly from start to end, then stays."""
 
     @model_validator(mode="after")
     def _falls(self) -> "TemperatureConfig":
@@ -170,27 +253,27 @@ def _adamw(lr: float) -> OptimizerConfig:
 
 
 class OptimConfig(Config):
-    """An AdamW for each part: 10 % warm-up, then cosine."""
+    """One AdamW per part: 10 % warm-up, then cosine."""
 
     merger: OptimizerConfig = _adamw(2e-5)
-    """Of the token merger."""
+    """Optimiser of the token merger."""
     pruners: OptimizerConfig = _adamw(2e-5)
-    """Of the layer pruners."""
+    """Optimiser of the layer pruners."""
     discriminator: OptimizerConfig = _adamw(5e-4)
-    """Of the discriminator."""
+    """Optimiser of the discriminator."""
 
 
 class TokensTrainConfig(Config):
-    """One training of merger, pruners and, where it has a weight, discriminator."""
+    """Training of merger, pruners and, if its loss has a weight, discriminator."""
 
     task: Literal["tokens.train"] = "tokens.train"
-    """What this file trains."""
+    """Kind of this config."""
     train: TrainConfig = TrainConfig(name="tokens", monitor="accuracy_hard", mode="max")
-    """The loop."""
+    """Training loop."""
     epochs: float | None = Field(default=None, gt=0)
-    """Passes over the data, instead of train.total_steps."""
+    """Number of passes over the data, instead of train.total_steps."""
     host: HostConfig = HostConfig()
-    """The frozen model."""
+    """Frozen vision-language model."""
     data: DataConfig = ScenesDataConfig()
     """Questions and answers."""
     merger: MergerConfig | None = MergerConfig()
@@ -198,30 +281,30 @@ class TokensTrainConfig(Config):
     pruners: PrunersConfig | None = PrunersConfig()
     """Stage 2; null: none."""
     size_bias: bool = True
-    """Add the logarithm of a merged token's size to what attends to it."""
+    """Add log(size) of a merged token to the attention logits."""
     positions: Literal["original", "reindex"] = "original"
-    """Whether kept tokens keep the positions they had."""
+    """Whether kept tokens keep their original positions."""
     mask_mode: Literal["straight_through", "soft"] = "straight_through"
     """Hard masks with the gradient of soft ones, or soft masks."""
     mask_acts_on: Literal["keys", "states"] = "keys"
-    """Masks bias attention, or scale hidden states as in the guide (to see that it fails)."""
+    """Masks bias attention, or scale hidden states (kept for comparison: it trains badly)."""
     temperature: TemperatureConfig = TemperatureConfig()
-    """How soft the choices are."""
+    """Temperature of the soft masks."""
     objective: Literal["distill", "adversarial"] = "distill"
-    """Imitate the whole model directly, or convince a discriminator: sets the losses' weights."""
+    """Imitate the unpruned model, or fool a discriminator; sets the default loss weights."""
     losses: LossesConfig = LossesConfig()
-    """Weights that differ from the objective's."""
+    """Loss weights that differ from those of the objective."""
     discriminator: DiscriminatorConfig = DiscriminatorConfig()
-    """The critic."""
+    """Discriminator of the adversarial loss."""
     optim: OptimConfig = OptimConfig()
-    """An optimiser for each part."""
+    """Optimisers, one per part."""
     search: SearchConfig | None = None
-    """What `eligo search` varies; a training does not read it."""
+    """Search space of `eligo search`; not used in training."""
 
     @classmethod
     def translated(cls, layer: Layer) -> Layer:
-        """The guide's own sections are read as well."""
-        return from_guide(layer)
+        """Translate the sections of the two-stage pruning design."""
+        return from_two_stage_design(layer)
 
     @model_validator(mode="after")
     def _check(self) -> "TokensTrainConfig":
@@ -234,43 +317,43 @@ class TokensTrainConfig(Config):
         return self
 
     def steps_of(self, num_examples: int) -> int:
-        """Steps that `epochs` passes over the data take."""
+        """Return the number of steps of `epochs` passes over the data."""
         return max(1, math.ceil((self.epochs or 1) * num_examples / self.train.batch_size))
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of all losses."""
+        """Weights of all losses."""
         return self.losses.resolve(self.objective)
 
     def schedule(self, num_tokens: int, num_layers: int, num_text: int = 100) -> Schedule:
-        """Counts for a host of this size; impossible ones are errors."""
+        """Return the token counts for a host of this size; impossible ones are errors."""
         merged = num_tokens if self.merger is None else self.merger.resolve(num_tokens)
         cuts = () if self.pruners is None else self.pruners.resolve(merged, num_layers)
         return Schedule(num_tokens, merged, cuts, num_text, num_layers)
 
     def build(self) -> Any:
-        """The task for the training loop."""
+        """Build the task for the training loop."""
         from eligo.tokens.training.task import TokensTask
 
         return TokensTask(self)
 
     def smoke(self) -> "TokensTrainConfig":
-        """Two steps on one's own files in one's own host; scenes shrink, and the host with them."""
+        """Return a run of two steps; for scenes also with a tiny host and small images."""
         if isinstance(self.data, ScenesDataConfig):
             return self.tiny()
         count = min(4, self.data.validation)
         return self.replace(SMOKE | {"data.validation": count, "epochs": None})
 
     def tiny(self) -> "TokensTrainConfig":
-        """The same run on 16 vision tokens, in a random narrow host as deep as the cuts need."""
+        """Return the same run on 16 vision tokens, in a narrow random host."""
         layers = max((5, *((self.pruners and self.pruners.layers) or ()))) + 1
-        world = {"kind": "scenes", "scenes": {"height": 56, "width": 56}, "questions_per_image": 1}
+        scenes = {"kind": "scenes", "scenes": {"height": 56, "width": 56}, "questions_per_image": 1}
         changes: dict[str, Any] = {
             "train.total_steps": 2, "train.batch_size": 2, "train.evaluate_every": 2,
             "train.checkpoint_every": 2, "train.precision": "no", "epochs": None,
             "train.gradient_accumulation": 1, "host.model": None, "host.dtype": "float32",
             "host.random": RandomHostConfig(image_size=56, layers=layers).model_dump(),
-            "data": world | {"validation": 2}, "discriminator.dim": 8,
+            "data": scenes | {"validation": 2}, "discriminator.dim": 8,
         }  # fmt: skip
         if self.merger is not None:
             ratio = self.merger.ratio or 0.5
@@ -278,3 +361,52 @@ class TokensTrainConfig(Config):
         if self.pruners is not None:
             changes |= {"pruners.dim": 8, "pruners.budgets": None}
         return self.replace(changes)
+
+
+class SweepConfig(Config):
+    """Methods and plans to compare, their budgets, and the questions they all answer."""
+
+    task: Literal["tokens.sweep"] = "tokens.sweep"
+    """Kind of this config."""
+    methods: tuple[str, ...] = ("random", "uniform", "pool", "tome", "divprune", "fastv", "oracle")
+    """Training-free methods, with options after a colon: `tome:rounds=8`."""
+    plans: tuple[str, ...] = ()
+    """Folders of plans, checkpoints or training runs, or names of shipped plans; each has its own
+    budgets."""
+    budgets: tuple[Whole, ...] = (192, 64)
+    """Numbers of vision tokens that each method keeps."""
+    layer: int = Field(default=2, ge=1)
+    """Layer at which methods cut that work only inside the language model."""
+    split: Literal["validation", "test"] = "validation"
+    """Split of the scenes: validation to choose by, test to report."""
+    questions: int = Field(default=36, ge=1)
+    """Number of questions, from all families in turn."""
+    scenes: SceneConfig = SceneConfig()
+    """Settings of the scenes."""
+    host: HostConfig = HostConfig()
+    """Model to prune."""
+    max_new_tokens: int = Field(default=4, ge=1)
+    """Maximum length of an answer."""
+    blind_scenes: int = Field(default=4000, ge=1)
+    """Number of training scenes on which the blind baseline is fitted."""
+    batch_size: int = Field(default=12, ge=1)
+    """Prompts in one call of `generate`."""
+    device: str = "auto"
+    """Where to run: auto, cpu or cuda."""
+
+    @property
+    def shared_settings(self) -> dict[str, Any]:
+        """Settings that all variants share; results with other settings are not comparable."""
+        per_variant = {"methods", "plans", "budgets", "layer", "batch_size", "device"}
+        return self.model_dump(mode="json", exclude={"task", *per_variant})
+
+    def smoke(self) -> "SweepConfig":
+        """Return the same sweep on 16 vision tokens of a narrow random host."""
+        small = RandomHostConfig(image_size=56, layers=self.layer + 1)
+        return self.replace(
+            {
+                "budgets": [9, 4], "questions": 6, "blind_scenes": 64,
+                "scenes.height": 56, "scenes.width": 56,
+                "host": {"random": small.model_dump()}, "plans": [], "device": "cpu",
+            }
+        )  # fmt: skip

@@ -15,14 +15,14 @@ from eligo.images import open_image
 from eligo.io.reading import numbered_lines
 from eligo.pretrained.chat import place_image
 from eligo.pretrained.load import shipped_models
+from eligo.tokens.config import HostConfig
 from eligo.tokens.cost.count import Cost
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.inference.answers import move
 from eligo.tokens.inference.equal_cost import spending
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.inference.predict import predict
 from eligo.tokens.inference.record import record
-from eligo.tokens.inputs_config import HostConfig
+from eligo.tokens.inference.resolve import move_plan
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Plan, Stage1
 from eligo.tokens.plan_files import PLAN
@@ -58,7 +58,7 @@ def run(
     host, processor = load_host(HostConfig(model=model), device=work.device)
     warn_unknown_words(processor.tokenizer, (one.question for one in asked))
     name, pruned = choose_plan(HostShape.of(host), model, plan)
-    move(pruned, work.device)
+    move_plan(pruned, work.device)
     is_learned = any(isinstance(stage.reducer, nn.Module) for stage in pruned.stages)
     whole: list[_Said] = []
     fewer: list[_Said] = []
@@ -67,7 +67,14 @@ def run(
         for number, one in enumerate(asked):
             image = open_image(one.image)
             full, found = (
-                predict(host, processor, used, image, one.question, timed=number == 0)
+                predict(
+                    image,
+                    one.question,
+                    model=host,
+                    processor=processor,
+                    plan=used,
+                    timed=number == 0,
+                )
                 for used in (Plan(), pruned)
             )
             whole.append(_Said(full.answer, full.cost))
@@ -76,7 +83,7 @@ def run(
                 said = (("all tokens", full.answer), (name, found.answer))
                 answers = [Answer(who, text, _is_right(text, one)) for who, text in said]
                 note = f"{one.image.name}{_truth(one)}"
-                records.append(record(found, one.question, answers=answers, note=note))
+                records.append(record(found, answers=answers, note=note))
             bar.update(number + 1)
     same = [
         normalise_answer(a.answer) == normalise_answer(b.answer)

@@ -14,14 +14,14 @@ from eligo.pretrained.load import shipped_models
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.question_kinds import FAMILIES
+from eligo.tokens.config import HostConfig
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import Collator, SceneExamples
-from eligo.tokens.inference.answers import WHOLE, Answers, Asker, answer_blindly
 from eligo.tokens.inference.equal_cost import Arrangement, match, spending
+from eligo.tokens.inference.evaluate import WHOLE, Answers, answer_blindly, answer_questions
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.inference.predict import predict
 from eligo.tokens.inference.record import record
-from eligo.tokens.inputs_config import HostConfig
 from eligo.tokens.methods import build, read_method
 from eligo.tokens.plan import Plan, Stage1
 from eligo.tokens.plan_files import PLAN
@@ -60,9 +60,10 @@ def run(work: Work) -> Part:
     learned = {name: Plan.from_pretrained(name) for name in shipped_models(PLAN)}
     plans = arms(shape, learned, _text_length(processor, examples))
     # A batch holds every family once: all batches are alike, so their times can be compared.
-    asker = Asker(host, processor, examples, batch_size=len(FAMILIES))
     with ProgressBar(NAME, len(examples)) as bar:
-        answers = asker.ask(plans, bar.update)
+        answers = answer_questions(
+            host, processor, examples, plans, batch_size=len(FAMILIES), on_progress=bar.update
+        )
     rows = [_row(name, answers, is_ours=name in learned) for name in plans]
     rows.append(Row.of_hits(BLIND, answer_blindly(examples, work.count(_BLIND_SCENES))[1], "0"))
     note = _NOTE.format(count=len(examples), batches=len(answers.seconds[WHOLE]))
@@ -124,13 +125,13 @@ def _records(
         asked = examples[place]
         assert isinstance(asked.image, Tensor)
         image = rgb_picture(asked.image)
-        found = predict(host, processor, plans[shown], image, asked.question)
+        found = predict(image, asked.question, model=host, processor=processor, plan=plans[shown])
         said = tuple(
-            Answer("all tokens" if name == WHOLE else name, answers.said[name][place], right[place])
+            Answer("all tokens" if name == WHOLE else name, answers.text[name][place], right[place])
             for name, right in answers.right.items()
         )
         note = f"{asked.family}; the answer is: {asked.answer}"
-        one = record(found, asked.question, answers=said, note=note)
+        one = record(found, answers=said, note=note)
         times = {"an answer, six at a time": f"{before} > {after} ms, median"}
         made.append(replace(one, cost={**one.cost, **times}))
     return made

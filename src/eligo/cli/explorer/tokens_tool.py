@@ -25,14 +25,14 @@ from eligo.explorer.tools import (
 from eligo.pretrained.load import shipped_model, shipped_models
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
+from eligo.tokens.config import HostConfig
 from eligo.tokens.cost.proposals import PROPORTIONS, cut_layers
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import SceneExamples, TokenExample
-from eligo.tokens.inference.answers import move
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.inference.predict import Prediction, predict
 from eligo.tokens.inference.record import record
-from eligo.tokens.inputs_config import HostConfig
+from eligo.tokens.inference.resolve import move_plan
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.plan_files import PLAN
@@ -55,7 +55,7 @@ def tokens_tool(device: str) -> LiveTool | None:
     plans = [Plan.from_pretrained(name) for name in shipped_models(PLAN)]
     plans = plans or [_stand_in(supply, shape.num_layers)]
     for plan in plans:
-        move(plan, device)
+        move_plan(plan, device)
     asked = SceneExamples(SceneConfig(), "validation", _EXAMPLES).__getitems__(range(_EXAMPLES))
     examples = [_example(one) for one in asked]
     known = {
@@ -115,7 +115,6 @@ class _Pruner:
         chosen_by = ", then ".join(dict.fromkeys(stage.reducer.name for stage in plan.stages))
         return record(
             found,
-            request.text,
             answers=[
                 Answer(who, said, None if right is None else said == right)
                 for who, said in (("all tokens", whole), (chosen_by, found.answer))
@@ -133,7 +132,8 @@ class _Pruner:
         return self._said[key]
 
     def _ask(self, plan: Plan, image: Image.Image, question: str) -> Prediction:
-        return predict(*self.host, plan, image, question)
+        model, processor = self.host
+        return predict(image, question, model=model, processor=processor, plan=plan)
 
 
 def plan_at(plans: Sequence[Plan], budget: int, supply: int) -> Plan:

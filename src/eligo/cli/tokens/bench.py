@@ -1,14 +1,14 @@
-"""`eligo tokens bench`: what pruning is worth by the clock, beside the unpruned model."""
+"""`eligo tokens bench`: times of a model with and without pruning."""
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import tyro
 from rich.table import Table
 
-from benchmarks.studies import reached_or_not
 from eligo.cli.console import (
     OutFile,
     compact_table,
-    messages,
     print_result,
     print_text,
     results,
@@ -17,181 +17,144 @@ from eligo.cli.console import (
 from eligo.cli.flags import Count
 from eligo.errors import InputError
 
-_RANDOM_HOST = "The model has random weights: its times are real, its answers mean nothing."
-_RANDOM_PLAN = "Merger and pruners have random weights: which tokens they keep means nothing."
-_TEXT = 100  # words of a prompt
 _COLUMNS = ("ttft", "prefill", "decode", "selector", "answer")
 _WITH_P90 = ("ttft", "answer")
+_SIDE = 672  # pixels of the default image, for hosts that take images of any size
 
 
 def run(
-    shape: Literal["llava15", "tiny", "narrow"] = "llava15",
+    model: str | None = None,
     plan: str | None = None,
+    method: str | None = None,
+    budgets: Annotated[tuple[Count, ...], tyro.conf.arg(name="budget")] = (),
+    layers: Annotated[tuple[Count, ...], tyro.conf.arg(name="layer")] = (),
+    image: Path | None = None,
+    question: str = "Describe this image in detail.",
     batch_size: tuple[Count, ...] = (1, 8),
     rounds: Count = 20,
-    threads: Count = 2,
+    threads: Count | None = None,
     device: str = "auto",
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     out: OutFile | None = None,
     json: bool = False,
 ) -> None:
-    """Time a plan against the unpruned model, in turns, and say which speed bars it meets.
+    """Time your model on your device, with all vision tokens and with those that a plan keeps.
 
-    Shape `llava15` is LLaVA-1.5-7B with random weights (bfloat16 on a GPU), timed with the default
-    plan and FastV, the latter also in eager attention. `tiny` times whole answers of the LLaVA that
-    comes with eligo, on the CPU. `narrow` is `llava15` in small, to see the command run.
+    Both take turns on the same prompts: time to the first token, prefill, decoding, memory. Beside
+    the measured speed-up stands the one that the saved FLOPs predict.
 
     Args:
-        shape: Which model.
-        plan: For tiny: a plan's folder, or the name of a shipped one; by default the default
-            schedule with random weights.
-        batch_size: Prompts at a time, each number in turn; tiny answers one question at a time.
-        rounds: Interleaved measurements of every side, after a warm-up.
-        threads: CPU threads.
-        device: Where to run: auto, cpu or cuda; tiny runs on the CPU.
+        model: Folder or hub name of the host; by default the tiny LLaVA that comes with eligo.
+        plan: A plan: a folder (of a plan, a checkpoint or a run), or the name of a shipped one.
+        method: A training-free method instead of a plan, such as fastv or divprune.
+        budgets: Vision tokens that the method keeps; several, with a layer each, for several cuts.
+        layers: Layers at which a method inside the language model cuts; by default layer 2.
+        image: Image of the prompts; by default a blank one.
+        question: Question of the prompts.
+        batch_size: Prompts at a time, each number in turn.
+        rounds: Measurements of each case, after a warm-up.
+        threads: CPU threads; by default those that torch takes.
+        device: Where to run: auto, cpu or cuda.
+        dtype: Data type of the weights; by default bfloat16 on a GPU, float32 on a CPU.
         out: Also write the result, with date, hardware and command, to this JSON file.
         json: Print one JSON document.
     """
-    if plan is not None and shape != "tiny":
-        raise InputError(f"--plan goes with --shape tiny; {shape} is timed with the default plan")
-    if shape == "tiny" and device not in ("auto", "cpu"):
-        raise InputError(f"--device: got {device!r}, expected cpu: tiny is timed on the CPU")
-    if not batch_size or min(batch_size) < 1:
-        raise InputError(f"--batch_size: got {batch_size}, expected numbers from 1")
+    from eligo.tokens.inference.resolve import load_plan
+
+    chosen = load_plan(plan, method, budgets, layers)
+    if not chosen.stages:
+        raise InputError("--method: got none, expected a method that removes tokens")
     import torch
 
     from eligo.pretrained.devices import resolve_device
 
+    place = resolve_device(device)
+    dtype = dtype or ("bfloat16" if place.type == "cuda" else "float32")
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(threads or before)
     try:
-        place = resolve_device("cpu" if shape == "tiny" else device)
-        if shape == "tiny":
-            document = _tiny(plan, rounds)
-        else:
-            document = _shaped(shape, batch_size, rounds, place)
+        document = _measure(chosen, model, dtype, image, question, batch_size, rounds, place)
     finally:
         torch.set_num_threads(before)
-    document = {"shape": shape, "rounds": rounds, "threads": threads, **document}
+    head = {"model": model, "plan": plan or method, "dtype": dtype, "rounds": rounds}
+    document = {**head, "threads": threads or before, **document}
     if json:
         print_result(document, json=True)
     else:
-        _say(document)
+        results().print(timing_table(document["rows"], f"{model or 'tiny LLaVA'}, {dtype}"))
+        for size, speedup in document["predicted_speedup"].items():
+            print_text(f"speed-up that FLOPs predict, batch {size}: {speedup:.2f}x")
     write_result_file(out, place, document)
 
 
-def _say(document: dict[str, Any]) -> None:
-    results().print(_table(document))
-    for bar in document["bars"]:
-        sign = "<" if bar["at_most"] else ">="
-        asked = f"{bar['value']:.3g}, asked {sign} {bar['bound']:.3g}"
-        print_text(f"{bar['name']}: {asked}: {reached_or_not(bar['met'])}")
-    for note in document["notes"]:
-        messages().print(note, highlight=False, soft_wrap=True)
+def _measure(
+    plan: Any, model: str | None, dtype: Any, image: Path | None, question: str,
+    batch_size: tuple[int, ...], rounds: int, device: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Time the unpruned and the pruned model at every batch size."""
+    import torch
+    from PIL import Image
 
-
-def _shaped(shape: Any, batches: tuple[int, ...], rounds: int, device: Any) -> dict[str, Any]:
-    from eligo.tokens.cost.plan_cost import plan_cost
+    from eligo.images import open_image, side_of
+    from eligo.tokens.config import HostConfig
+    from eligo.tokens.cost.count import count_cost
+    from eligo.tokens.cost.plan_cost import selectors_of, trace_schedules
     from eligo.tokens.cost.shapes import HostShape
-    from eligo.tokens.inference.bench import WARM_UP, Arm, run_rounds, speed_bars
-    from eligo.tokens.inference.bench_models import (
-        PARTS,
-        default_plan,
-        random_inputs,
-        random_llava,
+    from eligo.tokens.data.examples import Collator, TokenExample
+    from eligo.tokens.hooks.pruning import pruning
+    from eligo.tokens.inference.bench import (
+        WARM_UP,
+        BenchCase,
+        predicted_speedup,
+        run_rounds,
+        timing_rows,
     )
-    from eligo.tokens.methods import build
-    from eligo.tokens.plan import Cut, Plan
+    from eligo.tokens.inference.load import floats_of, load_host
+    from eligo.tokens.inference.resolve import move_plan
     from eligo.train.progress import ProgressBar
 
-    model = random_llava(shape, device)
-    host = HostShape.of(model)
-    assert host.vision is not None
-    two_stage = default_plan(model, PARTS[shape], _TEXT)
-    fastv = Plan(cuts=[Cut(2, build("fastv"), host.vision // 2)])
-    cost = plan_cost(host, two_stage, _TEXT)
-    arms = [
-        Arm("unpruned", decodes=True),
-        Arm("two-stage", two_stage, decodes=True),
-        Arm("fastv", fastv),
-        Arm("unpruned, eager", attention="eager"),
-        Arm("fastv, eager", fastv, attention="eager"),
-    ]
-    rows, bars = [], []
-    for size in batches:
-        inputs = random_inputs(model, size, _TEXT)
-        with ProgressBar(f"batch {size}", len(arms) * (WARM_UP + rounds)) as bar:
-            found = run_rounds(model, arms, inputs, rounds, bar.update)
-        full = found["unpruned"]["ttft"].p50
-        for name, timings in found.items():
-            speedup = full / timings["ttft"].p50
-            rows.append({"arm": name, "batch": size, "speedup": speedup, **timings.as_plain()})
-        if size == max(batches):  # small ones wait for launches, not for arithmetic
-            bars = speed_bars(found["unpruned"], found["two-stage"], cost, size)
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return {
-        "dtype": dtype,
-        "text": _TEXT,
-        "cost": cost.as_plain(),
-        "cost_fastv": plan_cost(host, fastv, _TEXT).as_plain(),
-        "rows": rows,
-        "bars": [one.as_plain() for one in bars],
-        "notes": [_RANDOM_HOST, _RANDOM_PLAN],
-    }
+    shown = open_image(image) if image else None
+    host, processor = load_host(HostConfig(model=model, dtype=dtype), device=device)
+    shape = HostShape.of(host)
+    plan.resolve(shape.num_layers, shape.vision)
+    move_plan(plan, device)
+    if shown is None:
+        side = side_of(processor) or _SIDE
+        shown = Image.new("RGB", (side, side), "grey")
+    example = TokenExample("bench", shown, question, ())
+    cases = [BenchCase("unpruned", decodes=True), BenchCase("pruned", plan, decodes=True)]
+    rows, predicted, cost = [], {}, None
+    for size in batch_size:
+        batch = Collator(processor)([example] * size).to(device)
+        inputs = floats_of(host, batch.inputs)
+        if cost is None:
+            with torch.no_grad(), pruning(host, plan) as trace:
+                host(**inputs, use_cache=False, logits_to_keep=1)
+            schedule = trace_schedules(trace, shape.num_layers)[0]
+            cost = count_cost(shape, schedule, selectors=selectors_of(plan), dtype=dtype)
+        with ProgressBar(f"batch {size}", len(cases) * (WARM_UP + rounds)) as bar:
+            found = run_rounds(host, cases, inputs, rounds, bar.update)
+        rows += timing_rows(found, size)
+        predicted[str(size)] = predicted_speedup(found["unpruned"], cost)
+    assert cost is not None
+    return {"rows": rows, "predicted_speedup": predicted, "cost": cost.as_plain()}
 
 
-def _tiny(plan: str | None, rounds: int) -> dict[str, Any]:
-    from eligo.tokens.inference.bench import WARM_UP
-    from eligo.tokens.inference.bench_answers import answer_bar, time_answers
-    from eligo.tokens.inference.bench_models import PARTS, default_plan
-    from eligo.tokens.inference.load import load_host
-    from eligo.tokens.inputs_config import HostConfig
-    from eligo.train.progress import ProgressBar
-
-    model, processor = load_host(HostConfig())
-    if plan is None:
-        chosen, notes = default_plan(model, PARTS["tiny"], _TEXT), [_RANDOM_PLAN]
-    else:
-        from eligo.tokens.inference.resolve import find_plan
-
-        chosen, notes = find_plan(plan), []
-    with ProgressBar("answers", 2 * (WARM_UP + rounds)) as bar:
-        found, words = time_answers(model, processor, chosen, rounds, bar.update)
-    full = found["unpruned"]["answer"].p50
-    rows = [
-        {
-            "arm": name,
-            "batch": 1,
-            "speedup": full / timings["answer"].p50,
-            "mean_new_tokens": words[name],
-            **timings.as_plain(),
-        }
-        for name, timings in found.items()
-    ]
-    return {
-        "plan": plan,
-        "dtype": "float32",
-        "rows": rows,
-        "bars": [answer_bar(found).as_plain()],
-        "notes": notes,
-    }
-
-
-def _table(document: dict[str, Any]) -> Table:
-    rows = document["rows"]
+def timing_table(rows: list[dict[str, Any]], title: str) -> Table:
+    """Return a table of rows of `timing_rows`."""
     shown = [name for name in _COLUMNS if any(f"{name}_ms" in row for row in rows)]
     has_peak = any("peak_mib" in row for row in rows)
     table = compact_table(
-        f"{document['shape']}, {document['dtype']}: milliseconds",
-        "speed-up: of the time to the first token (tiny: of an answer), against unpruned in the "
-        "same run · medians, of ttft and answer also p90 · decode: per token · prefill has the "
-        "selector in it",
-        ("arm",),
+        f"{title}: milliseconds",
+        "speed-up: of the time to the first token (or of an answer) against unpruned, in turns · "
+        "medians, for ttft and answer also p90 · decode: per token · prefill includes the selector",
+        ("variant",),
         ("batch", "speed-up", *shown, *(["peak MiB"] if has_peak else [])),
     )
     for row in rows:
         cells = [_cell(row.get(f"{name}_ms"), name in _WITH_P90) for name in shown]
         cells += [f"{row['peak_mib']:.0f}"] if has_peak else []
-        table.add_row(row["arm"], str(row["batch"]), f"{row['speedup']:.2f}x", *cells)
+        table.add_row(row["variant"], str(row["batch"]), f"{row['speedup']:.2f}x", *cells)
     return table
 
 

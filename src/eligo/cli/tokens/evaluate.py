@@ -1,4 +1,4 @@
-"""`eligo tokens evaluate RUN_OR_PLAN`: what a pruner keeps of the accuracy, family by family."""
+"""`eligo tokens evaluate RUN_OR_PLAN`: accuracy with and without pruning, by question family."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -24,15 +24,15 @@ def run(
     out: OutFile | None = None,
     json: bool = False,
 ) -> None:
-    """Ask held-out questions with all tokens and with the plan's, through stock `generate`.
+    """Answer held-out questions with all tokens and under the plan, through stock `generate`.
 
-    A run brings its host and its questions; a plan alone is tried on the embedded world.
+    A run is evaluated with its own host and data; a plan alone on generated scenes.
 
     Args:
         source: Folder of a run of `eligo tokens train`, or of a saved plan; or a plan's name.
-        model: Folder or hub name of the host, if it is not the run's (or the shipped one).
-        split: Which scenes; files have a validation split only.
-        questions: How many, at most.
+        model: Folder or hub name of the host, if it is not that of the run (or the shipped one).
+        split: Split of the scenes; files have a validation split only.
+        questions: Maximum number of questions.
         batch_size: Prompts in one call of `generate`.
         device: Where to run: auto, cpu or cuda.
         out: Also write the result, with date, hardware and command, to this JSON file.
@@ -40,9 +40,9 @@ def run(
     """
     from eligo.pretrained.devices import resolve_device
     from eligo.pretrained.load import find_model
-    from eligo.tokens.inference.answers import move
-    from eligo.tokens.inference.evaluate import evaluate_plan, summarise
+    from eligo.tokens.inference.evaluate import evaluate_plan
     from eligo.tokens.inference.load import load_host
+    from eligo.tokens.metrics import drop_by_family
     from eligo.tokens.plan import Plan
     from eligo.tokens.plan_files import PLAN
     from eligo.train.progress import ProgressBar
@@ -55,30 +55,25 @@ def run(
     if model is not None:
         settings = settings.replace({"model": model, "random": None})
     host, processor = load_host(settings, device=device)
-    move(plan, device)
     examples, instruction = _examples(config, split, questions)
     with ProgressBar("questions", len(examples)) as bar:
-        answered = evaluate_plan(
-            host,
-            processor,
-            plan,
-            examples,
-            batch_size=batch_size,
-            instruction=instruction,
-            on_progress=bar.update,
-        )
-    rows = [asdict(row) for row in summarise(answered)]
+        answers = evaluate_plan(
+            host, processor, plan, examples,
+            batch_size=batch_size, instruction=instruction, on_progress=bar.update,
+        )  # fmt: skip
+    columns = ([getattr(one, name) for one in answers] for name in ("family", "whole", "pruned"))
+    rows = [asdict(row) for row in drop_by_family(*columns)]
     document: dict[str, Any] = {"plan": str(source), "split": split, "rows": rows}
     if json:
         print_result(document, json=True)
     else:
         results().print(_table(rows))
-    lost = [asdict(one) for one in answered if one.pruned < one.whole]
+    lost = [asdict(one) for one in answers if one.pruned < one.whole]
     write_result_file(out, device, document | {"lost": lost})
 
 
 def _config_of(source: Path) -> Any:
-    """The run's config, or the default one for a plan by itself."""
+    """Return the config of a run, or the default one for a plan alone."""
     from eligo.config import load_config
     from eligo.tokens.config import TokensTrainConfig
 
@@ -87,16 +82,16 @@ def _config_of(source: Path) -> Any:
 
 
 def _examples(config: Any, split: Any, questions: int) -> tuple[Any, str]:
+    from eligo.tokens.config import ScenesDataConfig
     from eligo.tokens.data.examples import SceneExamples
     from eligo.tokens.data.file_source import read_examples
-    from eligo.tokens.inputs_config import ScenesDataConfig
 
     if isinstance(config.data, ScenesDataConfig):
         return SceneExamples(config.data.scenes, split, questions), ""
     if split != "validation":
         raise InputError(
-            "the run's questions come from files, which have no test split here; "
-            "say --split validation"
+            "--split: the run was trained on files, which have no test split here; give "
+            "--split validation"
         )
     data = config.data.replace({"validation": questions})
     return read_examples(data, to_learn=False)[1], data.instruction
@@ -105,7 +100,7 @@ def _examples(config: Any, split: Any, questions: int) -> tuple[Any, str]:
 def _table(rows: list[dict[str, Any]]) -> Any:
     table = compact_table(
         "right answers (%), with all vision tokens and with the plan's",
-        "drop: in points, with its 95 % interval over questions",
+        "drop: in points, with 95 % interval over questions",
         ("questions",),
         ("asked", "whole", "pruned", "drop", "interval"),
     )

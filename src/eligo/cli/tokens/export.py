@@ -1,4 +1,4 @@
-"""`eligo tokens export`: stage 1 as a module of its own, for serving engines."""
+"""`eligo tokens export`: write stage 1 as a module for serving engines."""
 
 from dataclasses import replace
 from math import isqrt
@@ -22,26 +22,26 @@ def run(
     plain: bool = False,
     json: bool = False,
 ) -> None:
-    """Write stage 1 of a plan for `torch.export.load`: features of an image in, fewer out.
+    """Write stage 1 of a plan for `torch.export.load`: it maps image features to fewer features.
 
-    With them come the place of each in the grid and the number of tokens it stands for. Widths are
-    read from the host's config.json. Plans that need a bias in attention (size_bias) are refused.
+    It also returns their positions in the grid and how many tokens each one replaces. Widths are
+    read from the config.json of the host. Plans with an attention bias (size_bias) are refused.
 
     Args:
         out: The folder to write to.
         plan: A plan: a folder (of a plan, a checkpoint or a run), or the name of a shipped one.
-        method: Instead of a plan, a training-free method that stands before the language model.
+        method: A training-free method instead of a plan, one that works before the language model.
         budgets: Vision tokens that the method keeps.
         model: Folder of the host; by default the tiny LLaVA that comes with eligo.
         grid: Rows and columns of vision tokens; by default those of the host's image size.
-        plain: With a method that folds: without the bias that it would like in attention.
+        plain: For a method that merges tokens: leave out its attention bias.
         json: Print one JSON document.
     """
-    from eligo.tokens.inference.resolve import find_plan
+    from eligo.tokens.inference.resolve import load_plan
 
-    chosen = find_plan(plan, method, budgets)
+    chosen = load_plan(plan, method, budgets)
     if plain and method is None:
-        raise InputError("--plain: goes with --method; a plan was trained with its bias or without")
+        raise InputError("--plain: needs --method; a plan was trained with its bias or without")
     chosen = replace(chosen, size_bias=chosen.size_bias and not plain)
     from eligo.pretrained.load import shipped_model
     from eligo.tokens.cost.shapes import HostShape
@@ -50,7 +50,7 @@ def run(
     host = HostShape.load(model or shipped_model("vlm", made_by="eligo scenes train-vlm"))
     if grid is None:
         if host.vision is None:
-            raise InputError(f"--grid: needed, as a {host.name} sees images of any size")
+            raise InputError(f"--grid: needed, as a {host.name} takes images of any size")
         side = isqrt(host.vision)
         grid = (side, side)
     written = export_stage1(

@@ -1,4 +1,4 @@
-"""`eligo tokens plan`: how many vision tokens to keep, and where, to save so much."""
+"""`eligo tokens plan`: how many vision tokens to keep, and where, to reach a target."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,21 +30,21 @@ def run(
 ) -> None:
     """Propose schedules that save a share of the language model's prefill, with their cost.
 
-    Without --model the shape of LLaVA-1.5-7B is taken. With --merge, or --cuts and --budgets, that
-    one schedule is counted instead. What is said here is arithmetic: nothing is run.
+    Without --model, for LLaVA-1.5-7B. With --merge, or --cuts and --budgets, the cost of that
+    schedule is computed instead. Nothing is run.
 
     Args:
         target: Share of the language model's FLOPs to save.
         text: Text tokens of a prompt; by default 100, or the median of --questions.
-        vision: Vision tokens of an image; by default what the host makes of one.
+        vision: Vision tokens of an image; by default those of the host.
         layers: Layers of the language model, if other than the host's.
-        model: Folder of a model whose config.json gives all sizes.
-        questions: JSON lines with image, question, answers: whose median text length counts
+        model: Folder of a model; its config.json gives all sizes.
+        questions: JSON lines with image, question, answers, to take the median text length from
             (needs --model, for its tokenizer).
         merge: Vision tokens that enter the language model.
         cuts: Layers at whose input tokens are dropped.
-        budgets: Vision tokens that are left from each cut on.
-        dtype: What the key-value cache is kept in.
+        budgets: Vision tokens that each cut keeps.
+        dtype: Data type of the key-value cache.
         json: Print one JSON document.
     """
     host = LLAVA_7B if model is None else HostShape.load(model)
@@ -52,7 +52,7 @@ def run(
         host = replace(host, num_layers=layers)
     supply = vision or host.vision
     if supply is None:
-        raise InputError(f"--vision: needed, as a {host.name} sees images of any size")
+        raise InputError(f"--vision: needed, as a {host.name} takes images of any size")
     length = _text_length(text, questions, model)
     if merge is not None or cuts or budgets:
         if len(cuts) != len(budgets):
@@ -90,13 +90,13 @@ def _text_length(text: int | None, questions: Path | None, model: Path | None) -
     from eligo.vqa import read_vqa_lines
 
     processor = load_part(AutoProcessor, str(model))
-    asked = [example.question for example in read_vqa_lines(questions)]
-    return round(median(text_lengths(processor, asked)))
+    texts = [example.question for example in read_vqa_lines(questions)]
+    return round(median(text_lengths(processor, texts)))
 
 
 def _table(proposals: list[Proposal], target: float, host: HostShape) -> Table:
     table = compact_table(
-        f"to save {target:.0%} of a language model of {host.num_layers} layers ({host.name})",
+        f"to save {target:.0%} of a language model with {host.num_layers} layers ({host.name})",
         "length, kept: tokens and share of the vision tokens, mean over layers · saved: FLOPs of "
         "the language model · total: with tower and projector, without selectors · MiB: key-value "
         "cache",
@@ -104,12 +104,10 @@ def _table(proposals: list[Proposal], target: float, host: HostShape) -> Table:
         ("length", "kept", "saved", "total", "MiB"),
     )
     for made in proposals:
-        table.add_row(made.name, *_cells(made.cost), style="" if _met(made, target) else "dim")
+        table.add_row(
+            made.name, *_cells(made.cost), style="" if made.cost.reduction_llm >= target else "dim"
+        )
     return table
-
-
-def _met(made: Proposal, target: float) -> bool:
-    return made.cost.reduction_llm >= target
 
 
 def _cells(cost: Cost) -> list[str]:

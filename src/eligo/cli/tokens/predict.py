@@ -1,4 +1,4 @@
-"""`eligo tokens predict`: one question, the answer from fewer tokens, and a picture of them."""
+"""`eligo tokens predict`: answer one question from fewer tokens, with a picture of them."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,10 +8,7 @@ import tyro
 from eligo.cli.console import print_result, print_text, warn_unknown_words
 from eligo.cli.flags import Count
 from eligo.errors import InputError
-from eligo.io.files import writing
 from eligo.pretrained.chat import place_image
-
-PICTURE = "tokens.png"
 
 
 def run(
@@ -31,53 +28,53 @@ def run(
 ) -> None:
     """Answer a question about an image from the vision tokens that a plan keeps.
 
-    Prints the answer and what it cost, and writes a picture of which tokens survived each stage;
-    `eligo explore OUT` shows them one by one.
+    Prints the answer and its cost, and writes a picture of the tokens that survive each stage;
+    `eligo explore OUT` shows them one by one. Without --plan and --method, the tiny LLaVA that
+    comes with eligo is pruned by its own plan.
 
     Args:
         image: The image file.
-        question: What to ask.
+        question: The question.
         out: The folder to write to.
         plan: A plan: a folder (of a plan, a checkpoint or a run), or the name of a shipped one.
-        method: Instead of a plan, a training-free method, such as fastv or divprune, with options
-            behind a colon: uniform:phase=first.
+        method: A training-free method instead of a plan, such as fastv or divprune, with options
+            after a colon: uniform:phase=first.
         budgets: Vision tokens that the method keeps; several, with a layer each, for several cuts.
-        layers: Where a method inside the language model cuts; by default at layer 2.
+        layers: Layers at which a method inside the language model cuts; by default layer 2.
         model: Folder or hub name of the host; by default the tiny LLaVA that comes with eligo.
-        max_new_tokens: Longest answer.
+        max_new_tokens: Maximum length of the answer.
         device: Where to run: auto, cpu or cuda.
-        dtype: The weights' type.
-        time: Also measure the time to the first token (ten repeats) and the selector's part.
+        dtype: Data type of the weights.
+        time: Also measure the time to the first token (ten repeats) and that of the selector.
         json: Print one JSON document.
     """
     if not place_image(question, "--question").strip():
         raise InputError("--question: is empty")
-    from eligo.tokens.inference.resolve import find_plan
+    from eligo.tokens.inference.resolve import load_plan
 
-    chosen = find_plan(plan, method, budgets, layers)
-    from eligo.explorer.folder import save_prediction
+    given = plan or method or budgets or layers
+    chosen = load_plan(plan, method, budgets, layers) if given or model else None
     from eligo.images import open_image
     from eligo.pretrained.devices import resolve_device
+    from eligo.tokens.config import HostConfig
     from eligo.tokens.inference.load import load_host
-    from eligo.tokens.inference.predict import predict
-    from eligo.tokens.inference.record import record
-    from eligo.tokens.inputs_config import HostConfig
+    from eligo.tokens.inference.predict import PICTURE, predict
 
     opened = open_image(image)
-    place = str(resolve_device(device))
-    host, processor = load_host(HostConfig(model=model, dtype=dtype), device=place)
-    warn_unknown_words(processor.tokenizer, [question])
-    made = predict(
-        host, processor, chosen, opened, question, max_new_tokens=max_new_tokens, timed=time
+    host, processor = load_host(
+        HostConfig(model=model, dtype=dtype), device=str(resolve_device(device))
     )
-    picture = out / PICTURE
-    with writing(picture) as temporary:
-        made.picture.save(temporary, "PNG")
-    save_prediction(record(made, question), out)
+    warn_unknown_words(processor.tokenizer, [question])
+    found = predict(
+        opened, question, model=host, processor=processor, plan=chosen,
+        max_new_tokens=max_new_tokens, timed=time,
+    )  # fmt: skip
+    picture = found.save(out) / PICTURE
     if json:
-        found = {"answer": made.answer, "picture": picture, "cost": made.cost.as_plain()}
-        print_result(found, json=True)
+        print_result(
+            {"answer": found.answer, "picture": picture, "cost": found.cost.as_plain()}, json=True
+        )
         return
-    print_text(f"answer: {made.answer}\n")
-    print_text(made.cost.block())
+    print_text(f"answer: {found.answer}\n")
+    print_text(found.cost.block())
     print_text(f"\nwritten: {picture}")

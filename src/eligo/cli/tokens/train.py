@@ -1,4 +1,4 @@
-"""`eligo tokens train`: teach merger and pruners which vision tokens a frozen model needs."""
+"""`eligo tokens train`: train merger and pruners for a frozen model."""
 
 import logging
 from typing import Annotated
@@ -15,10 +15,10 @@ def run(
     resume: bool = False,
     json: bool = False,
 ) -> None:
-    """Train a pruner; the run folder, <train.out>/<train.name>, is also a plan to load.
+    """Train a plan; the run folder, <train.out>/<train.name>, can be loaded as a plan.
 
     Args:
-        resume: Go on from the newest checkpoint in the run folder.
+        resume: Continue from the newest checkpoint in the run folder.
         json: Print one JSON document.
     """
     from accelerate import PartialState

@@ -1,1 +1,1 @@
-"""What a plan costs: tokens, FLOPs, key-value bytes."""
+"""Costs of a plan: tokens, FLOPs, bytes of the key-value cache."""

@@ -1,8 +1,7 @@
-"""What pruning saves, counted: FLOPs of the prefill by part, key-value cache, tokens kept.
+"""What pruning saves: FLOPs of the prefill by part, key-value cache, tokens kept.
 
-Numbers are for one example. Tower and projector are counted apart from the language model, and so
-is the selector, by what it says of itself. Times and memory are never computed: they are shown
-where somebody measured them.
+Numbers are for one example. Tower, projector and selector are counted apart from the language
+model. Times and memory are never computed, only shown if they were measured.
 """
 
 from collections.abc import Sequence
@@ -14,36 +13,36 @@ from eligo.errors import InputError
 from eligo.tokens.cost.shapes import HostShape
 
 SMALL_CUT = 0.01
-"""A cut that saves less of the language model than this is not worth its selector."""
+"""A cut that saves a smaller share of the language model is not worth its selector."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MIB = 2**20
 
 
 @runtime_checkable
 class SelectorCost(Protocol):
-    """What a reducer has if it knows its own cost."""
+    """A reducer that knows its own cost."""
 
     def flops(
         self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
     ) -> float:
-        """To keep `budget` of `num_tokens` tokens of one image, reading `num_words` words."""
+        """Return the FLOPs to keep `budget` of `num_tokens` tokens, given `num_words` words."""
         ...
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How many vision tokens are left where.
+    """How many vision tokens each layer works on.
 
     >>> Schedule(vision=576, merged=288, cuts=((2, 200),), text=100, num_layers=4).lengths
     (388, 388, 300, 300)
     """
 
     vision: int
-    """Vision tokens of an example, before anything."""
+    """Vision tokens of an example before any reduction."""
     merged: int
     """Those that enter the language model."""
     cuts: tuple[tuple[int, int], ...]
-    """Layer and budget: how many are left from the input of that layer on."""
+    """Layer and budget: tokens that are left from the input of that layer on."""
     text: int
     """All other tokens of the prompt."""
     num_layers: int
@@ -58,12 +57,12 @@ class Schedule:
         if any(after <= before for before, after in pairwise(layers)):
             raise InputError(
                 f"got cuts at layers {layers[1:-1]}, expected rising layers from 1 to "
-                f"{self.num_layers - 1}: layer 0 sees all, its cache is the clock"
+                f"{self.num_layers - 1}: layer 0 is never cut"
             )
 
     @property
     def vision_by_layer(self) -> tuple[int, ...]:
-        """Vision tokens that each layer works on."""
+        """Vision tokens of each layer."""
         left, counts = self.merged, []
         budgets = dict(self.cuts)
         for layer in range(self.num_layers):
@@ -73,17 +72,17 @@ class Schedule:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """All tokens that each layer works on."""
+        """All tokens of each layer."""
         return tuple(count + self.text for count in self.vision_by_layer)
 
     def without_cut(self, number: int) -> "Schedule":
-        """The same with one cut left out."""
+        """Return the schedule without one cut."""
         return replace(self, cuts=self.cuts[:number] + self.cuts[number + 1 :])
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a clock and a memory counter said; None was not measured."""
+    """Measured times and memory; None: not measured."""
 
     selector_ms: float | None = None
     ttft_p50_ms: float | None = None
@@ -109,15 +108,15 @@ class Cost:
     projector_full: float
     projector: float
     selector: float | None
-    """None: no selector told."""
+    """None: unknown."""
     llm_full: float
     llm: float
     kv_bytes_full: int
     kv_bytes: int
     cut_savings: tuple[float, ...]
-    """Share of the language model's FLOPs that each cut saves, all others given."""
+    """Share of the FLOPs of the language model that each cut saves, given all others."""
     uncounted: tuple[str, ...] = ()
-    """Selectors that do not say what they cost."""
+    """Selectors of unknown cost."""
     dtype: str = "bfloat16"
     measured: Measured = field(default_factory=Measured)
 
@@ -128,29 +127,29 @@ class Cost:
 
     @property
     def reduction_with_selector(self) -> float:
-        """Of the language model, the selector counted against it."""
+        """Reduction of the language model, minus the cost of the selector."""
         return 1 - (self.llm + (self.selector or 0.0)) / self.llm_full
 
     @property
     def reduction_total(self) -> float:
-        """Of everything: tower, projector, selector, language model."""
+        """Reduction of tower, projector, selector and language model together."""
         full = self.tower + self.projector_full + self.llm_full
         pruned = self.tower + self.projector + (self.selector or 0.0) + self.llm
         return 1 - pruned / full
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a layer, mean over layers."""
+        """Tokens per layer, mean over layers."""
         return sum(self.schedule.lengths) / self.schedule.num_layers
 
     @property
     def vision_keep_mean(self) -> float:
-        """Share of the vision tokens that a layer works on, mean over layers."""
+        """Share of the vision tokens that a layer keeps, mean over layers."""
         counts = self.schedule.vision_by_layer
         return sum(counts) / len(counts) / self.schedule.vision
 
     def metrics(self) -> dict[str, float]:
-        """The numbers by the names that training logs."""
+        """Return the numbers by the names that training logs."""
         schedule = self.schedule
         kept = {f"vision_keep_layer_{at}": left / schedule.vision for at, left in schedule.cuts}
         return {
@@ -167,12 +166,12 @@ class Cost:
         }
 
     def warnings(self, target: float | None = None) -> list[str]:
-        """What a user should know before building this."""
+        """Return what a user should know before using this schedule."""
         notes = []
         if target is not None and self.reduction_llm < target:
             notes.append(
-                f"saves {self.reduction_llm:.1%} of the language model, not the {target:.1%} asked "
-                f"for: {self.schedule.text} text tokens stay whatever is dropped; keep fewer "
+                f"saves {self.reduction_llm:.1%} of the language model, not the target of "
+                f"{target:.1%}: {self.schedule.text} text tokens are always kept; keep fewer "
                 "vision tokens, or drop them earlier"
             )
         for (layer, budget), saved in zip(self.schedule.cuts, self.cut_savings, strict=True):
@@ -186,18 +185,18 @@ class Cost:
         return notes
 
     def parts(self) -> list[str]:
-        """The printed block, part by part; see `line` and `block`."""
+        """Return the parts of the printed cost; see `line` and `block`."""
         schedule = self.schedule
         counts = [schedule.vision, schedule.merged, *(budget for _, budget in schedule.cuts)]
         layers = [0, *(layer for layer, _ in schedule.cuts)]
         scale, unit = (1e12, "TFLOPs") if self.llm_full >= 1e11 else (1e9, "GFLOPs")
 
-        def shown(flops: float) -> str:
+        def scaled(flops: float) -> str:
             return f"{flops / scale:.3g}"
 
         selector = reduction = ""
         if self.selector is not None:
-            selector = f"selector {shown(self.selector)}, "
+            selector = f"selector {scaled(self.selector)}, "
             reduction = f"with selector {self.reduction_with_selector:.1%}, "
         if self.uncounted:
             counted = selector.removesuffix(", ") or "selector not counted"
@@ -207,47 +206,45 @@ class Cost:
             f"vision {'>'.join(map(str, counts))} @ {','.join(map(str, layers))}",
             f"text {schedule.text}",
             f"mean length {self.mean_length:.0f} of {schedule.vision + schedule.text}",
-            f"{unit} ViT {shown(self.tower)}, projector {shown(self.projector_full)} > "
-            f"{shown(self.projector)}, {selector}LLM {shown(self.llm_full)} > {shown(self.llm)}",
+            f"{unit} ViT {scaled(self.tower)}, projector {scaled(self.projector_full)} > "
+            f"{scaled(self.projector)}, {selector}LLM {scaled(self.llm_full)} > {scaled(self.llm)}",
             f"reduction LLM {self.reduction_llm:.1%}, {reduction}total {self.reduction_total:.1%}",
             f"KV {self.kv_bytes_full / _MIB:.3g} > {self.kv_bytes / _MIB:.3g} MiB in {self.dtype}",
         ]
         return [*parts, *_measured_parts(self.measured)]
 
     def line(self) -> str:
-        """The block on one line."""
+        """Return all parts on one line."""
         return " | ".join(self.parts())
 
     def block(self) -> str:
-        """The block, a line for each part."""
+        """Return one line for each part."""
         return "\n".join(self.parts())
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON: every number, without those that nobody measured."""
+        """Return plain values, without those that were not measured."""
         plain = {name: value for name, value in asdict(self).items() if name != "measured"}
         known = {name: v for name, v in asdict(self.measured).items() if v is not None}
         return {**plain, **self.metrics(), **({"measured": known} if known else {})}
 
 
 def _measured_parts(measured: Measured) -> list[str]:
+    def short(value: float) -> str:
+        return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
     times = []
     if measured.selector_ms is not None:
-        times.append(f"selector {_short(measured.selector_ms)} ms")
+        times.append(f"selector {short(measured.selector_ms)} ms")
     if measured.ttft_p50_ms is not None:
-        p90 = "" if measured.ttft_p90_ms is None else f"/{_short(measured.ttft_p90_ms)}"
-        times.append(f"TTFT p50{'/p90' if p90 else ''} {_short(measured.ttft_p50_ms)}{p90} ms")
+        p90 = "" if measured.ttft_p90_ms is None else f"/{short(measured.ttft_p90_ms)}"
+        times.append(f"TTFT p50{'/p90' if p90 else ''} {short(measured.ttft_p50_ms)}{p90} ms")
     if measured.decode_ms is not None:
-        times.append(f"decode {_short(measured.decode_ms)} ms/token")
+        times.append(f"decode {short(measured.decode_ms)} ms/token")
     if measured.peak_mib is not None:
         times.append(f"peak {measured.peak_mib:.0f} MiB")
-    where = [measured.dtype, measured.backend, measured.device]
     setting = [f"batch {measured.batch}"] if measured.batch is not None else []
-    setting += [name for name in where if name]
-    return [", ".join(words) for words in (times, setting) if words]
-
-
-def _short(value: float) -> str:
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    setting += [name for name in (measured.dtype, measured.backend, measured.device) if name]
+    return [", ".join(parts) for parts in (times, setting) if parts]
 
 
 def count_cost(
@@ -258,10 +255,10 @@ def count_cost(
     dtype: str = "bfloat16",
     measured: Measured | None = None,
 ) -> Cost:
-    """The cost of a schedule on a host.
+    """Return the cost of a schedule on a host.
 
-    `selectors` are the reducers of the merge and of every cut in turn (None for a stage without
-    one); those that are no `SelectorCost` are listed as not counted.
+    `selectors`: the reducers of stage 1 and of every cut (None for a stage without one); those
+    that are no `SelectorCost` are listed as not counted.
     """
     if schedule.num_layers != host.num_layers:
         raise InputError(
@@ -279,21 +276,14 @@ def count_cost(
     spared = [_llm_flops(host, schedule.without_cut(n)) for n in range(len(schedule.cuts))]
     per_token = host.layer.cached_values * _BYTES[dtype]
     return Cost(
-        host=host.name,
-        schedule=schedule,
-        tower=host.tower_flops(schedule.vision),
-        projector_full=projector_full,
-        projector=projector_full + host.projector_flops(again),
-        selector=selector,
-        llm_full=full,
-        llm=pruned,
+        host=host.name, schedule=schedule, tower=host.tower_flops(schedule.vision),
+        projector_full=projector_full, projector=projector_full + host.projector_flops(again),
+        selector=selector, llm_full=full, llm=pruned,
         kv_bytes_full=per_token * host.num_layers * length,
         kv_bytes=per_token * sum(schedule.lengths),
         cut_savings=tuple((more - pruned) / full for more in spared),
-        uncounted=uncounted,
-        dtype=dtype,
-        measured=measured or Measured(),
-    )
+        uncounted=uncounted, dtype=dtype, measured=measured or Measured(),
+    )  # fmt: skip
 
 
 def _llm_flops(host: HostShape, schedule: Schedule) -> float:
@@ -311,10 +301,10 @@ def _selector_flops(
             f"got {len(selectors)} selectors, expected {len(stages)}: one for the merge and one "
             "for each cut (None where a stage has none)"
         )
-    told, uncounted = [], []
+    counted, uncounted = [], []
     for selector, (tokens, budget, width) in zip(selectors, stages, strict=False):
         if isinstance(selector, SelectorCost):
-            told.append(selector.flops(tokens, schedule.text, width, host.layer.width, budget))
+            counted.append(selector.flops(tokens, schedule.text, width, host.layer.width, budget))
         elif selector is not None:
             uncounted.append(str(getattr(selector, "name", type(selector).__name__)))
-    return sum(told) if told else None, tuple(dict.fromkeys(uncounted))
+    return sum(counted) if counted else None, tuple(dict.fromkeys(uncounted))

@@ -1,9 +1,9 @@
 """Schedules that reach a target: how much to merge, where to cut, what to keep.
 
-The default plan halves the tokens and cuts at 1/16, 1/4 and 1/2 of the depth, to 200, 150 and 100
-of 288. The others cut at the same layers in like proportions and differ in how much the merge does;
-what their cuts keep is as much as the target allows, and a cut that saves next to nothing is left
-out. Merging alone and cutting alone stand beside them.
+The default schedule halves the tokens and cuts at 1/16, 1/4 and 1/2 of the depth, to 200, 150 and
+100 of 288. The other proposals cut at the same layers in similar proportions and differ in how much
+they merge, from everything before the language model to nothing. Their cuts keep as much as the
+target allows; a cut that saves almost nothing is left out.
 """
 
 from bisect import bisect_left
@@ -15,35 +15,35 @@ from eligo.tokens.cost.count import SMALL_CUT, Cost, Schedule, count_cost
 from eligo.tokens.cost.shapes import HostShape
 
 DEPTHS = (1 / 16, 1 / 4, 1 / 2)
-"""Where the default plan cuts."""
+"""Depths of the default cuts."""
 PROPORTIONS = (200 / 288, 150 / 288, 100 / 288)
-"""What its cuts keep of what was merged."""
-_MERGES = (0.5, 0.75, 1 / 3, 1.0)  # the first that works is the one that is proposed
-_NEAR = 0.1  # the default is good advice if it saves at most so much more than asked for
-_STEEPEST = 30.0  # proportions to this power are nothing
+"""Shares of the merged tokens that the default cuts keep."""
+_MERGES = (0.5, 0.75, 1 / 3, 1.0)  # the first that works is proposed
+_NEAR = 0.1  # the default is proposed if it exceeds the target by at most this
+_STEEPEST = 30.0  # largest power of the proportions
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A schedule, where it comes from and what it costs."""
+    """A schedule with its name and cost."""
 
     name: str
     cost: Cost
 
     @property
     def schedule(self) -> Schedule:
-        """How many vision tokens are left where."""
+        """The schedule."""
         return self.cost.schedule
 
 
 def cut_layers(num_layers: int) -> tuple[int, ...]:
-    """The layers of the default depths: 2, 8, 16 of 32; 1, 3, 6 of 12."""
+    """Return the layers of the default depths: 2, 8, 16 of 32; 1, 3, 6 of 12."""
     layers = (max(1, int(depth * num_layers + 0.5)) for depth in DEPTHS)
     return tuple(dict.fromkeys(layer for layer in layers if layer < num_layers))
 
 
 def default_schedule(host: HostShape, vision: int, text: int) -> Schedule:
-    """Half of the tokens merged away, then the default cuts."""
+    """Return the default schedule: half of the tokens merged, then the default cuts."""
     uncut = Schedule(vision, _at_least_one(vision / 2), (), text, host.num_layers)
     return _with_cuts(
         uncut, tuple(zip(cut_layers(host.num_layers), PROPORTIONS, strict=False)), 1.0
@@ -51,9 +51,9 @@ def default_schedule(host: HostShape, vision: int, text: int) -> Schedule:
 
 
 def propose(host: HostShape, vision: int, text: int, target: float) -> list[Proposal]:
-    """Schedules that save `target` (0 to 1) of the language model's FLOPs, the best advice first.
+    """Return schedules that save `target` (0 to 1) of the FLOPs of the language model, best first.
 
-    One that cannot reach it keeps the least there is and is listed all the same: its cost says so.
+    A schedule that cannot reach the target keeps as little as possible and is listed too.
     """
     if not 0 < target < 1:
         raise InputError(f"got target {target}, expected a share between 0 and 1, such as 0.6")
@@ -79,7 +79,7 @@ def _schedules(
         uncut = uncut_to(_at_least_one(share * vision))
         if not _saves(host, uncut, target):
             yield f"merge {share:.0%}" if share < 1 else "cuts only", _solve(host, uncut, target)
-    # Reductions fall as more is kept: the most that still saves enough.
+    # The reduction falls as more is kept.
     kept = bisect_left(
         range(1, vision + 1), True, key=lambda kept: not _saves(host, uncut_to(kept), target)
     )
@@ -87,7 +87,7 @@ def _schedules(
 
 
 def _solve(host: HostShape, uncut: Schedule, target: float) -> Schedule:
-    """The schedule with the largest budgets that reaches the target, without idle cuts."""
+    """Return the schedule with the largest budgets that reaches the target."""
     places = list(zip(cut_layers(host.num_layers), PROPORTIONS, strict=False))
     while True:
         gentle, steep = 0.0, _STEEPEST  # powers of the proportions

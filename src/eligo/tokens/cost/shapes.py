@@ -1,8 +1,7 @@
-"""The sizes of a host that decide what it costs, read from its config; no weights are needed.
+"""Shapes of a host that decide its cost, read from its config; no weights are needed.
 
-A multiply-add is two FLOPs. Counted are the matrix products: projections, feed-forward, attention.
-Norms, activations, embeddings and the head of the language model (which a prefill needs for one
-token) are left out, as torch's own counter leaves out all that is no product.
+A multiply-add is two FLOPs. Only matrix products are counted (projections, feed-forward,
+attention), as by the FLOP counter of torch, and without the head of the language model.
 """
 
 from dataclasses import dataclass
@@ -31,8 +30,10 @@ class LayerShape:
     def flops(
         self, tokens: int | float, *, causal: bool = True, window: int | None = None
     ) -> float:
-        """`2 [n d (2 h e + 2 h_kv e) + 3 n d f + h e n (n + 1)]`, the last term 2 h e n^2 where
-        every token sees all, or 2 h e n w where it sees a window of w."""
+        """Return `2 [n d (2 h e + 2 h_kv e) + 3 n d f + h e n (n + 1)]`.
+
+        The last term is 2 h e n^2 without a causal mask, and 2 h e n w with a window of w.
+        """
         inner = self.heads * self.head_size
         projections = 2 * inner + 2 * self.kv_heads * self.head_size + self.matrices * self.hidden
         seen = (tokens + 1) / 2 if causal else min(tokens, window or tokens)
@@ -40,28 +41,28 @@ class LayerShape:
 
     @property
     def cached_values(self) -> int:
-        """Numbers that a key-value cache holds for one token."""
+        """Values of one token in the key-value cache."""
         return 2 * self.kv_heads * self.head_size
 
 
 @dataclass(frozen=True)
 class TowerShape:
-    """The vision tower: every run takes one image (or tile) of so many patches."""
+    """The vision tower; a run encodes one image or tile."""
 
     layer: LayerShape
     num_layers: int
     patch_values: int
-    """Numbers in a patch, such as 3 x 14 x 14."""
+    """Values of a patch, such as 3 x 14 x 14."""
     tokens_per_run: int | None = None
-    """Vision tokens that the language model gets from one run; None: one run takes them all."""
+    """Vision tokens of one run; None: one run encodes them all."""
     patches_per_token: int = 1
     """Patches that become one vision token (pixel shuffle, patch merger)."""
     extra_tokens: int = 0
-    """[CLS]."""
+    """Extra tokens, such as [CLS]."""
     window: int | None = None
-    """Patches that a patch sees in most layers; None: all."""
+    """Attention window in patches of most layers; None: full attention."""
     num_full_layers: int = 0
-    """Layers where it sees all, in a tower with windows."""
+    """Layers with full attention, in a tower with windows."""
 
     @property
     def feature_width(self) -> int:
@@ -69,7 +70,7 @@ class TowerShape:
         return self.layer.width * self.patches_per_token
 
     def flops(self, vision: int) -> float:
-        """To see what becomes `vision` tokens."""
+        """Return the FLOPs to encode `vision` tokens."""
         runs = 1 if self.tokens_per_run is None else vision / self.tokens_per_run
         patches = vision / runs * self.patches_per_token
         tokens = patches + self.extra_tokens
@@ -87,40 +88,40 @@ class HostShape:
 
     name: str
     layer: LayerShape
-    """Of the language model."""
+    """A layer of the language model."""
     num_layers: int
     vision: int | None = None
-    """Vision tokens of one image; None where they follow its size."""
+    """Vision tokens of one image; None if they depend on its size."""
     tower: TowerShape | None = None
     projector: tuple[tuple[int, int], ...] = ()
-    """Inputs and outputs of its linear maps."""
+    """Input and output widths of its linear layers."""
     projects_again: bool = True
-    """Whether stage 1 folds tower features, which are then projected: the host has by then
-    projected all of them, before anybody could choose. False: it folds what is projected."""
+    """Whether stage 1 merges tower features, which are then projected a second time (the host has
+    projected all of them before). False: it merges projected features."""
     causal: bool = True
-    """False where the prompt sees all of itself (PaliGemma)."""
+    """False for full attention within the prompt (PaliGemma)."""
 
     @property
     def feature_width(self) -> int:
-        """Width of what stage 1 sees."""
+        """Width of the features in stage 1."""
         return self.projector[0][0] if self.projects_again and self.projector else self.layer.width
 
     def tower_flops(self, vision: int) -> float:
-        """Of the vision tower."""
+        """Return the FLOPs of the vision tower."""
         return self.tower.flops(vision) if self.tower else 0.0
 
     def projector_flops(self, vision: int) -> float:
-        """Of the projector, on so many tokens."""
+        """Return the FLOPs of the projector."""
         return 2.0 * vision * sum(before * after for before, after in self.projector)
 
     @classmethod
     def of(cls, host: Any) -> "HostShape":
-        """From a model, or from its config."""
+        """Read the shape of a model or of its config."""
         return shape_of(getattr(host, "config", host))
 
     @classmethod
     def load(cls, folder: str | Path) -> "HostShape":
-        """From the `config.json` of a model: a folder, a shipped name, or a name on the hub."""
+        """Read the `config.json` of a model: a folder, a shipped name, or a name on the hub."""
         from transformers import AutoConfig
 
         from eligo.pretrained.load import find_host, load_part
@@ -131,18 +132,18 @@ class HostShape:
 
 
 def shape_of(config: Any) -> HostShape:
-    """The shape that a config of `transformers` describes."""
+    """Return the shape that a config of `transformers` describes."""
     reader = _READERS.get(getattr(config, "model_type", ""))
     if reader is None:
         raise InputError(
             f"cannot count the cost of a {getattr(config, 'model_type', type(config).__name__)}; "
-            f"known hosts: {', '.join(_READERS)} (docs/adding_a_host.md tells how to add one)"
+            f"known hosts: {', '.join(_READERS)} (to add one, see docs/adding_a_host.md)"
         )
     return reader(config)
 
 
 def text_layer(config: Any) -> LayerShape:
-    """A layer of the language model: Llama, Mistral, Qwen2, Gemma and their like."""
+    """Return a layer of the language model: Llama, Mistral, Qwen2, Gemma and similar."""
     for name in ("num_experts", "num_local_experts"):
         if getattr(config, name, None):
             raise InputError(f"got a language model with {name}; only dense ones can be counted")
@@ -158,7 +159,7 @@ def text_layer(config: Any) -> LayerShape:
 
 
 def _vision_layer(config: Any) -> LayerShape:
-    """A layer of a plain vision transformer: CLIP, SigLIP, InternViT."""
+    """Return a layer of a plain vision transformer: CLIP, SigLIP, InternViT."""
     heads, width = config.num_attention_heads, config.hidden_size
     return LayerShape(width, config.intermediate_size, heads, heads, width // heads, matrices=2)
 
@@ -168,7 +169,7 @@ def _side(value: Any) -> int:
 
 
 def _square_tower(config: Any, merge: int = 1, extra_tokens: int = 0) -> TowerShape:
-    """A tower of one image size, `merge` patches a side becoming one token."""
+    """Return a tower of one image size; `merge` x `merge` patches become one token."""
     patch = _side(config.patch_size)
     patches = (_side(config.image_size) // patch) ** 2
     return TowerShape(
@@ -236,15 +237,8 @@ def _qwen2_5_vl(config: Any) -> HostShape:
         num_full_layers=len(vision.fullatt_block_indexes),
     )  # fmt: skip
     projector = ((width * merged, width * merged), (width * merged, vision.out_hidden_size))
-    return HostShape(
-        config.model_type,
-        layer,
-        config.text_config.num_hidden_layers,
-        None,
-        tower,
-        projector,
-        projects_again=False,
-    )
+    count = config.text_config.num_hidden_layers
+    return HostShape(config.model_type, layer, count, None, tower, projector, projects_again=False)
 
 
 _READERS = {
@@ -264,4 +258,4 @@ LLAVA_7B = HostShape(
                extra_tokens=1),
     ((1024, 4096), (4096, 4096)),
 )  # fmt: skip
-"""The shape that plans are made for when no host is given."""
+"""The default shape of `eligo tokens plan`."""

@@ -1,8 +1,8 @@
-"""Examples to train and judge a pruner with: a question on an image, and what is right.
+"""Examples (a question on an image, with answers) and their batches.
 
-From the embedded world (with the objects that decide the answer, for the oracle) or from files; a
-`Collator` makes batches of them with the host's own processor. Rows are padded on the left, and the
-answer, where there is one, stands at the right end: labels and question mask never overlap.
+Examples come from generated scenes (with the objects that decide the answer, for the oracle) or
+from files; a `Collator` batches them with the processor of the host. Rows are padded on the left
+and end with the answer, if there is one; labels and question mask never overlap.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ from eligo.tokens.data.prompts import answer_ids, build_prompt, encode, image_to
 from eligo.vqa import VqaExample, usual_answer
 
 IGNORED = -100
-"""Label of whatever is not to be learnt."""
+"""Label of tokens without loss."""
 GRID = 24
-"""Vision tokens a side of the shipped host."""
+"""Side of the token grid of the shipped host."""
 _TRIES = 4  # questions drawn per scene, to find one of the wanted family
 _SURE = "existence"  # the family that every scene has a question of
 
@@ -44,24 +44,24 @@ class TokenExample:
     answers: tuple[str, ...]
     """One per annotator."""
     family: str = ""
-    """Of the scenes: one of `FAMILIES`; of files: whatever they call the kind of question."""
+    """For scenes one of `FAMILIES`; for files their kind of question."""
     kind: str = ""
     deciding: Bool[Tensor, "rows columns"] | None = None
-    """Vision tokens that show an object one must see to answer; None where nobody knows."""
+    """Vision tokens of the objects that decide the answer; None: unknown."""
     held_out: bool = False
-    """Whether such an object has a colour-shape pair unknown from training."""
+    """Whether such an object has a colour-shape pair that training never shows."""
 
     @property
     def answer(self) -> str:
-        """What to learn: the usual answer."""
+        """The usual answer, for training."""
         return usual_answer(self.answers)
 
 
 class SceneExamples(Dataset[TokenExample]):
-    """One question on each of the first `size` scenes of a split, the families in turn.
+    """One question on each of the first `size` scenes of a split, from all families in turn.
 
-    A few scenes in a hundred have no question of the family whose turn it is; they get one on
-    existence. Every example is a pure function of (config, split, index).
+    The few scenes without a question of the family get one on existence. Every example is a pure
+    function of (config, split, index).
 
     >>> example = SceneExamples(SceneConfig(), "train", 100)[2]
     >>> example.family, tuple(example.deciding.shape)
@@ -78,13 +78,15 @@ class SceneExamples(Dataset[TokenExample]):
         grid: tuple[int, int] = (GRID, GRID),
         device: torch.device | str = "cpu",
     ) -> None:
-        """`grid` are rows and columns of the host's vision tokens; images stay on `device`."""
+        """`grid`: rows and columns of the vision tokens of the host; images stay on `device`."""
         if size < 1:
             raise InputError(f"expected at least one example, got size {size}")
         self.config, self.size, self.families, self.grid = config, size, families, grid
         self.split: Split = split
         self.device = torch.device(device)
-        draw_questions(draw_scenes(config, split, range(1)), 1, families)  # mistakes show here
+        draw_questions(
+            draw_scenes(config, split, range(1)), 1, families
+        )  # raises for invalid settings
 
     def __len__(self) -> int:
         return self.size
@@ -93,7 +95,7 @@ class SceneExamples(Dataset[TokenExample]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[TokenExample]:
-        """Many at once, which is much faster; a loader calls this one."""
+        """Return many at once, which is much faster; data loaders call this."""
         wrong = [index for index in indices if not 0 <= index < self.size]
         if wrong:
             raise IndexError(f"example {wrong[0]} of {self.size}")
@@ -106,19 +108,19 @@ class SceneExamples(Dataset[TokenExample]):
         for turn, family in enumerate(self.families):
             last = first + int((wanted % turns == turn).sum())
             if last > first:
-                made = self._ask(rendered[slice(first, last)], family)
+                made = self._questions(rendered[slice(first, last)], family)
                 examples |= dict(zip(order[first:last], made, strict=True))
             first = last
         return [examples[place] for place in range(len(indices))]
 
-    def _ask(self, rendered: Rendered, family: str) -> list[TokenExample]:
-        """One question of the family on every scene."""
+    def _questions(self, rendered: Rendered, family: str) -> list[TokenExample]:
+        """Return one question of the family on every scene."""
         graph = rendered.graph
-        asked = draw_questions(graph, _TRIES, (family,))
-        spare = None if asked.valid.any(-1).all() else draw_questions(graph, _TRIES, (_SURE,))
+        wanted = draw_questions(graph, _TRIES, (family,))
+        spare = None if wanted.valid.any(-1).all() else draw_questions(graph, _TRIES, (_SURE,))
         examples = []
         for row, index in enumerate(graph.indices.tolist()):
-            found = asked if spare is None or asked.valid[row].any() else spare
+            found = wanted if spare is None or wanted.valid[row].any() else spare
             place = int(found.valid[row].int().argmax())
             kind = KINDS[int(found.kind[row, place])]
             deciding = found.deciding[row, place]
@@ -142,16 +144,16 @@ def _shown(
     objects: Bool[Tensor, " slots"],
     grid: tuple[int, int],
 ) -> Bool[Tensor, "rows columns"]:
-    """Tokens with at least one pixel of one of the objects."""
-    is_one = torch.nn.functional.pad(objects, (1, 0))[instances.long()]  # 0 is the room
+    """Return the tokens with at least one pixel of one of the objects."""
+    is_one = torch.nn.functional.pad(objects, (1, 0))[instances.long()]  # 0 is the background
     return torch.nn.functional.adaptive_max_pool2d(is_one[None].float(), grid)[0] > 0
 
 
 class FileExamples(Dataset[TokenExample]):
-    """The questions of `read_vqa` or `read_vqa_lines`; images are opened when they are needed."""
+    """The questions of `read_vqa` or `read_vqa_lines`; images are opened on access."""
 
     def __init__(self, rows: Sequence[VqaExample], side: int | None = None) -> None:
-        """`side`: pixels a side that the host looks at; see `open_image`."""
+        """`side`: image side of the host in pixels; see `open_image`."""
         if not rows:
             raise InputError("expected at least one question, got none")
         self.rows, self.side = tuple(rows), side
@@ -168,21 +170,21 @@ class FileExamples(Dataset[TokenExample]):
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Examples as a host takes them: `model(**batch.inputs)`, `model.generate(**batch.inputs)`."""
+    """Inputs of a host: `model(**batch.inputs)`, `model.generate(**batch.inputs)`."""
 
     examples: tuple[TokenExample, ...]
     inputs: dict[str, Tensor]
-    """What the processor made, padded on the left; with the answers at the end, if asked for."""
+    """Output of the processor, padded on the left; answers at the end, if the collator adds any."""
     question_mask: Bool[Tensor, "batch length"]
-    """The text of the prompt: no vision tokens, no padding, never an answer."""
+    """Text of the prompt: no vision tokens, padding or answer."""
     labels: Int64[Tensor, "batch length"] | None
     """Token ids of the answer and of the end of text, -100 elsewhere; None without answers."""
     scene: Bool[Tensor, "batch tokens"] | None
-    """Vision tokens that decide the answer, in raster order; None unless all examples know."""
+    """Vision tokens that decide the answer, in raster order; None unless known for all."""
 
     @property
     def answer_mask(self) -> Bool[Tensor, "batch length"]:
-        """Where the answers are."""
+        """Which tokens belong to the answers."""
         if self.labels is None:
             return torch.zeros_like(self.question_mask)
         return self.labels != IGNORED
@@ -193,7 +195,7 @@ class TokenBatch:
         return self.question_mask.sum(-1)
 
     def to(self, device: torch.device | str) -> "TokenBatch":
-        """The same batch on another device (the images in `examples` stay)."""
+        """Move the tensors to a device (the images in `examples` stay)."""
         return replace(
             self,
             inputs={name: value.to(device) for name, value in self.inputs.items()},
@@ -204,21 +206,21 @@ class TokenBatch:
 
 
 class Collator:
-    """From examples to a batch, with the processor of the host.
+    """Batches examples with the processor of the host.
 
     >>> batch = Collator(processor)(examples)  # to generate; doctest: +SKIP
     >>> batch = Collator(processor, answers=True)(examples)  # to train; doctest: +SKIP
     """
 
     def __init__(self, processor: Any, *, answers: bool = False, instruction: str = "") -> None:
-        """`instruction` is put behind every question, such as "Answer in one word."."""
+        """`instruction`: text after every question, such as "Answer in one word."."""
         self.processor, self.answers, self.instruction = processor, answers, instruction
         self.side = side_of(processor)
         self.image_token_id = image_token_id(processor)
         self._known: set[str] = set()  # answers that have tokens
 
     def __call__(self, examples: Sequence[TokenExample]) -> TokenBatch:
-        """One row for each example; large images are made smaller, as `open_image` does."""
+        """Return one row for each example; large images are made smaller, as by `open_image`."""
         examples = [self._bounded(example) for example in examples]
         prompts = [self._prompt(example) for example in examples]
         encoded = encode(self.processor, [example.image for example in examples], prompts)
@@ -233,17 +235,17 @@ class Collator:
         pad = self.processor.tokenizer.pad_token_id or 0
         device = ids.device
 
-        def extended(value: Tensor, filling: int, said: list[list[int]]) -> Tensor:
+        def extended(value: Tensor, filling: int, added: list[list[int]]) -> Tensor:
             rows = [
                 torch.cat([row[keep], torch.tensor(end, dtype=value.dtype, device=device)])
-                for row, keep, end in zip(value, real, said, strict=True)
+                for row, keep, end in zip(value, real, added, strict=True)
             ]
             return _left_padded(rows, filling)
 
         def constant(filling: int) -> list[list[int]]:
             return [[filling] * len(end) for end in ends]
 
-        # PaliGemma calls what follows the prompt type 1; for others an answer is plain text.
+        # PaliGemma gives type 1 to what follows the prompt.
         endings = {"input_ids": ends, "attention_mask": constant(1), "token_type_ids": constant(1)}
         inputs = {
             name: extended(value, pad if name == "input_ids" else 0, endings.get(name, constant(0)))
@@ -259,7 +261,7 @@ class Collator:
         )
 
     def check(self, question: str, answer: str) -> None:
-        """Raise what a batch with this text would; without an image, and quick."""
+        """Raise the error of a batch with this text, without an image."""
         if answer not in self._known:
             answer_ids(self.processor, build_prompt(self.processor, "?"), answer)
             self._known.add(answer)
@@ -267,14 +269,14 @@ class Collator:
             sign = str(getattr(self.processor, name, None) or "")
             if sign and sign in question and self._adds(question, sign):
                 raise InputError(
-                    f"{question!r:.80} holds {sign}, where the host would look for another image; "
-                    "expected words: leave it out"
+                    f"{question!r:.80} contains {sign}, the placeholder of an image; expected "
+                    "words: leave it out"
                 )
 
     def _adds(self, question: str, sign: str) -> bool:
-        """Whether a sign of the question is still there in the prompt."""
-        asked, bare = (build_prompt(self.processor, text) for text in (question, "?"))
-        return asked.count(sign) > bare.count(sign)
+        """Return whether the prompt has more of these placeholders because of the question."""
+        prompt, bare = (build_prompt(self.processor, text) for text in (question, "?"))
+        return prompt.count(sign) > bare.count(sign)
 
     def _bounded(self, example: TokenExample) -> TokenExample:
         if not isinstance(example.image, Image.Image):

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 
 from eligo.errors import InputError
 from eligo.images import side_of, upright_size, warn_shared_images
+from eligo.tokens.config import LinesDataConfig, VqaDataConfig
 from eligo.tokens.data.examples import Collator, FileExamples, TokenExample
 from eligo.tokens.data.prompts import text_lengths
-from eligo.tokens.inputs_config import LinesDataConfig, VqaDataConfig
 from eligo.tokens.training.batch import HostBatch, host_batch, to_device
 from eligo.train import epoch_batches
 from eligo.train.check import DataCheck

@@ -1,4 +1,4 @@
-"""How a question is put to a host: prompt, tokens, answer span. All through its own processor."""
+"""Prompts, inputs and answer tokens of a host, through its own processor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,24 +10,26 @@ from torch import Tensor
 from eligo.errors import InputError
 from eligo.pretrained.chat import place_image, plain_text, render_chat, spoken_ids, tokenize
 
-_PLAIN = "USER: {image}\n{question} ASSISTANT:"  # LLaVA-1.5's, for processors without a template
+_PLAIN = "USER: {image}\n{question} ASSISTANT:"  # as for LLaVA-1.5, without a chat template
 _NO_TEMPLATE = {"PaliGemmaProcessor": "{image}answer en {question}\n"}
 
 
 def image_token_id(processor: Any) -> int:
-    """The id of the placeholder that stands for one vision token."""
+    """Return the id of the placeholder of one vision token."""
     found = getattr(processor, "image_token_id", None)
     if found is None and (token := getattr(processor, "image_token", None)) is not None:
         found = processor.tokenizer.convert_tokens_to_ids(str(token))
     if found is None:
-        raise InputError(f"{type(processor).__name__} names no image token; is it for images?")
+        raise InputError(
+            f"{type(processor).__name__} has no image token; expected a processor for images"
+        )
     return int(found)
 
 
 def build_prompt(processor: Any, question: str) -> str:
-    """One image and one question, as the host was taught to read them.
+    """Return the prompt of one image and one question, by the chat template of the host.
 
-    `<image>` in the question stands for the image, and its control tokens are made plain text.
+    `<image>` in the question marks the place of the image; control tokens become plain text.
     """
     question = plain_text(processor, place_image(question, "question"))
     if getattr(processor, "chat_template", None):
@@ -41,12 +43,12 @@ def build_prompt(processor: Any, question: str) -> str:
 def encode(
     processor: Any, images: Sequence[Image.Image | Tensor], prompts: Sequence[str]
 ) -> dict[str, Tensor]:
-    """What the host takes: one image for each prompt, rows padded to one length."""
-    quick = _prepared(processor, images)
-    if quick is not None:
+    """Return the inputs of the host: one image per prompt, rows padded to one length."""
+    pixels = _prepared(processor, images)
+    if pixels is not None:
         text = [_expanded(processor, prompt) for prompt in prompts]
         encoded = tokenize(processor.tokenizer, text, padding=True, return_tensors="pt")
-        return {**{n: v.to(quick.device) for n, v in encoded.items()}, "pixel_values": quick}
+        return {**{n: v.to(pixels.device) for n, v in encoded.items()}, "pixel_values": pixels}
     encoded = tokenize(
         processor,
         images=[[image] for image in images],
@@ -54,14 +56,14 @@ def encode(
         padding=True,
         return_tensors="pt",
     )
-    # PaliGemma's makes labels of prompts too; a batch has its own, of answers only.
+    # The processor of PaliGemma also returns labels of the prompts.
     return {name: value for name, value in encoded.items() if name != "labels"}
 
 
 def _prepared(processor: Any, images: Sequence[Image.Image | Tensor]) -> Tensor | None:
-    """Pixels of images that already have the size LLaVA wants, on their own device; else None.
+    """Return normalised pixels of images that have the right size for a LLaVA, else None.
 
-    The same numbers as from the processor, which would take a GPU's images through the CPU.
+    Same values as from the processor, but images on a GPU stay there.
     """
     size = getattr(processor.image_processor, "crop_size", None)
     if type(processor).__name__ != "LlavaProcessor" or size is None:
@@ -79,7 +81,7 @@ def _prepared(processor: Any, images: Sequence[Image.Image | Tensor]) -> Tensor 
 
 
 def _expanded(processor: Any, prompt: str) -> str:
-    """The prompt with a placeholder for every vision token of a LLaVA."""
+    """Return the prompt with a placeholder for every vision token of a LLaVA."""
     size, patch = processor.image_processor.crop_size, processor.patch_size
     count = (size["height"] // patch) * (size["width"] // patch)
     count += processor.num_additional_image_tokens
@@ -89,7 +91,7 @@ def _expanded(processor: Any, prompt: str) -> str:
 
 
 def answer_ids(processor: Any, prompt: str, answer: str) -> list[int]:
-    """Tokens of the answer behind the prompt, and the end of text."""
+    """Return the tokens of the answer after the prompt, and the end of text."""
     tail = prompt.rpartition(str(processor.image_token))[2].lstrip()
     ids = spoken_ids(processor.tokenizer, tail, answer)
     if not ids:
@@ -98,7 +100,7 @@ def answer_ids(processor: Any, prompt: str, answer: str) -> list[int]:
 
 
 def text_lengths(processor: Any, questions: Sequence[str]) -> list[int]:
-    """Prompt tokens that are not vision tokens, for each question: what a plan must count on."""
+    """Return the number of prompt tokens without vision tokens, for each question."""
     token = str(processor.image_token)
     texts = [build_prompt(processor, question).replace(token, "") for question in questions]
     return [len(ids) for ids in tokenize(processor.tokenizer, texts)["input_ids"]]

@@ -1,4 +1,4 @@
-"""Questions on fresh scenes, made on the device by indexing: no look at it, no file, no end."""
+"""Questions on fresh scenes, built on the device by indexing, without synchronisation."""
 
 import math
 from collections.abc import Iterator
@@ -26,25 +26,25 @@ from eligo.scenes.vlm import (
     USER,
     pixel_values,
 )
+from eligo.tokens.config import ScenesDataConfig
 from eligo.tokens.data.examples import IGNORED
-from eligo.tokens.inputs_config import ScenesDataConfig
 from eligo.tokens.training.batch import HostBatch, Packed
 
-_WORDS = 16  # no question is longer
-_ANSWER = 3  # two words and the end of text
-_AHEAD = 16  # steps whose scenes are drawn together: on a GPU the number of operations counts
-_SPARE = 2  # questions drawn beyond those needed, as some scenes lack some
+_WORDS = 16  # longest question
+_ANSWER = 3  # longest answer: two words and the end of text
+_AHEAD = 16  # steps whose scenes are drawn together, to save kernel launches
+_SPARE = 2  # extra questions per scene, as some cannot be drawn
 
 
 def reads_scenes(processor: Any) -> bool:
-    """Whether a processor has the scenes' own vocabulary, so that rows can be made by indexing."""
+    """Return whether a processor has the vocabulary of the scenes, so that rows can be indexed."""
     words = [*SPECIAL, *VOCABULARY]
     ids = processor.tokenizer.convert_tokens_to_ids(words)
     return ids == list(range(len(words)))
 
 
 class _Drawn(NamedTuple):
-    """Scenes and what is asked about them."""
+    """Scenes and their questions."""
 
     words: Int64[Tensor, "scenes questions words"]
     answer: Int64[Tensor, "scenes questions"]
@@ -52,7 +52,7 @@ class _Drawn(NamedTuple):
 
 
 class SceneSource:
-    """Questions on fresh scenes, made on the device."""
+    """Questions on fresh scenes, built on the device."""
 
     def __init__(self, config: ScenesDataConfig, num_tokens: int) -> None:
         self.config, self.num_tokens = config, num_tokens
@@ -60,7 +60,7 @@ class SceneSource:
     def batches(
         self, size: int, seed: int, start_step: int, rank: int, world_size: int, device: Any
     ) -> Iterator[HostBatch]:
-        """Part `rank` of the batch of every step: a pure function of (seed, step)."""
+        """Yield part `rank` of the batch of every step: a pure function of (seed, step)."""
         part = size // world_size
         repeats = math.gcd(part, self.config.questions_per_image)
         images = part // repeats
@@ -73,12 +73,12 @@ class SceneSource:
             indices = origin + chunk * per_step + ahead[step - chunk :]
             drawn = self._draw("train", indices.flatten(), repeats, device)
             for place in range(len(indices)):
-                # Pixels as floats, once per row, only now: all steps ahead would be gigabytes.
+                # Float pixels of one step at a time: those of all steps would be gigabytes.
                 yield self._rows(drawn, slice(place * images, (place + 1) * images))
                 step += 1
 
     def validation(self, batch_size: int, device: Any) -> Iterator[HostBatch]:
-        """The first questions of the validation split, each with a scene of its own."""
+        """Yield the first questions of the validation split, one per scene."""
         for first in range(0, self.config.validation, batch_size):
             last = min(first + batch_size, self.config.validation)
             drawn = self._draw("validation", torch.arange(first, last), 1, device)
@@ -86,47 +86,50 @@ class SceneSource:
 
     @property
     def num_examples(self) -> int:
-        """What `epochs` counts."""
+        """Number of examples in an epoch."""
         return self.config.examples
 
     @property
     def num_text(self) -> int:
-        """Prompt tokens that are not vision tokens: the median."""
+        """Median number of prompt tokens without vision tokens."""
         graph = draw_scenes(self.config.scenes, "validation", range(64))
-        asked = draw_questions(graph, 4, weights=self.config.weights)
-        words = (asked.words >= 0).sum(-1)[asked.valid]
+        drawn = draw_questions(graph, 4, weights=self.config.weights)
+        words = (drawn.words >= 0).sum(-1)[drawn.valid]
         return int(words.median()) + 3  # <s> USER: ASSISTANT:
 
     def _draw(self, split: Split, indices: Tensor, repeats: int, device: Any) -> "_Drawn":
-        """`repeats` questions on each of these scenes; where one is lacking the answer is -1."""
+        """Draw `repeats` questions on each scene; the answer of a missing one is -1."""
         graph = draw_scenes(self.config.scenes, split, indices, device)
-        asked = draw_questions(graph, repeats + _SPARE, weights=self.config.weights)
-        order = (~asked.valid).byte().argsort(dim=1, stable=True)[:, :repeats]
-        words = ops.gather(asked.words, order)[..., :_WORDS]
-        return _Drawn(words, ops.gather(asked.answer, order), render(graph).rgb)
+        drawn = draw_questions(graph, repeats + _SPARE, weights=self.config.weights)
+        order = (~drawn.valid).byte().argsort(dim=1, stable=True)[:, :repeats]
+        words = ops.gather(drawn.words, order)[..., :_WORDS]
+        return _Drawn(words, ops.gather(drawn.answer, order), render(graph).rgb)
 
     def _rows(self, drawn: "_Drawn", scenes: slice) -> HostBatch:
-        """`<s> USER: <image>... question ASSISTANT: answer </s>`, against the right end."""
+        """Build rows `<s> USER: <image>... question ASSISTANT: answer </s>`, padded on the left."""
         words, answer = (values[scenes].flatten(0, 1) for values in (drawn.words, drawn.answer))
         repeats = drawn.words.shape[1]
         device, count = words.device, len(words)
         num_words = (words >= 0).sum(-1, keepdim=True)
         known = (answer >= 0)[:, None]
-        said = torch.where(known, _answers(device)[answer.clamp(min=0)], EOS)
-        num_said = (said != PAD).sum(-1, keepdim=True).clamp(max=_ANSWER)
+        spoken = torch.where(known, _answers(device)[answer.clamp(min=0)], EOS)
+        num_spoken = (spoken != PAD).sum(-1, keepdim=True).clamp(max=_ANSWER)
         head = torch.tensor([BOS, USER] + [IMAGE] * self.num_tokens, device=device)
         text = torch.cat([words + FIRST_WORD, words.new_full((count, 1 + _ANSWER), PAD)], -1)
-        end = torch.cat([words.new_full((count, 1), ASSISTANT), said], -1)
+        end = torch.cat([words.new_full((count, 1), ASSISTANT), spoken], -1)
         text = text.scatter(-1, num_words + torch.arange(1 + _ANSWER, device=device), end)
         row = torch.cat([head.expand(count, -1), text], -1)
         length, tail = row.shape[1], text.shape[1]
 
-        pad = tail - (num_words + 1 + num_said)
-        place = torch.arange(length, device=device) - pad  # in the row as written above
+        pad = tail - (num_words + 1 + num_spoken)
+        place = torch.arange(length, device=device) - pad  # column in the row before padding
         ids = torch.where(place >= 0, row.gather(-1, place.clamp(min=0)), PAD)
         first_answer = len(head) + num_words + 1
         small = pixel_values(drawn.rgb[scenes])
         is_answer = place >= first_answer
+        packed = None
+        if repeats > 1:
+            packed = _packed(ids[:, -tail:], place[:, -tail:], head, repeats, small)
         return HostBatch(
             inputs={
                 "input_ids": ids,
@@ -139,14 +142,12 @@ class SceneSource:
             tail=tail,
             num_answer=_ANSWER,
             rows_per_image=repeats,
-            packed=_packed(ids[:, -tail:], place[:, -tail:], head, repeats, small)
-            if repeats > 1
-            else None,
+            packed=packed,
         )
 
 
 def _packed(ids: Tensor, place: Tensor, head: Tensor, num_rows: int, pixels: Tensor) -> Packed:
-    """Behind one `<s> USER: <image>...` the last columns of each of its rows."""
+    """Join the last columns of all rows of an image after one `<s> USER: <image>...`."""
     tail, device = ids.shape[1], ids.device
     prefix = len(head)
     real = (place >= prefix).unflatten(0, (-1, num_rows)).flatten(1)  # (images, rows x tail)
@@ -158,7 +159,7 @@ def _packed(ids: Tensor, place: Tensor, head: Tensor, num_rows: int, pixels: Ten
     order = torch.arange(len(row), device=device)
     sees = (order[:, None] >= order) & ((row[:, None] == row) | (row == 0))
     real = torch.cat([real.new_ones(images, prefix), real], 1)
-    # Padding sees itself: a softmax over nothing is NaN.
+    # Padding attends to itself: a softmax over nothing is NaN.
     mask = (sees & real[:, None]) | torch.eye(len(row), dtype=torch.bool, device=device)
     answer = torch.arange(tail - _ANSWER - 1, tail - 1, device=device)
     starts = prefix + tail * torch.arange(num_rows, device=device)

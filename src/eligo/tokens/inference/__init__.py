@@ -1,1 +1,1 @@
-"""What pruning is worth, and what it takes: accuracy, sweeps, the exam, the clock."""
+"""Predict, evaluate, sweep, time and export."""

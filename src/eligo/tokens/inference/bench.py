@@ -1,13 +1,12 @@
-"""The clock: what a plan really saves, against the unpruned model in the same run.
+"""Time to the first token, prefill and decoding under a plan, against the unpruned model.
 
-Spec, "Real speed". All arms take turns (unpruned, two-stage, FastV, ..., unpruned, ...), so that a
-busy machine slows all of them; a ratio is one of medians. One turn is a plain forward pass over
-pixels and prompt up to the first token, then some steps of greedy decoding. Moments are marked by
-CUDA events, which wait for nothing, and read when the turn is over.
+All cases take turns, so that a busy machine slows all of them; speed-ups are ratios of medians. One
+turn is a forward pass over pixels and prompt up to the first token, then some greedy decoding. On a
+GPU, CUDA events mark the moments and are read when the turn is over.
 
 - `ttft`: tower, projector, selector, prefill, first token.
-- `prefill`: from the projector's first output to the first token; selector included.
-- `llm`: the language model without its head; the cuts of a pruned one are inside.
+- `prefill`: from the first output of the projector to the first token, selector included.
+- `llm`: the language model without its head, cuts included.
 """
 
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from statistics import median, quantiles
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,49 +27,47 @@ from eligo.tokens.hosts import host_of
 from eligo.tokens.plan import Plan
 
 WARM_UP = 3
-"""Turns of every arm that are not counted."""
-DECODE_STEPS = 8
-SHARE_OF_PREDICTED = 0.85
-SELECTOR_SHARE = 0.03
+"""Turns of every case that are not counted."""
+_DECODE_STEPS = 8
 _MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Arm:
+class BenchCase:
     """One way to run the model."""
 
     name: str
     plan: Plan | None = None
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Of the language model."""
+    attention: str | None = None
+    """Attention implementation of the language model; None: as loaded."""
     decodes: bool = False
-    """Whether tokens after the first are timed too."""
+    """Also time the tokens after the first."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The usual time and a bad one, in milliseconds."""
+    """Median and 90th percentile in milliseconds."""
 
     p50: float
     p90: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of all turns."""
+        """Return the spread of these values."""
         tenths = quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
         return cls(median(values), tenths[-1])
 
 
 @dataclass
 class Timings:
-    """What the turns of one arm took; milliseconds, MiB."""
+    """Times of one case in milliseconds, turn by turn."""
 
     turns: dict[str, list[float]] = field(default_factory=dict)
     peak_mib: float | None = None
-    """Most memory that tensors held, weights included; None on a CPU."""
+    """Peak memory of tensors, weights included; None on a CPU."""
 
     def add(self, turn: Mapping[str, float]) -> None:
-        """One more turn."""
+        """Add one turn."""
         for name, value in turn.items():
             self.turns.setdefault(name, []).append(value)
 
@@ -78,57 +75,54 @@ class Timings:
         return Spread.of(self.turns[name])
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the spreads as plain values."""
         plain: dict[str, Any] = {f"{name}_ms": asdict(self[name]) for name in self.turns}
         return plain if self.peak_mib is None else {**plain, "peak_mib": self.peak_mib}
 
 
-@dataclass(frozen=True)
-class Bar:
-    """Something that was promised."""
+def timing_rows(found: Mapping[str, Timings], batch: int, time: str = "ttft") -> list[dict]:
+    """Return one row per case; the speed-up is that of `time` against the first case."""
+    full = next(iter(found.values()))[time].p50
+    return [
+        {"variant": name, "batch": batch, "speedup": full / one[time].p50, **one.as_plain()}
+        for name, one in found.items()
+    ]
 
-    name: str
-    value: float
-    bound: float
-    numbers: Mapping[str, float]
-    """What value and bound were made from."""
-    at_most: bool = False
 
-    @property
-    def met(self) -> bool:
-        """Whether it holds."""
-        return self.value < self.bound if self.at_most else self.value >= self.bound
+def predicted_speedup(full: Timings, cost: Cost) -> float:
+    """Return `t_full / (t_full - R t_llm)`: the speed-up of TTFT if time followed FLOPs.
 
-    def as_plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "met": self.met}
+    R is the share of the language model's FLOPs that the plan saves.
+    """
+    t_full, t_llm = full["ttft"].p50, full["llm"].p50
+    return t_full / (t_full - cost.reduction_llm * t_llm)
 
 
 class Marks:
-    """Moments of one turn; the first of each name counts."""
+    """Moments of one turn; only the first of each name is kept."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._seen: dict[str, Any] = {}
+        self._moments: dict[str, Any] = {}
 
     def clear(self) -> None:
-        """A new turn."""
-        self._seen = {}
+        """Start a new turn."""
+        self._moments = {}
 
     def set(self, name: str) -> None:
-        """This is the moment: on CUDA, of the device."""
-        if name in self._seen:
+        """Mark this moment; on CUDA, in the stream of the device."""
+        if name in self._moments:
             return
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self._seen[name] = event
+            self._moments[name] = event
         else:
-            self._seen[name] = time.perf_counter()
+            self._moments[name] = time.perf_counter()
 
     def between(self, first: str, last: str) -> float:
-        """Milliseconds; the device must have come so far."""
-        start, stop = self._seen[first], self._seen[last]
+        """Return milliseconds; the device must have passed both moments."""
+        start, stop = self._moments[first], self._moments[last]
         if self.device.type == "cuda":
             return start.elapsed_time(stop)
         return 1000 * (stop - start)
@@ -136,26 +130,29 @@ class Marks:
 
 def run_rounds(
     model: Any,
-    arms: Sequence[Arm],
+    cases: Sequence[BenchCase],
     inputs: Mapping[str, Tensor],
     rounds: int,
     on_turn: Callable[[int], None] = lambda _done: None,
 ) -> dict[str, Timings]:
-    """Every arm in turn, `rounds` times after the warm-up; `on_turn` hears how many are done."""
+    """Time all cases in turn, `rounds` times after the warm-up.
+
+    `on_turn` is called with the number of turns that are done.
+    """
     if rounds < 1:
         raise InputError(f"--rounds: got {rounds}, expected 1 or more")
     device = inputs["input_ids"].device
-    found = {arm.name: Timings() for arm in arms}
+    found = {case.name: Timings() for case in cases}
     with torch.no_grad(), _marking(model, Marks(device)) as marks:
         for turn in range(WARM_UP + rounds):
-            for number, arm in enumerate(arms, 1):
+            for number, case in enumerate(cases, 1):
                 if device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(device)
-                took = _turn(model, arm, inputs, marks)
-                on_turn(turn * len(arms) + number)
+                took = _turn(model, case, inputs, marks)
+                on_turn(turn * len(cases) + number)
                 if turn < WARM_UP:
                     continue
-                timings = found[arm.name]
+                timings = found[case.name]
                 timings.add(took)
                 if device.type == "cuda":
                     peak = torch.cuda.max_memory_allocated(device) / _MIB
@@ -165,11 +162,11 @@ def run_rounds(
 
 @contextmanager
 def _marking(model: Any, marks: Marks) -> Iterator[Marks]:
-    """Hooks that mark where tower and projector end and the language model runs."""
+    """Register hooks that mark the end of the projector and the run of the language model."""
     host = host_of(model)
     assert host.projector is not None
     handles = [
-        host.projector.register_forward_hook(lambda *_: marks.set("seen")),
+        host.projector.register_forward_hook(lambda *_: marks.set("projected")),
         host.text.register_forward_pre_hook(lambda *_: marks.set("llm")),
         host.text.register_forward_hook(lambda *_: marks.set("llm_end")),
     ]
@@ -180,11 +177,14 @@ def _marking(model: Any, marks: Marks) -> Iterator[Marks]:
             handle.remove()
 
 
-def _turn(model: Any, arm: Arm, inputs: Mapping[str, Tensor], marks: Marks) -> dict[str, float]:
-    """Milliseconds of one prompt."""
+def _turn(
+    model: Any, case: BenchCase, inputs: Mapping[str, Tensor], marks: Marks
+) -> dict[str, float]:
+    """Return the times of one prompt."""
     text = model.config.get_text_config()
-    before, text._attn_implementation = text._attn_implementation, arm.attention
-    context = nullcontext() if arm.plan is None else pruning(model, arm.plan)
+    before = text._attn_implementation
+    text._attn_implementation = case.attention or before
+    context = nullcontext() if case.plan is None else pruning(model, case.plan)
     try:
         with context as trace:
             _wait(marks.device)
@@ -194,17 +194,17 @@ def _turn(model: Any, arm: Arm, inputs: Mapping[str, Tensor], marks: Marks) -> d
             output = model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
             token = output.logits[:, -1:].argmax(-1)
             marks.set("first")
-            if arm.decodes:
+            if case.decodes:
                 _decode(model, inputs["attention_mask"], cache, token)
                 marks.set("last")
             _wait(marks.device)
             took = {
                 "ttft": marks.between("start", "first"),
-                "prefill": marks.between("seen", "first"),
+                "prefill": marks.between("projected", "first"),
                 "llm": marks.between("llm", "llm_end"),
             }
-            if arm.decodes:
-                took["decode"] = marks.between("first", "last") / DECODE_STEPS
+            if case.decodes:
+                took["decode"] = marks.between("first", "last") / _DECODE_STEPS
             if trace is not None:
                 took["selector"] = trace.selector_ms
             return took
@@ -213,8 +213,8 @@ def _turn(model: Any, arm: Arm, inputs: Mapping[str, Tensor], marks: Marks) -> d
 
 
 def _decode(model: Any, mask: Tensor, cache: DynamicCache, token: Tensor) -> None:
-    """Tokens after the first; what they are is never looked at, so nothing waits."""
-    for _ in range(DECODE_STEPS):
+    """Decode greedily after the first token, without reading the tokens: nothing waits."""
+    for _ in range(_DECODE_STEPS):
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         output = model(input_ids=token, attention_mask=mask, past_key_values=cache, use_cache=True)
         token = output.logits[:, -1:].argmax(-1)
@@ -223,42 +223,3 @@ def _decode(model: Any, mask: Tensor, cache: DynamicCache, token: Tensor) -> Non
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def speed_bars(full: Timings, pruned: Timings, cost: Cost, batch: int) -> list[Bar]:
-    """What the spec promises of the two-stage plan.
-
-    `predicted = t_full / (t_full - R t_llm)`: the speed-up if the language model got faster by
-    exactly the FLOPs it is spared, and nothing else changed. The selector's share is of the pruned
-    prefill, the smaller one.
-    """
-    t_full, t_pruned, t_llm = full["ttft"].p50, pruned["ttft"].p50, full["llm"].p50
-    predicted = t_full / (t_full - cost.reduction_llm * t_llm)
-    selector = pruned["selector"].p50
-    prefill = pruned["prefill"].p50
-    return [
-        Bar(
-            f"TTFT speed-up, batch {batch}",
-            t_full / t_pruned,
-            SHARE_OF_PREDICTED * predicted,
-            {
-                "ttft_full_ms": t_full,
-                "ttft_pruned_ms": t_pruned,
-                "llm_full_ms": t_llm,
-                "flops_reduction_llm": cost.reduction_llm,
-                "predicted": predicted,
-                "share_of_predicted": t_full / t_pruned / predicted,
-            },
-        ),
-        Bar(
-            f"selector share of prefill, batch {batch}",
-            selector / prefill,
-            SELECTOR_SHARE,
-            {
-                "selector_ms": selector,
-                "prefill_pruned_ms": prefill,
-                "share_of_full_prefill": selector / full["prefill"].p50,
-            },
-            at_most=True,
-        ),
-    ]

@@ -1,8 +1,8 @@
-"""Baselines at equal cost: how much may a method keep, so that it spends what the others spend?
+"""Methods at equal cost: how many tokens a method may keep to cost what the others cost.
 
-What counts is language model plus selector. A method that looks at attention inside the language
-model pays for the layers before its cut, so it keeps fewer tokens than one that stands before it;
-where even one token is too dear, it gets its cheapest setting and its true cost is shown.
+The cost is that of language model and selector. A method that cuts inside the language model also
+pays for the layers before its cut, so it keeps fewer tokens than one before it. If even one token
+exceeds the cost, the method gets its cheapest setting.
 """
 
 import itertools
@@ -15,21 +15,21 @@ from eligo.tokens.methods import Method, proposals
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 CLOSE = 0.01
-"""Costs that differ by no more than this are equal."""
-_FIRST_CUTS = (2, 1, 3)  # FastV's first, then its neighbours
+"""Relative difference up to which costs are equal."""
+_FIRST_CUTS = (2, 1, 3)  # that of FastV, then its neighbours
 _PYRAMIDS = ((1 / 4, 1 / 2, 3 / 4), (1 / 12, 1 / 4, 1 / 2), (1 / 6, 1 / 3, 2 / 3))
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A method and where it stands; one number then says how much it keeps."""
+    """A method and its layers."""
 
     method: Method
     layers: tuple[int, ...] = ()
-    """Cuts; none: before the language model."""
+    """Layers of its cuts; none: before the language model."""
 
     def plan(self, kept: int, supply: int) -> Plan:
-        """`kept` of `supply` tokens at the first place, the same share again at every later one."""
+        """Return a plan that keeps `kept` of `supply` tokens, and the same share at every cut."""
         if not self.layers:
             return Plan(Stage1(self.method, kept))
         budgets = [
@@ -42,40 +42,35 @@ class Arrangement:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Method, options and layers as text."""
         options = self.method.model_dump(exclude={"name"}, exclude_defaults=True)
-        told = [f"{key}={value}" for key, value in options.items()]
-        told += [f"layer {'/'.join(map(str, self.layers))}"] if self.layers else []
-        return f"{self.method.name} ({', '.join(told)})" if told else self.method.name
+        parts = [f"{key}={value}" for key, value in options.items()]
+        parts += [f"layer {'/'.join(map(str, self.layers))}"] if self.layers else []
+        return f"{self.method.name} ({', '.join(parts)})" if parts else self.method.name
 
 
 @dataclass(frozen=True)
 class Matched:
-    """An arrangement that spends what it may."""
+    """An arrangement at a given cost."""
 
     arrangement: Arrangement
     plan: Plan
     spent: float
-    """Of what it may; within `CLOSE` of 1 if the match is fair."""
-
-    @property
-    def is_close(self) -> bool:
-        """Whether the match is fair."""
-        return abs(self.spent - 1) <= CLOSE
+    """Its cost relative to the given one; within `CLOSE` of 1 if they are equal."""
 
 
 def spending(shape: HostShape, plan: Plan, text: int) -> float:
-    """FLOPs of language model and selector."""
+    """Return the FLOPs of language model and selector."""
     cost = plan_cost(shape, plan, text)
     return cost.llm + (cost.selector or 0.0)
 
 
 def match(arrangement: Arrangement, shape: HostShape, text: int, allowed: float) -> Matched:
-    """The plan that spends nearest to `allowed` FLOPs."""
+    """Return the plan whose cost is nearest to `allowed` FLOPs."""
     supply = shape.vision
-    assert supply is not None  # the exam's host has images of one size
+    assert supply is not None  # hosts of one image size only
     low, high = 1, supply
-    while low < high:  # the most that does not exceed it: spending rises with what is kept
+    while low < high:  # the largest number that does not exceed the cost
         middle = (low + high + 1) // 2
         if spending(shape, arrangement.plan(middle, supply), text) <= allowed:
             low = middle
@@ -92,23 +87,23 @@ def match(arrangement: Arrangement, shape: HostShape, text: int, allowed: float)
 def candidates(
     name: str, shape: HostShape, text: int, allowed: float, num_trials: int
 ) -> list[Matched]:
-    """Settings of a method to try at equal cost, as many for every method (or all there are).
+    """Return up to `num_trials` settings of a method at equal cost.
 
-    What cannot be had for the price is not a trial; if nothing can, the cheapest is all.
+    If no setting reaches the cost, return only the cheapest.
     """
     found = [
         match(one, shape, text, allowed)
         for one in itertools.islice(_arrangements(name, shape.num_layers), 8 * num_trials)
     ]
-    fair = [one for one in found if one.is_close]
+    fair = [one for one in found if abs(one.spent - 1) <= CLOSE]
     return fair[:num_trials] or [min(found, key=lambda one: one.spent)]
 
 
 def _arrangements(name: str, num_layers: int) -> Iterator[Arrangement]:
-    """The default setting in every place, then the next; each once."""
+    """Yield the default setting at all layers, then the next setting; each once."""
     seen = set()
     settings = proposals(name, 64)
-    if name == "cdpruner":  # by what [CLS] sees it can stand before the language model as well
+    if name == "cdpruner":  # with [CLS] attention it also works before the language model
         before = [method.replace({"relevance": "cls_row"}) for method in settings]
         settings = [one for pair in zip(before, settings, strict=True) for one in pair]
     for method in settings:

@@ -1,12 +1,13 @@
-"""How many answers a pruned model keeps: through stock `generate`, whole and pruned, paired.
+"""Answers of a host to the same questions under several plans, through stock `generate`.
 
-Counted by the official VQA accuracy, per family of questions, with the drop and its 95 % interval
-over questions. Every method that is a `Plan` is judged alike, trained or not.
+Batches are the outer loop, so that every image is prepared once for all plans. Costs are counted
+from the tokens that were really kept, question by question, including those of the selector.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -14,44 +15,146 @@ from torch import nn
 
 from eligo.config.bounds import check_count
 from eligo.pretrained.chat import ContextWatch
-from eligo.tokens.data.examples import Collator, TokenBatch
+from eligo.scenes.blind import fit_blind
+from eligo.tokens.cost.count import Schedule
+from eligo.tokens.cost.plan_cost import mean_cost, trace_schedules
+from eligo.tokens.cost.shapes import HostShape
+from eligo.tokens.data.examples import Collator, SceneExamples, TokenBatch
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.inference.load import floats_of
+from eligo.tokens.inference.resolve import move_plan
 from eligo.tokens.plan import Plan
+from eligo.tokens.trace import Stopwatch
 from eligo.train.data import Examples
 from eligo.vqa import vqa_accuracy
 
-ALL = "all"
+WHOLE, BLIND = "none", "blind"
+"""Names of the unpruned model and of the baseline without images, in every comparison."""
+_CHUNK = 256  # scenes drawn at once
+
+
+def _ignore(_done: int) -> None:
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
-class Answered:
-    """One question, and how right the whole and the pruned model were."""
+class Question:
+    """A question and its right answer."""
 
     id: str
     family: str
     question: str
     answer: str
-    said_whole: str
-    said_pruned: str
-    whole: float
-    """VQA accuracy, 0 to 1."""
-    pruned: float
 
 
 @dataclass(frozen=True)
-class FamilyRow:
-    """One family of questions, or all."""
+class PairedAnswer(Question):
+    """A question, answered by the whole and by the pruned model."""
 
-    family: str
-    asked: int
+    answer_whole: str
+    answer_pruned: str
     whole: float
+    """VQA accuracy, from 0 to 1."""
     pruned: float
-    drop: float
-    """In points of accuracy, 0 to 1."""
-    drop_low: float
-    drop_high: float
-    """Its 95 % interval, over questions."""
+
+
+@dataclass
+class Answers:
+    """Answers to a list of questions, in their order; the dicts are by plan."""
+
+    questions: list[Question] = field(default_factory=list)
+    text: dict[str, list[str]] = field(default_factory=dict)
+    accuracy: dict[str, list[float]] = field(default_factory=dict)
+    """VQA accuracy of each answer, from 0 to 1."""
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    """Mean time per question, one number for each batch."""
+    cost: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Means over the questions."""
+
+    @property
+    def families(self) -> list[str]:
+        """Family of each question."""
+        return [question.family for question in self.questions]
+
+    @property
+    def right(self) -> dict[str, list[bool]]:
+        """Which answers are right; a question on a scene has one answer."""
+        return {name: [one > 0.5 for one in each] for name, each in self.accuracy.items()}
+
+
+def answer_questions(
+    model: nn.Module,
+    processor: Any,
+    examples: Examples,
+    plans: Mapping[str, Plan | None],
+    *,
+    batch_size: int,
+    max_new_tokens: int = 4,
+    instruction: str = "",
+    with_cost: bool = True,
+    on_progress: Callable[[int], None] = _ignore,
+) -> Answers:
+    """Answer every question under every plan (None: the model as it is).
+
+    `on_progress` is called with the number of questions that are done. `with_cost` needs a host
+    whose shape `HostShape` knows.
+    """
+    device = next(model.parameters()).device
+    for plan in plans.values():
+        move_plan(plan, device)
+    collator, context = Collator(processor, instruction=instruction), ContextWatch(model)
+    answers = Answers()
+    for by_plan in (answers.text, answers.accuracy, answers.seconds):
+        by_plan.update({name: [] for name in plans})
+    shape = HostShape.of(model) if with_cost else None
+    schedules: dict[str, Counter[Schedule]] = {name: Counter() for name in plans}
+    for first in range(0, len(examples), batch_size):
+        last = min(first + batch_size, len(examples))
+        rows = _rows(examples, range(first, last))
+        answers.questions += [Question(r.id, r.family, r.question, r.answer) for r in rows]
+        batch = collator(rows).to(device)
+        context.look(batch.inputs["input_ids"].shape[1])
+        padded = batch.inputs["attention_mask"].cpu()
+        for name, plan in plans.items():
+            pruned = nullcontext()
+            if plan is not None:
+                pruned = pruning(model, plan, batch.question_mask, scene=batch.scene)
+            with torch.no_grad(), pruned as trace:
+                watch = Stopwatch(device)
+                texts = generate_answers(model, processor, batch, max_new_tokens)
+                watch.stop()
+            answers.text[name] += texts
+            answers.seconds[name].append(watch.milliseconds / 1000 / len(rows))
+            answers.accuracy[name] += [
+                vqa_accuracy(text, row.answers) for text, row in zip(texts, rows, strict=True)
+            ]
+            if shape is not None and trace is not None:
+                schedules[name].update(trace_schedules(trace, shape.num_layers, padded))
+        on_progress(last)
+    if shape is not None:
+        answers.cost = {
+            name: mean_cost(shape, plan, schedules[name])
+            for name, plan in plans.items()
+            if plan is not None
+        }
+    return answers
+
+
+def _rows(examples: Any, indices: range) -> list[Any]:
+    if hasattr(examples, "__getitems__"):
+        return examples.__getitems__(indices)
+    return [examples[index] for index in indices]
+
+
+def generate_answers(
+    model: nn.Module, processor: Any, batch: TokenBatch, max_new_tokens: int
+) -> list[str]:
+    """Return the greedy answers of a host to a batch on its device."""
+    inputs = floats_of(model, batch.inputs)
+    generate: Any = getattr(model, "generate")  # noqa: B009 (a Module has none, a host has)
+    output = generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
+    new = output[:, inputs["input_ids"].shape[1] :]
+    return [text.strip() for text in processor.batch_decode(new, skip_special_tokens=True)]
 
 
 def evaluate_plan(
@@ -63,69 +166,41 @@ def evaluate_plan(
     batch_size: int = 8,
     max_new_tokens: int = 10,
     instruction: str = "",
-    on_progress: Callable[[int], None] | None = None,
-) -> list[Answered]:
+    on_progress: Callable[[int], None] = _ignore,
+) -> list[PairedAnswer]:
     """Answer every question twice: with all tokens, and under the plan."""
     check_count("batch_size", batch_size)
     check_count("max_new_tokens", max_new_tokens)
-    collator = Collator(processor, instruction=instruction)
-    device, context = next(model.parameters()).device, ContextWatch(model)
-    answered: list[Answered] = []
-    for first in range(0, len(examples), batch_size):
-        last = min(first + batch_size, len(examples))
-        rows = [examples[row] for row in range(first, last)]
-        batch = collator(rows).to(device)
-        context.look(batch.inputs["input_ids"].shape[1])
-        with torch.no_grad():
-            whole = say(model, processor, batch, max_new_tokens)
-            with pruning(model, plan, batch.question_mask, scene=batch.scene):
-                pruned = say(model, processor, batch, max_new_tokens)
-        answered += [
-            Answered(
-                id=row.id,
-                family=row.family,
-                question=row.question,
-                answer=row.answer,
-                said_whole=full,
-                said_pruned=less,
-                whole=vqa_accuracy(full, row.answers),
-                pruned=vqa_accuracy(less, row.answers),
-            )
-            for row, full, less in zip(rows, whole, pruned, strict=True)
-        ]
-        if on_progress is not None:
-            on_progress(last)
-    return answered
+    answers = answer_questions(
+        model,
+        processor,
+        examples,
+        {WHOLE: None, "pruned": plan},
+        batch_size=batch_size,
+        max_new_tokens=max_new_tokens,
+        instruction=instruction,
+        with_cost=False,
+        on_progress=on_progress,
+    )
+    columns = [by_plan[name] for by_plan in (answers.text, answers.accuracy) for name in by_plan]
+    rows = zip(answers.questions, *columns, strict=True)
+    return [PairedAnswer(*astuple(question), *each) for question, *each in rows]
 
 
-def say(model: nn.Module, processor: Any, batch: TokenBatch, max_new_tokens: int) -> list[str]:
-    """What the host answers, greedily; the batch must be where the host is."""
-    inputs = floats_of(model, batch.inputs)
-    generate: Any = getattr(model, "generate")  # noqa: B009 (a Module has none, a host has)
-    output = generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
-    new = output[:, inputs["input_ids"].shape[1] :]
-    return [text.strip() for text in processor.batch_decode(new, skip_special_tokens=True)]
+def answer_blindly(
+    examples: SceneExamples, num_scenes: int, on_progress: Callable[[int], None] = _ignore
+) -> tuple[list[str], list[bool]]:
+    """Return the families, and which answers of the blind baseline are right.
 
-
-def summarise(answered: Sequence[Answered]) -> list[FamilyRow]:
-    """One row per family, in the order they first occur, and one for all."""
-    families = list(dict.fromkeys(one.family for one in answered if one.family))
-    rows = []
-    for family in [*(families if len(families) > 1 else []), ALL]:
-        mine = [one for one in answered if family in (one.family, ALL)]
-        drops = [one.whole - one.pruned for one in mine]
-        mean = sum(drops) / len(drops)
-        spread = math.sqrt(sum((drop - mean) ** 2 for drop in drops) / max(1, len(drops) - 1))
-        margin = 1.96 * spread / math.sqrt(len(drops))
-        rows.append(
-            FamilyRow(
-                family=family,
-                asked=len(mine),
-                whole=sum(one.whole for one in mine) / len(mine),
-                pruned=sum(one.pruned for one in mine) / len(mine),
-                drop=mean,
-                drop_low=mean - margin,
-                drop_high=mean + margin,
-            )
-        )
-    return rows
+    The baseline is fitted on `num_scenes` training scenes.
+    """
+    blind = fit_blind(examples.config, num_scenes)
+    families: list[str] = []
+    right: list[bool] = []
+    for first in range(0, len(examples), _CHUNK):
+        last = min(first + _CHUNK, len(examples))
+        rows = examples.__getitems__(range(first, last))
+        families += [row.family for row in rows]
+        right += [vqa_accuracy(blind(row.question, row.kind), row.answers) > 0.5 for row in rows]
+        on_progress(last)
+    return families, right

@@ -1,9 +1,9 @@
-"""Stage 1 as a module of its own, for engines that run a tower and a language model themselves.
+"""Stage 1 as a module for engines that run the tower and the language model themselves.
 
-Such an engine sizes the placeholders of a prompt before features exist: `Plan.count` tells it how
-many. Then, per image, the module takes tower features and gives fewer, with their places in the
-grid and how many tokens each one stands for. Engines add no bias to attention, so a plan that folds
-and counts on one (`size_bias`) is refused; cuts between layers run in transformers only.
+Such an engine sets the number of placeholders before it has features: `Plan.count` returns it. The
+module maps the tower features of an image to fewer features, with their positions in the grid and
+the number of tokens that each one replaces. Engines add no attention bias, so plans that merge and
+need one (`size_bias`) are refused; cuts between layers run in transformers only.
 """
 
 import json
@@ -32,11 +32,11 @@ _MOST_WORDS = 4096
 
 
 class Stage1Module(nn.Module):
-    """Features of one image in, fewer features, their positions and sizes out."""
+    """Maps features of one image to fewer features, their positions and sizes."""
 
     def __init__(self, reducer: Reducer, budget: int, grid: tuple[int, int]) -> None:
         super().__init__()
-        self.reducer = reducer  # a module's weights go along
+        self.reducer = reducer
         self.budget, self.grid = budget, grid
 
     def select(
@@ -45,7 +45,7 @@ class Stage1Module(nn.Module):
         question: Float[Tensor, "1 words question_width"] | None = None,
         question_mask: Bool[Tensor, "1 words"] | None = None,
     ) -> Selection:
-        """The reducer's choice, in raster order."""
+        """Return the selection of the reducer, in raster order."""
         tokens, device = features.shape[1], features.device
         context = ReducerContext(
             features=features,
@@ -63,7 +63,7 @@ class Stage1Module(nn.Module):
         question: Float[Tensor, "1 words question_width"] | None = None,
         question_mask: Bool[Tensor, "1 words"] | None = None,
     ) -> tuple[Float[Tensor, "1 kept width"], Int64[Tensor, "1 kept"], Float[Tensor, "1 kept"]]:
-        """Features, raster index of each in the grid, tokens that each one stands for."""
+        """Return features, raster indices in the grid, and tokens that each one replaces."""
         selection = self.select(features, question, question_mask)
         folded = selection.fold(features).to(features.dtype)
         return folded, selection.indices.long(), selection.sizes
@@ -71,7 +71,7 @@ class Stage1Module(nn.Module):
 
 @dataclass(frozen=True)
 class ExportedStage1:
-    """What was written."""
+    """Description of the written files."""
 
     module: str
     about: str
@@ -94,8 +94,8 @@ def export_stage1(
 ) -> ExportedStage1:
     """Write `stage1.pt2` (for `torch.export.load`) and `stage1.json`, which describes it.
 
-    `grid` are rows and columns of the tower's tokens, `width` is that of its features,
-    `question_width` that of the language model's embeddings, for a merger that reads the question.
+    `grid`: rows and columns of the vision tokens; `width`: that of the tower features;
+    `question_width`: that of the text embeddings, for a merger that reads the question.
     """
     if plan.stage1 is None:
         raise InputError("got a plan without stage 1; cuts between layers run in transformers only")
@@ -112,11 +112,11 @@ def export_stage1(
     unknown = sorted(set(reducer.needs) - {"question"})
     if unknown:
         raise InputError(
-            f"{reducer.name}: reads {', '.join(unknown)}, which an engine does not hand out; "
+            f"{reducer.name}: reads {', '.join(unknown)}, which an engine does not provide; "
             "expected a reducer that reads features, or features and question"
         )
     module = Stage1Module(reducer, plan.count(grid), grid).eval()
-    features = torch.randn(1, grid[0] * grid[1], width, dtype=dtype)
+    features = torch.randn(1, supply, width, dtype=dtype)
     arguments: tuple[Tensor, ...] = (features,)
     if "question" in reducer.needs:
         if question_width is None:
@@ -128,8 +128,8 @@ def export_stage1(
     if folds and plan.size_bias:
         raise InputError(
             f"{reducer.name}: this plan adds log(size) to the attention of merged tokens "
-            "(size_bias), which engines cannot; train with size_bias: false and export that (a "
-            "method without training: --plain), or run this plan in transformers"
+            "(size_bias), which engines cannot; train with size_bias: false and export that (for a "
+            "training-free method: --plain), or run this plan in transformers"
         )
     program = _exported(module, arguments, reducer.name)
     left_out = [f"cut at layer {cut.layer}" for cut in plan.cuts]
@@ -148,14 +148,12 @@ def export_stage1(
         "left_out": left_out,
     }
     out = Path(out)
-    content = BytesIO()  # torch ends the whole process if it finds the disk full
+    content = BytesIO()  # torch ends the process if the disk is full
     torch.export.save(program, content)
     write_bytes(out / MODULE, content.getvalue())
     write_text(out / ABOUT, json.dumps(about, indent=1) + "\n")
-    return ExportedStage1(
-        str(out / MODULE), str(out / ABOUT), reducer.name, names, grid[0] * grid[1],
-        module.budget, left_out,
-    )  # fmt: skip
+    paths = str(out / MODULE), str(out / ABOUT)
+    return ExportedStage1(*paths, reducer.name, names, supply, module.budget, left_out)
 
 
 def _exported(module: nn.Module, arguments: tuple[Tensor, ...], name: str) -> Any:
@@ -164,11 +162,11 @@ def _exported(module: nn.Module, arguments: tuple[Tensor, ...], name: str) -> An
     try:
         with _quiet(), torch.no_grad():
             return torch.export.export(module, arguments, dynamic_shapes=shapes, strict=False)
-    except Exception as error:  # torch raises a dozen kinds, none of them ours
+    except Exception as error:  # torch raises many types
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise EligoError(
-            f"{name}: torch.export cannot follow this method ({reason}); the learned merger and "
-            "methods whose steps do not depend on values can be exported"
+            f"{name}: torch.export failed ({reason}); the learned merger and methods without "
+            "data-dependent steps can be exported"
         ) from error
 
 
@@ -181,7 +179,7 @@ def _shape(name: str, value: Tensor) -> list[int | str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Torch logs the whole graph of what it cannot follow; our message is enough."""
+    """Silence torch, which logs the whole graph if an export fails."""
     logger = logging.getLogger("torch")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from eligo.pretrained import hosts
-from eligo.tokens.inputs_config import HostConfig
+from eligo.tokens.config import HostConfig
 
 
 def load_host(config: HostConfig, *, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:

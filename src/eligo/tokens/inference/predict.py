@@ -1,94 +1,204 @@
-"""One question on one image: the answer from fewer tokens, which they were, and what that cost."""
+"""One question on one image: the answer from fewer tokens, which they were, and the cost."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from eligo.config.bounds import check_count
 from eligo.errors import InputError
+from eligo.images import ImageLike, as_image
+from eligo.io.files import write_text, writing
 from eligo.pretrained.chat import ContextWatch
+from eligo.pretrained.devices import resolve_device
+from eligo.pretrained.load import SHIPPED, load_part
 from eligo.report.tokens_picture import stages_picture
-from eligo.tokens.cost.count import Cost, Measured, Schedule, count_cost
+from eligo.selection import Selection
+from eligo.tokens.config import HostConfig
+from eligo.tokens.cost.count import Cost, Measured, count_cost
+from eligo.tokens.cost.plan_cost import selectors_of, trace_schedules
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import Collator, TokenExample
 from eligo.tokens.data.prompts import image_token_id
 from eligo.tokens.hooks.pruning import pruning
-from eligo.tokens.inference.load import dtype_of, floats_of
+from eligo.tokens.inference.load import dtype_of, floats_of, load_host
+from eligo.tokens.inference.resolve import load_plan, move_plan
 from eligo.tokens.plan import Plan
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
+PICTURE, SUMMARY = "tokens.png", "prediction.json"
+"""Files that `Prediction.save` writes, beside the record for the explorer."""
+_SHIPPED_HOST, _SHIPPED_PLAN = "vlm", "tokens_default"
 _REPEATS = 10
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was said, and all that can be told about it."""
+    """An answer under a plan, the tokens that it was given from, and its cost."""
 
     question: str
     answer: str
     cost: Cost
     trace: Trace
-    seen: tuple[Image.Image, ...]
-    """What the tower was shown, cropped and scaled: the image, or its tiles."""
+    images: tuple[Image.Image, ...]
+    """What the vision tower saw, cropped and scaled: the image, or its tiles."""
+
+    @property
+    def selection(self) -> Selection:
+        """The vision tokens that survive all stages: one row per image or tile, on the CPU.
+
+        Candidates are all tokens of the grid; a score is that of the last stage that gave one.
+        """
+        return _surviving(self.trace)
 
     @property
     def picture(self) -> Image.Image:
-        """Which tokens survived each stage, drawn anew at every call."""
+        """The tokens that survive each stage, drawn at every call."""
         return stages_picture(
-            self.seen,
+            self.images,
             [(_heading(stage), _kept(stage, self.trace)) for stage in self.trace.stages],
             title=self.question,
             caption=f"answer: {self.answer}",
         )
 
+    def summary(self) -> dict[str, Any]:
+        """Return question, answer, tokens kept by each stage, and cost as plain values."""
+        schedule = self.cost.schedule
+        return {
+            "question": self.question,
+            "answer": self.answer,
+            "vision_tokens": schedule.vision,
+            "kept": [schedule.merged, *(budget for _, budget in schedule.cuts)],
+            "layers": [0, *(layer for layer, _ in schedule.cuts)],
+            "cost": self.cost.as_plain(),
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write picture, summary (JSON) and a record for `eligo explore`; return the folder."""
+        from eligo.explorer.folder import save_prediction
+        from eligo.tokens.inference.record import record
+
+        folder = Path(folder)
+        with writing(folder / PICTURE) as temporary:
+            self.picture.save(temporary, "PNG")
+        write_text(folder / SUMMARY, json.dumps(self.summary(), indent=1) + "\n")
+        save_prediction(record(self), folder)
+        return folder
+
 
 def predict(
+    image: ImageLike,
+    question: str,
+    *,
+    model: str | Path | nn.Module,
+    plan: Plan | str | Path | None = None,
+    method: str | None = None,
+    budget: int | float | None = None,
+    processor: Any = None,
+    max_new_tokens: int = 16,
+    device: str = "auto",
+    timed: bool = False,
+) -> Prediction:
+    """Answer a question about an image from the vision tokens that a plan keeps.
+
+    Args:
+        image: A file, a PIL image, a NumPy array (height, width, channels) or a tensor.
+        question: The question.
+        model: Folder, shipped name or hub name of a host; or a loaded model of transformers.
+        plan: A plan, its folder, or the name of a shipped one.
+        method: A training-free method instead of a plan, such as "fastv" or "divprune".
+        budget: Vision tokens that the method keeps, or a share of them below 1.
+        processor: The processor of a loaded model; by default that of the folder it came from.
+        max_new_tokens: Maximum length of the answer.
+        device: Where to load a named model: auto, cpu or cuda.
+        timed: Also measure the time to the first token, in ten repeats.
+
+    Without plan and method, the tiny LLaVA that comes with eligo is pruned by its own plan.
+
+    >>> predict(photo, "what is it?", model=folder, method="divprune", budget=0.25).answer
+    ... # doctest: +SKIP
+    """
+    check_count("max_new_tokens", max_new_tokens)
+    image = as_image(image)
+    chosen = None
+    if plan is not None or method is not None or budget is not None:
+        chosen = load_plan(plan, method, () if budget is None else (budget,))
+    host: Any = model
+    if not isinstance(model, nn.Module):
+        host, found = load_host(HostConfig(model=str(model)), device=resolve_device(device))
+        processor = processor or found
+    elif processor is None:
+        processor = _processor_of(host)
+    return _answer(host, processor, chosen or _shipped_plan(host), image, question,
+                   max_new_tokens=max_new_tokens, timed=timed)  # fmt: skip
+
+
+def _answer(
     model: Any,
     processor: Any,
     plan: Plan,
     image: Image.Image,
     question: str,
     *,
-    max_new_tokens: int = 16,
-    timed: bool = False,
+    max_new_tokens: int,
+    timed: bool,
 ) -> Prediction:
-    """Answer greedily under a plan; `timed` repeats the prefill to say how long it takes."""
-    check_count("max_new_tokens", max_new_tokens)
     batch = Collator(processor)([TokenExample("question", image, question, ())])
     device, dtype = next(model.parameters()).device, dtype_of(model)
+    move_plan(plan, device)
     inputs = {name: v.to(device) for name, v in floats_of(model, batch.inputs).items()}
-    _refuse_budgets(plan, int((inputs["input_ids"] == image_token_id(processor)).sum()))
-    ContextWatch(model).look(inputs["input_ids"].shape[1])
-    # Asked before, as `pruning` may wrap it.
+    length = inputs["input_ids"].shape[1]
+    _check_budgets(plan, int((inputs["input_ids"] == image_token_id(processor)).sum()))
+    ContextWatch(model).look(length)
+    # Read before `pruning`, which may wrap it.
     backend = getattr(model.config.get_text_config(), "_attn_implementation", None)
     with pruning(model, plan, batch.question_mask.to(device)) as trace, torch.no_grad():
         output = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
         measured = _measure(model, inputs, trace, backend) if timed else Measured()
-    said = processor.batch_decode(
-        output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
-    )[0].strip()
-    host = HostShape.of(model)
+    answer = processor.batch_decode(output[:, length:], skip_special_tokens=True)[0].strip()
+    shape = HostShape.of(model)
     cost = count_cost(
-        host,
-        trace_schedule(trace, host.num_layers),
-        selectors=[plan.stage1 and plan.stage1.reducer, *(cut.reducer for cut in plan.cuts)],
+        shape,
+        trace_schedules(trace, shape.num_layers)[0],
+        selectors=selectors_of(plan),
         dtype=str(dtype).removeprefix("torch."),
         measured=measured,
     )
     shown = batch.examples[0].image
     assert isinstance(shown, Image.Image)
-    seen = _seen(processor, batch.inputs, shown, trace)
-    return Prediction(question, said, cost, trace, tuple(seen))
+    images = _tower_images(processor, batch.inputs, shown, trace)
+    return Prediction(question, answer, cost, trace, tuple(images))
 
 
-def _refuse_budgets(plan: Plan, supply: int) -> None:
-    """Budgets above all vision tokens of a prompt would keep everything and say otherwise."""
+def _processor_of(model: Any) -> Any:
+    """Return the processor from where a model was loaded."""
+    from transformers import AutoProcessor
+
+    try:
+        return load_part(AutoProcessor, str(model.config.name_or_path))
+    except InputError as error:
+        raise InputError(f"processor: needed for a loaded model ({error})") from None
+
+
+def _shipped_plan(model: Any) -> Plan:
+    """Return the plan that comes with the shipped host; an error for any other host."""
+    if Path(str(model.config.name_or_path)) == SHIPPED / _SHIPPED_HOST:
+        return Plan.from_pretrained(_SHIPPED_PLAN)
+    raise InputError(
+        "this model has no plan of its own; give a training-free method with a budget (such as "
+        "divprune), or a plan that `eligo tokens train` made for it"
+    )
+
+
+def _check_budgets(plan: Plan, supply: int) -> None:
+    """Refuse budgets above the number of vision tokens: they would keep everything."""
     budgets = [stage.budget for stage in plan.stages if stage.budget is not None]
     if budgets and max(budgets) > supply:
         raise InputError(
@@ -97,50 +207,45 @@ def _refuse_budgets(plan: Plan, supply: int) -> None:
         )
 
 
-def trace_schedule(trace: Trace, num_layers: int, row: int = 0) -> Schedule:
-    """How many vision tokens of a row of the batch were left where."""
-    return trace_schedules(trace, num_layers)[row]
-
-
-def trace_schedules(
-    trace: Trace, num_layers: int, attention_mask: Int[Tensor, "batch length"] | None = None
-) -> list[Schedule]:
-    """The same for all rows, with one look at the device for each stage.
-
-    A row costs what it costs alone: `attention_mask` says what of a padded prompt is its own.
-    """
+def _surviving(trace: Trace) -> Selection:
+    """Compose the selections of all stages into one over the full grid of each image."""
     assert trace.grid is not None
-    assert trace.rows is not None
-    lengths = (trace.columns[0] >= 0).sum(-1).cpu()
-    rows = trace.rows.cpu()
-    padding = [0] * len(lengths)
-    if attention_mask is not None:
-        padding = (attention_mask == 0).sum(-1).tolist()
+    sizes = trace.grid.prod(-1).tolist()
+    width = max(sizes)
+    mask = torch.arange(width) < torch.tensor(sizes)[:, None]
+    reached = torch.arange(width).expand(mask.shape).masked_fill(~mask, -1)
+    scores = torch.zeros(mask.shape)
+    weights: Float[Tensor, "images kept width"] | None = None
+    for stage in trace.stages:
+        selection = stage.selection.to("cpu")
+        for image, scored in enumerate(selection.mask):
+            count = int(scored.sum())
+            places = reached[image, reached[image] >= 0][:count].long()
+            scores[image, places] = selection.scores[image, :count]
+        if weights is not None or selection.assignment is not None:
+            weights = _composed(selection, reached, weights, width)
+        reached = stage.positions.cpu()
+    return Selection(reached, scores, mask, weights)
 
-    def per_row(counts: Tensor) -> list[int]:
-        return torch.zeros_like(lengths).index_add(0, rows, counts.cpu().to(lengths.dtype)).tolist()
 
-    vision = per_row(trace.grid.prod(-1))
-    left = {stage.layer: per_row((stage.positions >= 0).sum(-1)) for stage in trace.stages}
-    merged = left.pop(0, vision)
-    return [
-        Schedule(
-            vision[row],
-            merged[row],
-            tuple((layer, left[layer][row]) for layer in sorted(left)),
-            length - merged[row] - padding[row],
-            num_layers,
-        )
-        for row, length in enumerate(lengths.tolist())
-    ]
+def _composed(
+    selection: Selection, reached: Tensor, weights: Tensor | None, width: int
+) -> Float[Tensor, "images kept width"]:
+    """Return how much of each token of the grid is in each kept token after one more stage."""
+    if weights is None:  # so far every token that reached the stage is itself
+        weights = torch.nn.functional.one_hot(reached.clamp(min=0).long(), width).float()
+        weights = weights * (reached >= 0)[..., None]
+    if selection.assignment is None:
+        return selection.gather(weights[:, : selection.mask.shape[1]])
+    return selection.assignment.float() @ weights[:, : selection.mask.shape[1]]
 
 
 def _measure(model: Any, inputs: dict[str, Tensor], trace: Trace, backend: str | None) -> Measured:
-    """Time to the first token, tower included, and the selector's part of it."""
-    parameter = next(model.parameters())
+    """Measure the time to the first token, tower included, and the share of the selector."""
+    device = next(model.parameters()).device
     first, selector = [], []
     for _ in range(_REPEATS):
-        watch = Stopwatch(parameter.device)
+        watch = Stopwatch(device)
         model.generate(**inputs, max_new_tokens=1, do_sample=False)
         watch.stop()
         first.append(watch.milliseconds)
@@ -152,12 +257,8 @@ def _measure(model: Any, inputs: dict[str, Tensor], trace: Trace, backend: str |
         batch=1,
         dtype=str(dtype_of(model)).removeprefix("torch."),
         backend=backend,
-        device=_device_name(parameter.device),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     )
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _heading(stage: StageTrace) -> str:
@@ -167,7 +268,7 @@ def _heading(stage: StageTrace) -> str:
 
 
 def _kept(stage: StageTrace, trace: Trace) -> list[Bool[Tensor, "rows columns"]]:
-    """Which tokens of each image's grid a stage left."""
+    """Return which tokens of each grid a stage kept."""
     assert trace.grid is not None
     masks = []
     for positions, (rows, columns) in zip(stage.positions.cpu(), trace.grid.tolist(), strict=True):
@@ -177,13 +278,13 @@ def _kept(stage: StageTrace, trace: Trace) -> list[Bool[Tensor, "rows columns"]]
     return masks
 
 
-def _seen(
+def _tower_images(
     processor: Any, inputs: dict[str, Tensor], image: Image.Image, trace: Trace
 ) -> list[Image.Image]:
-    """What the tower was shown: the image (or its tiles) cropped and scaled by the processor."""
+    """Return the image (or its tiles) as the processor cropped and scaled it."""
     pixels = inputs["pixel_values"]
     assert trace.grid is not None
-    if pixels.ndim < 4:  # patches in a row: the whole image, whatever its shape
+    if pixels.ndim < 4:  # a list of patches: the whole image
         return [image] * len(trace.grid)
     mean, std = (
         torch.tensor(getattr(processor.image_processor, name)).view(3, 1, 1)

@@ -1,4 +1,4 @@
-"""A pruned answer for the explorer: what every stage kept, on the image as the model saw it."""
+"""A prediction as a record of the explorer: the tokens that every stage kept."""
 
 from collections.abc import Sequence
 
@@ -15,32 +15,32 @@ _MIB = 2**20
 
 
 def record(
-    found: Prediction,
-    question: str,
+    prediction: Prediction,
     *,
     answers: Sequence[Answer] = (),
     title: str | None = None,
     note: str = "",
 ) -> ExplorerRecord:
-    """One question: a stage for each reduction (and tile), over the grid of the image's tokens.
+    """Return a record with a stage for each reduction (and tile), over the grid of the tokens.
 
-    `answers`: what others said; without any, only what was said under the plan is shown.
+    `answers`: those to show, by default only that of the prediction.
     """
-    names = ["image"] if len(found.seen) == 1 else [f"tile {n + 1}" for n in range(len(found.seen))]
+    images = prediction.images
+    names = ["image"] if len(images) == 1 else [f"tile {n + 1}" for n in range(len(images))]
     return ExplorerRecord(
-        title=title or question,
+        title=title or prediction.question,
         kind=KIND,
-        query=question,
-        stages=trace_stages(found.trace, names),
-        pictures=dict(zip(names, found.seen, strict=True)),
-        answers=tuple(answers) or (Answer("pruned", found.answer),),
-        cost=cost_lines(found.cost),
+        query=prediction.question,
+        stages=trace_stages(prediction.trace, names),
+        pictures=dict(zip(names, images, strict=True)),
+        answers=tuple(answers) or (Answer("pruned", prediction.answer),),
+        cost=cost_lines(prediction.cost),
         note=note,
     )
 
 
 def trace_stages(trace: Trace, pictures: Sequence[str]) -> tuple[Stage, ...]:
-    """The stages of a trace, in the order of their layers; `pictures` names that of each image."""
+    """Return the stages of a trace in the order of their layers; `pictures`: one name per image."""
     assert trace.grid is not None
     made = []
     for image, (picture, (rows, columns)) in enumerate(
@@ -63,7 +63,7 @@ def trace_stages(trace: Trace, pictures: Sequence[str]) -> tuple[Stage, ...]:
 
 
 def _of_image(selection: Selection, image: int, num_candidates: int) -> Selection:
-    """One image's row, without the padding that a batch of unequal images needs."""
+    """Return the row of one image without padding."""
     indices = selection.indices[image]
     kept = indices >= 0
     weights: Tensor | None = None
@@ -74,7 +74,7 @@ def _of_image(selection: Selection, image: int, num_candidates: int) -> Selectio
 
 
 def cost_lines(cost: Cost) -> dict[str, str]:
-    """The cost block as the explorer shows it: what, and before > after."""
+    """Return the cost as the explorer shows it: a label, and before > after."""
     schedule, measured = cost.schedule, cost.measured
     counts = [schedule.vision, schedule.merged, *(budget for _, budget in schedule.cuts)]
     scale, unit = (1e12, "TFLOPs") if cost.llm_full >= 1e11 else (1e9, "GFLOPs")

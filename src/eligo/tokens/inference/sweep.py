@@ -1,9 +1,7 @@
-"""Accuracy over cost: every arm answers the same questions, through stock `generate`.
+"""Accuracy over cost: methods and plans answer the same questions, through stock `generate`.
 
-An arm is a plan: a training-free method at a budget, or something trained. Beside them stand the
-unpruned model and the blind baseline, which sees no image. Costs are counted from what was really
-kept, question by question, with the selector's own share. An arm keeps which of its answers were
-right, so that any two can be compared question by question.
+A variant is a training-free method at a budget, or a trained plan. The unpruned model and the blind
+baseline, which sees no image, are always compared too.
 """
 
 import hashlib
@@ -16,121 +14,108 @@ from typing import Any
 from torch import nn
 
 from eligo.errors import InputError
+from eligo.tokens.config import SweepConfig
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import GRID, SceneExamples
-from eligo.tokens.inference.answers import BLIND, WHOLE, Asker, answer_blindly, bits, rows_of
-from eligo.tokens.methods import Method, read_method
-from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.sweep_config import SweepConfig
+from eligo.tokens.inference.evaluate import BLIND, WHOLE, answer_blindly, answer_questions
+from eligo.tokens.inference.resolve import place_method
+from eligo.tokens.methods import read_method
+from eligo.tokens.metrics import accuracy_by_family, as_bits
+from eligo.tokens.plan import Plan
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One row of the table."""
+class Variant:
+    """A plan to compare."""
 
     name: str
-    """A method as it was written, or where a plan came from."""
+    """The method as the config writes it, or the source of the plan."""
     plan: Plan | None
-    """None sees no image and runs no model."""
+    """None: the blind baseline."""
     budget: int | None = None
-    """Of a method."""
+    """Budget of a method."""
 
     @property
     def key(self) -> str:
-        """What makes it the same arm as one in a file: name, settings, weights."""
+        """Name, settings and weights in one string."""
         if self.plan is None or not self.plan.stages:
             return self.name
         return f"{self.name}@{self.budget or 'plan'}#{_digest(self.plan)}"
 
 
-def arms_of(config: SweepConfig, plans: Iterable[tuple[str, Plan]] = ()) -> list[Arm]:
-    """The unpruned model, every method at every budget, the plans, and the blind baseline."""
-    methods = [(text, read_method(text)) for text in config.methods]
-    arms = [
-        Arm(text, place(method, budget, config.layer), budget)
-        for text, method in methods
-        if method.name != WHOLE
-        for budget in config.budgets
-    ]
-    arms += [Arm(name, plan) for name, plan in plans]
-    different = {arm.key: arm for arm in arms}.values()
-    return [Arm(WHOLE, Plan()), *different, Arm(BLIND, None)]
-
-
-def place(method: Method, budget: int, layer: int) -> Plan:
-    """Before the language model if the method can stand there, else one cut."""
-    if "before" in method.where:
-        return Plan(Stage1(method, budget))
-    return Plan(cuts=[Cut(layer, method, budget)])
+def variants_of(config: SweepConfig, plans: Iterable[tuple[str, Plan]] = ()) -> list[Variant]:
+    """Return the unpruned model, every method at every budget, the plans, the blind baseline."""
+    variants = []
+    for text, method in [(text, read_method(text)) for text in config.methods]:
+        if method.name == WHOLE:
+            continue
+        layers = () if "before" in method.where else (config.layer,)
+        variants += [
+            Variant(text, place_method(method, (budget,), layers), budget)
+            for budget in config.budgets
+        ]
+    variants += [Variant(name, plan) for name, plan in plans]
+    different = {variant.key: variant for variant in variants}.values()
+    return [Variant(WHOLE, Plan()), *different, Variant(BLIND, None)]
 
 
 def _digest(plan: Plan) -> str:
-    """Of all that decides what a plan keeps: settings, and weights of learned parts."""
-    told = hashlib.sha256()
+    """Return a hash of the settings and weights that decide which tokens a plan keeps."""
+    digest = hashlib.sha256()
     settings = [plan.positions, plan.size_bias]
     for stage in plan.stages:
         reducer: Any = stage.reducer
         settings += [getattr(stage, "layer", 0), stage.budget, stage.ratio, reducer.name]
         if isinstance(reducer, nn.Module):
             for name, value in reducer.state_dict().items():
-                told.update(name.encode() + value.detach().float().cpu().numpy().tobytes())
+                digest.update(name.encode() + value.detach().float().cpu().numpy().tobytes())
         elif hasattr(reducer, "describe"):
             settings.append(reducer.describe())
-    told.update(json.dumps(settings).encode())
-    return told.hexdigest()[:12]
+    digest.update(json.dumps(settings).encode())
+    return digest.hexdigest()[:12]
 
 
 class Sweep:
-    """The questions, the host, and how an arm fares with them."""
+    """The host and the questions of a sweep."""
 
     def __init__(self, config: SweepConfig, model: nn.Module, processor: Any) -> None:
         self.config, self.model, self.processor = config, model, processor
         self.shape = HostShape.of(model)
-        # Where images differ in size, nobody knows the grid beforehand; only the oracle needs it.
+        # Only the oracle needs the grid; it is unknown if the host takes images of any size.
         side = math.isqrt(self.shape.vision or GRID**2)
         self.examples = SceneExamples(
             config.scenes, config.split, config.questions, grid=(side, side)
         )
-        self.asker = Asker(
-            model,
-            processor,
-            self.examples,
-            batch_size=config.batch_size,
-            max_new_tokens=config.max_new_tokens,
-        )
 
-    def check(self, arms: Sequence[Arm]) -> None:
-        """Whatever an arm asks of this host that it cannot give, before any question is asked."""
-        for arm in arms:
-            if arm.plan is None:
+    def check(self, variants: Sequence[Variant]) -> None:
+        """Refuse plans that do not fit the host, before any question is answered."""
+        for variant in variants:
+            if variant.plan is None:
                 continue
             try:
-                arm.plan.resolve(self.shape.num_layers, self.shape.vision)
+                variant.plan.resolve(self.shape.num_layers, self.shape.vision)
             except InputError as error:
-                raise InputError(f"{arm.name}: {error}") from None
+                raise InputError(f"{variant.name}: {error}") from None
 
-    def run(self, arm: Arm, on_progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-        """One arm as JSON holds it."""
-        tell = on_progress or (lambda _: None)
-        head = {"key": arm.key, "name": arm.name, "budget": arm.budget}
-        if arm.plan is None:
-            families, right = answer_blindly(self.examples, self.config.blind_scenes, tell)
+    def run(
+        self, variant: Variant, on_progress: Callable[[int], None] = lambda _: None
+    ) -> dict[str, Any]:
+        """Return accuracy and cost of one variant as plain values."""
+        config = self.config
+        if variant.plan is None:
+            families, right = answer_blindly(self.examples, config.blind_scenes, on_progress)
             cost: dict[str, Any] = {"kept": [0]}
         else:
-            answers = self.asker.ask({arm.name: arm.plan}, tell)
-            families, right = answers.families, answers.right[arm.name]
-            cost = answers.cost[arm.name]
-        return head | cost | {"rows": rows_of(families, right), "right": bits(right)}
-
-
-def paired_drop(whole: str, pruned: str) -> tuple[float, float, float]:
-    """Accuracy lost on the same questions, and its 95 % interval (normal), from `right` of two.
-
-    >>> paired_drop("1111", "1101")[0]
-    0.25
-    """
-    drops = [int(a) - int(b) for a, b in zip(whole, pruned, strict=True)]
-    mean = sum(drops) / len(drops)
-    spread = math.sqrt(sum((drop - mean) ** 2 for drop in drops) / max(1, len(drops) - 1))
-    margin = 1.96 * spread / math.sqrt(len(drops))
-    return mean, mean - margin, mean + margin
+            answers = answer_questions(
+                self.model,
+                self.processor,
+                self.examples,
+                {variant.name: variant.plan},
+                batch_size=config.batch_size,
+                max_new_tokens=config.max_new_tokens,
+                on_progress=on_progress,
+            )
+            families, right = answers.families, answers.right[variant.name]
+            cost = answers.cost[variant.name]
+        head = {"key": variant.key, "name": variant.name, "budget": variant.budget}
+        return head | cost | {"rows": accuracy_by_family(families, right), "right": as_bits(right)}

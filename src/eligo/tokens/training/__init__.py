@@ -1,1 +1,1 @@
-"""How they are trained: objective, task, validation, health."""
+"""Training of merger and pruners: objective, task, validation, health."""

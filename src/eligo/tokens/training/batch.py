@@ -1,7 +1,7 @@
-"""What a training step is made of: rows for a host, and how they are judged.
+"""Batches of a training step.
 
-Every row is one image and one question: questions packed behind one image could not choose tokens
-of their own. Rows are padded on the left and end with the answer, as `data.Collator` makes them.
+Every row is one image and one question, so that each question can choose tokens of its own. Rows
+are padded on the left and end with the answer, as `data.Collator` makes them.
 """
 
 from collections.abc import Iterator
@@ -18,40 +18,40 @@ from eligo.tokens.data.examples import IGNORED, TokenBatch
 
 @dataclass(frozen=True)
 class Packed:
-    """Rows of one image behind that image, once: each sees it and itself, never another row.
+    """All rows of an image after that image; each row attends to the image and to itself.
 
-    For the whole model, which chooses nothing, this is the same as the rows apart, and cheaper.
+    For the unpruned model this is equivalent to separate rows, and cheaper.
     """
 
     inputs: dict[str, Tensor]
     num_rows: int
-    """Rows behind each image."""
+    """Rows of each image."""
     columns: Int64[Tensor, " columns"]
-    """Where their answers are predicted, row after row."""
+    """Columns that predict the answers, row after row."""
 
 
 @dataclass(frozen=True)
 class HostBatch:
-    """What a host takes, and what is needed to judge what it says."""
+    """Inputs of a host, with labels and masks."""
 
     inputs: dict[str, Tensor]
     question_mask: Bool[Tensor, "batch length"]
-    """Text of the prompt, never an answer."""
+    """Text of the prompt without the answer."""
     labels: Int64[Tensor, "batch length"]
-    """Answer and end of text at the right end, -100 elsewhere."""
+    """Answer and end of text in the last columns, -100 elsewhere."""
     after_image: Bool[Tensor, "batch length"]
-    """Text behind the last vision token: what an image can have changed."""
+    """Text after the last vision token: what depends on the image."""
     tail: int
-    """Columns at the right end that hold all such text."""
+    """Number of last columns that hold all such text."""
     num_answer: int
-    """Tokens of the longest answer, with the end of text."""
+    """Tokens of the longest answer, including the end of text."""
     rows_per_image: int = 1
-    """Neighbouring rows that show the same image."""
+    """Consecutive rows with the same image."""
     packed: Packed | None = None
-    """The same rows for the whole model."""
+    """The same rows for the unpruned model."""
 
     def rows(self, rows: slice) -> "HostBatch":
-        """Some of the rows, each with its own image."""
+        """Return some of the rows, each with its own image."""
         return replace(
             self,
             rows_per_image=1,
@@ -64,7 +64,7 @@ class HostBatch:
 
 
 def host_batch(batch: TokenBatch, image_token_id: int) -> HostBatch:
-    """A collated batch (still on the CPU, where its lengths can be looked at)."""
+    """Convert a collated batch on the CPU."""
     assert batch.labels is not None
     is_image = batch.inputs["input_ids"] == image_token_id
     behind = is_image.long().flip(-1).cumsum(-1).flip(-1) == 0
@@ -80,7 +80,7 @@ def host_batch(batch: TokenBatch, image_token_id: int) -> HostBatch:
 
 
 def to_device(batch: HostBatch, device: torch.device) -> HostBatch:
-    """The same batch there."""
+    """Move a batch to a device."""
     return replace(
         batch,
         inputs={name: value.to(device) for name, value in batch.inputs.items()},
@@ -92,21 +92,21 @@ def to_device(batch: HostBatch, device: torch.device) -> HostBatch:
 
 @contextmanager
 def shared_images(tower: nn.Module, rows_per_image: int) -> Iterator[None]:
-    """Inside, the tower looks once at an image that several neighbouring rows show."""
+    """Inside, the tower encodes an image of several consecutive rows only once."""
 
-    def fewer(_module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
+    def before(_module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
         few = {name: _every(value, rows_per_image) for name, value in kwargs.items()}
         return tuple(_every(value, rows_per_image) for value in args), few
 
-    def again(_module: nn.Module, _args: object, output: Any) -> Any:
+    def after(_module: nn.Module, _args: object, output: Any) -> Any:
         return type(output)(**{k: _repeat(value, rows_per_image) for k, value in output.items()})
 
     if rows_per_image == 1:
         yield
         return
     hooks = [
-        tower.register_forward_pre_hook(fewer, with_kwargs=True),
-        tower.register_forward_hook(again),
+        tower.register_forward_pre_hook(before, with_kwargs=True),
+        tower.register_forward_hook(after),
     ]
     try:
         yield

@@ -1,7 +1,7 @@
-"""What goes wrong when a pruner is trained, and what helps: said while it happens.
+"""Problems of a training run that its metrics show, each with a remedy.
 
-The troubles are those that the two-stage pruning guide lists for its reader to look for in the log;
-here the program looks itself. Remedies name our keys.
+The list of problems is that of the two-stage pruning design (docs/sources.md); remedies name our
+config keys.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,21 +13,17 @@ import torch
 
 from eligo.errors import EligoError
 
-TroubleName = Literal[
-    "out_of_memory",
-    "tokens_not_shrinking",
-    "accuracy_falling",
-    "discriminator_too_strong",
-    "temperature_stuck",
-]
+ProblemName = Literal["out_of_memory", "tokens_not_shrinking", "accuracy_falling",
+                      "discriminator_too_strong", "temperature_stuck"]  # fmt: skip
 
-_NOT_SHRUNK = 0.9  # part of the tokens that is "close to the original number"
-_BIG_DROP = 0.03  # the guide's goal for accuracy
-_SURE = 0.9  # a discriminator that is this sure of both sides teaches nothing
+_NOT_SHRUNK = 0.9  # share of kept tokens that counts as not shrinking
+_BIG_DROP = 0.03  # accuracy that may be lost
+_SURE = 0.9  # a discriminator with this probability on both sides gives no useful gradient
+_LATE = 0.75  # fraction of the training after which accuracy should be good
 
-REMEDIES: dict[TroubleName, str] = {
+REMEDIES: dict[ProblemName, str] = {
     "out_of_memory": (
-        "lower train.batch_size, raise train.gradient_accumulation, or store the host in bfloat16 "
+        "lower train.batch_size, raise train.gradient_accumulation, or load the host in bfloat16 "
         "(host.dtype); for hosts that take images of any size lower data.max_vision_tokens or "
         "data.image_max_size"
     ),
@@ -52,85 +48,76 @@ REMEDIES: dict[TroubleName, str] = {
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """One thing that is wrong now."""
+class Problem:
+    """A problem and its symptom."""
 
-    name: TroubleName
+    name: ProblemName
     symptom: str
 
-    @property
-    def remedy(self) -> str:
-        """What helps."""
-        return REMEDIES[self.name]
-
     def __str__(self) -> str:
-        return f"{self.name.replace('_', ' ')}: {self.symptom}; {self.remedy}"
+        return f"{self.name.replace('_', ' ')}: {self.symptom}; {REMEDIES[self.name]}"
 
 
-def find_troubles(metrics: Mapping[str, float], fraction: float) -> list[Trouble]:
-    """What the metrics of an evaluation show; `fraction` of the training is done.
+def find_problems(metrics: Mapping[str, float], fraction: float) -> list[Problem]:
+    """Return the problems that the metrics of `TokensTask.evaluate` show.
 
-    Looks at the metrics of `TokensTask.evaluate`; what they do not hold is not looked for.
+    `fraction` of the training is done. Metrics that are missing are not checked.
     """
     found = (_shrinking(metrics), _accuracy(metrics, fraction), _discriminator(metrics))
-    return [trouble for trouble in (*found, _temperature(metrics, fraction)) if trouble]
+    return [problem for problem in (*found, _temperature(metrics, fraction)) if problem]
 
 
 @contextmanager
-def memory_guard(doing: str) -> Iterator[None]:
-    """Turns running out of device memory into an error that says what helps."""
+def memory_guard(activity: str) -> Iterator[None]:
+    """Replace the error of a full device by one with a remedy."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        trouble = Trouble("out_of_memory", f"{doing} needs more memory than the device has")
-        raise EligoError(str(trouble)) from error
+        symptom = f"{activity} needs more memory than the device has"
+        raise EligoError(str(Problem("out_of_memory", symptom))) from error
 
 
-def _shrinking(metrics: Mapping[str, float]) -> Trouble | None:
+def _shrinking(metrics: Mapping[str, float]) -> Problem | None:
     kept = metrics.get("vision_keep_mean", 0.0)
     if kept <= _NOT_SHRUNK:
         return None
     merged, original = (metrics.get(f"avg_{name}_tokens") for name in ("merged", "original"))
     counts = f" ({merged:.0f} of {original:.0f} enter)" if merged and original else ""
-    return Trouble(
+    return Problem(
         "tokens_not_shrinking", f"{100 * kept:.0f} % of the vision tokens are kept{counts}"
     )
 
 
-def _accuracy(metrics: Mapping[str, float], fraction: float) -> Trouble | None:
-    """Only of choices that are meant to be good already: when three quarters are done."""
+def _accuracy(metrics: Mapping[str, float], fraction: float) -> Problem | None:
     baseline, hard = metrics.get("accuracy_baseline"), metrics.get("accuracy_hard")
-    if baseline is None or hard is None or fraction < 0.75 or baseline - hard <= _BIG_DROP:
+    if baseline is None or hard is None or fraction < _LATE or baseline - hard <= _BIG_DROP:
         return None
     merged = metrics.get("accuracy_merge_only", hard)
     where = "most of it by merging" if baseline - merged > (baseline - hard) / 2 else "by the cuts"
-    return Trouble(
+    return Problem(
         "accuracy_falling",
         f"{100 * hard:.1f} % right with tokens removed, {100 * baseline:.1f} % with all of them "
         f"({where})",
     )
 
 
-def _discriminator(metrics: Mapping[str, float]) -> Trouble | None:
+def _discriminator(metrics: Mapping[str, float]) -> Problem | None:
     real, fake = metrics.get("disc_prob_real"), metrics.get("disc_prob_fake")
     if real is None or fake is None or real <= _SURE or fake >= 1 - _SURE:
         return None
-    return Trouble(
+    return Problem(
         "discriminator_too_strong",
-        f"it takes {100 * real:.0f} % of the whole and {100 * fake:.0f} % of the pruned answers "
-        "for whole ones; both near 50 % would mean that it cannot tell them apart",
+        f"it takes {100 * real:.0f} % of the unpruned and {100 * fake:.0f} % of the pruned answers "
+        "for unpruned ones; near 50 % it could not tell them apart",
     )
 
 
-def _temperature(metrics: Mapping[str, float], fraction: float) -> Trouble | None:
-    now, start, end = (
-        metrics.get(name) for name in ("temperature", "temperature_start", "temperature_end")
-    )
-    if now is None or start is None or end is None or start == end:
+def _temperature(metrics: Mapping[str, float], fraction: float) -> Problem | None:
+    names = ("temperature", "temperature_start", "temperature_end")
+    now, start, end = (metrics.get(name) for name in names)
+    if now is None or start is None or end is None or start == end or now < start or fraction < 0.1:
         return None
-    if now < start or fraction < 0.1:
-        return None
-    return Trouble(
+    return Problem(
         "temperature_stuck",
         f"it is still {now:.2f} after {100 * fraction:.0f} % of the steps, and should fall to "
         f"{end:.2f}",

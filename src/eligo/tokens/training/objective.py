@@ -1,8 +1,8 @@
-"""What the pruned model is taught by: the answer, the whole model, and a critic.
+"""Losses of the pruned model.
 
-Two-stage pruning guide, "losses". Departure: besides the guide's task and adversarial losses there
-are two that imitate the whole model, whose answer and states are known (`kl`, `hidden`). All see
-the whole and the pruned model through one function, `observe`: same positions, dtype and mode.
+The task and adversarial losses are those of the two-stage pruning design (docs/sources.md); `kl`
+and `hidden` imitate the unpruned model. All of them see both models through `observe`, at the same
+positions, in the same dtype and mode.
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,18 @@ from eligo.tokens.inference.load import floats_of
 from eligo.tokens.model.discriminator import Discriminator
 from eligo.tokens.training.batch import HostBatch, Packed
 
-# Not cuDNN's attention, which gives a mask no gradient.
+# Without cuDNN attention, which gives masks no gradient.
 _BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a host said at the answer, and what it thought at the text behind the image."""
+    """Logits of a host at the answer, and its hidden states at the text after the image."""
 
     logits: Float[Tensor, "batch answer vocabulary"]
-    """Column i predicts the i-th last token of the row."""
+    """The last columns, each shifted to the token that it predicts."""
     states: Float[Tensor, "layers batch tail width"]
-    """Outputs of some layers of the language model, at the last columns."""
+    """Outputs of some layers of the language model at the last columns."""
 
 
 def observe(
@@ -41,7 +41,7 @@ def observe(
     batch: HostBatch,
     context: AbstractContextManager,
 ) -> Observed:
-    """One pass over prompt and answer inside a context (`masking`, `pruning`, or none)."""
+    """Run the model on prompt and answer inside a context (`masking`, `pruning`, or none)."""
     with context, record_outputs(layers, batch.tail) as found, sdpa_kernel(_BACKENDS):
         outputs = model(
             **floats_of(model, batch.inputs),
@@ -54,9 +54,9 @@ def observe(
 def observe_packed(
     model: nn.Module, layers: Sequence[nn.Module], batch: HostBatch, packed: Packed
 ) -> Observed:
-    """What `observe` sees of the whole model, from rows that share their image."""
+    """Return what `observe` returns of the unpruned model, from packed rows."""
 
-    def apart(values: Tensor) -> Tensor:
+    def unpack(values: Tensor) -> Tensor:
         return values.unflatten(1, (packed.num_rows, -1)).flatten(0, 1)
 
     last = packed.num_rows * batch.tail
@@ -64,27 +64,27 @@ def observe_packed(
         outputs = model(
             **floats_of(model, packed.inputs), use_cache=False, logits_to_keep=packed.columns
         )
-    return Observed(apart(outputs.logits), torch.stack([apart(states) for states in found]))
+    return Observed(unpack(outputs.logits), torch.stack([unpack(states) for states in found]))
 
 
 def answers(batch: HostBatch) -> Int64[Tensor, "batch answer"]:
-    """The tokens to be predicted, -100 where there is none."""
+    """Return the tokens to predict, -100 for none."""
     return batch.labels[:, -batch.num_answer :]
 
 
 def text_mask(batch: HostBatch) -> Bool[Tensor, "batch tail"]:
-    """Text behind the image."""
+    """Return which of the last columns are text after the image."""
     return batch.after_image[:, -batch.tail :]
 
 
 def answer_mask(batch: HostBatch) -> Bool[Tensor, "batch tail"]:
-    """Where an answer token is predicted: one column before it stands."""
+    """Return which columns predict an answer token: those one before it."""
     labelled = F.pad(batch.labels[:, -batch.tail :] != -100, (0, 1), value=False)
     return labelled[:, 1:]
 
 
 def task_loss(student: Observed, batch: HostBatch) -> Float[Tensor, ""]:
-    """Cross-entropy of the answer's tokens."""
+    """Return the cross-entropy of the answer tokens."""
     wanted = answers(batch)
     total = F.cross_entropy(
         student.logits.float().flatten(0, 1), wanted.flatten(), ignore_index=-100, reduction="sum"
@@ -93,14 +93,14 @@ def task_loss(student: Observed, batch: HostBatch) -> Float[Tensor, ""]:
 
 
 def kl_loss(student: Observed, teacher: Observed, batch: HostBatch) -> Float[Tensor, ""]:
-    """KL(whole || pruned) at the same tokens."""
+    """Return KL(unpruned || pruned) at the answer tokens."""
     target = teacher.logits.float().softmax(-1).detach()
     each = losses.listwise_kl(student.logits, target)
     return ops.masked_mean(each.flatten(), (answers(batch) != -100).flatten())
 
 
 def hidden_loss(student: Observed, teacher: Observed, batch: HostBatch) -> Float[Tensor, ""]:
-    """Per layer, the squared distance at text positions over the whole model's mean square."""
+    """Return the squared distance at text positions, relative to the unpruned states."""
     mask = text_mask(batch).flatten()
     real = teacher.states.float().detach()
     distance = (student.states.float() - real).square().mean(-1).flatten(1)
@@ -115,14 +115,14 @@ def hidden_loss(student: Observed, teacher: Observed, batch: HostBatch) -> Float
 def adversarial_losses(
     discriminator: Discriminator, student: Observed, teacher: Observed, batch: HostBatch
 ) -> tuple[dict[str, Float[Tensor, ""]], dict[str, Float[Tensor, ""]]]:
-    """(losses, metrics): to look whole, with the critic frozen; to see through it, detached."""
+    """Return losses and metrics: generator with a frozen critic, critic with detached states."""
     mask = answer_mask(batch)
-    convincing = discriminator.frozen(student.states, mask)
+    generator = discriminator.frozen(student.states, mask)
     real = discriminator(teacher.states.detach(), mask)
     fake = discriminator(student.states.detach(), mask)
     of_real, of_fake = losses.adversarial_discriminator_losses(real, fake)
     found = {
-        "adversarial": losses.adversarial_generator_loss(convincing),
+        "adversarial": losses.adversarial_generator_loss(generator),
         "real": of_real,
         "fake": of_fake,
     }
@@ -133,6 +133,6 @@ def adversarial_losses(
 
 
 def right_answers(observed: Observed, batch: HostBatch) -> Bool[Tensor, " batch"]:
-    """Rows whose every answer token is the likeliest: what greedy decoding would say."""
+    """Return the rows in which every answer token is the most likely one."""
     wanted = answers(batch)
     return ((observed.logits.argmax(-1) == wanted) | (wanted == -100)).all(-1)

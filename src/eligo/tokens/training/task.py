@@ -1,9 +1,9 @@
-"""Training merger and pruners inside a frozen host: section 2 of the two-stage pruning guide.
+"""Training of merger and pruners inside a frozen host.
 
-In every step the whole model answers (the teacher, without gradient), then the pruned one in its
-training form, on the same rows through the same function. One backward pass serves all parts; the
-discriminator is frozen in what it says about the pruned model, and the pruned model is detached in
-what the discriminator learns. Departures from the guide: see `modules`, `objective`, `config`.
+In every step the unpruned model (teacher, without gradient) and the pruned one in its training form
+run on the same rows. One backward pass trains all parts: the discriminator is frozen in the loss of
+the pruned model, and the pruned model is detached in the loss of the discriminator. The two-stage
+pruning design (docs/sources.md) differs; see `model.modules`, `objective` and `config`.
 """
 
 import logging
@@ -20,51 +20,33 @@ from torch import nn
 from eligo.errors import ConfigError
 from eligo.io.files import write_text
 from eligo.pretrained.chat import ContextWatch
-from eligo.tokens.config import TokensTrainConfig
+from eligo.tokens.config import ScenesDataConfig, TokensTrainConfig
 from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.data.file_source import FileSource, Resized, read_examples
 from eligo.tokens.data.scene_source import SceneSource, reads_scenes
 from eligo.tokens.hooks.masking import masking
 from eligo.tokens.hosts import host_of
 from eligo.tokens.inference.load import load_host
-from eligo.tokens.inputs_config import ScenesDataConfig
 from eligo.tokens.model.discriminator import Discriminator, DiscriminatorShape
 from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
 from eligo.tokens.model.relaxer import Relaxation, TrainingRelaxer
 from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.plan import Cut, HostMark, Plan, Stage1
+from eligo.tokens.training import objective
 from eligo.tokens.training.batch import HostBatch, shared_images
 from eligo.tokens.training.health import memory_guard
-from eligo.tokens.training.logging import evaluation_line, step_line, step_metrics
-from eligo.tokens.training.objective import (
-    Observed,
-    adversarial_losses,
-    answers,
-    hidden_loss,
-    kl_loss,
-    observe,
-    observe_packed,
-    right_answers,
-    task_loss,
-)
-from eligo.tokens.training.validate import Validation
-from eligo.train import (
-    OptimizerSpec,
-    Progress,
-    StepOutput,
-    Task,
-    reset_optimizer,
-    seed_everything,
-)
+from eligo.tokens.training.objective import Observed, answers, observe, right_answers
+from eligo.tokens.training.validate import Validation, listed, step_line, step_metrics
+from eligo.train import OptimizerSpec, Progress, StepOutput, Task, reset_optimizer, seed_everything
 from eligo.train.check import DataCheck
 
 logger = logging.getLogger("eligo.tokens")
 
-_NOMINAL_TOKENS = 576  # to count by, where the number of tokens follows the image
+_NOMINAL_TOKENS = 576  # for costs, if the number of tokens depends on the image
 
 
 class TokensTask(Task):
-    """Merger, pruners and perhaps a discriminator, in a frozen host."""
+    """Merger, pruners and, if its loss has a weight, a discriminator, in a frozen host."""
 
     def __init__(self, config: TokensTrainConfig) -> None:
         seed_everything(config.train.seed)
@@ -104,41 +86,28 @@ class TokensTask(Task):
     ) -> tuple[TokenMerger | None, LayerPruners | None, Discriminator | None]:
         config, host = self.settings, self.host
         merger = pruners = discriminator = None
+        sizes = {"dim", "num_heads", "diverse"}
         if config.merger is not None:
-            aware = config.merger.kind == "question_aware"
+            kind = config.merger.kind
+            words = host.text_width if kind == "question_aware" else None
+            shape = config.merger.model_dump(include=sizes)
             merger = TokenMerger(
-                MergerShape(
-                    kind=config.merger.kind,
-                    width=host.feature_width,
-                    question_width=host.text_width if aware else None,
-                    dim=config.merger.dim,
-                    num_heads=config.merger.num_heads,
-                    diverse=config.merger.diverse,
-                )
+                MergerShape(kind=kind, width=host.feature_width, question_width=words, **shape)
             )
         if config.pruners is not None:
-            pruners = LayerPruners(
-                PrunersShape(
-                    layers=tuple(layer for layer, _ in self.schedule.cuts),
-                    width=host.text_width,
-                    dim=config.pruners.dim,
-                    num_heads=config.pruners.num_heads,
-                    diverse=config.pruners.diverse,
-                )
-            )
+            layers = tuple(layer for layer, _ in self.schedule.cuts)
+            shape = config.pruners.model_dump(include=sizes)
+            pruners = LayerPruners(PrunersShape(layers=layers, width=host.text_width, **shape))
         if self.weights["adversarial"] > 0:
+            shape = config.discriminator.model_dump(include={"dim", "spectral_norm"})
+            count = len(self._watched_layers())
             discriminator = Discriminator(
-                DiscriminatorShape(
-                    width=host.text_width,
-                    num_layers=len(self._watched_layers()),
-                    dim=config.discriminator.dim,
-                    spectral_norm=config.discriminator.spectral_norm,
-                )
+                DiscriminatorShape(width=host.text_width, num_layers=count, **shape)
             )
         return merger, pruners, discriminator
 
     def _build_plan(self) -> Plan:
-        """Exact budgets; ratios where the number of tokens follows the image."""
+        """Build a plan of budgets, or of ratios if the number of tokens depends on the image."""
 
         def amount(budget: int, given: bool) -> dict[str, Any]:
             if self.host.supply is not None or given:
@@ -165,7 +134,7 @@ class TokensTask(Task):
                 f"discriminator.layers: got {list(layers)}, expected layers of the host, which has "
                 f"{count}"
             )
-        # Hooks fire from the first layer to the last; so are the states ordered.
+        # In the order in which hooks fire.
         return sorted({layer % count for layer in layers})
 
     def _warn(self) -> None:
@@ -180,36 +149,35 @@ class TokensTask(Task):
             logger.info("size_bias has no effect: nothing is merged")
 
     def to(self, device: torch.device) -> None:
-        """The host too."""
+        """Move the parts and the host."""
         super().to(device)
         self.model.to(device)
 
     def batches(
         self, start_step: int, rank: int, world_size: int, device: torch.device
     ) -> Iterator[HostBatch]:
-        """Rows of one image and one question."""
+        """Yield the batches of this process."""
         train = self.settings.train
         self.fraction = start_step / train.total_steps  # an evaluation may come first
-        return self.source.batches(
-            train.batch_size, train.seed, start_step, rank, world_size, device
-        )
+        settings = train.batch_size, train.seed, start_step
+        return self.source.batches(*settings, rank, world_size, device)
 
     def metric_names(self) -> list[str]:
-        """Of the validation."""
+        """Return the names of the validation metrics."""
         return self.validation.names()
 
     def check(self, check: DataCheck) -> None:
-        """The files, if it learns from files."""
+        """Check the data files, if there are any."""
         if isinstance(self.source, FileSource):
             self.source.check(check)
 
     def relaxation(self, fraction: float, *, training: bool) -> Relaxation:
-        """How soft choices are when a fraction of the training is done."""
+        """Return the relaxation when a fraction of the training is done."""
         temperature = self.settings.temperature
         now = temperature.at(fraction)
         assert temperature.end <= now <= temperature.start, (now, temperature)
-        # After annealing the training form chooses and folds as inference will: noise that stayed
-        # spread the choices, and parts that had learned to rely on it lost points without it.
+        # After annealing the training form chooses and merges as inference does: with noise to the
+        # end, the parts relied on it and lost accuracy without it.
         annealed = fraction >= temperature.anneal_fraction
         return Relaxation(
             temperature=now,
@@ -219,50 +187,47 @@ class TokensTask(Task):
         )
 
     def observe_whole(self, batch: HostBatch) -> Observed:
-        """What the host says and thinks by itself."""
-        # A critic must not tell the two by how they were computed; others may have it cheaper.
+        """Run the unpruned model."""
+        # Packed rows are cheaper, but a discriminator could tell them apart by rounding.
         if batch.packed is not None and self.discriminator is None:
             with torch.no_grad():
-                return observe_packed(self.model, self.watched, batch, batch.packed)
+                return objective.observe_packed(self.model, self.watched, batch, batch.packed)
         with torch.no_grad(), shared_images(self.host.tower, batch.rows_per_image):
             return observe(self.model, self.watched, batch, nullcontext())
 
     def observe_pruned(
         self, batch: HostBatch, relaxation: Relaxation
     ) -> tuple[Observed, TrainingRelaxer]:
-        """The same with the plan in its training form."""
+        """Run the model with the plan in its training form."""
         relaxer = TrainingRelaxer(self.merger, self.pruners, relaxation, self.settings.size_bias)
-        context = masking(
-            self.model,
-            self.plan,
-            batch.question_mask,
-            relaxer=relaxer,
-            acts_on=self.settings.mask_acts_on,
-        )
+        options = {"relaxer": relaxer, "acts_on": self.settings.mask_acts_on}
+        context = masking(self.model, self.plan, batch.question_mask, **options)
         with shared_images(self.host.tower, batch.rows_per_image):
             return observe(self.model, self.watched, batch, context), relaxer
 
     def step(self, batch: HostBatch, progress: Progress) -> StepOutput:
-        """All losses that have a weight."""
+        """Compute all losses that have a weight."""
         if self._is_main:
             self._context.look(batch.inputs["input_ids"].shape[1])
         weights, relaxation = self.weights, self.relaxation(progress.fraction, training=True)
         with memory_guard("a training step"):
             student, relaxer = self.observe_pruned(batch, relaxation)
-            losses = {"task": task_loss(student, batch), "sparsity": relaxer.sparsity()}
+            losses = {"task": objective.task_loss(student, batch), "sparsity": relaxer.sparsity()}
             metrics: dict[str, Any] = {"temperature": relaxation.temperature}
             metrics["accuracy"] = right_answers(student, batch).float().mean()
             if weights["kl"] or weights["hidden"] or self.discriminator is not None:
                 teacher = self.observe_whole(batch)
-                losses["kl"] = kl_loss(student, teacher, batch)
-                losses["hidden"] = hidden_loss(student, teacher, batch)
+                losses["kl"] = objective.kl_loss(student, teacher, batch)
+                losses["hidden"] = objective.hidden_loss(student, teacher, batch)
                 if self.discriminator is not None:
-                    found, seen = adversarial_losses(self.discriminator, student, teacher, batch)
-                    losses, metrics = losses | found, metrics | seen
+                    found, judged = objective.adversarial_losses(
+                        self.discriminator, student, teacher, batch
+                    )
+                    losses, metrics = losses | found, metrics | judged
         kept = {layer: one.choice.kept.sum(-1) for layer, one in relaxer.decisions.items()}
         metrics |= step_metrics(losses, kept)
         self._latest = metrics
-        # The discriminator's own two losses are not traded against anything.
+        # The losses of the discriminator itself always have weight 1.
         weights = weights | {"real": 1.0, "fake": 1.0}
         used = {name: weights[name] * loss for name, loss in losses.items() if weights[name] > 0}
         return StepOutput(used, metrics, weight=(answers(batch) != -100).sum().float())
@@ -270,7 +235,7 @@ class TokensTask(Task):
     def after_step(
         self, progress: Progress, optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> None:
-        """Now and then the discriminator starts anew, optimiser state and all."""
+        """Log, and reset the discriminator with a small probability."""
         self.fraction = (progress.step + 1) / progress.total_steps
         step = progress.step + 1
         if self._latest and self._is_main and step % self.settings.train.log_every == 0:
@@ -281,7 +246,7 @@ class TokensTask(Task):
             reset_optimizer(optimizers["discriminator"])
 
     def describe(self) -> list[str]:
-        """What is about to be trained, for people."""
+        """Return lines that describe the training."""
         config, schedule = self.settings, self.schedule
         lines = [f"host: {self.host.family}, frozen; {len(self.host.layers)} layers"]
         if config.merger is not None:
@@ -302,16 +267,16 @@ class TokensTask(Task):
         return [*lines, cost.line(), *(f"note: {note}" for note in cost.warnings())]
 
     def evaluate(self) -> Mapping[str, float]:
-        """Accuracy with all tokens, merged, masked and removed; what that costs; what is wrong."""
+        """Return accuracies with all tokens, merged, masked and removed, and the cost."""
         self._write_plan()
         with memory_guard("an evaluation"):
             metrics = self.validation.run(self.fraction)
         if self._is_main:
-            logger.info(evaluation_line(metrics))
+            logger.info("evaluation: %s", listed(metrics))
         return metrics
 
     def _write_plan(self) -> None:
-        """Makes the run folder a plan: `plan.json` there, the parts in its best checkpoint."""
+        """Write `plan.json`, so that the run folder loads as a plan."""
         folder = self.settings.train.folder
         if folder.is_dir() and not (folder / "plan.json").exists():
             with TemporaryDirectory() as scratch:
@@ -322,16 +287,14 @@ class TokensTask(Task):
 def open_source(
     config: TokensTrainConfig, processor: Any, supply: int | None
 ) -> SceneSource | FileSource:
-    """Where the rows come from."""
+    """Open the data of a config."""
     data = config.data
     if isinstance(data, ScenesDataConfig):
         if supply is not None and reads_scenes(processor):
             return SceneSource(data, supply)
-        return FileSource(
-            SceneExamples(data.scenes, "train", data.examples),
-            SceneExamples(data.scenes, "validation", data.validation),
-            processor,
-        )
+        train = SceneExamples(data.scenes, "train", data.examples)
+        validation = SceneExamples(data.scenes, "validation", data.validation)
+        return FileSource(train, validation, processor)
     train, validation = read_examples(data)
     longest = data.image_max_size if _takes_any_size(processor, "image_max_size") else None
     area = None
@@ -340,17 +303,12 @@ def open_source(
         area = data.max_vision_tokens * (images.patch_size * images.merge_size) ** 2
     if longest or area:
         train, validation = (Resized(one, longest, area) for one in (train, validation))
-    return FileSource(
-        train,
-        validation,
-        processor,
-        instruction=data.instruction,
-        num_workers=data.num_workers,
-    )
+    options = {"instruction": data.instruction, "num_workers": data.num_workers}
+    return FileSource(train, validation, processor, **options)
 
 
 def _takes_any_size(processor: Any, key: str) -> bool:
-    """Whether images of another size give another number of vision tokens."""
+    """Return whether the number of vision tokens depends on the image size."""
     images = processor.image_processor
     if key == "max_vision_tokens":
         return hasattr(images, "merge_size")
@@ -358,7 +316,7 @@ def _takes_any_size(processor: Any, key: str) -> bool:
 
 
 def with_counted_steps(config: TokensTrainConfig) -> TokensTrainConfig:
-    """The config with the steps that `epochs` means, where only the files say how many."""
+    """Return the config with the total steps of its `epochs`, for data from files."""
     if config.epochs is None or isinstance(config.data, ScenesDataConfig):
         return config
     steps = config.steps_of(len(read_examples(config.data)[0]))  # pyright: ignore[reportArgumentType]
@@ -372,6 +330,5 @@ def _check_epochs(config: TokensTrainConfig, num_examples: int) -> None:
     if config.train.total_steps != steps:
         raise ConfigError(
             f"epochs {config.epochs} over {num_examples} examples are {steps} steps, but "
-            f"train.total_steps says {config.train.total_steps}; set it to {steps}, or leave "
-            "epochs out"
+            f"train.total_steps is {config.train.total_steps}; set it to {steps}, or remove epochs"
         )

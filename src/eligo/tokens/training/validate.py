@@ -1,17 +1,18 @@
-"""What a training is judged by on its validation split, and what it tells its user.
+"""Validation metrics of a training run, and the lines that it logs.
 
-The guide judges by soft masks, which save nothing, and by a keep ratio that is constant; here
-`accuracy_hard`, with tokens really removed, chooses the checkpoint. An answer counts if every token
-of the usual answer is the likeliest: what greedy decoding would say, in one pass for all variants.
-`eligo tokens evaluate` generates, and counts by the official VQA accuracy.
+`accuracy_hard`, with tokens really removed, chooses the checkpoint. An answer counts as right if
+every token of the usual answer is the most likely one, as in greedy decoding, in one pass for all
+plans; `eligo tokens evaluate` generates answers and counts by the official VQA accuracy.
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from eligo.tokens.cost.count import Cost, count_cost
@@ -20,7 +21,7 @@ from eligo.tokens.hooks.masking import masking
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.model.relaxer import TrainingRelaxer
 from eligo.tokens.training.batch import HostBatch
-from eligo.tokens.training.health import Trouble, find_troubles
+from eligo.tokens.training.health import Problem, find_problems
 from eligo.tokens.training.objective import Observed, answer_mask, answers, observe, right_answers
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("eligo.tokens")
 
-_BATCH = 128
+Scalar = Float[Tensor, ""]
+_MAX_BATCH = 128
 
 
 class Validation:
@@ -37,41 +39,40 @@ class Validation:
     def __init__(self, task: "TokensTask") -> None:
         self.task = task
         self.baseline: float | None = None
-        """Accuracy of the whole model: the host is frozen, so it is found once."""
-        self.told: set[str] = set()
+        """Accuracy of the unpruned model, computed once: the host is frozen."""
+        self.reported: set[str] = set()
 
     def run(self, fraction: float) -> dict[str, float]:
-        """All metrics when a fraction of the training is done; troubles are logged."""
+        """Return all metrics when a fraction of the training is done; log problems."""
         sums: dict[str, Tensor] = {}
-        for batch in self._batches():
+        task = self.task
+        size = min(_MAX_BATCH, max(1, task.settings.train.batch_size))
+        for batch in task.source.validation(size, next(task.model.parameters()).device):
             for name, value in self._measure(batch, fraction).items():
                 sums[name] = sums[name] + value if name in sums else value
-        names = list(sums)
-        values = dict(zip(names, torch.stack([sums[name] for name in names]).tolist(), strict=True))
-        asked = values.pop("asked")
-        metrics = {name: value / max(1.0, asked) for name, value in values.items()}
+        values = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
+        count = values.pop("count")
+        metrics = {name: value / max(1.0, count) for name, value in values.items()}
         if self.baseline is None:
             self.baseline = metrics["accuracy_baseline"]
-        temperature = self.task.settings.temperature
+        temperature = task.settings.temperature
         metrics |= {"accuracy_baseline": self.baseline, "temperature": temperature.at(fraction)}
         metrics |= self.cost().metrics()
-        found = find_troubles(
-            metrics | {"temperature_start": temperature.start, "temperature_end": temperature.end},
-            fraction,
-        )
-        self._tell(found)
+        ends = {"temperature_start": temperature.start, "temperature_end": temperature.end}
+        found = find_problems(metrics | ends, fraction)
+        self._report(found)
         return metrics | {"troubles": float(len(found))}
 
     def names(self) -> list[str]:
-        """What `run` returns."""
+        """Return the names of the metrics of `run`."""
         task = self.task
-        shares = ["baseline", "soft", "hard", *(["merge_only"] if task.merger is not None else [])]
+        accuracies = ["baseline", "soft", "hard", *(["merge_only"] if task.merger else [])]
         judged = ["disc_prob_real", "disc_prob_fake"] if task.discriminator is not None else []
-        accuracies = [f"accuracy_{name}" for name in shares]
-        return [*accuracies, *judged, "temperature", *self.cost().metrics(), "troubles"]
+        names = [f"accuracy_{name}" for name in accuracies]
+        return [*names, *judged, "temperature", *self.cost().metrics(), "troubles"]
 
     def cost(self) -> Cost:
-        """What the plan saves, on the data's usual length of text."""
+        """Return the cost of the plan for the usual text length of the data."""
         task = self.task
         heads = [task.pruners[layer] for layer, _ in task.schedule.cuts] if task.pruners else []
         return count_cost(
@@ -81,24 +82,19 @@ class Validation:
             dtype=task.settings.host.dtype,
         )
 
-    def _batches(self):
-        task = self.task
-        size = min(_BATCH, max(1, task.settings.train.batch_size))
-        return task.source.validation(size, next(task.model.parameters()).device)
-
     def _measure(self, batch: HostBatch, fraction: float) -> dict[str, Tensor]:
-        """Sums over the rows that have an answer."""
+        """Return sums over the rows that have an answer."""
         task = self.task
         counts = (answers(batch) != -100).any(-1)
 
         def right(context: AbstractContextManager) -> tuple[Tensor, Observed]:
-            seen = observe(task.model, task.watched, batch, context)
-            return (right_answers(seen, batch) & counts).sum().float(), seen
+            observed = observe(task.model, task.watched, batch, context)
+            return (right_answers(observed, batch) & counts).sum().float(), observed
 
         relaxation = task.relaxation(fraction, training=False)
         relaxer = TrainingRelaxer(task.merger, task.pruners, relaxation, task.settings.size_bias)
         words = batch.question_mask
-        sums = {"asked": counts.sum().float()}
+        sums = {"count": counts.sum().float()}
         whole = None
         if self.baseline is None or task.discriminator is not None:
             sums["accuracy_baseline"], whole = right(nullcontext())
@@ -109,14 +105,45 @@ class Validation:
         sums["accuracy_hard"], _ = right(pruning(task.model, task.plan, words))
         if task.discriminator is not None and whole is not None:
             mask = answer_mask(batch)
-            for name, seen in (("real", whole), ("fake", soft)):
-                judged = task.discriminator(seen.states, mask).sigmoid()
+            for name, observed in (("real", whole), ("fake", soft)):
+                judged = task.discriminator(observed.states, mask).sigmoid()
                 sums[f"disc_prob_{name}"] = torch.where(counts, judged, 0.0).sum()
         return sums
 
-    def _tell(self, troubles: list[Trouble]) -> None:
-        """Each trouble in full when it begins, and again if it comes back."""
-        for trouble in troubles:
-            if trouble.name not in self.told:
-                logger.warning("%s", trouble)
-        self.told = {trouble.name for trouble in troubles}
+    def _report(self, problems: list[Problem]) -> None:
+        """Log each problem when it begins, and again if it comes back."""
+        for problem in problems:
+            if problem.name not in self.reported:
+                logger.warning("%s", problem)
+        self.reported = {problem.name for problem in problems}
+
+
+# ------------------------------------------------------------------ log lines
+
+
+def step_metrics(
+    losses: Mapping[str, Scalar], kept: Mapping[int, Int[Tensor, " images"]]
+) -> dict[str, Scalar]:
+    """Return every loss before its weight, and the vision tokens left after each stage."""
+    raw = {f"raw/{name}": loss.detach() for name, loss in losses.items()}
+    names = {layer: f"layer_{layer}" if layer else "merge" for layer in kept}
+    return raw | {f"kept/{names[layer]}": count.float().mean() for layer, count in kept.items()}
+
+
+def step_line(step: int, groups: Sequence[str], metrics: Mapping[str, float | Scalar]) -> str:
+    """Return one line: losses of the parts, temperature, kept tokens, discriminator."""
+    values = {name: float(value) for name, value in metrics.items()}
+    losses = {name[4:]: value for name, value in values.items() if name.startswith("raw/")}
+    critic = {name: losses.pop(name) for name in ("real", "fake") if name in losses}
+    parts = " and ".join(name for name in groups if name != "discriminator")
+    line = [f"step {step}: {parts}: {listed(losses)}"]
+    line += [f"discriminator: {listed(critic)}"] if critic else []
+    kept = [f"{value:g}" for name, value in values.items() if name.startswith("kept/")]
+    line += [listed({"temperature": values["temperature"]}), f"kept {' > '.join(kept)}"]
+    judged = {name: value for name, value in values.items() if name.startswith("disc_prob_")}
+    return " | ".join([*line, *([listed(judged)] if judged else [])])
+
+
+def listed(values: Mapping[str, float]) -> str:
+    """Return `name value, name value, ...`."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())

@@ -1,9 +1,9 @@
-"""The model that lmms-eval runs: a stock host, asked under a plan.
+"""A pruned host under lmms-eval 0.7: `lmms-eval --model eligo --model_args pretrained=...`.
 
-lmms-eval's interface for chat models: a request holds a context, a function from a document to
-messages, generation settings, and where the document is; an answer is a string. Prompts go through
-the host's own processor, greedy unless a task says otherwise. What was kept, and what that saved,
-goes into lmms-eval's own results beside its times.
+lmms-eval finds `manifest` by the entry point `lmms_eval.models`, and calls it while it is itself
+being imported; `PrunedModel`, which inherits from a class of lmms-eval, is built on first use.
+Prompts go through the processor of the host, greedily unless a task says otherwise. The mean costs
+are logged in the results of lmms-eval.
 """
 
 import json
@@ -14,10 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
-from lmms_eval.api.model import lmms  # pyright: ignore[reportMissingImports]
-from lmms_eval.models.model_utils.gen_metrics import (  # pyright: ignore[reportMissingImports]
-    log_metrics,
-)
 from PIL import Image
 
 from eligo.config import load_config
@@ -25,39 +21,60 @@ from eligo.errors import InputError
 from eligo.images import open_image
 from eligo.pretrained.chat import plain_text, render_chat, tokenize
 from eligo.pretrained.devices import resolve_device
+from eligo.tokens.config import HostConfig
 from eligo.tokens.cost.count import Schedule
+from eligo.tokens.cost.plan_cost import mean_cost, trace_schedules
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.prompts import build_prompt
 from eligo.tokens.hooks.pruning import pruning
-from eligo.tokens.inference.answers import mean_cost, move
 from eligo.tokens.inference.load import floats_of, load_host
-from eligo.tokens.inference.predict import trace_schedules
-from eligo.tokens.inference.resolve import find_plan
-from eligo.tokens.inputs_config import HostConfig
+from eligo.tokens.inference.resolve import load_plan, move_plan
 from eligo.train.progress import ProgressBar
 
-_NOT_SAID = "\n\n"  # what lmms-eval fills in where a task names no end; answers may have paragraphs
-_LONGEST = 1024  # new tokens, where a task says nothing
+_DEFAULT_UNTIL = "\n\n"  # lmms-eval sets it if a task sets none; answers may have paragraphs
+_MAX_NEW_TOKENS = 1024  # if a task sets none
+
+
+def manifest() -> Any:
+    """Describe the model for the registry of lmms-eval."""
+    from lmms_eval.models.registry_v2 import (  # pyright: ignore[reportMissingImports]
+        ModelManifest,
+    )
+
+    return ModelManifest(model_id="eligo", chat_class_path=f"{__name__}.PrunedModel")
+
+
+def __getattr__(name: str) -> Any:
+    if name != "PrunedModel":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lmms_eval.api.model import lmms  # pyright: ignore[reportMissingImports]
+
+    made = type(
+        name, (_PrunedModel, lmms), {"__module__": __name__, "__doc__": _PrunedModel.__doc__}
+    )
+    return globals().setdefault(name, made)
 
 
 class Prompt(NamedTuple):
-    """A request as the processor wants it."""
+    """A request, ready for the processor."""
 
-    place: int
+    number: int
     text: str
     images: list[Image.Image]
     settings: dict[str, Any]
 
 
-class PrunedModel(lmms):
-    """`pretrained` is a folder or hub name (none: the tiny LLaVA that comes with eligo).
+class _PrunedModel:
+    """A chat model of lmms-eval: a host, pruned by a plan or a training-free method.
 
-    Either `plan` (a folder or a name) or a `method` with its `budget`: a number of vision tokens,
-    or a share of the image's; several, with a `layer` for each, are joined by +. `method=none` is
-    the host as it is, through the same code.
+    `pretrained` is a folder or hub name (none: the tiny LLaVA that comes with eligo). Give a `plan`
+    (a folder or a name), or a `method` with its `budget`: a number of vision tokens, or a share of
+    them; several, with a `layer` for each, are joined by +. `method=none` prunes nothing.
     """
 
     is_simple = False
+    rank: int
+    task_dict: Any
 
     def __init__(
         self,
@@ -74,7 +91,7 @@ class PrunedModel(lmms):
         (self.batch_size,) = numbers("batch_size", batch_size)
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise InputError(f"batch_size: got {batch_size}, expected a whole number, 1 or more")
-        self.plan = find_plan(plan, method, numbers("budget", budget), numbers("layer", layer))
+        self.plan = load_plan(plan, method, numbers("budget", budget), numbers("layer", layer))
         state = PartialState()
         several = state.num_processes > 1
         self.device: Any = state.device if several else resolve_device(device)
@@ -82,42 +99,46 @@ class PrunedModel(lmms):
         host = load_config(HostConfig, {"model": pretrained, "dtype": dtype})
         self.model, self.processor = load_host(host, device=self.device)
         self.shape = HostShape.of(self.model)
-        self.plan.resolve(self.shape.num_layers, self.shape.vision)  # before any question is asked
-        move(self.plan, self.device)
+        self.plan.resolve(self.shape.num_layers, self.shape.vision)
+        move_plan(self.plan, self.device)
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """An answer for each request, in their order."""
+        """Return an answer for each request, in their order."""
+        from lmms_eval.models.model_utils.gen_metrics import (  # pyright: ignore[reportMissingImports]
+            log_metrics,
+        )
+
         answers = [""] * len(requests)
         schedules: Counter[Schedule] = Counter()
         seconds, num_tokens, done = 0.0, 0, 0
         with ProgressBar("answers", len(requests), visible=self.rank == 0) as bar:
-            for places in batches([one.args[2] for one in requests], self.batch_size):
-                prompts = [self._read(place, requests[place]) for place in places]
-                for batch in with_and_without_images(prompts):
+            for indices in batches([one.args[2] for one in requests], self.batch_size):
+                prompts = [self._read(index, requests[index]) for index in indices]
+                for batch in split_by_images(prompts):
                     began = time.perf_counter()
-                    output, seen = self._generate(batch)
-                    said = self.processor.batch_decode(output, skip_special_tokens=True)
+                    output, counted = self._generate(batch)
+                    texts = self.processor.batch_decode(output, skip_special_tokens=True)
                     seconds += time.perf_counter() - began
                     num_tokens += int((output != self.processor.tokenizer.pad_token_id).sum())
-                    schedules.update(seen)
-                    for prompt, answer in zip(batch, said, strict=True):
-                        answers[prompt.place] = cut(answer, prompt.settings.get("until"))
-                done += len(places)
+                    schedules.update(counted)
+                    for prompt, text in zip(batch, texts, strict=True):
+                        answers[prompt.number] = truncate(text, prompt.settings.get("until"))
+                done += len(indices)
                 bar.update(done)
         cost = mean_cost(self.shape, self.plan, schedules) if schedules else {}
-        kept = {name: value for name, value in cost.items() if isinstance(value, float)}
-        log_metrics(seconds, num_tokens, num_tokens / max(seconds, 1e-9), kept)
+        logged = {name: value for name, value in cost.items() if isinstance(value, float)}
+        log_metrics(seconds, num_tokens, num_tokens / max(seconds, 1e-9), logged)
         return answers
 
     def loglikelihood(self, requests: Sequence[Any]) -> Any:
-        """Refused: an answer's tokens behind a pruned prompt are not what these tasks score."""
-        raise NotImplementedError("eligo answers generate_until tasks; choose one of those")
+        """Not supported: likelihoods after a pruned prompt are not what these tasks score."""
+        raise NotImplementedError("eligo supports generate_until tasks only; choose one of those")
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> Any:
-        """Refused: a later round may bring new images, which a pruned conversation cannot take."""
-        raise NotImplementedError("eligo answers single-round tasks; choose one of those")
+        """Not supported: a later round may bring new images, which a pruned prompt cannot take."""
+        raise NotImplementedError("eligo supports single-round tasks only; choose one of those")
 
-    def _read(self, place: int, request: Any) -> Prompt:
+    def _read(self, index: int, request: Any) -> Prompt:
         _, to_messages, settings, document, task, split = request.args
         turns, images, words = [], [], []
         for message in to_messages(self.task_dict[task][split][document]):
@@ -128,12 +149,15 @@ class PrunedModel(lmms):
                     text = plain_text(self.processor, part["text"])
                     parts.append({"type": "text", "text": text})
                 elif part["type"] == "image":
-                    images.append(opened(part["url"]))
+                    url = part["url"]
+                    images.append(
+                        url.convert("RGB") if isinstance(url, Image.Image) else open_image(url)
+                    )
                     parts.append({"type": "image"})
                 else:
                     raise InputError(
                         f"task {task}: document {document} has {part['type']}, expected text and "
-                        "images; hosts are pruned on those"
+                        "images only"
                     )
             turns.append({"role": message["role"], "content": parts})
         if getattr(self.processor, "chat_template", None):
@@ -145,20 +169,17 @@ class PrunedModel(lmms):
                 f"task {task}: document {document} has {len(images)} images; expected one, as "
                 f"{type(self.processor).__name__} has no chat template"
             )
-        return Prompt(place, text, images, settings)
+        return Prompt(index, text, images, settings)
 
     @torch.no_grad()
     def _generate(self, batch: Sequence[Prompt]) -> tuple[torch.Tensor, list[Schedule]]:
-        """New tokens, and how many vision tokens were left where; without images, none were."""
+        """Return the new tokens and the schedule of each prompt (none without images)."""
         with_images = {"images": [prompt.images for prompt in batch]} if batch[0].images else {}
+        texts = [prompt.text for prompt in batch]
         encoded = tokenize(
-            self.processor,
-            text=[prompt.text for prompt in batch],
-            padding=True,
-            return_tensors="pt",
-            **with_images,
+            self.processor, text=texts, padding=True, return_tensors="pt", **with_images
         )
-        # PaliGemma's makes labels of prompts too.
+        # The processor of PaliGemma also returns labels of the prompts.
         tensors = {name: value for name, value in encoded.items() if name != "labels"}
         inputs = {name: v.to(self.device) for name, v in floats_of(self.model, tensors).items()}
         settings = generation(batch[0].settings)
@@ -173,26 +194,26 @@ class PrunedModel(lmms):
 
 
 def batches(settings: Sequence[dict[str, Any]], size: int) -> Iterator[list[int]]:
-    """Places of requests with the same settings, so many at a time; images are not opened yet."""
-    alike: dict[str, list[int]] = {}
-    for place, one in enumerate(settings):
-        alike.setdefault(json.dumps(one, sort_keys=True, default=str), []).append(place)
-    for group in alike.values():
+    """Yield the indices of requests with the same settings, `size` at a time."""
+    groups: dict[str, list[int]] = {}
+    for index, one in enumerate(settings):
+        groups.setdefault(json.dumps(one, sort_keys=True, default=str), []).append(index)
+    for group in groups.values():
         for first in range(0, len(group), size):
             yield group[first : first + size]
 
 
-def with_and_without_images(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
-    """The two kinds apart, if there are any of each: a prompt without images cannot be pruned."""
+def split_by_images(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
+    """Yield the prompts with images, then those without, which cannot be pruned."""
     for wanted in (True, False):
         if found := [prompt for prompt in prompts if bool(prompt.images) == wanted]:
             yield found
 
 
 def generation(settings: dict[str, Any]) -> dict[str, Any]:
-    """A task's settings as `generate` takes them."""
+    """Return the settings of a task as arguments of `generate`."""
     found: dict[str, Any] = {
-        "max_new_tokens": settings.get("max_new_tokens", _LONGEST),
+        "max_new_tokens": settings.get("max_new_tokens", _MAX_NEW_TOKENS),
         "num_beams": settings.get("num_beams") or 1,
         "do_sample": bool(settings.get("temperature")),
     }
@@ -203,25 +224,20 @@ def generation(settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def cut(answer: str, until: str | Sequence[str] | None) -> str:
-    """The answer up to the first of the ends that a task names.
+def truncate(answer: str, until: str | Sequence[str] | None) -> str:
+    """Return the answer up to the first stop string of a task.
 
-    >>> cut(" yes\\nno", ["\\n", "\\n\\n"])
+    >>> truncate(" yes\\nno", ["\\n", "\\n\\n"])
     'yes'
     """
     for end in [until] if isinstance(until, str) else until or ():
-        if end and end != _NOT_SAID:
+        if end and end != _DEFAULT_UNTIL:
             answer = answer.split(end)[0]
     return answer.strip()
 
 
-def opened(image: Any) -> Image.Image:
-    """An image of a document, or the file that it names, in RGB."""
-    return image.convert("RGB") if isinstance(image, Image.Image) else open_image(image)
-
-
 def numbers(name: str, given: int | float | str | None) -> tuple[Any, ...]:
-    """One number, or several joined by +.
+    """Parse one number, or several joined by +.
 
     >>> numbers("budget", "288+100")
     (288, 100)

@@ -1,0 +1,85 @@
+"""Accuracy by question family, and the accuracy that a pruned model loses on the same questions.
+
+Answers are compared by the VQA accuracy of `eligo.vqa`; intervals are 95 %.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eligo.report.intervals import wilson_interval
+
+ALL = "all"
+"""Name of the row over all families."""
+
+
+@dataclass(frozen=True)
+class FamilyDrop:
+    """Accuracy of the whole and of the pruned model in one family, from 0 to 1."""
+
+    family: str
+    asked: int
+    """Number of questions."""
+    whole: float
+    pruned: float
+    drop: float
+    drop_low: float
+    drop_high: float
+    """95 % interval of the drop, over questions."""
+
+
+def paired_drop(
+    whole: Iterable[int | float], pruned: Iterable[int | float]
+) -> tuple[float, float, float]:
+    """Return the mean loss of accuracy on the same questions, with its normal 95 % interval.
+
+    >>> paired_drop([1, 1, 1, 1], [1, 1, 0, 1])[0]
+    0.25
+    """
+    drops = [a - b for a, b in zip(whole, pruned, strict=True)]
+    mean = sum(drops) / len(drops)
+    spread = math.sqrt(sum((drop - mean) ** 2 for drop in drops) / max(1, len(drops) - 1))
+    margin = 1.96 * spread / math.sqrt(len(drops))
+    return mean, mean - margin, mean + margin
+
+
+def drop_by_family(
+    families: Sequence[str], whole: Sequence[int | float], pruned: Sequence[int | float]
+) -> list[FamilyDrop]:
+    """Return one row per family (if there are several) and one over all questions."""
+    names = [name for name in dict.fromkeys(families) if name]
+    rows = []
+    for name in [*(names if len(names) > 1 else []), ALL]:
+        pairs = [
+            pair
+            for family, *pair in zip(families, whole, pruned, strict=True)
+            if name in (family, ALL)
+        ]
+        full, less = zip(*pairs, strict=True)
+        count = len(pairs)
+        drop, low, high = paired_drop(full, less)
+        rows.append(FamilyDrop(name, count, sum(full) / count, sum(less) / count, drop, low, high))
+    return rows
+
+
+def accuracy_by_family(families: Sequence[str], right: Sequence[bool]) -> list[dict[str, Any]]:
+    """Return accuracies with Wilson's 95 % interval: over all questions, then by family."""
+    rows = []
+    for name in (ALL, *dict.fromkeys(families)):
+        mine = [one for one, family in zip(right, families, strict=True) if name in (family, ALL)]
+        low, high = wilson_interval(sum(mine), len(mine))
+        rows.append(
+            {"family": name, "asked": len(mine), "right": sum(mine)}
+            | {"accuracy": sum(mine) / len(mine), "low": low, "high": high}
+        )
+    return rows
+
+
+def as_bits(right: Sequence[bool]) -> str:
+    """Return one character per question, 1 if the answer was right.
+
+    >>> as_bits([True, False])
+    '10'
+    """
+    return "".join("01"[one] for one in right)

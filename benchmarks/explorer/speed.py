@@ -1,6 +1,6 @@
 """What `eligo explore --live` bears: many clients at once against a server of its own process.
 
-    python -m benchmarks.explorer.speed                       20 clients for 60 s, with the shipped models
+    python -m benchmarks.explorer.speed           20 clients for 60 s, with the shipped models
     python -m benchmarks.explorer.speed --clients 4 --seconds 10
 
 First one client alone: a new question, then the same one with the budget moved, as a user would.

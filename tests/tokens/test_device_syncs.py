@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from eligo.tokens.inference.bench_models import PARTS, default_plan, random_inputs, random_llava
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
+from benchmarks.tokens.speed import PARTS, default_plan, random_inputs, random_llava
 from eligo import selection
-from eligo.ops import masked as ragged, topk
+from eligo.ops import masked as ragged
+from eligo.ops import topk
 from eligo.tokens.hooks import context as hooks_context
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.model.layer_pruners import LayerPruner

@@ -34,7 +34,7 @@ def run(
     quick: bool = False,
     json: bool = False,
 ) -> None:
-    """See what learned selection does, in a minute or two: all four families beside their baselines.
+    """Compare all four tasks with their baselines on the shipped models, in a minute or two.
 
     Prints one table and writes index.html, a page to explore what was kept, and results.json. With
     --questions the first family answers your own questions on your own images instead.

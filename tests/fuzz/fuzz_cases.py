@@ -28,18 +28,6 @@ from eligo.errors import EligoError
 
 _WORK = (
     "eligo.train.loop:_Loop._step",
-    "eligo.shots.learner.exam:Exam.run",
-    "benchmarks.shots.analytic:analytic_exam",
-    "benchmarks.patches.runs:Exam.run",
-    "benchmarks.tokens.study:Study.run",
-    "benchmarks.tokens.study:Study.train",
-    "benchmarks.pixels.runs:run_exam",
-    "benchmarks.shots.training_speed:bench_training",
-    "benchmarks.shots.training_speed:bench_rerank",
-    "benchmarks.shots.teaching_speed:bench_teaching",
-    "benchmarks.shots.search_speed:bench_index",
-    "benchmarks.patches.model_speed:bench_kernels",
-    "benchmarks.pixels.model_speed:bench_model",
     "eligo.cli.tokens.bench:_measure",
     "eligo.tokens.inference.evaluate:evaluate_plan",
     "eligo.tokens.inference.sweep:Sweep.run",

@@ -435,7 +435,7 @@ _ALLOWED = {
     ("io/tensors.py", "save_file"),
     ("cli/__init__.py", "os.open"),  # a closed pipe on stdout
     ("io/reading.py", "os.open"),  # for reading, without waiting for a pipe
-    ("shots/inference/folder.py", "write_text"),  # into what `writing` gave
+    ("shots/inference/embed.py", "write_text"),  # into what `writing` gave
 }
 _METHODS = {
     "write_text", "write_bytes", "mkdir", "rmdir", "unlink", "rename", "symlink_to", "hardlink_to",

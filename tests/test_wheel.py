@@ -79,13 +79,14 @@ def test_everything_is_inside_and_nothing_else(wheel: Path):
     "pattern",
     [
         "py.typed",
+        "*/__init__.pyi",
         "configs/*/*.yaml",
-        "scenes/models/vlm/README.md",
-        "scenes/models/vlm/*.safetensors",
-        "scenes/models/vlm/tokenizer.json",
-        "report/explorer/page/*.html",
-        "report/explorer/page/*.css",
-        "report/explorer/page/*.js",
+        "models/vlm/README.md",
+        "models/vlm/*.safetensors",
+        "models/vlm/tokenizer.json",
+        "explorer/page/*.html",
+        "explorer/page/*.css",
+        "explorer/page/*.js",
     ],
 )
 def test_what_is_no_code_came_along(unpacked: Path, pattern: str):
@@ -96,9 +97,9 @@ def test_what_is_no_code_came_along(unpacked: Path, pattern: str):
 
 def test_other_programs_find_it(unpacked: Path):
     (entries,) = unpacked.glob("eligo-*.dist-info/entry_points.txt")
-    told = entries.read_text(encoding="utf-8")
-    assert "[console_scripts]\neligo = eligo.cli:main" in told
-    assert "[lmms_eval.models]\neligo = eligo.tokens.inference.lmms_eval:manifest" in told
+    text = entries.read_text(encoding="utf-8")
+    assert "[console_scripts]\neligo = eligo.cli:main" in text
+    assert "[lmms_eval.models]\neligo = eligo.tokens.inference.lmms_eval:manifest" in text
 
 
 def test_the_wheel_alone_knows_its_models(python: Callable[..., str], unpacked: Path):

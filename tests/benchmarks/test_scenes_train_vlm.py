@@ -45,7 +45,7 @@ CPU = torch.device("cpu")
 LENGTH = vlm_train._LENGTH
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "benchmarks" / "scenes").glob("vlm_*.yaml"))
-PYTHONPATH = os.pathsep.join(map(str, (ROOT, ROOT / "src")))
+PYTHONPATH = os.pathsep.join(map(str, (ROOT, ROOT / "src", os.environ.get("PYTHONPATH", ""))))
 POLISH = ROOT / "benchmarks" / "scenes" / "vlm_polish.yaml"
 
 

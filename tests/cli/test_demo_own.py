@@ -123,7 +123,7 @@ def test_the_page_names_the_plan_of_the_tiny_llava():
     host, _ = load_host(HostConfig())
     name, _ = choose_plan(HostShape.of(host), None, None)
     page = Path(__file__).parents[2] / "docs" / "demo.md"
-    assert f"the cheapest shipped plan (`{name}`) serves the tiny LLaVA" in " ".join(
+    assert f"the tiny LLaVA uses the cheapest shipped plan (`{name}`)" in " ".join(
         page.read_text(encoding="utf-8").split()
     )
 

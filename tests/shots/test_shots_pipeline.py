@@ -262,7 +262,7 @@ def test_images_are_embedded_with_text(call):
     assert not torch.equal(pool.views["image"][1], pool.views["image"][2])
     assert pool.groups[0] == pool.groups[1] != pool.groups[2]
     assert pool.payload[0]["answer"] == "red"
-    assert "questions on images need a model" in call("teach", code=2)
+    assert "questions about images need a host" in call("teach", code=2)
 
 
 def test_changed_encoder_is_refused(call):

@@ -278,7 +278,7 @@ def test_quantised_hosts_are_not_cast(host, tmp_path, capsys, monkeypatch):
     folder, _ = host
     made = quantised(folder)
     assert any(not p.is_floating_point() for p in made.parameters())
-    monkeypatch.setattr("eligo.tokens.inference.load.load_stock", lambda *_, **__: made)
+    monkeypatch.setattr("eligo.pretrained.hosts.load_stock", lambda *_, **__: made)
     assert ask(host, tmp_path / "out", "--method", "uniform", "--budget", "9") == 0
     printed = capsys.readouterr()
     assert "vision 36>9 @ 0" in printed.out

@@ -224,7 +224,7 @@ def _unreadable(check: DataCheck, label: str, images: Sequence[CaptionedImage]) 
         )
     if broken:
         _log.warning(
-            "skipped of %d %s images, which cannot be read: %s",
+            "of %d %s images, some are skipped because they cannot be read: %s",
             len(images), label, listed([why for _, why in broken]),
         )  # fmt: skip
     return [path for path, _ in broken]

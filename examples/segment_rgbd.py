@@ -2,18 +2,18 @@
 
     python examples/segment_rgbd.py rgb.png depth.png "desk,chair" [MODEL]
 
-MODEL: a segmentation model (a folder or a name) that `eligo pixels train` or `convert` made; by
-default the one that comes with eligo, which knows the rooms of the embedded world only. A `-`
-stands for no depth, an empty text for no words.
+MODEL: a segmentation model (a folder or a name), made by `eligo pixels train` or `convert`. The
+default is the shipped model, which knows only generated rooms. Without depth, give `-`; without
+words, an empty text.
 """
 
 import sys
 
-from eligo.errors import told_plainly
+from eligo.errors import exit_on_error
 from eligo.pixels import Segmenter, predict
 
 
-@told_plainly()
+@exit_on_error()
 def main(rgb: str, depth: str, words: str, *given: str) -> None:
     segmenter = Segmenter.from_pretrained(*given)
     found = predict(

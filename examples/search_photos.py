@@ -1,17 +1,17 @@
-"""Index a folder of photos, and find those that a text speaks of.
+"""Index a folder of photos, and find those that match a text.
 
     python examples/search_photos.py PHOTOS "a dog on a red sofa" [MODEL]
 
-MODEL: a retrieval model (a folder or a name) that `eligo patches train` or `convert` made; by
-default the one that comes with eligo, which knows the scenes of the embedded world and no photos.
+MODEL: a retrieval model (a folder or a name), made by `eligo patches train` or `convert`. The
+default is the shipped model, which knows only generated scenes, no photos.
 """
 
 import sys
 from pathlib import Path
 
 from eligo.errors import exit_on_error
+from eligo.patches import RetrievalModel
 from eligo.patches.index import ImageFiles, Searcher, build_index
-from eligo.patches.model.retrieval_model import RetrievalModel
 
 
 @exit_on_error()

@@ -2,9 +2,9 @@
 
     python examples/segment_rgbd.py rgb.png depth.png "desk,chair" [MODEL]
 
-MODEL: a segmentation model (a folder or a name) that `eligo pixels train` or `convert` made; by
-default the one that comes with eligo, which knows the rooms of the embedded world only. A `-`
-stands for no depth, an empty text for no words.
+MODEL: a segmentation model (a folder or a name), made by `eligo pixels train` or `convert`. The
+default is the shipped model, which knows only generated rooms. Without depth, give `-`; without
+words, an empty text.
 """
 
 import sys

@@ -1,11 +1,11 @@
-"""Learn which of your examples help with which question, then pick some for a new one.
+"""Learn which of your examples help with which question, then pick some for a new question.
 
     python examples/select_shots.py qa.jsonl "where is the key?"
     python examples/select_shots.py vqa.jsonl "what is this?" photo.jpg CLIP HOST
 
-qa.jsonl has `id, input, output` on each line, vqa.jsonl `image, question, answers`; the files of
-VQAv2 are `questions.json,annotations.json,images`. CLIP (or SigLIP) and HOST (a vision-language
-model) are folders or hub names; questions without images need neither.
+Lines of qa.jsonl have `id, input, output`, lines of vqa.jsonl `image, question, answers`; for
+VQAv2, give `questions.json,annotations.json,images`. CLIP (or SigLIP) and HOST (a vision-language
+model) are folders or hub names; text alone needs neither.
 """
 
 import sys
@@ -31,7 +31,7 @@ def main(data: str, question: str, photo=None, clip=None, host=None) -> None:
     teach(TeachConfig(data=out / "embedded", out=out / "taught", **settings))
     records = read_records(out / "taught", pool, queries).records
     selector = LearnedSelector("v2_gru").fit(records, pool)
-    selector.save(out / "selector")  # `eligo.shots.load_selector` reads it
+    selector.save(out / "selector")  # read by `eligo.shots.load_selector`
     found = predict(question, photo, selector=selector, encoder=encoder, num_shots=2)
     for row in found.chosen:
         print(f"{row['id']}: {row['says']}")

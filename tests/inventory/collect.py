@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -21,7 +22,7 @@ import tyro
 from inventory_outputs import collect_outputs, find
 from pydantic_core import to_jsonable_python
 
-PACKAGE = "eligo"
+PACKAGE, BENCHMARKS = "eligo", "benchmarks"
 ROOT = Path(__file__).parents[2]
 
 PLACES = {
@@ -34,13 +35,13 @@ PLACES = {
     "methods": "eligo.tokens.methods:METHODS",
     "hosts": "eligo.tokens.hosts:_FAMILIES",
     "kernels": "eligo.patches.kernels:KERNELS",
-    "selectors": "eligo.demos.selector:_KINDS",
+    "selectors": "eligo.shots.selector:_KINDS",
     "rooms presets": "eligo.pixels.config:PRESETS",
     "export formats": "eligo.scenes.formats:FORMATS",
 }
 """Where the tables and functions are that the collector reads, as `module:name`."""
 
-MODELS = "src/eligo/scenes/models"
+MODELS = "src/eligo/models"
 """Where the shipped models are."""
 
 FILES = {
@@ -50,27 +51,27 @@ FILES = {
     "folder of an exported VQAv2": "eligo.tokens.data.file_source:read_folder",
     "Karpathy JSON": "eligo.patches.data.captions:read_captions",
     "LAPS and SEPS checkpoints": "eligo.patches.inference.convert:read_checkpoint",
-    "index of images or texts": "eligo.patches.retrieval.store:read_manifest",
+    "index of images or texts": "eligo.patches.index.store:read_manifest",
     "NYUDepthv2, SUN RGB-D and JSON lines of rooms": "eligo.pixels.data.records:read_records",
     "class names, one per line": "eligo.pixels.data.classes:read_classes",
     "photos": "eligo.pixels.data.pictures:read_photo",
     "depth as PNG, TIFF or npy": "eligo.pixels.data.pictures:read_depth",
     "label images": "eligo.pixels.data.pictures:read_label",
     "official DFormerv2 weights": "eligo.pixels.inference.convert:read_official",
-    "examples as JSON lines or VQAv2": "eligo.demos.data.items:read_items",
-    "texts as JSON lines": "eligo.demos.data.text:read_texts",
-    "Lever-LM and V3 JSON": "eligo.demos.data.legacy:read_legacy",
-    "Lever-LM and V3 JSON as records": "eligo.demos.teach.read:read_legacy_records",
-    "records of a teacher": "eligo.demos.teach.read:read_records",
-    "lessons of a teacher": "eligo.demos.teach.read:read_lessons",
-    "flags of the guides for selectors": "eligo.demos.pipeline.documented:translated_words",
-    "keys of the guide for tokens": "eligo.tokens.training.guide_keys:from_guide",
-    "saved selector": "eligo.demos.selector:load_selector",
-    "saved pointer model": "eligo.demos.models.pretrained:load_pointer",
+    "examples as JSON lines or VQAv2": "eligo.shots.data.items:read_items",
+    "texts as JSON lines": "eligo.shots.data.text:read_texts",
+    "Lever-LM and V3 JSON": "eligo.shots.compat:read_legacy",
+    "Lever-LM and V3 JSON as records": "eligo.shots.teacher.read:read_legacy_records",
+    "records of a teacher": "eligo.shots.teacher.read:read_records",
+    "results of a teacher": "eligo.shots.teacher.read:read_results",
+    "flags of published selectors": "eligo.shots.compat:translate_flags",
+    "keys of the two-stage pruning design": "eligo.tokens.compat:from_two_stage_design",
+    "saved selector": "eligo.shots.selector:load_selector",
+    "saved pointer model": "eligo.shots.model.pretrained:load_pointer",
     "saved plan": "eligo.tokens.plan_files:load",
-    "saved exhibit": "eligo.report.explorer.folder:load_exhibit",
+    "saved record of the explorer": "eligo.explorer.folder:load_record",
     "method with options, as text": "eligo.tokens.methods:read_method",
-    "lmms-eval plug-in": "eligo.tokens.lmms_eval:manifest",
+    "lmms-eval plug-in": "eligo.tokens.inference.lmms_eval:manifest",
 }
 """What is read from disk (or from text) and by which function; the function's place may change."""
 
@@ -153,10 +154,11 @@ def at(what: str) -> Any:
 
 def import_all() -> list[Any]:
     """All modules of the package that can be imported here; some need what is not installed."""
-    root = import_module(PACKAGE)
-    found = [root]
-    for info in pkgutil.walk_packages(root.__path__, f"{PACKAGE}."):
-        if info.name.endswith("__main__"):
+    roots = [import_module(name) for name in (PACKAGE, BENCHMARKS)]
+    found = [*roots]
+    walks = (pkgutil.walk_packages(root.__path__, f"{root.__name__}.") for root in roots)
+    for info in chain.from_iterable(walks):
+        if info.name in (f"{PACKAGE}.__main__", f"{PACKAGE}.demos"):  # the second says its new name
             continue
         try:
             found.append(import_module(info.name))
@@ -188,7 +190,12 @@ def public(modules: list[Any]) -> list[str]:
 def commands() -> dict[str, dict[str, str]]:
     """Every command with its flags and their defaults."""
     mine = {n: c for n, c in at("commands").items() if c.target.startswith(f"{PACKAGE}.")}
-    return {name: dict(flags(command.load())) for name, command in mine.items()}
+    found = {name: dict(flags(command.load())) for name, command in mine.items()}
+    for path in sorted((ROOT / BENCHMARKS).glob("*/*.py")):
+        module = f"{BENCHMARKS}.{path.parent.name}.{path.stem}"
+        if (run := getattr(import_module(module), "run", None)) is not None:
+            found[f"python -m {module}"] = dict(flags(run))
+    return found
 
 
 def flags(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
@@ -198,7 +205,7 @@ def flags(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
         hint, default = hints[name], parameter.default
         plain, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if _is_config(plain):
-            yield "[CONFIG]", str(next(iter(metadata), "none"))
+            yield "[CONFIG]", str(next(iter(metadata), "none")).removeprefix(f"{ROOT}/")
             if hasattr(plain, "smoke"):
                 yield "--smoke", "False"
         elif is_dataclass(plain):
@@ -230,7 +237,7 @@ def config_classes() -> list[Any]:
     while left:
         cls = left.pop()
         left += cls.__subclasses__()
-        if cls.__module__.partition(".")[0] == PACKAGE:
+        if cls.__module__.partition(".")[0] in (PACKAGE, BENCHMARKS):
             found[name_of(cls)] = cls
     return [found[name] for name in sorted(found)]
 

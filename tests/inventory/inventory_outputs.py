@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-EXAMPLES = "demos"
+from eligo.cli import run_script
+
+EXAMPLES = "shots"
 """The family that chooses examples, as it is called on the command line."""
 MAIN = "eligo.cli:main"
 PIXELS_CONFIG = "pixels/scenes"
@@ -48,7 +50,9 @@ RUNS: dict[str, str] = {
     "scenes export nyu": f"scenes export nyu --out scenes_nyu --image png {_EXPORT}",
     "scenes export sun": f"scenes export sun --out scenes_sun --image png {_EXPORT}",
     "scenes export jsonl": f"scenes export jsonl --out scenes_jsonl --image png {_EXPORT}",
-    "scenes evaluate-vlm": "scenes evaluate-vlm --questions 6 --blind_scenes 20",
+    "scenes evaluate-vlm": (
+        "python -m benchmarks.scenes.evaluate_vlm --questions 6 --blind_scenes 20"
+    ),
     f"{EXAMPLES} embed": f"{EXAMPLES} embed --data train.jsonl --queries test.jsonl --out vectors",
     f"{EXAMPLES} teach": (
         f"{EXAMPLES} teach --data vectors --out taught --shots 2 --beam 2 "
@@ -148,7 +152,10 @@ def run(name: str) -> Any:
     torch.manual_seed(0)
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         words = split(RUNS[name])
-        code = find(MAIN)([*words, "--json"])
+        if words[:2] == ["python", "-m"]:
+            code = run_script(import_module(words[2]).run, [*words[3:], "--json"])
+        else:
+            code = find(MAIN)([*words, "--json"])
     if code != 0:
         raise RuntimeError(f"{name}: ended with {code}\n{err.getvalue()}")
     found = json.loads(out.getvalue())

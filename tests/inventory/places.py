@@ -1,17 +1,397 @@
 """Where entries of `before.json` are now: moved, removed or changed, section by section.
 
 A key that ends in `*` stands for all entries that begin so; in `MOVED` its value ends in `*` too,
-and what the star stood for is kept. Exact keys win, then the longest beginning.
+and what the star stood for is kept. Exact keys win, then the longest beginning. Renamed tests are
+in `tests.json`.
 """
 
-MOVED: dict[str, dict[str, str]] = {}
-"""Per section, old entry -> new entry, e.g. `{"public": {"eligo.demos.*": "eligo.shots.*"}}`."""
+import json
+from pathlib import Path
 
-REMOVED: dict[str, dict[str, str]] = {}
+_TESTS = json.loads(Path(__file__).with_name("tests.json").read_text(encoding="utf-8"))
+
+_CLASSES = {
+    "eligo.demos.data.sampler_config:SamplerConfig*": "eligo.shots.config:SamplerConfig*",
+    "eligo.demos.exam.config:ArmConfig*": "benchmarks.shots.config:VariantConfig*",
+    "eligo.demos.exam.config:ExamConfig*": "benchmarks.shots.config:StudyConfig*",
+    "eligo.demos.exam.config:LexiconsConfig*": "benchmarks.shots.config:LexiconsConfig*",
+    "eligo.demos.exam.learner_config:LearnerConfig*": "benchmarks.shots.config:LearnerConfig*",
+    "eligo.demos.hosts.config:DemosHostConfig*": "eligo.shots.config:ShotsHostConfig*",
+    "eligo.demos.learned.config:FitConfig*": "eligo.shots.config:FitConfig*",
+    "eligo.demos.models.config:PointerConfig*": "eligo.shots.config:PointerConfig*",
+    "eligo.demos.models.config:PointerSelectorV0Config*": (
+        "eligo.shots.config:PointerSelectorV0Config*"
+    ),
+    "eligo.demos.models.config:PointerSelectorV1Config*": (
+        "eligo.shots.config:PointerSelectorV1Config*"
+    ),
+    "eligo.demos.models.config:PointerSelectorV2Config*": (
+        "eligo.shots.config:PointerSelectorV2Config*"
+    ),
+    "eligo.demos.models.config:PointerSelectorV3Config*": (
+        "eligo.shots.config:PointerSelectorV3Config*"
+    ),
+    "eligo.demos.models.config:_HeadsConfig*": "eligo.shots.config:_HeadsConfig*",
+    "eligo.demos.pipeline.config:DemosTrainConfig*": "eligo.shots.config:ShotsTrainConfig*",
+    "eligo.demos.pipeline.config:RecordsConfig*": "eligo.shots.config:RecordsConfig*",
+    "eligo.demos.pipeline.config:SelectorTrainConfig*": "eligo.shots.config:SelectorTrainConfig*",
+    "eligo.demos.teach.config:TeachConfig*": "eligo.shots.config:TeachConfig*",
+    "eligo.patches.data.config:KarpathyDataConfig*": "eligo.patches.config:KarpathyDataConfig*",
+    "eligo.patches.data.config:ScenesDataConfig*": "eligo.patches.config:ScenesDataConfig*",
+    "eligo.patches.exam.config:ExamConfig*": "benchmarks.patches.study:StudyConfig*",
+    "eligo.patches.training.config:PatchesTrainConfig*": "eligo.patches.config:PatchesTrainConfig*",
+    "eligo.pixels.data.config:AugmentConfig*": "eligo.pixels.config:AugmentConfig*",
+    "eligo.pixels.data.config:FilesConfig*": "eligo.pixels.config:FilesConfig*",
+    "eligo.pixels.data.config:InputsConfig*": "eligo.pixels.config:InputsConfig*",
+    "eligo.pixels.data.config:JsonlDataConfig*": "eligo.pixels.config:JsonlDataConfig*",
+    "eligo.pixels.data.config:NyuDataConfig*": "eligo.pixels.config:NyuDataConfig*",
+    "eligo.pixels.data.config:RoomsDataConfig*": "eligo.pixels.config:RoomsDataConfig*",
+    "eligo.pixels.data.config:ScenesDataConfig*": "eligo.pixels.config:ScenesDataConfig*",
+    "eligo.pixels.data.config:SunDataConfig*": "eligo.pixels.config:SunDataConfig*",
+    "eligo.pixels.exam.config:ExamConfig*": "benchmarks.pixels.variants:StudyConfig*",
+    "eligo.pixels.inference.config:SegmenterConfig*": "eligo.pixels.config:SegmenterConfig*",
+    "eligo.pixels.text.config:ClipTextConfig*": "eligo.pixels.config:ClipTextConfig*",
+    "eligo.pixels.text.config:TableTextConfig*": "eligo.pixels.config:TableTextConfig*",
+    "eligo.pixels.text.config:TextConfig*": "eligo.pixels.config:TextConfig*",
+    "eligo.pixels.text.config:WordsTextConfig*": "eligo.pixels.config:WordsTextConfig*",
+    "eligo.pixels.training.config:PixelsTrainConfig*": "eligo.pixels.config:PixelsTrainConfig*",
+    "eligo.scenes.config:VlmEvaluationConfig*": (
+        "benchmarks.scenes.evaluate_vlm:VlmEvaluationConfig*"
+    ),
+    "eligo.scenes.config:VlmTrainConfig*": "benchmarks.scenes.train_vlm:VlmTrainConfig*",
+    "eligo.scenes.stats_config:StatsConfig*": "benchmarks.scenes.stats:StatsConfig*",
+    "eligo.tokens.learned.discriminator:DiscriminatorShape*": (
+        "eligo.tokens.model.discriminator:DiscriminatorShape*"
+    ),
+    "eligo.tokens.learned.modules:MergerShape*": "eligo.tokens.model.token_merger:MergerShape*",
+    "eligo.tokens.learned.modules:PrunersShape*": "eligo.tokens.model.layer_pruners:PrunersShape*",
+    "eligo.tokens.measure.exam_config:ExamConfig*": "benchmarks.tokens.config:StudyConfig*",
+    "eligo.tokens.measure.exam_config:Training*": "benchmarks.tokens.config:Training*",
+    "eligo.tokens.measure.sweep_config:SweepConfig*": "eligo.tokens.config:SweepConfig*",
+    "eligo.tokens.methods.attention:FastV*": "eligo.tokens.methods.fastv:FastV*",
+    "eligo.tokens.methods.attention:PyramidDrop*": "eligo.tokens.methods.pyramiddrop:PyramidDrop*",
+    "eligo.tokens.methods.diverse:CDPruner*": "eligo.tokens.methods.cdpruner:CDPruner*",
+    "eligo.tokens.methods.diverse:DivPrune*": "eligo.tokens.methods.divprune:DivPrune*",
+    "eligo.tokens.methods.method:Method*": "eligo.tokens.methods.base:Method*",
+    "eligo.tokens.methods.plain:KeepAll*": "eligo.tokens.methods.keep_all:KeepAll*",
+    "eligo.tokens.methods.plain:RandomTokens*": "eligo.tokens.methods.random:RandomTokens*",
+    "eligo.tokens.training.config:DiscriminatorConfig*": "eligo.tokens.config:DiscriminatorConfig*",
+    "eligo.tokens.training.config:LossesConfig*": "eligo.tokens.config:LossesConfig*",
+    "eligo.tokens.training.config:MergerConfig*": "eligo.tokens.config:MergerConfig*",
+    "eligo.tokens.training.config:OptimConfig*": "eligo.tokens.config:OptimConfig*",
+    "eligo.tokens.training.config:PrunersConfig*": "eligo.tokens.config:PrunersConfig*",
+    "eligo.tokens.training.config:TemperatureConfig*": "eligo.tokens.config:TemperatureConfig*",
+    "eligo.tokens.training.config:TokensTrainConfig*": "eligo.tokens.config:TokensTrainConfig*",
+    "eligo.tokens.training.inputs_config:HostConfig*": "eligo.tokens.config:HostConfig*",
+    "eligo.tokens.training.inputs_config:LinesDataConfig*": "eligo.tokens.config:LinesDataConfig*",
+    "eligo.tokens.training.inputs_config:RandomHostConfig*": (
+        "eligo.tokens.config:RandomHostConfig*"
+    ),
+    "eligo.tokens.training.inputs_config:ScenesDataConfig*": (
+        "eligo.tokens.config:ScenesDataConfig*"
+    ),
+    "eligo.tokens.training.inputs_config:VqaDataConfig*": "eligo.tokens.config:VqaDataConfig*",
+    "eligo.tokens.training.inputs_config:_DataConfig*": "eligo.tokens.config:_DataConfig*",
+    "eligo.tokens.training.inputs_config:_FilesConfig*": "eligo.tokens.config:_FilesConfig*",
+    "eligo.train.search_config:RangeConfig*": "eligo.train.config:RangeConfig*",
+    "eligo.train.search_config:SearchConfig*": "eligo.train.config:SearchConfig*",
+}
+
+MOVED: dict[str, dict[str, str]] = {
+    "commands": {
+        "demos *": "shots *",
+        "demos bench*": "python -m benchmarks.shots.speed*",
+        "demos exam*": "python -m benchmarks.shots.study*",
+        "demos train-learner*": "python -m benchmarks.shots.train_learner*",
+        "patches bench*": "python -m benchmarks.patches.speed*",
+        "patches exam*": "python -m benchmarks.patches.study*",
+        "pixels bench*": "python -m benchmarks.pixels.speed*",
+        "pixels exam*": "python -m benchmarks.pixels.study*",
+        "scenes evaluate-vlm*": "python -m benchmarks.scenes.evaluate_vlm*",
+        "scenes stats*": "python -m benchmarks.scenes.stats*",
+        "scenes train-vlm*": "python -m benchmarks.scenes.train_vlm*",
+        "tokens exam*": "python -m benchmarks.tokens.study*",
+    },
+    "public": {
+        "eligo.cli.live.live_tools": "eligo.cli.explorer.live_tools",
+        "eligo.demos": "eligo.shots",
+        "eligo.demos.BM25": "eligo.shots.BM25",
+        "eligo.demos.BeamOracle": "eligo.shots.BeamOracle",
+        "eligo.demos.BestFixed": "eligo.shots.BestFixed",
+        "eligo.demos.DPP": "eligo.shots.DPP",
+        "eligo.demos.FitConfig": "eligo.shots.FitConfig",
+        "eligo.demos.GreedyOracle": "eligo.shots.GreedyOracle",
+        "eligo.demos.HostGenerator": "eligo.shots.HostGenerator",
+        "eligo.demos.HostScorer": "eligo.shots.HostScorer",
+        "eligo.demos.KNN": "eligo.shots.KNN",
+        "eligo.demos.LearnedSelector": "eligo.shots.LearnedSelector",
+        "eligo.demos.Lesson": "eligo.shots.TeacherResult",
+        "eligo.demos.MMR": "eligo.shots.MMR",
+        "eligo.demos.PointerOutput": "eligo.shots.PointerOutput",
+        "eligo.demos.PointerPrediction": "eligo.shots.PointerPrediction",
+        "eligo.demos.PointerSelector": "eligo.shots.PointerSelector",
+        "eligo.demos.PointerSelectorV0": "eligo.shots.PointerSelectorV0",
+        "eligo.demos.PointerSelectorV0Config": "eligo.shots.PointerSelectorV0Config",
+        "eligo.demos.PointerSelectorV1": "eligo.shots.PointerSelectorV1",
+        "eligo.demos.PointerSelectorV1Config": "eligo.shots.PointerSelectorV1Config",
+        "eligo.demos.PointerSelectorV2": "eligo.shots.PointerSelectorV2",
+        "eligo.demos.PointerSelectorV2Config": "eligo.shots.PointerSelectorV2Config",
+        "eligo.demos.PointerSelectorV3": "eligo.shots.PointerSelectorV3",
+        "eligo.demos.PointerSelectorV3Config": "eligo.shots.PointerSelectorV3Config",
+        "eligo.demos.Pool": "eligo.shots.Pool",
+        "eligo.demos.PoolIndex": "eligo.shots.PoolIndex",
+        "eligo.demos.PoolSelector": "eligo.shots.PoolSelector",
+        "eligo.demos.Query": "eligo.shots.Query",
+        "eligo.demos.Random": "eligo.shots.Random",
+        "eligo.demos.Reader": "eligo.shots.Reader",
+        "eligo.demos.Record": "eligo.shots.Record",
+        "eligo.demos.Sampler": "eligo.shots.Sampler",
+        "eligo.demos.SamplerConfig": "eligo.shots.SamplerConfig",
+        "eligo.demos.Scorer": "eligo.shots.Scorer",
+        "eligo.demos.StaticOracle": "eligo.shots.StaticOracle",
+        "eligo.demos.Utility": "eligo.shots.Utility",
+        "eligo.demos.UtilityTable": "eligo.shots.UtilityTable",
+        "eligo.demos.ZeroShot": "eligo.shots.ZeroShot",
+        "eligo.demos.beam_search": "eligo.shots.beam_search",
+        "eligo.demos.build_model": "eligo.shots.build_model",
+        "eligo.demos.build_model_v0": "eligo.shots.build_model_v0",
+        "eligo.demos.build_model_v1": "eligo.shots.build_model_v1",
+        "eligo.demos.build_model_v2": "eligo.shots.build_model_v2",
+        "eligo.demos.build_model_v3": "eligo.shots.build_model_v3",
+        "eligo.demos.embed_texts": "eligo.shots.embed_texts",
+        "eligo.demos.embed_tokens": "eligo.shots.embed_tokens",
+        "eligo.demos.index.Hits": "eligo.patches.index.Hits",
+        "eligo.demos.index.PoolIndex": "eligo.shots.PoolIndex",
+        "eligo.demos.load_selector": "eligo.shots.load_selector",
+        "eligo.demos.num_calls": "eligo.shots.num_calls",
+        "eligo.demos.read_texts": "eligo.shots.read_texts",
+        "eligo.demos.rivals.BM25": "eligo.shots.BM25",
+        "eligo.demos.rivals.BeamOracle": "eligo.shots.BeamOracle",
+        "eligo.demos.rivals.BestFixed": "eligo.shots.BestFixed",
+        "eligo.demos.rivals.DPP": "eligo.shots.DPP",
+        "eligo.demos.rivals.GreedyOracle": "eligo.shots.GreedyOracle",
+        "eligo.demos.rivals.KNN": "eligo.shots.KNN",
+        "eligo.demos.rivals.MMR": "eligo.shots.MMR",
+        "eligo.demos.rivals.Random": "eligo.shots.Random",
+        "eligo.demos.rivals.StaticOracle": "eligo.shots.StaticOracle",
+        "eligo.demos.rivals.Utility": "eligo.shots.Utility",
+        "eligo.demos.rivals.UtilityTable": "eligo.shots.UtilityTable",
+        "eligo.demos.rivals.ZeroShot": "eligo.shots.ZeroShot",
+        "eligo.demos.teach_query": "eligo.shots.teach_query",
+        "eligo.demos.text_pool": "eligo.shots.text_pool",
+        "eligo.nn.as_exact_as": "eligo.nn.allow_tf32_for",
+        "eligo.nn.watching": "eligo.nn.record_outputs",
+        "eligo.patches.retrieval.Built": "eligo.patches.index.Built",
+        "eligo.patches.retrieval.Calibration": "eligo.patches.index.Calibration",
+        "eligo.patches.retrieval.Hits": "eligo.patches.index.Hits",
+        "eligo.patches.retrieval.ImageFiles": "eligo.patches.index.ImageFiles",
+        "eligo.patches.retrieval.IndexFolder": "eligo.patches.index.IndexFolder",
+        "eligo.patches.retrieval.ScenePictures": "eligo.patches.index.ScenePictures",
+        "eligo.patches.retrieval.Searcher": "eligo.patches.index.Searcher",
+        "eligo.patches.retrieval.Source": "eligo.patches.index.Source",
+        "eligo.patches.retrieval.TextLines": "eligo.patches.index.TextLines",
+        "eligo.patches.retrieval.build_index": "eligo.patches.index.build_index",
+        "eligo.patches.retrieval.calibrate": "eligo.patches.index.calibrate",
+        "eligo.patches.retrieval.merge_hits": "eligo.patches.index.merge_hits",
+    },
+    "configs": {
+        **_CLASSES,
+        "eligo.demos.exam.config:ExamConfig arms*": "benchmarks.shots.config:StudyConfig variants*",
+        "eligo.patches.exam.config:ExamConfig arms*": (
+            "benchmarks.patches.study:StudyConfig variants*"
+        ),
+        "eligo.tokens.measure.exam_config:ExamConfig rivals": (
+            "benchmarks.tokens.config:StudyConfig baselines"
+        ),
+    },
+    "choices": {
+        **_CLASSES,
+        "eligo.demos.exam.config:ExamConfig task=demos.exam": (
+            "benchmarks.shots.config:StudyConfig task=shots.study"
+        ),
+        "eligo.demos.exam.learner_config:LearnerConfig task=demos.train-learner": (
+            "benchmarks.shots.config:LearnerConfig task=shots.train-learner"
+        ),
+        "eligo.demos.pipeline.config:DemosTrainConfig task=demos.train": (
+            "eligo.shots.config:ShotsTrainConfig task=shots.train"
+        ),
+        "eligo.demos.teach.config:TeachConfig task=demos.teach": (
+            "eligo.shots.config:TeachConfig task=shots.teach"
+        ),
+        "eligo.patches.exam.config:ExamConfig arms*": (
+            "benchmarks.patches.study:StudyConfig variants*"
+        ),
+        "eligo.patches.exam.config:ExamConfig task=patches.exam": (
+            "benchmarks.patches.study:StudyConfig task=patches.study"
+        ),
+        "eligo.pixels.exam.config:ExamConfig task=pixels.exam": (
+            "benchmarks.pixels.variants:StudyConfig task=pixels.study"
+        ),
+        "eligo.tokens.measure.exam_config:ExamConfig task=tokens.exam": (
+            "benchmarks.tokens.config:StudyConfig task=tokens.study"
+        ),
+    },
+    "tasks": {
+        "demos.*": "shots.*",
+    },
+    "kernels": {
+        "triton: eligo.patches.kernels.fused:_best_cosines": (
+            "triton: eligo.patches.kernels.triton_kernels:_best_cosines"
+        ),
+        "triton: eligo.patches.kernels.keeping:_keep_best": (
+            "triton: eligo.patches.kernels.triton_kernels:_keep_best"
+        ),
+        "triton: eligo.pixels.model.kernels:_turned": "triton: eligo.pixels.model.kernels:_rotated",
+    },
+    "formats": {
+        "read: flags of the guides for selectors": "read: flags of published selectors",
+        "read: keys of the guide for tokens": "read: keys of the two-stage pruning design",
+        "read: lessons of a teacher": "read: results of a teacher",
+        "read: saved exhibit": "read: saved record of the explorer",
+    },
+    "models": {
+        "demos_*": "shots_*",
+    },
+    "yamls": {
+        "demos/*": "shots/*",
+        "tokens/guide*": "tokens/two_stage*",
+    },
+    "outputs": {
+        "demos *": "shots *",
+        "demos train held_out.verdict": "shots train held_out.outcome",
+        "scenes evaluate-vlm bar": "scenes evaluate-vlm target",
+    },
+    "tests": _TESTS["moved"],
+}
+"""Per section, old entry -> new entry."""
+
+REMOVED: dict[str, dict[str, str]] = {
+    "public": {
+        "eligo.demos.Selector": "`PoolSelector` is the base class and was its only implementation.",
+        "eligo.tokens.hosts.refuse_video": "It had one caller, which does the check itself.",
+        "eligo.tokens.lmms_eval.manifest": (
+            "It is `eligo.tokens.inference.lmms_eval.manifest`, in a module instead of a package."
+        ),
+        "eligo.tokens.methods.AnyMethod": "No config field used it.",
+    },
+    "tasks": {
+        "demos.exam": (
+            "The study or training is a script in benchmarks/, which needs no registered task."
+        ),
+        "demos.train-learner": (
+            "The study or training is a script in benchmarks/, which needs no registered task."
+        ),
+        "patches.exam": (
+            "The study or training is a script in benchmarks/, which needs no registered task."
+        ),
+        "pixels.exam": (
+            "The study or training is a script in benchmarks/, which needs no registered task."
+        ),
+        "scenes.evaluate-vlm": (
+            "The study or training is a script in benchmarks/, which needs no registered task."
+        ),
+        "scenes.stats": (
+            "The study or training is a script in benchmarks/, which needs no registered task."
+        ),
+        "scenes.train-vlm": (
+            "The study or training is a script in benchmarks/, which needs no registered task."
+        ),
+        "tokens.exam": (
+            "The study or training is a script in benchmarks/, which needs no registered task."
+        ),
+    },
+    "yamls": {
+        "demos/exam*": (
+            "Moved to the repository's benchmarks; the smoke test of the study reads it."
+        ),
+        "demos/learner*": (
+            "Moved to the repository's benchmarks; the smoke test of the study reads it."
+        ),
+        "patches/exam*": (
+            "Moved to the repository's benchmarks; the smoke test of the study reads it."
+        ),
+        "pixels/exam*": (
+            "Moved to the repository's benchmarks; the smoke test of the study reads it."
+        ),
+        "scenes/vlm_*": (
+            "Moved to the repository's benchmarks; the smoke test of the study reads it."
+        ),
+        "tokens/exam*": (
+            "Moved to the repository's benchmarks; the smoke test of the study reads it."
+        ),
+    },
+    "tests": _TESTS["removed"],
+    "commands": {
+        "pixels bench --batch_size": "It is --batch, as in the other modes of this script.",
+        "pixels bench --json": "The script always prints and writes JSON.",
+        "pixels bench --model": "Speed depends on the size only: --size.",
+        "pixels bench --num_words": "The script uses the number of words of the study.",
+        "tokens bench --shape": (
+            "Shapes with random weights serve our own tables: python -m benchmarks.tokens.speed --shape."
+        ),
+    },
+    "configs": {
+        "eligo.tokens.methods.attention:_MostAttended*": (
+            "FastV and PyramidDrop share a function instead of a private base class."
+        ),
+    },
+    "choices": {
+        "eligo.tokens.methods.attention:_MostAttended*": (
+            "FastV and PyramidDrop share a function instead of a private base class."
+        ),
+    },
+}
 """Per section, old entry -> why it is gone, in one sentence."""
 
-CHANGED: dict[str, dict[str, str]] = {}
+CHANGED: dict[str, dict[str, str]] = {
+    "commands": {
+        "demos bench --rounds": (
+            "The two speed commands became one, with the default of the recorded results."
+        ),
+        "demos bench --suite": "Without a suite, all are run.",
+        "pixels bench --device": "One script measures all modes; its default is the CPU.",
+        "pixels bench --size": "One script measures all modes; its default size is S.",
+        "tokens bench --threads": "The default is that of torch, for any model and machine.",
+    },
+    "configs": {
+        "eligo.pixels.config:SideConfig learnable_temp": (
+            "A shared base class with defaults replaced two classes."
+        ),
+        "eligo.pixels.config:SideConfig logit_init": (
+            "A shared base class with defaults replaced two classes."
+        ),
+        "eligo.pixels.config:SideConfig use_cosine": (
+            "A shared base class with defaults replaced two classes."
+        ),
+    },
+}
 """Per section, old entry -> why its value (a default, a file, an output) is another one now."""
 
-VALUES: dict[str, str] = {}
-"""Text values that were renamed wherever they stand, e.g. `{"demos.train": "shots.train"}`."""
+VALUES: dict[str, str] = {
+    "demos": "shots",
+    "demos.exam": "shots.study",
+    "demos.teach": "shots.teach",
+    "demos.train": "shots.train",
+    "demos.train-learner": "shots.train-learner",
+    "demos/exam": "benchmarks/shots/study.yaml",
+    "demos/learner": "benchmarks/shots/learner.yaml",
+    "demos/v1": "shots/v1",
+    "demos_v0": "shots_v0",
+    "demos_v1": "shots_v1",
+    "demos_v2": "shots_v2",
+    "demos_v2_gru": "shots_v2_gru",
+    "demos_v3": "shots_v3",
+    "patches.exam": "patches.study",
+    "patches/exam": "benchmarks/patches/study.yaml",
+    "pixels.exam": "pixels.study",
+    "pixels/exam": "benchmarks/pixels/study.yaml",
+    "runs/demos_exam": "runs/shots_study",
+    "runs/demos_v1": "runs/shots_v1",
+    "runs/patches_exam": "runs/patches_study",
+    "runs/pixels_exam": "runs/pixels_study",
+    "runs/tokens_exam": "runs/tokens_study",
+    "tokens.exam": "tokens.study",
+    "tokens/exam": "benchmarks/tokens/study.yaml",
+    "tokens_guide": "tokens_two_stage",
+}
+"""Text values that were renamed wherever they stand."""

@@ -327,7 +327,7 @@ REMOVED: dict[str, dict[str, str]] = {
         "pixels bench --model": "Speed depends on the size only: --size.",
         "pixels bench --num_words": "The script uses the number of words of the study.",
         "tokens bench --shape": (
-            "Shapes with random weights serve our own tables: python -m benchmarks.tokens.speed --shape."
+            "Random weights of a shape serve our own tables: see python -m benchmarks.tokens.speed."
         ),
     },
     "configs": {

@@ -1,5 +1,6 @@
 """What people give to `predict` by mistake: few words, other sizes, other depth; it is said."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -58,7 +59,8 @@ def test_words_as_strings_and_lists(run: Path, image: Path):
 def test_output_folder_that_is_not_utf8(run: Path, image: Path, tmp_path: Path):
     out = tmp_path / "caf\udce9"
     for tags in ("wall", "floor"):
-        result = predict(image, tags=tags, model=run).save(out)
+        predict(image, tags=tags, model=run).save(out)
+    result = json.loads((out / "result.json").read_text("utf-8"))
     assert result["files"][0].endswith("caf\\xe9/label.png")
     assert [file.name for file in (out / "tags").iterdir()] == ["00_floor.png"]
 

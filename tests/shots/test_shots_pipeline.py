@@ -12,7 +12,7 @@ from teach_cases import WORDS, text_items
 
 from eligo.cli import main
 from eligo.config import load_config, shipped_configs
-from eligo.explorer.folder import load_record
+from eligo.explorer.folder import find_records, load_record
 from eligo.explorer.record import ExplorerRecord
 from eligo.io import files
 from eligo.io.interrupts import Interrupted
@@ -95,7 +95,7 @@ def test_text_pipeline_without_a_model(call):
     assert usual["among"] == "8 of 40 examples, drawn by the sampler random"
     shown = call("predict", *flags, "--out", "seen")
     assert shown["chosen"] == found
-    check_record(load_record(Path(shown["record"]).parent), found)
+    check_record(load_record(find_records(Path(shown["folder"]))[0]), found)
     report = call("evaluate --data embedded --taught taught --shots 2 --out report.json --json")
     assert 0 < report["ranking"]["mrr"] <= 1
     assert 0 <= report["ranking"]["without ndcg"] < report["ranking"]["records"]

@@ -12,7 +12,7 @@ from shot_hosts import picture
 from teach_cases import embedded
 
 from eligo.errors import InputError
-from eligo.explorer.folder import load_record
+from eligo.explorer.folder import find_records, load_record
 from eligo.shots import (
     KNN,
     LearnedSelector,
@@ -49,7 +49,7 @@ def test_training_free_selectors_by_name(name: str, folder: Path, tmp_path: Path
     assert len(names) == len(set(names)) == count
     assert found.selection.scores.shape == (len(pool),)
     assert found.summary()["among"] == "all 18 examples"
-    (stage,) = load_record(found.save(tmp_path / "out").parent).stages
+    (stage,) = load_record(find_records(found.save(tmp_path / "out"))[0]).stages
     assert stage.selection.indices.tolist() == found.selection.indices.tolist()
     if name == "knn":
         assert names[0] == "t7"

@@ -165,7 +165,7 @@ def test_predict(host, tmp_path, capsys):
     picture = Image.open(tmp_path / "tokens.png")
     assert picture.width > 2 * 336
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "explore", "prediction.json", "tokens.png"
+        "explore", "result.json", "tokens.png"
     ]  # fmt: skip
     (shown,) = map(load_record, find_records(tmp_path))
     assert shown.query == host[1]

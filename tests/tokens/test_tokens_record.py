@@ -53,7 +53,7 @@ def test_summary_and_saved_files(found, tmp_path):
         36, [20, 12, 5], [0, 1, 2]
     )  # fmt: skip
     assert found.save(tmp_path) == tmp_path
-    assert json.loads((tmp_path / "prediction.json").read_text()) == json.loads(json.dumps(summary))
+    assert json.loads((tmp_path / "result.json").read_text()) == json.loads(json.dumps(summary))
     assert Image.open(tmp_path / "tokens.png").width > 2 * 336
     assert len(find_records(tmp_path)) == 1
 

@@ -40,10 +40,10 @@ def run(
     loaded.check_dense(dense is not None)
     warn_unknown_words(loaded.text_encoder.tokenizer, [text])
     made = predict(image, text, model=loaded, dense=dense)
-    result = made.save(out)
-    picture, cost = out / PICTURE, made.cost
+    picture, cost = made.save(out) / PICTURE, made.cost
     if json:
-        shown = {name: result[name] for name in ("score", "words", "cost")}
+        summary = made.summary()
+        shown = {name: summary[name] for name in ("score", "words", "cost")}
         print_result({**shown, "picture": picture}, json=True)
         return
     print_text(f"score {made.score:.4f}")

@@ -47,16 +47,14 @@ def run(
         json: Print one JSON document.
     """
     segmenter = open_segmenter(model, device, sam, preset)
-    from eligo.explorer.folder import save_prediction
-    from eligo.pixels.inference.predict import predict
-    from eligo.pixels.inference.record import record
+    from eligo.io.reading import read_json
+    from eligo.pixels.inference.predict import RESULT, predict
 
     stored = {"depth": depth_format, "depth_scale": depth_scale}
     given = {key: value for key, value in stored.items() if value is not None}
     inputs = segmenter.config.inputs.replace(given)
     found = predict(image, depth, tags, model=segmenter, captions=text, inputs=inputs, size=size)
-    result = found.save(out)
-    save_prediction(record(found), out)
+    result = read_json(found.save(out) / RESULT)
     if json:
         print_result(result, json=True)
         return

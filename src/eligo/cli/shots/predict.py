@@ -43,7 +43,7 @@ def run(
     written = None if out is None else found.save(out)
     summary = found.summary()
     if json:
-        print_result(summary if written is None else {**summary, "record": written}, json)
+        print_result(summary if written is None else {**summary, "folder": written}, json)
         return
     among = summary.pop("among")
     if found.answer is not None:

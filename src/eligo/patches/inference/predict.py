@@ -73,8 +73,8 @@ class PatchPrediction:
         kept = self.selection.in_order().indices.tolist()
         return {"score": self.score, "kept": kept, "words": self.words, "cost": asdict(self.cost)}
 
-    def save(self, folder: str | Path) -> dict[str, Any]:
-        """Write patches.png, result.json and the explorer's record; return the summary."""
+    def save(self, folder: str | Path) -> Path:
+        """Write patches.png, result.json and a record for `eligo explore`; return the folder."""
         from eligo.explorer.folder import save_prediction
         from eligo.patches.inference.record import record
 
@@ -84,7 +84,7 @@ class PatchPrediction:
         result = self.summary() | {"text": self.text}
         write_text(folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         save_prediction(record(self), folder)
-        return result
+        return folder
 
 
 @torch.no_grad()

@@ -40,6 +40,9 @@ _log = logging.getLogger("eligo.pixels")
 
 Words = str | Sequence[str] | None
 
+RESULT = "result.json"
+"""The file in which `PixelsPrediction.save` writes the summary."""
+
 
 @dataclass(frozen=True, eq=False)
 class PixelsPrediction:
@@ -90,8 +93,14 @@ class PixelsPrediction:
             "words": words,
         }
 
-    def save(self, folder: str | Path) -> dict[str, Any]:
-        """Write label.png, overlay.png, tags/NN_name.png and result.json; returns its content."""
+    def save(self, folder: str | Path) -> Path:
+        """Write pictures, result.json and a record for `eligo explore`; return the folder.
+
+        The pictures are label.png, overlay.png and tags/NN_name.png.
+        """
+        from eligo.explorer.folder import save_prediction
+        from eligo.pixels.inference.record import record
+
         out = Path(folder)
         pictures = {
             "label.png": indexed_labels(self.labels, self.classes),
@@ -109,16 +118,17 @@ class PixelsPrediction:
                 picture.save(temporary, "PNG")
         for old in earlier - pictures.keys():  # of an earlier call with other words
             remove_file(out / old)
-        files = [printable_name(out / name) for name in (*pictures, "result.json")]
+        files = [printable_name(out / name) for name in (*pictures, RESULT)]
         result = {**self.summary(), "files": files}
-        write_text(out / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-        return result
+        write_text(out / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        save_prediction(record(self), out)
+        return out
 
 
 def _earlier_tags(out: Path) -> set[str]:
     """The tag pictures that an earlier call wrote, as listed in its result.json."""
     try:
-        files = json.loads((out / "result.json").read_text("utf-8"))["files"]
+        files = json.loads((out / RESULT).read_text("utf-8"))["files"]
         return {f"tags/{Path(file).name}" for file in files if Path(file).parent.name == "tags"}
     except (OSError, ValueError, LookupError, TypeError):
         return set()

@@ -1,5 +1,6 @@
 """`predict`: choose examples for a question, with scores and reasons, and maybe answer it."""
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from eligo.errors import InputError
 from eligo.explorer.folder import save_prediction
 from eligo.explorer.record import Answer, ExplorerRecord
 from eligo.images import as_image
+from eligo.io.files import write_text
 from eligo.io.reading import read_object, reading
 from eligo.pretrained.chat import place_image
 from eligo.pretrained.load import shipped_models
@@ -136,8 +138,11 @@ class ShotsPrediction:
         )
 
     def save(self, folder: str | Path) -> Path:
-        """Write the folder that `eligo explore FOLDER` shows; return the record's file."""
-        return save_prediction(self.record(), folder)
+        """Write result.json and a record for `eligo explore`; return the folder."""
+        folder = Path(folder)
+        write_text(folder / "result.json", json.dumps(self.summary(), indent=1) + "\n")
+        save_prediction(self.record(), folder)
+        return folder
 
 
 def predict(

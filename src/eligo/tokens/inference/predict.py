@@ -33,7 +33,7 @@ from eligo.tokens.inference.resolve import load_plan, move_plan
 from eligo.tokens.plan import Plan
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
-PICTURE, SUMMARY = "tokens.png", "prediction.json"
+PICTURE, RESULT = "tokens.png", "result.json"
 """Files that `Prediction.save` writes, beside the record for the explorer."""
 _SHIPPED_HOST, _SHIPPED_PLAN = "vlm", "tokens_default"
 _REPEATS = 10
@@ -88,7 +88,7 @@ class Prediction:
         folder = Path(folder)
         with writing(folder / PICTURE) as temporary:
             self.picture.save(temporary, "PNG")
-        write_text(folder / SUMMARY, json.dumps(self.summary(), indent=1) + "\n")
+        write_text(folder / RESULT, json.dumps(self.summary(), indent=1) + "\n")
         save_prediction(record(self), folder)
         return folder
 

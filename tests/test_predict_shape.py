@@ -21,8 +21,7 @@ SCENE = SceneDataset(SceneConfig(height=96, width=128), "validation", 1)[0]
 @pytest.fixture(scope="module")
 def examples() -> shots.Pool:
     texts = ["is it red?", "is it blue?", "how many balls?", "what shape is it?"]
-    payload = [{"question": text, "answer": "yes"} for text in texts]
-    return shots.Pool(texts, {"text": shots.embed_texts(texts)}, payload=payload)
+    return shots.Pool(texts, {"text": shots.embed_texts(texts)})
 
 
 def predict(family, image, examples):

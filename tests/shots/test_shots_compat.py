@@ -57,7 +57,7 @@ def test_drawn_candidates_include_the_labels(tmp_path: Path):
     ("picks", "message"),
     [
         (["t4", "t99"], "'t99' is not in the pool"),
-        (["t4", "t4"], "'t4' comes 2 times"),
+        (["t4", "t4"], "'t4' occurs 2 times"),
         (["t4", "t1"], "its answer would leak"),  # of the query's group
         (["t0", "t4"], "its answer would leak"),
     ],

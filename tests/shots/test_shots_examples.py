@@ -11,7 +11,7 @@ MODULES = [
     "compat",
     "data.query",
     "data.text",
-    "hosts.scorer",
+    "hosts.prompt",
     "metrics",
     "model.bi_encoder",
     "model.decoder",

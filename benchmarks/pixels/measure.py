@@ -32,11 +32,11 @@ def _rows(scenes: SceneSet) -> Iterator[Tensor]:
 
 
 def _classes(
-    model: PixelsModel, batch: Batch, among: slice = _ALL
+    model: PixelsModel, batch: Batch, subset: slice = _ALL
 ) -> Int[Tensor, "batch height width"]:
     """The most probable of these classes at every pixel."""
-    found = model(batch.rgb, batch.depth, batch.depth_mask, batch.text, maps=False)
-    return found.logits[:, among].argmax(1) + (among.start or 0)
+    output = model(batch.rgb, batch.depth, batch.depth_mask, batch.text, maps=False)
+    return output.logits[:, subset].argmax(1) + (subset.start or 0)
 
 
 def _no_pixels(model: PixelsModel) -> Int[Tensor, "classes classes"]:
@@ -90,13 +90,13 @@ def measure_twins(model: PixelsModel, source: SceneSource) -> dict[str, Any]:
 
 
 def _merged(confusion: Tensor) -> Tensor:
-    """With both names of a twin pair as one class."""
+    """With both names of a twin pair as first class."""
     merged = confusion.clone()
-    for one, two in _PAIRS:
-        merged[one] += merged[two]
-        merged[two] = 0
-        merged[:, one] += merged[:, two]
-        merged[:, two] = 0
+    for first, second in _PAIRS:
+        merged[first] += merged[second]
+        merged[second] = 0
+        merged[:, first] += merged[:, second]
+        merged[:, second] = 0
     return merged
 
 
@@ -130,14 +130,14 @@ def measure_binding(model: PixelsModel, source: SceneSource) -> dict[str, Any]:
     Only the ten nonce classes are compared, so that chance level is 0.1.
     """
     scenes = source.scenes("test")
-    found: dict[str, Any] = {"accuracy": {}}
+    result: dict[str, Any] = {"accuracy": {}}
     for count in PHRASES:
         votes = list(_votes(model, source, scenes, count))
         right, objects = (torch.cat(part) for part in zip(*votes, strict=True))
-        found["accuracy"][str(count)] = float(right.sum() / objects.sum())
+        result["accuracy"][str(count)] = float(right.sum() / objects.sum())
         if count == max(PHRASES):
-            found["per_scene"] = (right / objects.clamp_min(1)).tolist()
-    return found
+            result["per_scene"] = (right / objects.clamp_min(1)).tolist()
+    return result
 
 
 def _votes(
@@ -170,19 +170,19 @@ def measure_depth(model: PixelsModel, source: SceneSource) -> dict[str, Any]:
     flat pictures, with the class of an object.
     """
     scenes = source.scenes("test")
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in ("own", "zeroed", "shuffled"):
-        parts = [_found_pixels(model, source, scenes, rows, name) for rows in _rows(scenes)]
+        parts = [_pixel_counts(model, source, scenes, rows, name) for rows in _rows(scenes)]
         right, false, hidden = torch.cat(parts, 1)
-        found[name] = {
+        result[name] = {
             "iou": float(right.sum() / (hidden.sum() + false.sum())),
             "recall": float(right.sum() / hidden.sum()),
             "per_scene": (right / (hidden + false).clamp_min(1)).tolist(),
         }
-    return found
+    return result
 
 
-def _found_pixels(
+def _pixel_counts(
     model: PixelsModel, source: SceneSource, scenes: SceneSet, rows: Tensor, depth: str
 ) -> Tensor:
     """True positives, false positives and hidden pixels of each scene: (3, scenes)."""

@@ -2,9 +2,9 @@
 
     python -m benchmarks.pixels.sizes
 
-It was trained on rooms of 96 x 128 pixels, and knows things by their size. Each room is segmented
-with its true tags and depth, in its own size and scaled to 96 x 128 (`--size 96 128`). Only pixels
-of objects count (not wall, floor and clutter).
+It was trained on rooms of 96 x 128 pixels and is sensitive to the size of objects. Each room is
+segmented with its true tags and depth, in its own size and scaled to 96 x 128 (`--size 96 128`).
+Only pixels of objects count (not wall, floor and clutter).
 
 Writes benchmarks/pixels/results/sizes.json.
 """
@@ -68,10 +68,10 @@ def object_accuracy(
         tags = [VOCABULARY[word] for word in ids.tolist() if word >= 0]
         metres = normalise_metres(room.depth)
         depth = (metres, torch.ones_like(metres, dtype=torch.bool))
-        found = segment(segmenter, room.rgb[0], depth, tags=tags, size=scaled).labels.long()
+        predicted = segment(segmenter, room.rgb[0], depth, tags=tags, size=scaled).labels.long()
         labels = room.labels[0].long()
         objects = ~torch.isin(labels, torch.tensor(_BACKGROUND))
-        right += int((found == labels)[objects].sum())
+        right += int((predicted == labels)[objects].sum())
         total += int(objects.sum())
     return right / total
 

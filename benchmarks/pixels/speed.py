@@ -252,10 +252,10 @@ def run(
         results[what] = _speed(case, what, rounds)
     print(json.dumps(results, indent=2))
     for what in ("encoder", "model"):
-        found = results[what]
-        spread = f"{found['lowest_speedup']:.2f}-{found['highest_speedup']:.2f}"
-        times = f"plain {found['plain_seconds']:.4g} s, eligo {found['eligo_seconds']:.4g} s"
-        print(f"{what}: {found['speedup']:.2f} x ({spread}); {times}")
+        row = results[what]
+        spread = f"{row['lowest_speedup']:.2f}-{row['highest_speedup']:.2f}"
+        times = f"plain {row['plain_seconds']:.4g} s, eligo {row['eligo_seconds']:.4g} s"
+        print(f"{what}: {row['speedup']:.2f} x ({spread}); {times}")
     entries = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     size = f"{case.size} {case.height}x{case.width} batch {case.batch}"
     key = f"{case.device} {case.dtype} {size}{' compiled' if case.compile else ''}"
@@ -304,7 +304,7 @@ def _take_turns(
         for name, forward in runs.items():
             _wait(case.device)
             start, busy = time.perf_counter(), time.process_time()
-            # An autocast for each pass: it would keep the weights that it has cast.
+            # A new autocast context per pass, because one caches the weights it has cast.
             with torch.inference_mode(), case.precision():
                 outputs[name] = forward()
             _wait(case.device)
@@ -344,14 +344,14 @@ def _speed(case: Case, what: str, rounds: int) -> dict[str, float]:
 def _memory(case: Case) -> dict[str, float]:
     """Peaks of the encoder alone in MiB, each side in a fresh process."""
     context = multiprocessing.get_context("spawn")
-    found: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     for kind in ("forward", "training"):
         for name in ("plain", "eligo"):
             with context.Pool(1) as pool:
                 peak = pool.apply(_peak, (case, name, kind == "training"))
-            found[f"{kind}_{name}_peak_mib"] = peak / 2**20
-        found[f"{kind}_share"] = found[f"{kind}_eligo_peak_mib"] / found[f"{kind}_plain_peak_mib"]
-    return found
+            peaks[f"{kind}_{name}_peak_mib"] = peak / 2**20
+        peaks[f"{kind}_share"] = peaks[f"{kind}_eligo_peak_mib"] / peaks[f"{kind}_plain_peak_mib"]
+    return peaks
 
 
 def _peak(case: Case, name: str, backward: bool) -> float:

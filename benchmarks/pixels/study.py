@@ -78,11 +78,11 @@ def run(
     config, out = (config.quick(), out / "quick") if quick else (config, out)
     with ProgressBar("runs", len(config.jobs())) as bar:
         limit = math.inf if minutes is None else minutes
-        found = run_study(config, out, workers=workers, minutes=limit, report=bar.update)
+        tables = run_study(config, out, workers=workers, minutes=limit, report=bar.update)
     head: dict[str, Any] = provenance("eligo", str(PartialState().device)) | {"quick": quick}
-    document = head | {"config": config.model_dump(mode="json")} | found
+    document = head | {"config": config.model_dump(mode="json")} | tables
     written = write_text(out / "study.json", json_module.dumps(document, indent=1) + "\n")
-    print_result(document if json else _tables(found), json)
+    print_result(document if json else _tables(tables), json)
     if not json:
         if quick:
             print_text(QUICK)
@@ -100,13 +100,13 @@ _TITLES = {
 }
 
 
-def _tables(found: dict[str, Any]) -> dict[str, Any]:
+def _tables(result: dict[str, Any]) -> dict[str, Any]:
     """The tables to print, without sizes and single seeds, which are in study.json."""
     omitted = {"parameters", "by_seed"}
     tables = {
         name: [{key: value for key, value in row.items() if key not in omitted} for row in rows]
         for name in _TITLES
-        if (rows := found.get(name))
+        if (rows := result.get(name))
     }
     for part in PARTS:
         for row in tables.get(part, ()):
@@ -130,14 +130,16 @@ def run_study(
     results: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in config.variants()}
     missing: dict[Job, str] = {}
     until = time.time() + 60 * minutes
-    for number, ((name, seed), found) in enumerate(_results(config, out, jobs, workers, until), 1):
-        if isinstance(found, str):
-            missing[name, seed] = found
+    for number, ((name, seed), outcome) in enumerate(
+        _results(config, out, jobs, workers, until), 1
+    ):
+        if isinstance(outcome, str):
+            missing[name, seed] = outcome
         else:
-            results[name][seed] = found
-        _log.info("%s, seed %d: %s", name, seed, found if isinstance(found, str) else "done")
+            results[name][seed] = outcome
+        _log.info("%s, seed %d: %s", name, seed, outcome if isinstance(outcome, str) else "done")
         report(number, f"{name}, seed {seed}")
-    ordered = {name: dict(sorted(found.items())) for name, found in results.items() if found}
+    ordered = {name: dict(sorted(runs.items())) for name, runs in results.items() if runs}
     return summarise(config, ordered) | {
         "missing": [
             {"variant": n, "seed": s, "why": missing[n, s]} for n, s in jobs if (n, s) in missing
@@ -153,7 +155,7 @@ def _results(
         for job in jobs:
             yield job, _try_variant(config, out, *job, until)
         return
-    # Spawned processes: a forked one could not use a GPU.
+    # Spawned, because a forked process cannot use the GPU.
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
     try:
         running = {pool.submit(_try_variant, config, out, *job, until): job for job in jobs}
@@ -183,27 +185,27 @@ def run_variant(config: StudyConfig, out: Path, name: str, seed: int) -> dict[st
     began, variant = time.monotonic(), config.variants()[name]
     tokens = variant.learned_tokens
     task = LearnedTokensTask(training, tokens) if tokens else PixelsTask(training)
-    result = fit(task, task.config.train, resume=True)
+    fitted = fit(task, task.config.train, resume=True)
     trained = time.monotonic()
-    load_weights(result.chosen, task.modules)
+    load_weights(fitted.chosen, task.modules)
     task.model.eval()
     source = task.source
     assert isinstance(source, SceneSource)
-    found = {
+    result = {
         "variant": name,
         "seed": seed,
         "config": _settings(training),
         "parameters": sum(p.numel() for part in task.modules.values() for p in part.parameters()),
-        "validation_miou": result.best["miou"],
-        "best_step": result.best_step,
-        "scales": {k: v for k, v in result.best.items() if k.startswith(("scale/", "gate"))},
-        "attention_entropy": result.best.get("attention_entropy"),
+        "validation_miou": fitted.best["miou"],
+        "best_step": fitted.best_step,
+        "scales": {k: v for k, v in fitted.best.items() if k.startswith(("scale/", "gate"))},
+        "attention_entropy": fitted.best.get("attention_entropy"),
         "measured": MEASURES[variant.part](task.model, source),
         "seconds": {"train": trained - began, "measure": time.monotonic() - trained},
         "made": provenance("eligo", str(task.device)),
     }
-    write_text(training.train.folder / RESULT, json_module.dumps(found) + "\n")
-    return found
+    write_text(training.train.folder / RESULT, json_module.dumps(result) + "\n")
+    return result
 
 
 def _training(config: StudyConfig, out: Path, name: str, seed: int) -> PixelsTrainConfig:
@@ -222,13 +224,13 @@ def _stored(training: PixelsTrainConfig) -> dict[str, Any] | None:
     path = training.train.folder / RESULT
     if not path.is_file():
         return None
-    found = read_json(path)
+    result = read_json(path)
     with reading(path, "the result of a run; remove it to run again"):
         try:
-            stored = _settings(load_config(PixelsTrainConfig, dict(found["config"])))
+            stored = _settings(load_config(PixelsTrainConfig, dict(result["config"])))
         except ConfigError:
             return None
-    return found if stored == _settings(training) else None
+    return result if stored == _settings(training) else None
 
 
 class LearnedTokens(nn.Module):
@@ -246,13 +248,13 @@ class LearnedTokens(nn.Module):
 
 
 class TokenSource(SceneSource):
-    """Scenes whose words are the learned vectors, whatever the tags."""
+    """Scenes whose words are the learned vectors instead of tags."""
 
     def __init__(
         self, config: PixelsTrainConfig, tokens: LearnedTokens, device: torch.device
     ) -> None:
         assert isinstance(config.data, ScenesDataConfig)
-        encoder = WordsEncoder(WordsTextConfig())  # it must exist, but is not used
+        encoder = WordsEncoder(WordsTextConfig())  # required by SceneSource, but unused
         super().__init__(config.data, config.inputs, config.text, encoder, config.augment, device)
         self.tokens = tokens
 

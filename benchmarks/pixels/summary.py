@@ -51,7 +51,7 @@ def twins_row(name: str, runs: Runs) -> dict[str, Any]:
     """Return means over the seeds: IoU of twins, of merged twins, of other classes."""
     row = _common(name, runs)
     for key in ("twin_iou", "merged_iou", "other_iou"):
-        row[key] = _mean(runs, lambda found, key=key: found[key])
+        row[key] = _mean(runs, lambda measured, key=key: measured[key])
     row["of_merged"] = row["twin_iou"] / max(row["merged_iou"], 1e-9)
     row["by_seed"] = [round(run["measured"]["twin_iou"], 4) for run in runs.values()]
     return row
@@ -75,7 +75,9 @@ def _noise_rows(results: dict[str, Runs]) -> list[dict[str, Any]]:
 def _binding_row(name: str, runs: Runs) -> dict[str, Any]:
     row = _common(name, runs)
     for count in PHRASES:
-        row[f"T {count}"] = _mean(runs, lambda found, count=count: found["accuracy"][str(count)])
+        row[f"T {count}"] = _mean(
+            runs, lambda measured, count=count: measured["accuracy"][str(count)]
+        )
     row["entropy"] = next(iter(runs.values())).get("attention_entropy")
     row["by_seed"] = [
         round(run["measured"]["accuracy"][str(PHRASES[-1])], 4) for run in runs.values()
@@ -86,7 +88,7 @@ def _binding_row(name: str, runs: Runs) -> dict[str, Any]:
 def _depth_row(name: str, runs: Runs) -> dict[str, Any]:
     row = _common(name, runs)
     for depth in ("own", "zeroed", "shuffled"):
-        row[depth] = _mean(runs, lambda found, depth=depth: found[depth]["iou"])
+        row[depth] = _mean(runs, lambda measured, depth=depth: measured[depth]["iou"])
     row["by_seed"] = [round(run["measured"]["own"]["iou"], 4) for run in runs.values()]
     return row
 
@@ -101,23 +103,23 @@ def _comparisons(config: StudyConfig, results: dict[str, Runs]) -> list[dict[str
     pairs += [("depth_stem", "depth_rgb_only")]
     pairs += [(name, "twins_no_words") for name in FOLLOW_UPS]
     rows = []
-    for one, other in pairs:
-        first, second = results.get(one, {}), results.get(other, {})
+    for variant, baseline in pairs:
+        first, second = results.get(variant, {}), results.get(baseline, {})
         if first.keys() & second.keys():
-            found = difference(first, second, config.resamples)
-            rows.append({"variant": one, "against": other, **found})
+            interval = difference(first, second, config.resamples)
+            rows.append({"variant": variant, "against": baseline, **interval})
     return rows
 
 
-def difference(one: Runs, other: Runs, resamples: int) -> dict[str, float]:
+def difference(first: Runs, second: Runs, resamples: int) -> dict[str, float]:
     """Return the paired difference in points on the same scenes, over the common seeds."""
     differences = [
         [
             _POINTS * (a - b)
-            for a, b in zip(_per_scene(one[seed]), _per_scene(other[seed]), strict=True)
+            for a, b in zip(_per_scene(first[seed]), _per_scene(second[seed]), strict=True)
         ]
-        for seed in one
-        if seed in other
+        for seed in first
+        if seed in second
     ]
     mean, low, high = paired_bootstrap(differences, resamples=resamples)
     return {"points": mean, "low": low, "high": high}
@@ -136,14 +138,14 @@ def _targets(
 
     def target(name: str, limit: str, value: float, find: Find, *variants: str) -> None:
         runs = [results.get(variant, {}) for variant in variants]
-        found = find(*runs) if all(runs) else None
+        measured = find(*runs) if all(runs) else None
         status = "not run"
-        if found is not None:
-            reached = found <= value if limit.startswith("<=") else found >= value
+        if measured is not None:
+            reached = measured <= value if limit.startswith("<=") else measured >= value
             status = "reached" if reached else "not reached"
-        seeds = min(len(one) for one in runs)
+        seeds = min(len(by_seed) for by_seed in runs)
         rows.append(
-            {"target": name, "found": found, "limit": limit, "seeds": seeds, "status": status}
+            {"target": name, "found": measured, "limit": limit, "seeds": seeds, "status": status}
         )
 
     if "twins" in config.parts:

@@ -1,6 +1,7 @@
 """What the study compares: its config, and every variant as changes of the config `pixels/scenes`.
 
-- twins: two names for one appearance, one of them per image; only the tags tell which.
+- twins: two names for one appearance, one of them per image; only the tags
+  show which one applies.
 - binding: phrases tie appearances to ten nonce classes, anew in every image.
 - depth: camouflaged objects that only depth shows, and flat pictures of objects.
 
@@ -162,14 +163,16 @@ class StudyConfig(Config):
     def variants(self) -> dict[str, Variant]:
         """Return the variants to train."""
         known = VARIANTS | FOLLOW_UPS
-        names = self.only or [name for name, one in VARIANTS.items() if one.part in self.parts]
+        names = self.only or [
+            name for name, variant in VARIANTS.items() if variant.part in self.parts
+        ]
         return {name: known[name] for name in names}
 
     def jobs(self) -> list[tuple[str, int]]:
         """Return variant and seed of every run, those with a target first."""
         variants = self.variants()
-        first = [(name, s) for s in self.seeds for name, one in variants.items() if one.has_target]
-        others = [(name, self.seeds[0]) for name, one in variants.items() if not one.has_target]
+        first = [(name, s) for s in self.seeds for name, v in variants.items() if v.has_target]
+        others = [(name, self.seeds[0]) for name, v in variants.items() if not v.has_target]
         return first + others
 
     def run(self, name: str, seed: int) -> PixelsTrainConfig:

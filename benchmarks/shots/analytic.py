@@ -101,11 +101,11 @@ class Task:
         query, names = self.queries[number], self.pool.names(self.rows[number])
         best = self.lists[self.values[number].argmax()].tolist()
         scores, picks, before = torch.full((SHOTS, CANDIDATES), torch.nan), (), 0.0
-        for step, place in enumerate(best):
+        for step, pick in enumerate(best):
             left = [c for c in range(CANDIDATES) if c not in best[:step]]
-            found = self.utility.values(query, picks, [names[c] for c in left])
-            scores[step, left] = found - before
-            picks, before = (*picks, names[place]), float(found[left.index(place)])
+            values = self.utility.values(query, picks, [names[c] for c in left])
+            scores[step, left] = values - before
+            picks, before = (*picks, names[pick]), float(values[left.index(pick)])
         return Record(query, list(picks), names, step_scores=scores)
 
     def regret(self, selector: PoolSelector, records: Sequence[Record]) -> list[float]:
@@ -113,11 +113,11 @@ class Task:
         regrets = []
         for record in records:
             chosen = selector.select(record.query, SHOTS, candidates=record.candidates)
-            best, found = (
+            best, achieved = (
                 float(self.utility.values(record.query, tuple(picks[:-1]), picks[-1:])[0])
                 for picks in (record.picks, self.pool.picked(chosen))
             )
-            regrets.append(best - found)
+            regrets.append(best - achieved)
         return regrets
 
 
@@ -160,8 +160,10 @@ def _targets(
         return [target(name, share, f"<= {_SMALL}", share <= _SMALL)]
     targets = []
     for model in ("v0", "v2_gru"):
-        apart = [one - other for one, other in zip(regret["v1"], regret[model], strict=True)]
-        _, low, _ = _means(config, [apart])[0]
+        differences = [
+            static - stateful for static, stateful in zip(regret["v1"], regret[model], strict=True)
+        ]
+        _, low, _ = _means(config, [differences])[0]
         name = f"{kind}: regret of {model} below that of v1 (lower end)"
         targets.append(target(name, low, "> 0", low > 0))
     return targets

@@ -72,8 +72,8 @@ def bench_index(
     promised = index.calibrate(calibration, TOP, recall)
 
     truth = _exact(vectors, measured)
-    found = torch.cat([index.search(query[None], TOP).slots for query in measured])
-    hits = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), truth.tolist(), strict=True))
+    slots = torch.cat([index.search(query[None], TOP).slots for query in measured])
+    hits = sum(len(set(a) & set(b)) for a, b in zip(slots.tolist(), truth.tolist(), strict=True))
     unseen = queries[len(calibration) :]
     times = [
         _milliseconds(lambda query=query: index.search(tower.query_tower(query[None]), TOP))
@@ -124,11 +124,11 @@ def _milliseconds(function: Callable[[], object]) -> float:
 
 def scene_captions(split: Split, count: int, start: int = 0) -> list[SceneText]:
     """Texts of the scenes of a split."""
-    found: list[SceneText] = []
+    captions: list[SceneText] = []
     for first in range(start, start + count, _SCENES):
         numbers = range(first, min(first + _SCENES, start + count))
-        found += scene_texts(draw_scenes(SceneConfig(), split, numbers), 0, 1)
-    return found
+        captions += scene_texts(draw_scenes(SceneConfig(), split, numbers), 0, 1)
+    return captions
 
 
 def dense_captions(split: Split, count: int, start: int = 0) -> list[str]:

@@ -38,11 +38,11 @@ def teach_together(
     logprobs: list[Tensor] = []
     for number in range(min(shots, size)):
         free = ~(picks[:, :, None] == torch.arange(size)[:, None]).any(-1)
-        query, row, place = free.nonzero(as_tuple=True)
-        longer = torch.cat([picks[query, row], place[:, None]], 1)
-        found = scorer.answers(queries[query], candidates[query[:, None], longer])
+        query, row, position = free.nonzero(as_tuple=True)
+        longer = torch.cat([picks[query, row], position[:, None]], 1)
+        answers = scorer.answers(queries[query], candidates[query[:, None], longer])
         table = torch.full(free.shape, torch.nan)
-        table[query, row, place] = found.logprob
+        table[query, row, position] = answers.logprob
         states.append(F.pad(picks, (0, shots - number), value=-1).to(torch.int32))
         logprobs.append(table)
         kept = min(beam, free.shape[1] * (size - number))
@@ -58,8 +58,8 @@ def teach_together(
             float(baseline[n]),
             1,
             [
-                Beam(tuple(places), steps[-1], tuple(steps))
-                for places, steps in zip(picks[n].tolist(), values[n].tolist(), strict=True)
+                Beam(tuple(beam_picks), steps[-1], tuple(steps))
+                for beam_picks, steps in zip(picks[n].tolist(), values[n].tolist(), strict=True)
             ],
             state[n],
             logprob[n],
@@ -84,10 +84,10 @@ def fit_fixed(scorer: LearnerScorer, queries: Int64[Tensor, " queries"], length:
             [prefix[:, None].expand(-1, rows.shape[1], -1), rows[..., None]], -1
         )  # (lexicons, examples, shots)
         picks = longer[own]  # (queries, examples, shots)
-        found = scorer.answers(
+        logprob = scorer.answers(
             queries.repeat_interleave(rows.shape[1]), picks.flatten(0, 1)
         ).logprob.view(len(queries), -1)
-        total = torch.zeros(len(domains), rows.shape[1]).index_add_(0, own, found)
+        total = torch.zeros(len(domains), rows.shape[1]).index_add_(0, own, logprob)
         first = first if len(first) else total
         taken = (rows[..., None] == prefix[:, None]).any(-1)
         best = total.masked_fill(taken, -torch.inf).argmax(1, keepdim=True)

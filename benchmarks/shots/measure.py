@@ -69,11 +69,11 @@ class EvaluationSet:
         """
         measured = {}
         for count, picks in chosen.picks.items():
-            found = self._answers(picks)
+            answers = self._answers(picks)
             columns: dict[str, Tensor] = {
-                "accuracy": found.right.float(),
-                "utility": found.logprob - self.start,
-                "regret": self.best[count] - found.logprob,
+                "accuracy": answers.right.float(),
+                "utility": answers.logprob - self.start,
+                "regret": self.best[count] - answers.logprob,
             }
             if chosen.scores is not None:
                 columns["ndcg"] = metrics.ndcg(chosen.scores, self.first, count)
@@ -108,19 +108,19 @@ def check_health(
         "static": rows.gather(1, alone),
         "beam": rows.gather(1, torch.tensor(best)),
     }
-    found = {
-        name: float(scorer.answers(queries, some).right.float().mean())
-        for name, some in picks.items()
+    accuracy = {
+        name: float(scorer.answers(queries, chosen).right.float().mean())
+        for name, chosen in picks.items()
     }
     chance = float(world.guess[queries].mean())
     return {
-        **found,
+        **accuracy,
         "queries": len(results),
         "chance": chance,
         "blind": _blind(scorer, queries.tolist()),
-        "oracle_is_good": found["beam"] >= ORACLE,
-        "zero_shot_is_chance": found["zero_shot"] <= chance + NEAR_CHANCE,
-        "pairs_beat_singles": found["beam"] - found["static"] >= HEADROOM,
+        "oracle_is_good": accuracy["beam"] >= ORACLE,
+        "zero_shot_is_chance": accuracy["zero_shot"] <= chance + NEAR_CHANCE,
+        "pairs_beat_singles": accuracy["beam"] - accuracy["static"] >= HEADROOM,
     }
 
 

@@ -43,10 +43,10 @@ def choose(name: str, stages: Stages, test: EvaluationSet, selectors: Path) -> C
             chosen[count], scores = picked_by(selector, test.results, test.candidates, count)
         return Chosen(chosen, scores)
     if name in BASELINES:
-        found = picked_by(baseline(name, stages), test.results, test.candidates, most)
+        picks_and_scores = picked_by(baseline(name, stages), test.results, test.candidates, most)
     else:
-        found = picked_by_model(selectors / name, test, most, stages.device)
-    return Chosen.nested(*found, shots)
+        picks_and_scores = picked_by_model(selectors / name, test, most, stages.device)
+    return Chosen.nested(*picks_and_scores, shots)
 
 
 def baseline(name: str, stages: Stages) -> PoolSelector:
@@ -72,13 +72,13 @@ def balances(stages: Stages) -> dict[int, float]:
         def mean_logprob(balance: float, count: int) -> float:
             selector = MMR(balance).fit([], queries.world.pool)
             picks, _ = picked_by(selector, results, queries.candidates, count)
-            found = scorer.answers(queries.rows, queries.candidates.gather(1, picks))
-            return float(found.logprob.mean())
+            answers = scorer.answers(queries.rows, queries.candidates.gather(1, picks))
+            return float(answers.logprob.mean())
 
         return {str(count): max(LAMBDAS, key=partial(mean_logprob, count=count)) for count in shots}
 
-    found = stages.kept("balances.json", {"shots": shots}, tune)
-    return {count: found[str(count)] for count in shots}
+    tuned = stages.kept("balances.json", {"shots": shots}, tune)
+    return {count: tuned[str(count)] for count in shots}
 
 
 def picked_by(
@@ -87,11 +87,11 @@ def picked_by(
     """Picks and first scores of a selector, query by query."""
     picks, scores = [], []
     for result, rows in zip(results, candidates, strict=True):
-        found = selector.select(result.query, most, candidates=result.candidates)
-        place = torch.full((len(selector.pool),), -1)
-        place[rows] = torch.arange(len(rows))
-        picks.append(place[found.indices])
-        scores.append(found.scores[rows])
+        selection = selector.select(result.query, most, candidates=result.candidates)
+        position = torch.full((len(selector.pool),), -1)
+        position[rows] = torch.arange(len(rows))
+        picks.append(position[selection.indices])
+        scores.append(selection.scores[rows])
     return torch.stack(picks), torch.stack(scores)
 
 
@@ -104,7 +104,7 @@ def picked_by_model(
     picks, scores = [], []
     for rows, own in zip(test.rows.split(_BATCH), test.candidates.split(_BATCH), strict=True):
         vectors, candidates = world.queries.vectors[rows], world.pool.vectors[own]
-        found = model.predict(vectors.to(device), candidates.to(device), shots=most).selection
-        picks.append(found.indices.cpu())
-        scores.append(found.scores.cpu())
+        selection = model.predict(vectors.to(device), candidates.to(device), shots=most).selection
+        picks.append(selection.indices.cpu())
+        scores.append(selection.scores.cpu())
     return torch.cat(picks), torch.cat(scores)

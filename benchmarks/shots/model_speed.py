@@ -79,14 +79,14 @@ def bench_rerank(device: str = "cpu", rounds: int = 15) -> dict[str, Any]:
     def fast() -> Tensor:
         return model.predict(query, projected, projected=True).predictions
 
-    found = compare(slow, fast, device, rounds)
-    return {**found, "same_picks": torch.equal(slow(), fast())}
+    times = compare(slow, fast, device, rounds)
+    return {**times, "same_picks": torch.equal(slow(), fast())}
 
 
 def bench_teaching(device: str = "cpu", rounds: int = 15) -> dict[str, Any]:
     """A teacher's step with placement `append`: the picks read for every candidate, or once.
 
-    The host is a random language model: the speed does not depend on what it knows.
+    The host is a language model with random weights, which do not affect the speed.
     """
     torch.manual_seed(0)
     scorers = _scorers(device)
@@ -96,8 +96,8 @@ def bench_teaching(device: str = "cpu", rounds: int = 15) -> dict[str, Any]:
     def scored(share: bool) -> Tensor:
         return scorers[share].score(query, names[:PICKS], names[PICKS:]).logprob
 
-    found = compare(lambda: scored(False), lambda: scored(True), device, max(3, rounds // 3))
-    return {**found, "difference": (scored(True) - scored(False)).abs().max().item()}
+    times = compare(lambda: scored(False), lambda: scored(True), device, max(3, rounds // 3))
+    return {**times, "difference": (scored(True) - scored(False)).abs().max().item()}
 
 
 def _closed_form(device: str, rounds: int) -> dict[str, Any]:
@@ -145,8 +145,8 @@ def _pairwise(device: str, rounds: int) -> dict[str, Any]:
             weight=config.ranking_loss_weight,
         )  # fmt: skip
 
-    found = compare(_backward(looped), _backward(vectorised), device, rounds)
-    return {"step": found, "difference": (vectorised() - looped()).abs().item()}
+    times = compare(_backward(looped), _backward(vectorised), device, rounds)
+    return {"step": times, "difference": (vectorised() - looped()).abs().item()}
 
 
 def _backward(loss: Callable[[], Tensor]) -> Callable[[], None]:
@@ -224,8 +224,8 @@ def sample_loop(
         for step in range(labels.shape[1]):
             label = int(labels[row, step])
             left = scores[row][free]
-            place = free[:label].sum()
-            ce = F.cross_entropy(left, place, label_smoothing=smoothing)
+            position = free[:label].sum()
+            ce = F.cross_entropy(left, position, label_smoothing=smoothing)
             hinge = F.relu(margin + scores[row][unlabelled] - scores[row, label]).mean()
             total = total + ce + weight * hinge
             free = free.clone()  # the gradient still needs the old one

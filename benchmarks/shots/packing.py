@@ -90,12 +90,12 @@ def pack(lessons: Lessons, shown: Bool[Tensor, "lessons 4"], image_tokens: int) 
     width = 1 + image_tokens + EXAMPLE_WORDS + 2  # of an example
     prefix = 1 + EXAMPLES * width + 1 + image_tokens
     image = torch.full((count, EXAMPLES, image_tokens), IMAGE, device=device)
-    one = torch.ones(count, EXAMPLES, 1, dtype=torch.int64, device=device)
+    ones = torch.ones(count, EXAMPLES, 1, dtype=torch.int64, device=device)
     text, word = _tokens(lessons.example_text), (lessons.example_word + FIRST_WORD)[..., None]
-    shots = torch.cat([USER * one, image, text, ASSISTANT * one, word], 2)
+    shots = torch.cat([USER * ones, image, text, ASSISTANT * ones, word], 2)
     rows, length = _question_rows(lessons)
     tokens = torch.cat(
-        [BOS * one[:, 0], shots.flatten(1), USER * one[:, 0], image[:, 0], rows.flatten(1)], 1
+        [BOS * ones[:, 0], shots.flatten(1), USER * ones[:, 0], image[:, 0], rows.flatten(1)], 1
     )
 
     real = torch.ones_like(tokens[:, :prefix], dtype=torch.bool)

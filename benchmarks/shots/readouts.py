@@ -16,7 +16,7 @@ nothing makes an example's word attend to its own image. So each step has a loss
 
 `aimed`, `pointed`, `gathered` and `sought` are logits of one attention head, as the model computes
 them; the others are linear read-outs of a state, dropped after training. Without the attention
-losses, training stays for long at a good guess: a state knows the values in an image but not their
+losses, training stalls at a good guess: a state holds the values in an image but not their
 object, or the attribute of a word but not its value. docs/shots_study.md has figures.
 """
 
@@ -79,14 +79,14 @@ def read_out(
 ) -> Read:
     """Read out the states: the input of the first layer, then the output of each."""
 
-    def at(layer: int, places: Tensor) -> Tensor:
-        return gather(states[_layer(layer, states)], places).float()
+    def at(layer: int, positions: Tensor) -> Tensor:
+        return gather(states[_layer(layer, states)], positions).float()
 
     def attend(layer: int, source: Tensor, target: Tensor) -> Tensor:
         return head_logits(language_model, layer, states[layer], packed, source, target)
 
     names = packed.name_places.flatten(1)
-    used, taught = (packed.tokens.gather(1, places) for places in (names, packed.word_places))
+    used, taught = (packed.tokens.gather(1, positions) for positions in (names, packed.word_places))
     marks = packed.answer_places - 1
     patches = attend(
         _layer(_NAMED, states) - 1, packed.noun_places, packed.example_patches.flatten(1)
@@ -131,11 +131,11 @@ def head_logits(
     attention, normed = block.self_attn, block.input_layernorm(states)
     rotary = language_model.rotary_emb(normed, packed.positions)
 
-    def projected(linear: nn.Module, places: Tensor) -> Tensor:
-        heads = linear(gather(normed, places)).unflatten(-1, (-1, attention.head_dim))
-        cos, sin = (gather(part, places) for part in rotary)
-        one = heads[:, :, _HEAD].unsqueeze(1)  # (lessons, 1, places, dim)
-        return apply_rotary_pos_emb(one, one, cos, sin)[0].squeeze(1).float()
+    def projected(linear: nn.Module, indices: Tensor) -> Tensor:
+        heads = linear(gather(normed, indices)).unflatten(-1, (-1, attention.head_dim))
+        cos, sin = (gather(part, indices) for part in rotary)
+        head = heads[:, :, _HEAD].unsqueeze(1)  # (lessons, 1, indices, dim)
+        return apply_rotary_pos_emb(head, head, cos, sin)[0].squeeze(1).float()
 
     queries, keys = projected(attention.q_proj, source), projected(attention.k_proj, target)
     return (queries @ keys.transpose(1, 2) * attention.scaling).float()  # autocast halves it
@@ -176,7 +176,7 @@ def word_metrics(read: Read, batch: Batch, targets: PatchTargets) -> dict[str, T
     logits, place, exists = _pointing(read, batch)
     of_example, of_question = object_patches(lessons, targets)
     held = read.held.topk(2).indices.sort(-1).values
-    found = torch.stack([part.argmax(-1) for part in _by_attribute(read.found)], -1)
+    attributes = torch.stack([part.argmax(-1) for part in _by_attribute(read.found)], -1)
     return {
         "aiming": share(_hits(read.aimed, of_example), of_example.any(-1) & batch.clear),
         "seen": share(read.seen.argmax(-1) == lessons.example_value, clear),
@@ -185,7 +185,7 @@ def word_metrics(read: Read, batch: Batch, targets: PatchTargets) -> dict[str, T
         "lookup": share(read.looked.argmax(-1) == values, known & nonce[..., None]),
         "holding": share((held == values).all(-1), decided),
         "seeking": share(_hits(read.sought, of_question), of_question.any(-1) & decided),
-        "found": share((found == lessons.meant).all(-1), decided),
+        "found": share((attributes == lessons.meant).all(-1), decided),
     }
 
 
@@ -245,9 +245,9 @@ def _layer(wanted: int, states: tuple[Tensor, ...]) -> int:
     return wanted if depth >= _LAYERS else max(1, round(wanted * depth / _LAYERS))
 
 
-def gather(states: Tensor, places: Tensor) -> Tensor:
+def gather(states: Tensor, indices: Tensor) -> Tensor:
     """States at some positions of each row."""
-    return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+    return states.gather(1, indices[..., None].expand(-1, -1, states.shape[-1]))
 
 
 def mean_loss(logits: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:

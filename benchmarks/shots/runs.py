@@ -61,7 +61,7 @@ class Study:
         test = self.stages.queries("test")
         domains = test.world.queries.domains or []
         lexicons = [domains[row] for row in test.rows.tolist()]
-        found = summarise(rows, health, self.config.shots, lexicons, self.config.resamples)
+        summary = summarise(rows, health, self.config.shots, lexicons, self.config.resamples)
         right = {
             f"{row}#{seed}@{shots}": bits(columns["accuracy"])
             for row, runs in rows.items()
@@ -69,7 +69,7 @@ class Study:
             for shots, columns in run.items()
         }
         tuned = {TUNED: balances(self.stages)}
-        return {"health": health, "tuned": tuned, **found, "right": right}
+        return {"health": health, "tuned": tuned, **summary, "right": right}
 
     @cached_property
     def test(self) -> EvaluationSet:
@@ -124,7 +124,7 @@ def train_variants(
             train_variant(run)
             report("train", number, len(runs))
     elif left:
-        # A forked process could not use a GPU.
+        # Spawned, because a forked process cannot use the GPU.
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
             futures = [processes.submit(train_variant, run) for run in left]
             for number, future in enumerate(as_completed(futures), done + 1):
@@ -135,8 +135,8 @@ def train_variants(
 def train_variant(run: ShotsTrainConfig) -> None:
     """Train a selector, and mark its folder as finished."""
     result = train_selector(run, resume=True)
-    found = {"best_step": result.best_step, "last_step": result.last_step, "best": result.best}
-    text = json.dumps({**found, "config": _portable(run)}, indent=1) + "\n"
+    steps = {"best_step": result.best_step, "last_step": result.last_step, "best": result.best}
+    text = json.dumps({**steps, "config": _portable(run)}, indent=1) + "\n"
     write_text(result.folder / TRAINED, text)
 
 

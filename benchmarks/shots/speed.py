@@ -24,13 +24,13 @@ from eligo.cli.flags import Count
 from eligo.config.bounds import Bounds
 from eligo.io.files import write_text
 
-_LEAST = 2_000  # fewer candidates need no index
+_MIN_CANDIDATES = 2_000  # fewer candidates need no index
 
 
 def run(
     suite: Literal["train", "rerank", "index", "teach"] | None = None,
     rounds: Count = 31,
-    candidates: Annotated[int, Bounds(_LEAST)] = 1_000_000,
+    candidates: Annotated[int, Bounds(_MIN_CANDIDATES)] = 1_000_000,
     device: str = "cpu",
     threads: Count = 1,
     out: OutFile = Path(__file__).parent / "results" / "speed.json",

@@ -1,4 +1,4 @@
-"""The stages of the study, each kept in files and made only once.
+"""The stages of the study; each is stored in files and computed once.
 
 health.json              is the learner fit for the study?
 embedded/<split>/        examples and queries, as `eligo shots embed` writes them
@@ -67,7 +67,7 @@ class SplitQueries:
 
 
 class Stages:
-    """Everything that variants and baselines are measured with, made at first use."""
+    """What variants and baselines are measured with; computed on first use."""
 
     def __init__(
         self, config: StudyConfig, out: Path, device: torch.device, report: Report = lambda *_: None
@@ -126,8 +126,8 @@ class Stages:
             pool, queries, written = open_embedded(folder)
             if written == about:
                 return pool, queries
-        found = self.queries(split)
-        pool, queries = found.world.pool, found.world.queries.take(found.rows)
+        drawn = self.queries(split)
+        pool, queries = drawn.world.pool, drawn.world.queries.take(drawn.rows)
         save_embedded(folder, pool, queries, about)
         return pool, queries
 
@@ -156,9 +156,9 @@ class Stages:
         for shard, start in enumerate(starts):
             self.report(f"teach {split}", shard, len(starts))
             if not is_finished(folder, shard):
-                found, rows = self.queries(split), slice(start, start + SHARD)
+                drawn, rows = self.queries(split), slice(start, start + SHARD)
                 results = teach_together(
-                    self.scorer(split), found.rows[rows], found.candidates[rows],
+                    self.scorer(split), drawn.rows[rows], drawn.candidates[rows],
                     shots=shots, beam=config.beam,
                 )  # fmt: skip
                 by_id = {result.query.id: result for result in results}
@@ -184,7 +184,7 @@ class Stages:
         return self.kept("health.json", {"shots": shots}, check)
 
     def kept(self, name: str, key: dict[str, Any], make: Callable[[], Any]) -> Any:
-        """Return the content of a file, made again if anything it depends on has changed."""
+        """Return the content of a file, computed again if anything it depends on has changed."""
         settings = self.config.model_dump(mode="json", include=_KEYS)
         key = json.loads(json.dumps({**settings, "learner": self.learner_hash, **key}))
         return kept_json(self.out / name, key, make)

@@ -49,25 +49,25 @@ def run(
     def report(stage: str, done: int, total: int) -> None:
         bars.setdefault(stage, ProgressBar(stage, total)).update(done, "")
 
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     where = resolve_device(device)
     if part != "analytic":
-        found = Study(config, out, where, report).run(part, workers)
+        result = Study(config, out, where, report).run(part, workers)
     if part in ("all", "analytic"):
-        found |= analytic_study(config, report)
+        result |= analytic_study(config, report)
     written = None
     if part in ("all", "measure", "analytic"):
         head = provenance("python -m benchmarks.shots.study", str(where)) | {"quick": quick}
-        document = head | {"config": config.model_dump(mode="json")} | found
+        document = head | {"config": config.model_dump(mode="json")} | result
         name = "analytic.json" if part == "analytic" else "study.json"
         written = write_text(out / name, json_module.dumps(document, indent=1) + "\n")
     if json:
-        print_result(found, json=True)
+        print_result(result, json=True)
         return
-    for table in study_tables(found):
+    for table in study_tables(result):
         results().print(table)
     shown = ("health", "targets", "formula targets", "taught", "selectors")
-    print_result({name: found[name] for name in shown if name in found}, json=False)
+    print_result({name: result[name] for name in shown if name in result}, json=False)
     print_end(quick, written)
 
 

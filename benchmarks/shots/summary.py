@@ -44,11 +44,11 @@ class Results:
 
         Queries without a value (a constant teacher has no ranking) are left out in all rows.
         """
-        found = [run[shots].get(column) for run in self.rows[row]]
-        if any(values is None for values in found):
+        columns = [run[shots].get(column) for run in self.rows[row]]
+        if any(values is None for values in columns):
             return None
         scale = 100.0 if column == "accuracy" else 1.0
-        return [[scale * v for v in values or [] if v is not None] for values in found]
+        return [[scale * v for v in values or [] if v is not None] for values in columns]
 
     def means(self, shots: str) -> list[dict[str, Any]]:
         """The table: each row with the intervals of its columns."""
@@ -76,13 +76,13 @@ class Results:
         self, row: str, other: str, shots: str, column: str, level: float
     ) -> Interval | None:
         """Difference of two rows; a row of one run is compared with all runs of the other."""
-        ours, theirs = (self.values(name, shots, column) for name in (row, other))
-        if not ours or not theirs or not ours[0]:
+        first, second = (self.values(name, shots, column) for name in (row, other))
+        if not first or not second or not first[0]:
             return None
-        count = max(len(ours), len(theirs))
-        pairs = [(ours[n % len(ours)], theirs[n % len(theirs)]) for n in range(count)]
-        apart = [[a - b for a, b in zip(*pair, strict=True)] for pair in pairs]
-        return self._interval(apart, row, shots, column, level)
+        count = max(len(first), len(second))
+        pairs = [(first[n % len(first)], second[n % len(second)]) for n in range(count)]
+        differences = [[a - b for a, b in zip(*pair, strict=True)] for pair in pairs]
+        return self._interval(differences, row, shots, column, level)
 
 
 def summarise(
@@ -102,9 +102,9 @@ def summarise(
             for column in ("accuracy", "utility", "ndcg", "mrr"):
                 if row not in rows or other not in rows:
                     continue
-                found = results.difference(row, other, str(count), column, level)
-                if found is not None:
-                    mean, low, high = found
+                interval = results.difference(row, other, str(count), column, level)
+                if interval is not None:
+                    mean, low, high = interval
                     better = row if low > 0 else other if high < 0 else "neither"
                     comparisons.append(
                         {
@@ -120,10 +120,10 @@ def summarise(
     }
 
 
-def target(name: str, found: float, wanted: str, reached: bool) -> dict[str, Any]:
-    """A target, the value that was found, and whether it is reached."""
+def target(name: str, measured: float, limit: str, reached: bool) -> dict[str, Any]:
+    """Return a row: a target, the measured value, and whether it is reached."""
     outcome = "reached" if reached else "not reached"
-    return {"name": name, "found": found, "target": wanted, "outcome": outcome}
+    return {"name": name, "found": measured, "target": limit, "outcome": outcome}
 
 
 def _health_targets(health: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -141,37 +141,37 @@ def _health_targets(health: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _selector_targets(comparisons: list[dict[str, Any]], shots: int) -> list[dict[str, Any]]:
     """Targets of the variants that were run, by the lower end of the interval."""
     low = {
-        (one["row"], one["against"], one["column"]): one["low"]
-        for one in comparisons
-        if one["shots"] == shots
+        (row["row"], row["against"], row["column"]): row["low"]
+        for row in comparisons
+        if row["shots"] == shots
     }
     states = [low[key] for name in ("v2_gru", "v0") if (key := (name, "v1", "accuracy")) in low]
     wanted: list[tuple[str, float | None, float]] = [
         ("v1 above knn (points, lower end)", low.get(("v1", "knn", "accuracy")), 0),
-        ("v2_gru or v0 above v1 (points, lower end of 97.5 %, the better one)",
+        ("v2_gru or v0 above v1 (points, lower end of 97.5 %, the better row)",
          max(states, default=None), 0),
         ("v3 not below v1 (points, lower end)", low.get(("v3", "v1", "accuracy")), _LOSS),
         ("v3 above v1 in ndcg (lower end)", low.get(("v3", "v1", "ndcg")), 0),
         ("v3 above v1 in mrr (lower end)", low.get(("v3", "v1", "mrr")), 0),
     ]  # fmt: skip
     return [
-        target(name, found, f"> {limit}", found > limit)
-        for name, found, limit in wanted
-        if found is not None
+        target(name, value, f"> {limit}", value > limit)
+        for name, value, limit in wanted
+        if value is not None
     ]
 
 
-def study_tables(found: Mapping[str, Any]) -> Iterable[Table]:
+def study_tables(result: Mapping[str, Any]) -> Iterable[Table]:
     """Yield tables of 80 columns: rows and differences per number of shots, then formulas."""
-    for count, rows in found.get("tables", {}).items():
+    for count, rows in result.get("tables", {}).items():
         caption = "± the longer half of the 95 % interval"
         table = compact_table(f"{count} examples", caption, ["row"], list(_DIGITS))
         for row in rows:
             cells = (_spread(name, *row[name]) if name in row else "-" for name in _DIGITS)
             table.add_row(row["row"], *cells)
         yield table
-        yield _differences(count, [c for c in found["comparisons"] if str(c["shots"]) == count])
-    if formulas := found.get("formulas"):
+        yield _differences(count, [c for c in result["comparisons"] if str(c["shots"]) == count])
+    if formulas := result.get("formulas"):
         kinds = list(dict.fromkeys(entry["formula"] for entry in formulas))
         caption = "regret, as a share of that of random lists"
         table = compact_table("formulas", caption, ["row"], kinds)
@@ -187,12 +187,12 @@ def _differences(count: str, comparisons: Sequence[Mapping[str, Any]]) -> Table:
         f"{count} examples: first minus second", caption, ["pair"], list(_COMPARED)
     )
     pairs: dict[str, dict[str, str]] = {}
-    for one in comparisons:
-        level = "" if one["level"] == _LEVEL else f", {one['level']:.1%}"
-        cells = pairs.setdefault(f"{one['row']} - {one['against']}{level}", {})
-        values = (one["difference"], one["low"], one["high"])
-        star = " " if one["better"] == "neither" else "*"
-        cells[one["column"]] = _spread(one["column"], *values, sign="+") + star
+    for comparison in comparisons:
+        level = "" if comparison["level"] == _LEVEL else f", {comparison['level']:.1%}"
+        cells = pairs.setdefault(f"{comparison['row']} - {comparison['against']}{level}", {})
+        values = (comparison["difference"], comparison["low"], comparison["high"])
+        star = " " if comparison["better"] == "neither" else "*"
+        cells[comparison["column"]] = _spread(comparison["column"], *values, sign="+") + star
     for name, cells in pairs.items():
         table.add_row(name, *(cells.get(column, "-") for column in _COMPARED))
     return table

@@ -179,7 +179,7 @@ class LearnerTask(Task):
     def evaluate(self) -> Mapping[str, float]:
         """Evaluate with all examples, the right two, one of them or none; and on plain words."""
         device, total = self.model.device, self.config.validation_lessons
-        found: dict[str, list[Tensor]] = {}
+        batches: dict[str, list[Tensor]] = {}
         for indices in torch.arange(total).split(_EVALUATED):
             whole = self.make("validation", indices, device, 0.0, whole=True)
             features, targets, _ = self.encode_images(whole)
@@ -189,8 +189,8 @@ class LearnerTask(Task):
             pair = whole.shown & whole.lessons.needs[:, 0]
             shown = {"zero_shot": torch.zeros_like(pair), "pair": pair}
             shown["one"] = pair & (pair.cumsum(1) == 1)
-            for name, some in shown.items():
-                right = self._right(Batch(whole.lessons, some), features)
+            for name, mask in shown.items():
+                right = self._right(Batch(whole.lessons, mask), features)
                 counted = whole.decided()
                 if name != "zero_shot":  # examples of the first question only
                     right, counted = right[:, 0], counted[:, 0]
@@ -198,8 +198,8 @@ class LearnerTask(Task):
             parts["chance"] = mean_where(whole.lessons.guess, whole.decided())
             parts["plain"] = share(self._right(plain, features), plain.decided())
             for name, value in parts.items():
-                found.setdefault(name, []).append(value)
-        return {name: float(torch.stack(values).mean()) for name, values in found.items()}
+                batches.setdefault(name, []).append(value)
+        return {name: float(torch.stack(values).mean()) for name, values in batches.items()}
 
     def _right(self, batch: Batch, features: Tensor) -> Tensor:
         """Which questions are answered correctly: (lessons, 8)."""

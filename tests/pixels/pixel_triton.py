@@ -16,7 +16,7 @@ from eligo.pixels.model.geometry import (
     Depth,
     column_distances,
     full_distances,
-    pair_turns,
+    pair_cos_sin,
     prior_rates,
     rotary_frequencies,
     rotary_tables,
@@ -97,7 +97,7 @@ def test_filter_of_views():
 )  # fmt: skip
 def test_rotary_embedding(height: int, width: int, heads: int, head_dim: int, dtype: torch.dtype):
     together = torch.randn(2, height, width, 3 * heads * head_dim, dtype=dtype)
-    turns = pair_turns(*rotary_tables(height, width, rotary_frequencies(head_dim)))
+    turns = pair_cos_sin(*rotary_tables(height, width, rotary_frequencies(head_dim)))
     for given in (together, together.transpose(0, 1).contiguous().transpose(0, 1)):
         found = kernels.rotated(given, turns)
         expected = given.view(2, height, width, 3, heads, head_dim).unbind(3)

@@ -181,7 +181,7 @@ def test_another_size_is_refused_in_few_lines():
 
 
 def test_not_a_state_dict():
-    with pytest.raises(InputError, match="no tensor"):
+    with pytest.raises(InputError, match="not a tensor"):
         from_official({"weights": [1, 2]}, tiny_config().encoder)
 
 

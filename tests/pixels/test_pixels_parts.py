@@ -15,7 +15,7 @@ from eligo.pixels.model.geometry import (
     Depth,
     full_distances,
     known_depth,
-    pair_turns,
+    pair_cos_sin,
     prior_rates,
     resize_depth,
     rotary_frequencies,
@@ -67,7 +67,7 @@ def test_prior_by_hand(full: bool):
 
 def test_rotation_by_hand():
     x = torch.randn(1, 2, 3, 1, 6)
-    turns = pair_turns(*rotary_tables(2, 3, rotary_frequencies(6)))
+    turns = pair_cos_sin(*rotary_tables(2, 3, rotary_frequencies(6)))
     turned = rotate(x, turns)
     for i, j, m in torch.cartesian_prod(*map(torch.arange, (2, 3, 3))).tolist():
         angle = (i * 3 + j) * 10000 ** (-m / 2)
@@ -81,7 +81,7 @@ def test_rotation_by_hand():
 
 def test_rotation_is_the_same_traced():
     x = torch.randn(2, 2, 3, 2, 6)
-    turns = pair_turns(*rotary_tables(2, 3, rotary_frequencies(6)))
+    turns = pair_cos_sin(*rotary_tables(2, 3, rotary_frequencies(6)))
     with production():  # the checks of annotations cannot be traced
         traced = torch.compile(rotate, backend="eager", fullgraph=True)
         torch.testing.assert_close(traced(x, turns), rotate(x, turns))

@@ -84,7 +84,7 @@ def test_unknown_words_name_the_vocabulary(run: Path, image: Path):
     with pytest.raises(InputError) as caught:
         predict(image, tags="desk,chair,lamp", model=run)
     said = str(caught.value)
-    assert "'desk' is none of them" in said
+    assert "'desk' is not in its vocabulary" in said
     assert "wall, floor, ball, box" in said
     assert "did you mean" not in said  # no nonce word
     assert "eligo pixels convert" in said
@@ -97,7 +97,7 @@ def test_unknown_words_name_the_vocabulary(run: Path, image: Path):
 def test_help_explains_tags(capsys):
     assert main(["pixels", "predict", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "Name everything that you see" in shown
+    assert "Name everything that is visible" in shown
     assert "generated rooms only" in shown
     about = shown.split("Require a model with these settings;", 1)[1]
     assert about.index("--sam_decoder_use_cosine") < 200  # a box of its own, with that title

@@ -17,12 +17,13 @@ from eligo.pixels.config import (
     WordsTextConfig,
 )
 from eligo.pixels.text.encoders import (
+    TEMPLATES,
     ClipEncoder,
     TableEncoder,
     WordsEncoder,
     build_text_encoder,
+    with_article,
 )
-from eligo.pixels.text.phrases import TEMPLATES, with_article
 from eligo.pixels.text.table import PhraseTable, words_of
 
 CLASSES = ("wall", "night_stand")

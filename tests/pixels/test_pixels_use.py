@@ -341,7 +341,7 @@ def test_contradictions_and_bad_input_exit_2(capsys, run: Path, pair, tmp_path: 
     assert "there is no such image" in refused(capsys, *base, "--depth", tmp_path / "no.png")
     Image.fromarray(np.zeros((48, 60), dtype=np.uint16)).save(tmp_path / "d.png")
     assert "expected the same size" in refused(capsys, *base, "--depth", tmp_path / "d.png")
-    assert "is none of them" in refused(capsys, *base, "--tags", "desk")
+    assert "is not in its vocabulary" in refused(capsys, *base, "--tags", "desk")
     assert "no segmentation model" in refused(capsys, "evaluate", tmp_path)
     assert "give the run" in refused(capsys, "evaluate", run / "model")
 

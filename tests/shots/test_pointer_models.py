@@ -350,7 +350,7 @@ def _bad_cases():
 
     yield change("labels", (0, 1), 7), "labels: [0, 1] is 7, expected a candidate in [0, 7)"
     yield change("labels", (1, 0), -2), "labels: [1, 0] is -2"
-    yield change("labels", (4, 2), 3), "labels: [4, 2] is 3, which cand_mask says is padding"
+    yield change("labels", (4, 2), 3), "labels: [4, 2] is 3, which is padding (cand_mask)"
     yield change("query", (2, 0), torch.nan), "query_emb: row [2] has norm nan"
     yield change("query", (2, 0), torch.inf), "query_emb: row [2] has norm inf"
     yield change("query", 3, 0.0), "query_emb: row [3] has norm 0.0"

@@ -192,7 +192,7 @@ def test_oracles(shots: int):
         rest = [name for name in pool.ids if name not in prefix]
         prefix = (*prefix, max(rest, key=lambda n: values[(*prefix, n)]))
     assert value(GreedyOracle(table)) == values[prefix]
-    with pytest.raises(InputError, match="an oracle sees the answers"):
+    with pytest.raises(InputError, match="an oracle uses the answers"):
         GreedyOracle(table).fit([], pool).save("nowhere")
 
 

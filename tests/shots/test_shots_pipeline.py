@@ -106,7 +106,7 @@ def test_text_pipeline_without_a_model(call):
 
 
 def test_selector_without_examples_is_refused(call):
-    for name, why in {"shots_v1": "comes without examples", "runs/no": "is no folder"}.items():
+    for name, why in {"shots_v1": "comes without examples", "runs/no": "is not a folder"}.items():
         message = call("predict", "--selector", name, "--question", "what?", code=2)
         assert f"{name}: {why}" in message
         assert "eligo shots train" in message
@@ -200,7 +200,7 @@ def test_ties_are_explained(call):
 def test_wrong_folders_are_refused(call):
     assert "holds no embedded examples" in call("teach", code=2)
     taught(call)
-    assert "runs/shots_v1: is no folder" in call("predict --question x", code=2)
+    assert "runs/shots_v1: is not a folder" in call("predict --question x", code=2)
     assert "is a pickle" in call("predict --question x --selector best.pth", code=2)
     assert "is a pickle" in call("train old.pth", code=2)
     assert "was taught on candidates of the sampler random" in call(
@@ -233,7 +233,7 @@ def test_published_records_train_v3_only_with_scores(call):
         for n, name in enumerate(names)
     }
     Path("records.json").write_text(json.dumps(scored))
-    assert "(--data.embedded, in evaluate --data)" in call("train v3 records.json", code=2)
+    assert "(--data.embedded; in evaluate, --data)" in call("train v3 records.json", code=2)
     data = ["--data.embedded", "embedded", "--json"]
     fitted = call("train v3 records.json", *TRAIN, *data, "--sample_num", "30")
     assert "mrr" in fitted["best"]
@@ -251,7 +251,7 @@ def test_images_are_embedded_with_text(call):
         row = {"id": f"q{n}", "image": f"{n // 2}.png", "question": f"what {n}?"}
         lines.append(json.dumps({**row, "answers": ["red", "red", "blue"]}) + "\n")
     Path("vqa.jsonl").write_text("".join(lines))
-    assert "cannot see" in call("embed --data vqa.jsonl", code=2)
+    assert "cannot embed" in call("embed --data vqa.jsonl", code=2)
     found = call("embed --data vqa.jsonl --encoder clip --device cpu --json")
     assert found["views"] == ["image", "text"]
     pool, queries, about = open_embedded(Path("embedded"))

@@ -115,7 +115,7 @@ def test_mistakes_are_refused(folder: Path, tmp_path: Path):
     pool = Pool(["a", "b"], embed_texts(["a", "b"]))
     for options, message in [
         ({"selector": "knn"}, "knn: comes without examples"),
-        ({"selector": tmp_path / "no"}, "is no folder"),
+        ({"selector": tmp_path / "no"}, "is not a folder"),
         ({"selector": folder}, "holds no trained selector"),
         ({"selector": model()}, "a model has no examples of its own"),
         ({"selector": "knn", "shots": pool}, "encoder: knn names none"),

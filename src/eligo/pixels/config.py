@@ -17,7 +17,7 @@ from eligo.scenes.config import ROOMS, SceneConfig
 from eligo.train.config import SMOKE, OptimizerConfig, ScheduleConfig, TrainConfig
 
 MIN_SIZE = 32
-"""Least height and width of an image: the stride of the last stage."""
+"""Minimum height and width of an image: the stride of the last stage."""
 IGNORED = 255
 """Label of pixels that count neither in the loss nor in the metrics."""
 
@@ -279,17 +279,17 @@ AnyTextEncoderConfig = Annotated[
 
 
 class TextConfig(Config):
-    """Which words come with an image, and what turns them into vectors."""
+    """The words of an image, and their text encoder."""
 
     source: WordSource = "tags"
     """none; tags: those of the image (alias imglabels); labels: all class names, for every image;
     captions: sentences about the image; both: tags, then captions."""
     max_tags: int = Field(default=6, ge=1)
-    """Most tags of an image; further ones are ignored."""
+    """Maximum number of tags per image; further ones are ignored."""
     max_captions: int = Field(default=10, ge=1)
-    """Most captions of an image; further ones are ignored."""
+    """Maximum number of captions per image; further ones are ignored."""
     encoder: AnyTextEncoderConfig = ClipTextConfig()
-    """What turns words into vectors."""
+    """The text encoder."""
 
     @field_validator("source", mode="before")
     @classmethod
@@ -305,8 +305,8 @@ class TextConfig(Config):
     def num_words(self, num_classes: int) -> int:
         """Number of words that every image is padded to."""
         tags, captions = self.max_tags, self.max_captions
-        places = {"none": 0, "tags": tags, "labels": num_classes, "captions": captions}
-        return {**places, "both": tags + captions}[self.source]
+        counts = {"none": 0, "tags": tags, "labels": num_classes, "captions": captions}
+        return {**counts, "both": tags + captions}[self.source]
 
 
 # ---- Images and files
@@ -324,7 +324,7 @@ class InputsConfig(Config):
     """png8: 8 bits, 0 is a value; metric: metres times depth_scale, 0 is unknown; sun16: 16 bits as
     SUN RGB-D stores millimetres; none: the network gets no depth."""
     depth_scale: float = Field(default=1000.0, gt=0)
-    """Units per metre of metric depth."""
+    """Stored units per metre, for metric depth."""
 
 
 class AugmentConfig(Config):
@@ -484,21 +484,20 @@ class SegmenterConfig(PixelsConfig):
 class PixelsTrainConfig(SegmenterConfig):
     """A training run; the defaults are the recipe for NYUDepthv2.
 
-    Unlike the original, which looks at the test images, a part of the training images chooses the
-    checkpoint.
+    The checkpoint is chosen on held-out training images; the original code uses the test images.
     """
 
     task: Literal["pixels.train"] = "pixels.train"
     """Kind of run."""
     preset: int | None = None
     """How pixels and words are compared: preset 0-6 of the temperature study. It overrides the
-    file, flags override it; the run saves the values that it stands for."""
+    file, flags override it; the run saves the resulting values."""
     train: TrainConfig = TrainConfig(batch_size=16, monitor="miou", mode="max")
     """The training loop."""
     data: DataConfig
     """The training data."""
     epochs: int | None = Field(default=None, ge=1)
-    """Passes over the training images, which set train.total_steps; none: as train.total_steps."""
+    """Passes over the training images; sets train.total_steps. None: use train.total_steps."""
     optimizer: OptimizerConfig = OptimizerConfig(
         lr=6e-5, weight_decay=0.01, schedule=ScheduleConfig(kind="poly", warmup=0.02, power=0.9)
     )
@@ -509,15 +508,15 @@ class PixelsTrainConfig(SegmenterConfig):
     """Share of training images that lose all words."""
     word_dropout: float = Field(default=0.0, ge=0, le=1)
     """Share of the others that lose some words (each word with a probability drawn per image), so
-    that the model does not take what is not named for absent."""
+    that the model does not treat unnamed classes as absent."""
     depth_dropout: float = Field(default=0.0, ge=0, le=1)
-    """Share of training images that lose their depth, for a model that works without."""
+    """Share of training images that lose their depth, so that the model also works without it."""
     gate_start: float | None = Field(default=None, gt=0)
     """Initial gates of the alignment (gated form); none: 1e-3, which hardly changes a pretrained
     encoder. From scratch 0.3 is better: little gradient passes a closed gate."""
     gate_rate: float = Field(default=10.0, gt=0)
-    """Learning rate of the gates, as a multiple. Gates that start open need a low one, or they
-    close before the word vectors mean anything to the network."""
+    """Learning-rate multiplier of the gates. With a large gate_start, use a low one: otherwise the
+    gates close before the network has learned to use the words."""
     compile: bool = False
     """Compile the network for training (useful on a GPU)."""
 

@@ -38,14 +38,14 @@ class SegmentationMetrics:
 def confusion_matrix(
     predictions: Integer[Tensor, "*shape"], labels: Integer[Tensor, "*shape"], num_classes: int
 ) -> Int[Tensor, "classes classes"]:
-    """Count pixels by label (row) and prediction (column), without ignored ones; never syncs."""
+    """Count pixels by label (row) and prediction (column), without ignored ones; does not sync."""
     counted = labels != IGNORED
     if values_are_free(predictions, labels):
         _check_range("labels", labels[counted], num_classes)
         _check_range("predictions", predictions[counted], num_classes)
     cells = num_classes * num_classes
     cell = torch.where(counted, labels.long() * num_classes + predictions.long(), cells).flatten()
-    counts = torch.zeros(cells + 1, dtype=torch.int64, device=labels.device)  # one for the ignored
+    counts = torch.zeros(cells + 1, dtype=torch.int64, device=labels.device)  # last: ignored pixels
     counts.scatter_add_(0, cell, torch.ones_like(cell))
     return counts[:cells].view(num_classes, num_classes)
 

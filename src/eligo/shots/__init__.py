@@ -1,8 +1,9 @@
-"""Which examples enter the prompt?
+"""Choose the in-context examples (shots) of a prompt.
 
-A pool of examples, a query, and a selector that picks a few of them: pointer selectors V0 to V3,
-which learn from a teacher (`LearnedSelector`), and baselines. `Pool`, `Query` and `Record` are the
-data; every selector has `fit`, `select`, `save` and `load`. `predict` does it all for one question.
+A selector picks a few examples of a pool for a query: pointer selectors V0 to V3, which learn from
+a teacher (`LearnedSelector`), and baselines. `Pool`, `Query` and `Record` are the data; every
+selector has `fit`, `select`, `save` and `load`. `predict` loads a selector and picks for one
+question.
 """
 
 from eligo.lazy import lazy_names

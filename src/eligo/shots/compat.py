@@ -114,14 +114,14 @@ def _lists(where: str, query: str, entry: Any) -> list[Labelled]:
     if not isinstance(lists, list) or not lists:
         raise InputError(f"{where}: id_list: got {lists!r:.60}, expected lists of ids")
     values = _numbers(entry.get("score_list"), len(lists), f"{where}: score_list")
-    found = []
+    labelled = []
     for number, (ids, value) in enumerate(zip(lists, values, strict=True)):
-        place = f"{where}: id_list[{number}]"
-        names = _ids(ids, place)
+        location = f"{where}: id_list[{number}]"
+        names = _ids(ids, location)
         if names[-1:] != [query]:
-            raise InputError(f"{place}: ends in {names[-1:]}, expected its query, {query!r}")
-        found.append(Labelled(query, names[-2::-1], value, None))
-    return sorted(found, key=lambda one: -(one.value or 0.0))
+            raise InputError(f"{location}: ends in {names[-1:]}, expected its query, {query!r}")
+        labelled.append(Labelled(query, names[-2::-1], value, None))
+    return sorted(labelled, key=lambda item: -(item.value or 0.0))
 
 
 def _ids(value: Any, where: str) -> list[str]:

@@ -1,8 +1,8 @@
 """All configs of the family: sampler, host, teacher, pointer selectors, training. Without torch.
 
 Defaults of the pointer selectors and of their training are those of the published pointer-selector
-designs (docs/sources.md). Where a design contradicts itself, its table counts: V2 smooths labels by
-0.1 (its text says 0.2), and its width is 128 (its 0.59 M parameters are those of width 256).
+designs (docs/sources.md). Where a design contradicts itself, we follow its table: V2 smooths labels
+by 0.1 (its text says 0.2), and its width is 128 (its 0.59 M parameters are those of width 256).
 """
 
 from pathlib import Path
@@ -48,14 +48,14 @@ class ShotsHostConfig(Config):
     instruction: str = ""
     """Appended to every question, such as "Answer in one word."."""
     placement: Literal["prepend", "append"] = "prepend"
-    """Where the next pick goes; prepend: the first pick stands nearest the question."""
+    """Where the next pick goes; prepend: before the others, with the first nearest the question."""
 
 
 class TeachConfig(Config):
     """Labelling of queries by a teacher."""
 
     task: Literal["shots.teach"] = "shots.teach"
-    """What this file does."""
+    """Kind of run."""
     data: Path = Path("embedded")
     """Folder that `eligo shots embed` wrote: pool and queries."""
     out: Path = Path("taught")
@@ -71,9 +71,9 @@ class TeachConfig(Config):
     beam: int = Field(default=5, ge=1)
     """Lists kept at each step."""
     num_queries: int | None = Field(default=None, ge=1)
-    """Label so many queries, drawn by seed; none: all."""
+    """Number of queries to label, drawn by seed; none: all."""
     shard_size: int = Field(default=256, ge=1)
-    """Queries written together."""
+    """Queries per file of scores."""
     seed: Seed = 0
     """Seed for drawing queries."""
     engine: Literal["local", "ray"] = "local"
@@ -213,7 +213,7 @@ class FitConfig(Config):
     num_epochs: int = Field(default=20, ge=1)
     """Passes over the records."""
     min_steps: int = Field(default=300, ge=1)
-    """Minimum number of steps, however few the records are."""
+    """Minimum number of steps; few records are repeated more often."""
     batch_size: int = Field(default=64, ge=1)
     """Records in one step; fewer if there are fewer."""
     lr: float = Field(default=1e-3, gt=0)
@@ -221,9 +221,9 @@ class FitConfig(Config):
     weight_decay: float = Field(default=1e-2, ge=0)
     """Decoupled weight decay."""
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the records (whole groups) that chooses the best step."""
+    """Share of the records (whole groups) held out to choose the best step."""
     patience: int = Field(default=5, ge=1)
-    """Stop after so many evaluations without a new best."""
+    """Stop after this many evaluations without a new best."""
     seed: Seed = 0
     """Seed of weights, split, candidates and dropout."""
 
@@ -237,7 +237,7 @@ class SelectorTrainConfig(TrainConfig):
     """Passes over the records; sets total_steps, and evaluates once in each. None: use
     total_steps."""
     min_steps: int = Field(default=300, ge=1)
-    """Minimum number of steps where num_epochs counts: few records are repeated more often, with 20
+    """Minimum number of steps if num_epochs is set: few records are repeated more often, with 20
     evaluations and without early stopping."""
     batch_size: int = Field(default=64, ge=1)
     """Records in one step; fewer if there are fewer."""
@@ -250,7 +250,7 @@ class SelectorTrainConfig(TrainConfig):
     mode: Literal["min", "max"] = "max"
     """Whether the monitored metric should fall or rise."""
     patience: int | None = Field(default=5, ge=1)
-    """Stop after so many evaluations without a new best; none: never."""
+    """Stop after this many evaluations without a new best; none: never."""
 
 
 class RecordsConfig(Config):
@@ -260,11 +260,11 @@ class RecordsConfig(Config):
     """Folder that `eligo shots teach` wrote, or a JSON file of the V3 design or of Lever-LM (or the
     folder it is in)."""
     embedded: Path | None = None
-    """Folder that `eligo shots embed` wrote; none: the one that was taught on."""
+    """Folder that `eligo shots embed` wrote; none: the one that the teacher used."""
     split: str | None = None
     """Where a folder holds several: the subfolder, or part of the file's name."""
     num_anchors: int | None = Field(default=None, ge=1)
-    """Learn from so many queries, drawn by seed; none: all."""
+    """Number of queries to learn from, drawn by seed; none: all."""
     sampler: Literal["random", "text", "image", "mix"] | None = None
     """How candidates are drawn; none: as the teacher did, at random for files of other programs."""
     objective: Objective | None = None
@@ -272,16 +272,16 @@ class RecordsConfig(Config):
     labels: Literal["best", "weighted"] = "best"
     """Learn the best list, or all beams by their softmax weight."""
     on_bad_label: Literal["error", "ignore"] = "error"
-    """Labels that come twice or are not in the pool: stop, or leave them out and count them."""
+    """Labels that repeat or are not in the pool: raise, or leave them out and count them."""
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the queries (whole groups) that chooses the best step."""
+    """Share of the queries (whole groups) held out to choose the best step."""
 
 
 class ShotsTrainConfig(Config):
     """A training run of a pointer selector."""
 
     task: Literal["shots.train"] = "shots.train"
-    """What this file trains."""
+    """Kind of run."""
     train: SelectorTrainConfig = SelectorTrainConfig()
     """The training loop."""
     model: AnyPointerConfig  # no default: another version would inherit its label smoothing

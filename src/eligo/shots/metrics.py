@@ -1,4 +1,4 @@
-"""How well a selector ranks a teacher's choices: one value for each row.
+"""Ranking metrics of a selector against a teacher's choices: one value for each row.
 
 NaN where a metric does not apply (no label, constant scores); means leave it out.
 """
@@ -69,9 +69,9 @@ def set_recall(
     picks: Int[Tensor, "batch steps"], labels: Int[Tensor, "batch labels"]
 ) -> Float[Tensor, " batch"]:
     """Return the share of a row's labels that were picked, at any step."""
-    found = (labels.unsqueeze(-1) == picks.unsqueeze(-2)).any(-1)
+    hits = (labels.unsqueeze(-1) == picks.unsqueeze(-2)).any(-1)
     real = labels >= 0
-    return torch.where(real.any(-1), (found & real).sum(-1) / real.sum(-1), torch.nan)
+    return torch.where(real.any(-1), (hits & real).sum(-1) / real.sum(-1), torch.nan)
 
 
 def logits_std(logits: Float[Tensor, "batch candidates"]) -> Float[Tensor, " batch"]:

@@ -95,9 +95,8 @@ class PoolSelector(ABC):
     ) -> Selection:
         """Return up to `shots` examples in order of choice; -1 where there are no more.
 
-        Never the query itself, nor its group, nor `exclude`; only its domain, and only
-        `candidates` if they are given. With `token_budget` the next best that still fits is
-        taken.
+        The query itself, its group, other domains and `exclude` are never chosen; with
+        `candidates`, only those are. With `token_budget`, the next best that still fits is taken.
         """
         shots = check_count("shots", shots, least=0)
         if token_budget is not None:
@@ -128,17 +127,18 @@ class PoolSelector(ABC):
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove examples from the pool."""
-        gone = list(ids)
+        removed = list(ids)
         with self._lock:
-            rows = self.pool.rows(gone)
-            self._pool = self.pool.remove(gone)
+            rows = self.pool.rows(removed)
+            self._pool = self.pool.remove(removed)
             self._removed(rows)
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-        """Write the selector and its pool; `dtype` torch.float16 halves the weights of a learned
-        one."""
+        """Write the selector and its pool; `dtype` torch.float16 halves the size of weights."""
         if self.sees_answer:
-            raise InputError(f"{type(self).__name__}: an oracle sees the answers; it is not saved")
+            raise InputError(
+                f"{type(self).__name__}: an oracle uses the answers and cannot be saved"
+            )
         with self._lock, one_writer(folder) as folder:
             about = {"format": _FORMAT, "kind": self.kind, "pool": self.pool.content_hash}
             self.pool.save(folder / POOL)
@@ -151,17 +151,17 @@ class PoolSelector(ABC):
 
         `name` is its folder, that of a run of `eligo shots train`, or a name on the hub.
         """
-        found = load_selector(name)
-        if not isinstance(found, cls):
-            raise InputError(f"{name}: holds a {type(found).__name__}, not a {cls.__name__}")
-        return found
+        loaded = load_selector(name)
+        if not isinstance(loaded, cls):
+            raise InputError(f"{name}: holds a {type(loaded).__name__}, not a {cls.__name__}")
+        return loaded
 
     save = save_pretrained
     load = from_pretrained
 
     @abstractmethod
     def _choose(self, query: Query, rows: Int[Tensor, " rows"], shots: int) -> ScoredPicks:
-        """Choose `shots` of these rows (never more than there are)."""
+        """Choose `shots` of these rows; `shots` is at most their number."""
 
     def _shortlist(self, query: Query, mask: Tensor, shots: int) -> Tensor:  # noqa: ARG002
         """Return the rows to choose from, ascending."""
@@ -190,7 +190,7 @@ class PoolSelector(ABC):
     def _allowed(
         self, query: Query, candidates: Iterable[str] | None, exclude: Iterable[str] = ()
     ) -> Bool[Tensor, " items"]:
-        """Mask of what the query may get, among `candidates` if they are given."""
+        """Mask of the rows that the query may get; with `candidates`, only of those."""
         expected, got = self.pool.vectors.shape[1], len(query.vector)
         if got != expected:
             raise InputError(f"query {query.id!r}: got width {got}, expected the pool's {expected}")
@@ -230,7 +230,7 @@ def load_selector(name: str | Path) -> PoolSelector:
         folder = folder / INNER
     path = folder / ABOUT
     if not path.is_file():
-        raise InputError(f"{folder}: is no saved selector; expected {ABOUT} in it")
+        raise InputError(f"{folder}: is not a saved selector; expected {ABOUT} in it")
     about = read_object(path, "PoolSelector.save_pretrained")
     version, kind, saved_hash = (about.pop(name, None) for name in ("format", "kind", "pool"))
     if version != _FORMAT or not isinstance(kind, str) or kind not in _KINDS:

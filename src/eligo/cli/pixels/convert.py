@@ -23,7 +23,7 @@ def run(
     half: bool = False,
     json: bool = False,
 ) -> None:
-    """Write a model folder from official weights, or from a run (to halve its size, say).
+    """Write a model folder from official weights, or from a run (for example to halve its size).
 
     Weights of an encoder alone get a fresh head, to train from: --train.init_from OUT.
 
@@ -57,12 +57,12 @@ def run(
         segmenter = convert_official(source, base, drop=drop, changes=changes)
     segmenter.save_pretrained(out, dtype=torch.float16 if half else None)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    made = segmenter.config
+    stored = segmenter.config
     result = {
         "model": out,
-        "classes": made.num_classes,
-        "words": made.sam.form if made.guided else "none",
-        "channel order": made.inputs.channel_order,
+        "classes": stored.num_classes,
+        "words": stored.sam.form if stored.guided else "none",
+        "channel order": stored.inputs.channel_order,
         "parameters": sum(part.numel() for part in segmenter.model.parameters()),
         "MB": round(size / 1e6, 2),
     }

@@ -76,17 +76,17 @@ def run(
         flip or multi_scale,
         window or (WINDOW if sliding else None),
     )
-    places = _checkpoints(Path(source)) if source else {}
-    if not places:
-        places = {source or "shipped": models.model_folder(source or models.SHIPPED)}
+    checkpoints = _checkpoints(Path(source)) if source else {}
+    if not checkpoints:
+        checkpoints = {source or "shipped": models.model_folder(source or models.SHIPPED)}
         data = data or (_ROOMS if source in (None, models.SHIPPED) else None)
-    config = _training_config(next(iter(places.values())), data, root, words)
+    config = _training_config(next(iter(checkpoints.values())), data, root, words)
     wanted = preset_changes(preset) | sam_changes(sam)
-    for folder in places.values():
+    for folder in checkpoints.values():
         models.check_sam_settings(folder, models.stored_config(folder), wanted)
     rows, images = [], None
     per_class: dict[str, dict[str, float]] = {}
-    for name, folder in places.items():
+    for name, folder in checkpoints.items():
         segmenter = models.Segmenter.from_pretrained(folder, device=where)
         images = images or build_source(config, segmenter.encoder, where)
         _same_classes(folder, segmenter.config.classes, images.classes)
@@ -95,60 +95,62 @@ def run(
             sources |= {f", {kind}": PartialTags(images, kind) for kind in PARTIAL_TAGGINGS}
         for kind, tagged in sources.items():
             for row in evaluate_rows(segmenter.model, tagged, split, passes, batch_size):
-                shown = f"{row.words}{kind}"
-                rows.append({"checkpoint": name, **row.summary(), "words": shown})
-                column = shown if len(places) == 1 else f"{name}, {shown}"
+                words_name = f"{row.words}{kind}"
+                rows.append({"checkpoint": name, **row.summary(), "words": words_name})
+                column = words_name if len(checkpoints) == 1 else f"{name}, {words_name}"
                 for label, iou in zip(images.classes, row.metrics.iou_per_class, strict=True):
                     per_class.setdefault(label, {})[column] = iou
-    found: dict[str, Any] = {"metrics": rows}
+    result: dict[str, Any] = {"metrics": rows}
     if classes:
-        found["iou"] = [{"class": label, **values} for label, values in per_class.items()]
-    print_result(found if json else _shown(found), json)
+        result["iou"] = [{"class": label, **values} for label, values in per_class.items()]
+    print_result(result if json else _with_short_names(result), json)
     settings = {"split": split, "views": vars(passes), "source": source}
-    write_result_file(out, where, settings | found)
+    write_result_file(out, where, settings | result)
 
 
-def _shown(found: dict[str, Any]) -> dict[str, Any]:
-    """The result with short column names, to print."""
+def _with_short_names(result: dict[str, Any]) -> dict[str, Any]:
+    """The result with short column names, for printing."""
     columns = {
         "": "checkpoint", "words": "words", "images": "images", "mIoU": "miou",
         "absent 0": "miou_reference", "pixels": "pixel_acc", "mean acc": "macc", "F1": "f1",
     }  # fmt: skip
-    rows = [{name: row[key] for name, key in columns.items()} for row in found["metrics"]]
+    rows = [{name: row[key] for name, key in columns.items()} for row in result["metrics"]]
     shown: dict[str, Any] = {"percent; absent 0: mIoU with absent classes as 0": rows}
-    if "iou" in found:
-        shown["IoU of each class, percent"] = found["iou"]
+    if "iou" in result:
+        shown["IoU of each class, percent"] = result["iou"]
     return shown
 
 
-def _same_classes(folder: Path, mine: tuple[str, ...], theirs: tuple[str, ...]) -> None:
+def _same_classes(
+    folder: Path, model_classes: tuple[str, ...], data_classes: tuple[str, ...]
+) -> None:
     """Raise if the classes of the data are not those of the model."""
-    if not mine or mine == theirs:
+    if not model_classes or model_classes == data_classes:
         return
-    pairs = enumerate(zip_longest(mine, theirs))
+    pairs = enumerate(zip_longest(model_classes, data_classes))
     number, (own, other) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
     raise InputError(
         f"{folder}: its class {number} is {own or 'none'}, that of the data is {other or 'none'} "
-        f"({len(mine)} classes and {len(theirs)}); expected the same names in the same order: give "
-        "--data CONFIG with a data.classes file like that"
+        f"({len(model_classes)} classes and {len(data_classes)}); expected the same names in the "
+        "same order: give --data CONFIG with such a data.classes file"
     )
 
 
 def _checkpoints(source: Path) -> dict[str, Path]:
     """Best and last checkpoint of a run, or a single checkpoint; empty for other folders."""
-    found = {name: source / name for name in ("best", "last") if (source / name).is_dir()}
-    if len({folder.resolve() for folder in found.values()}) == 1:
-        return {" = ".join(found): next(iter(found.values()))}
-    if not found and (source / "model.safetensors").is_file():
+    checkpoints = {name: source / name for name in ("best", "last") if (source / name).is_dir()}
+    if len({folder.resolve() for folder in checkpoints.values()}) == 1:
+        return {" = ".join(checkpoints): next(iter(checkpoints.values()))}
+    if not checkpoints and (source / "model.safetensors").is_file():
         return {source.name: source}
-    return found
+    return checkpoints
 
 
 def _training_config(folder: Path, data: str | None, root: Path | None, words: Path | None) -> Any:
     """The config of a checkpoint, or that of `data` with the settings of the model.
 
-    How depth is stored is a matter of the data: what its config sets wins, unless the model was
-    trained without depth.
+    Depth format and scale are taken from the config of the data, unless the model was trained
+    without depth.
     """
     from eligo.config import find_config, load_config, read_layer
     from eligo.config.yaml import read_yaml

@@ -81,7 +81,7 @@ NO_FLAGS = SamFlags()
 def sam_changes(flags: SamFlags) -> dict[str, Any]:
     """Return the given flags as dotted keys of a config."""
     given = {k: v for k, v in vars(flags).items() if v is not None and v is not False}
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for side in _SIDES:
         for name in _SWITCHES:
             yes, no = (f"{prefix}sam_{side}_{name}" in given for prefix in ("", "no_"))
@@ -89,10 +89,10 @@ def sam_changes(flags: SamFlags) -> dict[str, Any]:
                 flag = f"sam-{side}-{name.replace('_', '-')}"
                 raise InputError(f"got both --{flag} and --no-{flag}, expected one of them")
             if yes or no:
-                found[f"sam.{side}.{name}"] = yes
+                changes[f"sam.{side}.{name}"] = yes
         if (value := given.get(f"sam_{side}_logit_init")) is not None:
-            found[f"sam.{side}.logit_init"] = value
-    return found
+            changes[f"sam.{side}.logit_init"] = value
+    return changes
 
 
 def open_segmenter(

@@ -32,15 +32,15 @@ def run(
         image: The image file.
         out: The folder to write to.
         depth: Its depth: a PNG, TIFF or .npy file of the same size.
-        tags: What is in the image, separated by commas. Name everything that you see: a model that
-            was always trained with all tags may overlook what is not named.
+        tags: What is in the image, separated by commas. Name everything that is visible: a model
+            trained only with complete tags may miss what is not named.
         text: Instead of tags, a sentence about it, for a model that was trained with captions.
         model: Name or folder of a model or run; by default the one that comes with eligo, which
-            knows generated rooms only: for photos, `eligo pixels convert` or train.
+            is for generated rooms only; for photos, use `eligo pixels convert` or train.
         depth_format: How depth is stored, if not as in the training of the model.
-        depth_scale: Units per metre of metric depth, likewise (1: metres).
-        size: Height and width that the image is scaled to; labels have its own size. A model knows
-            things by the size they had in its training: 96 128 for the one that comes with eligo.
+        depth_scale: Stored units per metre, if not as in the training of the model (1: metres).
+        size: Height and width to scale the image to; labels keep the size of the image. Objects
+            should be about as large as in training: 96 128 for the model that comes with eligo.
         preset: Require a model that compares pixels and words as this preset does.
         sam: Require a model with these settings; others are not checked.
         device: Where to run: auto, cpu or cuda.
@@ -53,8 +53,10 @@ def run(
     stored = {"depth": depth_format, "depth_scale": depth_scale}
     given = {key: value for key, value in stored.items() if value is not None}
     inputs = segmenter.config.inputs.replace(given)
-    found = predict(image, depth, tags, model=segmenter, captions=text, inputs=inputs, size=size)
-    result = read_json(found.save(out) / RESULT)
+    prediction = predict(
+        image, depth, tags, model=segmenter, captions=text, inputs=inputs, size=size
+    )
+    result = read_json(prediction.save(out) / RESULT)
     if json:
         print_result(result, json=True)
         return

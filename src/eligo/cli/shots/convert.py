@@ -58,8 +58,8 @@ def run(
 
 def _find_learner(source: Path) -> Path | None:
     """Return the model folder of a learner, or of a run of one."""
-    places = (source, source / "model")
-    return next((place for place in places if (place / "processor_config.json").is_file()), None)
+    paths = (source, source / "model")
+    return next((path for path in paths if (path / "processor_config.json").is_file()), None)
 
 
 def _load_pointer(source: Path, version: str | None) -> Any:

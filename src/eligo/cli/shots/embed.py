@@ -42,10 +42,12 @@ def run(
     items = read_items(data, annotations, images)
     query_items = None if queries is None else read_items(queries, query_annotations, images)
     model = open_encoder(encoder, device)
-    pool, found = embed(out, items, query_items, model, name=encoder, candidate_text=candidate_text)
+    pool, query_pool = embed(
+        out, items, query_items, model, name=encoder, candidate_text=candidate_text
+    )
     summary = {
         "examples": len(pool),
-        "queries": len(found),
+        "queries": len(query_pool),
         "views": list(pool.views),
         "width": pool.vectors.shape[1],
         "written": out,

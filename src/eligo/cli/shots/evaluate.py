@@ -30,7 +30,7 @@ def run(
         model: Folder or hub name of the host that answers --data; none: answers are compared by
             shared pairs of words (text only).
         shots: The largest number of examples.
-        num_queries: Use only the first so many; by default all.
+        num_queries: Use only this many queries, from the first; by default all.
         batch_size: Prompts per forward pass.
         device: Where the host runs: auto, cpu or cuda.
         out: Also write the result, with date, hardware and command, to this JSON file.
@@ -45,18 +45,18 @@ def run(
     from eligo.shots.training.train import load_records
 
     pipeline = load_pipeline(selector)
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     if taught is not None:
         records = load_records(RecordsConfig(path=taught, embedded=data), 32, 0)
         _check_pool(pipeline.learned.pool, records.pool, taught)
-        found["ranking"] = ranking(pipeline, records.lessons.records)
+        measured["ranking"] = ranking(pipeline, records.labelled.records)
     if data is not None:
         pool, queries, _ = open_embedded(data)
         _check_pool(pipeline.learned.pool, pool, data)
         host = {"model": model, "batch_size": batch_size, "device": device}
-        found["answers"] = answering(pipeline, queries, shots, host, num_queries)
-    write_result_file(out, device, found)
-    print_result(found, json)
+        measured["answers"] = answering(pipeline, queries, shots, host, num_queries)
+    write_result_file(out, device, measured)
+    print_result(measured, json)
 
 
 def _check_pool(expected: Any, pool: Any, where: Path) -> None:

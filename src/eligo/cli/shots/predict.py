@@ -27,8 +27,8 @@ def run(
         group: Leave out examples of this group.
         shots: Number of examples; by default as many as the selector was trained for (at most 6
             unless changed in training).
-        num_candidates: Choose among so many examples, drawn by the sampler of the training; by
-            default as many as there. A number as large as the pool: all of them.
+        num_candidates: Number of examples to choose from, drawn by the sampler of the training; by
+            default as in training. The size of the pool, or more: all of them.
         model: Also answer the question after the examples, with this host (folder or hub name).
         out: Also write a folder for `eligo explore OUT`: the chosen beside the others.
         device: Where encoder and host run: auto, cpu or cuda.
@@ -36,18 +36,18 @@ def run(
     """
     from eligo.shots import predict
 
-    found = predict(
+    prediction = predict(
         question, image, selector=selector, num_shots=shots, num_candidates=num_candidates,
         group=group, host=model, device=device,
     )  # fmt: skip
-    written = None if out is None else found.save(out)
-    summary = found.summary()
+    written = None if out is None else prediction.save(out)
+    summary = prediction.summary()
     if json:
         print_result(summary if written is None else {**summary, "folder": written}, json)
         return
     among = summary.pop("among")
-    if found.answer is not None:
-        summary["answer"] = [{"": found.answer}]
+    if prediction.answer is not None:
+        summary["answer"] = [{"": prediction.answer}]
     print_result(summary, json)
     print_text(f"chosen among {among}")
     if written is not None:

@@ -19,7 +19,7 @@ from eligo.pixels.data.batch import Batch
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """One image as the network sees it."""
+    """One image, as network inputs."""
 
     rgb: Float[Tensor, "3 height width"]
     depth: Float[Tensor, "1 height width"]

@@ -1,4 +1,4 @@
-"""Batches of images, and the interface of what yields them."""
+"""Batches of images, and the interface of their sources."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from eligo.train.task import Source
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Images of one size, as the network sees them."""
+    """Images of one size, as network inputs."""
 
     rgb: Float[Tensor, "batch 3 height width"]
     labels: UInt8[Tensor, "batch height width"]

@@ -15,15 +15,15 @@ NYU_40 = (
 """Classes of NYUDepthv2, in its spelling."""
 SUN_37 = NYU_40[:37]
 """Classes of SUN RGB-D."""
-_MOST = 254  # 255 is ignored
+_MAX_CLASSES = 254  # 255 is ignored
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
     """Read class names, one per line."""
     names = tuple(line.strip() for _, line in numbered_lines(path))
-    if not 2 <= len(names) <= _MOST or len(set(names)) != len(names):
+    if not 2 <= len(names) <= _MAX_CLASSES or len(set(names)) != len(names):
         raise InputError(
-            f"{path}: got {len(names)} names, {len(set(names))} different, expected 2 to {_MOST} "
-            "different ones, one per line"
+            f"{path}: got {len(names)} names, {len(set(names))} different, expected 2 to "
+            f"{_MAX_CLASSES} different ones, one per line"
         )
     return names

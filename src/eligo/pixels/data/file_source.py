@@ -44,7 +44,7 @@ class Images:
     ) -> None:
         self.records, self.classes, self.inputs = records, classes, inputs
         self.words = [
-            words_of(text, classes, one.tags or (), one.captions or ()) for one in records
+            words_of(text, classes, record.tags or (), record.captions or ()) for record in records
         ]
         _log_unused_words(records, text)
         self.table: PhraseTable | None = None
@@ -145,15 +145,15 @@ class FileSource(ImageSource):
         for split in splits:
             images = self._images(split)
             before = len(check.problems)
-            found = check.each(f"{split} images", images.records, images.check)
+            checked = check.each(f"{split} images", images.records, images.check)
             if len(check.problems) > before:
                 continue
-            if not any(labelled for labelled, _ in found):
+            if not any(labelled for labelled, _ in checked):
                 check.add(
-                    f"{split} images: got only label 0, which is ignored, in all {len(found)} "
+                    f"{split} images: got only label 0, which is ignored, in all {len(checked)} "
                     f"(the first is {images.records[0].label}); expected 1 to {len(self.classes)}"
                 )
-            sizes = sorted({size for _, size in found})
+            sizes = sorted({size for _, size in checked})
             if split == "train" and len(sizes) > 1 and self.augmentation.crop is None:
                 check.add(
                     f"train images: got {len(sizes)} sizes, such as {sizes[0]} and {sizes[-1]} "
@@ -170,13 +170,13 @@ class FileSource(ImageSource):
             first = images.read(0)
             flags = ("--inputs.depth", "--inputs.depth_scale")
             check_depth_range((first.depth, first.depth_mask), path, self.inputs, flags)
-        found = epoch_batches(
+        stacked = epoch_batches(
             AugmentedImages(images, self.augmentation), batch_size, seed, start_step, rank,
             world_size, num_workers=self.config.num_workers, collate=_stack,
             pin_memory=self.device.type == "cuda",
         )  # fmt: skip
         provenance = self.config.words_are if self.text.source != "labels" else "predicted"
-        for parts in found:
+        for parts in stacked:
             yield self._batch(images, parts, provenance)
 
     def images(self, split: Split, provenance: Provenance, batch_size: int) -> Iterator[Batch]:
@@ -201,7 +201,7 @@ class FileSource(ImageSource):
             loaded = Images(records, self.classes, self.inputs, self.text, self.encoder)
             if loaded.table is not None:
                 loaded.table.to(self.device)
-            if not self._splits:  # once
+            if not self._splits:  # only for the first split
                 self._check_labels(records)
             if split != "train":
                 self._check_overlap(split, records)
@@ -209,18 +209,18 @@ class FileSource(ImageSource):
         return self._splits[split]
 
     def _check_labels(self, records: list[Record]) -> None:
-        """Log labels that seem to count from 0; those of standard data sets count from 1."""
+        """Warn if the labels of a custom data set seem to start at 0."""
         if self.config.classes is not None:
             labels = [record.label for record in records if record.label is not None]
             check_label_range(labels, len(self.classes))
 
     def _check_overlap(self, split: Split, records: list[Record]) -> None:
-        """Log images that are also training images."""
+        """Warn about images that are also training images."""
         try:
             training = read_records(self.config, "train")
-        except InputError:  # evaluated where the training images are not
+        except InputError:  # the training images are not on this machine
             return
-        paths = ([record.image for record in some] for some in (training, records))
+        paths = ([record.image for record in part] for part in (training, records))
         warn_shared_images(*paths, names=("training", split))
 
     def _batch(self, images: Images, parts: tuple[Tensor, ...], provenance: Provenance) -> Batch:

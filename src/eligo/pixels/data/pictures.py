@@ -1,4 +1,4 @@
-"""Photos, depth and labels: from files or arrays to what the network sees. Errors name the file.
+"""Photos, depth and labels: from files or arrays to network inputs. Errors name the file.
 
 Depth: `png8` z = (v/255 - 0.48) / 0.28, where 0 is a value; `metric` m = v / depth_scale, 0 or NaN
 unknown, z = (min(m, 10)/10 - 0.48) / 0.28; `sun16` (v >> 3) | (v << 13) millimetres, then the same.
@@ -31,19 +31,19 @@ from eligo.pixels.config import IGNORED, MIN_SIZE, ChannelOrder, InputsConfig
 ImageLike: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
 """As `eligo.images.ImageLike`, which is a string because it must not import torch."""
 DepthMap: TypeAlias = tuple[Float[Tensor, "1 height width"], Bool[Tensor, "1 height width"]]
-"""Depth as the network sees it, 0 where it is unknown, and where it is known."""
+"""Normalised depth, 0 where it is unknown, and the mask of known pixels."""
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, red first
 _DEPTH_MEAN, _DEPTH_STD = 0.48, 0.28
 _FARTHEST = 10.0  # metres
-_NEAR, _FAR = 0.3, 10.0  # metres; no whole image is nearer, or farther, than this
+_NEAR, _FAR = 0.3, 10.0  # metres; an image entirely nearer or farther is implausible
 _ADD_ONE = "; if 0 is a class and 255 ignored, add 1 to all labels (255 becomes 0)"
 _SAMPLED = 32  # label files
 _log = logging.getLogger("eligo.pixels")
 
 
 class Photo(NamedTuple):
-    """An upright colour image, and how it was stored: its depth and labels are stored likewise."""
+    """An upright colour image, and how it was stored, for reading its depth and labels."""
 
     path: Path
     pixels: UInt8[Tensor, "3 height width"]
@@ -114,12 +114,12 @@ def normalise_rgb(
 
 
 def normalise_metres(metres: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return metric depth as the network sees it, clamped to ten metres."""
+    """Return normalised metric depth, clamped to ten metres."""
     return (metres.clamp(max=_FARTHEST) / _FARTHEST - _DEPTH_MEAN) / _DEPTH_STD
 
 
 def decode_depth(values: Shaped[np.ndarray, "height width"], inputs: InputsConfig) -> DepthMap:
-    """Return stored depth values as the network sees them."""
+    """Return stored depth values as network inputs."""
     if inputs.depth == "png8":
         share = torch.from_numpy(values.astype(np.float32)) / 255
         z = ((share - _DEPTH_MEAN) / _DEPTH_STD)[None]
@@ -164,7 +164,7 @@ def check_depth_range(
     inputs: InputsConfig,
     flags: tuple[str, str] = ("--depth_format", "--depth_scale"),
 ) -> None:
-    """Log a warning if all of it is so near or so far that the unit must be wrong."""
+    """Warn if all depths are implausibly near or far, which suggests a wrong unit."""
     z, known = depth
     if inputs.depth != "metric" or not bool(known.any()):
         return
@@ -191,13 +191,13 @@ def read_label(path: Path, num_classes: int, photo: Photo) -> UInt8[Tensor, "hei
         hint = _ADD_ONE if highest == IGNORED else ""
         raise InputError(
             f"{path}: got label {highest if highest > num_classes else values.min()}, "
-            f"expected 1 to {num_classes}, the number of classes, or 0 for what is ignored{hint}"
+            f"expected 1 to {num_classes}, the number of classes, or 0 for ignored pixels{hint}"
         )
     return torch.from_numpy(values.astype(np.uint8) - np.uint8(1))
 
 
 def check_label_range(paths: Sequence[Path], num_classes: int) -> None:
-    """Log if labels look as if 0 were the first class, rather than what is ignored."""
+    """Warn if labels seem to use 0 for the first class, which means ignored here."""
     highest, zeros = 0, 0
     for path in paths[:_SAMPLED]:
         try:
@@ -240,8 +240,8 @@ def _aligned(name: str | Path, values: np.ndarray, orientation: int, photo: Phot
     """Values for every pixel of a photo, turned and reduced as the photo was.
 
     A file with an EXIF orientation is turned by it. Without one, a file of the size in which the
-    photo is stored is turned with the photo (also where the size does not tell: a square, or a
-    photo upside down); a file of the upright size stays as it is.
+    photo is stored is turned with the photo (also if the size is ambiguous: a square, or a photo
+    upside down); a file of the upright size stays as it is.
     """
     if values.ndim != 2:
         raise InputError(f"{name}: got shape {values.shape}, expected (height, width)")

@@ -91,7 +91,7 @@ def read_records(
 
 
 def _share(config: FilesConfig, source: Path, records: list[Record], split: Split) -> list[Record]:
-    """The training or the validation part; by sorted id, whatever the order of the file."""
+    """The training or validation part; it does not depend on the order of the file."""
     ordered = sorted(records, key=lambda record: record.id)
     count = max(1, round(config.validation_share * len(ordered)))
     if count >= len(ordered):
@@ -113,12 +113,14 @@ def _read_rooms(config: RoomsDataConfig, source: Path, folder: str) -> Iterator[
             raise InputError(
                 f"{source}:{number}: got {name!r}, expected RGB/<id>.jpg as the first field"
             )
-        own = path.relative_to("RGB").with_suffix("").as_posix()
-        if own in seen:
-            raise InputError(f"{source}:{number}: lists {own!r} again, expected every image once")
-        seen.add(own)
-        depth, label = (config.root / part / f"{own}.png" for part in ("Depth", folder))
-        yield Record(own, config.root / name, depth, label)
+        image_id = path.relative_to("RGB").with_suffix("").as_posix()
+        if image_id in seen:
+            raise InputError(
+                f"{source}:{number}: lists {image_id!r} again, expected every image once"
+            )
+        seen.add(image_id)
+        depth, label = (config.root / part / f"{image_id}.png" for part in ("Depth", folder))
+        yield Record(image_id, config.root / name, depth, label)
 
 
 def _read_jsonl(source: Path) -> Iterator[Record]:
@@ -131,24 +133,24 @@ def _read_jsonl(source: Path) -> Iterator[Record]:
 def _with_words(
     config: FilesConfig, source: Path, records: list[Record], kinds: tuple[Kind, ...]
 ) -> list[Record]:
-    found: dict[str, _WordsRow] = {}
+    rows: dict[str, _WordsRow] = {}
     if config.words is not None:
-        found = {row.id: row for _, row in read_json_lines(config.words, _WordsRow, unique="id")}
+        rows = {row.id: row for _, row in read_json_lines(config.words, _WordsRow, unique="id")}
         records = [
             replace(record, tags=row.tags, captions=row.captions)
-            if (row := found.get(record.id))
+            if (row := rows.get(record.id))
             else record
             for record in records
         ]
     lacking = [r for r in records if all(getattr(r, kind) is None for kind in kinds)]
     if lacking and not config.allow_missing_words:
         where = config.words or source
-        named = lacking[0].id
-        hint = "" if named in found else did_you_mean(named, list(found))
+        first = lacking[0].id
+        hint = "" if first in rows else did_you_mean(first, list(rows))
         raise InputError(
             f"{where}: has no {' or '.join(kinds)} for {len(lacking)} of {len(records)} images, "
-            f"first {named!r}{hint}; ids must be the same; --data.allow_missing_words goes "
-            "on without, --text.source none needs none"
+            f"first {first!r}{hint}; ids must match; continue without them with "
+            "--data.allow_missing_words, or use no words with --text.source none"
         )
     if lacking:
         _log.warning(

@@ -1,7 +1,7 @@
-"""Generated rooms, rendered once on the training device; a batch is made by indexing.
+"""Generated rooms, rendered once on the training device and batched by indexing.
 
-Words of plain rooms are class names (of twins, the one this room means); those of binding rooms are
-phrases that tie appearances to nonce classes. No step waits for the device.
+Words of plain rooms are class names (of twins, the name that the room uses); those of binding rooms
+are phrases that tie appearances to nonce classes. No step synchronises with the device.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ class SceneSet:
     def batch(
         self, rows: Int64[Tensor, " batch"], inputs: InputsConfig, text: TextBatch | None
     ) -> Batch:
-        """Return some scenes as the network sees them."""
+        """Return some scenes as network inputs."""
         rendered = self.rendered[rows]
         rgb = normalise_rgb(rendered.rgb, inputs.channel_order)
         if inputs.depth == "none":
@@ -185,9 +185,9 @@ class PartialTags(ImageSource):
         first = 0
         for batch in self.source.images(split, provenance, batch_size):
             if (text := batch.text) is not None:
-                one = _one_thing(text.mask, first)
-                room = torch.arange(text.mask.shape[1], device=one.device) < _ROOM_TAGS
-                text = text.only(~one if self.tagging == "one thing unnamed" else one | room)
+                chosen = _one_thing(text.mask, first)
+                room = torch.arange(text.mask.shape[1], device=chosen.device) < _ROOM_TAGS
+                text = text.only(~chosen if self.tagging == "one thing unnamed" else chosen | room)
             yield replace(batch, text=text)
             first += len(batch.rgb)
 

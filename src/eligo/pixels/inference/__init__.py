@@ -1,1 +1,1 @@
-"""A trained model in use: load, predict, export, time."""
+"""Load, predict, evaluate, export and convert trained models."""

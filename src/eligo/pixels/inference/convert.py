@@ -23,7 +23,7 @@ from eligo.pixels.inference.segmenter import Segmenter, plain_config
 from eligo.pixels.model.official import from_official, unwrapped
 from eligo.train.weights import read_pickled
 
-_OURS = ("head.", "text_norm.", "encoder.align.", "encoder.depth_stem.")
+_NEW_PARTS = ("head.", "text_norm.", "encoder.align.", "encoder.depth_stem.")
 _HEAD = "decode_head."
 _TOLERANCE = 1e-3  # numbers in half precision
 
@@ -33,10 +33,10 @@ def read_official(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         with reading(path, "tensors in a .safetensors file"):
             return unwrapped(load_file(path))
-    found = read_pickled(path, holds="tensors", made_by="DFormerv2's training code saves")
-    if not isinstance(found, Mapping):
-        raise InputError(f"{path}: got {type(found).__name__}, expected tensors by name")
-    return unwrapped(found)
+    loaded = read_pickled(path, holds="tensors", made_by="DFormerv2's training code saves")
+    if not isinstance(loaded, Mapping):
+        raise InputError(f"{path}: got {type(loaded).__name__}, expected tensors by name")
+    return unwrapped(loaded)
 
 
 def convert_official(
@@ -59,7 +59,7 @@ def convert_official(
     changes = dict(changes or {})
     wanted = wanted.replace({"classes": names, "inputs.channel_order": order} | changes)
     if not whole:
-        return Segmenter(wanted, from_official(state, wanted, fresh=_OURS))
+        return Segmenter(wanted, from_official(state, wanted, fresh=_NEW_PARTS))
     wanted = wanted.replace(_multipliers(path, state, wanted, changes))
     return Segmenter(wanted, from_official(state, wanted))
 
@@ -77,10 +77,10 @@ def size_of(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
             f"{path}: got an encoder {stem.shape[0]} wide at its first stage, expected one of "
             f"{', '.join(f'{width} ({size})' for width, size in zip(widths, SIZES, strict=True))}"
         )
-    found = PixelsConfig().replace(widths[stem.shape[0]])
-    encoder = found.encoder.model_dump(exclude={"drop_path", "depth_stem"})
+    base = PixelsConfig().replace(widths[stem.shape[0]])
+    encoder = base.encoder.model_dump(exclude={"drop_path", "depth_stem"})
     changes = {f"encoder.{key}": value for key, value in encoder.items()}
-    return changes | {"sam.encoder.groups": found.sam.encoder.groups}
+    return changes | {"sam.encoder.groups": base.sam.encoder.groups}
 
 
 def _whole(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -96,29 +96,29 @@ def _whole(path: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
             f"{path}: its head is not that of DFormerv2 (no {_HEAD}{lacking[0]}); --drop {_HEAD} "
             "takes the encoder alone"
         )
-    found: dict[str, Any] = {
+    changes: dict[str, Any] = {
         key: state[f"{_HEAD}{layer}"].shape[0] for key, layer in layers.items()
     }
-    found |= {"classes": (), "encoder.depth_stem": False}
-    found["sam.encoder.stages"] = _numbers(state, "encoder_sam_blocks")
-    found["sam.decoder.stages"] = tuple(n + 1 for n in _numbers(state, "dec_sam_layers"))
+    changes |= {"classes": (), "encoder.depth_stem": False}
+    changes["sam.encoder.stages"] = _numbers(state, "encoder_sam_blocks")
+    changes["sam.decoder.stages"] = tuple(n + 1 for n in _numbers(state, "dec_sam_layers"))
     keys = [v for key, v in state.items() if key.endswith(".k_proj.weight") and "sam" in key]
     if keys:
-        found |= {"sam.form": "legacy", "text_dim": keys[0].shape[1]}
-    return found
+        changes |= {"sam.form": "legacy", "text_dim": keys[0].shape[1]}
+    return changes
 
 
 def _numbers(state: Mapping[str, Tensor], part: str) -> tuple[int, ...]:
     """The numbers that follow this part of a name."""
-    found = (re.search(rf"{part}\.(\d+)\.", key) for key in state)
-    return tuple(sorted({int(match[1]) for match in found if match}))
+    matches = (re.search(rf"{part}\.(\d+)\.", key) for key in state)
+    return tuple(sorted({int(match[1]) for match in matches if match}))
 
 
 def _multipliers(
     path: Path, state: Mapping[str, Tensor], config: SegmenterConfig, changes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`logit_init` of the sides with a fixed multiplier; the start of a learned one is unknown."""
-    found: dict[str, Any] = {}
+    inits: dict[str, Any] = {}
     for side, settings in (("encoder", config.sam.encoder), ("decoder", config.sam.decoder)):
         logs = [value for key, value in state.items() if key.endswith(f".{side}_logit_scale")]
         if settings.learnable_temp or not logs:
@@ -137,5 +137,5 @@ def _multipliers(
                 f"{path}: {key}: got {settings.logit_init}, but the file has a fixed multiplier of "
                 f"{low:.6g}; leave that flag (or preset) out and give the others"
             )
-        found[key] = float(f"{low:.6g}")
-    return found
+        inits[key] = float(f"{low:.6g}")
+    return inits

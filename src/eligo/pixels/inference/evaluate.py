@@ -1,6 +1,6 @@
 """Evaluation of a model on a split: one row of metrics for every provenance of words.
 
-No image counts twice; oracle words are never the main result.
+Every image counts once; oracle words are never the main result.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Export to ONNX: fixed height, width and number of words, any batch size.
 
-Inputs are as the network sees them (`onnx.json` describes them): normalised colours, normalised
-depth and where it is known, vectors of words and which are real. For an image without depth or
+Inputs are those of the network (`onnx.json` describes them): normalised colours, normalised depth
+and its mask, word vectors and their mask. For an image without depth or
 without words the mask is all False, which gives the same result as leaving the input out.
 """
 
@@ -66,7 +66,7 @@ class Exported:
 def export_onnx(
     segmenter: Segmenter, out: str | Path, *, height: int, width: int, num_words: int | None = None
 ) -> Exported:
-    """Write `model.onnx` and `onnx.json`; `num_words` is by default that of the training."""
+    """Write `model.onnx` and `onnx.json`; `num_words` defaults to that of the training."""
     if min(height, width) < MIN_SIZE:
         raise InputError(
             f"got {height} x {width} pixels, expected at least {MIN_SIZE} x {MIN_SIZE}"

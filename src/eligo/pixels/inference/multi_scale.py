@@ -69,11 +69,11 @@ def probabilities(
         inputs = whole if passes.scales == (1.0,) else scaled(whole, scale)
         for flip in (False, True) if passes.flip else (False,):
             given = inputs.map(lambda x: x.flip(-1)) if flip else inputs
-            found = _windowed(model, given, passes.window)
-            found = found.flip(-1) if flip else found
-            if found.shape[-2:] != size:
-                found = F.interpolate(found, size=size, mode="bilinear", align_corners=False)
-            total, count = total + found, count + 1
+            scores = _windowed(model, given, passes.window)
+            scores = scores.flip(-1) if flip else scores
+            if scores.shape[-2:] != size:
+                scores = F.interpolate(scores, size=size, mode="bilinear", align_corners=False)
+            total, count = total + scores, count + 1
     return total / count
 
 
@@ -117,7 +117,7 @@ def _windowed(model: PixelsModel, inputs: ModelInputs, window: tuple[int, int] |
 
 
 def _starts(size: int, window: int) -> Iterator[int]:
-    """Yield where windows begin, two thirds of one apart; the last one ends with the image."""
+    """Yield the starts of windows, 2/3 of a window apart; the last one ends with the image."""
     step = ceil(window * _STRIDE)
     for number in range(ceil((size - window) / step) + 1):
         yield min(number * step, size - window)

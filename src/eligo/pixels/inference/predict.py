@@ -34,8 +34,8 @@ from eligo.report.pictures import rgb_picture
 from eligo.report.pixels_picture import indexed_labels, overlay_picture, word_picture
 from eligo.selection import Selection
 
-_SIZE_RATIO = 2.0  # to the training images, from which on a warning is logged
-_MAX_PIXELS = 2**20  # that the network gets, unless a size is given
+_SIZE_RATIO = 2.0  # to the training images; a larger one is logged
+_MAX_PIXELS = 2**20  # of the network's input, unless a size is given
 _log = logging.getLogger("eligo.pixels")
 
 Words = str | Sequence[str] | None
@@ -67,7 +67,7 @@ class PixelsPrediction:
         `label` is the value of the class in label.png.
         """
         shares = torch.bincount(self.labels.flatten().long(), minlength=len(self.classes))
-        found = [
+        rows = [
             {
                 "class": self.classes[number],
                 "label": number,
@@ -89,7 +89,7 @@ class PixelsPrediction:
             "width": self.labels.shape[1],
             "depth": self.used_depth,
             "provenance": "predicted" if self.words else "none",
-            "classes": sorted(found, key=lambda row: -row["share"]),
+            "classes": sorted(rows, key=lambda row: -row["share"]),
             "words": words,
         }
 
@@ -145,19 +145,19 @@ def predict(
     size: tuple[int, int] | None = None,
     device: str = "auto",
 ) -> PixelsPrediction:
-    """Segment one image; depth and words are optional. Name everything that you see.
+    """Segment one image; depth and words are optional.
 
     Args:
         image: A path, a PIL image, a NumPy array or a tensor.
         depth: The same, one value per pixel of the image: an array or a tensor has the shape
             (height, width). `inputs` gives the unit; by default it is that of the training
             (`InputsConfig(depth="metric", depth_scale=1)` for metres).
-        tags: Names, as a list or as one string with commas.
+        tags: Names of everything visible, as a list or as one string with commas.
         model: A name, a folder or a loaded `Segmenter`; by default the shipped model.
         captions: Sentences instead of tags, for a model that was trained with captions.
         inputs: How image and depth are stored, if not as in the training of the model.
-        size: Height and width in which the network sees the image; by default its own.
-        device: Where a model that is not loaded yet runs: auto, cpu or cuda.
+        size: Height and width to scale the image to for the network; by default its own.
+        device: Device for a model that is not loaded yet: auto, cpu or cuda.
 
     >>> from eligo.pixels import predict  # doctest: +SKIP
     >>> predict("rgb.png", "depth.png", "wall, floor, ball").save("out")  # doctest: +SKIP
@@ -207,16 +207,16 @@ def segment(
             raise InputError(f"size: got {size[0]} x {size[1]}, expected at least 32 x 32")
         model_inputs = resized(model_inputs, size, antialias=True)
     with torch.no_grad():
-        found = segmenter.model(*model_inputs)
-    confidence, labels = _best_classes(found.logits.softmax(1), rgb.shape[-2:])
+        output = segmenter.model(*model_inputs)
+    confidence, labels = _best_classes(output.logits.softmax(1), rgb.shape[-2:])
     classes = segmenter.config.classes or tuple(map(str, range(segmenter.config.num_classes)))
     return PixelsPrediction(
         labels=labels.to(torch.uint8).cpu(),
         confidence=confidence.cpu(),
         classes=classes,
         words=text.words[0] if text is not None and text.words else (),
-        tag_maps=None if found.tag_maps is None else found.tag_maps[0].cpu(),
-        selection=None if found.selection is None else found.selection.to("cpu"),
+        tag_maps=None if output.tag_maps is None else output.tag_maps[0].cpu(),
+        selection=None if output.selection is None else output.selection.to("cpu"),
         image=rgb_picture(pixels),
         used_depth=depth is not None,
     )
@@ -230,7 +230,7 @@ def _listed(words: Words, separator: str | None = None) -> list[str]:
 
 
 def _check_words(config: SegmenterConfig, names: list[str], sentences: list[str]) -> None:
-    """Log words of another kind, or more of them, than in the training of the model."""
+    """Warn about words of another kind, or more of them, than in training."""
     source, flag = config.text.source, "tags" if names else "captions"
     if not config.guided or not (names or sentences):
         return
@@ -263,32 +263,32 @@ def _best_classes(
     best = torch.full(tuple(size), -1.0, device=scores.device)
     labels = torch.zeros(tuple(size), dtype=torch.int64, device=scores.device)
     for number in range(scores.shape[1]):
-        one = scores[:, number : number + 1]
-        resized = F.interpolate(one, size=tuple(size), mode="bilinear", align_corners=False)[0, 0]
+        score = scores[:, number : number + 1]
+        resized = F.interpolate(score, size=tuple(size), mode="bilinear", align_corners=False)[0, 0]
         labels[resized > best] = number
         best = torch.maximum(best, resized)
     return best, labels
 
 
 def _input_size(photo: Photo, trained: tuple[int, int] | None) -> tuple[int, int] | None:
-    """A smaller size for a very large image; None: its own.
+    """The size to scale a very large image to; None: keep its size.
 
-    Logs this, and an image of a size that is far from that of the training.
+    Logs the scaling, and a size that differs much from that of the training images.
     """
     height, width = photo.pixels.shape[-2:]
     size = None
-    about = f"{photo.path}: got {height} x {width} pixels"
+    message = f"{photo.path}: got {height} x {width} pixels"
     if height * width > _MAX_PIXELS:
         factor = (_MAX_PIXELS / (height * width)) ** 0.5
         size = (max(MIN_SIZE, int(height * factor)), max(MIN_SIZE, int(width * factor)))
-        about += f", scaled to {size[0]} x {size[1]} to save memory"
+        message += f", scaled to {size[0]} x {size[1]} to save memory"
     used = size or (height, width)
-    times = 1.0 if trained is None else max(used[0] / trained[0], used[1] / trained[1])
-    if trained is not None and not 1 / _SIZE_RATIO < times < _SIZE_RATIO:
+    ratio = 1.0 if trained is None else max(used[0] / trained[0], used[1] / trained[1])
+    if trained is not None and not 1 / _SIZE_RATIO < ratio < _SIZE_RATIO:
         _log.warning(
-            "%s, but this model was trained on %d x %d and knows things by their size; --size %d "
-            "%d scales the image to that", about, *trained, *trained,
+            "%s, but this model was trained on %d x %d and depends on the size of objects; --size "
+            "%d %d scales the image to that", message, *trained, *trained,
         )  # fmt: skip
     elif size is not None:
-        _log.warning("%s; --size HEIGHT WIDTH chooses another size", about)
+        _log.warning("%s; --size HEIGHT WIDTH chooses another size", message)
     return size

@@ -17,7 +17,7 @@ _NOTE = "Marked are the places that attend to this word more than to any other."
 
 
 def record(
-    found: PixelsPrediction,
+    prediction: PixelsPrediction,
     *,
     depth: Image.Image | None = None,
     labels: Mapping[str, Integer[Tensor, "height width"]] | None = None,
@@ -31,22 +31,22 @@ def record(
     `depth` is a picture to lay the maps over as well; `labels` are further segmentations to show
     (without words, the ground truth).
     """
-    query = ", ".join(found.words) or "no words"
-    shown = {"image": found.image}
+    query = ", ".join(prediction.words) or "no words"
+    shown = {"image": prediction.image}
     if depth is not None:
         shown["depth"] = depth
     legends = {}
-    for name, one in {"labels": found.labels, **(labels or {})}.items():
-        shown[name] = labels_over(found.image, one, found.classes)
+    for name, label_map in {"labels": prediction.labels, **(labels or {})}.items():
+        shown[name] = labels_over(prediction.image, label_map, prediction.classes)
         legends[name] = tuple(
             Key(f"#{bytes(colour).hex()}", text)
-            for colour, text in labels_legend(one, found.classes)
+            for colour, text in labels_legend(label_map, prediction.classes)
         )
     stages: list[Stage] = []
-    if found.tag_maps is not None and found.selection is not None:
+    if prediction.tag_maps is not None and prediction.selection is not None:
         stages = [
-            _maps(found.tag_maps, found.words),
-            _words(found.selection.to("cpu"), found.words),
+            _maps(prediction.tag_maps, prediction.words),
+            _words(prediction.selection.to("cpu"), prediction.words),
         ]
     return ExplorerRecord(
         title=title or query,

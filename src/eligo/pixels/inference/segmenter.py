@@ -45,22 +45,22 @@ class Segmenter:
 
         It is in float32 and evaluation mode.
         """
-        found = model_folder(name)
-        with reading(found / "config.yaml", "the config of a segmentation model"):
-            config = stored_config(found)
-            model = build_module(found, "model", lambda: PixelsModel(config))
-        load_weights(found, {"model": model})
+        folder = model_folder(name)
+        with reading(folder / "config.yaml", "the config of a segmentation model"):
+            config = stored_config(folder)
+            model = build_module(folder, "model", lambda: PixelsModel(config))
+        load_weights(folder, {"model": model})
         return cls(config, model.to(device).eval())
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a folder for `from_pretrained`; `dtype` torch.float16 halves it."""
-        with writing_folder(folder, marker=_FILES[1], holds=_HOLDS) as made:
-            save_weights(made, {"model": self.model}, dtype)
+        with writing_folder(folder, marker=_FILES[1], holds=_HOLDS) as temporary:
+            save_weights(temporary, {"model": self.model}, dtype)
             config, words = plain_config(self.config), self.config.text.encoder
             if isinstance(words, TableTextConfig) and self.encoder:  # stored with the weights
-                write_bytes(made / _TABLE, words.file.read_bytes())
+                write_bytes(temporary / _TABLE, words.file.read_bytes())
                 config = config.replace({_TABLE_KEY: Path(_TABLE)})
-            save_config(config, made / "config.yaml")
+            save_config(config, temporary / "config.yaml")
 
     @property
     def encoder(self) -> TextEncoder | None:
@@ -108,9 +108,9 @@ def model_folder(name: str | Path = SHIPPED) -> Path:
     if name == SHIPPED:
         return shipped_model(SHIPPED, made_by="eligo pixels train")
     folder = find_model(name, *_FILES)
-    for place in (folder, folder / "model", folder / "best"):
-        if all((place / file).is_file() for file in _FILES):
-            return place
+    for candidate in (folder, folder / "model", folder / "best"):
+        if all((candidate / file).is_file() for file in _FILES):
+            return candidate
     raise InputError(
         f"no segmentation model in {folder}: expected config.yaml and model.safetensors, as "
         "`eligo pixels train` writes them to <run>/model"
@@ -159,23 +159,23 @@ def check_sam_settings(where: Path, stored: PixelsConfig, wanted: Mapping[str, A
             "leave those flags out, or train a model with words"
         )
     for key, value in wanted.items():
-        found: Any = stored
+        actual: Any = stored
         for part in key.split("."):
-            found = getattr(found, part)
-        if found != value:
+            actual = getattr(actual, part)
+        if actual != value:
             raise InputError(
-                f"{where}: its weights were trained with {key} {found}, got {value}; leave that "
+                f"{where}: its weights were trained with {key} {actual}, got {value}; leave that "
                 "flag out, or train a model with it"
             )
 
 
 def sam_settings(sam: SamConfig) -> dict[str, Any]:
     """Return how pixels and words are compared, by dotted key."""
-    found: dict[str, Any] = {"sam.form": sam.form}
+    settings: dict[str, Any] = {"sam.form": sam.form}
     for side, config in (("encoder", sam.encoder), ("decoder", sam.decoder)):
         for name in ("use_cosine", "learnable_temp", "logit_init", "stages"):
-            found[f"sam.{side}.{name}"] = getattr(config, name)
-    return found
+            settings[f"sam.{side}.{name}"] = getattr(config, name)
+    return settings
 
 
 def _check_probe(config: SegmenterConfig, encoder: TextEncoder | None) -> None:

@@ -30,7 +30,7 @@ WordMaps: TypeAlias = Float[Tensor, "batch heads height width words"]
 """Attention of every head and pixel to every word."""
 _GATE = 1e-3
 _LEGACY_GAMMA, _LEGACY_ALPHA = 0.5, 0.1
-_FAST = 10.0  # scales and gates are single numbers: ten times the learning rate
+_SCALAR_LR = 10.0  # learning-rate multiplier of scales and gates
 
 
 class Words(NamedTuple):
@@ -42,9 +42,9 @@ class Words(NamedTuple):
 
 
 class SemanticAlignment(nn.Module):
-    """Cross-attention of pixels to words, behind a gate; the base of both sides."""
+    """Gated cross-attention of pixels to words; base class for encoder and decoder."""
 
-    lr_multiplier = {"gate": _FAST, "attention.scale.log_scale": _FAST}  # noqa: RUF012
+    lr_multiplier = {"gate": _SCALAR_LR, "attention.scale.log_scale": _SCALAR_LR}  # noqa: RUF012
 
     gate_scale: Tensor | None
 
@@ -107,7 +107,7 @@ class DecoderAlignment(SemanticAlignment):
         self.gate_ffn = None
         if not legacy:
             self.gate_ffn = nn.Parameter(torch.tensor(_GATE))
-            self.lr_multiplier = {**self.lr_multiplier, "gate_ffn": _FAST}
+            self.lr_multiplier = {**self.lr_multiplier, "gate_ffn": _SCALAR_LR}
         self.norm_attention = nn.LayerNorm(dim)
         self.norm_ffn = nn.LayerNorm(dim)
         self.ffn = WordFeedForward(dim)

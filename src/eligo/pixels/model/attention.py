@@ -2,7 +2,7 @@
 
 `out = W_o (O + DW5(v))`. In the first three stages attention is decomposed: within rows, then
 within columns, with the same q and k: `U = softmax(q k' / sqrt(d) + row bias) v`, `O = softmax(q k'
-/ sqrt(d) + column bias) U`. In the last stage it goes once over all tokens.
+/ sqrt(d) + column bias) U`. The last stage attends over all tokens at once.
 
 All inputs of SDPA are views: rows are its batch, and columns are merged with the heads.
 """
@@ -27,7 +27,7 @@ class GeometryAttention(nn.Module):
 
     def forward(self, x: Tokens, geometry: Geometry, prior_weights: Float[Tensor, "2"]) -> Tokens:
         """Attend; `prior_weights` are w0 (grid) and w1 (depth) of the block."""
-        query, key, value = self._project(x, geometry.turns)
+        query, key, value = self._project(x, geometry.cos_sin)
         mixed = value
         attends = (_full,) if len(geometry.lines) == 1 else (_rows, _columns)
         rates = prior_rates(geometry.decay, prior_weights)
@@ -35,16 +35,16 @@ class GeometryAttention(nn.Module):
             mixed = attend(query, key, mixed, distances.bias(rates, query.dtype))
         return self.output(self.local(value.view(x.shape), onto=mixed.reshape(x.shape)))
 
-    def _project(self, x: Tensor, turns: Tensor) -> tuple[Tensor, ...]:
+    def _project(self, x: Tensor, cos_sin: Tensor) -> tuple[Tensor, ...]:
         """Rotated queries and keys, and values: each (batch, height, width, heads, head_dim)."""
-        together = self.qkv(x)
-        if use_kernels(together):
+        qkv = self.qkv(x)
+        if use_kernels(qkv):
             from eligo.pixels.model import kernels
 
-            return kernels.rotated(together, turns)
-        by_head = together.view(*x.shape[:-1], 3, self.num_heads, -1)
+            return kernels.rotated(qkv, cos_sin)
+        by_head = qkv.view(*x.shape[:-1], 3, self.num_heads, -1)
         query, key, value = by_head.unbind(-3)
-        return rotate(query, turns), rotate(key, turns), value.contiguous()
+        return rotate(query, cos_sin), rotate(key, cos_sin), value.contiguous()
 
 
 def _rows(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The DFormerv2 encoder (CVPR 2025, as its released code): RGB, with attention shaped by depth.
 
 Stem: four 3x3 convolutions to stride 4. Four stages of blocks, a strided convolution between them.
-Tokens are (batch, height, width, channels) inside. Stage 0 is exported as it is, the others through
-a LayerNorm that the next stage does not see.
+Tokens are (batch, height, width, channels) inside. The output of stage 0 is returned as it is, that
+of the others after a LayerNorm that the next stage does not use.
 
 Departure (off by default): `depth_stem`. In DFormerv2, depth only re-weights attention, so what RGB
 does not show stays invisible; the stem adds a learned projection of (depth, validity) to the image.
@@ -121,8 +121,8 @@ class Encoder(nn.Module):
             modules = self.align[str(index)] if str(index) in self.align else nn.ModuleList()
             align = list(cast("Iterable[EncoderAlignment]", modules))
             x = stage(x, known, align, text, self.groups[index])
-            exported = x if stage.norm_out is None else stage.norm_out(x)
-            features.append(exported.permute(0, 3, 1, 2))
+            output = x if stage.norm_out is None else stage.norm_out(x)
+            features.append(output.permute(0, 3, 1, 2))
             if stage.downsample is not None:
                 x = stage.downsample(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return tuple(features)

@@ -49,7 +49,7 @@ class Geometry(NamedTuple):
 
     lines: tuple[Distances, ...]  # rows and columns, or all tokens as one line
     decay: Tensor  # (heads,)
-    turns: Tensor  # (height, width, 1, pairs, 2)
+    cos_sin: Tensor  # (height, width, 1, pairs, 2)
 
 
 class Depth(NamedTuple):
@@ -102,7 +102,7 @@ def rotary_tables(
     return angles.sin(), angles.cos()
 
 
-def pair_turns(
+def pair_cos_sin(
     sin: Float[Tensor, "height width head_dim"], cos: Float[Tensor, "height width head_dim"]
 ) -> Float[Tensor, "height width 1 pairs 2"]:
     """Return (cos, sin) of every pair of channels, the same for all heads."""
@@ -111,7 +111,7 @@ def pair_turns(
 
 def rotate(
     x: Float[Tensor, "batch height width heads head_dim"],
-    turns: Float[Tensor, "height width 1 pairs 2"],
+    cos_sin: Float[Tensor, "height width 1 pairs 2"],
 ) -> Float[Tensor, "batch height width heads head_dim"]:
     """Rotate every pair (a, b) by its angle: (a cos - b sin, b cos + a sin).
 
@@ -120,11 +120,11 @@ def rotate(
     """
     pairs = x.float().view(*x.shape[:-1], -1, 2)
     if torch.compiler.is_compiling():
-        (a, b), (cos, sin) = pairs.unbind(-1), turns.unbind(-1)
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1)
+        (a, b), (cos, sin) = pairs.unbind(-1), cos_sin.unbind(-1)
+        rotated = torch.stack((a * cos - b * sin, b * cos + a * sin), -1)
     else:
-        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(turns))
-    return turned.view(x.shape).to(x.dtype)
+        rotated = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(cos_sin))
+    return rotated.view(x.shape).to(x.dtype)
 
 
 def prior_rates(
@@ -171,7 +171,7 @@ def stage_geometry(
         rows = row_distances(width, at_tokens, device)
         lines = (rows, column_distances(height, at_tokens, device))
     sin, cos = rotary_tables(height, width, rotary_frequencies(head_dim, device))
-    return Geometry(lines, head_decay(num_heads, spread, device), pair_turns(sin, cos))
+    return Geometry(lines, head_decay(num_heads, spread, device), pair_cos_sin(sin, cos))
 
 
 def _steps(count: int, device: torch.device) -> Tensor:
@@ -180,7 +180,7 @@ def _steps(count: int, device: torch.device) -> Tensor:
 
 
 def _gaps(depth: Depth | None, lines: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """|z - z'| within the lines that `lines` makes of a map; 0 where an end is unknown."""
+    """|z - z'| within the lines that `lines` returns for a map; 0 where either is unknown."""
     if depth is None:
         return None
     z = lines(depth.z).unsqueeze(2).contiguous()  # else all biases inherit a transposed layout

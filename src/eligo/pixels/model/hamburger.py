@@ -1,7 +1,7 @@
 """Hamburger (Geng et al. 2021): global context by non-negative matrix factorisation.
 
 `e = ReLU(conv x)` as X (C x N) is factorised into bases B (C x R) and codes K (N x R):
-`K = softmax_rank(X'B)`, then some times `K *= X'B / (K (B'B) + eps)`, `B *= X K / (B (K'K) + eps)`,
+`K = softmax_rank(X'B)`, then repeatedly `K *= X'B / (K (B'B) + eps)`, `B *= X K / (B (K'K) + eps)`,
 and K once more; `x = ReLU(x + BN(conv(B K')))`. In float32, with the gradient through all steps.
 
 Departure: the original draws new bases in every evaluation, so its results are not reproducible.
@@ -40,16 +40,16 @@ class Hamburger(nn.Module):
         x: Float[Tensor, "batch channels height width"],
         bases: Float[Tensor, "#batch ham_channels rank"] | None = None,
     ) -> Float[Tensor, "batch channels height width"]:
-        """Add the low-rank approximation of `x`; `bases` are the initial ones."""
+        """Add the low-rank approximation of `x`; `bases` are the initial bases."""
         ham = F.relu(self.input(x))
         if bases is None:
-            bases = self._fresh(ham) if self.training else self.bases[None]
+            bases = self._random_bases(ham) if self.training else self.bases[None]
         with torch.autocast(x.device.type, enabled=False):
             steps = self.train_steps if self.training else self.eval_steps
             low_rank = factorise(ham.flatten(2).float(), bases.float(), steps)
         return F.relu(x + self.output(low_rank.view(ham.shape).to(ham.dtype)))
 
-    def _fresh(self, ham: Tensor) -> Tensor:
+    def _random_bases(self, ham: Tensor) -> Tensor:
         drawn = torch.rand((ham.shape[0], *self.bases.shape), device=ham.device)
         return F.normalize(drawn, dim=1)
 

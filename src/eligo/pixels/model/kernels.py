@@ -42,24 +42,24 @@ def _depthwise(
     row = tl.program_id(0).to(tl.int64)  # of all images
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    there = channel < num_channels
+    valid = channel < num_channels
     total = tl.zeros((COLUMNS, CHANNELS), tl.float32)
-    total += tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)[None, :]
+    total += tl.load(bias + channel, mask=valid, other=0.0).to(tl.float32)[None, :]
     for dy in tl.static_range(K):
-        y = row % height + (dy - K // 2) + 0 * column  # a vector, as the interpreter wants it
+        y = row % height + (dy - K // 2) + 0 * column  # a vector: the interpreter needs one
         for dx in tl.static_range(K):
-            beside = column + (dx - K // 2)
-            inside = (y >= 0) & (y < height) & (beside >= 0) & (beside < width)
-            place = (row + (dy - K // 2)) * width + beside
-            mask = inside[:, None] & there[None, :]
-            value = tl.load(x + place[:, None] * num_channels + channel[None, :], mask, 0.0)
-            tap = tl.load(weight + channel * (K * K) + (dy * K + dx), mask=there, other=0.0)
+            shifted = column + (dx - K // 2)
+            inside = (y >= 0) & (y < height) & (shifted >= 0) & (shifted < width)
+            position = (row + (dy - K // 2)) * width + shifted
+            mask = inside[:, None] & valid[None, :]
+            value = tl.load(x + position[:, None] * num_channels + channel[None, :], mask, 0.0)
+            tap = tl.load(weight + channel * (K * K) + (dy * K + dx), mask=valid, other=0.0)
             total += value.to(tl.float32) * tap.to(tl.float32)[None, :]
-    place = (row * width + column)[:, None] * num_channels + channel[None, :]
-    kept = (column < width)[:, None] & there[None, :]
+    position = (row * width + column)[:, None] * num_channels + channel[None, :]
+    kept = (column < width)[:, None] & valid[None, :]
     if HAS_ONTO:
-        total += tl.load(onto + place, kept, 0.0).to(tl.float32)
-    tl.store(out + place, total.to(out.dtype.element_ty), kept)
+        total += tl.load(onto + position, kept, 0.0).to(tl.float32)
+    tl.store(out + position, total.to(out.dtype.element_ty), kept)
 
 
 def depthwise(
@@ -86,8 +86,8 @@ def depthwise(
 @triton.jit
 @no_type_check
 def _rotated(
-    together,  # (B, H, W, 3, C): q, k, v
-    turns,  # (H, W, D): cosine and sine of every pair
+    qkv,  # (B, H, W, 3, C): q, k, v
+    cos_sin,  # (H, W, D): cosine and sine of every pair
     out,  # (3, B, H, W, C)
     num_tokens,  # of all images
     per_image,
@@ -100,33 +100,33 @@ def _rotated(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = (token < num_tokens)[:, None] & (channel < num_channels)[None, :]
-    turn = tl.load(turns + (token % per_image)[:, None] * D + (channel % D)[None, :], inside, 0.0)
-    cos, sin = tl.split(turn.reshape(TOKENS, CHANNELS // 2, 2))
-    source = together + token[:, None] * (3 * num_channels) + channel[None, :]
-    place = out + token[:, None] * num_channels + channel[None, :]
+    tile = tl.load(cos_sin + (token % per_image)[:, None] * D + (channel % D)[None, :], inside, 0.0)
+    cos, sin = tl.split(tile.reshape(TOKENS, CHANNELS // 2, 2))
+    source = qkv + token[:, None] * (3 * num_channels) + channel[None, :]
+    position = out + token[:, None] * num_channels + channel[None, :]
     for part in tl.static_range(3):  # pointers advance: an offset could exceed 32 bits
         value = tl.load(source + part * num_channels, inside, 0.0)
         if part < 2:
             a, b = tl.split(value.to(tl.float32).reshape(TOKENS, CHANNELS // 2, 2))
             pairs = tl.join(a * cos - b * sin, b * cos + a * sin)
             value = pairs.reshape(TOKENS, CHANNELS).to(out.dtype.element_ty)
-        tl.store(place, value, inside)
-        place += step
+        tl.store(position, value, inside)
+        position += step
 
 
 def rotated(
-    together: Float[Tensor, "batch height width three_dims"],
-    turns: Float[Tensor, "height width 1 pairs 2"],
+    qkv: Float[Tensor, "batch height width three_dims"],
+    cos_sin: Float[Tensor, "height width 1 pairs 2"],
 ) -> tuple[Float[Tensor, "batch height width heads head_dim"], ...]:
-    """Split the product into rotated queries and keys, and values, each contiguous."""
-    batch, height, width, dims = together.shape
-    dim, head_dim = dims // 3, 2 * turns.shape[-2]
+    """Return rotated queries, rotated keys, and values, each contiguous."""
+    batch, height, width, dims = qkv.shape
+    dim, head_dim = dims // 3, 2 * cos_sin.shape[-2]
     shape = (3, batch, height, width, dim // head_dim, head_dim)
-    out = torch.empty(shape, dtype=together.dtype, device=together.device)
+    out = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
     num_tokens, (tokens, channels) = batch * height * width, _ROTARY_TILE
     launch: Any = _rotated[(-(-num_tokens // tokens), -(-dim // channels))]
     launch(
-        together.contiguous(), turns, out, num_tokens, height * width, dim, num_tokens * dim,
+        qkv.contiguous(), cos_sin, out, num_tokens, height * width, dim, num_tokens * dim,
         D=head_dim, TOKENS=tokens, CHANNELS=channels,
     )  # fmt: skip
     return out.unbind()
@@ -151,14 +151,14 @@ def _biases(
     key = tl.program_id(2) * TILE + tl.arange(0, TILE)
     pair = query[:, None] * num_tokens + key[None, :]
     inside = (query < num_tokens)[:, None] & (key < num_tokens)[None, :]
-    apart = tl.load(grid + pair, inside, 0.0)
+    distance = tl.load(grid + pair, inside, 0.0)
     gap = tl.load(gaps + line * num_tokens * num_tokens + pair, inside, 0.0)
-    place = out + line * num_heads * head_step + query[:, None] * step + key[None, :]
-    kept = (query < num_tokens)[:, None] & (key < step)[None, :]  # to the end: wide stores
+    position = out + line * num_heads * head_step + query[:, None] * step + key[None, :]
+    kept = (query < num_tokens)[:, None] & (key < step)[None, :]  # also the padding: wide stores
     for head in range(num_heads):
-        bias = tl.load(along_grid + head) * apart + tl.load(along_depth + head) * gap
-        tl.store(place, bias.to(out.dtype.element_ty), kept)
-        place += head_step
+        bias = tl.load(along_grid + head) * distance + tl.load(along_depth + head) * gap
+        tl.store(position, bias.to(out.dtype.element_ty), kept)
+        position += head_step
 
 
 def biases(
@@ -194,17 +194,17 @@ def _norm(
 ):
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     channel = tl.arange(0, CHANNELS)
-    there = channel < num_channels
-    inside = (token < num_tokens)[:, None] & there[None, :]
-    place = token[:, None] * num_channels + channel[None, :]
-    value = tl.load(x + place, inside, 0.0).to(tl.float32)
+    valid = channel < num_channels
+    inside = (token < num_tokens)[:, None] & valid[None, :]
+    position = token[:, None] * num_channels + channel[None, :]
+    value = tl.load(x + position, inside, 0.0).to(tl.float32)
     mean = tl.sum(value, 1) / num_channels
-    centred = tl.where(there[None, :], value - mean[:, None], 0.0)
+    centred = tl.where(valid[None, :], value - mean[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 1) / num_channels + eps)
-    gain = tl.load(weight + channel, there, 0.0).to(tl.float32)
-    shift = tl.load(bias + channel, there, 0.0).to(tl.float32)
+    gain = tl.load(weight + channel, valid, 0.0).to(tl.float32)
+    shift = tl.load(bias + channel, valid, 0.0).to(tl.float32)
     normed = centred * scale[:, None] * gain[None, :] + shift[None, :]
-    tl.store(out + place, normed.to(out.dtype.element_ty), inside)
+    tl.store(out + position, normed.to(out.dtype.element_ty), inside)
 
 
 def norm(

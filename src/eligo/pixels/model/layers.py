@@ -46,7 +46,7 @@ def _is_intercepted() -> bool:
 
 @cache
 def _triton_works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Try it: a C compiler may be missing, or the GPU or data type unsupported."""
+    """Whether the kernels run; a C compiler may be missing, or the GPU or type unsupported."""
     if find_spec("triton") is None:
         return False
     one = torch.ones(1, dtype=dtype, device=device)

@@ -109,14 +109,14 @@ class PixelsModel(nn.Module):
 
     def temperatures(self) -> dict[str, Float[Tensor, ""]]:
         """Return every multiplier (`scale/...`) and gate (`gate/...`) of the alignment."""
-        found: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         for path, module in self.named_modules():
             if isinstance(module, SimilarityScale):
-                found[f"scale/{path.removesuffix('.attention.scale')}"] = module.scale.detach()
+                values[f"scale/{path.removesuffix('.attention.scale')}"] = module.scale.detach()
             if isinstance(module, SemanticAlignment):
                 for name, gate in module.named_parameters(recurse=False):
-                    found[f"{name}/{path}"] = gate.detach()
-        return found
+                    values[f"{name}/{path}"] = gate.detach()
+        return values
 
     def _words(self, text: TextBatch | None, batch: int) -> Text | None:
         if text is None or not self.guided:
@@ -129,7 +129,7 @@ class PixelsModel(nn.Module):
                 "model was trained with (text_dim)"
             )
         mask = self._mask(text)
-        # Padding must not reach the gradient of the norm either.
+        # Zero padding, so that it does not affect the gradient of the norm.
         embeddings = text.embeddings.masked_fill(~mask.unsqueeze(-1), 0.0)
         return Text(embeddings if self.text_norm is None else self.text_norm(embeddings), mask)
 
@@ -147,11 +147,11 @@ def _check_sizes(rgb: Tensor, depth: Tensor | None, depth_mask: Tensor | None) -
             f"{MIN_SIZE}; enlarge the image"
         )
     if depth is None and depth_mask is not None:
-        raise InputError("depth_mask: got one without depth; expected both, or neither")
-    for name, given in (("depth", depth), ("depth_mask", depth_mask)):
-        if given is not None and (given.shape[0], given.shape[-2:]) != (rgb.shape[0], size):
+        raise InputError("depth_mask: got a mask without depth; expected both or neither")
+    for name, tensor in (("depth", depth), ("depth_mask", depth_mask)):
+        if tensor is not None and (tensor.shape[0], tensor.shape[-2:]) != (rgb.shape[0], size):
             raise InputError(
-                f"{name}: got {tuple(given.shape)} for an image {tuple(rgb.shape)}, expected the "
+                f"{name}: got {tuple(tensor.shape)} for an image {tuple(rgb.shape)}, expected the "
                 "same batch, height and width; resize one to the other first"
             )
 

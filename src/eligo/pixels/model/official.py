@@ -1,9 +1,9 @@
 """Weights of the released DFormerv2 and of text-guided models trained with the original SAM code.
 
 `from_official` loads them into our model, `to_official` is its exact inverse. Every name of our
-state dict has an official one (q, k and v: three). What official files store but the config
-determines (rotary angles, decay rates, 1/sqrt(d)) is computed and compared. SAM weights in official
-files are of the `legacy` form.
+state dict has an official one (q, k and v: three). Tensors that official files store but the config
+determines (rotary angles, decay rates, 1/sqrt(d)) are computed and compared. SAM weights in
+official files are of the `legacy` form.
 """
 
 import re
@@ -92,14 +92,14 @@ def from_official(
     (`head.`, to train on pretrained encoder weights).
     """
     whole = isinstance(config, PixelsConfig)
-    given = _read_tensors(state, whole, tuple(drop))
+    official = _read_tensors(state, whole, tuple(drop))
     model = PixelsModel(config) if whole else Encoder(config)
-    kept = (*_NOT_OFFICIAL, *fresh)
+    unchanged = (*_NOT_OFFICIAL, *fresh)
     targets: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
-        if not name.startswith(kept):
+        if not name.startswith(unchanged):
             targets |= _official_parts(name, value, whole)
-    problems = _mismatches(targets, _derived(model), given)
+    problems = _mismatches(targets, _derived(model), official)
     if problems:
         raise InputError(
             "official weights do not fit the config (is it the right size, with the right stages "
@@ -107,8 +107,8 @@ def from_official(
         )
     with torch.no_grad():
         for key, target in targets.items():
-            if key in given:
-                target.copy_(given[key].reshape(target.shape))
+            if key in official:
+                target.copy_(official[key].reshape(target.shape))
     return model.eval()
 
 
@@ -135,18 +135,18 @@ def _read_tensors(
     state: Mapping[str, Any], whole: bool, drop: tuple[str, ...]
 ) -> dict[str, Tensor]:
     """The tensors by name, with the prefix `backbone.` as a whole model or an encoder has it."""
-    found = {key: value for key, value in unwrapped(state).items() if not key.startswith(drop)}
-    others = [key for key, value in found.items() if not isinstance(value, Tensor)]
+    tensors = {key: value for key, value in unwrapped(state).items() if not key.startswith(drop)}
+    others = [key for key, value in tensors.items() if not isinstance(value, Tensor)]
     if others:
         raise InputError(
-            f"official weights: got {others[0]!r}, which is no tensor; expected a state dict, "
+            f"official weights: got {others[0]!r}, which is not a tensor; expected a state dict, "
             "maybe under 'model' or 'state_dict'"
         )
     if not whole:
-        return {key.removeprefix("backbone."): value for key, value in found.items()}
-    if not any(key.startswith("backbone.") for key in found):
-        found = {f"backbone.{key}": value for key, value in found.items()}
-    return found
+        return {key.removeprefix("backbone."): value for key, value in tensors.items()}
+    if not any(key.startswith("backbone.") for key in tensors):
+        tensors = {f"backbone.{key}": value for key, value in tensors.items()}
+    return tensors
 
 
 def _official_parts(name: str, value: Tensor, whole: bool) -> dict[str, Tensor]:
@@ -169,35 +169,35 @@ def _official_names(name: str, whole: bool) -> tuple[str, ...]:
         return tuple(f"backbone.{theirs}" for theirs in _encoder_names(rest))
     if part == "head":
         return (f"decode_head.{_head_name(rest)}",)
-    raise _nameless(name)
+    raise _no_official_name(name)
 
 
 def _encoder_names(name: str) -> tuple[str, ...]:
-    if found := re.fullmatch(r"stem\.(\d)\.(conv|norm)\.(\w+)", name):
-        layer = 3 * int(found[1]) + (found[2] == "norm")
-        return (f"patch_embed.proj.{layer}.{found[3]}",)
-    if found := re.fullmatch(r"stages\.(\d)\.norm_out\.(\w+)", name):
-        return (f"extra_norms.{int(found[1]) - 1}.{found[2]}",)
-    if found := re.fullmatch(r"stages\.(\d)\.downsample\.(conv|norm)\.(\w+)", name):
-        part = "reduction" if found[2] == "conv" else "norm"
-        return (f"layers.{found[1]}.downsample.{part}.{found[3]}",)
-    if found := re.fullmatch(r"stages\.(\d\.blocks\.\d+)\.(.+)", name):
-        prefix, rest = f"layers.{found[1]}", found[2]
+    if match := re.fullmatch(r"stem\.(\d)\.(conv|norm)\.(\w+)", name):
+        layer = 3 * int(match[1]) + (match[2] == "norm")
+        return (f"patch_embed.proj.{layer}.{match[3]}",)
+    if match := re.fullmatch(r"stages\.(\d)\.norm_out\.(\w+)", name):
+        return (f"extra_norms.{int(match[1]) - 1}.{match[2]}",)
+    if match := re.fullmatch(r"stages\.(\d)\.downsample\.(conv|norm)\.(\w+)", name):
+        part = "reduction" if match[2] == "conv" else "norm"
+        return (f"layers.{match[1]}.downsample.{part}.{match[3]}",)
+    if match := re.fullmatch(r"stages\.(\d\.blocks\.\d+)\.(.+)", name):
+        prefix, rest = f"layers.{match[1]}", match[2]
         if rest.startswith("attention.qkv."):
             kind = rest.rpartition(".")[2]
             return tuple(f"{prefix}.Attention.{part}_proj.{kind}" for part in "qkv")
         return (f"{prefix}.{_renamed(rest, _BLOCK, name)}",)
-    if found := re.fullmatch(r"align\.(\d\.\d+)\.(.+)", name):
+    if match := re.fullmatch(r"align\.(\d\.\d+)\.(.+)", name):
         gates = {"gate": "gamma", "attention.scale.log_scale": "encoder_logit_scale"}
-        return (f"encoder_sam_blocks.{found[1]}.{_renamed(found[2], _ALIGN | gates, name)}",)
-    raise _nameless(name)
+        return (f"encoder_sam_blocks.{match[1]}.{_renamed(match[2], _ALIGN | gates, name)}",)
+    raise _no_official_name(name)
 
 
 def _head_name(name: str) -> str:
-    if found := re.fullmatch(r"align\.(\d)\.(.+)", name):
+    if match := re.fullmatch(r"align\.(\d)\.(.+)", name):
         gates = {"gate": "alpha", "attention.scale.log_scale": "decoder_logit_scale"}
-        renamed = _renamed(found[2], _ALIGN | gates, name)
-        return f"dec_sam_layers.{int(found[1]) - 1}.{renamed}"
+        renamed = _renamed(match[2], _ALIGN | gates, name)
+        return f"dec_sam_layers.{int(match[1]) - 1}.{renamed}"
     return _renamed(name, _HEAD, name)
 
 
@@ -207,11 +207,11 @@ def _renamed(name: str, table: Mapping[str, str], full_name: str) -> str:
         return table[name]
     stem, _, kind = name.rpartition(".")
     if stem not in table:
-        raise _nameless(full_name)
+        raise _no_official_name(full_name)
     return f"{table[stem]}.{kind}"
 
 
-def _nameless(name: str) -> InputError:
+def _no_official_name(name: str) -> InputError:
     return InputError(
         f"{name}: official weights have no such tensor; they support only sam.form: legacy (or no "
         "words), and no encoder.depth_stem"
@@ -223,42 +223,42 @@ def _derived(model: PixelsModel | Encoder) -> dict[str, Tensor]:
     whole = isinstance(model, PixelsModel)
     encoder = model.encoder if isinstance(model, PixelsModel) else model
     prefix = "backbone." if whole else ""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     stages = [stage for stage in encoder.stages if isinstance(stage, Stage)]
     for index, stage in enumerate(stages):
         for number in range(len(stage.blocks)):
             geo = f"{prefix}layers.{index}.blocks.{number}.Geo"
-            found[f"{geo}.angle"] = rotary_frequencies(stage.head_dim)
-            found[f"{geo}.decay"] = head_decay(stage.num_heads, stage.spread)
+            tensors[f"{geo}.angle"] = rotary_frequencies(stage.head_dim)
+            tensors[f"{geo}.decay"] = head_decay(stage.num_heads, stage.spread)
     for path, module in encoder.align.named_modules():
         if isinstance(module, SemanticAlignment):
             name = f"{prefix}encoder_sam_blocks.{path}._inv_sqrt_dk"
-            found[name] = torch.tensor(stages[int(path[0])].head_dim ** -0.5)
+            tensors[name] = torch.tensor(stages[int(path[0])].head_dim ** -0.5)
     for level in model.head.align if isinstance(model, PixelsModel) else ():
         name = f"decode_head.dec_sam_layers.{int(level) - 1}._inv_sqrt_dk"
-        found[name] = torch.tensor(stages[int(level)].head_dim ** -0.5)
-    return found
+        tensors[name] = torch.tensor(stages[int(level)].head_dim ** -0.5)
+    return tensors
 
 
 def _mismatches(
-    targets: Mapping[str, Tensor], derived: Mapping[str, Tensor], given: Mapping[str, Tensor]
+    targets: Mapping[str, Tensor], derived: Mapping[str, Tensor], official: Mapping[str, Tensor]
 ) -> list[str]:
     missing = [
         f"missing: {key}"
         for key in targets
-        if key not in given and not key.endswith("num_batches_tracked")
+        if key not in official and not key.endswith("num_batches_tracked")
     ]
     misshapen = [
-        f"shape: {key} {tuple(given[key].shape)}, expected {tuple(target.shape)}"
+        f"shape: {key} {tuple(official[key].shape)}, expected {tuple(target.shape)}"
         for key, target in targets.items()
-        if key in given and _sides(given[key]) != _sides(target)
+        if key in official and _sides(official[key]) != _sides(target)
     ]
     known = {*targets, *derived}
-    unexpected = [f"unexpected: {key}" for key in given if key not in known]
+    unexpected = [f"unexpected: {key}" for key in official if key not in known]
     other = [
-        f"value: {key} is not what the config says (heads, ranges or widths differ)"
+        f"value: {key} does not match the config (heads, ranges or widths differ)"
         for key, value in derived.items()
-        if key in given and not _same(given[key], value)
+        if key in official and not _same(official[key], value)
     ]
     kinds = (missing, unexpected, misshapen, other)
     return [line for kind in kinds for line in _first(kind)]

@@ -1,1 +1,1 @@
-"""Words: where they come from, what is written around them, how they become vectors."""
+"""Words: prompt templates, text encoders, batches of word vectors."""

@@ -3,6 +3,8 @@
 All are frozen and return unit vectors. `words` has one random unit vector per word of the generated
 scenes; a phrase is the normalised sum of its words plus a shared offset, normalised. Cosines are
 like those of a real text encoder: 0.7 without a common word, 0.9 for two words of three.
+
+Departure from the original: the mean over the prompt templates is normalised again.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +26,6 @@ from eligo.pixels.config import (
     TableTextConfig,
     WordsTextConfig,
 )
-from eligo.pixels.text.phrases import TEMPLATES, readable, with_article
 from eligo.pretrained import encoders
 from eligo.pretrained.chat import warn_truncated
 from eligo.pretrained.load import find_encoder, load_part
@@ -33,6 +34,8 @@ from eligo.scenes.words import NONCE
 from eligo.train.rng import mix
 from eligo.train.weights import read_tensors
 
+TEMPLATES = ("a photo of {}", "an image of {}", "a photo of {} in a room")
+"""`{}` is the name with its article. Sentences get no template."""
 _OFFSET = 1.55  # length of the shared offset relative to a phrase: cosines of 0.7 to 0.9
 _KEY = "text.encoder.model"
 _PROBE = ("{}", "a photo of a chair in a room, an image of a red box on the table")
@@ -63,9 +66,9 @@ class WordsEncoder(TextEncoder):
     def __init__(self, config: WordsTextConfig, classes: Sequence[str] = ()) -> None:
         self.dim, self.classes = config.dim, classes
         generator = torch.Generator().manual_seed(mix(config.seed, 0x776F7264))
-        drawn = torch.randn(len(VOCABULARY) + 1, config.dim, generator=generator)
-        drawn = F.normalize(drawn, dim=-1)
-        self.words, self.offset = drawn[1:], drawn[0]
+        vectors = torch.randn(len(VOCABULARY) + 1, config.dim, generator=generator)
+        vectors = F.normalize(vectors, dim=-1)
+        self.words, self.offset = vectors[1:], vectors[0]
 
     def to(self, device: torch.device) -> "WordsEncoder":
         """Move the table, for `encode_ids`."""
@@ -91,15 +94,14 @@ class WordsEncoder(TextEncoder):
             plain = [known for known in VOCABULARY if known not in NONCE]
             hint = did_you_mean(word, names) or did_you_mean(word, plain)
             raise InputError(
-                f"{text!r}: this model knows generated rooms only; it reads their words{listed}, "
-                f"and {word!r} is none of them{hint}; for photos, take a model that was made by "
-                "`eligo pixels convert` or by training on photos, and train with text.encoder of "
-                "kind clip or table, or with --text.source none"
+                f"{text!r}: this model is for generated rooms only; {word!r} is not in its "
+                f"vocabulary{listed}{hint}; for photos, use a model from `eligo pixels convert`, "
+                "or train one with text.encoder of kind clip or table, or with --text.source none"
             )
         return WORD_ID[word]
 
     def encode_ids(self, ids: Int64[Tensor, "*batch length"]) -> Float[Tensor, "*batch dim"]:
-        """Vectors of phrases as rows of word ids, padded with -1; never waits for the device."""
+        """Vectors of phrases as rows of word ids, padded with -1; does not synchronise."""
         words = self.words[ids.clamp(min=0)] * (ids >= 0).unsqueeze(-1)
         return F.normalize(F.normalize(words.sum(-2), dim=-1) + _OFFSET * self.offset, dim=-1)
 
@@ -122,7 +124,7 @@ class TableEncoder(TextEncoder):
         self,
         strings: Sequence[str],
         *,
-        sentences: bool = False,  # noqa: ARG002 (a key is a key)
+        sentences: bool = False,  # noqa: ARG002 (keys of both kinds are in one table)
     ) -> Float[Tensor, "strings dim"]:
         """The vectors of these names, normalised."""
         missing = [text for text in strings if readable(text) not in self.table]
@@ -147,11 +149,11 @@ class ClipEncoder(TextEncoder):
             self.known = read_tensors(config.cache)
         # With cached vectors the weights may never be needed; else they are loaded at once.
         folder = find_encoder(_KEY, config.model, weights=not self.known)
-        about = load_part(AutoConfig, folder)
-        if not isinstance(width := getattr(about, "projection_dim", None), int):
+        text_config = load_part(AutoConfig, folder)
+        if not isinstance(width := getattr(text_config, "projection_dim", None), int):
             raise InputError(
                 f"{_KEY}: {config.model} cannot be read as a CLIP model (it is a "
-                f"{about.model_type}); give the folder or hub name of one"
+                f"{text_config.model_type}); give the folder or hub name of one"
             )
         self.dim = width
         self._lock = Lock()
@@ -165,11 +167,11 @@ class ClipEncoder(TextEncoder):
         """Names in every template: each vector normalised, the mean normalised again."""
         templates = ("{}",) if sentences else TEMPLATES
         subjects = [text if sentences else with_article(text) for text in strings]
-        wanted = [[(template, subject) for template in templates] for subject in subjects]
-        self._compute([pair for pairs in wanted for pair in pairs])
-        if not wanted:
+        prompts = [[(template, subject) for template in templates] for subject in subjects]
+        self._compute([pair for pairs in prompts for pair in pairs])
+        if not prompts:
             return torch.zeros(0, self.dim)
-        rows = [torch.stack([self.known[self._key(*pair)] for pair in pairs]) for pairs in wanted]
+        rows = [torch.stack([self.known[self._key(*pair)] for pair in pairs]) for pairs in prompts]
         return F.normalize(torch.stack(rows).mean(1), dim=-1)
 
     def probe(self) -> tuple[float, ...]:
@@ -218,10 +220,10 @@ def _rounded(vector: Tensor) -> tuple[float, ...]:
     return tuple(round(x, 5) for x in vector[:_PROBED].tolist())
 
 
-def same_probe(one: Sequence[float], other: Sequence[float]) -> bool:
+def same_probe(first: Sequence[float], second: Sequence[float]) -> bool:
     """Whether two probes are of the same encoder."""
-    return len(one) == len(other) and all(
-        abs(a - b) <= _TOLERANCE for a, b in zip(one, other, strict=True)
+    return len(first) == len(second) and all(
+        abs(a - b) <= _TOLERANCE for a, b in zip(first, second, strict=True)
     )
 
 
@@ -234,6 +236,21 @@ def build_text_encoder(config: AnyTextEncoderConfig, classes: Sequence[str] = ()
             return TableEncoder(config)
         case WordsTextConfig():
             return WordsEncoder(config, classes)
+
+
+def readable(name: str) -> str:
+    """Return a class name with spaces: `night_stand` becomes `night stand`."""
+    return " ".join(name.replace("_", " ").split())
+
+
+def with_article(name: str) -> str:
+    """Return a name with its article, by the first letter.
+
+    >>> with_article("night_stand"), with_article("umbrella")
+    ('a night stand', 'an umbrella')
+    """
+    words = readable(name)
+    return f"{'an' if words[:1].lower() in tuple('aeiou') else 'a'} {words}"
 
 
 def _words(text: str) -> list[str]:

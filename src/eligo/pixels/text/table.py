@@ -32,7 +32,7 @@ def words_of(
 
 
 class PhraseTable:
-    """Every phrase once, with its vector; a batch of words is made on the device by indexing."""
+    """The vectors of all phrases, each once; a batch is indexed from it on the device."""
 
     def __init__(self, encoder: TextEncoder, phrases: Iterable[Phrase], max_words: int) -> None:
         self.max_words = max_words
@@ -56,8 +56,8 @@ class PhraseTable:
 
     def ids(self, words: Sequence[Phrase]) -> Int64[Tensor, " max_words"]:
         """Return the rows of an image's words; -1 pads."""
-        found = [self.row[phrase] for phrase in words[: self.max_words]]
-        return torch.tensor(found + [-1] * (self.max_words - len(found)), dtype=torch.int64)
+        ids = [self.row[phrase] for phrase in words[: self.max_words]]
+        return torch.tensor(ids + [-1] * (self.max_words - len(ids)), dtype=torch.int64)
 
     def batch(self, ids: Int64[Tensor, "batch max_words"], provenance: Provenance) -> TextBatch:
         """Return the words of a batch."""

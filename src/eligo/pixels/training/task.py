@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 
 import torch
 from jaxtyping import Float, Integer
@@ -61,8 +60,9 @@ class PixelsTask(SourcedTask[ImageSource]):
         probe = None if self.encoder is None else self.encoder.probe()
         config = config.replace({"text_probe": probe})
         self.config: PixelsTrainConfig = config  # pyright: ignore[reportIncompatibleVariableOverride]
-        if config.train.init_from is not None:
-            _check_start(config, config.train.init_from)
+        start_from = config.train.init_from
+        if start_from is not None and (start_from / "config.yaml").is_file():
+            check_sam_settings(start_from, stored_config(start_from), sam_settings(config.sam))
         self.model = PixelsModel(config)
         start = config.gate_start if config.sam.form == "gated" else None
         set_gates(self.model, start, config.gate_rate)
@@ -79,7 +79,7 @@ class PixelsTask(SourcedTask[ImageSource]):
         """The device of the network."""
         return next(self.model.parameters()).device
 
-    def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002 (all alike)
+    def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002
         """Return the loss, after dropout of all words, of single words and of depth."""
         batch = self.source.augmented(batch)
         text, mask = batch.text, batch.depth_mask
@@ -89,8 +89,8 @@ class PixelsTask(SourcedTask[ImageSource]):
             text = text.only(_kept_words(text.mask, self.config.word_dropout))
         if mask is not None and self.config.depth_dropout:
             mask = mask & ~_chosen(batch.rgb, self.config.depth_dropout)[:, None, None, None]
-        found = self._forward(batch.rgb, batch.depth, mask, text, maps=False)
-        loss = segmentation_loss(found.logits, batch.labels)
+        output = self._forward(batch.rgb, batch.depth, mask, text, maps=False)
+        loss = segmentation_loss(output.logits, batch.labels)
         labelled = (batch.labels != IGNORED).sum().clamp_min(1) / batch.labels.numel()
         return StepOutput({"segmentation": loss}, weight=labelled)
 
@@ -109,17 +109,17 @@ class PixelsTask(SourcedTask[ImageSource]):
         main, kinds = source.provenances[0], source.provenances[:2]
         size = self.config.train.batch_size
         rows = evaluate_rows(self.model, source, "validation", batch_size=size, provenances=kinds)
-        found = {}
+        metrics = {}
         for row in rows:
             suffix = "" if row.words == main else f"/{row.words}"
             means = {k: v for k, v in row.summary().items() if isinstance(v, float)}
-            found |= {f"{name}{suffix}": value for name, value in means.items()}
-        found |= {name: float(value) for name, value in self.model.temperatures().items()}
-        batch = next(source.images("validation", main, size))  # one is enough for the entropy
+            metrics |= {f"{name}{suffix}": value for name, value in means.items()}
+        metrics |= {name: float(value) for name, value in self.model.temperatures().items()}
+        batch = next(source.images("validation", main, size))  # one batch is enough for the entropy
         output = self.model(batch.rgb, batch.depth, batch.depth_mask, batch.text)
         if output.entropy is not None:
-            found["attention_entropy"] = float(output.entropy.mean())
-        return found
+            metrics["attention_entropy"] = float(output.entropy.mean())
+        return metrics
 
 
 def set_gates(model: PixelsModel, start: float | None, rate: float) -> None:
@@ -190,18 +190,12 @@ def train_model(
     return result
 
 
-def _check_start(config: PixelsTrainConfig, folder: Path) -> None:
-    """Raise if the initial weights compare pixels and words in another way."""
-    if (folder / "config.yaml").is_file():
-        check_sam_settings(folder, stored_config(folder), sam_settings(config.sam))
-
-
 def _chosen(like: Tensor, share: float) -> Tensor:
     return torch.rand(like.shape[0], device=like.device) < share
 
 
 def _kept_words(mask: Tensor, share: float) -> Tensor:
-    """Which words to keep: all; in a share of the images, each with a probability per image."""
+    """Mask of the words to keep: all, but in a `share` of the images only a random part."""
     probability = torch.rand(mask.shape[0], 1, device=mask.device)
     kept = torch.rand(mask.shape, device=mask.device) < probability
     return kept | ~_chosen(mask, share)[:, None]

@@ -1,4 +1,4 @@
-"""Baselines that learned selectors are compared with, and oracles that see the answer."""
+"""Baselines that learned selectors are compared with, and oracles that use the answer."""
 
 from eligo.shots.baselines.best_fixed import BestFixed as BestFixed
 from eligo.shots.baselines.bm25 import BM25 as BM25

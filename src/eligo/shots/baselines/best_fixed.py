@@ -1,6 +1,7 @@
 """BestFixed: the same examples for every query, chosen greedily on training queries."""
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ class BestFixed(PoolSelector):
     """One list for all queries (of a domain).
 
     The next example has the best mean value after those before it. After `length` of them, all
-    others follow by their mean value alone, to replace those that a query may not get.
+    others follow by their own mean value, to replace examples that a query may not get.
     """
 
     kind: ClassVar[str] = "best_fixed"
@@ -58,14 +59,14 @@ class BestFixed(PoolSelector):
         domains = self.pool.domains
         names = [n for row, n in enumerate(self.pool.ids) if not domains or domains[row] == domain]
         drawn = shuffled(torch.arange(len(queries)), self.seed, str(domain))
-        queries = [queries[place] for place in drawn[: self.num_queries].tolist()]
+        queries = [queries[index] for index in drawn[: self.num_queries].tolist()]
         alone = self._means(utility, queries, (), names)
         prefix: tuple[str, ...] = ()
         for _ in range(min(self.length, len(names))):
             left = [name for name in names if name not in prefix]
             means = self._means(utility, queries, prefix, left) if prefix else alone
             prefix = (*prefix, left[int(means.argmax())])
-        rest = [names[place] for place in alone.argsort(descending=True, stable=True).tolist()]
+        rest = [names[index] for index in alone.argsort(descending=True, stable=True).tolist()]
         return [*prefix, *(name for name in rest if name not in prefix)]
 
     def _means(
@@ -73,16 +74,16 @@ class BestFixed(PoolSelector):
     ) -> Tensor:
         """Return the mean value of candidates over the queries that may get them."""
         total, count = torch.zeros(len(names)), torch.zeros(len(names))
-        place = {name: position for position, name in enumerate(names)}
+        index = {name: position for position, name in enumerate(names)}
         rows = self.pool.rows(names)
         for query in queries:
             mask = self.pool.allowed(query)
-            allowed = [name for name, fine in zip(names, mask[rows].tolist(), strict=True) if fine]
+            allowed = list(compress(names, mask[rows].tolist()))
             if not allowed or not mask[self.pool.rows(prefix)].all():
                 continue
-            where = [place[name] for name in allowed]
-            total[where] += utility.values(query, prefix, allowed).float()
-            count[where] += 1
+            positions = [index[name] for name in allowed]
+            total[positions] += utility.values(query, prefix, allowed).float()
+            count[positions] += 1
         return torch.where(count > 0, total / count.clamp_min(1), -torch.inf)
 
     def _choose(self, query: Query, rows: Tensor, shots: int) -> ScoredPicks:

@@ -29,21 +29,21 @@ class BM25(PoolSelector):
 
     def _postings(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the rows and score contributions of each word; computed once for a pool."""
-        made_for, postings = self._words
-        if made_for is self.pool:
+        indexed_pool, postings = self._words
+        if indexed_pool is self.pool:
             return postings
         counts = [Counter(words_of(text)) for text in self.pool.texts]
         lengths = [sum(count.values()) for count in counts]
         mean = sum(lengths) / max(1, len(lengths)) or 1.0
-        found: dict[str, tuple[list[int], list[float]]] = {}
+        shares_by_word: dict[str, tuple[list[int], list[float]]] = {}
         for row, count in enumerate(counts):
             norm = self.k1 * (1 - self.b + self.b * lengths[row] / mean)
             for word, frequency in count.items():
-                rows, shares = found.setdefault(word, ([], []))
+                rows, shares = shares_by_word.setdefault(word, ([], []))
                 rows.append(row)
                 shares.append(frequency / (frequency + norm))
         postings = {}
-        for word, (rows, shares) in found.items():
+        for word, (rows, shares) in shares_by_word.items():
             idf = math.log(1 + (len(counts) - len(rows) + 0.5) / (len(rows) + 0.5))
             postings[word] = (torch.tensor(rows), idf * torch.tensor(shares))
         self._words = (self.pool, postings)
@@ -55,8 +55,8 @@ class BM25(PoolSelector):
         postings, scores = self._postings(), torch.zeros(len(self.pool))
         for word in words_of(query.text):
             if word in postings:
-                found, added = postings[word]
-                scores[found] += added
+                word_rows, contributions = postings[word]
+                scores[word_rows] += contributions
         return ScoredPicks(ops.top_k(scores[rows], shots), scores[rows])
 
     def _settings(self) -> dict[str, Any]:

@@ -34,16 +34,16 @@ class MMR(PoolSelector):
             return
         if not records:
             raise InputError("MMR: has no records to tune lambda on; give MMR(balance=0.5)")
-        found = {balance: self._agreement(balance, records) for balance in LAMBDAS}
-        self.balance = max(found, key=lambda balance: found[balance])  # ties: the smaller
+        agreement = {balance: self._agreement(balance, records) for balance in LAMBDAS}
+        self.balance = max(agreement, key=lambda balance: agreement[balance])  # ties: the smaller
 
     def _agreement(self, balance: float, records: Sequence[Record]) -> float:
         """Return the mean share of the records' picks that this lambda picks too."""
         trial, shares = MMR(balance).with_pool(self.pool), []
         for record in records:
             picks = trial.select(record.query, len(record.picks), candidates=record.candidates)
-            found = set(self.pool.picked(picks)) & set(record.picks)
-            shares.append(len(found) / max(1, len(record.picks)))
+            shared = set(self.pool.picked(picks)) & set(record.picks)
+            shares.append(len(shared) / max(1, len(record.picks)))
         return sum(shares) / len(shares)
 
     def _choose(self, query: Query, rows: Tensor, shots: int) -> ScoredPicks:

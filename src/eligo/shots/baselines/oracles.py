@@ -1,4 +1,4 @@
-"""Oracles: selectors that see the value of each list of examples for the query.
+"""Oracles: selectors that know the value of each list of examples for the query.
 
 `StaticOracle` ranks single examples perfectly, so no selector without a state can beat it.
 `BeamOracle` minus `StaticOracle` is what a selector can gain by reacting to its own picks.
@@ -83,12 +83,12 @@ class BeamOracle(_Oracle):
         names = self.pool.names(rows)
 
         def extend(prefix: tuple[int, ...], candidates: Sequence[int]) -> Tensor:
-            before = tuple(names[place] for place in prefix)
-            return self.utility.values(query, before, [names[place] for place in candidates])
+            before = tuple(names[position] for position in prefix)
+            return self.utility.values(query, before, [names[position] for position in candidates])
 
-        found = beam_search(extend, len(names), shots, self.beam)
-        first = found.scored[0].values if found.scored else self._first_values(query, rows)
-        return ScoredPicks(torch.tensor(found.beams[0].picks, dtype=torch.int64), first)
+        search = beam_search(extend, len(names), shots, self.beam)
+        first = search.scored[0].values if search.scored else self._first_values(query, rows)
+        return ScoredPicks(torch.tensor(search.beams[0].picks, dtype=torch.int64), first)
 
 
 class GreedyOracle(BeamOracle):

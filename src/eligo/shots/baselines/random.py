@@ -20,7 +20,7 @@ class ZeroShot(PoolSelector):
 
 
 class Random(PoolSelector):
-    """Random examples, the same ones whenever a query comes again."""
+    """Random examples; the same for the same query."""
 
     kind: ClassVar[str] = "random"
 
@@ -28,9 +28,9 @@ class Random(PoolSelector):
         self.seed = seed
 
     def _choose(self, query: Query, rows: Tensor, shots: int) -> ScoredPicks:
-        # A number for each row of the pool, whichever of them may be chosen.
-        every = torch.rand(len(self.pool), generator=generator(self.seed, query.id))
-        scores = every[rows]
+        # Drawn for the whole pool, so that a row's score does not depend on which are allowed.
+        drawn = torch.rand(len(self.pool), generator=generator(self.seed, query.id))
+        scores = drawn[rows]
         return ScoredPicks(scores.argsort(descending=True, stable=True)[:shots], scores)
 
     def _settings(self) -> dict[str, Any]:

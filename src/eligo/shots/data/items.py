@@ -52,7 +52,7 @@ def read_items(
         if annotations is None or images is None:
             raise InputError(
                 f"{path}: questions of VQAv2 need --annotations (a .json file) and --images (the "
-                "folder of images); one's own data are JSON lines, .jsonl"
+                "folder of images); your own data must be JSON lines, .jsonl"
             )
         return [_of_vqa(example) for example in read_vqa(path, annotations, images)]
     if annotations is not None:
@@ -66,7 +66,7 @@ def read_items(
 
 
 def image_group(path: str) -> str:
-    """The group of all questions on an image file, however its path is written."""
+    """The group of all questions on an image file: its real path."""
     return os.path.realpath(path)
 
 

@@ -13,7 +13,7 @@ def is_pickle(path: Path) -> bool:
 
 
 def refuse_pickle(path: Path) -> None:
-    """Raise if a file is a pickle; the error says how to convert it."""
+    """Raise if a file is a pickle, with instructions to convert it."""
     if is_pickle(path):
         raise InputError(
             f"{path}: is a pickle, which can run any code when it is read, so it is not read; "

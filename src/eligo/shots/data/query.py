@@ -59,7 +59,7 @@ def joined(views: Mapping[str, Tensor]) -> Float[Tensor, "*items dim"]:
 
 
 def check_id(name: object, where: str) -> None:
-    """Refuse ids that are not text: 7 and "7" would differ, and a query could see its answer."""
+    """Raise for ids that are not text: 7 and "7" would differ, and a query could get itself."""
     if not isinstance(name, str):
         raise InputError(f"{where}: got id {name!r:.60}, expected text; give str(id)")
 
@@ -72,9 +72,9 @@ class Query:
     embeddings: Embeddings
     """(dim,), or one such tensor for each view."""
     group: str | None = None
-    """Examples of this group are never shown."""
+    """Examples of this group are never chosen."""
     domain: str | None = None
-    """Only examples of this domain are shown, if the pool has domains."""
+    """Only examples of this domain are chosen, if the pool has domains."""
     text: str | None = None
     """The text of the question, for BM25."""
 

@@ -1,7 +1,7 @@
 """Record: the examples that a teacher chose for one query; and records as tensors for a model.
 
-Positions are looked up by id. A label outside the candidates, one that comes twice, or a query
-among its own candidates is an error.
+Positions are looked up by id. A label outside the candidates, a repeated label, or a query among
+its own candidates is an error.
 """
 
 from collections.abc import Sequence
@@ -75,18 +75,18 @@ class RecordTable(NamedTuple):
     step_scores: Float[Tensor, "records steps candidates"] | None
     weights: Float[Tensor, " records"]
 
-    def batch(self, places: Int[Tensor, " places"], pool: Pool) -> RecordBatch:
+    def batch(self, positions: Int[Tensor, " batch"], pool: Pool) -> RecordBatch:
         """Return some records with the vectors of their candidates."""
-        rows = self.rows[places]
+        rows = self.rows[positions]
         mask = rows >= 0
         return RecordBatch(
-            self.query[places],
+            self.query[positions],
             pool.vectors[rows.clamp_min(0)].masked_fill(~mask.unsqueeze(-1), 0.0),
             mask,
-            self.labels[places],
-            None if self.scores is None else self.scores[places],
-            None if self.step_scores is None else self.step_scores[places],
-            self.weights[places],
+            self.labels[positions],
+            None if self.scores is None else self.scores[positions],
+            None if self.step_scores is None else self.step_scores[positions],
+            self.weights[positions],
         )
 
 
@@ -103,7 +103,7 @@ def encode_record(record: Record, pool: Pool, num_candidates: int, seed: int = 0
         others[chosen] = False
         rest = shuffled(others.nonzero().flatten(), seed, query.id)
         rows = torch.cat([chosen, rest[: max(0, num_candidates - len(chosen))]])
-        rows = shuffled(rows, seed + 1, query.id)  # else the position would give away the label
+        rows = shuffled(rows, seed + 1, query.id)  # else the position would reveal the label
     else:
         rows = pool.rows(record.candidates)
     if not allowed[rows].all():
@@ -112,13 +112,13 @@ def encode_record(record: Record, pool: Pool, num_candidates: int, seed: int = 0
             f"{where}: candidate {leak!r} is the query itself, or of its group, or of another "
             "domain; leave it out, its answer would leak"
         )
-    place = {pool.ids[row]: position for position, row in enumerate(rows.tolist())}
-    if len(place) < len(rows):
+    positions = {pool.ids[row]: position for position, row in enumerate(rows.tolist())}
+    if len(positions) < len(rows):
         raise InputError(f"{where}: candidates name one example twice")
-    unknown = [name for name in picks if name not in place]
+    unknown = [name for name in picks if name not in positions]
     if unknown:
         raise InputError(f"{where}: pick {unknown[0]!r} is not among its {len(rows)} candidates")
-    labels = torch.tensor([place[name] for name in picks], dtype=torch.int64)
+    labels = torch.tensor([positions[name] for name in picks], dtype=torch.int64)
     scores = _scores(record, where)
     step_scores = _step_scores(record, where, len(rows))
     return EncodedRecord(query.vector, rows, labels, scores, step_scores, record.weight)
@@ -164,8 +164,8 @@ def _step_scores(record: Record, where: str, num_candidates: int) -> Tensor | No
 
 def _padded(parts: Sequence[Tensor], shape: tuple[int, ...], value: int | float) -> Tensor:
     whole = parts[0].new_full((len(parts), *shape), value)
-    for place, part in enumerate(parts):
-        whole[(place, *(slice(length) for length in part.shape))] = part
+    for row, part in enumerate(parts):
+        whole[(row, *(slice(length) for length in part.shape))] = part
     return whole
 
 

@@ -24,5 +24,5 @@ def load_processor(config: ShotsHostConfig) -> Any:
 
 def _name(config: ShotsHostConfig) -> str:
     if config.model is None:
-        raise InputError("host.model: none was given; name a folder, or a model on the hub")
+        raise InputError("host.model: not given; name a folder, or a model on the hub")
     return config.model

@@ -24,7 +24,7 @@ class UnscorableError(InputError):
 
 @dataclass(frozen=True)
 class Turn:
-    """A question, maybe on an image, and its answer."""
+    """A question, its answer, and optionally an image."""
 
     question: str
     answer: str
@@ -33,7 +33,7 @@ class Turn:
 
     @classmethod
     def of(cls, payload: Any, where: str) -> "Turn":
-        """Build from a pool's payload: a mapping with `question`, `answer` and maybe `image`."""
+        """Build from a pool's payload, a mapping with `question`, `answer` and optional `image`."""
         if not isinstance(payload, Mapping) or not {"question", "answer"} <= set(payload):
             raise InputError(
                 f"{where}: got payload {payload!r:.60}, expected a mapping with question and "
@@ -89,7 +89,7 @@ def write_opening(processor: Any, shots: Sequence[Turn], instruction: str = "") 
         suffix = f" {instruction}" if instruction else ""
         return render_chat(processor, _messages(processor, shots, suffix))
     query = Turn("", "")
-    whole, last = (write_prompt(processor, some, query, instruction) for some in (shots, []))
+    whole, last = (write_prompt(processor, turns, query, instruction) for turns in (shots, []))
     return whole.removesuffix(last)
 
 

@@ -41,7 +41,7 @@ class Scores(NamedTuple):
 
 @runtime_checkable
 class Scorer(Protocol):
-    """What a teacher needs to know of a model."""
+    """The interface that a teacher uses."""
 
     def baseline(self, query: Query) -> Scores:
         """Score the answer without any example."""
@@ -65,7 +65,7 @@ class HostScorer:
         batch_size: int = 16,
         share: bool = True,
     ) -> None:
-        """`share`: read what candidates have in common once, where placement and host allow."""
+        """`share`: read the prompts' common prefix once, if placement and host allow it."""
         self.reader, self.batch_size, self.share = reader, batch_size, share
         self.placement: Placement = placement
         self.pool, self.queries = pool, queries
@@ -78,9 +78,9 @@ class HostScorer:
         """Score the examples `(*prefix, c)`, in order of choice, for each candidate c."""
         if self.share and self.placement == "append" and prefix and len(candidates) > 1:
             turn, span = self._query(query)
-            found = self._shared(turn, span, self._turns(prefix), self._turns(candidates))
-            if found is not None:
-                return Scores(found, len(span))
+            logprob = self._shared(turn, span, self._turns(prefix), self._turns(candidates))
+            if logprob is not None:
+                return Scores(logprob, len(span))
         return self._scored(query, [(*prefix, name) for name in candidates])
 
     def _query(self, query: Query) -> tuple[Turn, list[int]]:
@@ -109,7 +109,7 @@ class HostScorer:
     ) -> Float[Tensor, " candidates"] | None:
         """Scores with a shared cache of the prefix; None if the host cannot share."""
         reader = self.reader
-        if finds_positions(reader.model):
+        if computes_positions(reader.model):
             return None
         opening = write_opening(reader.processor, prefix, reader.instruction)
         prompts = [reader.prompt([*prefix, candidate], query) for candidate in candidates]
@@ -153,7 +153,7 @@ def span_logprobs(
     for name in _TYPES:
         if name in inputs:
             whole[name] = torch.cat([inputs[name], torch.zeros_like(answer)], 1)
-    if not finds_positions(model):
+    if not computes_positions(model):
         whole["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)[:, -new:]
     if cache is not None:
         whole["past_key_values"] = cache
@@ -163,7 +163,7 @@ def span_logprobs(
     return logprobs.squeeze(-1).sum(1).cpu()
 
 
-def finds_positions(model: Any) -> bool:
+def computes_positions(model: Any) -> bool:
     """Whether the model computes positions from the mask (Qwen2.5-VL: in three dimensions)."""
     return hasattr(model, "get_rope_index") or hasattr(
         getattr(model, "model", None), "get_rope_index"

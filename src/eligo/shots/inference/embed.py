@@ -69,7 +69,7 @@ def _embedded(items: Sequence[Item], encoder: Encoder, with_answer: bool) -> Poo
         views = {"image": encoder.images(images), **views}
     elif images:
         raise InputError(
-            f"{len(items) - len(images)} of {len(items)} have no image; give one to all or none"
+            f"{len(items) - len(images)} of {len(items)} have no image; give one to all or to none"
         )
     groups = [item.group for item in items]
     return Pool(
@@ -81,9 +81,9 @@ def _embedded(items: Sequence[Item], encoder: Encoder, with_answer: bool) -> Poo
 
 
 def save_embedded(folder: Path, pool: Pool, queries: Pool, about: dict[str, Any]) -> None:
-    """Write the folder; embed.json comes last and marks a complete one.
+    """Write the folder; embed.json is written last and marks it as complete.
 
-    A signal waits until all is written: examples of one call never meet queries of another.
+    Signals are delayed until all files are written, so that examples and queries match.
     """
     with (
         Delayed() as signals,
@@ -91,7 +91,7 @@ def save_embedded(folder: Path, pool: Pool, queries: Pool, about: dict[str, Any]
         writing(folder / ABOUT) as about_file,
         _writing_pool(folder / POOL) as pool_folder,
         _writing_pool(folder / QUERIES) as query_folder,
-    ):  # nothing older is replaced before all of it is written
+    ):  # replaces older files only when all are written
         pool.save(pool_folder)
         queries.save(query_folder)
         about_file.write_text(json.dumps(about, indent=1) + "\n", "utf-8")

@@ -35,9 +35,9 @@ class WordsEncoder:
         return embed_texts(texts)
 
     def images(self, paths: Sequence[str]) -> Float[Tensor, "images dim"]:
-        """Always an error: words say nothing about images."""
+        """Raise: this encoder does not read images."""
         raise InputError(
-            f"encoder {WORDS}: cannot see {paths[0]}; give --encoder FOLDER of a CLIP or SigLIP "
+            f"encoder {WORDS}: cannot embed {paths[0]}; give --encoder FOLDER of a CLIP or SigLIP "
             "model"
         )
 

@@ -34,13 +34,13 @@ def ranking(pipeline: SelectorPipeline, records: Sequence[Record]) -> dict[str, 
     pool, model = pipeline.selector.pool, pipeline.learned.model
     encoded = [encode_record(record, pool, model.config.K) for record in records]
     values = record_metrics(model, encoded, pool)
-    found: dict[str, Any] = {"records": len(encoded), **mean_metrics(values)}
-    if "ndcg" in found:  # it is missing where the teacher scored all alike
-        found["without ndcg"] = int(values["ndcg"].isnan().sum())
+    result: dict[str, Any] = {"records": len(encoded), **mean_metrics(values)}
+    if "ndcg" in result:  # undefined if all of the teacher's scores are equal
+        result["without ndcg"] = int(values["ndcg"].isnan().sum())
     low, high = _HEALTHY
-    if not low <= found.get("logits_std", low) <= high:
-        found["note"] = f"logits_std is outside {low} to {high}: scores are too flat, or too sharp"
-    return found
+    if not low <= result.get("logits_std", low) <= high:
+        result["note"] = f"logits_std is outside {low} to {high}: scores are too flat, or too sharp"
+    return result
 
 
 def answering(
@@ -119,8 +119,8 @@ def _values(scorer: Scorer, scored: Sequence[Query], picks: Sequence[Sequence[st
     """Return the mean log-probability of each answer after its examples."""
     values = []
     for query, names in zip(scored, picks, strict=True):
-        found = scorer.score(query, names[:-1], names[-1:]) if names else scorer.baseline(query)
-        values.append(float(found.logprob[0]) / found.num_tokens)
+        scores = scorer.score(query, names[:-1], names[-1:]) if names else scorer.baseline(query)
+        values.append(float(scores.logprob[0]) / scores.num_tokens)
     return values
 
 
@@ -143,10 +143,10 @@ def _mean(name: str, values: list[float]) -> dict[str, float]:
     return {name: sum(values) / max(1, len(values))}
 
 
-def _against(mine: list[float], theirs: list[float]) -> dict[str, Any]:
+def _against(learned: list[float], nearest: list[float]) -> dict[str, Any]:
     """Return the difference to kNN, its interval, and which is better."""
-    if not mine:
+    if not learned:
         return {}
-    mean, low, high = paired_bootstrap([[a - b for a, b in zip(mine, theirs, strict=True)]])
+    mean, low, high = paired_bootstrap([[a - b for a, b in zip(learned, nearest, strict=True)]])
     better = LEARNED if low > 0 else NEAREST if high < 0 else "neither"
     return {f"minus {NEAREST}": mean, "from": low, "to": high, "better": better}

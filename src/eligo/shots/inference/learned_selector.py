@@ -39,7 +39,7 @@ _INDEX, _ROWS = "index", "rows.safetensors"
 
 
 class Option(NamedTuple):
-    """An example that could be picked at a step."""
+    """A candidate at one step."""
 
     id: str
     score: float
@@ -52,8 +52,8 @@ class LearnedSelector(PoolSelector):
     """`LearnedSelector("v1").fit(records, pool).select(query, shots=4)`.
 
     The model is a name (v0, v1, v2, v2_gru, v3) or a config, whose d_model becomes the pool's
-    width. More than `rerank` candidates are first cut down to so many by the tower; `approximate`
-    does this with FAISS, for pools of a million.
+    width. More than `rerank` candidates are first cut down to `rerank` by the tower;
+    `approximate` does this with FAISS, for pools of a million.
     """
 
     kind: ClassVar[str] = "learned"
@@ -120,13 +120,13 @@ class LearnedSelector(PoolSelector):
             rows = self._shortlist(query, self._allowed(query, candidates), shots)
             if not len(rows):
                 return []
-            found = self._predict(query, rows, min(shots, len(rows)), top_k)
+            prediction = self._predict(query, rows, min(shots, len(rows)), top_k)
         steps = []
-        for places, scores, log_probs in zip(
-            found.predictions[0], found.scores[0], found.log_probs[0], strict=True
+        for positions, scores, log_probs in zip(
+            prediction.predictions[0], prediction.scores[0], prediction.log_probs[0], strict=True
         ):
             numbers = zip(
-                places.flatten().tolist(), scores.flatten().tolist(),
+                positions.flatten().tolist(), scores.flatten().tolist(),
                 log_probs.flatten().exp().tolist(), strict=True,
             )  # fmt: skip
             steps.append([Option(pool.ids[int(rows[i])], s, p) for i, s, p in numbers if i >= 0])
@@ -157,9 +157,9 @@ class LearnedSelector(PoolSelector):
     def _choose(self, query: Query, rows: Tensor, shots: int) -> ScoredPicks:
         if not len(rows):
             return ScoredPicks(rows, torch.zeros(0))
-        found = self._predict(query, rows, shots, 1).selection.to("cpu")
-        picks = found.indices[0]
-        return ScoredPicks(picks[picks >= 0], found.scores[0])
+        selection = self._predict(query, rows, shots, 1).selection.to("cpu")
+        picks = selection.indices[0]
+        return ScoredPicks(picks[picks >= 0], selection.scores[0])
 
     def _predict(self, query: Query, rows: Tensor, shots: int, top_k: int) -> PointerPrediction:
         device = _device(self.model)
@@ -181,8 +181,10 @@ class LearnedSelector(PoolSelector):
 
     @property
     def index(self) -> PoolIndex:
-        """The index of the pool, built on first use. If it is approximate, call
-        `selector.index.calibrate(...)` with queries like those to come."""
+        """The index of the pool, built on first use.
+
+        If it is approximate, call `selector.index.calibrate(...)` with representative queries.
+        """
         with self._lock:
             if self._index is None:
                 self._index = PoolIndex.build(

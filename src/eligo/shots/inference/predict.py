@@ -1,4 +1,4 @@
-"""`predict`: choose examples for a question, with scores and reasons, and maybe answer it."""
+"""`predict`: choose examples for a question, with scores and reasons; optionally answer it."""
 
 import json
 import logging
@@ -53,7 +53,7 @@ TRAINING_FREE: dict[str, Callable[[], PoolSelector]] = {
     "zero_shot": ZeroShot,
 }
 """Selectors that need no training, by name."""
-_SAME = 0.99  # cosine of one text's vectors, computed on any device
+_SAME = 0.99  # minimum cosine of vectors of the same text, computed on two devices
 _NOTE = "Scores are those of the first step; the score of a pick at its own step is in its note."
 _log = logging.getLogger("eligo.shots")
 
@@ -111,11 +111,11 @@ class ShotsPrediction:
 
     def summary(self) -> dict[str, Any]:
         """Return picks, candidates and answer as plain data."""
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "chosen": self.chosen,
             "among": self.pipeline.describe_candidates(len(self.candidates)),
         }
-        return found if self.answer is None else {**found, "answer": self.answer}
+        return result if self.answer is None else {**result, "answer": self.answer}
 
     def record(self) -> ExplorerRecord:
         """Return a record for the explorer."""
@@ -168,7 +168,7 @@ def predict(
         shots: The examples to choose from: a folder of `eligo shots embed`, or a pool; by default
             those that the selector was saved with.
         num_shots: Number of examples; by default as many as the selector was trained for, or 6.
-        num_candidates: Choose among so many examples; by default as many as in training, or all.
+        num_candidates: Number of examples to choose from; by default as in training, or all.
         group: Leave out examples of this group; by default those on the same image file.
         encoder: Encoder of the question, where neither selector nor shots name it.
         host: Folder or hub name of the model that answers.
@@ -253,15 +253,15 @@ def _read_pipeline(folder: Path) -> dict[str, Any]:
     about = read_object(inner / PIPELINE, "`eligo shots train`")
     where = f"{folder}: holds no trained selector; {inner / PIPELINE}"
     with reading(where, "sampler, embed and prompt, as `eligo shots train` writes them"):
-        found = {
+        pipeline = {
             "sampler": SamplerConfig(**about["sampler"]),
             "embed": {**about["embed"], "encoder": str(about["embed"]["encoder"])},
             "prompt": dict(about["prompt"]),
         }
     held_out = about.get("held_out") or {}  # absent in older runs
-    if held_out.get("outcome", held_out.get("verdict")) == "no better":
+    if held_out.get("outcome") == "no better":
         _log.warning("%s: %s", folder, held_out["remark"])
-    return found
+    return pipeline
 
 
 def _load_selector(
@@ -272,14 +272,14 @@ def _load_selector(
         folder, name = Path(selector), str(selector)
         is_model = name in TRAINING_FREE or name in shipped_models(f"{FILE}.safetensors")
         if pool is None and (is_model or not folder.is_dir()):
-            why = "comes without examples to choose from" if is_model else "is no folder"
+            why = "comes without examples to choose from" if is_model else "is not a folder"
             raise InputError(
                 f"{name}: {why}; expected the folder of a run of `eligo shots train`, which learns "
                 "from your own examples, or give them as `shots`"
             )
         if name in TRAINING_FREE:
             selector = TRAINING_FREE[name]()
-        elif any((place / ABOUT).is_file() for place in (folder, folder / INNER)):
+        elif any((parent / ABOUT).is_file() for parent in (folder, folder / INNER)):
             selector = load_selector(folder)
         elif pool is not None:
             selector = load_pointer(name)
@@ -337,7 +337,7 @@ def _embed(
 
 
 def check_encoder(pipeline: SelectorPipeline, encoder: Encoder) -> None:
-    """Refuse an encoder that embeds the first example differently than its vectors in the pool.
+    """Raise if the encoder embeds the first example differently from the pool.
 
     Another model under the same name, or another tokenizer, would embed queries in another space.
     Pools that were not made by `embed` have no texts to compare.
@@ -348,20 +348,20 @@ def check_encoder(pipeline: SelectorPipeline, encoder: Encoder) -> None:
         return
     words = [first["question"]]
     words += [first["answer"]] if pipeline.candidate_text == "question_answer" else []
-    now = {"text": encoder.texts([" ".join(words)])[0]}
+    embedded = {"text": encoder.texts([" ".join(words)])[0]}
     image = first.get("image")
     if image is not None and "image" in pool.views and Path(image).is_file():
-        now["image"] = encoder.images([image])[0]
-    for view, vector in now.items():
+        embedded["image"] = encoder.images([image])[0]
+    for view, vector in embedded.items():
         if view not in pool.views:
             continue
-        then = pool.views[view][0].float()
-        same = len(vector) == len(then)
-        if not same or F.cosine_similarity(vector, then, dim=0) < _SAME:
+        stored = pool.views[view][0].float()
+        same = len(vector) == len(stored)
+        if not same or F.cosine_similarity(vector, stored, dim=0) < _SAME:
             raise InputError(
                 f"encoder: {pipeline.encoder} gives the {view} of example {pool.ids[0]!r} another "
-                "vector than the pool has: it is another model, or has another tokenizer; put the "
-                "former one back, or embed, teach and train again"
+                "vector than the pool has: it is another model, or has another tokenizer; use the "
+                "original one, or embed, teach and train again"
             )
 
 
@@ -403,10 +403,10 @@ def _why_not(pool: Pool, query: Query, picks: list[str], number: int, step: list
 
 
 def _notes(chosen: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return notes by id: score of a pick, and of the next best why they were not taken."""
+    """Return notes by id: the score of a pick, or why a next best example was not taken."""
     notes: dict[str, str] = {}
     for row in chosen:
-        if row.get("next best") is not None:  # of several steps the last
+        if row.get("next best") is not None:  # the last step wins
             notes[row["next best"]] = f"next best for pick {row['pick']}: {row['why not']}"
     for row in chosen:
         probability = f", probability {row['probability']:.2g}" if "probability" in row else ""

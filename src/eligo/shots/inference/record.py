@@ -64,8 +64,8 @@ def record(
 def among_candidates(selection: Selection, rows: Sequence[int]) -> Selection:
     """Return a selection from the pool as one from some of its rows."""
     selection = selection.to("cpu")
-    place = {row: number for number, row in enumerate(rows)}
-    picks = [place[row] for row in selection.indices.tolist() if row >= 0]
+    position = {row: number for number, row in enumerate(rows)}
+    picks = [position[row] for row in selection.indices.tolist() if row >= 0]
     where = torch.tensor(rows, dtype=torch.int64)
     return Selection(
         torch.tensor(picks, dtype=torch.int64), selection.scores[where], selection.mask[where]
@@ -77,10 +77,10 @@ def candidate_pictures(pool: Pool, names: Sequence[str]) -> dict[str, Image.Imag
     payload = pool.payload
     if payload is None:
         return {}
-    found = {}
+    pictures = {}
     for name, row in zip(names, pool.rows(names).tolist(), strict=True):
         path = payload[row].get("image") if isinstance(payload[row], Mapping) else None
         if path is not None and Path(path).is_file():
-            found[name] = open_image(path, _SIDE)
-            found[name].thumbnail((_SIDE, _SIDE))
-    return found
+            pictures[name] = open_image(path, _SIDE)
+            pictures[name].thumbnail((_SIDE, _SIDE))
+    return pictures

@@ -107,17 +107,19 @@ def draw_lessons(
     consecutive lessons share a lexicon, its two attributes and four values of each.
     """
     count = len(indices)
-    places = indices[:, None] * (EXAMPLES + 1) + torch.arange(EXAMPLES + 1, device=indices.device)
-    graph = draw_scenes(config, split, places.flatten(), device)
+    scenes = indices[:, None] * (EXAMPLES + 1) + torch.arange(EXAMPLES + 1, device=indices.device)
+    graph = draw_scenes(config, split, scenes.flatten(), device)
     key = graph.keys.view(count, EXAMPLES + 1)[:, EXAMPLES]
 
     lexicon = draw_lexicons(config.seed, split, indices.to(device) // per_lexicon, device)
     _, shared = split_keys(config.seed, split, lexicon.indices, device)
     order = draws.permutations(shared, "lesson attributes", 4)  # A, B, and the two to ask for
     sizes = torch.tensor([len(values) for values in words.VALUES], device=device)[order[:, :2]]
-    some = sizes.clamp(max=_VALUES)
-    first = draws.integers(key, "lesson first", 2, 1 << 20) % some
-    second = (first + 1 + draws.integers(key, "lesson second", 2, 1 << 20) % (some - 1)) % some
+    num_values = sizes.clamp(max=_VALUES)
+    first = draws.integers(key, "lesson first", 2, 1 << 20) % num_values
+    second = (
+        first + 1 + draws.integers(key, "lesson second", 2, 1 << 20) % (num_values - 1)
+    ) % num_values
     base = draws.integers(shared, "lesson values", 2, 1 << 20)
     # (lessons, A or B, one or the other)
     values = (torch.stack([first, second], 2) + base[..., None]) % sizes[..., None]
@@ -194,29 +196,29 @@ def _examples(graph: SceneGraph, attribute: Tensor) -> tuple[Tensor, Tensor]:
 def _questions(
     graph: SceneGraph, order: Tensor, values: Tensor, shuffle: Tensor, names: Tensor
 ) -> dict[str, Tensor]:
-    """Fields of `Lessons`: each of the four combinations with each of the two other attributes."""
+    """Fields of `Lessons`: each of the four combinations with each of the other two attributes."""
     count, device = len(order), graph.device
     scenes = torch.arange(len(graph), device=device).view(count, EXAMPLES + 1)[:, EXAMPLES]
     query = graph[scenes]
     two = torch.arange(2, device=device)
-    one, other, third = torch.cartesian_prod(two, two, two).unbind(1)
+    a_value, b_value, third = torch.cartesian_prod(two, two, two).unbind(1)
     phrase = torch.full((count, QUESTIONS, 4), -1, device=device)
-    for side, which in enumerate((one, other)):
-        place = order[:, side, None, None].expand(-1, QUESTIONS, 1)
-        phrase.scatter_(2, place, values[:, side][:, which][..., None])
+    for side, which in enumerate((a_value, b_value)):
+        index = order[:, side, None, None].expand(-1, QUESTIONS, 1)
+        phrase.scatter_(2, index, values[:, side][:, which][..., None])
     wanted = order[:, 2:][:, third]  # attribute of the answer: (lessons, questions)
     meant = matches(phrase, query)
     target = meant.to(torch.uint8).argmax(-1)
-    found = query.attributes.gather(1, target[..., None].expand(-1, -1, 4))
-    answer = found.gather(2, wanted[..., None])[..., 0]
+    target_values = query.attributes.gather(1, target[..., None].expand(-1, -1, 4))
+    answer = target_values.gather(2, wanted[..., None])[..., 0]
     description = phrase_words(phrase, names[:, None], WORD_ID["thing"])
     # Position d holds example number `shuffle[d]` of (a1, a2, b1, b2).
-    needed = torch.stack([one, 2 + other], 1)  # (questions, 2)
+    needed = torch.stack([a_value, 2 + b_value], 1)  # (questions, 2)
     needs = (shuffle[:, None, :, None] == needed[None, :, None]).any(-1)
     return {
         "text": _what_is(wanted, description),
         "needs": needs,
-        "meant": found,
+        "meant": target_values,
         "answer": naming(device).flatten()[wanted * 8 + answer],
         "valid": meant.sum(-1) == 1,
         "guess": _guess(query.attributes[:, :_TARGETS], wanted, answer),
@@ -227,9 +229,9 @@ def _guess(objects: Tensor, wanted: Tensor, answer: Tensor) -> Tensor:
     """Probability that one of the most frequent values is the answer; (lessons, questions)."""
     index = wanted[:, None, :].expand(-1, _TARGETS, -1)
     values = objects.gather(2, index).transpose(1, 2)  # (lessons, questions, objects)
-    times = (values[..., None] == values[..., None, :]).sum(-1)
-    most = times.amax(-1)
-    frequent = ((times == most[..., None]) / times).sum(-1)  # number of such values
+    counts = (values[..., None] == values[..., None, :]).sum(-1)
+    most = counts.amax(-1)
+    frequent = ((counts == most[..., None]) / counts).sum(-1)  # number of such values
     own = (values == answer[..., None]).sum(-1)
     return (own == most) / frequent
 

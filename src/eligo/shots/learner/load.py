@@ -21,13 +21,11 @@ _PROCESSOR = "processor_config.json"  # a learner has one, a selector has none
 
 def find_learner(name: str | None = None) -> Path:
     """Find a learner by folder, run folder or hub name; without a name, the shipped one."""
-    found = (
-        shipped_model(LEARNER, made_by=MADE_BY) if name is None else find_model(name, _PROCESSOR)
-    )
-    for folder in (found, found / "model"):
+    root = shipped_model(LEARNER, made_by=MADE_BY) if name is None else find_model(name, _PROCESSOR)
+    for folder in (root, root / "model"):
         if (folder / _PROCESSOR).is_file():
             return folder
-    raise InputError(f"{found}: holds no learner; expected the folder of a run of `{MADE_BY}`")
+    raise InputError(f"{root}: holds no learner; expected the folder of a run of `{MADE_BY}`")
 
 
 def scenes_for(image_size: int, seed: int = 0) -> SceneConfig:

@@ -20,7 +20,7 @@ _TOKENS = {"cuda": 1 << 18, "cpu": 1 << 13}
 
 
 class Answers(NamedTuple):
-    """Outcome of some prompts; on the CPU."""
+    """Answers to prompts; on the CPU."""
 
     logprob: Float[Tensor, " prompts"]
     """Of the correct answer."""
@@ -63,11 +63,11 @@ class LearnerScorer:
         logprob = torch.empty(len(queries))
         token = torch.empty(len(queries), dtype=torch.int64)
         for length in total.unique().tolist():
-            own = (total == length).nonzero().flatten()
-            for part in own.split(max(1, self.tokens // length)):
+            same_length = (total == length).nonzero().flatten()
+            for part in same_length.split(max(1, self.tokens // length)):
                 logits = self._logits(blocks[part].to(self.device), length).log_softmax(-1)
-                wanted = self.world.answers[queries[part]].to(self.device)
-                logprob[part] = logits.gather(1, wanted[:, None]).squeeze(1).cpu()
+                correct = self.world.answers[queries[part]].to(self.device)
+                logprob[part] = logits.gather(1, correct[:, None]).squeeze(1).cpu()
                 token[part] = logits.argmax(-1).cpu()
         return Answers(logprob, token == self.world.answers[queries].cpu(), token)
 
@@ -85,10 +85,10 @@ class LearnerScorer:
         table = self.world.blocks
         lengths = table.lengths[blocks] * (blocks >= 0)
         ends = lengths.cumsum(1)
-        places = torch.arange(length, device=blocks.device).expand(len(blocks), -1).contiguous()
-        number = torch.searchsorted(ends, places, right=True)  # block of each position
+        positions = torch.arange(length, device=blocks.device).expand(len(blocks), -1).contiguous()
+        number = torch.searchsorted(ends, positions, right=True)  # block of each position
         start = (table.starts[blocks] - (ends - lengths)).gather(1, number)
-        vectors = table.vectors[table.rows[start + places]]
+        vectors = table.vectors[table.rows[start + positions]]
         with torch.autocast(self.device.type, torch.bfloat16, self.device.type == "cuda"):
             states = self.model.model.language_model(inputs_embeds=vectors, use_cache=False)
             return self.model.lm_head(states.last_hidden_state[:, -1]).float()

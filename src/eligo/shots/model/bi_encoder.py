@@ -13,7 +13,6 @@ from eligo.shots.config import (
     PointerSelectorV1Config,
     PointerSelectorV2Config,
     PointerSelectorV3Config,
-    State,
 )
 from eligo.shots.model import losses
 from eligo.shots.model.pointer import EncodedInputs, PointerSelector
@@ -78,7 +77,8 @@ class _BiEncoder(PointerSelector):
     ) -> None:
         super().__init__(config)
         self.look = None if attention is None else CandidateAttention(attention)
-        self.state = _build_state(config.state, config.hidden_dim)
+        state = {"none": None, "gate": Gate, "gru": Gru}[config.state]
+        self.state = None if state is None else state(config.hidden_dim)
 
     @property
     def is_static(self) -> bool:
@@ -96,10 +96,6 @@ class _BiEncoder(PointerSelector):
         pick = picks[:, -1:]
         updated = self.state(before, ops.gather(inputs.candidates, pick).squeeze(1))
         return torch.where(pick < 0, before, updated)  # an ignored step changes nothing
-
-
-def _build_state(kind: State, dim: int) -> nn.Module | None:
-    return {"none": lambda: None, "gate": lambda: Gate(dim), "gru": lambda: Gru(dim)}[kind]()
 
 
 class PointerSelectorV1(_BiEncoder):

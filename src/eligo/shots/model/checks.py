@@ -61,7 +61,7 @@ def check_labels(labels: Tensor, mask: Tensor) -> None:
         _refuse("labels", labels, (labels < -1) | (labels >= count), expected)
         if count:
             padding = (labels >= 0) & ~mask.gather(1, labels.clamp_min(0).long())
-            _refuse("labels", labels, padding, f"which cand_mask says is padding; {expected}")
+            _refuse("labels", labels, padding, f"which is padding (cand_mask); {expected}")
 
 
 def check_scores(name: str, scores: Tensor | None, shape: tuple[int, ...]) -> None:
@@ -86,8 +86,8 @@ def check_weights(weights: Tensor | None, num_rows: int) -> None:
 
 def _refuse(name: str, values: Tensor, bad: Tensor, why: str) -> None:
     if bad.any():
-        place = bad.nonzero()[0].tolist()
-        raise InputError(f"{name}: {place} is {values[tuple(place)].item()}, {why}")
+        index = bad.nonzero()[0].tolist()
+        raise InputError(f"{name}: {index} is {values[tuple(index)].item()}, {why}")
 
 
 def _wrong(name: str, got: Tensor, expected: str) -> NoReturn:

@@ -51,8 +51,8 @@ class DecoderLayer(nn.Module):
     def _attend_causally(self, tokens: Tensor) -> Tensor:
         # Every token is a row with its own keys: there are few.
         num_tokens = tokens.shape[1]
-        shared = (each.unsqueeze(1) for each in self.self_attention.keys_values(tokens))
-        keys, values = (each.expand(-1, num_tokens, -1, -1, -1) for each in shared)
+        shared = (part.unsqueeze(1) for part in self.self_attention.keys_values(tokens))
+        keys, values = (part.expand(-1, num_tokens, -1, -1, -1) for part in shared)
         causal = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=tokens.device).tril()
         attended, _ = self.self_attention.attend(
             tokens.unsqueeze(2), keys, values, causal.expand(len(tokens), -1, -1)

@@ -122,7 +122,7 @@ class _PlackettLuce(torch.autograd.Function):
         share = (scores.unsqueeze(1) - log_z.unsqueeze(2)).exp_()
         share -= (ctx.smoothing / count).unsqueeze(2)
         over = torch.where(left[:, :-1], share, 0.0).mul_(gradient.unsqueeze(2)).sum(1)
-        # An ignored step adds 0 to whichever slot it has.
+        # An ignored step adds 0.
         return over.scatter_add_(1, slots, gradient * (ctx.smoothing - 1)), None, None, None
 
 

@@ -6,12 +6,12 @@
 
 At each step the best candidate that was not picked before is picked. Departures from the published
 pointer-selector designs (docs/sources.md):
-- Dropout acts after `input_proj`, not before the norm, where it would turn the vector that is
+- Dropout acts after `input_proj`, not before the norm, where it would rotate the vector that is
   compared. The temperature is a saved buffer (`SimilarityScale`).
 - Without a state the scores do not depend on the step: cross-entropy over the steps is then
   Plackett-Luce, in closed form, and greedy picking is a top-S. So V1 cannot react to its picks;
   with a `state` (gate, gru) it can.
-- Label smoothing spreads over valid candidates only, and losses never see a large fill value.
+- Label smoothing spreads over valid candidates only, and losses contain no large fill value.
 - A repeated label is an ignored step, as in the designs' own example.
 """
 
@@ -226,7 +226,7 @@ class PointerSelector(nn.Module):
     ) -> PointerPrediction:
         """Pick greedily, `shots` times (default: the config's), without dropout or gradient.
 
-        `top_k` > 1 adds each step's next best candidates along the greedy path, on a last axis.
+        `top_k` > 1 adds part step's next best candidates along the greedy path, on a last axis.
         Where no candidate is left: -1, with score -inf.
         """
         if shots is None:
@@ -243,14 +243,14 @@ class PointerSelector(nn.Module):
         first = logits[:, 0]
         logits, path = logits[:, :shots], path[:, :shots]
         valid = available(path, inputs.mask)[:, :-1]
-        found = ops.top_k(logits, top_k, valid)  # (batch, shots, top_k)
-        missing = found < 0
-        scores = ops.gather(logits, found).masked_fill(missing, -torch.inf)
-        log_probs = ops.gather(ops.masked_log_softmax(logits, valid), found)
+        top = ops.top_k(logits, top_k, valid)  # (batch, shots, top_k)
+        missing = top < 0
+        scores = ops.gather(logits, top).masked_fill(missing, -torch.inf)
+        log_probs = ops.gather(ops.masked_log_softmax(logits, valid), top)
         log_probs = log_probs.masked_fill(missing, -torch.inf)
         if top_k == 1:
-            found, scores, log_probs = (each.squeeze(-1) for each in (found, scores, log_probs))
-        return PointerPrediction(found, scores, log_probs, Selection(path, first, inputs.mask))
+            top, scores, log_probs = (part.squeeze(-1) for part in (top, scores, log_probs))
+        return PointerPrediction(top, scores, log_probs, Selection(path, first, inputs.mask))
 
     def project(self, cand_emb: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch hidden"]:
         """Apply the shared projection, once for many queries: `forward(..., projected=True)`."""
@@ -279,10 +279,10 @@ class PointerSelector(nn.Module):
         """
         from eligo.shots.model.pretrained import load_pointer
 
-        found = load_pointer(name)
-        if not isinstance(found, cls):
-            raise InputError(f"{name}: holds a {type(found).__name__}, not a {cls.__name__}")
-        return found
+        loaded = load_pointer(name)
+        if not isinstance(loaded, cls):
+            raise InputError(f"{name}: holds a {type(loaded).__name__}, not a {cls.__name__}")
+        return loaded
 
     def _encode(
         self, query_emb: Tensor, cand_emb: Tensor, mask: Tensor | None, projected: bool

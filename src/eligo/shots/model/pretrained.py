@@ -59,12 +59,12 @@ def save_pointer(
 
 def load_pointer(name: str | Path) -> PointerSelector:
     """Load from a folder, the shipped models or the hub; float32, in eval mode."""
-    found = find_model(name, f"{FILE}.safetensors")
-    places = (found, found / "best", found / "selector")
-    folder = next((place for place in places if (place / f"{FILE}.safetensors").is_file()), None)
+    root = find_model(name, f"{FILE}.safetensors")
+    candidates = (root, root / "best", root / "selector")
+    folder = next((path for path in candidates if (path / f"{FILE}.safetensors").is_file()), None)
     if folder is None:
         raise InputError(
-            f"{found}: no {FILE}.safetensors in it; expected a model, a selector, a checkpoint or "
+            f"{root}: no {FILE}.safetensors in it; expected a model, a selector, a checkpoint or "
             "a run of `eligo shots train`"
         )
     with reading(folder, "the config of a pointer selector"):
@@ -112,31 +112,31 @@ def import_pointer(path: Path, config: AnyPointerConfig) -> PointerSelector:
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:
-    found = read_pickled(path, holds="tensors", made_by="torch.save made of a state_dict()")
+    state = read_pickled(path, holds="tensors", made_by="torch.save made of a state_dict()")
     for name in _INNER:
-        if isinstance(found, dict) and isinstance(found.get(name), dict):
-            found = found[name]
+        if isinstance(state, dict) and isinstance(state.get(name), dict):
+            state = state[name]
             break
-    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise InputError(f"{path}: expected weights by name, or those under {', '.join(_INNER)}")
-    return {key.removeprefix("module."): value for key, value in found.items()}
+    return {key.removeprefix("module."): value for key, value in state.items()}
 
 
 def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename to our keys; torch's attention keeps its three projections in one tensor."""
-    made: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for key, value in state.items():
         owner, _, last = key.rpartition(".")
         if last in ("in_proj_weight", "in_proj_bias"):
             kind = last.removeprefix("in_proj_")
             for name, part in zip(("query", "key", "value"), value.chunk(3), strict=True):
-                made[f"look.attention.{name}_proj.{kind}"] = part.contiguous()
+                renamed[f"look.attention.{name}_proj.{kind}"] = part.contiguous()
         elif key.startswith(("input_proj.", "query_proj.", "cand_proj.")):
-            made[key] = value
+            renamed[key] = value
         elif owner.endswith("out_proj"):
-            made[f"look.attention.out_proj.{last}"] = value
+            renamed[f"look.attention.out_proj.{last}"] = value
         elif value.ndim == 1 and last in ("weight", "bias"):
-            made[f"look.norm.{last}"] = value
+            renamed[f"look.norm.{last}"] = value
         elif value.numel() > 1:  # a temperature is a setting here
-            made[key] = value
-    return made
+            renamed[key] = value
+    return renamed

@@ -1,7 +1,7 @@
 """PoolIndex: nearest-neighbour search among the projected vectors of a pool, exact or by FAISS.
 
-A candidate has a slot. Removed slots are never found again and are reused by later additions;
-nothing is projected or clustered again.
+Each candidate has a slot. The slots of removed candidates are reused by later additions; nothing is
+projected or clustered again.
 """
 
 from collections.abc import Callable
@@ -93,8 +93,8 @@ class PoolIndex:
         self.store.add(slots, vectors)
         return slots
 
-    def remove(self, slots: Int[Tensor, " gone"]) -> None:
-        """Never find these slots again."""
+    def remove(self, slots: Int[Tensor, " removed"]) -> None:
+        """Remove these slots from the index."""
         if not self.alive[slots].all():
             raise InputError(f"PoolIndex: slot {int(slots[~self.alive[slots]][0])} holds nothing")
         self.alive[slots] = False
@@ -118,9 +118,9 @@ class PoolIndex:
     def calibrate(
         self, queries: Float[Tensor, "queries dim"], k: int = 64, recall: float = 0.985
     ) -> float:
-        """Search as few lists as reach this recall of the true k best; return the recall.
+        """Set the fewest lists to search that reach this recall of the k best; return the recall.
 
-        Give queries like those to come, not the candidates themselves.
+        Give representative queries, not the candidates themselves.
         """
         return self.store.calibrate(queries, k, recall)
 
@@ -168,7 +168,7 @@ class ExactStore:
             self.vectors = grown
         self.vectors[slots.to(self.vectors.device)] = vectors.to(self.vectors)
 
-    def remove(self, slots: Int[Tensor, " gone"]) -> None:
+    def remove(self, slots: Int[Tensor, " removed"]) -> None:
         """Do nothing: the index no longer allows these slots."""
 
     def search(
@@ -180,10 +180,10 @@ class ExactStore:
         values = queries.new_zeros((len(queries), 0))
         for start in range(0, len(allowed), _CHUNK):
             mask = allowed[start : start + _CHUNK].to(queries.device).expand(len(queries), -1)
-            found = queries @ self.vectors[start : start + mask.shape[1]].float().T
-            best = ops.top_k(found, min(k, mask.shape[1]), mask)
+            scores = queries @ self.vectors[start : start + mask.shape[1]].float().T
+            best = ops.top_k(scores, min(k, mask.shape[1]), mask)
             slots = torch.cat([slots, torch.where(best < 0, -1, best + start)], 1)
-            values = torch.cat([values, ops.gather(found, best)], 1)
+            values = torch.cat([values, ops.gather(scores, best)], 1)
             # Earlier chunks come first, so ties still go to the lowest slot.
             order = ops.top_k(values, min(k, values.shape[1]), slots >= 0)
             slots = ops.gather(slots, order).masked_fill(order < 0, -1)
@@ -234,7 +234,7 @@ class IvfStore:
         """Add vectors to the lists of their clusters, which do not change."""
         self.index.add_with_ids(_as_numpy(vectors), slots.cpu().numpy())
 
-    def remove(self, slots: Int[Tensor, " gone"]) -> None:
+    def remove(self, slots: Int[Tensor, " removed"]) -> None:
         """Remove vectors from their lists."""
         self.index.remove_ids(slots.cpu().numpy())
 
@@ -258,17 +258,18 @@ class IvfStore:
         """
         faiss, rows = _faiss(), _as_numpy(queries)
 
-        def found(lists: int) -> np.ndarray:
+        def search_lists(lists: int) -> np.ndarray:
             options = faiss.SearchParametersIVF(nprobe=lists)
             return self.index.search(rows, k, params=options)[1]
 
-        truth = [set(row[row >= 0].tolist()) for row in found(self.index.nlist)]
+        truth = [set(row[row >= 0].tolist()) for row in search_lists(self.index.nlist)]
 
         def recall_of(lists: int) -> float:
             hits = [
-                len(real & set(row.tolist())) for real, row in zip(truth, found(lists), strict=True)
+                len(true & set(row.tolist()))
+                for true, row in zip(truth, search_lists(lists), strict=True)
             ]
-            return sum(hits) / max(1, sum(len(real) for real in truth))
+            return sum(hits) / max(1, sum(len(true) for true in truth))
 
         low, high = 0, 1
         while high < self.index.nlist and recall_of(high) < recall:

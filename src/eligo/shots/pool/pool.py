@@ -237,12 +237,12 @@ class Pool:
         return members
 
     def _appended(self, more: "Pool", name: str) -> list | None:
-        mine, theirs = getattr(self, name), getattr(more, name)
-        if mine is None and theirs is None:
+        own, added = getattr(self, name), getattr(more, name)
+        if own is None and added is None:
             return None
-        if name == "token_costs" and (mine is None or theirs is None):
+        if name == "token_costs" and (own is None or added is None):
             raise InputError("Pool.add: token_costs are given on one side only; give both or none")
-        return [*(mine or [None] * len(self)), *(theirs or [None] * len(more))]
+        return [*(own or [None] * len(self)), *(added or [None] * len(more))]
 
     def _check_length(self, name: str, length: int) -> None:
         if length != len(self.ids):

@@ -1,8 +1,8 @@
 """Candidates of a query: drawn at random, by similarity, or both.
 
 Never the query itself, nor its group, nor another domain (`Pool.allowed`). Positions are shuffled,
-or a selector could learn that the first is the nearest. Draws depend only on a seed and on the
-query's id: not on the batch, the order or the machine.
+so that a selector cannot learn that the first is the nearest. Draws depend only on a seed and the
+query's id, not on the batch, the order or the machine.
 """
 
 import hashlib
@@ -56,17 +56,17 @@ class Sampler:
         if self.config.max_similarity is not None:
             allowed &= self.pool.vectors @ query.vector <= self.config.max_similarity
         size, seed = self.config.num_candidates, self.config.seed
-        by_chance = shuffled(allowed.nonzero().flatten(), seed, query.id)
+        random_rows = shuffled(allowed.nonzero().flatten(), seed, query.id)
         shares = {
             "random": {},
             "text": {"text": size},
             "image": {"image": size},
             "mix": {"text": size // 4, "image": size - size // 2 - size // 4},
         }[self.config.kind]
-        near = [self._nearest(query, view, count, allowed) for view, count in shares.items()]
-        chance = by_chance[: size - sum(shares.values())]
+        by_view = [self._nearest(query, view, count, allowed) for view, count in shares.items()]
+        drawn = random_rows[: size - sum(shares.values())]
         # Random draws come first, so that the shares of the nearest do not overlap with them.
-        chosen = dict.fromkeys(torch.cat([chance, *near, by_chance]).tolist())
+        chosen = dict.fromkeys(torch.cat([drawn, *by_view, random_rows]).tolist())
         return shuffled(torch.tensor(list(chosen)[:size], dtype=torch.int64), seed + 1, query.id)
 
     def names(self, query: Query) -> list[str]:
@@ -78,7 +78,7 @@ class Sampler:
         size = max(self.config.num_candidates, len(picks))
         names = list(dict.fromkeys([*picks, *self.names(query)]))[:size]
         order = shuffled(torch.arange(len(names)), self.config.seed + 2, query.id)
-        return [names[place] for place in order.tolist()]
+        return [names[index] for index in order.tolist()]
 
     @cached_property
     def _units(self) -> dict[str, Float[Tensor, "items dim"]]:
@@ -88,5 +88,5 @@ class Sampler:
         if view not in query.views:
             raise InputError(f"query {query.id!r}: has no view {view}, which the sampler compares")
         cosines = self._units[view] @ F.normalize(query.views[view].float(), dim=-1)
-        found = ops.top_k(cosines, min(count, len(cosines)), allowed)
-        return found[found >= 0]
+        nearest = ops.top_k(cosines, min(count, len(cosines)), allowed)
+        return nearest[nearest >= 0]

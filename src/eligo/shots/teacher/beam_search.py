@@ -60,16 +60,16 @@ def beam_search(extend: Extend, num_candidates: int, shots: int, beam: int) -> S
     beams, scored = [Beam((), 0.0, ())], []
     for _ in range(min(shots, num_candidates)):
         table = torch.full((len(beams), num_candidates), torch.nan)
-        for row, found in enumerate(beams):
-            left = [c for c in range(num_candidates) if c not in found.picks]
-            table[row, left] = torch.as_tensor(extend(found.picks, left)).float()
-            scored.append(Scored(found.picks, table[row]))
+        for row, current in enumerate(beams):
+            left = [c for c in range(num_candidates) if c not in current.picks]
+            table[row, left] = torch.as_tensor(extend(current.picks, left)).float()
+            scored.append(Scored(current.picks, table[row]))
         real = ~table.isnan()
         best = ops.top_k(table.flatten(), min(beam, table.numel()), real.flatten()).tolist()
-        places = [divmod(place, num_candidates) for place in best if place >= 0]
-        if not places:
+        pairs = [divmod(index, num_candidates) for index in best if index >= 0]
+        if not pairs:
             break
-        beams = [_extended(beams[row], pick, float(table[row, pick])) for row, pick in places]
+        beams = [_extended(beams[row], pick, float(table[row, pick])) for row, pick in pairs]
     return Search(beams, scored)
 
 
@@ -87,5 +87,5 @@ def num_calls(num_candidates: int, shots: int, beam: int) -> int:
     return total
 
 
-def _extended(found: Beam, pick: int, value: float) -> Beam:
-    return Beam((*found.picks, pick), value, (*found.step_values, value))
+def _extended(beam: Beam, pick: int, value: float) -> Beam:
+    return Beam((*beam.picks, pick), value, (*beam.step_values, value))

@@ -1,7 +1,7 @@
 """Read the records of a teacher, or of other programs, for training.
 
-Scores are computed from the stored log-probabilities, so any objective is available, whichever one
-the beams were ranked by.
+Scores are computed from the stored log-probabilities, so any objective is available, not only
+the one that ranked the beams.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,11 +63,11 @@ def read_records(
 ) -> LabelledRecords:
     """Read what `eligo shots teach` wrote."""
     meta = read_meta(folder)
-    for name, given in (("pool", pool), ("queries", queries)):
-        if meta[name] != given.content_hash:
+    for name, loaded in (("pool", pool), ("queries", queries)):
+        if meta[name] != loaded.content_hash:
             raise InputError(
                 f"{folder}: was taught on {name} of hash {meta[name]}, got hash "
-                f"{given.content_hash}; teach again, or give the folder it was taught on"
+                f"{loaded.content_hash}; teach again, or give the folder it was taught on"
             )
     if not (folder / RECORDS).exists():
         raise InputError(f"{folder}: has no {RECORDS}: teaching is not finished; start it again")
@@ -80,7 +80,7 @@ def read_records(
         beams = result.beams if labels == "weighted" else result.beams[:1]
         weights = _weights([beam.value for beam in beams])
         for beam, weight in zip(beams, weights, strict=True):
-            picks = [result.candidates[place] for place in beam.picks]
+            picks = [result.candidates[position] for position in beam.picks]
             with reading(f"{folder / RECORDS}: {result.query.id}", _TAUGHT):
                 scores = result.step_scores(beam.picks, chosen)
             records.append(
@@ -110,7 +110,7 @@ def read_results(folder: Path, queries: Pool) -> Iterator[TeacherResult]:
 
 def _result(fields: dict[str, Any], tensors: Mapping[str, Tensor], queries: Pool) -> TeacherResult:
     names = [str(name) for name in fields["pool"]]
-    place = {name: position for position, name in enumerate(names)}
+    positions = {name: position for position, name in enumerate(names)}
     start, end = map(int, fields["rows"])
     states = tensors["states"][start:end]
     if not 0 <= start < end or len(states) < end - start:
@@ -122,7 +122,7 @@ def _result(fields: dict[str, Any], tensors: Mapping[str, Tensor], queries: Pool
         int(tensors["num_tokens"][start]),
         [
             Beam(
-                tuple(place[name] for name in beam["ids"]),
+                tuple(positions[name] for name in beam["ids"]),
                 float(beam["value"]),
                 tuple(map(float, beam["step_values"])),
             )
@@ -147,14 +147,16 @@ def read_legacy_records(
     for lists in read_legacy(path):
         kept = lists if labels == "weighted" else lists[:1]
         query = as_query(queries, int(queries.rows([kept[0].query])[0]))
-        weights = _weights([one.value or 0.0 for one in kept])
-        for one, weight in zip(kept, weights, strict=True):
-            places = _good_places(one, sampler.pool, query, on_bad_label, f"{path}: {one.query}")
-            bad += len(one.picks) - len(places)
-            if not places:
+        weights = _weights([labelled.value or 0.0 for labelled in kept])
+        for labelled, weight in zip(kept, weights, strict=True):
+            where = f"{path}: {labelled.query}"
+            positions = _good_positions(labelled, sampler.pool, query, on_bad_label, where)
+            bad += len(labelled.picks) - len(positions)
+            if not positions:
                 continue
-            picks = [one.picks[place] for place in places]
-            scores = None if one.scores is None else [one.scores[place] for place in places]
+            picks, scores = [labelled.picks[n] for n in positions], None
+            if labelled.scores is not None:
+                scores = [labelled.scores[n] for n in positions]
             names = sampler.with_picks(query, picks)
             records.append(Record(query, picks, names, scores=scores, weight=weight))
     return LabelledRecords(records, bad)
@@ -162,31 +164,31 @@ def read_legacy_records(
 
 def _weights(values: Sequence[float]) -> list[float]:
     """Softmax of z-scores; uniform for equal values."""
-    found = torch.tensor(values)
-    spread = found.std(correction=0)
-    z = (found - found.mean()) / spread if spread > 1e-6 else torch.zeros_like(found)
+    scores = torch.tensor(values)
+    spread = scores.std(correction=0)
+    z = (scores - scores.mean()) / spread if spread > 1e-6 else torch.zeros_like(scores)
     return z.softmax(0).tolist()
 
 
-def _good_places(
-    one: Labelled, pool: Pool, query: Query, on_bad_label: OnBadLabel, where: str
+def _good_positions(
+    labelled: Labelled, pool: Pool, query: Query, on_bad_label: OnBadLabel, where: str
 ) -> list[int]:
     """Positions of picks that are in the pool, occur once, and do not leak the answer."""
     allowed = pool.allowed(query)
     good: dict[str, int] = {}
-    for place, name in enumerate(one.picks):
+    for position, name in enumerate(labelled.picks):
         why = None
         if name not in pool:
             why = "is not in the pool"
         elif name in good:
-            why = f"occurs {one.picks.count(name)} times"
+            why = f"occurs {labelled.picks.count(name)} times"
         elif not allowed[pool.rows([name])].all():
             raise InputError(
                 f"{where}: example {name!r} is the query itself, of its group or of another "
                 "domain: its answer would leak"
             )
         if why is None:
-            good[name] = place
+            good[name] = position
         elif on_bad_label == "error":
             raise InputError(
                 f"{where}: example {name!r} {why}; correct the file, or leave such labels out with "

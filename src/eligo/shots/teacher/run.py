@@ -163,8 +163,9 @@ def _worker(config: TeachConfig, make_scorer: MakeScorer) -> Callable[[int], Non
         )  # fmt: skip
 
     def run(shard: int) -> None:
-        own = rows[shard * config.shard_size : (shard + 1) * config.shard_size]
-        write_shard(Path(config.out), shard, [as_query(queries, row) for row in own], teach_one)
+        shard_rows = rows[shard * config.shard_size : (shard + 1) * config.shard_size]
+        shard_queries = [as_query(queries, row) for row in shard_rows]
+        write_shard(Path(config.out), shard, shard_queries, teach_one)
 
     return run
 
@@ -173,9 +174,9 @@ def check_turns(pool: Pool, queries: Pool, rows: Sequence[int], processor: Any) 
     """Check all texts and images of the examples and the chosen queries before the first call."""
     check = DataCheck()
     images: dict[str, None] = {}
-    for label, source, places in (("examples", pool, range(len(pool))), ("queries", queries, rows)):
+    for label, source, used in (("examples", pool, range(len(pool))), ("queries", queries, rows)):
         turns = check.each(
-            label, [source.ids[row] for row in places], partial(_checked_turn, source, processor)
+            label, [source.ids[row] for row in used], partial(_checked_turn, source, processor)
         )
         images |= {turn.image: None for turn in turns if turn.image is not None}
     check.each("images", list(images), upright_size)

@@ -158,7 +158,7 @@ def check_host(folder: Path, model: Any) -> None:
 
 
 def _teach(query: Query, teach: Callable[[Query], TeacherResult]) -> TeacherResult | dict[str, str]:
-    """Teach one query; a dict says why there is no result."""
+    """Teach one query; return a dict with the reason if there is no result."""
     error: Exception | None = None
     for _ in range(_TRIES):
         try:

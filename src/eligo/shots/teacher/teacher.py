@@ -57,7 +57,7 @@ class TeacherResult:
         """Return the line for records.jsonl, without the location of its scores."""
         beams = [
             {
-                "ids": [self.candidates[place] for place in beam.picks],
+                "ids": [self.candidates[position] for position in beam.picks],
                 "value": beam.value,
                 "step_values": list(beam.step_values),
             }
@@ -87,8 +87,8 @@ class TeacherResult:
         """Return the beams of the same search with fewer shots, from the scores that were kept."""
         means = self.logprob / self.num_tokens
 
-        def extend(prefix: tuple[int, ...], places: Sequence[int]) -> Tensor:
-            return list_value(means[self._rows[prefix]][list(places)], objective)
+        def extend(prefix: tuple[int, ...], positions: Sequence[int]) -> Tensor:
+            return list_value(means[self._rows[prefix]][list(positions)], objective)
 
         return beam_search(extend, len(self.candidates), shots, beam).beams
 
@@ -112,14 +112,14 @@ def teach_query(
     states: list[tuple[int, ...]] = []
     sums: list[Tensor] = []
 
-    def extend(prefix: tuple[int, ...], places: Sequence[int]) -> Tensor:
-        picks, left = ([candidates[place] for place in some] for some in (prefix, places))
-        found = scorer.score(query, picks, left)
+    def extend(prefix: tuple[int, ...], positions: Sequence[int]) -> Tensor:
+        picks, left = ([candidates[n] for n in part] for part in (prefix, positions))
+        logprob = scorer.score(query, picks, left).logprob.float()
         row = torch.full((len(candidates),), torch.nan)
-        row[list(places)] = found.logprob.float()
+        row[list(positions)] = logprob
         states.append(prefix)
         sums.append(row)
-        return list_value(found.logprob.float() / start.num_tokens, objective)
+        return list_value(logprob / start.num_tokens, objective)
 
     beams = beam_search(extend, len(candidates), shots, beam).beams
     length = min(shots, len(candidates))

@@ -1,7 +1,8 @@
 """Compare a trained selector with the untrained one and with simple baselines on held-out queries.
 
-The same queries chose the best step, so a selector that is no better here is hardly better
-elsewhere. Better means: the paired 95 % interval of the difference lies above 0.
+These queries also chose the best step, so the comparison favours the trained selector: if it is no
+better here, it is unlikely to be better elsewhere. "Better" means that the paired 95 % interval of
+the difference lies above 0.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from eligo.shots.training.task import record_metrics
 Outcome = Literal["better", "unclear", "no better"]
 _MESSAGES = {
     "no better": "on {queries} held-out queries this selector is no better than {baseline}",
-    "unclear": "{queries} held-out queries are too few to tell whether this selector is better "
+    "unclear": "{queries} held-out queries are too few to show whether this selector is better "
     "than {baseline}",
 }
 _REMEDY = (
@@ -67,9 +68,9 @@ def ranked(
     values = record_metrics(model.eval(), records, pool)[metric].cpu()
     batch = collate(records, pool).to(next(model.parameters()).device)
     shots = batch.labels.shape[1]
-    found = model.predict(batch.query, batch.candidates, shots=shots, cand_mask=batch.mask)
+    prediction = model.predict(batch.query, batch.candidates, shots=shots, cand_mask=batch.mask)
     model.train(training)
-    return Ranked(values, found.predictions.tolist())
+    return Ranked(values, prediction.predictions.tolist())
 
 
 def compare(

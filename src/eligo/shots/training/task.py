@@ -65,7 +65,7 @@ class PointerTask(Task):
         if isinstance(config, PointerSelectorV3Config) and not scored:
             raise InputError(
                 "V3 learns from the teacher's scores, but no record has any; give "
-                "Record(scores=...) or step_scores, or fit V1, which V3 is without them"
+                "Record(scores=...) or step_scores, or fit V1, which is V3 without them"
             )
         parts = split_by_group(records, validation, seed)
         seed_everything(seed)
@@ -150,7 +150,7 @@ def split_by_group(
     """Return training and validation records that share no domain, group or query."""
     queries = [record.query for record in records]
     keys = [query.group or query.id for query in queries]
-    if len({query.domain for query in queries}) > 1:  # the aim is to choose in new domains
+    if len({query.domain for query in queries}) > 1:  # validate on unseen domains
         keys = [query.domain or "" for query in queries]
     groups = sorted(set(keys))
     if len(groups) < 2:
@@ -159,7 +159,7 @@ def split_by_group(
             "least 2 groups: one to learn from, one to choose the best step by"
         )
     order = shuffled(torch.arange(len(groups)), seed, "split").tolist()
-    held_out = {groups[place] for place in order[: max(1, math.floor(share * len(groups)))]}
+    held_out = {groups[index] for index in order[: max(1, math.floor(share * len(groups)))]}
     training = [r for r, key in zip(records, keys, strict=True) if key not in held_out]
     return training, [r for r, key in zip(records, keys, strict=True) if key in held_out]
 
@@ -194,7 +194,7 @@ def batch_metrics(model: PointerSelector, batch: RecordBatch) -> dict[str, Tenso
     picks = model.predict(batch.query, batch.candidates, shots=steps, cand_mask=batch.mask)
     free = model(batch.query, batch.candidates, picks.predictions, cand_mask=batch.mask)["logits"]
     assert output["loss"] is not None
-    found = {
+    values = {
         "loss": output["loss"].expand(len(labels)),
         **{f"top{k}": metrics.step_hits(logits, labels, k) for k in (1, 3, 5)},
         **{f"free_top{k}": metrics.step_hits(free, labels, k) for k in (1, 3, 5)},
@@ -203,8 +203,8 @@ def batch_metrics(model: PointerSelector, batch: RecordBatch) -> dict[str, Tenso
         "logits_std": metrics.logits_std(logits[:, 0]),
     }
     if batch.step_scores is not None:
-        found["ndcg"] = metrics.ndcg(logits[:, 0], batch.step_scores[:, 0], steps)
-    return found
+        values["ndcg"] = metrics.ndcg(logits[:, 0], batch.step_scores[:, 0], steps)
+    return values
 
 
 def record_metrics(
@@ -212,12 +212,12 @@ def record_metrics(
 ) -> dict[str, Float[Tensor, " records"]]:
     """Return the metrics of each record; NaN where one does not apply."""
     device = next(model.parameters()).device
-    found: dict[str, list[Tensor]] = {}
+    parts: dict[str, list[Tensor]] = {}
     for start in range(0, len(records), _EVAL_BATCH):
         batch = collate(records[start : start + _EVAL_BATCH], pool).to(device)
         for name, values in batch_metrics(model, batch).items():
-            found.setdefault(name, []).append(values)
-    return {name: torch.cat(values) for name, values in found.items()}
+            parts.setdefault(name, []).append(values)
+    return {name: torch.cat(values) for name, values in parts.items()}
 
 
 def mean_metrics(values: Mapping[str, Float[Tensor, " records"]]) -> dict[str, float]:

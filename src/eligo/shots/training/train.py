@@ -1,7 +1,7 @@
 """Train a selector on records and write it to a run folder.
 
-Beside the checkpoints stands `selector/`: the best model with its pool, and `pipeline.json`, which
-says how a new query is embedded and which candidates it gets.
+Its subfolder `selector/` holds the best model with its pool, and `pipeline.json`: how a new query
+is embedded and how its candidates are drawn.
 """
 
 import json
@@ -35,10 +35,10 @@ logger = logging.getLogger("eligo.shots")
 
 @dataclass(frozen=True, eq=False)
 class TrainingData:
-    """The records that a config names, and how they were made."""
+    """The records of a config, and the settings that produced them."""
 
     pool: Pool
-    lessons: LabelledRecords
+    labelled: LabelledRecords
     sampler: SamplerConfig
     embed: dict[str, Any]
     prompt: dict[str, str]
@@ -48,11 +48,11 @@ class TrainingData:
 def train_selector(config: ShotsTrainConfig, *, resume: bool = False) -> FitResult:
     """Train, and write the best model as a selector for `predict` and `evaluate`."""
     data = load_records(config.data, config.model.K, config.train.seed)
-    if data.lessons.bad_labels:
-        logger.info("%d bad labels were left out", data.lessons.bad_labels)
-    records = _draw_queries(data.lessons.records, config.data.num_anchors, config.train.seed)
+    if data.labelled.bad_labels:
+        logger.info("%d bad labels were left out", data.labelled.bad_labels)
+    records = _draw_queries(data.labelled.records, config.data.num_anchors, config.train.seed)
     train = config.train
-    # `predict` picks `shot_num` by default; more than the records teach would be a guess.
+    # `predict` picks `shot_num` by default, so not more than the records teach.
     longest = max([1, *(len(record.picks) for record in records)])
     sizes = {"d_model": data.pool.vectors.shape[1], "shot_num": min(config.model.shot_num, longest)}
     model_config = config.model.replace(sizes)
@@ -95,7 +95,7 @@ def _warn_of_unused_steps(train: SelectorTrainConfig, steps: int) -> None:
 def counted_steps(train: SelectorTrainConfig, steps_per_epoch: int) -> dict[str, Any]:
     """Return steps, evaluations and patience of a run that is counted in epochs.
 
-    A few dozen records are one step per epoch: 20 of them, stopped early, would change nothing.
+    With a few dozen records an epoch is one step, and 20 steps would hardly train the model.
     """
     assert train.num_epochs is not None
     steps, every = train.num_epochs * steps_per_epoch, steps_per_epoch
@@ -131,18 +131,18 @@ def load_records(config: RecordsConfig, num_candidates: int, seed: int) -> Train
         return _load_taught(config, path)
     if config.embedded is None:
         raise InputError(
-            f"{path}: names examples by id only; give the folder that `eligo shots embed` wrote of "
-            "them (--data.embedded, in evaluate --data)"
+            f"{path}: names examples by id only; give the folder of `eligo shots embed` that holds "
+            "them (--data.embedded; in evaluate, --data)"
         )
     pool, queries, embed = open_embedded(config.embedded)
     sampler = SamplerConfig(
         kind=config.sampler or "random", num_candidates=num_candidates, seed=seed
     )
-    lessons = read_legacy_records(
+    labelled = read_legacy_records(
         path, Sampler(pool, sampler), queries,
         labels=config.labels, on_bad_label=config.on_bad_label,
     )  # fmt: skip
-    return TrainingData(pool, lessons, sampler, embed, {"placement": "prepend", "instruction": ""})
+    return TrainingData(pool, labelled, sampler, embed, {"placement": "prepend", "instruction": ""})
 
 
 def find_records(config: RecordsConfig) -> Path:
@@ -181,9 +181,9 @@ def _load_taught(config: RecordsConfig, folder: Path) -> TrainingData:
             f"sampler {sampler.kind}; teach again, or leave it out"
         )
     pool, queries, embed = open_embedded(config.embedded or Path(meta[DATA]))
-    lessons = read_records(folder, pool, queries, objective=config.objective, labels=config.labels)
+    labelled = read_records(folder, pool, queries, objective=config.objective, labels=config.labels)
     prompt = {"placement": meta["placement"], "instruction": meta.get("instruction", "")}
-    return TrainingData(pool, lessons, sampler, embed, prompt)
+    return TrainingData(pool, labelled, sampler, embed, prompt)
 
 
 def _draw_queries(records: list[Record], count: int | None, seed: int) -> list[Record]:
@@ -191,5 +191,5 @@ def _draw_queries(records: list[Record], count: int | None, seed: int) -> list[R
         return records
     names = sorted({record.query.id for record in records})
     order = shuffled(torch.arange(len(names)), seed, "anchors").tolist()
-    kept = {names[place] for place in order[:count]}
+    kept = {names[index] for index in order[:count]}
     return [record for record in records if record.query.id in kept]

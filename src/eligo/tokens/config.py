@@ -326,7 +326,7 @@ class TokensTrainConfig(Config):
         return self.losses.resolve(self.objective)
 
     def schedule(self, num_tokens: int, num_layers: int, num_text: int = 100) -> Schedule:
-        """Return the token counts for a host of this size; impossible ones are errors."""
+        """Return the token counts for a host of this size; raise if they do not fit."""
         merged = num_tokens if self.merger is None else self.merger.resolve(num_tokens)
         cuts = () if self.pruners is None else self.pruners.resolve(merged, num_layers)
         return Schedule(num_tokens, merged, cuts, num_text, num_layers)

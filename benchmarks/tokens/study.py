@@ -171,8 +171,6 @@ class Study:
         answers = kept_json(self.out / _ANSWERS, key, lambda: self._test(plans, report))
         return {"tuning": tuned, **answers}
 
-    # -------------------------------------------------------------- trainings
-
     @property
     def runs(self) -> list[tuple[str, int]]:
         """Name and seed of every training."""
@@ -215,8 +213,6 @@ class Study:
             joined = b"".join(hashlib.sha256(path.read_bytes()).digest() for path in weights)
             digests[f"{name}_{seed}"] = hashlib.sha256(joined).hexdigest()[:12]
         return digests
-
-    # -------------------------------------------------------------- plans at equal cost
 
     def allowed(self, point: str) -> float:
         """Return the FLOPs of a point."""
@@ -275,11 +271,9 @@ class Study:
         spent = spending(self.shape, plan, self.text) / self.allowed(point)
         if spent > 1 + CLOSE and not self.config.tiny:
             raise InputError(
-                f"trainings.{name}: costs {spent:.3f} of what point {point} allows; expected at "
+                f"trainings.{name}: costs {spent:.3f} times the cost of point {point}; expected at "
                 f"most {1 + CLOSE}: lower its budgets"
             )
-
-    # -------------------------------------------------------------- answers
 
     def _test(self, plans: dict[str, Plan], report: Report) -> dict[str, Any]:
         answers = self._answers("test", plans, ("questions", report))

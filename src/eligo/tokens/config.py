@@ -313,7 +313,7 @@ class TokensTrainConfig(Config):
         if self.epochs is not None and isinstance(self.data, ScenesDataConfig):
             steps = self.steps_of(self.data.examples)
             train = self.train.model_copy(update={"total_steps": steps})
-            object.__setattr__(self, "train", train)  # frozen for users, not while it is made
+            object.__setattr__(self, "train", train)  # frozen only after validation
         return self
 
     def steps_of(self, num_examples: int) -> int:

@@ -48,7 +48,7 @@ class Stage1:
 
 @dataclass(frozen=True)
 class Cut:
-    """A cut at the **input** of `layer`: later layers see only what it kept.
+    """A cut at the **input** of `layer`: later layers get only the kept tokens.
 
     `layer` is an index (from 1: layer 0 is never cut), or a depth in (0, 1). A ratio is of the
     image's full number of tokens, before stage 1, so that ratios of successive cuts fall.
@@ -102,9 +102,9 @@ class HostMark:
         self._compared.add(id(host.core))
         if not same_weights(host.core, self.weights):
             _log.warning(
-                "plan: was trained in a host of this architecture with other weights; what it "
-                "keeps may be a poor choice here: compare it with `eligo tokens evaluate`, or "
-                "train a plan for this host"
+                "plan: was trained in a host of this architecture with other weights; its "
+                "selection may be poor here: compare it with `eligo tokens evaluate`, or train a "
+                "plan for this host"
             )
 
 
@@ -196,14 +196,18 @@ class Plan:
         cuts = [replace(cut, layer=layer) for cut, layer in zip(self.cuts, layers, strict=True)]
         plan = replace(self, cuts=cuts)
         if supply is not None:
-            budgets = [stage.budget for stage in self.stages if stage.budget is not None]
-            if budgets and max(budgets) > supply:
-                raise InputError(
-                    f"Plan: got a budget of {max(budgets)}; expected at most {supply}, the number "
-                    "of vision tokens that this model computes for an image"
-                )
+            self.check_budgets(supply, "that this model computes for an image")
             plan.counts((supply,))
         return plan
+
+    def check_budgets(self, num_tokens: int, origin: str) -> None:
+        """Raise for budgets above the number of vision tokens: they would keep everything."""
+        budgets = [stage.budget for stage in self.stages if stage.budget is not None]
+        if budgets and max(budgets) > num_tokens:
+            raise InputError(
+                f"Plan: got a budget of {max(budgets)}; expected at most {num_tokens}, the number "
+                f"of vision tokens {origin}"
+            )
 
     def count(self, grid: Sequence[int]) -> int:
         """Return the tokens of an image that enter the language model; `grid` is rows x columns.

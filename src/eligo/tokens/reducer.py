@@ -53,7 +53,7 @@ class ReducerContext:
     scene: TokenMask | None = None
     """Tokens that show an object which decides the answer (generated scenes only)."""
     padded: bool = True
-    """False if the host knows, without a device sync, that `mask` is all True."""
+    """False if `mask` is certainly all True, known without a device sync."""
     question_padded: bool = True
     """The same for `question_mask`."""
 

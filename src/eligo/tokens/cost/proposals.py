@@ -1,4 +1,4 @@
-"""Schedules that reach a target: how many tokens to merge, at which layers to cut, what to keep.
+"""Schedules that reach a target: tokens to merge, layers to cut at, and budgets of the cuts.
 
 The default schedule halves the tokens and cuts at 1/16, 1/4 and 1/2 of the depth, to 200, 150 and
 100 of 288. The other proposals cut at the same layers in similar proportions and differ in how much

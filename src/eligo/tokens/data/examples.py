@@ -100,12 +100,12 @@ class SceneExamples(Dataset[TokenExample]):
             raise IndexError(f"example {wrong[0]} of {self.size}")
         turns = len(self.families)
         order = sorted(range(len(indices)), key=lambda place: indices[place] % turns)
-        wanted = torch.tensor([indices[place] for place in order])
-        rendered = render(draw_scenes(self.config, self.split, wanted, self.device))
+        scenes = torch.tensor([indices[place] for place in order])
+        rendered = render(draw_scenes(self.config, self.split, scenes, self.device))
         examples: dict[int, TokenExample] = {}
         first = 0
         for turn, family in enumerate(self.families):
-            last = first + int((wanted % turns == turn).sum())
+            last = first + int((scenes % turns == turn).sum())
             if last > first:
                 drawn = self._questions(rendered[slice(first, last)], family)
                 examples |= dict(zip(order[first:last], drawn, strict=True))
@@ -115,11 +115,11 @@ class SceneExamples(Dataset[TokenExample]):
     def _questions(self, rendered: Rendered, family: str) -> list[TokenExample]:
         """Return one question of the family on every scene."""
         graph = rendered.graph
-        wanted = draw_questions(graph, _TRIES, (family,))
-        spare = None if wanted.valid.any(-1).all() else draw_questions(graph, _TRIES, (_FALLBACK,))
+        first = draw_questions(graph, _TRIES, (family,))
+        spare = None if first.valid.any(-1).all() else draw_questions(graph, _TRIES, (_FALLBACK,))
         examples = []
         for row, index in enumerate(graph.indices.tolist()):
-            drawn = wanted if spare is None or wanted.valid[row].any() else spare
+            drawn = first if spare is None or first.valid[row].any() else spare
             place = int(drawn.valid[row].int().argmax())
             kind = KINDS[int(drawn.kind[row, place])]
             deciding = drawn.deciding[row, place]
@@ -293,8 +293,8 @@ def _scene(
     examples: Sequence[TokenExample], device: torch.device
 ) -> Bool[Tensor, "batch tokens"] | None:
     masks = [example.deciding for example in examples]
-    known = [mask.flatten().to(device) for mask in masks if mask is not None]
-    return torch.stack(known) if len(known) == len(masks) else None
+    flat = [mask.flatten().to(device) for mask in masks if mask is not None]
+    return torch.stack(flat) if len(flat) == len(masks) else None
 
 
 def _left_padded(rows: list[Tensor], filling: int) -> Tensor:

@@ -167,7 +167,7 @@ def read_folder(folder: Path, subtype: str) -> list[VqaExample]:
             names = ", ".join(path.name for path in paths) or "none"
             raise InputError(
                 f"{folder}: expected one file *{subtype}*{kind}.json, found {names}; a folder in "
-                "the format of VQAv2 is what `eligo scenes export vqa --out DIR` writes"
+                "the format of VQAv2 is written by `eligo scenes export vqa --out DIR`"
             )
         files.append(paths[0])
     return read_vqa(files[0], files[1], folder)

@@ -111,8 +111,8 @@ class SceneSource:
         repeats = drawn.words.shape[1]
         device, count = words.device, len(words)
         num_words = (words >= 0).sum(-1, keepdim=True)
-        known = (answer >= 0)[:, None]
-        answer_words = torch.where(known, _answers(device)[answer.clamp(min=0)], EOS)
+        has_answer = (answer >= 0)[:, None]
+        answer_words = torch.where(has_answer, _answers(device)[answer.clamp(min=0)], EOS)
         num_answer_words = (answer_words != PAD).sum(-1, keepdim=True).clamp(max=_ANSWER)
         head = torch.tensor([BOS, USER] + [IMAGE] * self.num_tokens, device=device)
         text = torch.cat([words + FIRST_WORD, words.new_full((count, 1 + _ANSWER), PAD)], -1)
@@ -137,7 +137,7 @@ class SceneSource:
                 "pixel_values": small.repeat_interleave(repeats, 0),
             },
             question_mask=(place >= 0) & ~is_answer & (ids != IMAGE),
-            labels=torch.where(is_answer & known, ids, IGNORED),
+            labels=torch.where(is_answer & has_answer, ids, IGNORED),
             after_image=place >= len(head),
             tail=tail,
             num_answer=_ANSWER,

@@ -1,6 +1,6 @@
 """The columns that a layer sees, and the masks and rotary tables that follow from them.
 
-All indices count columns of layer 0 (what enters the language model). Rows that kept fewer columns
+All indices count columns of layer 0, the language model's input. Rows that kept fewer columns
 than the longest one are aligned to the right and padded with -1 on the left: padding is hidden in
 the mask, but a padded query still sees itself, so that no row is empty. All layers between two cuts
 share one layout, and so one mask and one pair of tables; these are gathered, never rebuilt.

@@ -1,7 +1,7 @@
 """`with pruning(model, plan):` removes vision tokens, also from the caches.
 
 Hidden states, rotary tables and masks of a layer are gathered by the remaining columns; nothing is
-rebuilt, so what a host does with positions and masks (prefix attention, mRoPE, padding) is kept.
+rebuilt, so a host's own positions and masks (prefix attention, mRoPE, padding) are preserved.
 Layer 0 is never cut: `generate` counts by the length of its cache.
 """
 

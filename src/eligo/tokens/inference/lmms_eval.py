@@ -115,10 +115,10 @@ class _PrunedModel:
             for indices in batches([request.args[2] for request in requests], self.batch_size):
                 prompts = [self._read(index, requests[index]) for index in indices]
                 for batch in split_by_images(prompts):
-                    began = time.perf_counter()
+                    started = time.perf_counter()
                     output, counted = self._generate(batch)
                     texts = self.processor.batch_decode(output, skip_special_tokens=True)
-                    seconds += time.perf_counter() - began
+                    seconds += time.perf_counter() - started
                     num_tokens += int((output != self.processor.tokenizer.pad_token_id).sum())
                     schedules.update(counted)
                     for prompt, text in zip(batch, texts, strict=True):

@@ -155,7 +155,8 @@ def _answer(
     move_plan(plan, device)
     inputs = {name: v.to(device) for name, v in floats_of(model, batch.inputs).items()}
     length = inputs["input_ids"].shape[1]
-    _check_budgets(plan, int((inputs["input_ids"] == image_token_id(processor)).sum()))
+    num_tokens = int((inputs["input_ids"] == image_token_id(processor)).sum())
+    plan.check_budgets(num_tokens, "of this image")
     ContextWatch(model).look(length)
     # Read before `pruning`, which may replace it.
     backend = getattr(model.config.get_text_config(), "_attn_implementation", None)
@@ -195,16 +196,6 @@ def _shipped_plan(model: Any) -> Plan:
         "this model has no plan of its own; give a training-free method with a budget (such as "
         "divprune), or a plan that `eligo tokens train` trained for it"
     )
-
-
-def _check_budgets(plan: Plan, num_tokens: int) -> None:
-    """Raise for budgets above the number of vision tokens: they would keep everything."""
-    budgets = [stage.budget for stage in plan.stages if stage.budget is not None]
-    if budgets and max(budgets) > num_tokens:
-        raise InputError(
-            f"Plan: got a budget of {max(budgets)}; expected at most {num_tokens}, the number of "
-            "vision tokens of this image"
-        )
 
 
 def _surviving(trace: Trace) -> Selection:

@@ -3,7 +3,7 @@
 Dominant tokens are those that [CLS] attends to most; of the rest, evenly spaced tokens become
 targets, and every other token is averaged into its most similar target. Departures: similarity is
 the cosine of features, since attention keys are not available; targets are spaced over all of the
-rest; a target is averaged with what it receives, weighted by size, which preserves norms for the
+rest; a target is averaged with its tokens, weighted by size, which preserves norms for the
 projector.
 """
 

@@ -1,7 +1,7 @@
 """The token merger: stage 1 of the two-stage pruning design (docs/sources.md). Departures:
 
-- merging averages by weight, in the tower's space: a sum inflates norms beyond what the frozen
-  projector was trained on;
+- merging averages by weight, in the tower's space: a sum inflates norms beyond the training
+  range of the frozen projector;
 - assignment logits are scaled cosines: dot products are nearly uniform at T = 1. Query and key
   start from the same weights, so that a token is initially merged into the most similar centre;
 - budgets are exact (top-k) instead of a threshold of 0.5: counts and costs are known in advance;

@@ -1,1 +1,1 @@
-"""Studies and speed of `patches`."""
+"""The study and the timings of `patches`."""

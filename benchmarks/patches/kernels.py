@@ -1,4 +1,4 @@
-"""How fast all pairs of images and texts are scored, against a plain loop over the texts.
+"""Speed of scoring all pairs of images and texts, against a plain loop over the texts.
 
     python -m benchmarks.patches.kernels                     CPU, one thread
     python -m benchmarks.patches.kernels --device cuda       one GPU
@@ -7,11 +7,11 @@
         --images 5000 --texts 25000
 
 The baseline is the published network written from its definition: for every text, select in all
-images, gather, fold, match. It shares only the layers with eligo. Both are timed in turns (loop,
-eligo, loop, eligo, ...); a ratio is of medians. In half precision the loop ranks in half precision
-too and keeps some other patches than eligo, which ranks in float32; so differences of scores are
-given for all pairs, and for pairs with equal selections. Memory is the peak of one training step in
-a process of its own: the growth of the resident set on a CPU, what torch allocated on a GPU.
+images, gather, fold, match. It shares only the layers with eligo. The two alternate, and ratios are
+of medians. In half precision the loop also ranks in half precision and so keeps a few other patches
+than eligo, which ranks in float32: differences of scores are given for all pairs, and for pairs
+with equal selections. Memory is the peak of one training step in a separate process: growth of the
+resident set on a CPU, torch's allocations on a GPU.
 
 `--exhaustive` is a whole evaluation by eligo alone: every image with every text, features streamed
 from host memory through the device and the scores back; transfers count, encoding does not. Text
@@ -54,7 +54,7 @@ class Case:
     device: str = "cpu"
 
     def build(self) -> tuple[CrossSparseAggrNet, tuple[Tensor, ...]]:
-        """The network and its inputs, the same in every process."""
+        """Return the network and its inputs, the same in every process."""
         torch.manual_seed(0)
         paper = self.variant == "paper"
         dtype = getattr(torch, self.dtype)
@@ -69,13 +69,13 @@ class Case:
 
 
 def eligo_scores(net: CrossSparseAggrNet, images: Tensor, words: Tensor, *dense: Tensor) -> Tensor:
-    """All pairs by eligo."""
+    """Return the scores of all pairs by eligo."""
     output = net(images, *_with_lengths(words, *dense))
     return output if isinstance(output, Tensor) else output[0]
 
 
 def _with_lengths(*texts: Tensor) -> tuple[Tensor, ...]:
-    """Words and lengths, dense words and lengths: every text is as long as its tensor."""
+    """Add the lengths of texts without padding: words, lengths, dense words, lengths."""
     lengths = (torch.full((len(part),), part.shape[1], device=part.device) for part in texts)
     return tuple(both for pair in zip(texts, lengths, strict=True) for both in pair)
 
@@ -87,7 +87,7 @@ def loop_scores(
     *dense: Tensor,
     masks: list[Tensor] | None = None,
 ) -> Tensor:
-    """All pairs by the plain loop; the kept patches of each text are appended to `masks`."""
+    """Return the scores of all pairs by the plain loop; append the kept patches to `masks`."""
     cls, patches = images[:, :1], images[:, 1:]
     with torch.no_grad():
         units = F.normalize(patches, dim=-1)
@@ -156,15 +156,15 @@ def _match(net: CrossSparseAggrNet, words: Tensor, tokens: Tensor) -> Tensor:
 
 
 def sharded_loop(net: CrossSparseAggrNet, images: Tensor, *texts: Tensor) -> Tensor:
-    """The loop, 256 images at a time, to bound its memory."""
-    return torch.cat([loop_scores(net, some, *texts) for some in images.split(256)])
+    """Run the loop on 256 images at a time, to bound its memory."""
+    return torch.cat([loop_scores(net, chunk, *texts) for chunk in images.split(256)])
 
 
 SIDES: dict[str, Callable[..., Tensor]] = {"loop": sharded_loop, "eligo": eligo_scores}
 
 
 def coco_lengths(count: int) -> Tensor:
-    """Word pieces of captions with [CLS] and [SEP]: mean 13, skewed, 7 to 52."""
+    """Draw numbers of word pieces of captions, with [CLS] and [SEP]: mean 13, skewed, 7 to 52."""
     draw = torch.Generator().manual_seed(1)
     lengths = 7 + torch.empty(count).log_normal_(1.67, 0.5, generator=draw)
     lengths[-1] = LONGEST
@@ -172,7 +172,7 @@ def coco_lengths(count: int) -> Tensor:
 
 
 def _exhaustive(case: Case, chunk: int) -> dict[str, float]:
-    """Every image with every text, from host memory and back; our defaults, dense on the image."""
+    """Time scoring every image with every text, from host memory and back, with our defaults."""
     torch.manual_seed(0)
     dtype = getattr(torch, case.dtype)
     paper = case.variant == "paper"
@@ -181,10 +181,10 @@ def _exhaustive(case: Case, chunk: int) -> dict[str, float]:
     pinned = case.device == "cuda"
 
     def features(*shape: int) -> Tensor:
-        made = torch.empty(*shape, dtype=dtype, pin_memory=pinned)
-        for rows in made.split(1000):  # drawn in pieces: float32 of all would not fit
+        values = torch.empty(*shape, dtype=dtype, pin_memory=pinned)
+        for rows in values.split(1000):  # drawn in pieces: float32 of all would not fit
             rows.copy_(torch.randn(rows.shape))
-        return made
+        return values
 
     images = features(case.images, NUM_PATCHES + 1, WIDTH)
     lengths = coco_lengths(case.texts)
@@ -215,19 +215,19 @@ def _stream(
     dense: Tensor | None,
     chunk: int,
 ) -> Tensor:
-    """Scores in host memory; texts go to the device once, images in chunks."""
+    """Return the scores in host memory; texts go to the device once, images in chunks."""
     device = next(net.parameters()).device
     words, lengths = words.to(device, non_blocking=True), lengths.to(device)
     pinned = device.type == "cuda"
     scores = torch.empty(len(images), len(words), pin_memory=pinned)
     for start in range(0, len(images), chunk):
-        some = slice(start, start + chunk)
+        rows = slice(start, start + chunk)
         long = ()
         if dense is not None:
-            long = _with_lengths(dense[some].to(device, non_blocking=True))
-        found = net(images[some].to(device, non_blocking=True), words, lengths, *long)
-        assert isinstance(found, PatchScores)
-        scores[some].copy_(found.scores, non_blocking=True)
+            long = _with_lengths(dense[rows].to(device, non_blocking=True))
+        output = net(images[rows].to(device, non_blocking=True), words, lengths, *long)
+        assert isinstance(output, PatchScores)
+        scores[rows].copy_(output.scores, non_blocking=True)
     if pinned:
         torch.cuda.synchronize()
     return scores
@@ -258,17 +258,17 @@ def _speed(case: Case, rounds: int) -> dict[str, float]:
 def _at_equal_selection(
     net: CrossSparseAggrNet, images: Tensor, words: Tensor, *dense: Tensor
 ) -> dict[str, float]:
-    """The share of some pairs with equal selections, and the largest difference of their scores."""
+    """Return the share of pairs with equal selections, and the largest difference of scores."""
     masks: list[Tensor] = []
     loop = loop_scores(net, images, words, *dense, masks=masks)
-    found = net(images, *_with_lengths(words, *dense), return_selection=True)
-    assert isinstance(found, PatchScores)
+    output = net(images, *_with_lengths(words, *dense), return_selection=True)
+    assert isinstance(output, PatchScores)
     same = torch.ones_like(loop, dtype=torch.bool)
-    selections = [part for part in (found.sparse, found.dense) if part is not None]
+    selections = [part for part in (output.sparse, output.dense) if part is not None]
     for which, selection in enumerate(selections):
         of_loop = torch.stack(masks[which :: len(selections)], 1)  # (images, texts, patches)
         same &= (of_loop == selection.kept_mask).all(-1)
-    difference = (loop.float() - found.scores).abs()[same]
+    difference = (loop.float() - output.scores).abs()[same]
     return {
         "equal_selections": float(same.float().mean()),
         "difference_at_equal_selection": float(difference.max()) if len(difference) else 0.0,
@@ -276,17 +276,17 @@ def _at_equal_selection(
 
 
 def _memory(case: Case) -> dict[str, float]:
-    """Peak of one training step, each side in a fresh process."""
-    found = {}
+    """Measure the peak of one training step, each side in a new process."""
+    result = {}
     for name in SIDES:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             seconds, peak = pool.apply(_step, (case, name))
-        found |= {f"{name}_peak_mib": peak / 2**20, f"{name}_seconds": seconds}
-    return found | {"share": found["eligo_peak_mib"] / found["loop_peak_mib"]}
+        result |= {f"{name}_peak_mib": peak / 2**20, f"{name}_seconds": seconds}
+    return result | {"share": result["eligo_peak_mib"] / result["loop_peak_mib"]}
 
 
 def _step(case: Case, name: str) -> tuple[float, float]:
-    """Seconds of one forward and backward, and its peak bytes above the weights and inputs."""
+    """Return seconds of one forward and backward pass, and its peak bytes above its inputs."""
     torch.set_num_threads(1)
     net, inputs = case.build()
     net.train()
@@ -305,7 +305,7 @@ def main(
     words: int = 30,
     dtype: Literal["float32", "float16"] = "float32",
     variants: tuple[Literal["open", "paper"], ...] = ("open", "paper"),
-    rounds: Annotated[int, tyro.conf.arg(help="Measurements of each side, in turns.")] = 5,
+    rounds: Annotated[int, tyro.conf.arg(help="Measurements of each side.")] = 5,
     memory: Annotated[bool, tyro.conf.arg(help="Also measure training memory.")] = True,
     exhaustive: Annotated[bool, tyro.conf.arg(help="A whole evaluation, by eligo alone.")] = False,
     chunk: Annotated[int, tyro.conf.arg(help="Images on the device at a time (exhaustive).")] = 500,
@@ -316,8 +316,8 @@ def main(
     results = {}
     for variant in variants:
         case = Case(variant, images, texts, LONGEST if exhaustive else words, dtype, device)
-        found = _exhaustive(case, chunk) if exhaustive else _speed(case, rounds)
-        results[variant] = {"case": asdict(case), **found}
+        measured = _exhaustive(case, chunk) if exhaustive else _speed(case, rounds)
+        results[variant] = {"case": asdict(case), **measured}
         if memory and not exhaustive:
             results[variant]["training"] = _memory(case)
         print(variant, json.dumps(results[variant], indent=2))

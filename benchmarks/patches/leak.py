@@ -1,7 +1,7 @@
 """The leak test: dense text must not reveal which image a query belongs to.
 
 An image's dense caption may change that image's scores and no others. The published network, where
-a query brings the dense caption of its own true image, fails: its scores depend on the image that
+a query gets the dense caption of its own true image, fails: its scores depend on the image that
 a query is assigned to.
 """
 
@@ -16,18 +16,20 @@ _SCENES = 32
 
 @torch.no_grad()
 def leak_test(model: RetrievalModel, scenes: SceneSet) -> dict[str, bool]:
-    """`passes`: our network does not leak; `documented_leaks`: the published one does."""
+    """Return `passes`: ours does not leak; and `documented_leaks`: the published one does."""
     graph, captions = scenes.rendered.graph, scenes.captions.relation.shape[1]
-    few = SceneSet(graph.config, graph.split, min(_SCENES, len(scenes)), captions, graph.device)
-    texts = model.text_side(encode_pieces(model, few.texts(512)))
-    dense = encode_pieces(model, few.dense(512))
-    tokens = torch.cat([model.encode_images(images) for images in few.images(128)])
+    subset = SceneSet(graph.config, graph.split, min(_SCENES, len(scenes)), captions, graph.device)
+    texts = model.text_side(encode_pieces(model, subset.texts(512)))
+    dense = encode_pieces(model, subset.dense(512))
+    tokens = torch.cat([model.encode_images(images) for images in subset.images(128)])
     before = model.match(model.image_side(tokens, dense), texts)
-    other = torch.arange(len(few), device=model.device)
+    other = torch.arange(len(subset), device=model.device)
     other[0] = 1  # the first image gets the second one's description
     swapped = TextFeatures(dense.words[other], dense.mask[other])
     after = model.match(model.image_side(tokens, swapped), texts)
-    own, rolled = (score_with_oracle(model, few, o) for o in (None, few.owners.roll(captions)))
+    own, rolled = (
+        score_with_oracle(model, subset, o) for o in (None, subset.owners.roll(captions))
+    )
     return {
         "passes": torch.equal(before[1:], after[1:]) and not torch.equal(before[0], after[0]),
         "documented_leaks": not torch.equal(own, rolled),

@@ -1,4 +1,4 @@
-"""Does the selection find what the text mentions? Scenes know every pixel's object."""
+"""Pointing game: is the best-scored patch on an object that the text mentions?"""
 
 import torch
 from jaxtyping import Float, UInt8
@@ -15,7 +15,7 @@ _SCENES = 32  # at a time
 
 @torch.no_grad()
 def pointing(model: RetrievalModel, scenes: SceneSet) -> dict[str, float]:
-    """How often the best-scored patch of an image is on an object that its caption mentions.
+    """Return how often the best-scored patch of an image is on an object that its caption mentions.
 
     `hit` by the selection's score; `hit_by_text` by s_st alone; `chance` the share of patches that
     are on such an object (or the objects' share of the area, if that is larger); `chance_on_things`
@@ -33,14 +33,14 @@ def pointing(model: RetrievalModel, scenes: SceneSet) -> dict[str, float]:
         rows = torch.arange(start, min(start + _SCENES, len(scenes)), device=model.device)
         own_texts = slice(start * num_captions, (start + len(rows)) * num_captions)
         texts = model.text_side(TextFeatures(words.words[own_texts], words.mask[own_texts]))
-        some = images[rows]
-        decision = net.match(some, texts, decisions=True).sparse
+        chunk = images[rows]
+        decision = net.match(chunk, texts, decisions=True).sparse
         assert decision is not None
         own = torch.arange(len(rows), device=model.device)[:, None]
         columns = own * num_captions + torch.arange(num_captions, device=model.device)
         score, live = (part[own, columns] for part in decision)  # (rows, captions, N)
         directions = texts.words.directions().view(len(rows), num_captions, -1)
-        by_text = directions @ unit(some.patches.float()).transpose(1, 2)
+        by_text = directions @ unit(chunk.patches.float()).transpose(1, 2)
         share = on_object[rows]
         on = (share >= _ON).double()
         sums += torch.stack(
@@ -67,7 +67,7 @@ def pointing(model: RetrievalModel, scenes: SceneSet) -> dict[str, float]:
 def mentioned(
     scenes: SceneSet, grid_hw: tuple[int, int]
 ) -> Float[Tensor, "scenes captions patches"]:
-    """Share of each patch's pixels that show an object which the caption mentions."""
+    """Return the share of each patch's pixels that show an object which the caption mentions."""
     tiles, deciding = _tiles(scenes, grid_hw), scenes.captions.deciding
     slots = deciding.shape[-1]
     shares = torch.stack([(tiles == slot + 1).float().mean(-1) for slot in range(slots)], -1)
@@ -75,12 +75,12 @@ def mentioned(
 
 
 def things(scenes: SceneSet, grid_hw: tuple[int, int]) -> Float[Tensor, "scenes patches"]:
-    """Share of each patch's pixels that show any object."""
+    """Return the share of each patch's pixels that show any object."""
     return (_tiles(scenes, grid_hw) > 0).float().mean(-1)
 
 
 def _tiles(scenes: SceneSet, grid_hw: tuple[int, int]) -> UInt8[Tensor, "scenes patches pixels"]:
-    """Object of every pixel of every patch: 0 the background, i + 1 the object in slot i."""
+    """Return the object of every pixel of every patch: 0 background, i + 1 the object in slot i."""
     rows, columns = grid_hw
     tiles = scenes.rendered.instances.unflatten(2, (columns, -1)).unflatten(1, (rows, -1))
     return tiles.transpose(2, 3).flatten(3).flatten(1, 2)

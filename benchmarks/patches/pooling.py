@@ -6,9 +6,9 @@
 Images are generated scenes of the test split, queries their captions, the reference is one-sided
 MaxSim of all words with [CLS] and all patches of a trained model. `LearnedTokenPooling` is trained
 on scenes of the training split; sentence-transformers' `HierarchicalTokenPooling` needs no
-training. Both make the same number of unit vectors.
+training. Both return the same number of unit vectors.
 
-Per factor: the error of a word's best cosine, the share of MaxSim's own top 10 that is still found,
+Per factor: the error of a word's best cosine, the share of the unpooled top 10 that is still found,
 and the share of true images among the first 10 (a caption may be true of several); the difference
 of the two methods has a 95 % interval of the paired bootstrap over captions.
 
@@ -40,37 +40,37 @@ FACTORS, TOP = (2, 4, 8), 10
 def vectors_of(
     model: RetrievalModel, split: Literal["train", "test"], count: int
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Unit tokens of scenes, unit words of one caption each, and the true pairs."""
+    """Return unit tokens of scenes, unit words of one caption each, and the true pairs."""
     size = model.image_encoder.image_size
     graph = draw_scenes(SceneConfig(height=size, width=size), split, range(count))
     captions = draw_captions(graph, 1)
     documents, queries = [], []
     for start in range(0, count, 64):
-        some = range(start, min(start + 64, count))
+        chunk = range(start, min(start + 64, count))
         pictures = render(graph[start : start + 64]).rgb
         tokens = model.encode_images(pictures)
         prefix = model.image_encoder.layout.num_prefix
         tokens = torch.cat([tokens[:, : min(1, prefix)], tokens[:, prefix:]], 1)  # no registers
         documents += list(F.normalize(tokens.float(), dim=-1).cpu())
-        found = model.encode_texts([captions.text(scene, 0) for scene in some])
-        for words, mask in zip(found.words, found.mask, strict=True):
+        texts = model.encode_texts([captions.text(scene, 0) for scene in chunk])
+        for words, mask in zip(texts.words, texts.mask, strict=True):
             queries.append(F.normalize(words[mask].float(), dim=-1).cpu())
     return documents, queries, is_true(captions, graph)[:, 0].T  # (images, captions)
 
 
 def best_cosines(documents: list[Tensor], queries: list[Tensor]) -> Tensor:
-    """(images, all words)."""
+    """Return each word's best cosine in each image: (images, all words)."""
     words = torch.cat(queries)
     return torch.stack([(document @ words.T).amax(0) for document in documents])
 
 
 def maxsim(best: Tensor, queries: list[Tensor]) -> Tensor:
-    """Means over each caption's words: (images, captions)."""
+    """Return means over each caption's words: (images, captions)."""
     return torch.stack([part.mean(1) for part in best.split([len(q) for q in queries], 1)], 1)
 
 
 def recall(scores: Tensor, positive: Tensor) -> Tensor:
-    """Share of each caption's positives (at most 10 count) among its first 10 images."""
+    """Return the share of each caption's positives (at most 10) among its first 10 images."""
     first = scores.topk(min(TOP, len(scores)), 0).indices  # (10, captions)
     hits = positive.gather(0, first).sum(0)
     return hits / positive.sum(0).clamp(1, len(first))
@@ -107,7 +107,7 @@ def main(
         recalls = {}
         for name, pooling in (("learned", learned), ("hierarchical", plain)):
             with torch.no_grad():
-                seconds, pooled = timed(lambda p=pooling: [p.pool_one(one) for one in documents])
+                seconds, pooled = timed(lambda p=pooling: [p.pool_one(d) for d in documents])
             best = best_cosines(pooled, queries)
             recalls[name] = recall(maxsim(best, queries), positive)
             own = maxsim(whole, queries).topk(min(TOP, test), 0).indices

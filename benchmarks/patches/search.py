@@ -9,8 +9,8 @@ their top 10 are looked up in the order of stage 1, and in that of a simpler fir
 of the mean word with the mean patch.
 
 Then captions are searched one by one, with R = 128 and exhaustively, without encoding the query.
-The very first search comes after the files were dropped from the page cache. One thread by default:
-beside a busy program several threads mostly wait for each other.
+The very first search runs after the files were dropped from the page cache. One thread by default:
+on a busy machine several threads mostly wait for each other.
 
 Writes results/search.json.
 """
@@ -50,20 +50,20 @@ Guess = Callable[[Stage1Query], Tensor]
 
 
 def recalls(ranks: list[list[int]]) -> dict[str, Any]:
-    """Recall with its 95 % interval over queries, and the R that suffices."""
-    every = Calibration(len(ranks), SOURCE, tuple(sorted(chain.from_iterable(ranks))))
+    """Return the recall with its 95 % interval over queries, and the smallest sufficient R."""
+    calibration = Calibration(len(ranks), SOURCE, tuple(sorted(chain.from_iterable(ranks))))
     shares = {
         rerank: [sum(rank < rerank for rank in each) / len(each) for each in ranks]
         for rerank in BUDGETS
     }
     return {
         "recall_of_top10": {str(rerank): paired_bootstrap([row]) for rerank, row in shares.items()},
-        "rerank_for_99.5_percent": every.smallest(),
+        "rerank_for_99.5_percent": calibration.smallest(),
     }
 
 
 def first_search(model: RetrievalModel, folder: Path, query: Texts) -> float:
-    """Seconds of a search of files that are not in the page cache."""
+    """Return the seconds of a search of files that are not in the page cache."""
     for path in folder.glob("shard_*"):
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -73,7 +73,7 @@ def first_search(model: RetrievalModel, folder: Path, query: Texts) -> float:
 
 
 def measure_stage1(searcher: Searcher, captions: list[str]) -> dict[str, Any]:
-    """Two first stages, compared by the same exhaustive searches."""
+    """Compare two first stages by the same exhaustive searches."""
     shards = searcher.index.shards
     means = torch.cat([shard.tensors["direction"].float() for shard in shards])
     stages: dict[str, Guess] = {
@@ -92,12 +92,12 @@ def measure_stage1(searcher: Searcher, captions: list[str]) -> dict[str, Any]:
         "queries": len(captions),
         "source": SOURCE,
         "seconds": perf_counter() - start,
-        **{name: recalls(found) for name, found in ranks.items()},
+        **{name: recalls(of_stage) for name, of_stage in ranks.items()},
     }
 
 
 def measure(model: RetrievalModel, scenes: int, queries: int, folder: Path) -> dict[str, Any]:
-    """Index, first search, stage 1, timed searches."""
+    """Measure indexing, the first search, stage 1 and repeated searches."""
     source = ScenePictures.first(scenes, model.image_encoder.image_size, dense=model.uses_dense)
     seconds, built = timed(partial(build_index, lambda: model, source, folder))
     results: dict[str, Any] = {

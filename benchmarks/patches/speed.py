@@ -1,6 +1,6 @@
 """Speed of a model on this machine: `python -m benchmarks.patches.speed`.
 
-Kernels are timed in turns with the plain loop (`reference`); a figure is the median of its rounds.
+Kernels alternate with the plain loop (`reference`); times are medians of the rounds.
 The committed comparison with code outside eligo is `benchmarks/patches/kernels.py`.
 """
 
@@ -23,7 +23,7 @@ from eligo.patches.index import ScenePictures, Searcher
 from eligo.patches.index.sources import Loaded, scene_captions
 from eligo.patches.model.retrieval_model import RetrievalModel
 
-_CAPTIONS = 64  # different ones; more are repeated
+_CAPTIONS = 64  # distinct captions; repeated if more are needed
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class KernelSpeed:
 
 @dataclass(frozen=True)
 class SearchSpeed:
-    """One query after the other in an index."""
+    """Times of single queries in an index."""
 
     entries: int
     rerank: int
@@ -52,7 +52,7 @@ class SearchSpeed:
 def bench_kernels(
     model: RetrievalModel, images: int, texts: int, rounds: int = 5
 ) -> tuple[dict[str, float], list[KernelSpeed]]:
-    """Milliseconds to encode an image and a text, and the speed of every kernel that runs here."""
+    """Time encoding (milliseconds per image and text) and every kernel that runs here."""
     net, device = model.selecting_net(), model.device
     scenes = ScenePictures.first(images, model.image_encoder.image_size, dense=model.uses_dense)
     loaded = [item for item in scenes.load(range(images)) if isinstance(item, Loaded)]
@@ -90,7 +90,7 @@ def bench_kernels(
 
 @torch.no_grad()
 def bench_search(searcher: Searcher, rerank: int, queries: int = 20) -> SearchSpeed:
-    """Latency of a two-stage search without encoding; queries are captions or scenes."""
+    """Time a two-stage search without encoding; queries are captions or scenes."""
     model = searcher.model
     if searcher.index.manifest.kind == "images":
         inputs = [model.text_side([text]) for text in scene_captions(queries)]
@@ -131,7 +131,7 @@ def run(
     Args:
         num_images: Generated scenes to match.
         num_texts: Captions to match them with.
-        rounds: Measurements of every kernel, in turns.
+        rounds: Measurements of every kernel.
         index: Also search this index.
         rerank: Entries scored exactly in a search.
         num_queries: Number of searches.
@@ -141,10 +141,10 @@ def run(
     """
     opened = open_model(model, device)
     encode, speeds = bench_kernels(opened, num_images, num_texts, rounds)
-    found = {"encoding, ms each": encode, "matching": [asdict(speed) for speed in speeds]}
+    result = {"encoding, ms each": encode, "matching": [asdict(speed) for speed in speeds]}
     if index is not None:
-        found["searching"] = asdict(bench_search(Searcher(opened, index), rerank, num_queries))
-    print_result(found, json)
+        result["searching"] = asdict(bench_search(Searcher(opened, index), rerank, num_queries))
+    print_result(result, json)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Study on generated scenes: what does the selection cost, and does it find what the text names?
+"""Study on generated scenes: the accuracy cost of the selection, and whether it finds objects.
 
     python -m benchmarks.patches.study --workers 6 --out runs/patches_study
 
 For every seed a vision encoder first learns to classify patches; then every variant trains from it
 for the same steps, on the same scenes in the same order, and is evaluated on test scenes with
 attribute pairs that no training scene has. Finished runs are not repeated. Several processes may
-work in one folder, of one command (`--workers`) or of several: each takes a run that is free. One
-of these small models leaves most of a GPU idle.
+share a folder (`--workers`, or several commands): each takes the next free run. One of these small
+models leaves most of a GPU idle.
 """
 
 import json as json_module
@@ -46,11 +46,11 @@ from eligo.train.progress import ProgressBar
 
 RESULT = "result.json"
 _CONFIG = Path(__file__).with_name("study.yaml")
-_WAIT = 0.5  # seconds until the next look for a free run
+_WAIT = 0.5  # seconds between checks for a free run
 Variant = Literal[
     "global", "filip", "open", "open_dense", "paper", "ratio_0.25", "ratio_0.75", "ratio_1.0"
 ]
-"""One vector each; all with all; LAPS (ratio 0.5); with dense text; SEPS; LAPS at other ratios."""
+"""Global vectors; FILIP; LAPS (ratio 0.5), also with dense text; SEPS; LAPS at other ratios."""
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 Report = Callable[[int, str], None]
 
@@ -80,7 +80,7 @@ class StudyConfig(Config):
     """Changes of the variants' configs, by dotted key."""
 
     def quick(self) -> "StudyConfig":
-        """The same study in a minute on a CPU, to try the code; its numbers mean nothing."""
+        """Return a quick test on a CPU; its numbers are meaningless."""
         small = {"width": 32, "layers": 2, "heads": 2}
         encoders = {
             "small_vision": {"image_size": 56, "patch_size": 4, **small},
@@ -101,12 +101,12 @@ class StudyConfig(Config):
         )  # fmt: skip
 
     def see_run(self, seed: int) -> PatchesTrainConfig:
-        """The run that trains a vision encoder to classify patches."""
+        """Return the run that trains a vision encoder to classify patches."""
         train = {"name": f"see_{seed}", "total_steps": self.see_steps, "monitor": "seen"}
         return self._run("global", seed, train, {"see_steps": self.see_steps})
 
     def variant_run(self, variant: str, seed: int, vision: str) -> PatchesTrainConfig:
-        """The run of one variant; `vision` is the folder of a trained encoder."""
+        """Return the run of one variant; `vision` is the folder of a trained encoder."""
         changes: dict[str, Any] = {
             "see_steps": 0,
             "model.encoders.vision": vision,
@@ -136,7 +136,7 @@ class Study:
     def __init__(self, config: StudyConfig, out: Path) -> None:
         self.config, self.out = config, out
         self.runs = [(name, seed) for seed in config.seeds for name in config.variants]
-        device = PartialState().device  # where the loop trains
+        device = PartialState().device  # where the training loop runs
         assert device is not None
         self.device = device
         data = config.see_run(config.seeds[0]).data
@@ -155,7 +155,7 @@ class Study:
         # Spawned, as a forked process cannot use a GPU. If one dies, its lock is released and
         # another process takes its run.
         helpers = [
-            get_context("spawn").Process(target=_help, args=(self.config, self.out), daemon=True)
+            get_context("spawn").Process(target=_work, args=(self.config, self.out), daemon=True)
             for _ in range(min(workers, len(self._missing())) - 1)
         ]
         for helper in helpers:
@@ -165,31 +165,31 @@ class Study:
             helper.join()
         results: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in self.config.variants}
         for variant, seed in self.runs:
-            found = self._result(self._variant_run(variant, seed))
-            assert found is not None
-            results[variant][seed] = found
+            result = self._result(self._variant_run(variant, seed))
+            assert result is not None
+            results[variant][seed] = result
         return summarise(self.config.resamples, results)
 
     def work(self, report: Report = lambda *_: None) -> None:
-        """Make runs until none is missing; wait for those of other processes."""
+        """Run what is missing; wait for the runs of other processes."""
         while missing := self._missing():
             report(len(self.runs) - len(missing), "results")
-            if not any(self._make(*run) for run in missing):
+            if not any(self._try_run(*run) for run in missing):
                 time.sleep(_WAIT)
         report(len(self.runs), "results")
 
     def evaluate(self, model: RetrievalModel) -> dict[str, Any]:
-        """Retrieval, pointing and leak of one model on the test scenes."""
+        """Measure retrieval, pointing and leak of one model on the test scenes."""
         metrics = evaluate_set(model, self.test)
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "metrics": metrics.as_dict(),
             "per_scene": _per_scene(metrics, len(self.test)),
         }
         if isinstance(model.net, CrossSparseAggrNet):
-            found["pointing"] = pointing(model, self.test)
+            result["pointing"] = pointing(model, self.test)
             if model.uses_dense:
-                found["leak"] = leak_test(model, self.test)
-        return found
+                result["leak"] = leak_test(model, self.test)
+        return result
 
     def _missing(self) -> list[tuple[str, int]]:
         return [run for run in self.runs if self._result(self._variant_run(*run)) is None]
@@ -201,28 +201,28 @@ class Study:
         vision = self._see_run(seed).train.folder / "model" / "vision"
         return self.config.variant_run(variant, seed, str(vision)).replace({"train.out": self.out})
 
-    def _make(self, variant: str, seed: int) -> bool:
-        """Make a run, or first its vision encoder; False if another process makes it."""
+    def _try_run(self, variant: str, seed: int) -> bool:
+        """Do a run, or first train its vision encoder; return False if another process does it."""
         see, run = self._see_run(seed), self._variant_run(variant, seed)
         has_vision = self._result(see) is not None
         config = run if has_vision else see
-        with claimed(self.out / "locks" / config.train.name) as mine:
-            if mine and self._result(config) is None:  # no other process has just finished it
-                began = time.monotonic()
-                source = self.source.beside(dense=config.model.match.dense, see=not has_vision)
+        with claimed(self.out / "locks" / config.train.name) as is_claimed:
+            if is_claimed and self._result(config) is None:  # nor has another process finished it
+                started = time.monotonic()
+                source = self.source.shared_with(dense=config.model.match.dense, see=not has_vision)
                 best = train_model(config, resume=True, source=source).best
                 trained = time.monotonic()
-                found = self._settings(config) | {"validation": best}
+                result = self._settings(config) | {"validation": best}
                 if has_vision:
                     model = RetrievalModel.from_pretrained(config.train.folder, device=self.device)
-                    found |= {"variant": variant, "seed": seed} | self.evaluate(model)
-                found["seconds"] = {"train": trained - began, "test": time.monotonic() - trained}
-                found["made"] = provenance("python -m benchmarks.patches.study", str(self.device))
-                write_text(config.train.folder / RESULT, json_module.dumps(found) + "\n")
-        return mine
+                    result |= {"variant": variant, "seed": seed} | self.evaluate(model)
+                result["seconds"] = {"train": trained - started, "test": time.monotonic() - trained}
+                result["made"] = provenance("python -m benchmarks.patches.study", str(self.device))
+                write_text(config.train.folder / RESULT, json_module.dumps(result) + "\n")
+        return is_claimed
 
     def _settings(self, config: PatchesTrainConfig) -> dict[str, Any]:
-        """Everything that a result depends on, except folders, which may be moved."""
+        """Return everything that a result depends on, except folders, which may be moved."""
         no_folders = {"train.out": Path(), "model.encoders.vision": None}
         see = self.config.see_run(config.train.seed)
         return {
@@ -232,22 +232,22 @@ class Study:
         }
 
     def _result(self, config: PatchesTrainConfig) -> dict[str, Any] | None:
-        """The result of a run, if it exists and was made with these settings."""
+        """Return the result of a run, if it exists and has these settings."""
         path = config.train.folder / RESULT
         if not path.is_file():
             return None
         with reading(path, "the result of a run; remove it to run again"):
-            found = read_json(path)
-            return found if found.items() >= self._settings(config).items() else None
+            result = read_json(path)
+            return result if result.items() >= self._settings(config).items() else None
 
 
-def _help(config: StudyConfig, out: Path) -> None:
+def _work(config: StudyConfig, out: Path) -> None:
     Study(config, out).work()
 
 
 @contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """Whether this process holds the lock of a run; a lock ends with its process."""
+    """Yield whether this process holds the lock of a run; a lock ends with its process."""
     lock = FileLock.acquire(path)
     try:
         yield lock is not None
@@ -257,7 +257,7 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 def _per_scene(metrics: RetrievalMetrics, num_scenes: int) -> list[float]:
-    """Each scene's mean recall in points: its own as a query, and that of its captions."""
+    """Return each scene's mean recall in points, as a query and of its captions."""
     image, text = (
         torch.stack([side.ranks < k for k in AT]).double().mean(0)
         for side in (metrics.image_to_text, metrics.text_to_image)
@@ -273,43 +273,43 @@ def run(
     workers: Count = 1,
     json: bool = False,
 ) -> None:
-    """Train and compare all variants; a repeated command only makes missing runs.
+    """Train and compare all variants; a repeated command only does missing runs.
 
     Writes a run folder per variant and seed, and study.json: variants, paired differences with
     95 % intervals (over scenes and seeds), and which targets are reached.
 
     Args:
         out: The folder to write to.
-        quick: Try the code on a CPU, in a folder `quick` inside; the numbers mean nothing.
-        workers: Trainings at a time, each in a process of its own.
+        quick: A quick test on a CPU, in a folder `quick` inside; its numbers are meaningless.
+        workers: Trainings at a time, each in its own process.
         json: Print one JSON document.
     """
     config, out = config.quick() if quick else config, study_folder(out, quick)
     study = Study(config, out)
     with ProgressBar("runs", len(study.runs)) as bar:
-        found = study.run(workers, bar.update)
+        summary = study.run(workers, bar.update)
     head = provenance("python -m benchmarks.patches.study", str(study.device)) | {"quick": quick}
-    document = head | {"config": config.model_dump(mode="json")} | found
+    document = head | {"config": config.model_dump(mode="json")} | summary
     written = write_text(out / "study.json", json_module.dumps(document, indent=1) + "\n")
-    print_result(document if json else _shown(found), json)
+    print_result(document if json else _tables(summary), json)
     if not json:
         print_end(quick, written)
 
 
-def _shown(found: dict[str, Any]) -> dict[str, Any]:
-    """Tables narrow enough to read."""
+def _tables(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the summary as narrow tables."""
     columns = {
         "variant": "variant", "recall": "mean_recall", "i2t@1": "i2t_r1", "t2i@1": "t2i_r1",
         "points": "pointing_hit", "chance": "pointing_chance", "no leak": "leak_free",
         "s": "seconds",
     }  # fmt: skip
-    rows = [{name: row.get(key) for name, key in columns.items()} for row in found["variants"]]
+    rows = [{name: row.get(key) for name, key in columns.items()} for row in summary["variants"]]
     return {
         "variants (recall: mean of the six recalls, points)": rows,
-        "differences (points, 95 % interval)": found["comparisons"],
+        "differences (points, 95 % interval)": summary["comparisons"],
         "targets": [
             target | {"reached": "yes" if target["reached"] else "NOT REACHED"}
-            for target in found["targets"]
+            for target in summary["targets"]
         ],
     }
 

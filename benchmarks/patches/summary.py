@@ -1,14 +1,14 @@
-"""Summary of a study's runs: variants, differences with intervals, targets reached or not."""
+"""Summary of a study's runs: variants, differences with intervals, and targets."""
 
 from typing import Any
 
 from eligo.report.intervals import paired_bootstrap
 from eligo.report.provenance import made_on
 
-_WORSE = -1.0  # points of mean recall that the selection may cost
+_WORSE = -1.0  # lowest acceptable difference of mean recall, in points
 _TIMES_CHANCE = 3.0
 _SELECTING = ("open", "open_dense", "paper")
-"""Variants that select at ratio 0.5; each should point at what the text mentions."""
+"""Variants that select at ratio 0.5; their best patch should be on a mentioned object."""
 _PAIRS = (
     ("open", "ratio_1.0"), ("ratio_0.25", "ratio_1.0"), ("ratio_0.75", "ratio_1.0"),
     ("open", "global"), ("open_dense", "global"), ("paper", "global"), ("filip", "global"),
@@ -18,16 +18,16 @@ _METRICS = ("i2t_r1", "t2i_r1", "i2t_r10", "t2i_r10", "t2i_mean_recall10")
 
 
 def summarise(resamples: int, results: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
-    """Variants, comparisons with intervals, and targets; results by variant and seed."""
-    variants = [_row(name, list(found.values())) for name, found in results.items()]
+    """Return variants, comparisons with intervals, and targets; `results` by variant and seed."""
+    variants = [_row(name, list(runs.values())) for name, runs in results.items()]
     comparisons = []
-    for one, other in (pair for pair in _PAIRS if set(pair) <= results.keys()):
+    for variant, other in (pair for pair in _PAIRS if set(pair) <= results.keys()):
         differences = [
             [a - b for a, b in zip(left["per_scene"], right["per_scene"], strict=True)]
-            for left, right in zip(results[one].values(), results[other].values(), strict=True)
+            for left, right in zip(results[variant].values(), results[other].values(), strict=True)
         ]
         mean, low, high = paired_bootstrap(differences, resamples=resamples)
-        names = {"variant": one, "against": other}
+        names = {"variant": variant, "against": other}
         comparisons.append(names | {"difference": mean, "low": low, "high": high})
     return {
         "made_on": made_on(run for runs in results.values() for run in runs.values()),
@@ -60,17 +60,17 @@ def _row(variant: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 def check_targets(
     variants: list[dict[str, Any]], comparisons: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The targets of the study, each with its value; those of missing variants are left out."""
-    found = {(row["variant"], row["against"]): row for row in comparisons}
+    """Return the targets of the study with their values, without those of missing variants."""
+    by_pair = {(row["variant"], row["against"]): row for row in comparisons}
     targets = []
 
     def add(name: str, value: float | bool, required: str, reached: bool) -> None:
         targets.append({"target": name, "found": value, "required": required, "reached": reached})
 
-    if row := found.get(("open", "ratio_1.0")):
+    if row := by_pair.get(("open", "ratio_1.0")):
         add("open: ratio 0.5 not worse than keeping all patches (points, lower end)", row["low"],
             f"> {_WORSE}", row["low"] > _WORSE)  # fmt: skip
-    if row := found.get(("open", "global")):
+    if row := by_pair.get(("open", "global")):
         add("open: ratio 0.5 above global cosine (points, lower end)", row["low"], "> 0",
             row["low"] > 0)  # fmt: skip
     for row in (row for row in variants if row["variant"] in _SELECTING):

@@ -1,1 +1,1 @@
-"""Studies and speed of `tokens`."""
+"""The study and the timings of `tokens`."""

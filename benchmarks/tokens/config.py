@@ -19,9 +19,9 @@ class Training(Config):
     """A plan to train."""
 
     point: str | None = None
-    """The point whose FLOPs it may spend."""
+    """The point whose cost it must not exceed."""
     like: str | None = None
-    """Another training whose changes it takes over."""
+    """Another training whose changes it shares."""
     changes: dict[str, Any] = Field(default_factory=dict)
     """Differences from `base`, by dotted key."""
     seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
@@ -38,9 +38,9 @@ class StudyConfig(Config):
     trainings: dict[str, Training] = Field(default_factory=dict)
     """Trainings by name."""
     points: dict[str, int] = Field(default_factory=lambda: {"33": 192, "11": 64})
-    """Costs to compare at: those of this many tokens before the language model."""
+    """Costs to compare at, each given as a number of tokens that enter the language model."""
     baselines: tuple[str, ...] = BASELINES
-    """Training-free methods; the oracle knows which objects decide the answer."""
+    """Training-free methods; the oracle is given the objects that decide the answer."""
     trials: int = Field(default=5, ge=1)
     """Settings of a baseline to try at every point (or all that it has)."""
     tuning_questions: int = Field(default=1200, ge=1)
@@ -83,8 +83,8 @@ class StudyConfig(Config):
     def quick(self) -> "StudyConfig":
         """Return a quick test on a CPU; its numbers are meaningless."""
         seeds = {
-            f"trainings.{name}.seeds": one.seeds[: 2 if name == TWO_STAGE else 1]
-            for name, one in self.trainings.items()
+            f"trainings.{name}.seeds": training.seeds[: 2 if name == TWO_STAGE else 1]
+            for name, training in self.trainings.items()
         }
         return self.replace(
             {

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tokens.pictures`: pictures for the pages of study and speed.
+"""`python -m benchmarks.tokens.pictures`: plots for the pages of study and speed.
 
 Drawn from the committed results; the study also draws its own plot with `plot_study`.
 """
@@ -22,8 +22,8 @@ _Lost = dict[str, dict[str, tuple[float, float, float]]]
 
 
 def main() -> None:
-    """Draw both pictures."""
-    plot_study(read("study.json"), PICTURES / "tokens_exam.png")
+    """Draw both plots."""
+    plot_study(read("study.json"), PICTURES / "tokens_study.png")
     bench, tiny = read("bench.json"), read("bench_tiny.json")
     groups = {
         f"LLaVA-1.5-7B shapes, batch {batch}": speeds(bench, batch)
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def plot_study(summary: Mapping[str, Any], path: Path) -> Path:
-    """Draw the points that every method loses; `summary`: as of `summarise`, or study.json."""
+    """Plot the accuracy that every method loses; `summary`: from `summarise`, or study.json."""
     methods: _Lost = {}
     others: _Lost = {}
     for row in summary["variants"]:
@@ -71,13 +71,13 @@ def plot_study(summary: Mapping[str, Any], path: Path) -> Path:
 def _ranked(lost: _Lost) -> list[Row]:
     """Sort by the largest loss."""
     ordered = sorted(lost.items(), key=lambda item: max(item[1].values()))
-    return [Row(name, its, name == OURS) for name, its in ordered]
+    return [Row(name, points, name == OURS) for name, points in ordered]
 
 
 def speeds(bench: dict[str, Any], batch: int) -> list[Row]:
     """Return the speed-ups of all times at one batch size."""
     rows = {row["variant"]: row for row in bench["rows"] if row["batch"] == batch}
-    found = []
+    speedups = []
     for time, title in TIMES.items():
         ratios = {
             label: rows["unpruned"][time]["p50"] / rows[name][time]["p50"]
@@ -88,8 +88,8 @@ def speeds(bench: dict[str, Any], batch: int) -> list[Row]:
             saved = bench["cost"]["flops_reduction_llm"]
             full, llm = rows["unpruned"][time]["p50"], rows["unpruned"]["llm_ms"]["p50"]
             ratios["what FLOPs predict"] = full / (full - saved * llm)
-        found.append(dots(title, ratios))
-    return found
+        speedups.append(dots(title, ratios))
+    return speedups
 
 
 def dots(name: str, ratios: dict[str, float]) -> Row:

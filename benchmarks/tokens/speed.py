@@ -2,7 +2,7 @@
 
 `llava15` is LLaVA-1.5-7B with random weights: times do not depend on their values, so nothing is
 downloaded. `tiny` times whole answers of the LLaVA that comes with eligo on a CPU, one question at
-a time, through stock `generate`, entering `pruning` included.
+a time, through stock `generate`; the time to enter `pruning` is included.
 """
 
 import time
@@ -54,7 +54,7 @@ from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.train.progress import ProgressBar
 
 SHARE_OF_PREDICTED, SELECTOR_SHARE, ANSWER_SPEEDUP = 0.85, 0.03, 1.5
-"""Targets: speed-up relative to what FLOPs predict; selector / prefill; speed-up of an answer."""
+"""Targets: speed-up / that predicted by FLOPs; selector / prefill; speed-up of an answer."""
 _RANDOM_HOST = "The model has random weights: the times are real, the answers are meaningless."
 _RANDOM_PLAN = "Merger and pruners have random weights: the choice of tokens is meaningless."
 _NUM_TEXT = 100  # text tokens of a prompt
@@ -164,15 +164,12 @@ def run(
         print_result(document, json=True)
     else:
         results().print(timing_table(document["rows"], f"{shape}, {document['dtype']}"))
-        for one in document["targets"]:
-            target = f"target {'<' if one['at_most'] else '>='} {one['bound']:.3g}"
-            print_text(f"{one['name']}: {one['value']:.3g}, {target}: {reached_or_not(one['met'])}")
+        for row in document["targets"]:
+            target = f"target {'<' if row['at_most'] else '>='} {row['bound']:.3g}"
+            print_text(f"{row['name']}: {row['value']:.3g}, {target}: {reached_or_not(row['met'])}")
         for note in document["notes"]:
             messages().print(note, highlight=False, soft_wrap=True)
     write_result_file(out, place, document)
-
-
-# ------------------------------------------------------------------ LLaVA-1.5-7B
 
 
 def _time_shape(
@@ -195,10 +192,10 @@ def _time_shape(
     for size in batches:
         inputs = random_inputs(model, size, _NUM_TEXT)
         with ProgressBar(f"batch {size}", len(cases) * (WARM_UP + rounds)) as bar:
-            found = run_rounds(model, cases, inputs, rounds, bar.update)
-        rows += timing_rows(found, size)
+            timings = run_rounds(model, cases, inputs, rounds, bar.update)
+        rows += timing_rows(timings, size)
         if size == max(batches):  # small batches are bound by kernel launches
-            targets = speed_targets(found["unpruned"], found["two-stage"], cost, size)
+            targets = speed_targets(timings["unpruned"], timings["two-stage"], cost, size)
     return {
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "text": _NUM_TEXT,
@@ -309,20 +306,17 @@ def default_plan(model: Any, parts: Parts, text: int) -> Plan:
     return Plan(Stage1(merger, schedule.merged), cuts)
 
 
-# ------------------------------------------------------------------ tiny LLaVA
-
-
 def _time_tiny(plan: str | None, rounds: int) -> dict[str, Any]:
     model, processor = load_host(HostConfig())
     chosen = load_plan(plan) if plan else default_plan(model, PARTS["tiny"], _NUM_TEXT)
     with ProgressBar("answers", 2 * (WARM_UP + rounds)) as bar:
-        found, lengths = time_answers(model, processor, chosen, rounds, bar.update)
-    rows = timing_rows(found, 1, "answer")
+        timings, lengths = time_answers(model, processor, chosen, rounds, bar.update)
+    rows = timing_rows(timings, 1, "answer")
     return {
         "plan": plan,
         "dtype": "float32",
         "rows": [row | {"mean_new_tokens": lengths[row["variant"]]} for row in rows],
-        "targets": [answer_target(found).as_plain()],
+        "targets": [answer_target(timings).as_plain()],
         "notes": [] if plan else [_RANDOM_PLAN],
     }
 
@@ -339,30 +333,30 @@ def time_answers(
     examples = SceneExamples(SceneConfig(height=side, width=side), "test", _NUM_QUESTIONS)
     batches = [Collator(processor)([examples[index]]) for index in range(_NUM_QUESTIONS)]
     plans = {"unpruned": None, "pruned": plan}
-    found = {name: Timings() for name in plans}
+    timings = {name: Timings() for name in plans}
     lengths: dict[str, list[int]] = {name: [] for name in plans}
     for turn in range(WARM_UP + rounds):
         batch = batches[turn % len(batches)]
-        for number, (name, used) in enumerate(plans.items(), 1):
+        for number, (name, case) in enumerate(plans.items(), 1):
             start = time.perf_counter()
             with (
                 torch.no_grad(),
-                nullcontext() if used is None else pruning(model, used, batch.question_mask),
+                nullcontext() if case is None else pruning(model, case, batch.question_mask),
             ):
                 output = model.generate(
                     **batch.inputs, max_new_tokens=_MAX_NEW_TOKENS, do_sample=False
                 )
-            took = 1000 * (time.perf_counter() - start)
+            milliseconds = 1000 * (time.perf_counter() - start)
             on_turn(turn * len(plans) + number)
             if turn >= WARM_UP:
-                found[name].add({"answer": took})
+                timings[name].add({"answer": milliseconds})
                 lengths[name].append(output.shape[1] - batch.inputs["input_ids"].shape[1])
-    return found, {name: fmean(counts) for name, counts in lengths.items()}
+    return timings, {name: fmean(counts) for name, counts in lengths.items()}
 
 
-def answer_target(found: dict[str, Timings]) -> Target:
+def answer_target(timings: dict[str, Timings]) -> Target:
     """Return the speed-up of an answer."""
-    full, pruned = found["unpruned"]["answer"].p50, found["pruned"]["answer"].p50
+    full, pruned = timings["unpruned"]["answer"].p50, timings["pruned"]["answer"].p50
     numbers = {"answer_full_ms": full, "answer_pruned_ms": pruned}
     return Target("answer speed-up", full / pruned, ANSWER_SPEEDUP, numbers)
 

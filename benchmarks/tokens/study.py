@@ -2,8 +2,8 @@
 
 Plans are trained on the training split, with checkpoints chosen on the validation split. Baselines
 are tuned on the validation split, with equally many trials each (or all settings that they have).
-Then all answer the same questions of the test split once, at equal cost. Trainings are run folders,
-tuning and answers are files: what exists is not made again.
+Then all answer the same questions of the test split once, at equal cost. Results of every step are
+kept in the output folder, and a second run computes only what is missing.
 """
 
 import hashlib
@@ -67,10 +67,10 @@ def run(
     quick: bool = False,
     json: bool = False,
 ) -> None:
-    """Train the plans, tune the baselines, let both answer the test questions, and summarise.
+    """Train the plans, tune the baselines, answer the test questions with both, and summarise.
 
-    A second run makes only what is missing. Writes study.json (variants, comparisons, targets, and
-    which answers were right, question by question) and a plot.
+    A second run computes only what is missing. Writes study.json (variants, comparisons, targets,
+    and which answers were right, question by question) and a plot.
 
     Args:
         out: The folder to write to.
@@ -91,13 +91,13 @@ def run(
     def report(step: str, done: int, total: int) -> None:
         bars.setdefault(step, ProgressBar(step, total)).update(done, "")
 
-    found = study.run(report)
-    kept = ("families", "right", "cost", "allowed")
-    answers = Results(**{name: found[name] for name in kept}, resamples=config.resamples)
+    outcome = study.run(report)
+    names = ("families", "right", "cost", "allowed")
+    answers = Results(**{name: outcome[name] for name in names}, resamples=config.resamples)
     summary = summarise(answers)
     document = (
-        found["measured"]
-        | {"quick": quick, "config": config.model_dump(mode="json"), "tuning": found["tuning"]}
+        outcome["measured"]
+        | {"quick": quick, "config": config.model_dump(mode="json"), "tuning": outcome["tuning"]}
         | summary
         | answers.packed()
     )
@@ -140,8 +140,8 @@ def _print(summary: Mapping[str, Any]) -> None:
     for target in summary["targets"]:
         print_text(f"{reached_or_not(target['met'])}: {target['text']}")
     for finding in summary["findings"]:
-        seen = "seen" if finding["holds"] else "not seen"
-        print_text(f"{seen}: {finding['claim']} ({finding['text']})")
+        holds = "confirmed" if finding["holds"] else "not confirmed"
+        print_text(f"{holds}: {finding['claim']} ({finding['text']})")
 
 
 class Study:
@@ -157,26 +157,24 @@ class Study:
         self.host, self.scenes = first.host, first.data.scenes
 
     def run(self, report: Report = lambda *_: None) -> dict[str, Any]:
-        """Make what is missing; return which answers were right, and the costs."""
+        """Run the missing steps; return which answers were right, and the costs."""
         self.train(report)
         self.model, self.processor = load_host(self.host, device=str(self.device))
         self.shape = HostShape.of(self.model)
         self.text = SceneSource(ScenesDataConfig(scenes=self.scenes), 1).num_text
-        named = {"points", "baselines", "trials", "tuning_questions", "base", "tiny"}
-        key = self.config.model_dump(mode="json", include=named)
+        used = {"points", "baselines", "trials", "tuning_questions", "base", "tiny"}
+        key = self.config.model_dump(mode="json", include=used)
         tuned = kept_json(self.out / _TUNING, key, lambda: self._tune(report))
         plans = self._plans(tuned)
         test = self.config.model_dump(mode="json", include={"questions", "blind_scenes"})
         key |= test | {"parts": self._digests()}
-        found = kept_json(self.out / _ANSWERS, key, lambda: self._test(plans, report))
-        return {"tuning": tuned, **found}
-
-    # -------------------------------------------------------------- trainings
+        answers = kept_json(self.out / _ANSWERS, key, lambda: self._test(plans, report))
+        return {"tuning": tuned, **answers}
 
     @property
     def runs(self) -> list[tuple[str, int]]:
         """Name and seed of every training."""
-        return [(n, seed) for n, one in self.config.trainings.items() for seed in one.seeds]
+        return [(n, seed) for n, plan in self.config.trainings.items() for seed in plan.seeds]
 
     def train(self, report: Report = lambda *_: None, only: Sequence[str] = ()) -> None:
         """Run every training that is missing; an interrupted one continues.
@@ -186,9 +184,9 @@ class Study:
         runs = {f"{name}_{seed}": (name, seed) for name, seed in self.runs}
         if unknown := [name for name in only if name not in runs]:
             raise InputError(f"got {unknown[0]!r}, expected one of {', '.join(runs)}")
-        wanted = [run for name, run in runs.items() if name in (only or runs)]
-        for number, (name, seed) in enumerate(wanted):
-            report("trainings", number, len(wanted))
+        selected = [run for name, run in runs.items() if name in (only or runs)]
+        for number, (name, seed) in enumerate(selected):
+            report("trainings", number, len(selected))
             config = self.config.run(name, seed).replace({"train.out": self.out})
             mark = config.train.folder / _TRAINED
             settings = config.model_dump(mode="json", exclude={"train": {"out"}})
@@ -202,21 +200,19 @@ class Study:
                     )
                 continue
             result = fit(TokensTask(config), config.train, resume=True)
-            found = {"best_step": result.best_step, "best": result.best, "config": settings}
-            write_text(mark, json_module.dumps(found, indent=1) + "\n")
-        report("trainings", len(wanted), len(wanted))
+            record = {"best_step": result.best_step, "best": result.best, "config": settings}
+            write_text(mark, json_module.dumps(record, indent=1) + "\n")
+        report("trainings", len(selected), len(selected))
 
     def _digests(self) -> dict[str, str]:
         """Return a hash of the weights of every training."""
-        found = {}
+        digests = {}
         for name, seed in self.runs:
             best = (self.out / f"{name}_{seed}" / "best").resolve()
             weights = sorted(best.glob("*.safetensors"))
             joined = b"".join(hashlib.sha256(path.read_bytes()).digest() for path in weights)
-            found[f"{name}_{seed}"] = hashlib.sha256(joined).hexdigest()[:12]
-        return found
-
-    # -------------------------------------------------------------- plans at equal cost
+            digests[f"{name}_{seed}"] = hashlib.sha256(joined).hexdigest()[:12]
+        return digests
 
     def allowed(self, point: str) -> float:
         """Return the FLOPs of a point."""
@@ -255,8 +251,8 @@ class Study:
         """Return all plans that answer the test questions, by `VARIANT` or `VARIANT#SEED`."""
         plans: dict[str, Plan] = {WHOLE: Plan()}
         for entry in tuned:
-            found = self._candidates(entry["baseline"], entry["point"])
-            plans[f"{entry['baseline']}@{entry['point']}"] = found[entry["chosen"]].plan
+            settings = self._candidates(entry["baseline"], entry["point"])
+            plans[f"{entry['baseline']}@{entry['point']}"] = settings[entry["chosen"]].plan
         if "random" in self.config.baselines and self.shape.vision is not None:
             plans["random@half"] = Plan(Stage1(build("random"), self.shape.vision // 2))
         for name, seed in self.runs:
@@ -275,11 +271,9 @@ class Study:
         spent = spending(self.shape, plan, self.text) / self.allowed(point)
         if spent > 1 + CLOSE and not self.config.tiny:
             raise InputError(
-                f"trainings.{name}: costs {spent:.3f} of what point {point} allows; expected at "
+                f"trainings.{name}: costs {spent:.3f} times the cost of point {point}; expected at "
                 f"most {1 + CLOSE}: lower its budgets"
             )
-
-    # -------------------------------------------------------------- answers
 
     def _test(self, plans: dict[str, Plan], report: Report) -> dict[str, Any]:
         answers = self._answers("test", plans, ("questions", report))
@@ -337,7 +331,7 @@ def untrained(plan: Plan, seed: int) -> Plan:
 
 
 def ablations(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """Yield a trained plan with one thing changed."""
+    """Yield variants of a trained plan, each with one change."""
     yield "positions reindexed", replace(plan, positions="reindex")
     if plan.size_bias and plan.stage1 is not None:
         yield "sizes forgotten", replace(plan, size_bias=False)

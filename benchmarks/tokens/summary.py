@@ -1,7 +1,7 @@
 """Summary of the study: accuracies, comparisons with intervals, targets and findings.
 
 Everything is computed from which answers were right, question by question, so that it can be
-computed again from the committed results, without a model. Differences are in points of accuracy;
+recomputed from the committed results, without a model. Differences are in points of accuracy;
 intervals are 95 %, from a paired bootstrap over questions and trainings.
 """
 
@@ -25,7 +25,7 @@ class Results:
 
     families: Sequence[str]
     right: Mapping[str, str]
-    """By `VARIANT`, or `VARIANT#SEED` of a trained one: a 0 or a 1 for each question."""
+    """By `VARIANT`, or `VARIANT#SEED` if it was trained: a 0 or a 1 for each question."""
     cost: Mapping[str, Mapping[str, Any]]
     allowed: Mapping[str, float]
     """FLOPs of each point."""
@@ -71,7 +71,7 @@ class Results:
         return {family: sum(run[family] for run in runs) / len(runs) for family in runs[0]}
 
     def difference(self, variant: str, other: str, family: str = ALL) -> tuple[float, float, float]:
-        """Return by how many points a variant is ahead, with interval.
+        """Return the lead of a variant over another in points, with interval.
 
         A single run is compared with all runs of the other; an ablation of a trained plan
         (`VARIANT, CHANGE`) only with the run that it changes.
@@ -80,18 +80,15 @@ class Results:
         if other.startswith(f"{variant}, ") and len(theirs) == 1:
             ours = ours[:1]
         count = max(len(ours), len(theirs))
-        places = [place for place, its in enumerate(self.families) if family in (its, ALL)]
+        indices = [i for i, of_question in enumerate(self.families) if family in (of_question, ALL)]
         rows = [
-            [
-                100.0 * (int(self.right[mine][place]) - int(self.right[its][place]))
-                for place in places
-            ]
-            for mine, its in zip(_spread(ours, count), _spread(theirs, count), strict=True)
+            [100.0 * (int(self.right[run][i]) - int(self.right[other_run][i])) for i in indices]
+            for run, other_run in zip(_cycled(ours, count), _cycled(theirs, count), strict=True)
         ]
         return paired_bootstrap(rows, resamples=self.resamples)
 
 
-def _spread(runs: list[str], count: int) -> list[str]:
+def _cycled(runs: list[str], count: int) -> list[str]:
     return [runs[number % len(runs)] for number in range(count)]
 
 
@@ -125,32 +122,32 @@ def _row(results: Results, variant: str) -> dict[str, Any]:
 
 def _comparisons(results: Results) -> list[dict[str, Any]]:
     """Compare two stages with every baseline at the same point, overall and by family."""
-    found = []
+    comparisons = []
     for point in results.allowed:
         ours = f"{TWO_STAGE}_{point}"
         baselines = [name for name in results.variants if name.endswith(f"@{point}")]
         for baseline in baselines if ours in results.variants else []:
             for family in (ALL, *dict.fromkeys(results.families)):
                 mean, low, high = results.difference(ours, baseline, family)
-                found.append(
+                comparisons.append(
                     {"point": point, "variant": ours, "baseline": baseline, "family": family}
                     | {"ahead": mean, "low": low, "high": high}
                 )
-    return found
+    return comparisons
 
 
 def _default_target(results: Results) -> list[dict[str, Any]]:
-    """The default plan loses little and saves much."""
+    """Return the target of the default plan: little accuracy lost, many FLOPs saved."""
     if TWO_STAGE not in results.variants:
         return []
     lost, low, high = results.difference(WHOLE, TWO_STAGE)
     cost = results.cost[results.variants[TWO_STAGE][0]]
-    saved, gone = cost["flops_reduction_with_selector"], 1 - cost["vision_keep_mean"]
-    met = lost < _MOST_LOST and saved > _LEAST_SAVED and gone > _LEAST_SAVED
+    saved, removed = cost["flops_reduction_with_selector"], 1 - cost["vision_keep_mean"]
+    met = lost < _MOST_LOST and saved > _LEAST_SAVED and removed > _LEAST_SAVED
     text = (
         f"default plan: {lost:.2f} points lost ({low:.2f} to {high:.2f}; target < {_MOST_LOST:g}), "
         f"{saved:.1%} of the FLOPs of the language model saved, selector included, and "
-        f"{gone:.1%} of its vision tokens removed (target > {_LEAST_SAVED:.0%} each)"
+        f"{removed:.1%} of its vision tokens removed (target > {_LEAST_SAVED:.0%} each)"
     )
     return [{"target": "default plan", "met": met, "text": text}]
 
@@ -158,24 +155,24 @@ def _default_target(results: Results) -> list[dict[str, Any]]:
 def _equal_cost_targets(
     results: Results, comparisons: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """At equal cost, ahead of every training-free method, and behind in no family."""
+    """Return the targets at equal cost: ahead of every method overall, behind in no family."""
     targets = []
     for point in results.allowed:
-        mine = [
-            one
-            for one in comparisons
-            if one["point"] == point and not one["baseline"].startswith(ORACLE)
+        rows = [
+            row
+            for row in comparisons
+            if row["point"] == point and not row["baseline"].startswith(ORACLE)
         ]
-        if not mine:
+        if not rows:
             continue
-        overall = [one for one in mine if one["family"] == ALL]
-        not_ahead = [one["baseline"] for one in overall if one["low"] <= 0]
+        overall = [row for row in rows if row["family"] == ALL]
+        not_ahead = [row["baseline"] for row in overall if row["low"] <= 0]
         behind = [
-            f"{one['baseline']} in {one['family']}"
-            for one in mine
-            if one["family"] != ALL and one["high"] < 0
+            f"{row['baseline']} in {row['family']}"
+            for row in rows
+            if row["family"] != ALL and row["high"] < 0
         ]
-        closest = min(overall, key=lambda one: one["ahead"])
+        closest = min(overall, key=lambda row: row["ahead"])
         text = (
             f"point {point}: closest baseline {closest['baseline']}, two stages are "
             f"{closest['ahead']:+.2f} points ahead ({closest['low']:+.2f} to "
@@ -189,10 +186,10 @@ def _equal_cost_targets(
 
 def _findings(results: Results) -> list[dict[str, Any]]:
     """Check claims of published work on these results."""
-    variants, found = results.variants, []
+    variants, findings = results.variants, []
 
     def add(claim: str, holds: bool, text: str) -> None:
-        found.append({"claim": claim, "holds": holds, "text": text})
+        findings.append({"claim": claim, "holds": holds, "text": text})
 
     def right(name: str) -> float:
         return results.accuracies(name)[ALL]
@@ -216,7 +213,7 @@ def _findings(results: Results) -> list[dict[str, Any]]:
     if "random@half" in variants:
         points = results.difference(WHOLE, "random@half")[0]
         add("half of the tokens at random is decent", points < 10, f"{points:.1f} points lost")
-    for name in (one for one in variants if f"{one}, last cut by chance" in variants):
+    for name in (name for name in variants if f"{name}, last cut by chance" in variants):
         late, low, high = results.difference(name, f"{name}, last cut by chance")
         early = results.difference(name, f"{name}, first cut by chance")[0]
         text = (
@@ -228,11 +225,11 @@ def _findings(results: Results) -> list[dict[str, Any]]:
         ("new positions hurt location", "positions reindexed", "location"),
         ("log-size beats plain merging", "sizes forgotten", ALL),
     ):
-        for name in (one for one in variants if f"{one}, {change}" in variants):
+        for name in (name for name in variants if f"{name}, {change}" in variants):
             mean, low, high = results.difference(name, f"{name}, {change}", family)
             of = "" if family == ALL else f" of {family}"
             add(claim, low > 0, f"{name}: {mean:.1f} points{of} lost ({low:.1f} to {high:.1f})")
-    return found
+    return findings
 
 
 def _listed(names: list[str]) -> str:

@@ -199,7 +199,7 @@ def test_questions_with_an_empty_answer_are_left_out_of_training(tmp_path, caplo
     train, validation = read_examples(config)
     assert [train[place].id for place in range(len(train))] == ["0", "3"]
     assert [validation[place].id for place in range(len(validation))] == ["0", "3"]
-    assert "2 of 4 training questions are left out" in caplog.text
+    assert "2 of 4 training questions are skipped" in caplog.text
     assert "'A' of question 1" in caplog.text
     measured = read_examples(config, to_learn=False)[1]
     assert [measured[place].id for place in range(len(measured))] == ["0", "1"]

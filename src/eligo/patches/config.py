@@ -2,7 +2,7 @@
 
 The training defaults are the recipe of LAPS and SEPS: AdamW, decay 1e-4, heads 2e-4 and pretrained
 backbones a tenth of it, x 0.3 at epochs 9, 15, 20 and 25 of 30, clip 2, batch 128; in the first
-epoch all violations, the loss ramped from 0 to 1, then hardest negatives. Departure from both: the
+epoch all violations, with the loss ramped from 0 to 1, then hardest negatives. Departure: the
 checkpoint is chosen on the validation split, not on `test`.
 """
 
@@ -98,7 +98,7 @@ class MatchConfig(Config):
     dense: bool = False
     """Each image's dense caption guides the selection (open, paper)."""
     sparse_ratio: float = Field(default=0.5, gt=0, le=1)
-    """Share of the patches that a text keeps; 1: no slimming."""
+    """Share of the patches that a text keeps; 1: all."""
     aggr_ratio: float = Field(default=0.4, gt=0, le=1)
     """Tokens per kept patch."""
     top_k: int = Field(default=5, ge=1)
@@ -174,7 +174,7 @@ class KarpathyDataConfig(Config):
     augment: bool = True
     """Crop images and change word pieces in training."""
     flip: bool = True
-    """Also mirror images; off where captions say left and right."""
+    """Also mirror images; turn off if captions mention left and right."""
     num_workers: int = Field(default=0, ge=0)
     """Worker processes that load images."""
 
@@ -247,20 +247,20 @@ class PatchesTrainConfig(Config):
         return self
 
     def build(self) -> Any:
-        """The task for the training loop."""
+        """Build the task for the training loop."""
         from eligo.patches.training.task import PatchesTask
 
         return PatchesTask(self)
 
     def smoke(self) -> "PatchesTrainConfig":
-        """Two steps on your own files; scenes and encoders are made small."""
+        """Return a run of two steps; for scenes also with small scenes and encoders."""
         if isinstance(self.data, ScenesDataConfig):
             return self.tiny()
         count = min(8, self.data.validation_images or 8)
         return self.replace(SMOKE | {"data.validation_images": count, "epochs": None})
 
     def tiny(self) -> "PatchesTrainConfig":
-        """The same run on a few small scenes, with small random encoders."""
+        """Return the same run on a few small scenes, with small random encoders."""
         small = {"width": 16, "layers": 1, "heads": 2}
         data = ScenesDataConfig(
             scenes=SceneConfig(height=56, width=56), train_images=16, validation_images=8

@@ -48,7 +48,7 @@ class RetrievalMetrics:
         return sum(self.image_to_text.any_hit.values()) + sum(self.text_to_image.any_hit.values())
 
     def as_dict(self) -> dict[str, float]:
-        """Flat names for logs and tables."""
+        """Return the metrics by flat names, for logs and tables."""
         flat = {"rsum": self.rsum}
         for name, side in (("i2t", self.image_to_text), ("t2i", self.text_to_image)):
             flat |= {f"{name}_r{k}": value for k, value in side.any_hit.items()}
@@ -63,7 +63,7 @@ def retrieval_metrics(
     *,
     captions_per_image: int = 5,
 ) -> RetrievalMetrics:
-    """Metrics of a full score matrix.
+    """Return the metrics of a full score matrix.
 
     Without a mask, captions `5 i ... 5 i + 4` belong to image i. Queries without any positive are
     left out of the means and have rank -1.
@@ -85,7 +85,7 @@ def retrieval_metrics(
 def coco_folds(
     scores: Float[Tensor, "images texts"], *, num_folds: int = 5, captions_per_image: int = 5
 ) -> dict[str, float]:
-    """COCO 1K: the mean of the metrics of five consecutive folds of a 5K score matrix."""
+    """Return COCO 1K metrics: means over five consecutive folds of a 5K score matrix."""
     positive = blocks_of(captions_per_image, scores.shape, scores.device)
     return fold_means(scores, positive, positive.int().argmax(0), num_folds)
 
@@ -96,7 +96,7 @@ def fold_means(
     owners: Int[Tensor, " texts"],
     num_folds: int,
 ) -> dict[str, float]:
-    """Means of the metrics of consecutive parts of the images with the texts written for them."""
+    """Return means of the metrics over consecutive parts of the images, each with its texts."""
     check_folds(len(scores), num_folds)
     size = len(scores) // num_folds
     folds = []
@@ -104,11 +104,11 @@ def fold_means(
         rows, columns = slice(fold * size, (fold + 1) * size), owners // size == fold
         metrics = retrieval_metrics(scores[rows][:, columns], positive[rows][:, columns])
         folds.append(metrics.as_dict())
-    return {name: sum(found[name] for found in folds) / num_folds for name in folds[0]}
+    return {name: sum(metrics[name] for metrics in folds) / num_folds for name in folds[0]}
 
 
 def check_folds(num_images: int, num_folds: int) -> None:
-    """Refuse folds of unequal size."""
+    """Raise for folds of unequal size."""
     if num_folds < 1 or num_images % num_folds:
         raise InputError(f"folds: got {num_folds}, expected a divisor of the {num_images} images")
 
@@ -116,7 +116,7 @@ def check_folds(num_images: int, num_folds: int) -> None:
 def blocks_of(
     captions_per_image: int, shape: torch.Size | tuple[int, int], device: torch.device
 ) -> Bool[Tensor, "images texts"]:
-    """The usual layout as a mask: consecutive captions belong to one image."""
+    """Return the mask in which consecutive captions belong to one image."""
     if shape[0] * captions_per_image != shape[1]:
         raise InputError(
             f"scores: got {tuple(shape)}, expected {captions_per_image} captions per image; set "
@@ -130,9 +130,9 @@ def _direction(scores: Tensor, positive: Tensor) -> DirectionMetrics:
     best_ranks, recalls = [], []
     width = int(positive.sum(1).max())
     rows = max(1, _CHUNK // (scores.shape[1] * width))
-    for some, marked in zip(scores.split(rows), positive.split(rows), strict=True):
-        ids = ops.align_left(marked, max(width, 1))  # (queries, positives), -1 behind
-        ranks, order = _ranks(some, marked, ids)
+    for chunk, marked in zip(scores.split(rows), positive.split(rows), strict=True):
+        ids = ops.align_left(marked, max(width, 1))  # (queries, positives), -1 pads
+        ranks, order = _ranks(chunk, marked, ids)
         real = ids >= 0
         has = real.any(1)
         least = torch.where(real, ranks, scores.shape[1]).amin(1)
@@ -152,10 +152,10 @@ def _direction(scores: Tensor, positive: Tensor) -> DirectionMetrics:
 
 
 def _ranks(scores: Tensor, positive: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """For each positive: negatives not below it, and all items before it (ties by index)."""
+    """Return, per positive, the negatives not below it, and all items before it (ties by index)."""
     own = scores.gather(1, ids.clamp_min(0)).unsqueeze(2)  # (queries, positives, 1)
-    every, marked = scores.unsqueeze(1), positive.unsqueeze(1)
-    negatives = ((every >= own) & ~marked).sum(2)
+    items, marked = scores.unsqueeze(1), positive.unsqueeze(1)
+    negatives = ((items >= own) & ~marked).sum(2)
     index = torch.arange(scores.shape[1], device=scores.device)
-    above = (every > own) | ((every == own) & (index < ids.unsqueeze(2)))
+    above = (items > own) | ((items == own) & (index < ids.unsqueeze(2)))
     return negatives, negatives + (above & marked).sum(2)

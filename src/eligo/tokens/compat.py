@@ -40,7 +40,7 @@ _KEYS: dict[str, str] = {
     "manager_settings.gpus_per_subtask": "search.gpus_per_worker",
     "search_settings.n_trials": "search.trials",
 }
-# Not needed: the command decides, `eligo tokens train` or `eligo search`.
+# Ignored: the command decides, `eligo tokens train` or `eligo search`.
 _SET_BY_COMMAND = ("manager_settings.mode", "search_settings.enable")
 _SPACE = {
     "optim.merger.lr": {"low": 1e-5, "high": 1e-3, "log": True},
@@ -51,12 +51,12 @@ _SPACE = {
 
 def from_two_stage_design(layer: Layer) -> Layer:
     """Return the layer with the sections of that design, if any, translated to our keys."""
-    found = {section: layer.tree[section] for section in SECTIONS if section in layer.tree}
-    if not found:
+    sections = {section: layer.tree[section] for section in SECTIONS if section in layer.tree}
+    if not sections:
         return layer
     tree = {key: value for key, value in layer.tree.items() if key not in SECTIONS}
     origins = dict(layer.origins)
-    for path, value in _leaves(found, ()):
+    for path, value in _leaves(sections, ()):
         name = ".".join(path)
         if name in _SET_BY_COMMAND:
             continue
@@ -66,7 +66,7 @@ def from_two_stage_design(layer: Layer) -> Layer:
         target = tuple(_KEYS[name].split("."))
         if _write(tree, target, value, layer, path):
             origins[target] = layer.origins.get(path, (0, ""))
-    if "method_settings" in found:
+    if "method_settings" in sections:
         tree.setdefault("objective", "adversarial")
     if isinstance(search := tree.get("search"), dict):
         search.setdefault("space", _SPACE)

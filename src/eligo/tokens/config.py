@@ -313,7 +313,7 @@ class TokensTrainConfig(Config):
         if self.epochs is not None and isinstance(self.data, ScenesDataConfig):
             steps = self.steps_of(self.data.examples)
             train = self.train.model_copy(update={"total_steps": steps})
-            object.__setattr__(self, "train", train)  # frozen for users, not while it is made
+            object.__setattr__(self, "train", train)  # frozen only after validation
         return self
 
     def steps_of(self, num_examples: int) -> int:
@@ -326,7 +326,7 @@ class TokensTrainConfig(Config):
         return self.losses.resolve(self.objective)
 
     def schedule(self, num_tokens: int, num_layers: int, num_text: int = 100) -> Schedule:
-        """Return the token counts for a host of this size; impossible ones are errors."""
+        """Return the token counts for a host of this size; raise if they do not fit."""
         merged = num_tokens if self.merger is None else self.merger.resolve(num_tokens)
         cuts = () if self.pruners is None else self.pruners.resolve(merged, num_layers)
         return Schedule(num_tokens, merged, cuts, num_text, num_layers)

@@ -67,11 +67,11 @@ def accuracy_by_family(families: Sequence[str], right: Sequence[bool]) -> list[d
     """Return accuracies with Wilson's 95 % interval: over all questions, then by family."""
     rows = []
     for name in (ALL, *dict.fromkeys(families)):
-        mine = [one for one, family in zip(right, families, strict=True) if name in (family, ALL)]
-        low, high = wilson_interval(sum(mine), len(mine))
+        hits = [hit for hit, family in zip(right, families, strict=True) if name in (family, ALL)]
+        low, high = wilson_interval(sum(hits), len(hits))
         rows.append(
-            {"family": name, "asked": len(mine), "right": sum(mine)}
-            | {"accuracy": sum(mine) / len(mine), "low": low, "high": high}
+            {"family": name, "asked": len(hits), "right": sum(hits)}
+            | {"accuracy": sum(hits) / len(hits), "low": low, "high": high}
         )
     return rows
 
@@ -82,4 +82,4 @@ def as_bits(right: Sequence[bool]) -> str:
     >>> as_bits([True, False])
     '10'
     """
-    return "".join("01"[one] for one in right)
+    return "".join("01"[hit] for hit in right)

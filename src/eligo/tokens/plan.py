@@ -1,4 +1,4 @@
-"""What is kept where: one reduction before the language model, and cuts between its layers.
+"""Pruning plans: one reduction before the language model, and cuts between its layers.
 
 Training, cost and inference use the same plan. It is independent of a model: `resolve` fits it to a
 number of layers, `counts` to an image. Departure from the two-stage pruning design
@@ -48,7 +48,7 @@ class Stage1:
 
 @dataclass(frozen=True)
 class Cut:
-    """A cut at the **input** of `layer`: later layers see only what it kept.
+    """A cut at the **input** of `layer`: later layers get only the kept tokens.
 
     `layer` is an index (from 1: layer 0 is never cut), or a depth in (0, 1). A ratio is of the
     image's full number of tokens, before stage 1, so that ratios of successive cuts fall.
@@ -88,7 +88,7 @@ class HostMark:
         return cls(_architecture(host), sampled_weights(host.core))
 
     def check(self, host: "Host") -> None:
-        """Raise if a host has another architecture; warn if only its weights differ."""
+        """Raise if a host has a different architecture; warn if only its weights differ."""
         now = _architecture(host)
         for name, expected in self.architecture.items():
             if name in now and now[name] != expected:
@@ -102,14 +102,14 @@ class HostMark:
         self._compared.add(id(host.core))
         if not same_weights(host.core, self.weights):
             _log.warning(
-                "plan: was trained in a host of this architecture with other weights; what it "
-                "keeps may be a poor choice here: compare it with `eligo tokens evaluate`, or "
-                "train a plan for this host"
+                "plan: was trained in a host of this architecture with other weights; its "
+                "selection may be poor here: compare it with `eligo tokens evaluate`, or train a "
+                "plan for this host"
             )
 
 
 def _architecture(host: "Host") -> dict[str, Any]:
-    """Return the properties that a trained plan depends on, as JSON holds them."""
+    """Return the properties that a trained plan depends on, as JSON values."""
     feature = getattr(host.config, "vision_feature_layer", None)
     tower = getattr(host.tower, "config", None)
     return {
@@ -138,7 +138,7 @@ class Plan:
     cuts: Sequence[Cut] = ()
     positions: Positions = "original"
     size_bias: bool = True
-    """Keys that stand for z tokens get `log z` in every layer of the language model."""
+    """Keys merged from z tokens get a bias of `log z` in every layer of the language model."""
     host: HostMark | None = None
     """The host in which the learned modules were trained; None: fits every host."""
 
@@ -151,11 +151,11 @@ class Plan:
         _check_order([cut.layer for cut in self.cuts])
         for name in ("budget", "ratio"):
             given = [getattr(stage, name) for stage in self.stages]
-            known = [amount for amount in given if amount is not None]
-            if any(later > earlier for earlier, later in pairwise(known)):
+            amounts = [amount for amount in given if amount is not None]
+            if any(later > earlier for earlier, later in pairwise(amounts)):
                 raise InputError(
-                    f"Plan: got {name}s {known}; expected none above the one before it: what was "
-                    "dropped stays dropped"
+                    f"Plan: got {name}s {amounts}; expected none above the one before it: dropped "
+                    "tokens do not come back"
                 )
 
     @property
@@ -178,7 +178,7 @@ class Plan:
         """Return the plan with layer indices, checked against a model of `num_layers` layers.
 
         `supply`: tokens of an image, if all images have equally many; then budgets above it, and
-        budgets that disagree with their ratios, are errors before any image is seen. A depth is
+        budgets that disagree with their ratios, are errors before any image is read. A depth is
         rounded to the nearest layer, but at least 1.
         """
         layers = [
@@ -196,14 +196,18 @@ class Plan:
         cuts = [replace(cut, layer=layer) for cut, layer in zip(self.cuts, layers, strict=True)]
         plan = replace(self, cuts=cuts)
         if supply is not None:
-            budgets = [stage.budget for stage in self.stages if stage.budget is not None]
-            if budgets and max(budgets) > supply:
-                raise InputError(
-                    f"Plan: got a budget of {max(budgets)}; expected at most {supply}, the number "
-                    "of vision tokens that this model makes of an image"
-                )
+            self.check_budgets(supply, "that this model computes for an image")
             plan.counts((supply,))
         return plan
+
+    def check_budgets(self, num_tokens: int, origin: str) -> None:
+        """Raise for budgets above the number of vision tokens: they would keep everything."""
+        budgets = [stage.budget for stage in self.stages if stage.budget is not None]
+        if budgets and max(budgets) > num_tokens:
+            raise InputError(
+                f"Plan: got a budget of {max(budgets)}; expected at most {num_tokens}, the number "
+                f"of vision tokens {origin}"
+            )
 
     def count(self, grid: Sequence[int]) -> int:
         """Return the tokens of an image that enter the language model; `grid` is rows x columns.
@@ -244,7 +248,7 @@ class Plan:
 
         A run gives the modules of its best checkpoint; one of `RUN/checkpoints`, `RUN/best` and
         `RUN/last` gives its own, with the plan of the run. `reducers` adds custom methods: a name,
-        and what builds the method from its settings. Also called `from_pretrained`.
+        and a function that builds the method from its settings. Also called `from_pretrained`.
         """
         from eligo.tokens import plan_files
 
@@ -276,8 +280,8 @@ def _check_stage(stage: Stage1 | Cut, where: Where) -> None:
         raise InputError(f"Plan: {name} has neither budget nor ratio; expected one of them")
     if budget is not None and check_count(f"Plan: {name}: budget", budget, least=0) < 1:
         raise InputError(
-            f"Plan: {name} has budget {budget}; expected at least 1: a model cannot answer about "
-            "an image of which it sees nothing"
+            f"Plan: {name} has budget {budget}; expected at least 1: without vision tokens, a "
+            "model cannot answer questions about an image"
         )
     if ratio is not None and not 0 < ratio <= 1:
         raise InputError(f"Plan: {name} has ratio {ratio}; expected a number above 0, at most 1")

@@ -62,8 +62,8 @@ def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
             "a run of `eligo tokens train` or one of its checkpoints"
         )
     described = read_object(path, "Plan.save")
-    if (found := described.get("format")) != _FORMAT:
-        raise InputError(f"{path}: got format {found!r}, expected {_FORMAT!r}")
+    if (name := described.get("format")) != _FORMAT:
+        raise InputError(f"{path}: got format {name!r}, expected {_FORMAT!r}")
     build = _ReducerBuilder(folder, reducers)
     with reading(path, "a plan as Plan.save writes it"):
         first = described["stage1"]
@@ -80,7 +80,7 @@ def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
 
 
 class _ReducerBuilder:
-    """Builds reducers by name; reads the file of the pruners only once."""
+    """Builds reducers by name; loads the pruners only once."""
 
     def __init__(self, folder: Path, custom: Mapping[str, Callable[..., Reducer]]) -> None:
         self.folder, self.custom = folder, custom

@@ -38,7 +38,7 @@ class ReducerContext:
     grid: Int[Tensor, "images 2"]
     """Rows and columns of each image's grid."""
     sizes: TokenValues | None = None
-    """How many tokens each one stands for after merging; None: one each."""
+    """Number of tokens merged into each; None: one each."""
     question: Float[Tensor, "images words question_width"] | None = None
     """Prompt text: input embeddings (before) or states at the layer's input (inside)."""
     question_mask: Bool[Tensor, "images words"] | None = None
@@ -53,7 +53,7 @@ class ReducerContext:
     scene: TokenMask | None = None
     """Tokens that show an object which decides the answer (generated scenes only)."""
     padded: bool = True
-    """False if the host knows, without a device sync, that `mask` is all True."""
+    """False if `mask` is certainly all True, known without a device sync."""
     question_padded: bool = True
     """The same for `question_mask`."""
 
@@ -64,7 +64,7 @@ class ReducerContext:
 
 @runtime_checkable
 class Reducer(Protocol):
-    """Keeps `budget` tokens of every image; merges or drops the rest."""
+    """A method that keeps `budget` tokens of every image and merges or drops the rest."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Record of a pruned forward pass: what was kept where, the time of the reducers, and the loss."""
+"""Record of a pruned forward pass: kept columns, time of the reducers; and the answer loss."""
 
 import threading
 import time
@@ -135,19 +135,19 @@ def answer_loss(
     """Return the mean cross-entropy of the labelled tokens, for logits that lost columns.
 
     `logits` (or a model output with logits) come from a forward pass under `pruning`; `labels` are
-    as long as the full prompt. `model(labels=...)` is refused: it cannot know the columns.
+    as long as the full prompt. Do not pass `labels` to the model: it does not have the columns.
     """
-    found = getattr(logits, "logits", logits)
-    assert isinstance(found, Tensor)
+    scores = getattr(logits, "logits", logits)
+    assert isinstance(scores, Tensor)
     columns = trace.output_columns.to(labels.device)
-    if labels.shape[-1] != trace.num_columns or found.shape[1] != columns.shape[-1]:
+    if labels.shape[-1] != trace.num_columns or scores.shape[1] != columns.shape[-1]:
         raise InputError(
-            f"answer_loss: got labels {tuple(labels.shape)} and logits {tuple(found.shape)}; "
+            f"answer_loss: got labels {tuple(labels.shape)} and logits {tuple(scores.shape)}; "
             f"expected {trace.num_columns} columns of labels and {columns.shape[-1]} of logits"
         )
     targets = gather(labels, columns).masked_fill(columns < 0, ignore_index)[:, 1:]
-    targets = targets.to(found.device)
+    targets = targets.to(scores.device)
     losses = F.cross_entropy(
-        found[:, :-1].float().transpose(1, 2), targets, ignore_index=ignore_index, reduction="sum"
+        scores[:, :-1].float().transpose(1, 2), targets, ignore_index=ignore_index, reduction="sum"
     )
     return losses / (targets != ignore_index).sum().clamp_min(1)

@@ -26,7 +26,7 @@ def run(
     half: bool = False,
     json: bool = False,
 ) -> None:
-    """Write a model folder from a checkpoint of LAPS or SEPS, or from a run (say, with --half).
+    """Write a model folder from a checkpoint of LAPS or SEPS, or from a run (such as with --half).
 
     Args:
         source: A checkpoint file (.pth, .pth.tar), or the folder of an eligo run or model.
@@ -45,7 +45,7 @@ def run(
 
     from eligo.patches.model.retrieval_model import RetrievalModel
 
-    left: list[str] = []
+    unused: list[str] = []
     if source.is_dir():
         model = RetrievalModel.from_pretrained(source)
     elif not source.is_file():
@@ -69,7 +69,7 @@ def run(
             "match.aggr_ratio": aggr_ratio,
         }
         changes = {key: value for key, value in given.items() if value is not None}
-        model, left = convert_checkpoint(source, vision, text, changes)
+        model, unused = convert_checkpoint(source, vision, text, changes)
     model.save_pretrained(out, dtype=torch.float16 if half else None)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print_result(
@@ -78,7 +78,7 @@ def run(
             "kind": model.config.match.kind,
             "parameters": sum(part.numel() for part in model.parameters()),
             "MB": round(size / 1e6, 2),
-            "not used": left,
+            "not used": unused,
         },
         json,
     )

@@ -35,8 +35,8 @@ def run(
         captions: A Karpathy JSON file, such as dataset_flickr30k.json; needs --images.
         images: Folder of its images.
         dense: JSON lines with a dense caption for every image.
-        split: Which images.
-        scenes: How many scenes, without --captions.
+        split: Split of the scenes or of the Karpathy file.
+        scenes: Number of scenes, without --captions.
         folds: Also report the mean over this many parts of the images: 5 for COCO 1K.
         oracle: Give every query the dense caption of its own image, as published: a leak.
         device: Where to run: auto, cpu or cuda.
@@ -57,18 +57,18 @@ def run(
     positive = data.positive.to(model.device)
     check_folds(len(positive), folds)
     scores = score_with_oracle(model, data) if oracle else score_set(model, data)
-    found: dict[str, Any] = {
-        "wiring": "ORACLE: every query brings its own image's dense caption" if oracle else "ours",
+    result: dict[str, Any] = {
+        "wiring": "ORACLE: every query gets its own image's dense caption" if oracle else "ours",
         "images": scores.shape[0],
         "texts": scores.shape[1],
         "unreadable": len(getattr(data, "unreadable", ())),
     }
-    found |= retrieval_metrics(scores, positive).as_dict()
+    result |= retrieval_metrics(scores, positive).as_dict()
     if folds > 1:
         means = fold_means(scores, positive, data.owners.to(model.device), folds)
-        found |= {f"{name}, mean of {folds} folds": value for name, value in means.items()}
-    print_result(found, json)
-    write_result_file(out, model.device, found)
+        result |= {f"{name}, mean of {folds} folds": value for name, value in means.items()}
+    print_result(result, json)
+    write_result_file(out, model.device, result)
 
 
 def _scenes(model: Any, split: Literal["validation", "test"], count: int) -> Any:

@@ -32,9 +32,9 @@ def run(
     check_data: bool = True,
     json: bool = False,
 ) -> None:
-    """Make an index of a folder of images, of the texts of a file, or of generated scenes.
+    """Index a folder of images, the texts of a file, or generated scenes.
 
-    Unreadable images are skipped and listed. Repeat the same command to continue a killed run.
+    Unreadable images are skipped and listed. Repeat the command to continue an interrupted run.
 
     Args:
         images: A folder of images, with its subfolders.

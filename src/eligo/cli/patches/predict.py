@@ -1,4 +1,4 @@
-"""`eligo patches predict`: how well a text fits an image, and which patches it keeps."""
+"""`eligo patches predict`: score of a text and an image, and the patches that the text keeps."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def run(
     device: str = "auto",
     json: bool = False,
 ) -> None:
-    """Score a text on an image, and show which patches it keeps and what each word matches.
+    """Score a text against an image, and show which patches it keeps and what each word matches.
 
     Prints the score, each word's best token with its cosine, and the cost. Writes patches.png,
     result.json, and the record for `eligo explore OUT`.
@@ -39,18 +39,18 @@ def run(
     loaded = open_model(model, device)
     loaded.check_dense(dense is not None)
     warn_unknown_words(loaded.text_encoder.tokenizer, [text])
-    made = predict(image, text, model=loaded, dense=dense)
-    picture, cost = made.save(out) / PICTURE, made.cost
+    prediction = predict(image, text, model=loaded, dense=dense)
+    picture, cost = prediction.save(out) / PICTURE, prediction.cost
     if json:
-        summary = made.summary()
-        shown = {name: summary[name] for name in ("score", "words", "cost")}
-        print_result({**shown, "picture": picture}, json=True)
+        summary = prediction.summary()
+        fields = {name: summary[name] for name in ("score", "words", "cost")}
+        print_result({**fields, "picture": picture}, json=True)
         return
-    print_text(f"score {made.score:.4f}")
+    print_text(f"score {prediction.score:.4f}")
     print_text(
         f"patches {cost.patches} > {cost.kept} kept > {cost.tokens} tokens, for {cost.words} words"
     )
-    print_result(made.words, json=False)
+    print_result(prediction.words, json=False)
     print_text(
         f"a pair: {cost.pair_kmacs:,.0f} k multiply-adds ({cost.association}), "
         f"{cost.loop_kmacs:,.0f} k as published; {cost.match_ms:.1f} ms"

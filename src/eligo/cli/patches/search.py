@@ -48,13 +48,13 @@ def run(
         image: The image to find texts for.
         dense: Its dense caption, for a model that was trained with them.
         k: Number of results.
-        rerank: Entries of stage 1 to score exactly; auto: the fewest that find 99.5 % on dev.
+        rerank: Entries of stage 1 to score exactly; auto: the fewest that reach 99.5 % on dev.
         exhaustive: Score every entry exactly.
         dev: Queries to measure stage 1 with: a file of texts, or a folder of images for a text
             index. By default (an index of scenes) captions of the validation split.
         approximate: Let FAISS choose the entries of stage 1, by one vector per entry: faster, but
             entries that it misses are lost.
-        model: Folder of the model that made the index; by default the shipped model.
+        model: Folder of the model that the index was built with; by default the shipped model.
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
     """
@@ -76,22 +76,22 @@ def run(
     if rerank == "auto":
         assert measured is not None
         rerank = max(k, measured.smallest())
-    began = time.perf_counter()
+    started = time.perf_counter()
     query = _query(opened, text, image, dense)
     encoded = time.perf_counter()
-    every = max(k, _TOP) if exhaustive else k
-    best = searcher.search(query, k=every, rerank=None if exhaustive else rerank)
+    count = max(k, _TOP) if exhaustive else k
+    best = searcher.search(query, k=count, rerank=None if exhaustive else rerank)
     hits = best.first(k)
     done = time.perf_counter()
     rows = zip(searcher.ids(hits), hits.scores.tolist(), hits.guesses.tolist(), strict=True)
-    found = [
+    results = [
         {"rank": place, **entry, "score": round(score, 4), "stage 1": round(guess, 4)}
         for place, (entry, score, guess) in enumerate(rows, 1)
     ]
     about: dict[str, Any] = {
         "entries": len(searcher.index),
         "scored exactly": len(searcher.index) if exhaustive else min(rerank, len(searcher.index)),
-        "encoding ms": round(1000 * (encoded - began), 1),
+        "encoding ms": round(1000 * (encoded - started), 1),
         "search ms": round(1000 * (done - encoded), 1),
         "stage 1 recall of top 10 on dev": (
             None if measured is None or approximate else measured.recall(rerank)
@@ -101,9 +101,9 @@ def run(
         candidates = searcher.candidates(query, rerank).rows
         about["stage 1 recall of top 10 here"] = best.first(_TOP).share_in(candidates)
     if json:
-        print_result({"found": found, **about}, json=True)
+        print_result({"found": results, **about}, json=True)
         return
-    print_result(found, json=False)
+    print_result(results, json=False)
     for line in _lines(about, rerank, measured, approximate):
         print_text(line)
 

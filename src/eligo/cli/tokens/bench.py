@@ -40,8 +40,8 @@ def run(
 ) -> None:
     """Time your model on your device, with all vision tokens and with those that a plan keeps.
 
-    Both take turns on the same prompts: time to the first token, prefill, decoding, memory. Beside
-    the measured speed-up stands the one that the saved FLOPs predict.
+    Both alternate on the same prompts: time to the first token, prefill, decoding, memory. Also
+    prints the speed-up that the saved FLOPs predict.
 
     Args:
         model: Folder or hub name of the host; by default the tiny LLaVA that comes with eligo.
@@ -53,7 +53,7 @@ def run(
         question: Question of the prompts.
         batch_size: Prompts at a time, each number in turn.
         rounds: Measurements of each case, after a warm-up.
-        threads: CPU threads; by default those that torch takes.
+        threads: CPU threads; by default torch's own number.
         device: Where to run: auto, cpu or cuda.
         dtype: Data type of the weights; by default bfloat16 on a GPU, float32 on a CPU.
         out: Also write the result, with date, hardware and command, to this JSON file.
@@ -113,15 +113,15 @@ def _measure(
     from eligo.tokens.inference.resolve import move_plan
     from eligo.train.progress import ProgressBar
 
-    shown = open_image(image) if image else None
+    picture = open_image(image) if image else None
     host, processor = load_host(HostConfig(model=model, dtype=dtype), device=device)
     shape = HostShape.of(host)
     plan.resolve(shape.num_layers, shape.vision)
     move_plan(plan, device)
-    if shown is None:
+    if picture is None:
         side = side_of(processor) or _SIDE
-        shown = Image.new("RGB", (side, side), "grey")
-    example = TokenExample("bench", shown, question, ())
+        picture = Image.new("RGB", (side, side), "grey")
+    example = TokenExample("bench", picture, question, ())
     cases = [BenchCase("unpruned", decodes=True), BenchCase("pruned", plan, decodes=True)]
     rows, predicted, cost = [], {}, None
     for size in batch_size:
@@ -133,26 +133,26 @@ def _measure(
             schedule = trace_schedules(trace, shape.num_layers)[0]
             cost = count_cost(shape, schedule, selectors=selectors_of(plan), dtype=dtype)
         with ProgressBar(f"batch {size}", len(cases) * (WARM_UP + rounds)) as bar:
-            found = run_rounds(host, cases, inputs, rounds, bar.update)
-        rows += timing_rows(found, size)
-        predicted[str(size)] = predicted_speedup(found["unpruned"], cost)
+            timings = run_rounds(host, cases, inputs, rounds, bar.update)
+        rows += timing_rows(timings, size)
+        predicted[str(size)] = predicted_speedup(timings["unpruned"], cost)
     assert cost is not None
     return {"rows": rows, "predicted_speedup": predicted, "cost": cost.as_plain()}
 
 
 def timing_table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Return a table of rows of `timing_rows`."""
-    shown = [name for name in _COLUMNS if any(f"{name}_ms" in row for row in rows)]
+    """Return a table of the result of `timing_rows`."""
+    columns = [name for name in _COLUMNS if any(f"{name}_ms" in row for row in rows)]
     has_peak = any("peak_mib" in row for row in rows)
     table = compact_table(
         f"{title}: milliseconds",
-        "speed-up: of the time to the first token (or of an answer) against unpruned, in turns · "
+        "speed-up: of the time to the first token (or of an answer) against unpruned · "
         "medians, for ttft and answer also p90 · decode: per token · prefill includes the selector",
         ("variant",),
-        ("batch", "speed-up", *shown, *(["peak MiB"] if has_peak else [])),
+        ("batch", "speed-up", *columns, *(["peak MiB"] if has_peak else [])),
     )
     for row in rows:
-        cells = [_cell(row.get(f"{name}_ms"), name in _WITH_P90) for name in shown]
+        cells = [_cell(row.get(f"{name}_ms"), name in _WITH_P90) for name in columns]
         cells += [f"{row['peak_mib']:.0f}"] if has_peak else []
         table.add_row(row["variant"], str(row["batch"]), f"{row['speedup']:.2f}x", *cells)
     return table

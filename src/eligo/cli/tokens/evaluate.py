@@ -24,7 +24,7 @@ def run(
     out: OutFile | None = None,
     json: bool = False,
 ) -> None:
-    """Answer held-out questions with all tokens and under the plan, through stock `generate`.
+    """Answer held-out questions with all tokens and with those of the plan, through `generate`.
 
     A run is evaluated with its own host and data; a plan alone on generated scenes.
 
@@ -61,14 +61,14 @@ def run(
             host, processor, plan, examples,
             batch_size=batch_size, instruction=instruction, on_progress=bar.update,
         )  # fmt: skip
-    columns = ([getattr(one, name) for one in answers] for name in ("family", "whole", "pruned"))
+    columns = ([getattr(row, name) for row in answers] for name in ("family", "whole", "pruned"))
     rows = [asdict(row) for row in drop_by_family(*columns)]
     document: dict[str, Any] = {"plan": str(source), "split": split, "rows": rows}
     if json:
         print_result(document, json=True)
     else:
         results().print(_table(rows))
-    lost = [asdict(one) for one in answers if one.pruned < one.whole]
+    lost = [asdict(answer) for answer in answers if answer.pruned < answer.whole]
     write_result_file(out, device, document | {"lost": lost})
 
 
@@ -77,8 +77,8 @@ def _config_of(source: Path) -> Any:
     from eligo.config import load_config
     from eligo.tokens.config import TokensTrainConfig
 
-    found = source / "config.yaml"
-    return load_config(TokensTrainConfig, found if found.is_file() else None)
+    path = source / "config.yaml"
+    return load_config(TokensTrainConfig, path if path.is_file() else None)
 
 
 def _examples(config: Any, split: Any, questions: int) -> tuple[Any, str]:

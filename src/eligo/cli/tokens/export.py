@@ -25,7 +25,7 @@ def run(
     """Write stage 1 of a plan for `torch.export.load`: it maps image features to fewer features.
 
     It also returns their positions in the grid and how many tokens each one replaces. Widths are
-    read from the config.json of the host. Plans with an attention bias (size_bias) are refused.
+    read from the config.json of the host. Plans with an attention bias (size_bias) are errors.
 
     Args:
         out: The folder to write to.

@@ -1,4 +1,4 @@
-"""`eligo tokens plan`: how many vision tokens to keep, and where, to reach a target."""
+"""`eligo tokens plan`: how many vision tokens to keep at which layers, to reach a target."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -50,25 +50,25 @@ def run(
     host = LLAVA_7B if model is None else HostShape.load(model)
     if layers is not None:
         host = replace(host, num_layers=layers)
-    supply = vision or host.vision
-    if supply is None:
+    num_tokens = vision or host.vision
+    if num_tokens is None:
         raise InputError(f"--vision: needed, as a {host.name} takes images of any size")
     length = _text_length(text, questions, model)
     if merge is not None or cuts or budgets:
         if len(cuts) != len(budgets):
             raise InputError(f"got {len(cuts)} --cuts and {len(budgets)} --budgets, expected pairs")
         pairs = tuple(zip(cuts, budgets, strict=True))
-        own = Schedule(supply, merge or supply, pairs, length, host.num_layers)
-        proposals = [Proposal("given", count_cost(host, own, dtype=dtype))]
+        given = Schedule(num_tokens, merge or num_tokens, pairs, length, host.num_layers)
+        proposals = [Proposal("given", count_cost(host, given, dtype=dtype))]
     else:
         proposals = [
-            replace(made, cost=count_cost(host, made.schedule, dtype=dtype))
-            for made in propose(host, supply, length, target)
+            replace(proposal, cost=count_cost(host, proposal.schedule, dtype=dtype))
+            for proposal in propose(host, num_tokens, length, target)
         ]
     best = proposals[0]
     notes = best.cost.warnings(target)
     if json:
-        plain = [{"name": made.name, **made.cost.as_plain()} for made in proposals]
+        plain = [{"name": proposal.name, **proposal.cost.as_plain()} for proposal in proposals]
         print_result({"target": target, "proposals": plain, "warnings": notes}, json=True)
         return
     if len(proposals) > 1:
@@ -103,9 +103,11 @@ def _table(proposals: list[Proposal], target: float, host: HostShape) -> Table:
         ("schedule", "vision tokens", "cuts at"),
         ("length", "kept", "saved", "total", "MiB"),
     )
-    for made in proposals:
+    for proposal in proposals:
         table.add_row(
-            made.name, *_cells(made.cost), style="" if made.cost.reduction_llm >= target else "dim"
+            proposal.name,
+            *_cells(proposal.cost),
+            style="" if proposal.cost.reduction_llm >= target else "dim",
         )
     return table
 

@@ -65,16 +65,17 @@ def run(
         HostConfig(model=model, dtype=dtype), device=str(resolve_device(device))
     )
     warn_unknown_words(processor.tokenizer, [question])
-    found = predict(
+    prediction = predict(
         opened, question, model=host, processor=processor, plan=chosen,
         max_new_tokens=max_new_tokens, timed=time,
     )  # fmt: skip
-    picture = found.save(out) / PICTURE
+    picture = prediction.save(out) / PICTURE
     if json:
         print_result(
-            {"answer": found.answer, "picture": picture, "cost": found.cost.as_plain()}, json=True
+            {"answer": prediction.answer, "picture": picture, "cost": prediction.cost.as_plain()},
+            json=True,
         )
         return
-    print_text(f"answer: {found.answer}\n")
-    print_text(found.cost.block())
+    print_text(f"answer: {prediction.answer}\n")
+    print_text(prediction.cost.block())
     print_text(f"\nwritten: {picture}")

@@ -49,8 +49,9 @@ def run(
     done = _read(path, config)
     missing = [variant for variant in variants if variant.key not in done]
     if len(missing) < len(variants):
-        found = len(variants) - len(missing)
-        logger.info("%d of %d variants are in %s", found, len(variants), path)
+        logger.info(
+            "%d of %d variants are in %s", len(variants) - len(missing), len(variants), path
+        )
     if missing:
         device = str(resolve_device(config.device))
         sweep = Sweep(config, *load_host(config.host, device=device))
@@ -77,32 +78,29 @@ def run(
     logger.info("written: %s", ", ".join(sorted(str(file) for file in out.glob("*.*"))))
 
 
-# ------------------------------------------------------------------ files
-
-
 def _read(path: Path, config: SweepConfig) -> dict[str, _Entry]:
     """Return the variants of an earlier run, which must have the same settings."""
     if not path.is_file():
         return {}
     try:
-        found = read_json(path)
-        settings = dict(found["settings"])
-        done = {entry["key"]: entry for entry in found["variants"]}
+        document = read_json(path)
+        settings = dict(document["settings"])
+        done = {entry["key"]: entry for entry in document["variants"]}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path}: not a result of this version's sweep ({error!r:.80}); give another --out"
         ) from None
-    wanted = config.shared_settings
-    if other := [key for key in wanted if settings.get(key) != wanted[key]]:
+    current = config.shared_settings
+    if changed := [key for key in current if settings.get(key) != current[key]]:
         raise InputError(
-            f"{path}: was made with other settings ({', '.join(other)} differ), so its results "
+            f"{path}: was made with other settings ({', '.join(changed)} differ), so its results "
             "are not comparable; give another --out"
         )
     return done
 
 
 def _with_entry(done: dict[str, _Entry], entry: _Entry) -> dict[str, _Entry]:
-    """Add one variant; a plan that was trained again replaces its old result."""
+    """Add one variant; the result of a retrained plan replaces the old one."""
     stale = {
         key
         for key, old in done.items()
@@ -112,7 +110,7 @@ def _with_entry(done: dict[str, _Entry], entry: _Entry) -> dict[str, _Entry]:
 
 
 def _ordered(entries: list[_Entry], keys: list[str]) -> list[_Entry]:
-    """Sort by the order of `keys`; others go before the last row, the blind baseline."""
+    """Sort by the order of `keys`; others come before the last row, the blind baseline."""
     place = {key: number for number, key in enumerate(keys)}
     return sorted(entries, key=lambda entry: place.get(entry["key"], len(keys) - 1.5))
 
@@ -159,9 +157,6 @@ def _panel(entries: list[_Entry], family: str) -> Any:
         else:
             levels[entry["name"]] = right
     return Panel(f"{family} ({count} questions)", curves, levels)
-
-
-# ------------------------------------------------------------------ tables
 
 
 def _tables(entries: list[_Entry], config: SweepConfig) -> list[Any]:

@@ -19,7 +19,7 @@ _TRIES = 10
 def random_crop(
     image: UInt8[Tensor, "3 height width"], side: int, *, flip: bool = True
 ) -> UInt8[Tensor, "3 side side"]:
-    """A crop of 60-100 % of the area, sides at most 4:3, resized (bicubic) and perhaps mirrored."""
+    """Crop 60-100 % of the area, sides at most 4:3; resize (bicubic), and mirror half the time."""
     height, width = image.shape[1:]
     for _ in range(_TRIES):
         share, stretch, down, right = torch.rand(4).tolist()
@@ -29,7 +29,7 @@ def random_crop(
         if 0 < rows <= height and 0 < columns <= width:
             top, left = int(down * (height - rows + 1)), int(right * (width - columns + 1))
             image = image[:, top : top + rows, left : left + columns]
-            break  # a very long image may have no such crop and is used whole
+            break  # a very long image may have no such crop: it is not cropped
     resized = F.interpolate(
         image[None].float(), (side, side), mode="bicubic", antialias=True, align_corners=False
     )[0]
@@ -39,7 +39,7 @@ def random_crop(
 
 
 def change_pieces(pieces: list[int], mask_id: int, num_pieces: int) -> list[int]:
-    """Mask, replace or delete every fifth piece of a text (without [CLS] and [SEP]).
+    """Mask, replace or delete a fifth of the pieces of a text (without [CLS] and [SEP]).
 
     A text that would lose all its pieces is returned unchanged.
     """

@@ -36,11 +36,11 @@ class CaptionSource(Source):
 
     @abstractmethod
     def validation(self) -> "RetrievalSet":
-        """The validation set, which chooses checkpoints."""
+        """Return the validation set, which chooses checkpoints."""
 
 
 class RetrievalSet(ABC):
-    """Images and texts to rank for each other, in order."""
+    """Images and texts for retrieval in both directions."""
 
     @property
     @abstractmethod
@@ -54,19 +54,19 @@ class RetrievalSet(ABC):
 
     @abstractmethod
     def images(self, size: int) -> Iterator[UInt8[Tensor, "images 3 side side"]]:
-        """All images, `size` at a time."""
+        """Yield all images, `size` at a time."""
 
     @abstractmethod
     def texts(self, size: int) -> Iterator[Pieces]:
-        """All texts."""
+        """Yield all texts, `size` at a time."""
 
     @abstractmethod
     def dense(self, size: int) -> Iterator[Pieces]:
-        """The dense captions of all images."""
+        """Yield the dense captions of all images, `size` at a time."""
 
 
 def pad_pieces(rows: list[list[int]], pad: int) -> Pieces:
-    """Rows of word pieces as one padded tensor, and its mask.
+    """Return rows of word pieces as one padded tensor, and its mask.
 
     >>> pad_pieces([[7], [8, 9]], pad=0)[0]
     tensor([[7, 0],

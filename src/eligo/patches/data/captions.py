@@ -54,7 +54,7 @@ class CaptionedImage:
     path: Path
     captions: tuple[str, ...]
     names: tuple[tuple[str, int | str], ...]
-    """imgid, cocoid and filename, as far as the file gives them."""
+    """imgid, cocoid and filename, those that the file has."""
     dense: str | None = None
 
 
@@ -62,51 +62,51 @@ def read_captions(config: KarpathyDataConfig, split: Split) -> list[CaptionedIma
     """Return the images of a split, with dense captions if the config names a file of them."""
     by_split = _read_karpathy(config.captions, config.images)
     if split not in by_split:
-        found = ", ".join(sorted(by_split)) or "none"
-        raise InputError(f"{config.captions}: no image of split {split!r}, found {found}")
+        names = ", ".join(sorted(by_split)) or "none"
+        raise InputError(f"{config.captions}: no image of split {split!r}, found {names}")
     images = by_split[split]
     if config.dense is None:
         return images
     if "{split}" in str(config.dense):
         return _with_dense(images, images, Path(str(config.dense).replace("{split}", split)))
-    every = sorted((i for part in by_split.values() for i in part), key=lambda i: i.index)
-    return _with_dense(images, every, config.dense)
+    all_images = sorted((i for part in by_split.values() for i in part), key=lambda i: i.index)
+    return _with_dense(images, all_images, config.dense)
 
 
 def _read_karpathy(path: Path, folder: Path) -> dict[str, list[CaptionedImage]]:
-    found: dict[str, list[CaptionedImage]] = {}
+    by_split: dict[str, list[CaptionedImage]] = {}
     for index, row in enumerate(check_row(_KarpathyFile, read_json(path), path).images):
         captions = tuple(sentence.raw.strip() for sentence in row.sentences[:_MAX_CAPTIONS])
         if not captions or not all(captions):
             raise InputError(f"{path}: images[{index}]: {row.filename} has no or an empty caption")
         names = tuple((n, getattr(row, n)) for n in _NAMES if n in row.model_fields_set)
         image = CaptionedImage(index, folder / row.filepath / row.filename, captions, names)
-        found.setdefault("train" if row.split == "restval" else row.split, []).append(image)
-    return found
+        by_split.setdefault("train" if row.split == "restval" else row.split, []).append(image)
+    return by_split
 
 
 def read_dense_captions(path: Path) -> dict[str, str]:
     """Return the dense captions of a file by `image_id`; every line must have one."""
-    found = {}
+    texts = {}
     for number, row in read_json_lines(path, TextRow, unique="image_id"):
         if row.image_id is None:
             raise InputError(f"{path}:{number}: image_id: missing; expected one per image")
-        found[str(row.image_id)] = row.text.strip()
-    return found
+        texts[str(row.image_id)] = row.text.strip()
+    return texts
 
 
 def _with_dense(
-    images: Sequence[CaptionedImage], every: Sequence[CaptionedImage], path: Path
+    images: Sequence[CaptionedImage], all_images: Sequence[CaptionedImage], path: Path
 ) -> list[CaptionedImage]:
     rows = [row for _, row in read_json_lines(path, TextRow)]
     if not rows or any(row.image_id is not None for row in rows):
         return _by_name(images, read_dense_captions(path), path)
-    if len(rows) != len(every):
+    if len(rows) != len(all_images):
         raise InputError(
-            f"{path}: got {len(rows)} lines without image_id for {len(every)} images; expected "
-            "as many, in the order of the images, or an image_id in every line"
+            f"{path}: got {len(rows)} lines without image_id for {len(all_images)} images; "
+            "expected as many, in the order of the images, or an image_id in every line"
         )
-    texts = {image.index: row.text.strip() for image, row in zip(every, rows, strict=True)}
+    texts = {image.index: row.text.strip() for image, row in zip(all_images, rows, strict=True)}
     return [replace(image, dense=texts[image.index]) for image in images]
 
 

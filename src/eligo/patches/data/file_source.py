@@ -26,12 +26,12 @@ from eligo.pretrained.chat import plain_text, tokenize
 from eligo.train.check import DataCheck, listed
 from eligo.train.data import epoch_batches
 
-_LOOKED_AT = 10_000  # training captions whose length is measured
+_MEASURED = 10_000  # training captions whose length is measured
 _log = logging.getLogger(__name__)
 
 
 class FileSource(CaptionSource):
-    """The training and dev splits of a Karpathy file."""
+    """The training and validation splits of a Karpathy file."""
 
     def __init__(self, config: KarpathyDataConfig, model: RetrievalModel, *, dense: bool) -> None:
         self.config, self.model, self.uses_dense = config, model, dense
@@ -39,7 +39,7 @@ class FileSource(CaptionSource):
     def batches(
         self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
     ) -> Iterator[Batch]:
-        """Shuffled epochs over all (image, caption) pairs."""
+        """Yield shuffled epochs over all (image, caption) pairs."""
         images = read_captions(self.config, "train")
         if len(images) < 2:
             raise InputError(
@@ -49,9 +49,9 @@ class FileSource(CaptionSource):
         if rank == 0:
             warn_shared_images([i.path for i in images], [i.path for i in self._dev.given])
             texts = [text for image in images for text in image.captions]
-            self.model.text_encoder.warn_truncated(texts[:_LOOKED_AT])
+            self.model.text_encoder.warn_truncated(texts[:_MEASURED])
             if self.uses_dense:
-                dense = [image.dense or "" for image in images[:_LOOKED_AT]]
+                dense = [image.dense or "" for image in images[:_MEASURED]]
                 self.model.text_encoder.warn_truncated(dense, dense=True)
         pairs = PairExamples(images, self.config, self.model, dense=self.uses_dense)
         device = self.model.device
@@ -65,17 +65,17 @@ class FileSource(CaptionSource):
             yield _moved(batch, device)
 
     def check(self, check: DataCheck) -> None:
-        """Check every image of both splits; an error if none of a split can be read."""
+        """Check every image of both splits; raise if none of a split can be read."""
         self._dev.check(check)
         _unreadable(check, "training", read_captions(self.config, "train"))
 
     def validation(self) -> "FileSet":
-        """The dev split."""
+        """Return the validation split."""
         return self._dev
 
     @cached_property
     def _dev(self) -> "FileSet":
-        # Cached for all evaluations of a run: finding unreadable images takes a while.
+        # Cached for all evaluations of a run: checking all images takes a while.
         images = read_captions(self.config, "val")[: self.config.validation_images]
         return FileSet(images, self.model)
 
@@ -102,7 +102,7 @@ class PairExamples:
         return len(self.pairs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, list[int], list[int] | None, int]:
-        """Image bytes, word pieces, those of the dense caption, and the image's index."""
+        """Return image bytes, word pieces, those of the dense caption, and the image's index."""
         for offset in range(len(self.pairs)):
             number, caption = self.pairs[(index + offset) % len(self.pairs)]
             image = self.images[number]
@@ -134,7 +134,7 @@ class PairExamples:
         return tokenize(self.tokenizer, text, truncation=True, max_length=longest)["input_ids"]
 
     def collate(self, examples: list[Any]) -> Batch:
-        """Examples as one batch."""
+        """Return the examples as one batch."""
         images, texts, dense, ids = zip(*examples, strict=True)
         pad = self.tokenizer.pad_token_id
         return Batch(
@@ -153,7 +153,7 @@ class FileSet(RetrievalSet):
         self.encoder: TextEncoder = model.text_encoder
         self.prepare, self.side = model.image_encoder.prepare, model.image_encoder.image_size
         self.given = images
-        self._remarked: set[bool] = set()  # kinds of captions whose length was checked
+        self._checked: set[bool] = set()  # kinds of captions whose length was checked
 
     @cached_property
     def unreadable(self) -> list[str]:
@@ -182,41 +182,41 @@ class FileSet(RetrievalSet):
         return self.owners == torch.arange(len(self.kept)).unsqueeze(1)
 
     def images(self, size: int) -> Iterator[UInt8[Tensor, "images 3 side side"]]:
-        """All images, `size` at a time."""
+        """Yield all images, `size` at a time."""
         for start in range(0, len(self.kept), size):
-            some = self.kept[start : start + size]
-            yield self.prepare([read_image(image, self.side) for image in some])
+            chunk = self.kept[start : start + size]
+            yield self.prepare([read_image(image, self.side) for image in chunk])
 
     def texts(self, size: int) -> Iterator[Pieces]:
-        """All captions."""
-        every = [caption for image in self.kept for caption in image.captions]
-        self._warn_truncated(every)
-        for start in range(0, len(every), size):
-            yield self.encoder.tokenize(every[start : start + size])
+        """Yield all captions, `size` at a time."""
+        captions = [caption for image in self.kept for caption in image.captions]
+        self._warn_truncated(captions)
+        for start in range(0, len(captions), size):
+            yield self.encoder.tokenize(captions[start : start + size])
 
     def dense(self, size: int) -> Iterator[Pieces]:
-        """The dense captions of all images."""
+        """Yield the dense captions of all images, `size` at a time."""
         self._warn_truncated([image.dense or "" for image in self.kept], dense=True)
         for start in range(0, len(self.kept), size):
-            some = self.kept[start : start + size]
-            missing = next((image for image in some if image.dense is None), None)
+            chunk = self.kept[start : start + size]
+            missing = next((image for image in chunk if image.dense is None), None)
             if missing is not None:
                 raise InputError(
                     f"{missing.path}: no dense caption; name their file as data.dense (--dense)"
                 )
-            yield self.encoder.tokenize([image.dense or "" for image in some], dense=True)
+            yield self.encoder.tokenize([image.dense or "" for image in chunk], dense=True)
 
     def _warn_truncated(self, texts: Sequence[str], *, dense: bool = False) -> None:
         """Log texts that are cut, once per set."""
-        if dense not in self._remarked:
-            self._remarked.add(dense)
+        if dense not in self._checked:
+            self._checked.add(dense)
             self.encoder.warn_truncated(texts, dense=dense)
 
 
 def _unreadable(check: DataCheck, label: str, images: Sequence[CaptionedImage]) -> list[str]:
-    """Paths of the images that cannot be opened, after a warning; an error if none can."""
-    found = check.each(f"{label} images", images, _why_unreadable)
-    broken = sorted(why for why in found if why is not None)
+    """Return the paths of images that cannot be opened, with a warning; raise if none can."""
+    results = check.each(f"{label} images", images, _why_unreadable)
+    broken = sorted(result for result in results if result is not None)
     if len(broken) == len(images):
         raise InputError(
             f"none of {len(images)} {label} images can be read, the first is {images[0].path}; "
@@ -239,7 +239,7 @@ def _why_unreadable(image: CaptionedImage) -> tuple[str, str] | None:
 
 
 def read_image(image: CaptionedImage, side: int) -> UInt8[Tensor, "3 height width"]:
-    """The bytes of an image file, for a model whose images have `side` pixels per side."""
+    """Return the bytes of an image file, for a model whose images have `side` pixels per side."""
     return torch.from_numpy(np.array(open_image(image.path, side))).permute(2, 0, 1)
 
 

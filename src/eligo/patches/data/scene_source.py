@@ -47,15 +47,15 @@ class SceneSet(RetrievalSet):
         return torch.arange(len(self), device=self.rendered.rgb.device).repeat_interleave(count)
 
     def images(self, size: int) -> Iterator[UInt8[Tensor, "images 3 side side"]]:
-        """All images, `size` at a time."""
+        """Yield all images, `size` at a time."""
         yield from self.rendered.rgb.split(size)
 
     def texts(self, size: int) -> Iterator[Pieces]:
-        """All captions, scene by scene."""
+        """Yield all captions, scene by scene."""
         yield from map(pieces_of, self.captions.words.flatten(0, 1).split(size))
 
     def dense(self, size: int) -> Iterator[Pieces]:
-        """The dense captions of all scenes."""
+        """Yield the dense captions of all scenes."""
         yield from map(pieces_of, self.dense_words.split(size))
 
 
@@ -66,7 +66,7 @@ class SceneSource(CaptionSource):
         self, config: ScenesDataConfig, device: torch.device, *, dense: bool, see: bool
     ) -> None:
         self.config, self.device = config, device
-        self.uses_dense, self.shows = dense, see
+        self.uses_dense, self.adds_rendered = dense, see
         self._sets: dict[Split, SceneSet] = {}
 
     @property
@@ -75,7 +75,7 @@ class SceneSource(CaptionSource):
         return self._set("train", self.config.train_images, self.config.captions_per_image)
 
     def validation(self) -> SceneSet:
-        """The validation scenes."""
+        """Return the validation scenes."""
         return self._set("validation", self.config.validation_images, 2)
 
     def _set(self, split: Split, count: int, captions: int) -> SceneSet:
@@ -83,8 +83,8 @@ class SceneSource(CaptionSource):
             self._sets[split] = SceneSet(self.config.scenes, split, count, captions, self.device)
         return self._sets[split]
 
-    def beside(self, *, dense: bool, see: bool) -> "SceneSource":
-        """A source for another run that shares the rendered scenes."""
+    def shared_with(self, *, dense: bool, see: bool) -> "SceneSource":
+        """Return a source for another run that shares the rendered scenes."""
         other = SceneSource(self.config, self.device, dense=dense, see=see)
         other._sets = self._sets
         return other
@@ -92,7 +92,7 @@ class SceneSource(CaptionSource):
     def batches(
         self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
     ) -> Iterator[Batch]:
-        """Shuffled epochs; `positive` is that of the whole step, in every process."""
+        """Yield shuffled epochs; `positive` covers the whole step, in every process."""
         scenes = self.training
         share = batch_size // world_size
         own = slice(rank * share, (rank + 1) * share)
@@ -102,26 +102,26 @@ class SceneSource(CaptionSource):
     def _batch(self, rows: Int64[Tensor, " images"], turn: int, own: slice) -> Batch:
         scenes, config = self.training, self.config
         numbers = torch.arange(config.captions_per_step, device=self.device) + turn
-        captions = _some(scenes.captions, rows, numbers % config.captions_per_image)
-        mine = rows[own]
+        captions = _pick(scenes.captions, rows, numbers % config.captions_per_image)
+        own_rows = rows[own]
         return Batch(
-            images=scenes.rendered.rgb[mine],
+            images=scenes.rendered.rgb[own_rows],
             texts=pieces_of(captions.words[own].flatten(0, 1)),
-            dense=pieces_of(scenes.dense_words[mine]) if self.uses_dense else None,
+            dense=pieces_of(scenes.dense_words[own_rows]) if self.uses_dense else None,
             positive=is_true(captions, scenes.rendered.graph[rows]).flatten(0, 1).T,
             image_ids=None,
-            rendered=scenes.rendered[mine] if self.shows else None,
+            rendered=scenes.rendered[own_rows] if self.adds_rendered else None,
         )
 
 
-def _some(captions: Captions, scenes: Tensor, numbers: Tensor) -> Captions:
-    """Some captions of some scenes."""
+def _pick(captions: Captions, scenes: Tensor, numbers: Tensor) -> Captions:
+    """Return the captions `numbers` of each of the scenes."""
     parts = (getattr(captions, field.name) for field in fields(captions))
     return Captions(*(part[scenes[:, None], numbers] for part in parts))
 
 
 def pieces_of(words: Int64[Tensor, "texts length"]) -> Pieces:
-    """Word ids of scenes (-1: nothing) as the small text encoder's pieces: [CLS] words [SEP]."""
+    """Return word ids of scenes (-1 pads) as the small text encoder's pieces: [CLS] words [SEP]."""
     length = (words >= 0).sum(1, keepdim=True)
     ids = torch.where(words >= 0, words + FIRST_WORD, PAD)
     ends = words.new_full((len(words), 1), CLS), words.new_full((len(words), 1), PAD)

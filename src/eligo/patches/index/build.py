@@ -36,7 +36,7 @@ class Built:
 
 
 def hash_of(model: RetrievalModel) -> str:
-    """Hash of everything that decides a score: weights and settings."""
+    """Return a hash of everything that a score depends on: weights and settings."""
     image, text = model.image_encoder, model.text_encoder
     colours = (torch.as_tensor(part).flatten().tolist() for part in (image.mean, image.std))
     settings = {
@@ -61,7 +61,7 @@ def build_index(
     gpus_per_worker: float = 0.0,
     on_done: Callable[[int, int], None] | None = None,
 ) -> Built:
-    """Index a source, or continue a killed run; `on_done(shards done, of all)`.
+    """Index a source, or continue an interrupted run; calls `on_done(shards done, total)`.
 
     `load_model` is called in every worker. Interruptions and the number of workers do not change
     the result.
@@ -72,9 +72,9 @@ def build_index(
     model = load_model().eval()
     if source.kind == "images":
         model.check_dense(bool(source.about["dense"]))
-    left_out: Sequence[str] = ()
+    unnamed: Sequence[str] = ()
     if isinstance(source, ImageFiles):
-        left_out = source.skipped
+        unnamed = source.skipped
         source = replace(source, side=model.image_encoder.image_size)
         if source.dense is not None:
             model.text_encoder.warn_truncated([source.dense[n] for n in source.ids], dense=True)
@@ -112,7 +112,7 @@ def build_index(
         )
         entries, skipped = store.finish(folder, manifest)
     size = sum(path.stat().st_size for path in store.shards_in(folder))
-    skipped = [*skipped, *({"id": name, "why": _BAD_NAME} for name in left_out)]
+    skipped = [*skipped, *({"id": name, "why": _BAD_NAME} for name in unnamed)]
     return Built(folder, entries, skipped, done, size / max(1, entries))
 
 
@@ -133,16 +133,16 @@ def _make_shard(
     places = manifest.inputs_of(number)
     packs, entries, skipped = [], [], []
     for start in range(places.start, places.stop, batch_size):
-        some = range(start, min(start + batch_size, places.stop))
-        good: list[Loaded] = []
-        for place, item in zip(some, source.load(some), strict=True):
+        batch = range(start, min(start + batch_size, places.stop))
+        loaded: list[Loaded] = []
+        for place, item in zip(batch, source.load(batch), strict=True):
             if isinstance(item, Unreadable):
                 skipped.append({"id": source.ids[place], "why": item.why})
             else:
-                good.append(item)
+                loaded.append(item)
                 entries.append(source.entry(place))
-        if good:
-            packs.append(_pack(model, source.kind, good, getattr(torch, manifest.dtype)))
+        if loaded:
+            packs.append(_pack(model, source.kind, loaded, getattr(torch, manifest.dtype)))
     # A shard of unreadable files is written too, so that they are not tried again.
     tensors = join(packs) if packs else {"direction": torch.zeros(0, 0)}
     store.write_shard(folder, number, tensors, entries, skipped)

@@ -1,14 +1,14 @@
-"""Entries of an index: what is stored of an image or a text, and how it is scored.
+"""Entries of an index: the stored tensors of images and texts, and their scores.
 
-Of an image: everything that `kernels.hoist` computes, so that a search runs no network on it.
-Vectors are rounded to the index's precision first and everything else is computed from the rounded
-ones: the index scores as the model does on such vectors. The exponents `l - max l` are stored, not
-their powers: half precision would flush small weights to zero.
+Images: everything that `kernels.hoist` computes, so that a search runs no network on them. Vectors
+are rounded to the index's precision first and everything else is computed from the rounded ones:
+the index scores as the model does on such vectors. The exponents `l - max l` are stored, not their
+powers: half precision would flush small weights to zero.
 
-Of a text: its raw words, one text after the other.
+Texts: their raw words, one text after the other.
 
-For stage 1, of an image its slots with every patch kept (`fold`); of both the direction that FAISS
-searches by: the unit mean patch or word.
+For stage 1: the slots of images with every patch kept (`fold`), and the direction that FAISS
+searches by, the unit mean patch or word.
 """
 
 from dataclasses import fields, replace
@@ -32,12 +32,12 @@ _OF_STAGE1 = ("direction", "folded")
 
 
 def image_directions(images: Images) -> Float[Tensor, "images dim"]:
-    """`unit(mean patch)`."""
+    """Return `unit(mean patch)` of each image."""
     return unit(mean_patch(images.patches, images.mask))
 
 
 def fold(rows: ImageRows) -> Float[Tensor, "images slots dim"]:
-    """Unit slots of equation 4 with every patch kept."""
+    """Return unit slots of equation 4 with every patch kept."""
     nets = [rows.logits]
     if rows.logits_dense is not None and rows.s_dt is not None:
         nets.append(rows.logits_dense)
@@ -48,7 +48,7 @@ def fold(rows: ImageRows) -> Float[Tensor, "images slots dim"]:
 
 @torch.no_grad()
 def image_queries(net: CrossSparseAggrNet, images: Images) -> list[Stage1Query]:
-    """Images as queries of stage 1."""
+    """Return images as queries of stage 1."""
     with full_precision():
         folded = fold(hoist(net.parts(), images))
     return [
@@ -58,7 +58,7 @@ def image_queries(net: CrossSparseAggrNet, images: Images) -> list[Stage1Query]:
 
 
 def text_queries(texts: Texts) -> list[Stage1Query]:
-    """Texts as queries of stage 1."""
+    """Return texts as queries of stage 1."""
     words = texts.words
     return [
         Stage1Query(unit(vectors[mask]).cpu(), direction.cpu())
@@ -72,7 +72,7 @@ def text_queries(texts: Texts) -> list[Stage1Query]:
 def pack_images(
     net: CrossSparseAggrNet, images: Images, dtype: torch.dtype = torch.float16
 ) -> dict[str, Tensor]:
-    """Some images as the tensors of a shard; axis 0 is the image."""
+    """Return images as the tensors of a shard; axis 0 is the image."""
     patches = images.patches.to(dtype)
     check_finite("patches, in the precision of the index", patches)
     rounded = Images(patches, images.cls, images.mask, images.dense)
@@ -98,7 +98,7 @@ def pack_images(
 
 @torch.no_grad()
 def pack_texts(texts: Texts, dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
-    """Some texts as the tensors of a shard."""
+    """Return texts as the tensors of a shard."""
     words = texts.words
     flat = words.vectors[words.mask].to(dtype)
     check_finite("words, in the precision of the index", flat)
@@ -118,7 +118,7 @@ def join(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def score_images(
     net: CrossSparseAggrNet, index: IndexFolder, rows: Int[Tensor, " rows"], texts: Texts
 ) -> Float[Tensor, "rows texts"]:
-    """Exact scores of some indexed images (ascending) with some texts."""
+    """Return exact scores of indexed images (ascending rows) with texts."""
     device = texts.words.vectors.device
     stored = join(index.gather(rows, _pick_images))
     # Patches are multiplied as stored on a GPU, in float32 on a CPU.
@@ -131,15 +131,15 @@ def score_images(
     if mask is not None:
         ready["num_kept"] = torch.as_tensor(parts.num_kept(mask.shape[1], mask))
     with full_precision():
-        found = kernels.match_rows(net.kernel, parts, ImageRows(**ready), texts)
-    return found.scores.float()
+        matches = kernels.match_rows(net.kernel, parts, ImageRows(**ready), texts)
+    return matches.scores.float()
 
 
 @torch.no_grad()
 def score_texts(
     net: CrossSparseAggrNet, index: IndexFolder, rows: Int[Tensor, " rows"], images: Images
 ) -> Float[Tensor, "rows images"]:
-    """Exact scores of some indexed texts (ascending) with some images."""
+    """Return exact scores of indexed texts (ascending rows) with images."""
     picked = index.gather(rows, words_of_rows)
     words = [text for shard in picked for text in shard]
     lengths = torch.tensor([len(text) for text in words])

@@ -31,9 +31,9 @@ try:
 except ImportError:
     raise MissingExtraError("sentence-transformers >= 6", "pooling") from None
 
-_TEMPERATURE = 0.02  # of cosines: how near to the best a token must be to share a word
-_GAP = 0.1  # of a word's best cosine: a difference that counts as 1
-_FACTORS = (1.5, 12.0)  # drawn from in training
+_TEMPERATURE = 0.02  # of the softmax over cosines that assigns words to tokens
+_GAP = 0.1  # scale of differences of a word's best cosine
+_FACTORS = (1.5, 12.0)  # range of the pool factors in training
 
 
 class LearnedTokenPooling(BaseTokenPooling):
@@ -90,13 +90,13 @@ class LearnedTokenPooling(BaseTokenPooling):
         self.mean_weight = nn.Parameter(torch.tensor(0.0))
 
     def num_out(self, num_tokens: int, pool_factor: float | None = None) -> int:
-        """Number of vectors of a pooled document of `num_tokens` tokens."""
+        """Return the number of vectors of a pooled document of `num_tokens` tokens."""
         rest = max(0, num_tokens - self.num_protected_tokens)
         count = max(int(rest // (pool_factor or self.pool_factor)), 1)
         return num_tokens - rest + min(rest, count)
 
     def score(self, tokens: Float[Tensor, "tokens dim"]) -> Float[Tensor, " tokens"]:
-        """The logarithm of each unit token's weight, up to a constant."""
+        """Return the logarithm of each unit token's weight, up to a constant."""
         typical = tokens @ unit(tokens.mean(0))
         first = self.predictor[0]
         assert isinstance(first, nn.Linear)
@@ -104,7 +104,7 @@ class LearnedTokenPooling(BaseTokenPooling):
         return self.mean_weight * typical + predicted
 
     def pool_one(self, embedding: Tensor, **kwargs: Any) -> Tensor:
-        """One document, (tokens, dim) -> (fewer, dim)."""
+        """Pool one document: (tokens, dim) -> (fewer, dim)."""
         del kwargs
         if embedding.ndim != 2 or embedding.shape[1] != self.dim:
             raise InputError(
@@ -115,7 +115,7 @@ class LearnedTokenPooling(BaseTokenPooling):
     def fold(
         self, tokens: Float[Tensor, "tokens dim"], pool_factor: float
     ) -> Float[Tensor, "pooled dim"]:
-        """Unit tokens at any budget, with gradient in the weights of the means."""
+        """Pool unit tokens by any factor, with gradients through the weights of the means."""
         head, rest = tokens[: self.num_protected_tokens], tokens[self.num_protected_tokens :]
         count = self.num_out(len(tokens), pool_factor) - len(head)
         if count >= len(rest):
@@ -127,8 +127,7 @@ class LearnedTokenPooling(BaseTokenPooling):
         clusters = torch.zeros(len(rest), dtype=torch.int64, device=rest.device)
         if count > 1:
             has_extra = int(num_dropped > 0)  # cluster 0 is the extra token's
-            found = self._clusters(rest[kept], score[kept], count - has_extra)
-            clusters[kept] = found + has_extra
+            clusters[kept] = has_extra + self._clusters(rest[kept], score[kept], count - has_extra)
         # Weights are relative to the best of a cluster, so that none underflows.
         best = score.new_full((count,), -torch.inf).scatter_reduce(0, clusters, score, "amax")
         weights = (score - best.detach()[clusters]).exp().unsqueeze(-1)  # (n, 1)
@@ -136,7 +135,7 @@ class LearnedTokenPooling(BaseTokenPooling):
         return torch.cat([head, unit(sums)])
 
     def _num_dropped(self, ranked: Float[Tensor, " tokens"], count: int) -> int:
-        """Number of tokens in the extra token; 0 where it would hold too few."""
+        """Return the number of tokens in the extra token; 0 if it would hold too few."""
         held = ranked.detach().softmax(0).flip(0).cumsum(0)  # by the last, the last two, ...
         dropped = int((held <= self.dropped_share).sum())
         dropped = min(dropped, len(ranked) - (count - 1))  # a slot needs a token
@@ -158,13 +157,13 @@ class LearnedTokenPooling(BaseTokenPooling):
 
     @classmethod
     def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> "LearnedTokenPooling":
-        """Load what `save` wrote."""
-        made = super().load(model_name_or_path, *args, **kwargs)
+        """Load a module that `save` wrote."""
+        pooling = super().load(model_name_or_path, *args, **kwargs)
         names = ("subfolder", "token", "cache_folder", "revision", "local_files_only")
         given = dict(zip(names, args, strict=False)) | kwargs
         where = {name: given[name] for name in names if name in given}
-        cls.load_torch_weights(model_name_or_path, model=made, **where)
-        return made
+        cls.load_torch_weights(model_name_or_path, model=pooling, **where)
+        return pooling
 
 
 def fit_pooling(
@@ -208,7 +207,7 @@ def fit_pooling(
 
 
 def _loss(pooling: LearnedTokenPooling, tokens: Tensor, words: Tensor, factor: float) -> Tensor:
-    """The loss of one document (tokens, dim) and all words (words, dim)."""
+    """Return the loss of one document (tokens, dim) and all words (words, dim)."""
     rest = tokens[pooling.num_protected_tokens :]
     shares = (rest @ words.T / _TEMPERATURE).softmax(0).mean(1)  # u
     cross_entropy = -(shares * pooling.score(rest).log_softmax(0)).sum()
@@ -220,7 +219,7 @@ class Merge(NamedTuple):
     """Two clusters become one; a cluster is named by one of its points."""
 
     height: float
-    """What the merge adds to the sum of squares."""
+    """Increase of the sum of squares."""
     into: int
     other: int
 
@@ -228,10 +227,10 @@ class Merge(NamedTuple):
 def ward_tree(
     squared: Float64[np.ndarray, "points points"], weights: Float64[np.ndarray, " points"]
 ) -> list[Merge]:
-    """All merges of Ward's clustering of weighted points, from squared distances, by rising height.
+    """Return all merges of Ward's clustering of weighted points, by rising height.
 
-    Merges the two clusters whose union adds least to `sum_i w_i |x_i - mean|^2` (Ward 1963), found
-    by nearest-neighbour chains (Murtagh 1983). SciPy has no weights.
+    Each step merges the two clusters whose union adds least to `sum_i w_i |x_i - mean|^2` (Ward
+    1963), found by nearest-neighbour chains (Murtagh 1983). SciPy does not support weights.
 
     >>> squared = np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 4.0], [9.0, 4.0, 0.0]])
     >>> ward_tree(squared, np.ones(3))[0]
@@ -240,16 +239,16 @@ def ward_tree(
     size = weights.copy()
     cost = squared * (size[:, None] * size / (size[:, None] + size))
     np.fill_diagonal(cost, np.inf)
-    gone = np.zeros(len(size), dtype=bool)
+    merged = np.zeros(len(size), dtype=bool)
     merges, chain = [], []
     for _ in range(len(size) - 1):
         if not chain:
-            chain.append(int(np.argmin(gone)))
+            chain.append(int(np.argmin(merged)))
         while True:
             last = chain[-1]
             near = int(cost[last].argmin())
             if len(chain) > 1 and cost[last, chain[-2]] <= cost[last, near]:
-                break  # each the other's nearest
+                break  # mutual nearest neighbours
             chain.append(near)
         into, other = chain.pop(), chain.pop()
         height = cost[into, other]
@@ -257,8 +256,8 @@ def ward_tree(
         # Lance and Williams' update, with weights for sizes.
         row = (size[into] + size) * cost[into] + (size[other] + size) * cost[other] - size * height
         row /= size[into] + size[other] + size
-        gone[other] = True
-        row[gone] = row[into] = np.inf
+        merged[other] = True
+        row[merged] = row[into] = np.inf
         cost[into], cost[:, into] = row, row
         cost[other], cost[:, other] = np.inf, np.inf
         size[into] += size[other]
@@ -266,9 +265,9 @@ def ward_tree(
 
 
 def cut_tree(tree: list[Merge], count: int) -> Int64[np.ndarray, " points"]:
-    """The cluster, 0 ... count - 1, of each point; clusters are numbered by their first point."""
+    """Return the cluster, 0 ... count - 1, of each point, numbered by their first point."""
     owner = np.arange(len(tree) + 1)
     for merge in tree[: len(owner) - count]:
-        one, other = owner[merge.into], owner[merge.other]
-        owner[owner == max(one, other)] = min(one, other)
+        into, other = owner[merge.into], owner[merge.other]
+        owner[owner == max(into, other)] = min(into, other)
     return np.unique(owner, return_inverse=True)[1].astype(np.int64)

@@ -1,9 +1,9 @@
-"""Two-stage search: stage 1 finds candidates, the exact score ranks them; and stage 1's recall.
+"""Two-stage search: stage 1 finds candidates, stage 2 ranks them by the exact score.
 
 Stage 1 matches without a selection (see `stage1`); stage 2 reads the best R of it from the mapped
 files and scores them exactly. `rerank=None` scores everything: exhaustive search. Parts of an index
-(some shards each, in several processes) are searched alone and merged: hits carry their stage 1
-score, so that the merged list is the one that the whole index would give.
+(several shards each, in several processes) can be searched separately and merged: hits have their
+stage 1 score, so that the merged list is that of the whole index.
 
 `calibrate` measures stage 1 once, on validation queries: the rank of each of the exhaustive top 10
 in stage 1, stored as `stage1.json`. From these ranks follows the recall at every R.
@@ -48,19 +48,19 @@ class Hits:
     """Scores in stage 1."""
 
     def first(self, k: int) -> "Hits":
-        """The k best."""
+        """Return the k best."""
         return self[slice(k)]
 
     def __getitem__(self, which: slice | Int[Tensor, " some"]) -> "Hits":
         return Hits(self.rows[which], self.scores[which], self.guesses[which])
 
     def share_in(self, rows: Int[Tensor, " rows"]) -> float:
-        """The share of the hits that is among some entries."""
+        """Return the share of the hits that is among the given entries."""
         return float(torch.isin(self.rows, rows).double().mean())
 
 
 class Searcher:
-    """An index and the model that made it.
+    """An index and the model that it was built with.
 
     A query is an input of `match` with a single element: `model.text_side(["a red ball"])` for an
     index of images, `model.image_side([picture], dense)` for an index of texts.
@@ -79,24 +79,23 @@ class Searcher:
         self.net = model.selecting_net()
         self.index = index if isinstance(index, IndexFolder) else IndexFolder(index)
         self.index.check_model(hash_of(model))
-        every = range(len(self.index.shards))
-        self.shards = list(every if shards is None else shards)
+        self.shards = list(range(len(self.index.shards)) if shards is None else shards)
         if approximate and shards is not None:
             raise InputError("approximate: FAISS searches the whole index; leave out shards")
         self._graph = stage1.open_graph(self.index) if approximate else None
 
     def search(self, query: Texts | Images, *, k: int = 10, rerank: int | None = RERANK) -> Hits:
-        """The k best entries; exact among the `rerank` best of stage 1 (None: among all)."""
+        """Return the k best entries, exact among the `rerank` best of stage 1 (None: among all)."""
         check_count("k", k)
         if rerank is not None and check_count("rerank", rerank) < k:
             raise InputError(f"rerank: got {rerank} with k={k}, expected at least k")
-        found = self.candidates(query, rerank)
-        scores = self.scores(query, found.rows)[:, 0]
-        return _best(Hits(found.rows, scores, found.guesses), k)
+        candidates = self.candidates(query, rerank)
+        scores = self.scores(query, candidates.rows)[:, 0]
+        return _best(Hits(candidates.rows, scores, candidates.guesses), k)
 
     @torch.no_grad()
     def candidates(self, query: Texts | Images, count: int | None) -> stage1.Candidates:
-        """The best entries of stage 1, in the order of the index."""
+        """Return the best entries of stage 1, in the order of the index."""
         first = self.stage1_queries(query)[0]
         if self._graph is not None and count is not None:
             return stage1.approximate(self.index, self._graph, first, count)
@@ -106,31 +105,31 @@ class Searcher:
     def scores(
         self, query: Texts | Images, rows: Int[Tensor, " rows"]
     ) -> Float[Tensor, "rows queries"]:
-        """Exact scores of some entries (ascending) with all queries, on the CPU."""
+        """Return exact scores of entries (ascending rows) with all queries, on the CPU."""
         if not len(rows):
             return torch.zeros(0, 1)
         parts = []
-        for some in rows.split(_ROWS):
+        for chunk in rows.split(_ROWS):
             if isinstance(query, Texts):
-                parts.append(score_images(self.net, self.index, some, query))
+                parts.append(score_images(self.net, self.index, chunk, query))
             else:
-                parts.append(score_texts(self.net, self.index, some, query))
+                parts.append(score_texts(self.net, self.index, chunk, query))
         return torch.cat(parts).cpu()
 
     def stage1_queries(self, query: Texts | Images) -> list[stage1.Stage1Query]:
-        """The queries of stage 1, one for each element."""
-        kind, wanted, given = self.index.manifest.kind, "texts", "an image"
+        """Return the queries of stage 1, one for each element."""
+        kind, expected, given = self.index.manifest.kind, "texts", "an image"
         if isinstance(query, Texts):
-            wanted, given = "images", "a text"
-        if kind != wanted:
+            expected, given = "images", "a text"
+        if kind != expected:
             raise InputError(
                 f"{self.index.folder}: is an index of {kind}, and the query is {given}; expected "
-                f"an index of {wanted}"
+                f"an index of {expected}"
             )
         return text_queries(query) if isinstance(query, Texts) else image_queries(self.net, query)
 
     def ids(self, hits: Hits) -> list[dict]:
-        """The lines of `ids.jsonl` for the hits."""
+        """Return the lines of `ids.jsonl` for the hits."""
         return [self.index.entries[row] for row in hits.rows.tolist()]
 
 
@@ -145,7 +144,7 @@ def merge_hits(parts: Sequence[Hits], *, k: int = 10, rerank: int | None = RERAN
 
 
 def _best(hits: Hits, k: int) -> Hits:
-    """The k best; rows ascend, so that ties go to the lowest."""
+    """Return the k best; rows ascend, so that ties go to the lowest."""
     return hits[ops.top_k(hits.scores, min(k, len(hits.rows)))]
 
 
@@ -159,11 +158,11 @@ class Calibration:
     ranks: tuple[int, ...]
 
     def recall(self, rerank: int) -> float:
-        """Share of the exhaustive top 10 among the first `rerank` of stage 1."""
+        """Return the share of the exhaustive top 10 among the first `rerank` of stage 1."""
         return sum(rank < rerank for rank in self.ranks) / len(self.ranks)
 
     def smallest(self, target: float = TARGET) -> int:
-        """The smallest R that reaches a recall.
+        """Return the smallest R that reaches a recall.
 
         >>> Calibration(1, "dev", (0, 1, 2, 50)).smallest(0.75)
         3
@@ -176,19 +175,19 @@ class Calibration:
 
     @classmethod
     def load(cls, index: IndexFolder) -> "Calibration | None":
-        """An earlier measurement, if there is one."""
+        """Return the stored measurement, if there is one."""
         path = index.folder / CALIBRATION_FILE
         if not path.exists():
             return None
         with reading(path, "what `--rerank auto` measured; remove it"):
-            found = read_json(path)
-            return cls(found["queries"], found["source"], tuple(map(int, found["ranks"])))
+            stored = read_json(path)
+            return cls(stored["queries"], stored["source"], tuple(map(int, stored["ranks"])))
 
 
 def ranks_of_best(
     guesses: Float[Tensor, " entries"], scores: Float[Tensor, " entries"], top: int = TOP
 ) -> list[int]:
-    """Ranks in a first stage of the `top` entries that score best.
+    """Return the stage 1 ranks of the `top` entries that score best.
 
     >>> ranks_of_best(torch.tensor([0.1, 0.9, 0.5]), torch.tensor([3.0, 1.0, 2.0]), 2)
     [2, 1]

@@ -1,6 +1,6 @@
 """Sources of an index: image files, texts of a file, generated scenes.
 
-A source is a list of ids and a way to load some of them; unreadable inputs are marked in place.
+A source lists ids and loads inputs by place (index in that list); unreadable ones are marked.
 """
 
 import logging
@@ -30,13 +30,13 @@ class Loaded(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """Stands in for an input that cannot be read."""
+    """Placeholder of an input that cannot be read."""
 
     why: str
 
 
 class Source(ABC):
-    """Inputs by place."""
+    """Inputs of an index."""
 
     kind: Kind = "images"
     ids: Sequence[str]
@@ -49,14 +49,14 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
-        """Load some inputs, in order."""
+        """Load the inputs at these places, in order."""
 
     def stamp(self, place: int) -> str:
-        """A cheap fingerprint that tells an input from another one of the same name."""
+        """Return a cheap fingerprint that changes if the input changes."""
         return self.ids[place]
 
     def entry(self, place: int) -> dict[str, Any]:
-        """The input's line in `ids.jsonl`."""
+        """Return the input's line in `ids.jsonl`."""
         return {"id": self.ids[place]}
 
 
@@ -75,29 +75,29 @@ class ImageFiles(Source):
 
     @classmethod
     def under(cls, root: Path, dense: Mapping[str, str] | None = None) -> "ImageFiles":
-        """Every image file below a folder; ids are the paths from there."""
+        """Find every image file below a folder; ids are relative paths."""
         if not root.is_dir():
             raise InputError(f"{root}: is no folder; expected a folder of images")
         files = sorted(path.relative_to(root).as_posix() for path in image_files(root))
         if not files:
             raise InputError(f"{root}: holds no images; expected files ending in {SUFFIXES}")
-        found = [name for name in files if _is_text(name)]
+        names = [name for name in files if _is_text(name)]
         skipped = [printable_name(name) for name in files if not _is_text(name)]
-        if not found:
+        if not names:
             raise InputError(
                 f"{printable_name(root)}: holds no image whose name is UTF-8, only "
                 f"{skipped[0]!r}; rename the files"
             )
-        missing = [] if dense is None else [name for name in found if name not in dense]
+        missing = [] if dense is None else [name for name in names if name not in dense]
         if missing:
             raise InputError(
                 f"dense captions: {len(missing)} images have none, the first is "
                 f"{missing[0]!r}; expected one for every image"
             )
-        return cls(root, found, dense, skipped)
+        return cls(root, names, dense, skipped)
 
     def check(self) -> list[str]:
-        """Read every file; return the problems. An error if no file can be read."""
+        """Read every file; return the problems. Raise if no file can be read."""
         check = DataCheck()
         readable = check.each("images", self.ids, lambda name: upright_size(self.root / name))
         if not readable:
@@ -112,13 +112,13 @@ class ImageFiles(Source):
         return {"folder": printable_name(self.root), "dense": self.dense is not None}
 
     def stamp(self, place: int) -> str:
-        """Size in bytes, and the dense caption."""
+        """Return size in bytes and dense caption."""
         name = self.ids[place]
         dense = "" if self.dense is None else self.dense[name]
         return f"{(self.root / name).stat().st_size} {dense}"
 
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
-        """Decode some files."""
+        """Decode the files at these places."""
         return [self._open(self.ids[place]) for place in places]
 
     def _open(self, name: str) -> Loaded | Unreadable:
@@ -143,21 +143,21 @@ class TextLines(Source):
         """Read a `.jsonl` or plain text file; blank lines are skipped."""
         if path.suffix == ".jsonl":
             rows = read_json_lines(path, TextRow)
-            found = [
+            pairs = [
                 (str(number if row.id in (None, "") else row.id), row.text.strip())
                 for number, row in rows
             ]
         else:
-            found = [(str(number), line.strip()) for number, line in numbered_lines(path)]
-        if not found:
+            pairs = [(str(number), line.strip()) for number, line in numbered_lines(path)]
+        if not pairs:
             raise InputError(f"{path}: holds no texts; expected one per line")
-        names = Counter(name for name, _ in found)
-        if again := [name for name, count in names.items() if count > 1]:
+        counts = Counter(name for name, _ in pairs)
+        if repeated := [name for name, count in counts.items() if count > 1]:
             _log.warning(
-                "%s: %d ids occur more than once, such as %r: search results cannot tell them "
-                "apart", path, len(again), again[0],
+                "%s: %d ids occur more than once, such as %r, and are ambiguous in search results",
+                path, len(repeated), repeated[0],
             )  # fmt: skip
-        return cls(path, [name for name, _ in found], [text for _, text in found])
+        return cls(path, [name for name, _ in pairs], [text for _, text in pairs])
 
     @property
     def about(self) -> dict[str, Any]:
@@ -165,15 +165,15 @@ class TextLines(Source):
         return {"file": str(self.path)}
 
     def stamp(self, place: int) -> str:
-        """The text itself."""
+        """Return the text itself."""
         return self.texts[place]
 
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
-        """Some texts."""
+        """Return the texts at these places."""
         return [Loaded(self.texts[place]) for place in places]
 
     def entry(self, place: int) -> dict[str, Any]:
-        """Its id (or line number) and the text."""
+        """Return id (or line number) and text."""
         return {"id": self.ids[place], "text": self.texts[place]}
 
 
@@ -188,7 +188,7 @@ class ScenePictures(Source):
 
     @classmethod
     def first(cls, count: int, size: int, *, dense: bool = False) -> "ScenePictures":
-        """The first `count` scenes of the test split."""
+        """Return the first `count` scenes of the test split."""
         from eligo.scenes.dataset import scene_id
 
         if count < 1:
@@ -201,7 +201,7 @@ class ScenePictures(Source):
         return {"scenes": "test", "size": self.size, "dense": self.dense}
 
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
-        """Render some scenes."""
+        """Render the scenes at these places."""
         import torch
 
         from eligo.scenes import SceneConfig, draw_scenes, render
@@ -217,7 +217,7 @@ class ScenePictures(Source):
 
 
 def scene_captions(count: int) -> list[str]:
-    """Captions of the validation split: queries to measure stage 1 with."""
+    """Return captions of the validation split, as queries to measure stage 1."""
     from eligo.scenes import SceneConfig, draw_captions, draw_scenes
 
     drawn = draw_captions(draw_scenes(SceneConfig(), "validation", range(count)), 1)

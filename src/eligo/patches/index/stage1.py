@@ -4,8 +4,8 @@ Every image's patches are folded into the network's slots without a selection; s
 then matched both ways, as in equation 5. The score leaves out the selection, the extra token,
 [CLS], the leaky ReLU and the learned relevance of the paper variant.
 
-The usual first stage, the cosine of two means, finds two thirds of the exhaustive top 10 where this
-one finds nearly all (docs/patches_retrieval.md). For very large indexes FAISS (HNSW) searches the
+The usual first stage, the cosine of two means, finds two thirds of the exhaustive top 10; this one
+finds nearly all (docs/patches_retrieval.md). For very large indexes FAISS (HNSW) searches the
 means for the entries that stage 1 scores; entries that the means miss are lost.
 """
 
@@ -48,27 +48,27 @@ class Candidates(NamedTuple):
 def exact(
     index: IndexFolder, shards: Sequence[int], query: Stage1Query, count: int | None
 ) -> Candidates:
-    """The `count` entries (None: all) of some shards with the best guesses; ties to the first.
+    """Return the `count` entries (None: all) of these shards with the best stage 1 scores.
 
-    One shard after the other, keeping only its best: the memory is that of one shard.
+    Shards are read one after the other, so that the memory is that of one shard.
     """
     rows, guesses = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0)]
     for shard in shards:
-        found = guesses_of(index.shards[shard], query)
-        best = torch.arange(len(found)) if count is None else _first(found, count)
+        scores = guesses_of(index.shards[shard], query)
+        best = torch.arange(len(scores)) if count is None else _first(scores, count)
         rows.append(best + index.starts[shard])
-        guesses.append(found[best])
+        guesses.append(scores[best])
     # Ties go to the earlier shard and the lower row.
     return _ascending(torch.cat(rows), torch.cat(guesses), count)
 
 
 def guesses_of(shard: Shard, query: Stage1Query) -> Float[Tensor, " rows"]:
-    """Stage 1 scores of every entry of a shard."""
+    """Return the stage 1 scores of every entry of a shard."""
     return _guesses(shard.tensors, query) if len(shard) else torch.zeros(0)
 
 
 def open_graph(index: IndexFolder) -> Any:
-    """The FAISS graph of an index; built on first use and stored beside the shards."""
+    """Load the FAISS graph of an index; built on first use and stored beside the shards."""
     try:
         import faiss
     except ImportError:
@@ -89,20 +89,20 @@ def open_graph(index: IndexFolder) -> Any:
 
 
 def approximate(index: IndexFolder, graph: Any, query: Stage1Query, count: int) -> Candidates:
-    """The `count` best guesses among the entries that FAISS finds; some may be missed."""
+    """Return the `count` best entries among those that FAISS finds; it may miss some."""
     wider = min(_WIDER * count, graph.ntotal)
     if not wider:
         return Candidates(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
     graph.hnsw.efSearch = max(64, 2 * wider)
-    _, found = graph.search(query.direction.float().unsqueeze(0).numpy(), wider)
-    rows = torch.from_numpy(found[0]).sort().values
+    _, neighbours = graph.search(query.direction.float().unsqueeze(0).numpy(), wider)
+    rows = torch.from_numpy(neighbours[0]).sort().values
     rows = rows[rows >= 0]
     parts = index.gather(rows, lambda tensors, inside: _guesses(tensors, query, inside))
     return _ascending(rows, torch.cat([torch.zeros(0), *parts]), count)
 
 
 def words_of_rows(tensors: dict[str, Tensor], rows: Int[Tensor, " rows"]) -> list[Tensor]:
-    """The words of some texts of a shard."""
+    """Return the words of the given texts of a shard."""
     ends = tensors["length"].long().cumsum(0)
     starts = ends - tensors["length"]
     return [
@@ -114,7 +114,7 @@ def words_of_rows(tensors: dict[str, Tensor], rows: Int[Tensor, " rows"]) -> lis
 def _guesses(
     tensors: dict[str, Tensor], query: Stage1Query, rows: Tensor | None = None
 ) -> Float[Tensor, " rows"]:
-    """Of some entries of a shard (None: of all)."""
+    """Return the stage 1 scores of the given entries of a shard (None: of all)."""
     if "folded" in tensors:
         folded = tensors["folded"] if rows is None else tensors["folded"][rows]
         return ops.maxsim(query.vectors[None], folded, two_sided=True)
@@ -136,7 +136,7 @@ def _first(guesses: Tensor, count: int) -> Tensor:
 
 
 def _ascending(rows: Tensor, guesses: Tensor, count: int | None) -> Candidates:
-    """The `count` best (None: all) of some entries, in the order of the index."""
+    """Return the `count` best (None: all) of the entries, in the order of the index."""
     kept = torch.arange(len(rows)) if count is None else _first(guesses, count)
     kept = kept[rows[kept].argsort()]
     return Candidates(rows[kept], guesses[kept])

@@ -6,8 +6,8 @@
     skipped.jsonl            inputs that could not be read, and why
     stage1.json              ranks of the best entries in stage 1 (see `search.Calibration`)
 
-A shard has a temporary name until it is complete. A killed run continues at the first missing
-shard, and the folder ends the same, byte by byte.
+A shard has a temporary name until it is complete. An interrupted run continues at the first missing
+shard, and the resulting files are identical.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ _METADATA = "eligo"
 
 @dataclass(frozen=True)
 class Manifest:
-    """Contents of index.json; the same command writes the same one."""
+    """Contents of index.json; deterministic."""
 
     kind: Kind
     model: str
@@ -61,13 +61,13 @@ class Manifest:
         return -(-self.num_inputs // self.shard_size)
 
     def inputs_of(self, shard: int) -> range:
-        """The inputs of a shard, unreadable ones included."""
+        """Return the inputs of a shard, unreadable ones included."""
         start = shard * self.shard_size
         return range(start, min(start + self.shard_size, self.num_inputs))
 
 
 def model_hash(model: nn.Module, settings: str) -> str:
-    """Hash of weights and settings."""
+    """Return a hash of weights and settings."""
     digest = hashlib.sha256(settings.encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -76,7 +76,7 @@ def model_hash(model: nn.Module, settings: str) -> str:
 
 
 def inputs_hash(inputs: Iterable[tuple[str, str]]) -> str:
-    """Hash of ids and stamps."""
+    """Return a hash of ids and stamps."""
     digest = hashlib.sha256()
     for each in inputs:
         digest.update("\0".join((*each, "")).encode())
@@ -98,11 +98,11 @@ def begin(folder: Path, manifest: Manifest, ids: Sequence[str]) -> list[int]:
 
 
 def _difference(folder: Path, before: Manifest, now: Manifest, ids: Sequence[str]) -> str:
-    """How an existing index differs from the new one."""
-    found, wanted = asdict(before), asdict(now)
-    for name, value in wanted.items():
-        if name not in ("inputs", "num_inputs") and found[name] != value:
-            return f"with {name} {found[name]!r}, not {value!r}"
+    """Return how an existing index differs from the new one."""
+    stored = asdict(before)
+    for name, value in asdict(now).items():
+        if name not in ("inputs", "num_inputs") and stored[name] != value:
+            return f"with {name} {stored[name]!r}, not {value!r}"
     if not (folder / IDS).exists():
         return f"of other {now.kind} than those there are now"
     old, new = set(), set(ids)
@@ -121,7 +121,7 @@ def write_shard(
     entries: Sequence[dict[str, Any]],
     skipped: Sequence[dict[str, Any]],
 ) -> None:
-    """Write one shard, completely or not at all."""
+    """Write one shard atomically."""
     listing = json.dumps({"entries": list(entries), "skipped": list(skipped)}, ensure_ascii=False)
     save_tensors(shard_path(folder, number), tensors, {_METADATA: listing})
 
@@ -143,12 +143,12 @@ def _lines(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """The file of a shard."""
+    """Return the path of a shard."""
     return folder / f"shard_{number:05d}.safetensors"
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """All complete shards of a folder."""
+    """Return the paths of all complete shards of a folder."""
     return sorted(folder.glob("shard_*.safetensors"))
 
 
@@ -188,9 +188,9 @@ class IndexFolder:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
         if not (self.folder / IDS).exists():
-            made = len(shards_in(self.folder))
+            count = len(shards_in(self.folder))
             raise InputError(
-                f"{self.folder}: is not finished ({made} of {self.manifest.num_shards} shards); "
+                f"{self.folder}: is not finished ({count} of {self.manifest.num_shards} shards); "
                 "run the same `eligo patches index` again to continue it"
             )
         paths = (shard_path(self.folder, n) for n in range(self.manifest.num_shards))
@@ -207,15 +207,15 @@ class IndexFolder:
         """Id of each entry and, in a text index, its text."""
         path = self.folder / IDS
         with reading(path, "a JSON object with an id on each line: index again"):
-            found = [json.loads(line) for _, line in numbered_lines(path)]
-            if [row for row in found if not isinstance(row["id"], str)] or len(found) != len(self):
-                raise ValueError(f"it has {len(found)} lines for {len(self)} entries")
-        return found
+            rows = [json.loads(line) for _, line in numbered_lines(path)]
+            if [row for row in rows if not isinstance(row["id"], str)] or len(rows) != len(self):
+                raise ValueError(f"it has {len(rows)} lines for {len(self)} entries")
+        return rows
 
     def gather(
         self, rows: Int[Tensor, " rows"], pick: Callable[[dict[str, Tensor], Tensor], Any]
     ) -> list[Any]:
-        """`pick(tensors, rows inside the shard)` for every shard that rows (ascending) fall in."""
+        """Return `pick(tensors, rows inside the shard)` for every shard with some of the rows."""
         owners = torch.searchsorted(self.ends, rows, right=True)
         picked = []
         for number in owners.unique_consecutive().tolist():
@@ -223,12 +223,12 @@ class IndexFolder:
             picked.append(pick(self.shards[number].tensors, inside))
         return picked
 
-    def check_model(self, found: str) -> None:
-        """Refuse a model other than the one that made the index."""
-        if found != self.manifest.model:
+    def check_model(self, model: str) -> None:
+        """Raise for a model other than the one that the index was built with."""
+        if model != self.manifest.model:
             raise InputError(
                 f"{self.folder}: was made with another model (hash {self.manifest.model}, this one "
-                f"has {found}); search it with its own --model, or index again"
+                f"has {model}); search it with its own --model, or index again"
             )
 
 
@@ -243,13 +243,13 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder}: is no index (no {MANIFEST}); make one with `eligo patches index {images} "
             f"--out {out}`"
         )
-    found = read_object(path, "`eligo patches index`")
-    if found.get("format") != _FORMAT:
+    fields = read_object(path, "`eligo patches index`")
+    if fields.get("format") != _FORMAT:
         raise InputError(
             f"{path}: is of another format, expected {_FORMAT}; remove {folder} and index again"
         )
     with reading(path, f"the manifest of an index: remove {folder} and index again"):
-        manifest = Manifest(**found)
+        manifest = Manifest(**fields)
         if manifest.num_inputs < 0 or manifest.shard_size < 1:
             raise ValueError(f"{manifest.num_inputs} inputs in shards of {manifest.shard_size}")
     return manifest

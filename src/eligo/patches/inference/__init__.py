@@ -1,1 +1,1 @@
-"""A trained model in use: predict, evaluate, convert checkpoints."""
+"""Predict, evaluate, convert checkpoints."""

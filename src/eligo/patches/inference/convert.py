@@ -33,7 +33,7 @@ from eligo.train.weights import read_pickled
 
 State = dict[str, Tensor]
 
-_HOMES = {
+_PARTS = {
     "img_enc.visual_encoder.": "vision",
     "img_enc.vision_proj.": "image_head",
     "txt_enc.bert.": "text",
@@ -54,11 +54,11 @@ def convert_checkpoint(
     """
     path = Path(path)
     state, options = read_checkpoint(path)
-    parts, left = _sort(path, state)
+    parts, unused = _split_by_part(path, state)
     backbones = {}
     for key, name in (("vision", vision), ("text", text)):
-        backbones[key], unused = _backbone(path, key, name, parts[key])
-        left += unused
+        backbones[key], unexpected = _backbone(path, key, name, parts[key])
+        unused += unexpected
     mean, std = image_colours(vision)
     settings = {
         "encoders.image_size": backbones["vision"].config.image_size,
@@ -81,46 +81,46 @@ def convert_checkpoint(
     _fill(path, "img_enc.vision_proj", image_encoder.head, parts["image_head"])
     _fill(path, "txt_enc.fc", text_encoder.head, parts["text_head"])
     _fill(path, "cross_net", net, parts["net"])
-    return RetrievalModel(config, image_encoder, text_encoder, net).eval(), sorted(left)
+    return RetrievalModel(config, image_encoder, text_encoder, net).eval(), sorted(unused)
 
 
 def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
-    """Weights without `module.`, and the options of the training, from an untrusted file."""
-    found = read_pickled(
+    """Return weights without `module.`, and the training options, from an untrusted file."""
+    content = read_pickled(
         path,
         holds="tensors and options",
         made_by="LAPS or SEPS saved with torch.save",
         allowed=[Namespace],
     )
     options: Any = {}
-    if isinstance(found, dict) and isinstance(found.get("model"), dict):
-        options = found.get("opt", {})
-        found = found["model"]
-    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+    if isinstance(content, dict) and isinstance(content.get("model"), dict):
+        options = content.get("opt", {})
+        content = content["model"]
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
         raise InputError(f"{path}: expected weights by name, or those under 'model'")
     options = vars(options) if isinstance(options, Namespace) else options
-    return {key.removeprefix("module."): value for key, value in found.items()}, options
+    return {key.removeprefix("module."): value for key, value in content.items()}, options
 
 
-def _sort(path: Path, state: State) -> tuple[dict[str, State], list[str]]:
-    """Weights by part, and the keys that belong to no part."""
-    parts: dict[str, State] = {home: {} for home in _HOMES.values()}
-    left = []
+def _split_by_part(path: Path, state: State) -> tuple[dict[str, State], list[str]]:
+    """Return weights by part, and the keys that belong to no part."""
+    parts: dict[str, State] = {part: {} for part in _PARTS.values()}
+    unused = []
     for key, value in state.items():
-        prefix = next((prefix for prefix in _HOMES if key.startswith(prefix)), None)
+        prefix = next((prefix for prefix in _PARTS if key.startswith(prefix)), None)
         if prefix is None:
-            left.append(key)
+            unused.append(key)
         else:
-            parts[_HOMES[prefix]][key.removeprefix(prefix)] = value
-    if missing := [prefix for prefix, home in _HOMES.items() if not parts[home]]:
+            parts[_PARTS[prefix]][key.removeprefix(prefix)] = value
+    if missing := [prefix for prefix, part in _PARTS.items() if not parts[part]]:
         raise InputError(
             f"{path}: no weights under {', '.join(missing)}; got {', '.join(list(state)[:_SHOWN])}"
         )
-    return parts, left
+    return parts, unused
 
 
 def _backbone(path: Path, key: str, name: str, state: State) -> tuple[Any, list[str]]:
-    """A backbone filled by `transformers`, which knows the old names of its keys."""
+    """Return a backbone loaded by `transformers`, which maps old names of keys."""
     config = read_backbone_config(key, name)
     options = pooling_option(config)
     with reading(path, f"the weights of {name}"), quiet_transformers():  # reported below
@@ -135,7 +135,7 @@ def _backbone(path: Path, key: str, name: str, state: State) -> tuple[Any, list[
             f"{path}: its {key} encoder is not the one of {name}: {', '.join(wrong[:_SHOWN])} "
             "missing or of another shape"
         )
-    prefix = next(prefix for prefix, home in _HOMES.items() if home == key)
+    prefix = next(prefix for prefix, part in _PARTS.items() if part == key)
     return model.float(), [prefix + unused for unused in info["unexpected_keys"]]
 
 

@@ -27,7 +27,7 @@ _ORACLE_TEXTS = 64
 def evaluate_set(
     model: RetrievalModel, data: RetrievalSet, peers: Peers | None = None
 ) -> RetrievalMetrics:
-    """Metrics of exhaustive scoring."""
+    """Return the metrics of exhaustive scoring."""
     return retrieval_metrics(score_set(model, data, peers), data.positive.to(model.device))
 
 
@@ -35,12 +35,12 @@ def evaluate_set(
 def score_set(
     model: RetrievalModel, data: RetrievalSet, peers: Peers | None = None
 ) -> Float[Tensor, "images texts"]:
-    """Scores of every image with every text, on the model's device."""
+    """Return scores of every image with every text, on the model's device."""
     images = encode_image_set(model, data)
     texts = model.text_side(encode_pieces(model, data.texts(_TEXTS)))
     if peers is None or peers.count == 1:
         return model.match(images, texts)
-    # Every process must send as many rows: the last images are scored twice if need be.
+    # Every process must send equally many rows, so the last image may be scored repeatedly.
     total = len(images.patches)
     share = -(-total // peers.count)
     rows = torch.arange(peers.index * share, (peers.index + 1) * share, device=model.device)
@@ -51,7 +51,7 @@ def score_set(
 def score_with_oracle(
     model: RetrievalModel, data: RetrievalSet, owners: Int[Tensor, " texts"] | None = None
 ) -> Float[Tensor, "images texts"]:
-    """Score with the published network: every text brings its own image's dense caption, a leak.
+    """Score with the published network: every text gets its own image's dense caption, a leak.
 
     `owners`: the image of each text, if not the one it was written for.
     """
@@ -78,14 +78,14 @@ def score_with_oracle(
 
 @torch.no_grad()
 def encode_image_set(model: RetrievalModel, data: RetrievalSet) -> Images:
-    """All images of a set, with their dense captions where the model uses them."""
+    """Encode all images of a set, with their dense captions if the model uses them."""
     dense = encode_pieces(model, data.dense(_TEXTS)) if model.uses_dense else None
     return model.image_side(_encode_images(model, data), dense)
 
 
 @torch.no_grad()
 def encode_pieces(model: RetrievalModel, batches: Iterable[Pieces]) -> TextFeatures:
-    """Words of many texts, padded to the longest."""
+    """Encode batches of texts; return their words, padded to the longest."""
     parts = [
         TextFeatures(model.text_encoder(ids.to(model.device), mask.to(model.device)), mask)
         for ids, mask in batches

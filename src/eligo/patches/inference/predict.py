@@ -69,7 +69,7 @@ class PatchPrediction:
         return self.explanation.sparse
 
     def summary(self) -> dict[str, Any]:
-        """Score, kept patches (row by row of the grid), words and cost, as plain values."""
+        """Return score, kept patches (row by row of the grid), words and cost as plain values."""
         kept = self.selection.in_order().indices.tolist()
         return {"score": self.score, "kept": kept, "words": self.words, "cost": asdict(self.cost)}
 
@@ -113,7 +113,7 @@ def predict(
     net = model.selecting_net()
     opened = as_image(image, model.image_encoder.image_size)
     model.match(model.image_side([opened]), model.text_side([text]))  # warm-up, for the times
-    began = time.perf_counter()
+    started = time.perf_counter()
     tokens = model.encode_images([opened])
     image_encoded = time.perf_counter()
     features = model.encode_texts([text])
@@ -122,26 +122,26 @@ def predict(
     images = model.image_side(tokens, captions)
     matching = time.perf_counter()
     model.match(images, model.text_side(features))
-    times = (image_encoded - began, text_encoded - image_encoded, time.perf_counter() - matching)
+    times = (image_encoded - started, text_encoded - image_encoded, time.perf_counter() - matching)
     words = features.words[0][features.mask[0]]
-    guide = None if captions is None else captions.words[0][captions.mask[0]]
-    found = net.explain(tokens[0], words, guide)
+    dense_words = None if captions is None else captions.words[0][captions.mask[0]]
+    explanation = net.explain(tokens[0], words, dense_words)
     best = zip(
         model.text_encoder.pieces(text),
-        found.word_tokens.tolist(),
-        found.word_scores.tolist(),
+        explanation.word_tokens.tolist(),
+        explanation.word_scores.tolist(),
         strict=True,
     )
     rows = [
-        {"word": piece, "best token": found.token_names[token], "cosine": cosine}
+        {"word": piece, "best token": explanation.token_names[token], "cosine": cosine}
         for piece, token, cosine in best
     ]
     return PatchPrediction(
-        score=found.score,
+        score=explanation.score,
         words=rows,
-        cost=count_cost(net, images, len(words), len(found.token_names), times),
-        explanation=found,
-        picture=_picture(model, opened, text, rows, found),
+        cost=count_cost(net, images, len(words), len(explanation.token_names), times),
+        explanation=explanation,
+        picture=_picture(model, opened, text, rows, explanation),
         image=opened,
         text=text,
     )
@@ -192,18 +192,20 @@ def _picture(
     image: Image.Image,
     text: str,
     rows: list[dict[str, Any]],
-    found: PatchExplanation,
+    explanation: PatchExplanation,
 ) -> Image.Image:
     grid = model.grid_hw
-    shown = rgb_picture(model.image_encoder.prepare([image])[0])  # the model's square input
+    picture = rgb_picture(model.image_encoder.prepare([image])[0])  # the model's square input
     matches = [
-        WordMatch(row["word"], row["best token"], row["cosine"], found.mixing[token].view(grid))
-        for row, token in zip(rows, found.word_tokens.tolist(), strict=True)
+        WordMatch(
+            row["word"], row["best token"], row["cosine"], explanation.mixing[token].view(grid)
+        )
+        for row, token in zip(rows, explanation.word_tokens.tolist(), strict=True)
     ]
     return match_picture(
-        shown.resize(image.size),
-        found.sparse.kept_mask.view(grid),
-        found.sparse.scores.view(grid),
+        picture.resize(image.size),
+        explanation.sparse.kept_mask.view(grid),
+        explanation.sparse.scores.view(grid),
         matches,
-        title=f"{text}   {found.score:.3f}",
+        title=f"{text}   {explanation.score:.3f}",
     )

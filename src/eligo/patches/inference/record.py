@@ -17,7 +17,7 @@ from eligo.selection import Selection
 KIND = "patches"
 _LINKED_SHARE = 0.5
 _LINKS = (
-    "Beside each word is its cosine with its best token, on each patch what that patch adds to it; "
+    "Beside each word is its cosine with its best token; on each patch, its part of that cosine; "
     "marked are the fewest patches that make up half of it. A word without any matched the "
     "image as a whole."
 )
@@ -34,7 +34,7 @@ class SearchResult:
 
 
 def record(
-    found: PatchPrediction,
+    prediction: PatchPrediction,
     *,
     results: Sequence[SearchResult] = (),
     answers: Sequence[Answer] = (),
@@ -45,56 +45,58 @@ def record(
 
     `results`: images that a search for the text found, best first; the first is marked as kept.
     """
-    why = found.explanation
-    if why.heat_map is None:
-        raise InputError("record: the patches lie on no known grid, so they cannot be shown")
-    grid = Grid("image", *why.heat_map.shape)
-    pictures = {"image": found.image.convert("RGB")}
-    stages = [Stage("patches kept for the text", why.sparse.to("cpu"), grid)]
-    if why.dense is not None:
-        stages.append(Stage("patches kept for the dense caption", why.dense.to("cpu"), grid))
-    stages.append(_links(why, [row["word"] for row in found.words], grid))
+    explanation = prediction.explanation
+    if explanation.heat_map is None:
+        raise InputError("record: the patches have no known grid, so they cannot be shown")
+    grid = Grid("image", *explanation.heat_map.shape)
+    pictures = {"image": prediction.image.convert("RGB")}
+    stages = [Stage("patches kept for the text", explanation.sparse.to("cpu"), grid)]
+    if explanation.dense is not None:
+        stages.append(
+            Stage("patches kept for the dense caption", explanation.dense.to("cpu"), grid)
+        )
+    stages.append(_links(explanation, [row["word"] for row in prediction.words], grid))
     if results:
         names = [f"result {number + 1}" for number in range(len(results))]
-        pictures |= {n: one.picture.convert("RGB") for n, one in zip(names, results, strict=True)}
+        pictures |= {n: hit.picture.convert("RGB") for n, hit in zip(names, results, strict=True)}
         stages.append(_results(results, names))
     return ExplorerRecord(
-        title=title or found.text,
+        title=title or prediction.text,
         kind=KIND,
-        query=found.text,
+        query=prediction.text,
         stages=tuple(stages),
         pictures=pictures,
         answers=tuple(answers),
-        cost=cost_lines(found.cost),
+        cost=cost_lines(prediction.cost),
         note=note,
     )
 
 
-def _links(why: PatchExplanation, words: Sequence[str], grid: Grid) -> Stage:
-    scores = why.word_patches.detach().float().cpu()
-    cosines = why.word_scores.tolist()
+def _links(explanation: PatchExplanation, words: Sequence[str], grid: Grid) -> Stage:
+    scores = explanation.word_patches.detach().float().cpu()
+    cosines = explanation.word_scores.tolist()
     rows = [f"{word} {cosine:+.2f}" for word, cosine in zip(words, cosines, strict=True)]
     linked = Selection.top_k(scores, _num_linked(scores))
     return Stage("what each word matched", linked, grid, rows=tuple(rows), note=_LINKS)
 
 
 def _num_linked(scores: Float[Tensor, "words patches"]) -> Tensor:
-    """The smallest number of patches that make up half of each word's positive scores."""
+    """Return the smallest number of patches that make up half of each word's positive scores."""
     best = scores.clamp_min(0).sort(-1, descending=True).values
     before = best.cumsum(-1) - best
     return ((before < _LINKED_SHARE * best.sum(-1, keepdim=True)) & (best > 0)).sum(-1)
 
 
 def _results(results: Sequence[SearchResult], names: Sequence[str]) -> Stage:
-    items = tuple(Item(one.name, name, one.note) for one, name in zip(results, names, strict=True))
-    scores = torch.tensor([one.score for one in results], dtype=torch.float32)
+    items = tuple(Item(hit.name, name, hit.note) for hit, name in zip(results, names, strict=True))
+    scores = torch.tensor([hit.score for hit in results], dtype=torch.float32)
     first = torch.zeros(1, dtype=torch.int64)
     kept = Selection(first, scores, torch.ones_like(scores, dtype=torch.bool))
     return Stage("images found, best first", kept, items)
 
 
 def cost_lines(cost: PatchCost) -> dict[str, str]:
-    """Cost of one image and one pair, as the explorer shows it."""
+    """Return the cost of one image and one pair, as the explorer shows it."""
     return {
         "patches": f"{cost.patches} > {cost.kept} kept",
         "tokens x words": f"{cost.tokens} x {cost.words}",

@@ -3,7 +3,7 @@
 - `reference`: the definition as a loop over texts; slow, the oracle of the others.
 - `torch`: batched matrix products; any device, with gradients in little memory.
 - `triton`: fused CUDA kernels, forward only.
-- `auto`: the fastest that can do the job; logged.
+- `auto`: the fastest that supports the call; logged.
 """
 
 import logging
@@ -51,7 +51,7 @@ def match_pairs(
     image_ids: Int[Tensor, " pairs"],
     text_ids: Int[Tensor, " pairs"],
 ) -> Float[Tensor, " pairs"]:
-    """Score some pairs, with gradient."""
+    """Score the given pairs only, with gradient."""
     scorer = reference if kernel == "reference" else blocks
     return scorer.match_pairs(parts, images, texts, image_ids, text_ids)
 
@@ -69,14 +69,14 @@ def _pick(kernel: KernelName, parts: Parts, images: Images, texts: Texts) -> Cal
 
 
 def _obstacle_to_triton(parts: Parts, images: Images | ImageRows, texts: Texts) -> str:
-    """Why the Triton kernel cannot do the job; empty if it can."""
+    """Return why the Triton kernel cannot be used; empty if it can."""
     if find_spec("triton") is None:
         return "triton is not installed"
     if not images.patches.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return "it needs a CUDA device (or TRITON_INTERPRET=1)"
     tensors = (images.patches, images.cls, texts.words.vectors, *parts.parameters())
-    learns = any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    if torch.is_grad_enabled() and learns:
+    needs_grad = any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled() and needs_grad:
         return "it has no backward pass (use torch.no_grad())"
     if images.patches.dtype == torch.float64:
         return "it computes in float32 at most"

@@ -1,9 +1,9 @@
 """The algebra of the fast kernels: mixing matrices, and cosines of words with mixed patches.
 
-- One mixing matrix M (tokens x patches) per pair does all folding: its rows are the slots'
+- One mixing matrix M (tokens x patches) per pair folds the patches: its rows are the slots'
   `D e^l / sum D e^l` (both selections of the paper's version added) and, last, the extra token's
   `(1 - D) e^s / sum (1 - D) e^s`. So tokens are `M X`.
-- Words times tokens is `w (M X)^T` or as `(w X^T) M^T` with squared token norms
+- Words times tokens is `w (M X)^T`, or `(w X^T) M^T` with squared token norms
   `rowsum((M G) * M)`, `G = X X^T`: whichever costs less.
 
 Axes: R images, J texts for each of them, N patches, S slots, P tokens, L words, C width.
@@ -26,7 +26,7 @@ def mixing_matrix(
     decisions: tuple[PatchDecision, ...],
     extra: Float[Tensor, "images texts patches"] | None,
 ) -> Float[Tensor, "images texts tokens patches"]:
-    """M: the slots of one selection or the sum of two and, if there is one, the extra token."""
+    """Return M: the slots of one selection or the sum of two, then the extra token, if any."""
     has_extra = extra is not None
     slots = [
         _slot_weights(part, decision.live, has_extra)
@@ -39,42 +39,42 @@ def mixing_matrix(
 
 
 def _slot_weights(logits: Tensor, live: Tensor, has_extra: bool) -> Tensor:
-    """`D e^l / sum D e^l`, with a row of zeros behind for the extra token: (R, J, P, N)."""
-    if not values_are_free(logits):  # finding underflow would wait for the device
+    """Return `D e^l / sum D e^l`, then a row of zeros for the extra token: (R, J, P, N)."""
+    if not values_are_free(logits):  # to detect underflow would need a device sync
         weights = weighted_softmax(logits.unsqueeze(1), live.unsqueeze(2))
         return F.pad(weights, (0, 0, 0, int(has_extra)))
     powers = (logits - logits.amax(-1, keepdim=True).detach()).exp()
     total = live @ powers.transpose(1, 2)  # (R, J, S)
     powers, total = F.pad(powers, (0, 0, 0, int(has_extra))), F.pad(total, (0, int(has_extra)))
-    thin = total < SMALLEST_SUM
-    scale = torch.where(thin, 1.0, total).reciprocal()
+    underflows = total < SMALLEST_SUM
+    scale = torch.where(underflows, 1.0, total).reciprocal()
     weights = live.unsqueeze(2) * powers.unsqueeze(1) * scale.unsqueeze(-1)
-    thin = thin[..., : logits.shape[1]]
-    if bool(thin.any()):  # all kept patches weigh nothing beside a dropped one
-        row, text, slot = thin.nonzero(as_tuple=True)
-        again = weighted_softmax(logits[row, slot], live[row, text])
-        weights = weights.index_put((row, text, slot), again)
+    underflows = underflows[..., : logits.shape[1]]
+    if bool(underflows.any()):  # the kept patches underflow relative to a dropped one
+        row, text, slot = underflows.nonzero(as_tuple=True)
+        exact = weighted_softmax(logits[row, slot], live[row, text])
+        weights = weights.index_put((row, text, slot), exact)
     return weights
 
 
 def extra_weights(
     decisions: tuple[PatchDecision, ...], mask: Bool[Tensor, "images patches"] | None
 ) -> Float[Tensor, "images texts patches"]:
-    """The extra token's row of M, of one selection or the mean of two."""
+    """Return the extra token's row of M, of one selection or the mean of two."""
     return mean_weights([dropped_weights(decision, mask) for decision in decisions])
 
 
 def mean_weights(
     weights: list[Float[Tensor, "images _ patches"]],
 ) -> Float[Tensor, "images texts patches"]:
-    """Mean of the extra tokens of one or two selections."""
+    """Return the mean of the extra tokens of one or two selections."""
     return weights[0] if len(weights) == 1 else torch.stack(weights).mean(0)
 
 
 def dropped_weights(
     decision: PatchDecision, mask: Bool[Tensor, "images patches"] | None
 ) -> Float[Tensor, "images texts patches"]:
-    """`(1 - D) e^s / sum (1 - D) e^s`; zeros where nothing is dropped."""
+    """Return `(1 - D) e^s / sum (1 - D) e^s`; zeros where nothing is dropped."""
     dropped = 1 - decision.live
     if mask is not None:
         dropped = dropped * mask.unsqueeze(1)
@@ -88,7 +88,7 @@ def mixed_cosines(
     patches: Float[Tensor, "images patches dim"],
     words: Float[Tensor, "rows texts words dim"],
 ) -> Float[Tensor, "images texts words tokens"]:
-    """Cosines of unit words with the tokens `M X`.
+    """Return cosines of unit words with the tokens `M X`.
 
     `mixed` is texts, or 1 where an image has the same tokens for all of them; `rows` is images, or
     1 where all images are matched with the same texts.
@@ -113,7 +113,7 @@ def token_cosines(
     tokens: Float[Tensor, "images mixed tokens dim"],
     words: Float[Tensor, "rows texts words dim"],
 ) -> Float[Tensor, "images texts words tokens"]:
-    """Cosines of unit words with tokens of any length."""
+    """Return cosines of unit words with tokens of any length."""
     words = words.to(tokens.dtype)
     norms = torch.linalg.vector_norm(wide(tokens), dim=-1).clamp_min(1e-12)
     if tokens.shape[1] == words.shape[1]:

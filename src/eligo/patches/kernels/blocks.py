@@ -1,12 +1,12 @@
 """The kernel `torch`: the same numbers as the loop, from a few large matrix products.
 
-What depends on the image alone (predictor, slot logits) is computed once per image (`hoist`);
+Predictor and slot logits depend on the image alone and are computed once per image (`hoist`);
 `algebra` does the rest. The leaky ReLU is monotone and comes after the maximum; texts are padded by
 repeating their first word, which changes no maximum; the [CLS] row is one product over all words.
 
-Work is cut into blocks of images and texts of similar length, by a byte budget. In training each
-block is a checkpoint: its intermediates are recomputed in the backward pass. On a GPU no step waits
-for a value of the device, except to sort texts of more than a few words by their lengths.
+Images and texts of similar length are processed in blocks, by a byte budget. In training each block
+is a checkpoint: its intermediates are recomputed in the backward pass. On a GPU there is no device
+sync, except to sort texts of more than a few words by their lengths.
 """
 
 from dataclasses import replace
@@ -32,8 +32,8 @@ from eligo.patches.model.inputs import Images, Texts
 from eligo.patches.model.token_sparse import combine
 
 BYTE_BUDGET = 256 * 2**20
-CPU_BYTE_BUDGET = 16 * 2**20  # about a cache: there larger blocks are slower
-KEPT_BYTES = 2**30  # a smaller training batch on a GPU is one block, without checkpoints
+CPU_BYTE_BUDGET = 16 * 2**20  # about the size of a cache: larger blocks are slower
+KEPT_BYTES = 2**30  # a training batch below this on a GPU is one block, without checkpoints
 
 Noise = tuple[Tensor | None, Tensor | None]
 Weighted = tuple[PatchDecision, Tensor]
@@ -49,7 +49,7 @@ def match(
     byte_budget: int | None = None,
     fused: bool = False,
 ) -> Matches:
-    """All pairs, block by block; `fused`: the inner part of each block by Triton."""
+    """Score all pairs, block by block; `fused`: the inner part of each block by Triton."""
     rows = hoist(parts, images)
     return match_rows(parts, rows, texts, decisions=decisions, byte_budget=byte_budget, fused=fused)
 
@@ -63,7 +63,7 @@ def match_rows(
     byte_budget: int | None = None,
     fused: bool = False,
 ) -> Matches:
-    """All pairs of images that were hoisted before, such as those of an index."""
+    """Score all pairs of images that were hoisted before, such as those of an index."""
     words, (num_texts, longest) = texts.words, texts.words.mask.shape
     selects_dense = parts.selects_dense(rows.s_dt is not None or texts.dense is not None)
     noise = parts.draw(rows.s_im, num_texts, selects_dense)
@@ -71,8 +71,8 @@ def match_rows(
     budget = byte_budget or (BYTE_BUDGET if on_gpu else CPU_BYTE_BUDGET)
     fixed, per_word = pair_bytes(rows, fused)
     everything = len(rows.s_im) * num_texts * (fixed + per_word * longest)
-    keeps = on_gpu and byte_budget is None and everything <= KEPT_BYTES
-    if keeps and torch.is_grad_enabled():
+    keeps_all = on_gpu and byte_budget is None and everything <= KEPT_BYTES
+    if keeps_all and torch.is_grad_enabled():
         budget = KEPT_BYTES
     if fused:
         rows = _with_factor(rows, num_texts)
@@ -90,15 +90,15 @@ def match_rows(
         for index, image in enumerate(rows.split(num_images)):
             cut = slice(index * num_images, (index + 1) * num_images)
             draws: Noise = tuple(None if part is None else part[cut, ids] for part in noise)  # pyright: ignore[reportAssignmentType]
-            sides = (block.beside(cut), None if dense is None else dense.beside(cut))
-            some = (parts, image, *sides, draws, selects_dense, decisions, fused)
-            column.append(_score(*some) if keeps else _run(*some))
+            sides = (block.for_images(cut), None if dense is None else dense.for_images(cut))
+            arguments = (parts, image, *sides, draws, selects_dense, decisions, fused)
+            column.append(_score(*arguments) if keeps_all else _run(*arguments))
         columns.append([torch.cat(part) for part in zip(*column, strict=True)])
         order.append(ids)
     back = torch.cat(order).argsort()
     merged = [torch.cat(part, 1)[:, back] for part in zip(*columns, strict=True)]
-    found = [PatchDecision(*merged[start : start + 2]) for start in range(2, len(merged), 2)]
-    return Matches(merged[0], merged[1], *found, *[None] * (2 - len(found)))
+    pairs = [PatchDecision(*merged[start : start + 2]) for start in range(2, len(merged), 2)]
+    return Matches(merged[0], merged[1], *pairs, *[None] * (2 - len(pairs)))
 
 
 def match_pairs(
@@ -108,16 +108,16 @@ def match_pairs(
     image_ids: Int[Tensor, " pairs"],
     text_ids: Int[Tensor, " pairs"],
 ) -> Float[Tensor, " pairs"]:
-    """Some pairs: each is a row of one image and one text."""
+    """Score the given pairs: each is a row of one image and one text."""
     rows = hoist(parts, images)
     selects_dense = parts.selects_dense(rows.s_dt is not None or texts.dense is not None)
     fixed, per_word = pair_bytes(rows)
-    own = rows.patches[0].numel() * rows.patches.element_size()
+    image_bytes = rows.patches[0].numel() * rows.patches.element_size()
     budget = BYTE_BUDGET if images.patches.is_cuda else CPU_BYTE_BUDGET
     scores, order = [], []
     lengths = texts.words.lengths[text_ids]
     alike = texts.words.mask.shape[1] if are_alike(texts.words) else None
-    for picked in text_blocks(lengths, (fixed + own, per_word), budget, alike):
+    for picked in text_blocks(lengths, (fixed + image_bytes, per_word), budget, alike):
         image = rows.pick(image_ids[picked])
         block = text_rows(texts.words, text_ids[picked]).paired().with_cls_cosines(image.cls)
         dense = _dense_rows(parts, texts, text_ids[picked])
@@ -129,7 +129,7 @@ def match_pairs(
 
 
 def pair_bytes(rows: ImageRows, fused: bool = False) -> tuple[int, int]:
-    """Bytes of a pair's intermediates: a constant part, and a part for each word.
+    """Return the bytes of a pair's intermediates: a constant, and a number per word.
 
     The larger of the two associations: M and M X, or M, M G and X w^T (float32). Fused, only
     selections, maxima and X w^T.
@@ -142,13 +142,13 @@ def pair_bytes(rows: ImageRows, fused: bool = False) -> tuple[int, int]:
 
 
 def _with_factor(rows: ImageRows, num_texts: int) -> ImageRows:
-    """Add F where it pays: narrower than the patches, in half precision, for many texts.
+    """Add F where it saves time: narrower than the patches, in half precision, for many texts.
 
-    In float32 its tiles do not fit on the chip; F costs about as much as N texts save.
+    In float32 its tiles do not fit on the chip; F costs about as much as it saves for N texts.
     """
     num_patches, width = rows.patches.shape[1:]
-    pays = num_patches < width and num_patches <= num_texts
-    if not pays or rows.patches.dtype == torch.float32:
+    saves_time = num_patches < width and num_patches <= num_texts
+    if not saves_time or rows.patches.dtype == torch.float32:
         return rows
     from eligo.patches.kernels.triton_kernels import span  # only where Triton is installed
 
@@ -156,7 +156,7 @@ def _with_factor(rows: ImageRows, num_texts: int) -> ImageRows:
 
 
 def _dense_rows(parts: Parts, texts: Texts, ids: Tensor) -> TextRows | None:
-    """Dense words of the texts (`compat`); the paper's version only needs their direction."""
+    """Return dense words of the texts (`compat`); the paper's version needs only directions."""
     return None if texts.dense is None else text_rows(texts.dense, ids, match=not parts.paper)
 
 
@@ -177,7 +177,7 @@ def _score(
     decisions: bool,
     fused: bool = False,
 ) -> tuple[Tensor, ...]:
-    """One block: scores and shares (R, J) and, on request, score and D of each selection."""
+    """Return scores and shares (R, J) of a block and, on request, score and D of selections."""
     mask = None if image.mask is None else image.mask.unsqueeze(1)  # (R, 1, N)
     with torch.no_grad():
         s_im = image.s_im.unsqueeze(1)  # (R, 1, N)
@@ -212,7 +212,7 @@ def _score(
 def _choose(
     parts: Parts, image: ImageRows, score: Tensor, noise: Tensor | None, guides: int, fused: bool
 ) -> Weighted:
-    """The decision by the scores (R, J, N), and the weights of the dropped in the extra token."""
+    """Return the decision by the scores (R, J, N), and the extra token's weights."""
     mask, num_kept = image.mask, parts.num_kept(score.shape[-1], None)
     if image.num_kept is not None:
         num_kept = image.num_kept
@@ -222,13 +222,13 @@ def _choose(
         live, extra = keep_best(score, num_kept, mask)
         return PatchDecision(score, live), extra
     budget = num_kept if isinstance(num_kept, int) else num_kept.unsqueeze(1)
-    every = None if mask is None else mask.unsqueeze(1)
-    decision = PatchDecision(score, parts.decide(score, budget, every, noise, guides))
-    return decision, algebra.dropped_weights(_weighing(parts, decision), mask)
+    pair_mask = None if mask is None else mask.unsqueeze(1)
+    decision = PatchDecision(score, parts.decide(score, budget, pair_mask, noise, guides))
+    return decision, algebra.dropped_weights(_as_weights(parts, decision), mask)
 
 
-def _weighing(parts: Parts, decision: PatchDecision) -> PatchDecision:
-    """The decision as weights: with `compat` patches are gathered, so D gives them no gradient."""
+def _as_weights(parts: Parts, decision: PatchDecision) -> PatchDecision:
+    """Return the decision as weights: without gradient under `compat`, which gathers patches."""
     return decision._replace(live=decision.live.detach()) if parts.compat else decision
 
 
@@ -240,12 +240,15 @@ def _cosines_to(image: ImageRows, directions: Tensor) -> Tensor:
 def _align(
     parts: Parts, image: ImageRows, text: TextRows, chosen: tuple[Weighted, ...], fused: bool
 ) -> Tensor:
-    """HRPA of [CLS], slots and extra token with the words: (R, J)."""
+    """Return HRPA of [CLS], slots and extra token with the words: (R, J)."""
     num_patches = image.patches.shape[1]
     has_extra = not parts.keeps_all(num_patches, image.mask)
     may_lack = has_extra and parts.may_drop_nothing(num_patches, image.mask)
     nets = (image.logits, image.logits if image.logits_dense is None else image.logits_dense)
-    nets, decisions = nets[: len(chosen)], tuple(_weighing(parts, one) for one, _ in chosen)
+    nets, decisions = (
+        nets[: len(chosen)],
+        tuple(_as_weights(parts, decision) for decision, _ in chosen),
+    )
     extra = algebra.mean_weights([part for _, part in chosen]) if has_extra else None  # (R, J, N)
     maxima = None
     if fused and decisions[0].live.shape[1] == text.words.shape[1]:
@@ -264,7 +267,7 @@ def _align(
     if maxima is None:
         mixing = algebra.mixing_matrix(nets, decisions, extra)
         cosines = algebra.mixed_cosines(mixing, image.patches, text.words)  # (R, J, L, tokens)
-        if lacks is not None:  # there is no such token
+        if lacks is not None:  # hide the missing extra token
             last = cosines[..., -1:].masked_fill(lacks[..., None, None], -torch.inf)
             cosines = torch.cat([cosines[..., :-1], last], -1)
         maxima = cosines.amax(3), cosines.amax(2)

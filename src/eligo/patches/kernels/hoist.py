@@ -1,4 +1,4 @@
-"""What the fast kernels compute once per image and per block of texts, and how blocks are cut."""
+"""Values that the fast kernels compute once per image or block of texts; sizes of blocks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -13,8 +13,8 @@ from eligo.patches.model.functional import mean_patch, unit, wide
 from eligo.patches.model.inputs import Images, Words
 
 _HALF_NORM = 16.0  # longest patch in half precision: far from overflow when multiplied or squared
-_HOIST_IMAGES = 8  # at a time without gradient: what the nets make of them stays in the cache
-_ALIKE = 16  # words: shorter texts cost a GPU the same
+_HOIST_IMAGES = 8  # at a time without gradient: intermediates stay in the cache
+_ALIKE = 16  # words: shorter texts take a GPU equally long
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class ImageRows:
     num_kept: Int[Tensor, " images"] | None = None
     """K, where images have different numbers of patches."""
     factor: Float[Tensor, "images patches columns"] | None = None
-    """F, the patches in a narrower basis (`triton_kernels.span`), if it pays."""
+    """F, the patches in a narrower basis (`triton_kernels.span`), if that saves time."""
 
     def split(self, num_images: int) -> Iterator["ImageRows"]:
-        """Blocks of images; one node in the autograd graph, not one for each block."""
+        """Yield blocks of images; one node in the autograd graph, not one per block."""
         present = {name: part.split(num_images) for name, part in self._present()}
         for block in range(len(present["patches"])):
             yield ImageRows(**{name: parts[block] for name, parts in present.items()})
 
     def pick(self, ids: Int[Tensor, " picked"]) -> "ImageRows":
-        """Some images, in any order and number."""
+        """Return the images with these ids, in any order and number."""
         return ImageRows(**{name: part[ids] for name, part in self._present()})
 
     def _present(self) -> list[tuple[str, Tensor]]:
@@ -77,8 +77,8 @@ class TextRows:
             cosines = (flat @ cls.unsqueeze(-1)).squeeze(-1)
         return replace(self, cls=cosines.unflatten(1, self.words.shape[1:3]))
 
-    def beside(self, images: slice) -> "TextRows":
-        """The same texts for some of the images."""
+    def for_images(self, images: slice) -> "TextRows":
+        """Return the same texts for a slice of the images."""
         return self if self.cls is None else replace(self, cls=self.cls[images])
 
     def paired(self) -> "TextRows":
@@ -89,7 +89,7 @@ class TextRows:
 
 
 def hoist(parts: Parts, images: Images) -> ImageRows:
-    """Compute everything that no text changes."""
+    """Compute everything that does not depend on a text."""
     patches = wide(images.patches)
     with torch.no_grad():
         norms = torch.linalg.vector_norm(patches, dim=-1).clamp_min(1e-12)
@@ -127,7 +127,7 @@ def hoist(parts: Parts, images: Images) -> ImageRows:
 
 
 def halved(patches: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
-    """Half-precision patches scaled by a power of two per image, which is exact."""
+    """Scale half-precision patches by a power of two per image, which is exact."""
     longest = norms.amax(1, keepdim=True)
     exponent = torch.floor(torch.log2(_HALF_NORM / longest)).clamp_max(15.0)  # of zeros: finite
     scale = torch.exp2(exponent)  # (V, 1)
@@ -135,18 +135,18 @@ def halved(patches: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def text_rows(words: Words, ids: Int[Tensor, " texts"], *, match: bool = True) -> TextRows:
-    """Some texts, padded to the longest; `match=False`: only their directions are needed."""
-    some = words[ids]
-    packed = some.packed() if match else some
+    """Return the texts with these ids, padded to the longest; `match=False`: directions only."""
+    chosen = words[ids]
+    packed = chosen.packed() if match else chosen
     longest = 0
     if match:
         longest = packed.mask.shape[1] if are_alike(words) else int(packed.lengths.max())
     vectors, mask = packed.vectors[:, :longest], packed.mask[:, :longest]
-    return TextRows(unit(vectors).unsqueeze(0), mask.unsqueeze(0), some.directions().unsqueeze(0))
+    return TextRows(unit(vectors).unsqueeze(0), mask.unsqueeze(0), chosen.directions().unsqueeze(0))
 
 
 def are_alike(words: Words) -> bool:
-    """Whether texts are so short that reading their lengths from a GPU does not pay."""
+    """Whether texts are so short that sorting by length is not faster than a device sync."""
     return words.mask.shape[1] <= _ALIKE and not values_are_free(words.mask)
 
 
@@ -156,7 +156,7 @@ def text_blocks(
     budget: int,
     alike: int | None = None,
 ) -> Iterator[Int[Tensor, " block"]]:
-    """Ids of texts by rising length, cut by the budget and where padding would exceed a third.
+    """Yield ids of texts by rising length, cut by the budget or where padding exceeds a third.
 
     `bytes_per_pair`: a constant, and bytes for each word. `alike`: a length for all texts, instead
     of `lengths`.

@@ -23,7 +23,7 @@ class PatchDecision(NamedTuple):
     live: Float[Tensor, "*pairs patches"]
 
     def selection(self, mask: Bool[Tensor, "images patches"] | None) -> Selection:
-        """Kept patches, best first."""
+        """Return the kept patches, best first."""
         kept = self.live.detach() > 0.5
         real = kept.new_ones(kept.shape) if mask is None else mask.unsqueeze(1).expand(kept.shape)
         width = int(kept.sum(-1).max()) if kept.numel() else 0
@@ -31,7 +31,7 @@ class PatchDecision(NamedTuple):
         return Selection(ops.top_k(score, width, kept), score, real.contiguous())
 
     def share(self, mask: Bool[Tensor, "*#pairs patches"] | None) -> Float[Tensor, "*pairs"]:
-        """The mean of D over the real patches."""
+        """Return the mean of D over the real patches."""
         if mask is None:
             return self.live.mean(-1)
         return self.live.sum(-1) / mask.sum(-1).clamp_min(1)
@@ -68,18 +68,18 @@ class Parts:
         return self.hrpa.use_paper_version
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters of all modules."""
+        """Yield the parameters of all modules."""
         for module in (self.sparse, self.dense, self.aggregation, self.hrpa):
             yield from module.parameters()
 
     def selects_dense(self, has_dense: bool) -> bool:
-        """Whether the dense text makes a selection of its own, beside guiding the sparse one."""
+        """Whether the dense text makes its own selection, besides guiding the sparse one."""
         return has_dense and (not self.paper or isinstance(self.aggregation, DualTokenAggregation))
 
     def num_kept(
         self, num_patches: int, mask: Bool[Tensor, "images patches"] | None
     ) -> int | Int[Tensor, " images"]:
-        """K; one per image where images have different numbers of patches."""
+        """Return K; one per image where images have different numbers of patches."""
         if mask is None:
             return self.sparse.num_kept(num_patches)
         table = [self.sparse.num_kept(count) for count in range(num_patches + 1)]
@@ -91,7 +91,7 @@ class Parts:
         return certain and self.sparse.num_kept(num_patches) == num_patches
 
     def may_drop_nothing(self, num_patches: int, mask: Tensor | None) -> bool:
-        """Whether some pair may be without an extra token."""
+        """Whether a pair may have no extra token."""
         varies = not self.compat and (mask is not None or self.bernoulli)
         return varies or self.keeps_all(num_patches, mask)
 
@@ -103,7 +103,7 @@ class Parts:
         uniform: Float[Tensor, "*batch patches"] | None,
         guides: int,
     ) -> Float[Tensor, "*batch patches"]:
-        """D for all pairs; `guides` is the number of texts (1 or 2) in equation 3."""
+        """Return D for all pairs; `guides` is the number of texts (1 or 2) in equation 3."""
         if mask is not None:
             mask = mask.expand(score.shape)
         if self.bernoulli and uniform is not None:
@@ -122,7 +122,7 @@ class Parts:
     ) -> tuple[
         Float[Tensor, "images texts patches"] | None, Float[Tensor, "images texts patches"] | None
     ]:
-        """Uniform noise for the sparse and dense decisions, or None where none is needed.
+        """Return uniform noise for the sparse and dense decisions, or None where none is needed.
 
         Drawn per text, sparse then dense: a seed gives the same noise with every kernel.
         """

@@ -68,7 +68,7 @@ def match_pairs(
     image_ids: Int[Tensor, " pairs"],
     text_ids: Int[Tensor, " pairs"],
 ) -> Float[Tensor, " pairs"]:
-    """One pair after the other."""
+    """Score the given pairs one after the other."""
     scores = []
     for image, text in zip(image_ids.tolist(), text_ids.tolist(), strict=True):
         pair = images[image : image + 1], texts[text : text + 1]
@@ -109,7 +109,7 @@ class _Branch:
     def align(
         self, folded: Tensor, extra: Tensor, words: Tensor, chosen: list[PatchDecision]
     ) -> Tensor:
-        """HRPA of [CLS], slots and extra token with the words: (V,)."""
+        """Return HRPA of [CLS], slots and extra token with the words: (V,)."""
         cls = self.images.cls
         tokens = [folded, extra] if cls is None else [wide(cls).unsqueeze(1), folded, extra]
         patches = unit(torch.cat(tokens, 1))  # (V, P, C)

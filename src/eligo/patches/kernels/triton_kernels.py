@@ -2,16 +2,16 @@
 
 `best_cosines`: a program builds M (tokens x patches) for one image and one text after the other,
 and stores only the best token of each word and the best word of each token. Its softmax runs over
-the kept patches alone, so nothing underflows. Two associations, as in `algebra`:
+the kept patches alone, so nothing underflows. There are two associations, as in `algebra`:
 
 - direct: M times slices of the patches; cosines and squared norms accumulate over the slices.
 - gram: `X w^T` is one large product outside, and norms are those of `M F`, where `F F^T = X X^T`
   and F (N x N) is narrower than X: a Cholesky factor, once per image (`span`). Sums of squares,
   unlike `rowsum((M G) * M)`, need no column of M a second time and cannot cancel.
 
-`keep_best`: a program loads some rows and finds each row's K-th best score bit by bit: the largest
-of the integers that order like floats which at least K scores reach. Higher scores are kept, then
-equal ones from the lowest index up to K: exactly `ops.top_k_mask`, without sorting or waiting.
+`keep_best`: a program loads a few rows, maps scores to integers of the same order, and finds each
+row's K-th best bit by bit: the largest integer that at least K scores reach. Higher scores are
+kept, then equal ones from the lowest index up to K: exactly `ops.top_k_mask`, without a sort.
 
 Forward only: inference, and the first pass of `two_pass_loss`. Interpreted (`TRITON_INTERPRET=1`)
 it runs on a CPU, for tests.
@@ -44,12 +44,12 @@ class Tiles(NamedTuple):
 
 
 TILES = Tiles(texts=1, columns=128, warps=4, stages=1)  # half precision, by gram, one weight net
-WIDE_TILES = TILES._replace(warps=8)  # half precision else: more than four warps have registers for
+WIDE_TILES = TILES._replace(warps=8)  # half precision otherwise: needs more registers
 FLOAT_TILES = Tiles(texts=4, columns=32, warps=8, stages=1)
 
 
 def tiles_of(dtype: torch.dtype, *, gram: bool, nets: int) -> Tiles:
-    """Tile sizes for patches of a dtype."""
+    """Return the tile sizes for patches of a dtype."""
     if dtype == torch.float32:
         return FLOAT_TILES
     return TILES if gram and nets == 1 else WIDE_TILES
@@ -69,7 +69,7 @@ def _best_cosines(
     per_token,  # (R, J, P), out
     num_texts,
     num_words,
-    NUM_SLOTS: tl.constexpr,  # sizes that are strides: known, they let loads be wide
+    NUM_SLOTS: tl.constexpr,  # strides: as constants they allow wide loads
     NUM_PATCHES: tl.constexpr,
     WIDTH: tl.constexpr,
     GRAM: tl.constexpr,
@@ -126,8 +126,8 @@ def _best_cosines(
             for start in range(0, WIDTH, COLUMNS):
                 inside = start + column < WIDTH
                 at = patch[:, None] * WIDTH + start + column[None, :]
-                some = tl.load(image_vectors + at, is_patch[:, None] & inside[None, :], 0.0)
-                mixed = tl.dot(mixing, some, input_precision="ieee")  # (TOKENS, COLUMNS)
+                tile = tl.load(image_vectors + at, is_patch[:, None] & inside[None, :], 0.0)
+                mixed = tl.dot(mixing, tile, input_precision="ieee")  # (TOKENS, COLUMNS)
                 squares += mixed * mixed
                 if not GRAM:
                     own = words + text.to(tl.int64) * num_words * WIDTH
@@ -156,13 +156,13 @@ def best_cosines(
     *,
     extra_may_lack: bool,
 ) -> tuple[Float[Tensor, "images texts words"], Float[Tensor, "images texts tokens"]]:
-    """Best cosine of each word and of each token; with a `factor` of the patches, by gram."""
+    """Return the best cosine of each word and of each token; with a `factor`, by gram."""
     num_images, num_slots, num_patches = logits[0].shape
     num_texts, num_words, _ = words.shape
     vectors, words = patches, words.to(patches.dtype)
     if factor is not None:
-        vectors, every = factor, words.flatten(0, 1).expand(num_images, -1, -1)
-        words = torch.bmm(every, patches.transpose(1, 2))  # (R, J * L, N)
+        vectors, repeated = factor, words.flatten(0, 1).expand(num_images, -1, -1)
+        words = torch.bmm(repeated, patches.transpose(1, 2))  # (R, J * L, N)
     lives = [decision.live.contiguous() for decision in decisions]
     num_tokens = num_slots + (extra is not None)
     per_word = patches.new_empty(num_images, num_texts, num_words, dtype=torch.float32)
@@ -185,18 +185,18 @@ def best_cosines(
 
 
 def span(patches: Float[Tensor, "images patches dim"]) -> Float[Tensor, "images patches columns"]:
-    """F with `F F^T = X X^T`: the patches in a basis of their own span, which is narrower.
+    """Return F with `F F^T = X X^T`: the patches in a narrower basis, that of their span.
 
     Equal patches make X X^T singular; 1e-10 of its largest value, added to the diagonal in float64,
-    repairs that and is far below half precision. Zeros fill the last tile.
+    makes it regular and is far below half precision. Zeros fill the last tile.
     """
     factors = []
-    for some in patches.split(_SPAN_IMAGES):
-        exact = some.double()
+    for chunk in patches.split(_SPAN_IMAGES):
+        exact = chunk.double()
         gram = exact @ exact.transpose(1, 2)
         diagonal = gram.diagonal(dim1=1, dim2=2)
         diagonal += (1e-10 * diagonal.amax(1, keepdim=True)).clamp_min(1e-30)
-        factors.append(torch.linalg.cholesky_ex(gram).L.to(some.dtype))
+        factors.append(torch.linalg.cholesky_ex(gram).L.to(chunk.dtype))
     return F.pad(torch.cat(factors), (0, -patches.shape[1] % TILES.columns))
 
 
@@ -212,7 +212,7 @@ def _keep_best(
     num_texts,
     num_patches,
     MASKED: tl.constexpr,
-    LOWEST: tl.constexpr,  # of all integers: no score's
+    LOWEST: tl.constexpr,  # the lowest integer, which no score maps to
     ROWS: tl.constexpr,
     PATCHES: tl.constexpr,
 ):
@@ -242,9 +242,9 @@ def _keep_best(
 
     above = exists & (key > limit[:, None])
     equal = exists & (key == limit[:, None])
-    wanted = budget - tl.sum(above.to(tl.int32), 1)
+    num_equal = budget - tl.sum(above.to(tl.int32), 1)
     place = tl.cumsum(equal.to(tl.int32), 1)
-    kept = above | (equal & (place <= wanted[:, None]))
+    kept = above | (equal & (place <= num_equal[:, None]))
     tl.store(live + at, kept.to(tl.float32), inside)
     powers = tl.where(exists & (kept == 0), tl.exp(values), 0.0)  # scores are small: no overflow
     total = tl.sum(powers, 1)
@@ -257,7 +257,7 @@ def keep_best(
     num_kept: int | Int[Tensor, " images"],
     mask: Bool[Tensor, "images patches"] | None,
 ) -> tuple[Float[Tensor, "images texts patches"], Float[Tensor, "images texts patches"]]:
-    """D of the exact top-K, and the extra token's weights `(1 - D) e^s / sum (1 - D) e^s`."""
+    """Return D of the exact top-K, and the extra weights `(1 - D) e^s / sum (1 - D) e^s`."""
     num_images, num_texts, num_patches = score.shape
     score = score.float().contiguous()
     if isinstance(num_kept, int):

@@ -2,7 +2,7 @@
 
 Equation 4 of SEPS; the single form is LAPS. Departures, all off with `compat=True`: a policy is a
 weight inside the softmax (exact zeros, exact gradients, an empty row gives 0) where the published
-code adds -1e10 to the logits, which is NaN in half precision; and `CrossSparseAggrNet` leaves out
+code adds -1e10 to the logits, which is NaN in half precision; and `CrossSparseAggrNet` omits
 the last bias, which the softmax over the patches cancels.
 """
 
@@ -38,7 +38,7 @@ class SlotWeights(nn.Sequential):
     def logits(
         self, tokens: Float[Tensor, "batch patches dim"], scale: Float[Tensor, "1 1 1"]
     ) -> Float[Tensor, "batch slots patches"]:
-        """`scale * MLP(LayerNorm(v))`, in at least float32."""
+        """Return `scale * MLP(LayerNorm(v))`, in at least float32."""
         norm = self[0]
         assert isinstance(norm, nn.LayerNorm)
         return wide(self(tokens.to(norm.weight.dtype)).transpose(1, 2)) * wide(scale)
@@ -71,7 +71,7 @@ class _Aggregation(nn.Module):
     def logits(
         self, x: Float[Tensor, "batch patches dim"]
     ) -> tuple[Float[Tensor, "batch slots patches"], ...]:
-        """Scaled logits of the patches, one tensor per weight net."""
+        """Return scaled logits of the patches, one tensor per weight net."""
         return tuple(getattr(self, name).logits(x, self.scale) for name in self.nets)
 
     def fold(
@@ -80,7 +80,7 @@ class _Aggregation(nn.Module):
         tokens: Float[Tensor, "batch patches dim"],
         keep_policy: Policy | None = None,
     ) -> Float[Tensor, "batch slots dim"]:
-        """One term of equation 4: softmax over the patches, times the raw patches."""
+        """Return one term of equation 4: softmax over the patches, times the raw patches."""
         logits = weights.logits(tokens, self.scale)
         if keep_policy is None:
             shares = logits.softmax(-1)

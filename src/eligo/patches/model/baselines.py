@@ -18,11 +18,11 @@ _LARGEST = 2**26  # cosines held at a time
 class GlobalCosine(nn.Module):
     """The cosine of one vector of the image and one of the text, as in VSE++.
 
-    `S = <unit([CLS] + mean patch), unit(mean word)>`; no parameters, the encoders do the work.
+    `S = <unit([CLS] + mean patch), unit(mean word)>`; no parameters.
     """
 
     def match(self, images: Images, texts: Texts) -> Float[Tensor, "images texts"]:
-        """All pairs."""
+        """Return the scores of all pairs."""
         image = mean_patch(images.patches, images.mask)
         image = image if images.cls is None else image + wide(images.cls)
         text = ops.masked_mean(wide(texts.words.vectors), texts.words.mask)
@@ -41,14 +41,14 @@ class TwoSidedMax(nn.Module):
         self.hrpa = HRPA(embed_dim, scan=False)
 
     def match(self, images: Images, texts: Texts) -> Float[Tensor, "images texts"]:
-        """All pairs, some images at a time."""
+        """Return the scores of all pairs, computed in chunks of images."""
         tokens, real = _tokens(images)
         words = texts.words.packed()
         flat = unit(words.vectors).flatten(0, 1)  # (texts * words, dim)
         rows = max(1, _LARGEST // (len(flat) * tokens.shape[1]))
         parts = []
-        for some, mask in zip(tokens.split(rows), real.split(rows), strict=True):
-            cosines = (unit(some) @ flat.T).unflatten(2, words.mask.shape)
+        for chunk, mask in zip(tokens.split(rows), real.split(rows), strict=True):
+            cosines = (unit(chunk) @ flat.T).unflatten(2, words.mask.shape)
             per_token = cosines.amax(3).transpose(1, 2)  # (images, texts, tokens)
             per_word = torch.where(mask[:, :, None, None], cosines, -torch.inf).amax(1)
             parts.append(self.hrpa.pool(per_word, per_token, words.mask[None], mask[:, None]))
@@ -56,7 +56,7 @@ class TwoSidedMax(nn.Module):
 
 
 def _tokens(images: Images) -> tuple[Tensor, Tensor]:
-    """[CLS] and patches as one sequence, with their mask."""
+    """Return [CLS] and patches as one sequence, with their mask."""
     tokens, mask = images.patches, images.mask
     if mask is None:
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)

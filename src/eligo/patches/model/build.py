@@ -47,7 +47,7 @@ _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 def build_net(
     match: MatchConfig, embed_dim: int, layout: Layout, *, compat: bool = False
 ) -> CrossSparseAggrNet | GlobalCosine | TwoSidedMax:
-    """The matching network; `compat`: the published one (open and paper only)."""
+    """Build the matching network; `compat`: the published one (open and paper only)."""
     if match.kind == "global":
         return GlobalCosine()
     if match.kind == "filip":
@@ -66,33 +66,33 @@ def build_net(
 def build_encoders(
     config: RetrievalConfig,
 ) -> tuple[RetrievalConfig, ImageEncoder, TextEncoder]:
-    """The encoders of a config, and the config completed with their image size and colours."""
-    wanted = config.encoders
-    if wanted.vision is None:
-        vision = _small_vision(wanted.small_vision)
-        size, mean, std = wanted.small_vision.image_size, _HALVES, _HALVES
+    """Return the config completed with image size and colours, and its encoders."""
+    named = config.encoders
+    if named.vision is None:
+        vision = _small_vision(named.small_vision)
+        size, mean, std = named.small_vision.image_size, _HALVES, _HALVES
     else:
-        vision = _pretrained("vision", wanted.vision)
-        size = wanted.image_size or vision.config.image_size
-        mean, std = image_colours(wanted.vision)
-    mean, std = wanted.image_mean or mean, wanted.image_std or std
-    if wanted.text is None:
-        text, tokenizer = _small_text(wanted), scene_tokenizer()
+        vision = _pretrained("vision", named.vision)
+        size = named.image_size or vision.config.image_size
+        mean, std = image_colours(named.vision)
+    mean, std = named.image_mean or mean, named.image_std or std
+    if named.text is None:
+        text, tokenizer = _small_text(named), scene_tokenizer()
     else:
-        text, tokenizer = _pretrained("text", wanted.text), load_tokenizer(wanted.text)
-        check_tokenizer(tokenizer, text, f"encoders.text: {wanted.text}", least=ENCODER)
+        text, tokenizer = _pretrained("text", named.text), load_tokenizer(named.text)
+        check_tokenizer(tokenizer, text, f"encoders.text: {named.text}", least=ENCODER)
     config = config.replace(
         {"encoders.image_size": size, "encoders.image_mean": mean, "encoders.image_std": std}
     )
     image_encoder, text_encoder = assemble(config.encoders, vision, text, tokenizer)
     # Pretrained backbones learn more slowly than new ones.
-    for encoder, given in ((image_encoder, wanted.vision), (text_encoder, wanted.text)):
-        encoder.lr_multiplier = {"backbone": wanted.backbone_lr if given else 1.0}
+    for encoder, given in ((image_encoder, named.vision), (text_encoder, named.text)):
+        encoder.lr_multiplier = {"backbone": named.backbone_lr if given else 1.0}
     return config, image_encoder, text_encoder
 
 
 def load_encoders(encoders: EncodersConfig, folder: Path) -> tuple[ImageEncoder, TextEncoder]:
-    """Encoders from the folder of a saved model, with random heads."""
+    """Load encoders from the folder of a saved model, with random heads."""
     vision, text = (_pretrained(n, str(folder / n), exact=True) for n in ("vision", "text"))
     tokenizer, where = load_tokenizer(str(folder / "text")), str(folder / "text")
     check_tokenizer(tokenizer, text, where, least=ENCODER)
@@ -107,7 +107,7 @@ def load_encoders(encoders: EncodersConfig, folder: Path) -> tuple[ImageEncoder,
 def assemble(
     encoders: EncodersConfig, vision: nn.Module, text: nn.Module, tokenizer: Any
 ) -> tuple[ImageEncoder, TextEncoder]:
-    """Encoders with new heads around two backbones."""
+    """Build encoders with new heads around two backbones."""
     if encoders.image_size is None or encoders.image_mean is None or encoders.image_std is None:
         raise InputError(
             "encoders: got no image_size, image_mean or image_std, expected all three, as "
@@ -148,7 +148,7 @@ def _small_text(encoders: EncodersConfig) -> BertModel:
 
 
 def scene_tokenizer() -> PreTrainedTokenizerFast:
-    """A BERT-like tokenizer whose words are the scenes' vocabulary."""
+    """Return a BERT-like tokenizer whose words are the scenes' vocabulary."""
     vocabulary = {word: index for index, word in enumerate((*SPECIAL, *VOCABULARY))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
@@ -165,34 +165,34 @@ def scene_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def read_backbone_config(key: str, name: str) -> Any:
-    """The `transformers` config of a supported vision or text model."""
+    """Read the `transformers` config of a supported vision or text model."""
     config = load_part(AutoConfig, find_encoder(f"encoders.{key}", name, weights=False))
     if key == "vision":
-        layout_of(config, 0)  # refuses other models
+        layout_of(config, 0)  # raises for other models
     elif config.model_type != "bert":
         raise InputError(f"text: got a model of type {config.model_type!r}, expected bert")
     return config
 
 
 def pooling_option(config: Any) -> dict[str, bool]:
-    """Option that leaves out the unused pooling layer; DINOv2 has none."""
+    """Return the option that omits the unused pooling layer; DINOv2 has none."""
     return {} if config.model_type.startswith("dinov2") else {"add_pooling_layer": False}
 
 
 def _pretrained(key: str, name: str, *, exact: bool = False) -> Any:
-    """A backbone in float32; `exact`: saved by eligo, without heads that are not loaded."""
+    """Load a backbone in float32; `exact`: saved by eligo, without unused heads."""
     options = pooling_option(read_backbone_config(key, name))
     folder = find_encoder(f"encoders.{key}", name)
     return load_stock(AutoModel, folder, exact=exact, dtype=torch.float32, **options)
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer beside a text model."""
+    """Load the tokenizer of a text model."""
     return load_part(AutoTokenizer, find_encoder("encoders.text", name, weights=False))
 
 
 def image_colours(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Image mean and deviation of a model's image processor, else one half each."""
+    """Return image mean and deviation of a model's image processor, else one half each."""
     folder = find_encoder("encoders.vision", name, weights=False)
     check_stock_folder(folder)
     if not any((folder / file).is_file() for file in _PROCESSOR_FILES):

@@ -42,7 +42,7 @@ class Layout:
 
 
 def layout_of(config: Any, image_size: int) -> Layout:
-    """Prefix tokens and patch grid of a `transformers` vision config at an image size."""
+    """Return prefix tokens and patch grid of a `transformers` vision config at an image size."""
     kind = config.model_type
     if kind not in _VISION_MODELS:
         raise InputError(
@@ -85,13 +85,13 @@ class ImageEncoder(nn.Module):
             self.register_buffer(name, torch.tensor(colours).view(3, 1, 1), persistent=False)
         self.lr_multiplier = {"backbone": 1.0}
         # At another image size, a ViT or Swin interpolates its position encoding only on request.
-        other = config.image_size != image_size and config.model_type in ("vit", "swin")
-        self._options = {"interpolate_pos_encoding": True} if other else {}
+        interpolates = config.image_size != image_size and config.model_type in ("vit", "swin")
+        self._options = {"interpolate_pos_encoding": True} if interpolates else {}
 
     def forward(
         self, pixels: Float[Tensor, "images 3 height width"]
     ) -> Float[Tensor, "images tokens dim"]:
-        """Tokens of normalised pixels."""
+        """Return the tokens of normalised pixels."""
         states = self.backbone(pixel_values=pixels, **self._options).last_hidden_state
         expected = self.layout.num_prefix + self.layout.num_patches
         if states.shape[1] != expected:
@@ -104,13 +104,13 @@ class ImageEncoder(nn.Module):
     def normalise(
         self, images: UInt8[Tensor, "images 3 height width"]
     ) -> Float[Tensor, "images 3 height width"]:
-        """Bytes to pixels as the backbone expects them."""
+        """Convert bytes to pixels as the backbone expects them."""
         return (images.float() / 255 - self.mean) / self.std
 
     def prepare(
         self, images: Sequence[Picture] | UInt8[Tensor, "images 3 height width"]
     ) -> UInt8[Tensor, "images 3 side side"]:
-        """Pictures of any size as bytes of the encoder's size (bicubic), on its device."""
+        """Return pictures as bytes of the encoder's image size (bicubic), on its device."""
         device, side = self.head.weight.device, self.image_size
         if isinstance(images, Tensor) and images.shape[2:] == (side, side):
             return images.to(device)
@@ -153,8 +153,8 @@ class TextEncoder(nn.Module):
     def forward(
         self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]
     ) -> Float[Tensor, "texts words dim"]:
-        """Words of word pieces; the values at padding are meaningless."""
-        # For a mask of two axes transformers tests whether it is full, which waits for the device.
+        """Return words of word pieces; the values at padding are meaningless."""
+        # For a mask of two axes transformers tests whether it is full, which is a device sync.
         pairs = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
         states = self.backbone(input_ids=ids, attention_mask=pairs).last_hidden_state
         return self.head(states)
@@ -162,7 +162,7 @@ class TextEncoder(nn.Module):
     def tokenize(
         self, texts: Sequence[str], *, dense: bool = False
     ) -> tuple[Int[Tensor, "texts words"], Bool[Tensor, "texts words"]]:
-        """Word pieces and which are real, padded to the longest text, on the encoder's device.
+        """Return word pieces and their mask, padded to the longest text, on the encoder's device.
 
         A text with more pieces than `longest` is cut, which is logged once for each text.
         """
@@ -170,32 +170,32 @@ class TextEncoder(nn.Module):
         if empty is not None:
             what = "dense caption" if dense else "text"
             raise InputError(f"{what} {empty} is empty; expected at least one word")
-        found = tokenize_texts(self.tokenizer, texts, self.longest(dense=dense))
-        is_full = found["attention_mask"].sum(1) == self.longest(dense=dense)
+        encoded = tokenize_texts(self.tokenizer, texts, self.longest(dense=dense))
+        is_full = encoded["attention_mask"].sum(1) == self.longest(dense=dense)
         full = {text for text, full in zip(texts, is_full.tolist(), strict=True) if full}
         if full - self._counted:
             self.warn_truncated(texts, dense=dense)
         device = self.head.weight.device
-        return found["input_ids"].to(device), found["attention_mask"].to(device).bool()
+        return encoded["input_ids"].to(device), encoded["attention_mask"].to(device).bool()
 
     def warn_truncated(self, texts: Sequence[str], *, dense: bool = False) -> None:
         """Log which texts are cut because they are too long for the model."""
-        counts, read = count_pieces(self.tokenizer, texts), self.longest(dense=dense)
-        warn_truncated(texts, counts, read, what="dense caption" if dense else "text")
-        self._counted.update(text for text, n in zip(texts, counts, strict=True) if n >= read)
+        counts, limit = count_pieces(self.tokenizer, texts), self.longest(dense=dense)
+        warn_truncated(texts, counts, limit, what="dense caption" if dense else "text")
+        self._counted.update(text for text, n in zip(texts, counts, strict=True) if n >= limit)
 
     def longest(self, *, dense: bool = False) -> int:
-        """Word pieces that are read of a text, [CLS] and [SEP] included."""
+        """Return the maximum number of word pieces of a text, [CLS] and [SEP] included."""
         return self.max_dense_words if dense else self.max_words
 
     def pieces(self, text: str) -> list[str]:
-        """The word pieces of a text, one for each word of `forward`."""
+        """Return the word pieces of a text, one for each word of `forward`."""
         ids = self.tokenize([text])[0][0].tolist()
         return self.tokenizer.convert_ids_to_tokens(ids)
 
 
 def words_of(vectors: Float[Tensor, "texts words dim"], mask: Bool[Tensor, "texts words"]) -> Words:
-    """Words whose padding is zero; unlike `read_words` it never waits for the device."""
+    """Return words with zeros as padding; unlike `read_words`, without a device sync."""
     return Words(vectors.masked_fill(~mask.unsqueeze(-1), 0.0), mask)
 
 

@@ -1,4 +1,4 @@
-"""Explain one pair: kept patches, how tokens are made of them, and each word's best token."""
+"""Explain one pair: kept patches, their weights in the tokens, and each word's best token."""
 
 from dataclasses import dataclass
 from math import isqrt
@@ -17,7 +17,7 @@ from eligo.selection import Selection
 
 @dataclass(frozen=True, eq=False)
 class PatchExplanation:
-    """Why one image and one text match; selections have no batch axes."""
+    """Explanation of the score of one image and one text; selections have no batch axes."""
 
     score: float
     sparse: Selection
@@ -32,7 +32,7 @@ class PatchExplanation:
     word_scores: Float[Tensor, " words"]
     """The cosine of each word with its best token."""
     word_patches: Float[Tensor, "words patches"]
-    """What each patch adds to that cosine: rows sum to it (to 0 where the token is [CLS])."""
+    """Contribution of each patch to that cosine: rows sum to it (to 0 if the token is [CLS])."""
     heat_map: Float[Tensor, "height width"] | None
     """Selection scores on the patch grid; None where the grid is unknown."""
 

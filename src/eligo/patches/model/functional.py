@@ -1,4 +1,4 @@
-"""Formulas that all parts of `patches` share: cosines, softmax with weights, the decision D.
+"""Formulas shared by all parts of `patches`: cosines, softmax with weights, the decision D.
 
 Half precision is for storing and multiplying vectors; ranks, weights and norms are computed in
 float32 (float64 stays float64).
@@ -10,7 +10,7 @@ differs:
   lies between the last kept and the first dropped score. In the published network D is a constant,
   so its predictor learns from the extra token alone.
 - `bernoulli`: each patch is drawn with its own probability, so the *number* of kept patches can be
-  learned. With an exact top-K a loss on that number is a constant, and is refused.
+  learned. With an exact top-K a loss on that number would be constant, and is an error.
 - `gumbel` (`compat`): noise in the gradient only; the kept patches never change.
 """
 
@@ -29,7 +29,7 @@ _SMALL = 1e-6  # keeps logits of probabilities finite
 
 
 def wide(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Half precision as float32; wider types unchanged."""
+    """Convert half precision to float32; wider types are returned unchanged."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
@@ -45,7 +45,7 @@ def unit(vectors: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
 def mean_patch(
     patches: Float[Tensor, "images patches dim"], mask: Bool[Tensor, "images patches"] | None
 ) -> Float[Tensor, "images dim"]:
-    """Mean of the real patches of each image, in at least float32."""
+    """Return the mean of the real patches of each image, in at least float32."""
     patches = wide(patches)
     return patches.mean(1) if mask is None else ops.masked_mean(patches, mask)
 
@@ -114,7 +114,7 @@ def bernoulli(
 ) -> Float[Tensor, "*batch patches"]:
     """`D = [q > 0.5] + q - stopgrad(q)`, `q = sigmoid((logit p + z) / tau)`; keeps at least one.
 
-    z is logistic noise made from `uniform`, so that D is 1 with probability p.
+    z is logistic noise computed from `uniform`, so that D is 1 with probability p.
 
     >>> bernoulli(torch.tensor([0.9, 0.2]), torch.tensor([0.5, 0.5]), 1.0)
     tensor([1., 0.])
@@ -145,7 +145,7 @@ def exact_top_k(
     num_kept: Int[Tensor, "*batch"] | int,
     mask: Bool[Tensor, "*batch patches"] | None = None,
 ) -> Bool[Tensor, "*batch patches"]:
-    """Mask of the K best real patches; ties go to the lowest index."""
+    """Return a mask of the K best real patches; ties go to the lowest index."""
     if isinstance(num_kept, int) and mask is None and values_are_free(score):
         # `kthvalue` is several times faster than sorting; ties are rare and handled below.
         last = score.detach().kthvalue(score.shape[-1] - num_kept + 1, dim=-1, keepdim=True).values

@@ -17,13 +17,13 @@ _SLOPE = 0.1
 
 
 class HRPA(nn.Module):
-    """Match words and patches both ways: every word its best patch, every patch its best word.
+    """Match words and patches both ways: every word with its best patch, and vice versa.
 
         (5)  S = 1/M sum_m r_m + 1/P sum_p c_p + g(top_k(r)) + g(top_k(c))
              r_m = max_p A_mp,   c_p = max_m A_mp,   A = words . patches^T
 
     Symbols: M words and P patch tokens, unit vectors of width C, so A are cosines; top_k the k
-    largest, descending, with zeros behind if there are fewer; g = `relevance_mlp` = Linear(k, 2k),
+    largest, descending, padded with zeros; g = `relevance_mlp` = Linear(k, 2k),
     GELU, Linear(2k, 1), the same for words and patches, and only in the paper's version. `scan`
     (LAPS): a leaky ReLU of slope 0.1 on A. `bidirectional=False`: no mean of c.
 
@@ -36,7 +36,7 @@ class HRPA(nn.Module):
           | mean, top-k -> MLP            | mean, top-k -> MLP
         score (B, 1)
 
-    `patch_mask` (B, P): a masked patch wins no word and enters no mean.
+    `patch_mask` (B, P): a masked patch is no word's best match and enters no mean.
 
     >>> patches, words = torch.eye(4)[None, :3], torch.eye(4)[None, :2]
     >>> HRPA(embed_dim=4)(patches, words)
@@ -73,7 +73,7 @@ class HRPA(nn.Module):
         word_features: Float[Tensor, "batch words word_dim"],
         patch_mask: Bool[Tensor, "batch patches"] | Float[Tensor, "batch patches"] | None = None,
     ) -> Float[Tensor, "batch 1"]:
-        """The score of each pair; inputs are unit vectors, words have no padding."""
+        """Return the score of each pair; inputs are unit vectors, words have no padding."""
         widths = (patch_features.shape[-1], word_features.shape[-1])
         if widths != (self.embed_dim, self.embed_dim):
             raise InputError(
@@ -94,7 +94,7 @@ class HRPA(nn.Module):
         return self.pool(per_word, per_patch, None, patch_mask).unsqueeze(1)
 
     def squash(self, maxima: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The leaky ReLU after the maximum: it is monotone, so that is the same and cheaper."""
+        """Apply the leaky ReLU to maxima: it is monotone, so the order does not matter."""
         return F.leaky_relu(maxima, _SLOPE) if self.scan else maxima
 
     def pool(
@@ -104,7 +104,7 @@ class HRPA(nn.Module):
         word_mask: Bool[Tensor, "*#batch words"] | None = None,
         patch_mask: Bool[Tensor, "*#batch patches"] | None = None,
     ) -> Float[Tensor, "*batch"]:
-        """Means of the maxima and, in the paper's version, the relevance of the largest."""
+        """Return means of the maxima plus, in the paper's version, the relevance of the largest."""
         score = self._mean(per_word, word_mask)
         if self.bidirectional:
             score = score + self._mean(per_patch, patch_mask, 1e-8 if self.compat else 0.0)
@@ -120,7 +120,7 @@ class HRPA(nn.Module):
         return torch.where(mask, values, 0.0).sum(-1) / (count + eps if eps else count.clamp_min(1))
 
     def _relevance(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        """g of the k largest values: (*batch, items) -> (*batch)."""
+        """Return g of the k largest values: (*batch, items) -> (*batch)."""
         if mask is not None:
             values = torch.where(mask, values, -torch.inf)
         largest = values.topk(min(self.top_k, values.shape[-1]), dim=-1).values

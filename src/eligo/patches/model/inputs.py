@@ -31,7 +31,7 @@ class Words:
         return Words(self.vectors[rows], self.mask[rows])
 
     def of(self, text: int) -> Float[Tensor, "words dim"]:
-        """The real words of one text."""
+        """Return the real words of one text."""
         return self.vectors[text][self.mask[text]]
 
     @property
@@ -40,17 +40,17 @@ class Words:
         return self.mask.sum(1)
 
     def directions(self) -> Float[Tensor, "texts dim"]:
-        """`unit(mean of raw valid words)` of each text, without gradient."""
+        """Return `unit(mean of raw valid words)` of each text, without gradient."""
         with torch.no_grad():
             total = torch.where(self.mask.unsqueeze(-1), wide(self.vectors), 0.0).sum(1)
             return unit(total / self.lengths.unsqueeze(-1))
 
     def packed(self) -> "Words":
-        """Real words moved to the front, padding replaced by each text's first word.
+        """Move real words to the front, and replace padding by each text's first word.
 
         A repeated word changes no maximum over words, so kernels mask only means and top-k.
         """
-        first = ops.align_left(self.mask)  # (texts, words), -1 behind the real ones
+        first = ops.align_left(self.mask)  # (texts, words), -1 after the real ones
         indices = torch.where(first < 0, first[:, :1], first)
         return Words(ops.gather(self.vectors, indices), first >= 0)
 
@@ -67,7 +67,7 @@ class Images:
     """`unit(mean of raw valid dense words)` of each image."""
 
     def __getitem__(self, rows: slice | Int[Tensor, " rows"]) -> "Images":
-        """Some of the images."""
+        """Return a subset of the images."""
         parts = (self.patches, self.cls, self.mask, self.dense)
         return Images(*(None if part is None else part[rows] for part in parts))  # pyright: ignore[reportArgumentType]
 
@@ -89,7 +89,7 @@ def split_tokens(
     mask: Bool[Tensor, "images patches"] | None,
     num_prefix: int,
 ) -> tuple[Float[Tensor, "images patches dim"], Float[Tensor, "images dim"] | None]:
-    """Patches and [CLS] (token 0 of the prefix, if any); registers behind it are dropped."""
+    """Return patches and [CLS] (token 0 of the prefix, if any); registers after it are dropped."""
     num_patches = tokens.shape[1] - num_prefix
     if num_patches < 1:
         raise InputError(
@@ -112,14 +112,14 @@ def split_tokens(
 
 
 def prefix_of_square(num_tokens: int) -> int:
-    """Rule of the published network: there is a [CLS] unless the tokens form a square."""
+    """Return 1 for a [CLS] unless the tokens form a square: the published network's rule."""
     return 0 if isqrt(num_tokens) ** 2 == num_tokens else 1
 
 
 def read_words(
     name: str, vectors: Float[Tensor, "texts words dim"], lengths: Lengths | None, width: int
 ) -> Words:
-    """Check words and give them a mask; `lengths` are integers or the mask itself."""
+    """Check word vectors and add their mask; `lengths` are integers or the mask itself."""
     if vectors.shape[-1] != width:
         raise InputError(
             f"{name}_embs: got vectors {vectors.shape[-1]} wide, expected embed_size={width}"
@@ -158,7 +158,7 @@ def read_words(
 
 
 def check_finite(name: str, values: Tensor) -> None:
-    """Refuse NaN and infinity, where reading a value does not wait for the device."""
+    """Raise for NaN and infinity, where reading a value needs no device sync."""
     # A finite sum has finite terms, in one pass; a sum may overflow, so check each value then.
     if not values_are_free(values) or bool(wide(values.detach()).sum().isfinite()):
         return

@@ -70,14 +70,14 @@ class RetrievalModel(nn.Module):
 
     @classmethod
     def build(cls, config: RetrievalConfig) -> "RetrievalModel":
-        """Encoders named by the config (or small random ones), and a new network."""
+        """Build the encoders named by the config (or small random ones), and a new network."""
         config, image_encoder, text_encoder = build_encoders(config)
         net = build_net(config.match, config.encoders.embed_dim, image_encoder.layout)
         return cls(config, image_encoder, text_encoder, net)
 
     @classmethod
     def tiny(cls, **match: Any) -> "RetrievalModel":
-        """Random weights, 56 pixels, 7 x 7 patches and [CLS], width 16: for tests."""
+        """Build a random model of 56 pixels, 7 x 7 patches and [CLS], width 16: for tests."""
         small = {"width": 16, "layers": 1, "heads": 2}
         encoders = {
             "small_vision": {"image_size": 56, "patch_size": 8, **small},
@@ -102,7 +102,7 @@ class RetrievalModel(nn.Module):
         return self.config.match.dense
 
     def check_dense(self, given: bool) -> None:
-        """Refuse a missing dense caption, or one that the model was not trained with."""
+        """Raise for a missing dense caption, or one that the model was not trained with."""
         if self.uses_dense and not given:
             raise InputError(
                 "dense: got none, but the model was trained with a dense caption for every image; "
@@ -112,7 +112,7 @@ class RetrievalModel(nn.Module):
             raise InputError("dense: the model was trained without dense captions; leave it out")
 
     def selecting_net(self) -> CrossSparseAggrNet:
-        """The network, if it selects patches; baselines are refused."""
+        """Return the network if it selects patches; raise for baselines."""
         if not isinstance(self.net, CrossSparseAggrNet):
             raise InputError(
                 f"model: matches by kind {self.config.match.kind!r}, which selects no patches; "
@@ -122,13 +122,13 @@ class RetrievalModel(nn.Module):
 
     @torch.no_grad()
     def encode_images(self, images: Pictures) -> Float[Tensor, "images tokens dim"]:
-        """Tokens: [CLS] and registers (if any), then the patches of `grid_hw` row by row."""
+        """Return tokens: [CLS] and registers (if any), then the patches of `grid_hw` row by row."""
         encoder = self.image_encoder
         return encoder(encoder.normalise(encoder.prepare(images)))
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str], *, dense: bool = False) -> TextFeatures:
-        """Words of texts (`dense`: of dense captions, which may be longer)."""
+        """Return words of texts (`dense`: of dense captions, which may be longer)."""
         ids, mask = self.text_encoder.tokenize(texts, dense=dense)
         return TextFeatures(self.text_encoder(ids, mask), mask)
 
@@ -137,7 +137,7 @@ class RetrievalModel(nn.Module):
         images: Pictures | Float[Tensor, "images tokens dim"],
         dense: Sequence[str] | TextFeatures | None = None,
     ) -> Images:
-        """Pictures or their tokens, with dense captions if there are any, as input of `match`."""
+        """Return pictures (or their tokens), with any dense captions, as input of `match`."""
         if not (isinstance(images, Tensor) and images.is_floating_point()):
             images = self.encode_images(images)
         patches, cls = split_tokens(images, None, self.image_encoder.layout.num_prefix)
@@ -154,14 +154,14 @@ class RetrievalModel(nn.Module):
         return Images(patches, cls, None, words_of(dense.words.detach(), dense.mask).directions())
 
     def text_side(self, texts: Sequence[str] | TextFeatures) -> Texts:
-        """Texts, or their words, as input of `match`."""
+        """Return texts (or their words) as input of `match`."""
         features = texts if isinstance(texts, TextFeatures) else self.encode_texts(texts)
         return Texts(words_of(features.words, features.mask))
 
     def match(self, images: Images, texts: Texts) -> Float[Tensor, "images texts"]:
-        """Scores of all pairs, float32."""
-        found = self.net.match(images, texts)
-        return (found if isinstance(found, Tensor) else found.scores).float()
+        """Return the scores of all pairs, float32."""
+        matches = self.net.match(images, texts)
+        return (matches if isinstance(matches, Tensor) else matches.scores).float()
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a folder for `from_pretrained`; `dtype` torch.float16 halves it."""
@@ -170,20 +170,19 @@ class RetrievalModel(nn.Module):
             "text": self.text_encoder.backbone,
         }
         with (
-            writing_folder(folder, marker=_NET, holds=_HOLDS) as made,
+            writing_folder(folder, marker=_NET, holds=_HOLDS) as target,
             quiet_transformers(),
         ):
             for name, backbone in backbones.items():
                 stored = deepcopy(backbone).to(dtype) if dtype else backbone
-                stored.save_pretrained(made / name)
-            self.text_encoder.tokenizer.save_pretrained(made / "text")
-            save_weights(made, {"heads": self._heads, "net": self.net}, dtype)
+                stored.save_pretrained(target / name)
+            self.text_encoder.tokenizer.save_pretrained(target / "text")
+            save_weights(target, {"heads": self._heads, "net": self.net}, dtype)
             # The saved config names the saved encoders, not their origin.
-            given = self.config.encoders
-            here = {name: name for name in backbones if getattr(given, name) is not None}
-            changes = {f"encoders.{name}": folder for name, folder in here.items()}
+            named = [name for name in backbones if getattr(self.config.encoders, name) is not None]
+            changes = {f"encoders.{name}": name for name in named}
             changes["encoders.tokenizer"] = tokenizer_fingerprint(self.text_encoder.tokenizer)
-            save_config(self.config.replace(changes), made / "config.yaml")
+            save_config(self.config.replace(changes), target / "config.yaml")
 
     @classmethod
     def from_pretrained(
@@ -216,7 +215,7 @@ class RetrievalModel(nn.Module):
 
 
 def _check_width(embed_dim: int, heads: Path) -> None:
-    """Refuse a width far beyond the weights' own, before memory is allocated for it."""
+    """Raise for a width far beyond that of the weights, before memory is allocated for it."""
     if not heads.is_file():
         return  # `load_weights` reports it, as it does smaller differences
     rows = max((shape[0] for _, shape in read_header(heads).values() if shape), default=1)

@@ -5,10 +5,10 @@ network is `compat=True`. The defaults differ from it:
 
 - Dense text belongs to the image, (images, words, width), and only guides the selection. The
   published network gives every test query the dense description of its own true image: a leak.
-- The decision D has a gradient (see `functional`); a loss on the share of kept patches is refused
+- The decision D has a gradient (see `functional`); a loss on the share of kept patches is an error
   where that share is a constant.
 - Prefix tokens are counted, not guessed from squares: a 6x8 grid with [CLS] has 49 tokens.
-- Budgets are rounded to what the ratio means, and there is at least one slot.
+- Budgets are rounded without floating-point error, and there is at least one slot.
 - Where nothing is dropped there is no extra token (a zero vector would floor every maximum at 0).
 - Masks are boolean and safe in half precision; K follows each image's own number of patches.
 - The last bias of the slot weights is left out: the softmax cancels it.
@@ -56,11 +56,11 @@ class PatchScores:
 
 
 class CrossSparseAggrNet(nn.Module):
-    """Score V images against T texts; each text picks its own patches in every image.
+    """Score V images against T texts; each text selects its own patches in every image.
 
     Per pair of an image with N patches and a text with L words, both of width C = `embed_size`:
-        (1-3) `TokenSparse` keeps K = ceil(N * sparse_ratio) patches for the text, and folds the
-              others into one extra token; with a dense text a second selection is made for it
+        (1-3) `TokenSparse` keeps K = ceil(N * sparse_ratio) patches for the text and folds the
+              others into one extra token; a dense text makes a second selection
         (4)   `TokenAggregation` folds the K kept into S = int(num_patches * aggr_ratio *
               sparse_ratio) slots; the paper's version both selections into the same slots
         (5)   `HRPA` matches [CLS], slots and extra token with the words, both ways
@@ -76,7 +76,7 @@ class CrossSparseAggrNet(nn.Module):
           +------------------+-------------------+---------------------+
                              | equations 1-3
         score (V, T, N) -> D (V, T, N) of 0 and 1, K ones in each row
-                             | equation 4 and the dropped
+                             | equation 4, and the extra token
         slots (V, T, S, C), extra (V, T, 1, C), with [CLS]: tokens (V, T, S + 2, C), unit
                              | equation 5 with words (T, L, C), unit
         scores (V, T)
@@ -87,7 +87,7 @@ class CrossSparseAggrNet(nn.Module):
     `compat=True`: the published network, where dense text belongs to the text and the outputs are
     `(scores, mask)` in training and `scores` in evaluation.
 
-    `num_prefix_tokens`: tokens before the first patch, the first of them [CLS], registers behind it
+    `num_prefix_tokens`: tokens before the first patch, the first of them [CLS], registers after it
     (None: all tokens beyond `num_patches`). `grid_hw`: rows and columns of patches, for heat maps.
     `decision="bernoulli"` draws patches in training, so that their number is learned too.
     `kernel`: see `eligo.patches.kernels`.
@@ -161,7 +161,7 @@ class CrossSparseAggrNet(nn.Module):
         patch_mask: Bool[Tensor, "images patches"] | None = None,
         return_selection: bool = False,
     ) -> PatchScores | Float[Tensor, "images texts"] | tuple[Float[Tensor, "images texts"], Masks]:
-        """Scores of all pairs.
+        """Return the scores of all pairs.
 
         Lengths are integers, one per text, or boolean masks (True = a word). Dense text: one per
         image (`compat`: one per text). `patch_mask`: True where a patch is real. `return_selection`
@@ -191,7 +191,7 @@ class CrossSparseAggrNet(nn.Module):
         *,
         patch_mask: Bool[Tensor, "images patches"] | None = None,
     ) -> tuple[Images, Texts]:
-        """The arguments of `forward`, checked, as the inputs of `match`."""
+        """Check the arguments of `forward` and return them as the inputs of `match`."""
         if img_embs.shape[-1] != self.embed_size:
             raise InputError(
                 f"img_embs: got vectors {img_embs.shape[-1]} wide, expected "
@@ -205,7 +205,7 @@ class CrossSparseAggrNet(nn.Module):
         words = inputs.read_words("cap", cap_embs, cap_lens, self.embed_size)
         if long_cap_embs is None:
             return Images(patches, cls, patch_mask), Texts(words)
-        # As published, dense words get no gradient: they only guide.
+        # As published, dense words get no gradient: they only guide the selection.
         dense = inputs.read_words(
             "long_cap", long_cap_embs.detach(), long_cap_lens, self.embed_size
         )
@@ -251,7 +251,7 @@ class CrossSparseAggrNet(nn.Module):
             return explain(self.parts(), images, texts, self.grid_hw)
 
     def parts(self) -> Parts:
-        """The modules and settings that kernels need."""
+        """Return the modules and settings that kernels need."""
         return Parts(
             sparse=self.sparse_net_cap,
             dense=self.sparse_net_long,
@@ -278,14 +278,14 @@ class CrossSparseAggrNet(nn.Module):
         return num_tokens - self.num_patches
 
     def _masks(self, matches: Matches) -> Masks:
-        """The masks of the published network, (texts, images, patches)."""
+        """Return the masks of the published network, (texts, images, patches)."""
         decisions = [part for part in (matches.sparse, matches.dense) if part is not None]
         masks = tuple(part.live.transpose(0, 1) for part in decisions)
         return masks if self.use_paper_version else sum(masks[1:], masks[0])
 
 
 def _num_slots(num_patches: int, aggr_ratio: float, sparse_ratio: float, compat: bool) -> int:
-    """S: the number of tokens that the kept patches are folded into."""
+    """Return S, the number of tokens that the kept patches are folded into."""
     exact = num_patches * aggr_ratio * sparse_ratio
     return int(exact) if compat else max(1, math.floor(exact + 1e-9))
 
@@ -304,7 +304,7 @@ def _check_settings(
         )
     if gumbel and not compat:
         raise InputError(
-            "use_gumbel_softmax: its noise never changes what is kept; expected compat=True for "
+            "use_gumbel_softmax: its noise never changes the selection; expected compat=True for "
             "the published behaviour, or decision='bernoulli' for patches drawn at random"
         )
     if not tau > 0:

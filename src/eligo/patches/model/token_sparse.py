@@ -29,8 +29,8 @@ class TokenSparse(nn.Module):
         (3)  s_i    = (1 - 2b) s^p_i + b (mm(s_st)_i + mm(s_dt)_i + 2 mm(s_im)_i)
 
     Symbols: v_i patch i of N, width C; mm(a) = (a - min a) / (max a - min a + 1e-8) over the
-    patches of one image; b = `beta` in [0, 0.5]; the similarities of (2) are cosines, made by the
-    caller without gradient. The weights of (3) sum to 1 + 2b, as printed. K = ceil(N *
+    patches of one image; b = `beta` in [0, 0.5]; the similarities of (2) are cosines that the
+    caller computes without gradient. The weights of (3) sum to 1 + 2b, as printed. K = ceil(N *
     `sparse_ratio`), at least 1. Kept patches pass through unchanged; the dropped ones become
         extra = sum over dropped i of softmax(s_dropped)_i v_i
 
@@ -72,14 +72,14 @@ class TokenSparse(nn.Module):
             )
 
     def num_kept(self, num_patches: int) -> int:
-        """K of N patches."""
+        """Return K, the number of kept patches of N."""
         exact = num_patches * self.sparse_ratio
         return max(1, math.ceil(exact if self.compat else exact - 1e-9))
 
     def predict(
         self, tokens: Float[Tensor, "*batch patches dim"]
     ) -> Float[Tensor, "*batch patches"] | None:
-        """Equation 1: how much each patch matters by itself; None in the open variant."""
+        """Return equation 1: the importance of each patch by itself; None in the open variant."""
         if not self.use_paper_version:
             return None
         first = self.score_predictor[0]
@@ -100,7 +100,7 @@ class TokenSparse(nn.Module):
         Float[Tensor, "batch 1 dim"],
         Float[Tensor, "batch patches"],
     ]:
-        """Kept tokens (best first), the extra token, and the 0/1 mask of the decision.
+        """Return kept tokens (best first), the extra token, and the 0/1 mask of the decision.
 
         `attention_x` is s_im, `attention_y` s_st, `attention_y_dense` s_dt (of the dense branch:
         the other way round). `use_gumbel` gives the mask the gradient of a noisy softmax.
@@ -128,7 +128,7 @@ def combine(
     beta: float,
     mask: Bool[Tensor, "*#batch patches"] | None = None,
 ) -> Float[Tensor, "*#batch patches"]:
-    """Equation 3, or `s_im + s_st` without a prediction (open); batch axes broadcast."""
+    """Return equation 3, or `s_im + s_st` without a prediction (open); batch axes broadcast."""
     if prediction is None:
         return wide(attention_x) + wide(attention_y)
     guidance = min_max(wide(attention_y), mask)
@@ -143,17 +143,17 @@ def cosine_to_mean(
     patches: Float[Tensor, "images patches dim"],
     mask: Bool[Tensor, "images patches"] | None = None,
 ) -> Float[Tensor, "images patches"]:
-    """s_im of equation 2: the cosine of each patch with the mean patch of its image."""
+    """Return s_im of equation 2: the cosine of each patch with the mean patch of its image."""
     return (unit(patches) @ unit(mean_patch(patches, mask)).unsqueeze(-1)).squeeze(-1)
 
 
 def check_ratio(name: str, ratio: float) -> None:
-    """Refuse a share of the patches outside (0, 1]."""
+    """Raise for a share of the patches outside (0, 1]."""
     if not 0 < ratio <= 1:
         raise InputError(f"{name}: got {ratio}, expected a share in (0, 1], e.g. 0.5 for half")
 
 
 def check_beta(beta: float) -> None:
-    """Refuse a beta outside [0, 0.5]: the prediction's weight 1 - 2 beta must not be negative."""
+    """Raise for a beta outside [0, 0.5]: the prediction's weight 1 - 2 beta must be >= 0."""
     if not 0 <= beta <= 0.5:
         raise InputError(f"beta: got {beta}, expected a weight in [0, 0.5], e.g. 0.25")

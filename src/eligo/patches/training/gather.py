@@ -23,7 +23,7 @@ class Peers:
         self.index = dist.get_rank() if running else 0
 
     def rows(self, own: Tensor) -> Tensor:
-        """All processes' rows, of equal number; the gradient reaches the own ones only."""
+        """Return the rows of all processes, equally many; only this process's have a gradient."""
         if self.count == 1:
             return own
         parts = _gathered(own.detach())
@@ -33,7 +33,7 @@ class Peers:
     def texts(
         self, words: Float[Tensor, "texts words dim"], mask: Bool[Tensor, "texts words"]
     ) -> tuple[Float[Tensor, "all_texts all_words dim"], Bool[Tensor, "all_texts all_words"]]:
-        """All processes' words, padded to the longest; the gradient reaches all of them."""
+        """Return the words of all processes, padded to the longest; all have a gradient."""
         if self.count == 1:
             return words, mask
         longest = torch.tensor(mask.shape[1], device=mask.device)
@@ -53,7 +53,7 @@ def _gathered(own: Tensor) -> list[Tensor]:
 
 
 class _Shared(torch.autograd.Function):
-    """All processes' tensors; gradients are summed over the processes, each keeps its own part."""
+    """All-gather whose backward sums gradients over processes and returns this process's part."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, index: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 Departures from the published losses (see `documented_ratio_loss`): a caption may be true of several
 images (`positive_mask`); the ratio loss is `(rho - (mean D_s + mean D_d) / 2)^2` (equation 7 with
-l1 = l2 = 1 aims at rho / 2) and is refused where D is an exact top-K, whose mean is a constant.
+l1 = l2 = 1 aims at rho / 2) and is an error where D is an exact top-K, whose mean is constant.
 `two_pass_loss` is the hard-negative loss with gradients for few pairs only.
 """
 
@@ -29,7 +29,7 @@ def alignment_loss(
 ) -> Float[Tensor, ""]:
     """Equation 6: `sum_ij [m - S_ii + S_ij]+ + [m - S_jj + S_ij]+`, or the hardest j of each.
 
-    Pair i is image i with text i; `image_ids` takes other texts of the same image out of the
+    Pair i is image i with text i; `image_ids` removes other texts of the same image from the
     negatives. Or `positive_mask`: every marked pair is a positive and never a negative.
 
     >>> alignment_loss(torch.tensor([[1.0, 0.9], [0.0, 1.0]])).round(decimals=4)
@@ -81,7 +81,7 @@ class PatchLoss:
     target_ratio: float = 0.5
 
     def check(self, net: CrossSparseAggrNet) -> None:
-        """Refuse a ratio loss without a gradient."""
+        """Raise for a ratio loss without a gradient."""
         if self.ratio_weight and net.decision == "topk" and not net.compat:
             raise InputError(
                 f"ratio_weight: got {self.ratio_weight} with decision='topk', which keeps an exact "
@@ -96,7 +96,7 @@ class PatchLoss:
         image_ids: Int[Tensor, " images"] | None = None,
         positive_mask: Bool[Tensor, "images texts"] | None = None,
     ) -> dict[str, Tensor]:
-        """Named losses: `total`, `align` and `ratio`."""
+        """Return the losses `total`, `align` and `ratio`."""
         self.check(net)
         if isinstance(output, PatchScores):
             scores, ratio = output.scores, ratio_loss(output.kept_ratio, self.target_ratio)
@@ -119,7 +119,7 @@ def two_pass_loss(
     gather_rows: Callable[[Tensor], Tensor] | None = None,
     own_rows: slice = slice(None),
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "all_images texts"]]:
-    """`alignment_loss` with hardest negatives, and the scores, with few gradients.
+    """Return `alignment_loss` with hardest negatives, and the scores, with gradients of few pairs.
 
     All pairs are scored without gradient; then only those that the loss depends on, with gradient:
     the positives and the hardest negative of each row and column, at most 3 B of B x B pairs. Same
@@ -142,13 +142,13 @@ def two_pass_loss(
     rows, columns = used[own_rows].nonzero(as_tuple=True)
     live = own.index_put((rows, columns), net.match_pairs(images, texts, rows, columns))
     live = live if gather_rows is None else gather_rows(live)
-    # Pairs that were not scored again are neutral: rounding must not move a maximum there.
+    # All other pairs are neutral, so that rounding cannot make one of them the hardest.
     loss = hard_negative_triplet(live, positive, neutral_mask=~used, margin=margin)
     return loss, scores
 
 
 def _hardest(scores: Tensor, negative: Tensor) -> Tensor:
-    """The best-scored negative of each row, as a mask."""
+    """Return a mask of the best-scored negative of each row."""
     best = torch.where(negative, scores, -torch.inf).argmax(1, keepdim=True)
     return torch.zeros_like(negative).scatter(1, best, True) & negative
 
@@ -156,7 +156,7 @@ def _hardest(scores: Tensor, negative: Tensor) -> Tensor:
 def _roles(
     shape: torch.Size, image_ids: Tensor | None, positive: Tensor | None, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Masks of the positives, and of pairs that are neither positive nor negative."""
+    """Return masks of the positives, and of pairs that are neither positive nor negative."""
     if positive is not None:
         if image_ids is not None:
             raise InputError("got image_ids and positive_mask; expected one of them")

@@ -40,11 +40,11 @@ from eligo.train import (
 )
 from eligo.train.optimization import lr_factor
 
-_CENTRING = 60.0  # times the learning rate: how far a step moves the median towards zero
+_CENTRING = 60.0  # times the learning rate: share of the median that a step subtracts
 
 
 class PatchesTask(SourcedTask[CaptionSource]):
-    """Images and texts of one step against each other."""
+    """Trains a `RetrievalModel` on batches of images and texts."""
 
     def __init__(self, config: PatchesTrainConfig, source: CaptionSource | None = None) -> None:
         super().__init__(config.train, source)
@@ -65,11 +65,11 @@ class PatchesTask(SourcedTask[CaptionSource]):
 
     @cached_property
     def peers(self) -> Peers:
-        """The processes of the run, known from the first step on."""
+        """The processes of the run; available from the first step on."""
         return Peers()
 
     def open_source(self) -> CaptionSource:
-        """Scenes or files with captions."""
+        """Open scenes, or files with captions."""
         data, dense = self.config.data, self.config.model.match.dense
         if isinstance(data, ScenesDataConfig):
             see = self.config.see_steps > 0
@@ -77,19 +77,19 @@ class PatchesTask(SourcedTask[CaptionSource]):
         return FileSource(data, self.model, dense=dense)
 
     def metric_names(self) -> list[str]:
-        """Names of the metrics that `evaluate` returns."""
+        """Return the names of the metrics that `evaluate` returns."""
         if self.config.see_steps == self.config.train.total_steps:
             return ["seen"]
-        one = torch.ones(1, 1)
-        return list(retrieval_metrics(one, one.bool()).as_dict())
+        scores = torch.ones(1, 1)
+        return list(retrieval_metrics(scores, scores.bool()).as_dict())
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:
         """Classify patches in the first `see_steps`, then match images and texts."""
         if progress.step < self.config.see_steps:
-            return self._see(batch)
+            return self._classify_patches(batch)
         place = progress.step - self.config.see_steps
         if place == 0 and self.config.centre_heads:
-            self._begin_centred(batch)
+            self._centre_heads(batch)
         images, texts = self._sides(batch)
         ramp = min(1.0, (place + 1) / max(1, self._num_ramped))
         align, ratio = self._losses(batch, images, texts, hardest=place >= self._num_easy)
@@ -104,13 +104,13 @@ class PatchesTask(SourcedTask[CaptionSource]):
         return StepOutput(losses)
 
     def evaluate(self) -> Mapping[str, float]:
-        """Recalls and ranks on the validation split, every image with every text."""
+        """Return recalls and ranks on the validation split, every image with every text."""
         if self.config.see_steps == self.config.train.total_steps:
-            return {"seen": self._seen()}
+            return {"seen": self._shape_accuracy()}
         return evaluate_set(self.model, self.source.validation(), self.peers).as_dict()
 
     def _sides(self, batch: Batch) -> tuple[Images, Texts]:
-        """This process's images, and the texts of all processes."""
+        """Return this process's images, and the texts of all processes."""
         model = self.model
         tokens = model.image_encoder(model.image_encoder.normalise(batch.images))
         dense = None
@@ -118,11 +118,11 @@ class PatchesTask(SourcedTask[CaptionSource]):
             with torch.no_grad():
                 dense = TextFeatures(model.text_encoder(*batch.dense), batch.dense[1])
         words = model.text_encoder(*batch.texts)
-        everyone = TextFeatures(*self.peers.texts(words, batch.texts[1]))
-        return model.image_side(tokens, dense), model.text_side(everyone)
+        all_texts = TextFeatures(*self.peers.texts(words, batch.texts[1]))
+        return model.image_side(tokens, dense), model.text_side(all_texts)
 
     @torch.no_grad()
-    def _begin_centred(self, batch: Batch) -> None:
+    def _centre_heads(self, batch: Batch) -> None:
         """Shift the heads so that the median patch and word are zero."""
         model = self.model
         tokens = self.peers.rows(model.image_encoder(model.image_encoder.normalise(batch.images)))
@@ -135,7 +135,7 @@ class PatchesTask(SourcedTask[CaptionSource]):
     def _losses(
         self, batch: Batch, images: Images, texts: Texts, *, hardest: bool
     ) -> tuple[Tensor, Tensor]:
-        """The alignment loss of the whole step, and the ratio loss."""
+        """Return the alignment loss of the whole step, and the ratio loss."""
         net, peers = self.model.net, self.peers
         ids = None if batch.image_ids is None else peers.rows(batch.image_ids)
         margin, zero = self.config.margin, images.patches.new_zeros((), dtype=torch.float32)
@@ -164,15 +164,15 @@ class PatchesTask(SourcedTask[CaptionSource]):
         others = self.peers.count - 1
         return loss + others * (loss - loss.detach()) if others else loss
 
-    def _see(self, batch: Batch) -> StepOutput:
+    def _classify_patches(self, batch: Batch) -> StepOutput:
         if batch.rendered is None:
             raise InputError("see_steps: this source has no patch labels")
-        found = self._read_patches(batch.rendered)
-        names = [name for name in found if name.startswith("accuracy")]
-        metrics: dict[str, Tensor | float] = {name: found.pop(name) for name in names}
-        return StepOutput(found, metrics)
+        losses = self._patch_losses(batch.rendered)
+        names = [name for name in losses if name.startswith("accuracy")]
+        metrics: dict[str, Tensor | float] = {name: losses.pop(name) for name in names}
+        return StepOutput(losses, metrics)
 
-    def _read_patches(self, rendered: Rendered) -> dict[str, Float[Tensor, ""]]:
+    def _patch_losses(self, rendered: Rendered) -> dict[str, Float[Tensor, ""]]:
         encoder, heads = self.model.image_encoder, self.modules["see"]
         assert isinstance(heads, VisionHeads)
         pixels = encoder.normalise(rendered.rgb)
@@ -182,19 +182,19 @@ class PatchesTask(SourcedTask[CaptionSource]):
         cls = states[:, 0] if prefix else states.mean(1)
         return heads.losses(states[:, prefix:], cls, patch_targets(rendered, size))
 
-    def _seen(self) -> float:
-        """Accuracy of the shape class on the objects' patches."""
+    def _shape_accuracy(self) -> float:
+        """Return the accuracy of the shape class on the objects' patches."""
         scenes = self.source.validation()
         assert isinstance(scenes, SceneSet)
         size = self.config.train.batch_size
         starts = range(0, len(scenes), size)
-        found = [self._read_patches(scenes.rendered[i : i + size]) for i in starts]
-        return float(sum(part["accuracy_shape"] for part in found)) / len(found)
+        parts = [self._patch_losses(scenes.rendered[i : i + size]) for i in starts]
+        return float(sum(part["accuracy_shape"] for part in parts)) / len(parts)
 
 
 @torch.no_grad()
 def _centre(encoder: ImageEncoder | TextEncoder, vectors: Tensor, share: float = 1.0) -> None:
-    """Move the head's bias by a share of the median vector, so that it comes nearer to zero."""
+    """Subtract a share of the median vector from the head's bias."""
     encoder.head.bias.sub_(share * vectors.float().median(0).values)
 
 
@@ -213,7 +213,7 @@ def train_model(
 
 
 def with_counted_steps(config: PatchesTrainConfig) -> PatchesTrainConfig:
-    """The config with `epochs` converted to steps."""
+    """Return the config with `epochs` converted to steps."""
     if config.epochs is None:
         return config
     if isinstance(config.data, ScenesDataConfig):

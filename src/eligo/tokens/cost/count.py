@@ -1,7 +1,7 @@
-"""What pruning saves: FLOPs of the prefill by part, key-value cache, tokens kept.
+"""Cost of a pruned model: FLOPs of the prefill by part, key-value cache, tokens kept.
 
 Numbers are for one example. Tower, projector and selector are counted apart from the language
-model. Times and memory are never computed, only shown if they were measured.
+model. Times and memory are shown if they were measured, never estimated.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from eligo.errors import InputError
 from eligo.tokens.cost.shapes import HostShape
 
 SMALL_CUT = 0.01
-"""A cut that saves a smaller share of the language model is not worth its selector."""
+"""A cut should save at least this share of the language model's FLOPs."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MIB = 2**20
 
 
 @runtime_checkable
 class SelectorCost(Protocol):
-    """A reducer that knows its own cost."""
+    """A reducer that counts its own FLOPs."""
 
     def flops(
         self, num_tokens: int, num_words: int, width: int, question_width: int, budget: int
@@ -166,7 +166,7 @@ class Cost:
         }
 
     def warnings(self, target: float | None = None) -> list[str]:
-        """Return what a user should know before using this schedule."""
+        """Return warnings: target not reached, cuts that save little, a costly selector."""
         notes = []
         if target is not None and self.reduction_llm < target:
             notes.append(
@@ -224,8 +224,8 @@ class Cost:
     def as_plain(self) -> dict[str, Any]:
         """Return plain values, without those that were not measured."""
         plain = {name: value for name, value in asdict(self).items() if name != "measured"}
-        known = {name: v for name, v in asdict(self.measured).items() if v is not None}
-        return {**plain, **self.metrics(), **({"measured": known} if known else {})}
+        measured = {name: v for name, v in asdict(self.measured).items() if v is not None}
+        return {**plain, **self.metrics(), **({"measured": measured} if measured else {})}
 
 
 def _measured_parts(measured: Measured) -> list[str]:
@@ -272,16 +272,16 @@ def count_cost(
     full = host.num_layers * host.layer.flops(length, causal=host.causal)
     pruned = _llm_flops(host, schedule)
     projector_full = host.projector_flops(schedule.vision)
-    again = schedule.merged if host.projects_again and schedule.merged < schedule.vision else 0
-    spared = [_llm_flops(host, schedule.without_cut(n)) for n in range(len(schedule.cuts))]
+    repeated = schedule.merged if host.projects_again and schedule.merged < schedule.vision else 0
+    without = [_llm_flops(host, schedule.without_cut(n)) for n in range(len(schedule.cuts))]
     per_token = host.layer.cached_values * _BYTES[dtype]
     return Cost(
         host=host.name, schedule=schedule, tower=host.tower_flops(schedule.vision),
-        projector_full=projector_full, projector=projector_full + host.projector_flops(again),
+        projector_full=projector_full, projector=projector_full + host.projector_flops(repeated),
         selector=selector, llm_full=full, llm=pruned,
         kv_bytes_full=per_token * host.num_layers * length,
         kv_bytes=per_token * sum(schedule.lengths),
-        cut_savings=tuple((more - pruned) / full for more in spared),
+        cut_savings=tuple((more - pruned) / full for more in without),
         uncounted=uncounted, dtype=dtype, measured=measured or Measured(),
     )  # fmt: skip
 

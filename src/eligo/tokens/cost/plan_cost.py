@@ -1,4 +1,4 @@
-"""The cost of a plan: predicted for an image size, or counted from what a model really kept."""
+"""The cost of a plan: predicted for an image size, or counted from the trace of a model."""
 
 import math
 from collections import Counter
@@ -47,7 +47,7 @@ def selectors_of(plan: Plan) -> list[Reducer | None]:
 
 
 def plan_schedule(plan: Plan, num_layers: int, grid: Sequence[int], text: int) -> Schedule:
-    """Return how many tokens of an image with this grid are left where."""
+    """Return the token counts per layer for an image with this grid."""
     plan = plan.resolve(num_layers)
     counts = plan.counts(grid)
     cuts = zip(plan.layers, counts[1:] if plan.stage1 else counts, strict=True)
@@ -98,11 +98,11 @@ def mean_cost(shape: HostShape, plan: Plan, schedules: Counter[Schedule]) -> dic
     selector = mean(lambda cost: cost.selector or 0.0)
     rest = mean(lambda cost: cost.tower + cost.projector)
     rest_full = mean(lambda cost: cost.tower + cost.projector_full)
-    usual = max(schedules, key=lambda schedule: schedules[schedule])
-    budgets = [usual.merged, *(budget for _, budget in usual.cuts)]
+    most_common = max(schedules, key=lambda schedule: schedules[schedule])
+    budgets = [most_common.merged, *(budget for _, budget in most_common.cuts)]
     return {
-        "kept": budgets if plan.stages else [usual.vision],
-        "layers": [0, *(layer for layer, _ in usual.cuts)],
+        "kept": budgets if plan.stages else [most_common.vision],
+        "layers": [0, *(layer for layer, _ in most_common.cuts)],
         "vision_keep_mean": mean(lambda cost: cost.vision_keep_mean),
         "mean_length": mean(lambda cost: cost.mean_length),
         "flops_llm": llm,

@@ -1,4 +1,4 @@
-"""Schedules that reach a target: how much to merge, where to cut, what to keep.
+"""Schedules that reach a target: tokens to merge, layers to cut at, and budgets of the cuts.
 
 The default schedule halves the tokens and cuts at 1/16, 1/4 and 1/2 of the depth, to 200, 150 and
 100 of 288. The other proposals cut at the same layers in similar proportions and differ in how much
@@ -59,14 +59,14 @@ def propose(host: HostShape, vision: int, text: int, target: float) -> list[Prop
         raise InputError(f"got target {target}, expected a share between 0 and 1, such as 0.6")
     if host.num_layers < 2:
         raise InputError(f"got {host.num_layers} layers, expected 2 or more: layer 0 is never cut")
-    made = [
+    proposals = [
         Proposal(name, count_cost(host, schedule))
         for name, schedule in _schedules(host, vision, text, target)
     ]
     default = Proposal("default", count_cost(host, default_schedule(host, vision, text)))
     fits = target <= default.cost.reduction_llm <= target + _NEAR
-    made.insert(0 if fits else len(made), default)
-    return sorted(made, key=lambda proposal: proposal.cost.reduction_llm < target)
+    proposals.insert(0 if fits else len(proposals), default)
+    return sorted(proposals, key=lambda proposal: proposal.cost.reduction_llm < target)
 
 
 def _schedules(

@@ -1,4 +1,4 @@
-"""Shapes of a host that decide its cost, read from its config; no weights are needed.
+"""Shapes of a host that determine its cost, read from its config; no weights are needed.
 
 A multiply-add is two FLOPs. Only matrix products are counted (projections, feed-forward,
 attention), as by the FLOP counter of torch, and without the head of the language model.
@@ -36,8 +36,8 @@ class LayerShape:
         """
         inner = self.heads * self.head_size
         projections = 2 * inner + 2 * self.kv_heads * self.head_size + self.matrices * self.hidden
-        seen = (tokens + 1) / 2 if causal else min(tokens, window or tokens)
-        return 2.0 * (tokens * self.width * projections + 2 * inner * tokens * seen)
+        keys = (tokens + 1) / 2 if causal else min(tokens, window or tokens)
+        return 2.0 * (tokens * self.width * projections + 2 * inner * tokens * keys)
 
     @property
     def cached_values(self) -> int:

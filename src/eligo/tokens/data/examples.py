@@ -31,7 +31,7 @@ IGNORED = -100
 GRID = 24
 """Side of the token grid of the shipped host."""
 _TRIES = 4  # questions drawn per scene, to find one of the wanted family
-_SURE = "existence"  # the family that every scene has a question of
+_FALLBACK = "existence"  # the family that every scene has a question of
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,8 @@ class SceneExamples(Dataset[TokenExample]):
         self.config, self.size, self.families, self.grid = config, size, families, grid
         self.split: Split = split
         self.device = torch.device(device)
-        draw_questions(
-            draw_scenes(config, split, range(1)), 1, families
-        )  # raises for invalid settings
+        # Raises for invalid settings.
+        draw_questions(draw_scenes(config, split, range(1)), 1, families)
 
     def __len__(self) -> int:
         return self.size
@@ -95,51 +94,51 @@ class SceneExamples(Dataset[TokenExample]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[TokenExample]:
-        """Return many at once, which is much faster; data loaders call this."""
+        """Return several examples at once, which is much faster; data loaders call this."""
         wrong = [index for index in indices if not 0 <= index < self.size]
         if wrong:
             raise IndexError(f"example {wrong[0]} of {self.size}")
         turns = len(self.families)
         order = sorted(range(len(indices)), key=lambda place: indices[place] % turns)
-        wanted = torch.tensor([indices[place] for place in order])
-        rendered = render(draw_scenes(self.config, self.split, wanted, self.device))
+        scenes = torch.tensor([indices[place] for place in order])
+        rendered = render(draw_scenes(self.config, self.split, scenes, self.device))
         examples: dict[int, TokenExample] = {}
         first = 0
         for turn, family in enumerate(self.families):
-            last = first + int((wanted % turns == turn).sum())
+            last = first + int((scenes % turns == turn).sum())
             if last > first:
-                made = self._questions(rendered[slice(first, last)], family)
-                examples |= dict(zip(order[first:last], made, strict=True))
+                drawn = self._questions(rendered[slice(first, last)], family)
+                examples |= dict(zip(order[first:last], drawn, strict=True))
             first = last
         return [examples[place] for place in range(len(indices))]
 
     def _questions(self, rendered: Rendered, family: str) -> list[TokenExample]:
         """Return one question of the family on every scene."""
         graph = rendered.graph
-        wanted = draw_questions(graph, _TRIES, (family,))
-        spare = None if wanted.valid.any(-1).all() else draw_questions(graph, _TRIES, (_SURE,))
+        first = draw_questions(graph, _TRIES, (family,))
+        spare = None if first.valid.any(-1).all() else draw_questions(graph, _TRIES, (_FALLBACK,))
         examples = []
         for row, index in enumerate(graph.indices.tolist()):
-            found = wanted if spare is None or wanted.valid[row].any() else spare
-            place = int(found.valid[row].int().argmax())
-            kind = KINDS[int(found.kind[row, place])]
-            deciding = found.deciding[row, place]
+            drawn = first if spare is None or first.valid[row].any() else spare
+            place = int(drawn.valid[row].int().argmax())
+            kind = KINDS[int(drawn.kind[row, place])]
+            deciding = drawn.deciding[row, place]
             examples.append(
                 TokenExample(
                     id=f"{scene_id(self.split, index)}_{kind.family}",
                     image=rendered.rgb[row],
-                    question=found.text(row, place),
-                    answers=(found.answer_text(row, place),),
+                    question=drawn.text(row, place),
+                    answers=(drawn.answer_text(row, place),),
                     family=kind.family,
                     kind=kind.name,
-                    deciding=_shown(rendered.instances[row], deciding, self.grid),
+                    deciding=_visible_tokens(rendered.instances[row], deciding, self.grid),
                     held_out=bool((deciding & graph.held_out[row]).any()),
                 )
             )
         return examples
 
 
-def _shown(
+def _visible_tokens(
     instances: UInt8[Tensor, "height width"],
     objects: Bool[Tensor, " slots"],
     grid: tuple[int, int],
@@ -217,10 +216,10 @@ class Collator:
         self.processor, self.answers, self.instruction = processor, answers, instruction
         self.side = side_of(processor)
         self.image_token_id = image_token_id(processor)
-        self._known: set[str] = set()  # answers that have tokens
+        self._checked: set[str] = set()  # answers that have tokens
 
     def __call__(self, examples: Sequence[TokenExample]) -> TokenBatch:
-        """Return one row for each example; large images are made smaller, as by `open_image`."""
+        """Return one row per example; large images are downscaled as in `open_image`."""
         examples = [self._bounded(example) for example in examples]
         prompts = [self._prompt(example) for example in examples]
         encoded = encode(self.processor, [example.image for example in examples], prompts)
@@ -245,38 +244,38 @@ class Collator:
         def constant(filling: int) -> list[list[int]]:
             return [[filling] * len(end) for end in ends]
 
-        # PaliGemma gives type 1 to what follows the prompt.
+        # PaliGemma gives type 1 to the tokens after the prompt.
         endings = {"input_ids": ends, "attention_mask": constant(1), "token_type_ids": constant(1)}
         inputs = {
             name: extended(value, pad if name == "input_ids" else 0, endings.get(name, constant(0)))
             for name, value in per_token.items()
         }
-        nothing = torch.full_like(ids, IGNORED)
+        ignored = torch.full_like(ids, IGNORED)
         return TokenBatch(
             tuple(examples),
             {**others, **inputs},
             question_mask=extended(question.long(), 0, constant(0)).bool(),
-            labels=extended(nothing, IGNORED, ends) if self.answers else None,
+            labels=extended(ignored, IGNORED, ends) if self.answers else None,
             scene=_scene(examples, device),
         )
 
     def check(self, question: str, answer: str) -> None:
-        """Raise the error of a batch with this text, without an image."""
-        if answer not in self._known:
+        """Raise if a batch with this text would, without an image."""
+        if answer not in self._checked:
             answer_ids(self.processor, build_prompt(self.processor, "?"), answer)
-            self._known.add(answer)
+            self._checked.add(answer)
         for name in ("image_token", "boi_token", "video_token"):
-            sign = str(getattr(self.processor, name, None) or "")
-            if sign and sign in question and self._adds(question, sign):
+            token = str(getattr(self.processor, name, None) or "")
+            if token and token in question and self._adds(question, token):
                 raise InputError(
-                    f"{question!r:.80} contains {sign}, the placeholder of an image; expected "
+                    f"{question!r:.80} contains {token}, the placeholder of an image; expected "
                     "words: leave it out"
                 )
 
-    def _adds(self, question: str, sign: str) -> bool:
+    def _adds(self, question: str, token: str) -> bool:
         """Return whether the prompt has more of these placeholders because of the question."""
         prompt, bare = (build_prompt(self.processor, text) for text in (question, "?"))
-        return prompt.count(sign) > bare.count(sign)
+        return prompt.count(token) > bare.count(token)
 
     def _bounded(self, example: TokenExample) -> TokenExample:
         if not isinstance(example.image, Image.Image):
@@ -294,8 +293,8 @@ def _scene(
     examples: Sequence[TokenExample], device: torch.device
 ) -> Bool[Tensor, "batch tokens"] | None:
     masks = [example.deciding for example in examples]
-    known = [mask.flatten().to(device) for mask in masks if mask is not None]
-    return torch.stack(known) if len(known) == len(masks) else None
+    flat = [mask.flatten().to(device) for mask in masks if mask is not None]
+    return torch.stack(flat) if len(flat) == len(masks) else None
 
 
 def _left_padded(rows: list[Tensor], filling: int) -> Tensor:

@@ -46,7 +46,7 @@ class FileSource:
     def batches(
         self, size: int, seed: int, start_step: int, rank: int, world_size: int, device: Any
     ) -> Iterator[HostBatch]:
-        """Part `rank` of the batch of every step: a pure function of (seed, step)."""
+        """Yield part `rank` of the batch of every step: a pure function of (seed, step)."""
         loader = epoch_batches(
             self.train,  # pyright: ignore[reportArgumentType]
             size,
@@ -61,7 +61,7 @@ class FileSource:
             yield to_device(batch, device)
 
     def validation(self, batch_size: int, device: Any) -> Iterator[HostBatch]:
-        """The same examples every time."""
+        """Yield the same examples every time."""
         count = _length(self.held_out)
         for first in range(0, count, batch_size):
             rows = range(first, min(first + batch_size, count))
@@ -97,7 +97,7 @@ class FileSource:
 
 
 class Resized(Dataset[TokenExample]):
-    """Examples with their images made small enough, for hosts that take images of any size."""
+    """Examples with downscaled images, for hosts that take images of any size."""
 
     def __init__(self, inner: Dataset[TokenExample], longest: int | None, area: int | None) -> None:
         self.inner, self.longest, self.area = inner, longest, area
@@ -124,7 +124,7 @@ def _length(examples: Dataset[TokenExample]) -> int:
 
 
 def _rows_of(examples: Dataset[TokenExample]) -> Sequence[VqaExample]:
-    """The rows of files; other examples need no check."""
+    """Return the rows of files; other examples need no check."""
     while isinstance(examples, Resized):
         examples = examples.inner
     return examples.rows if isinstance(examples, FileExamples) else ()
@@ -151,8 +151,8 @@ def _answered(rows: list[VqaExample], label: str) -> list[VqaExample]:
     dropped = [row for row in rows if not usual_answer(row.answers)]
     if dropped:
         _log.warning(
-            "%d of %d %s questions are left out: nothing is left of their usual answer without "
-            "articles and punctuation, such as %r of question %s",
+            "%d of %d %s questions are skipped: without articles and punctuation, their usual "
+            "answer is empty, such as %r of question %s",
             len(dropped), len(rows), label, dropped[0].answers[0], dropped[0].id,
         )  # fmt: skip
     return [row for row in rows if usual_answer(row.answers)]
@@ -162,12 +162,12 @@ def read_folder(folder: Path, subtype: str) -> list[VqaExample]:
     """Read the questions, annotations and images of one subtype from a VQAv2 folder."""
     files = []
     for kind in ("questions", "annotations"):
-        found = sorted(folder.glob(f"*{subtype}*{kind}.json"))
-        if len(found) != 1:
-            names = ", ".join(path.name for path in found) or "none"
+        paths = sorted(folder.glob(f"*{subtype}*{kind}.json"))
+        if len(paths) != 1:
+            names = ", ".join(path.name for path in paths) or "none"
             raise InputError(
                 f"{folder}: expected one file *{subtype}*{kind}.json, found {names}; a folder in "
-                "the format of VQAv2 is what `eligo scenes export vqa --out DIR` writes"
+                "the format of VQAv2 is written by `eligo scenes export vqa --out DIR`"
             )
-        files.append(found[0])
+        files.append(paths[0])
     return read_vqa(files[0], files[1], folder)

@@ -16,14 +16,14 @@ _NO_TEMPLATE = {"PaliGemmaProcessor": "{image}answer en {question}\n"}
 
 def image_token_id(processor: Any) -> int:
     """Return the id of the placeholder of one vision token."""
-    found = getattr(processor, "image_token_id", None)
-    if found is None and (token := getattr(processor, "image_token", None)) is not None:
-        found = processor.tokenizer.convert_tokens_to_ids(str(token))
-    if found is None:
+    token_id = getattr(processor, "image_token_id", None)
+    if token_id is None and (token := getattr(processor, "image_token", None)) is not None:
+        token_id = processor.tokenizer.convert_tokens_to_ids(str(token))
+    if token_id is None:
         raise InputError(
             f"{type(processor).__name__} has no image token; expected a processor for images"
         )
-    return int(found)
+    return int(token_id)
 
 
 def build_prompt(processor: Any, question: str) -> str:
@@ -61,7 +61,7 @@ def encode(
 
 
 def _prepared(processor: Any, images: Sequence[Image.Image | Tensor]) -> Tensor | None:
-    """Return normalised pixels of images that have the right size for a LLaVA, else None.
+    """Return normalised pixels if all images are tensors of a LLaVA's image size, else None.
 
     Same values as from the processor, but images on a GPU stay there.
     """

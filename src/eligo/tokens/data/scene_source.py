@@ -111,17 +111,17 @@ class SceneSource:
         repeats = drawn.words.shape[1]
         device, count = words.device, len(words)
         num_words = (words >= 0).sum(-1, keepdim=True)
-        known = (answer >= 0)[:, None]
-        spoken = torch.where(known, _answers(device)[answer.clamp(min=0)], EOS)
-        num_spoken = (spoken != PAD).sum(-1, keepdim=True).clamp(max=_ANSWER)
+        has_answer = (answer >= 0)[:, None]
+        answer_words = torch.where(has_answer, _answers(device)[answer.clamp(min=0)], EOS)
+        num_answer_words = (answer_words != PAD).sum(-1, keepdim=True).clamp(max=_ANSWER)
         head = torch.tensor([BOS, USER] + [IMAGE] * self.num_tokens, device=device)
         text = torch.cat([words + FIRST_WORD, words.new_full((count, 1 + _ANSWER), PAD)], -1)
-        end = torch.cat([words.new_full((count, 1), ASSISTANT), spoken], -1)
+        end = torch.cat([words.new_full((count, 1), ASSISTANT), answer_words], -1)
         text = text.scatter(-1, num_words + torch.arange(1 + _ANSWER, device=device), end)
         row = torch.cat([head.expand(count, -1), text], -1)
         length, tail = row.shape[1], text.shape[1]
 
-        pad = tail - (num_words + 1 + num_spoken)
+        pad = tail - (num_words + 1 + num_answer_words)
         place = torch.arange(length, device=device) - pad  # column in the row before padding
         ids = torch.where(place >= 0, row.gather(-1, place.clamp(min=0)), PAD)
         first_answer = len(head) + num_words + 1
@@ -137,7 +137,7 @@ class SceneSource:
                 "pixel_values": small.repeat_interleave(repeats, 0),
             },
             question_mask=(place >= 0) & ~is_answer & (ids != IMAGE),
-            labels=torch.where(is_answer & known, ids, IGNORED),
+            labels=torch.where(is_answer & has_answer, ids, IGNORED),
             after_image=place >= len(head),
             tail=tail,
             num_answer=_ANSWER,
@@ -157,10 +157,10 @@ def _packed(ids: Tensor, place: Tensor, head: Tensor, num_rows: int, pixels: Ten
     row = torch.arange(1, num_rows + 1, device=device).repeat_interleave(tail)
     row = torch.cat([row.new_zeros(prefix), row])
     order = torch.arange(len(row), device=device)
-    sees = (order[:, None] >= order) & ((row[:, None] == row) | (row == 0))
+    visible = (order[:, None] >= order) & ((row[:, None] == row) | (row == 0))
     real = torch.cat([real.new_ones(images, prefix), real], 1)
     # Padding attends to itself: a softmax over nothing is NaN.
-    mask = (sees & real[:, None]) | torch.eye(len(row), dtype=torch.bool, device=device)
+    mask = (visible & real[:, None]) | torch.eye(len(row), dtype=torch.bool, device=device)
     answer = torch.arange(tail - _ANSWER - 1, tail - 1, device=device)
     starts = prefix + tail * torch.arange(num_rows, device=device)
     return Packed(

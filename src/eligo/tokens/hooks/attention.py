@@ -1,6 +1,6 @@
 """Attention rows for methods that rank by them, without `output_attentions`.
 
-Inside `recording`, the config of a model names an attention function that passes queries and keys
+Inside `recording`, a model's config names an attention function that passes queries and keys
 to the recorder of its module, if the thread has one, and then calls the original implementation
 (SDPA keeps its kernels). Recorders belong to a thread, and a layer sets and uses its own within one
 call, so threads that share a model never get each other's rows.
@@ -27,7 +27,7 @@ _BASES = ("sdpa", "eager")
 _PREFIX = "eligo_rows_"
 
 Recorder = Callable[[Tensor, Tensor, Tensor | None, float], None]
-"""Takes queries, keys, mask and scaling of one attention call."""
+"""Called with queries, keys, mask and scaling of one attention call."""
 
 _thread = threading.local()
 _lock = threading.Lock()
@@ -80,7 +80,7 @@ def _attend(
         scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
         recorder(query.detach(), key.detach(), attention_mask, scaling)
     if base == "eager":
-        # Every modeling file has its own.
+        # Each modeling file defines its own.
         attend = sys.modules[type(module).__module__].eager_attention_forward
     else:
         attend = ALL_ATTENTION_FUNCTIONS[base]
@@ -101,7 +101,7 @@ def attention_of_rows(
     scaling: float,
     rows: Int[Tensor, "batch rows"],
 ) -> Float[Tensor, "batch rows keys"]:
-    """Return the attention of some queries, averaged over heads, in float32."""
+    """Return the attention of the queries at `rows`, averaged over heads, in float32."""
     batch, heads, num_queries, dim = query.shape
     key_heads, num_keys, num_rows = key.shape[1], key.shape[2], rows.shape[1]
     rows = rows.to(query.device)
@@ -113,11 +113,11 @@ def attention_of_rows(
     logits = logits.reshape(batch, heads, num_rows, num_keys)
     if mask is None:
         columns = torch.arange(num_keys, device=query.device)
-        shown = columns <= index + num_keys - num_queries
+        visible = columns <= index + num_keys - num_queries
     else:
         mask = mask.detach().expand(batch, -1, -1, -1)
-        shown = mask.gather(2, index.expand(batch, mask.shape[1], num_rows, num_keys))
-    return _masked(logits, shown).softmax(-1).mean(1)
+        visible = mask.gather(2, index.expand(batch, mask.shape[1], num_rows, num_keys))
+    return _masked(logits, visible).softmax(-1).mean(1)
 
 
 @torch.no_grad()

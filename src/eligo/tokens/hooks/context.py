@@ -1,4 +1,4 @@
-"""State of a prompt on its way through the layers, and the input that reducers get from it."""
+"""State of a prompt between layers, and the reducer contexts that are built from it."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ class MergedTokens(NamedTuple):
 
 @dataclass(eq=False)
 class PromptState:
-    """One prompt on its way through the layers; later tokens read it too."""
+    """State of one prompt; decoding steps read it too."""
 
     prompt: Prompt
     kept: Int[Tensor, "batch width"]  # columns that entered the language model; -1 pads
@@ -74,26 +74,26 @@ class ForwardPass:
 
     state: PromptState
     is_prompt: bool
-    session: Any = None  # its `PruningSession`, whatever thread runs a layer
+    session: Any = None  # its `PruningSession`, for layers that run in other threads
     later: int = 0  # columns after the prompt, including those of this pass
     times: int = 1  # rows per row of the prompt
     has_grad: bool = False
-    # Mask and tables of the host and what replaces them, shared by the layers between cuts.
+    # The host's mask and rotary tables, and their replacements; shared by layers between cuts.
     adapted: dict[Any, tuple[Any, Any, Any]] = field(default_factory=dict)
 
 
 def run_reducer(reducer: Reducer, context: ReducerContext, budget: Budget) -> Selection:
     """Return the reducer's selection in raster order; it may be on another device."""
-    home = context.features.device
+    device = context.features.device
     if isinstance(reducer, nn.Module):
         parameter = next(reducer.parameters(), None)
-        if parameter is not None and parameter.device != home:
+        if parameter is not None and parameter.device != device:
             tensors = context.tensors().items()
             context = replace(context, **{name: x.to(parameter.device) for name, x in tensors})
     with torch.no_grad():
         selection = select_tokens(reducer, context, budget)
     check_selection(reducer, selection, context, budget)
-    return selection if selection.scores.device == home else selection.to(home)
+    return selection if selection.scores.device == device else selection.to(device)
 
 
 def check_selection(
@@ -103,7 +103,7 @@ def check_selection(
     if selection.scores.shape != context.mask.shape:
         raise EligoError(
             f"{reducer.name}: selected from {tuple(selection.scores.shape)} candidates, expected "
-            f"{tuple(context.mask.shape)}, those it was given"
+            f"{tuple(context.mask.shape)}"
         )
     if not values_are_free(selection.scores, selection.indices):
         return

@@ -1,9 +1,9 @@
 """Selections of learned modules as CUDA graphs: their kernels take longer to launch than to run.
 
-A module with `capturable = True` is recorded when the same shapes come for the third time, and
-replayed from then on: one launch instead of seventy. A module has at most `_MAX_GRAPHS` graphs;
-further shapes run eagerly. Threads share graphs, one at a time; none is recorded once a second
-thread has come, since torch cannot draw random numbers in one thread while another records.
+A module with `capturable = True` is recorded in the third call with the same shapes and replayed
+from then on: one launch instead of seventy. A module has at most `_MAX_GRAPHS` graphs; further
+shapes run eagerly. Threads share graphs, one at a time. After a second thread has used a module,
+nothing is recorded: torch cannot draw random numbers in one thread while another records.
 """
 
 import itertools
@@ -24,7 +24,7 @@ logger = logging.getLogger("eligo.tokens")
 
 _EAGER_RUNS = 2  # runs of the same shapes before they are recorded
 _MAX_GRAPHS = 8  # per module: up to about 100 MiB each
-_MAX_SHAPES = 1024  # remembered shapes that are not recorded
+_MAX_SHAPES = 1024  # shapes that are counted before they are recorded
 _MAX_TOKENS = 2**14  # of all images together: larger kernels take longer than their launches
 
 
@@ -51,7 +51,7 @@ def _select_eagerly(reducer: Reducer, context: ReducerContext, budget: Tensor) -
 
 
 def _can_record(reducer: Reducer, context: ReducerContext, budget: Tensor) -> bool:
-    """Whether no shape depends on values that only the device knows."""
+    """Whether the selection can be recorded: its shapes must not depend on values on the GPU."""
     return (
         context.features.is_cuda
         and getattr(reducer, "capturable", False)
@@ -79,7 +79,7 @@ class _Graph:
             self.output = _select_eagerly(reducer, fixed, budget)
 
     def replay(self, context: ReducerContext) -> Selection:
-        """Return the selection for other values of the same shapes, as copies."""
+        """Return a copy of the selection for a context of the same shapes."""
         for name, value in context.tensors().items():
             self.inputs[name].copy_(value)
         self.graph.replay()
@@ -92,18 +92,18 @@ class _Graph:
 class _ModuleGraphs:
     """The graphs of one module."""
 
-    weights: tuple[int, ...] = ()  # addresses that graphs read
-    seen: Counter[Any] = field(default_factory=Counter)
+    weights: tuple[int, ...] = ()  # addresses of the recorded weights
+    num_calls: Counter[Any] = field(default_factory=Counter)
     graphs: dict[Any, _Graph] = field(default_factory=dict)
-    is_refused: bool = False  # after a failed recording, or when threads share the module
+    is_disabled: bool = False  # after a failed recording, or when threads share the module
     thread: int = field(default_factory=threading.get_ident)  # the first one
     lock: Any = field(default_factory=threading.Lock)  # guards inputs and outputs of graphs
 
     def find(self, reducer: nn.Module, context: ReducerContext, budget: Tensor) -> _Graph | None:
-        """Return the graph that fits, recorded now if it is due."""
-        held = itertools.chain(reducer.parameters(), reducer.buffers())
-        weights = tuple(tensor.data_ptr() for tensor in held)
-        self.is_refused |= self.thread != threading.get_ident()
+        """Return the graph for these shapes, recorded now if due; None: run eagerly."""
+        tensors = itertools.chain(reducer.parameters(), reducer.buffers())
+        weights = tuple(tensor.data_ptr() for tensor in tensors)
+        self.is_disabled |= self.thread != threading.get_ident()
         if weights != self.weights:
             self.weights = weights
             self.graphs.clear()
@@ -116,20 +116,20 @@ class _ModuleGraphs:
             tuple(budget.tolist()),
         )
         if key not in self.graphs:
-            if self.is_refused or len(self.graphs) == _MAX_GRAPHS:
+            if self.is_disabled or len(self.graphs) == _MAX_GRAPHS:
                 return None
-            if len(self.seen) == _MAX_SHAPES:
-                self.seen.clear()
-            self.seen[key] += 1
-            if self.seen[key] <= _EAGER_RUNS:
+            if len(self.num_calls) == _MAX_SHAPES:
+                self.num_calls.clear()
+            self.num_calls[key] += 1
+            if self.num_calls[key] <= _EAGER_RUNS:
                 return None
-            del self.seen[key]
+            del self.num_calls[key]
             assert isinstance(reducer, Reducer)
             try:
                 self.graphs[key] = _Graph(reducer, context, budget)
             except RuntimeError as error:  # no memory, or an operation that cannot be recorded
                 logger.warning("%s: selections are not replayed: %s", reducer.name, error)
-                self.is_refused = True
+                self.is_disabled = True
                 return None
         return self.graphs[key]
 

@@ -1,6 +1,6 @@
 """The columns that a layer sees, and the masks and rotary tables that follow from them.
 
-All indices count columns of layer 0 (what enters the language model). Rows that kept fewer columns
+All indices count columns of layer 0, the language model's input. Rows that kept fewer columns
 than the longest one are aligned to the right and padded with -1 on the left: padding is hidden in
 the mask, but a padded query still sees itself, so that no row is empty. All layers between two cuts
 share one layout, and so one mask and one pair of tables; these are gathered, never rebuilt.
@@ -32,7 +32,7 @@ class Layout:
     images: Int[Tensor, "images tokens"]  # columns of vision tokens in this layout; -1 pads
     words: Int[Tensor, "batch words"]  # columns of the text in this layout; -1 pads
     positions: Int[Tensor, "images tokens"]  # raster index of each token in its image's grid
-    sizes: Float[Tensor, "images tokens"] | None  # tokens that each one stands for; None: one
+    sizes: Float[Tensor, "images tokens"] | None  # tokens merged into each; None: one each
     counts: Sequence[int]  # tokens per image; known without a device sync
     lengths: Sequence[int]  # columns per row; known without a device sync
     bias: Float[Tensor, "batch width"] | None = None  # of the attention logits of these keys
@@ -67,18 +67,18 @@ class Layout:
         return {}
 
     def grown_bias(self, later: int, like: Tensor) -> Float[Tensor, "batch 1 1 keys"] | None:
-        """Return `bias` and zeros for `later` columns: in most decoding steps a view."""
+        """Return `bias` followed by zeros for `later` columns; in most decoding steps a view."""
         if self.bias is None:
             return None
         key, size = (like.device, like.dtype), self.width + later
-        found = self._grown.get(key)
-        if found is None or found.shape[-1] < size:
+        grown = self._grown.get(key)
+        if grown is None or grown.shape[-1] < size:
             bias = self.bias.detach().to(like.device, like.dtype)
-            found = self._grown[key] = F.pad(bias, (0, -size % _GROWTH + later))
-        return found[:, None, None, :size]
+            grown = self._grown[key] = F.pad(bias, (0, -size % _GROWTH + later))
+        return grown[:, None, None, :size]
 
     def repeated(self, times: int) -> "Layout":
-        """Repeat each row (beams), as far as decoding needs it."""
+        """Return the layout with each row repeated (beams); only the fields that decoding reads."""
         return replace(
             self,
             index=None if self.index is None else self.index.repeat_interleave(times, 0),
@@ -91,9 +91,9 @@ class Layout:
 def arrange(
     words: Int[Tensor, "batch words"], images: Int[Tensor, "batch tokens"], lengths: Sequence[int]
 ) -> tuple[Columns, Columns, Int[Tensor, "batch words_and_tokens"]]:
-    """Return sorted columns, aligned to the right; the place each came from; where each went.
+    """Return the sorted columns, aligned to the right; their input indices; and their new indices.
 
-    Places count words, then tokens. -1 sorts first, so shorter rows are padded on the left.
+    The input is words, then tokens. -1 sorts first, so shorter rows are padded on the left.
     """
     both = torch.cat([words, images], dim=1)
     spare = both.shape[1] - max(lengths)
@@ -129,12 +129,12 @@ def take_rotary(
 ) -> tuple[Tensor, Tensor]:
     """Gather cos and sin, `(axes) batch length dim`: mRoPE may have a leading axis."""
 
-    def one(table: Tensor) -> Tensor:
+    def gather(table: Tensor) -> Tensor:
         if table.ndim == 3:
             return take(table, index, ragged=ragged)
         return torch.stack([take(axis, index, ragged=ragged) for axis in table])
 
-    return one(tables[0]), one(tables[1])
+    return gather(tables[0]), gather(tables[1])
 
 
 def put(
@@ -152,7 +152,7 @@ def put(
 
 
 def inverse(index: Columns, length: int) -> Int[Tensor, "batch length"]:
-    """Return the place of each of `length` columns in `index`; -1 if it was dropped."""
+    """Return the index of each of `length` columns in `index`; -1 if it was dropped."""
     slots = index % (length + 1)  # an extra column takes the padding
     places = torch.arange(index.shape[-1], device=index.device).expand(index.shape)
     return index.new_full((index.shape[0], length + 1), -1).scatter(-1, slots, places)[:, :length]
@@ -177,16 +177,16 @@ def prompt_mask(mask: Tensor | None, layout: Layout, like: Tensor, *, flat: bool
         mask = causal_mask(layout.width, layout.width, like.device)
     if valid is not None:
         valid = valid.to(mask.device)
-        own = torch.eye(layout.width, dtype=torch.bool, device=mask.device)
-        mask = _fill(mask, ~valid[:, None, None, :], shown=False)
-        mask = _fill(mask, own & ~valid[:, None, :, None], shown=True)
+        diagonal = torch.eye(layout.width, dtype=torch.bool, device=mask.device)
+        mask = _fill(mask, ~valid[:, None, None, :], visible=False)
+        mask = _fill(mask, diagonal & ~valid[:, None, :, None], visible=True)
     return mask if bias is None else add_bias(mask, bias.to(mask.device)[:, None, None], like)
 
 
 def later_mask(
     mask: Tensor | None, layout: Layout, length: int, later: int, like: Tensor, *, flat: bool
 ) -> Tensor | None:
-    """Return the mask of queries after the prompt: the layer's columns of it, then all later ones.
+    """Return the mask of queries after the prompt: over the layer's columns, then all later ones.
 
     `length`: columns of the prompt at layer 0; `later`: columns after it, including the queries.
     """
@@ -211,7 +211,7 @@ def later_mask(
         # With a filled cache, SDPA would read "no mask" as causal from the first key on.
         mask = causal_mask(num_queries, layout.width + later, like.device)
     if valid is not None:
-        mask = _fill(mask, ~valid[:, None, None, :].to(mask.device), shown=False)
+        mask = _fill(mask, ~valid[:, None, None, :].to(mask.device), visible=False)
     if bias is None:
         return mask
     return add_bias(mask, F.pad(bias.to(mask.device), (0, later))[:, None, None], like)
@@ -229,8 +229,8 @@ def _causal_bias(bias: Tensor, like: Tensor) -> Tensor:
     aligned = width + -width % _ALIGNED
     future = torch.ones((width, aligned), dtype=torch.bool, device=like.device).triu(1)
     bias = F.pad(bias.to(like.device, like.dtype), (0, aligned - width))
-    shown = bias[:, None, None].expand(-1, 1, width, aligned)
-    return shown.masked_fill(future, torch.finfo(like.dtype).min)[..., :width]
+    visible = bias[:, None, None].expand(-1, 1, width, aligned)
+    return visible.masked_fill(future, torch.finfo(like.dtype).min)[..., :width]
 
 
 def add_bias(mask: Values, bias: Float[Tensor, "..."], like: Tensor) -> Float[Tensor, "..."]:
@@ -260,9 +260,9 @@ def _take_square(mask: Tensor, index: Tensor) -> Tensor:
     return mask.gather(3, index[:, None, None, :].expand(batch, heads, kept, kept))
 
 
-def _fill(mask: Tensor, where: Tensor, *, shown: bool) -> Tensor:
+def _fill(mask: Tensor, where: Tensor, *, visible: bool) -> Tensor:
     """Show or hide entries of a boolean or float mask."""
     mask, where = torch.broadcast_tensors(mask, where)
     if mask.dtype == torch.bool:
-        return mask.masked_fill(where, shown)
-    return mask.masked_fill(where, 0.0 if shown else torch.finfo(mask.dtype).min)
+        return mask.masked_fill(where, visible)
+    return mask.masked_fill(where, 0.0 if visible else torch.finfo(mask.dtype).min)

@@ -38,8 +38,8 @@ from eligo.tokens.reducer import Budget, Reducer, ReducerContext, Relaxer, SoftC
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
 FLOOR = 1e-9
-"""Remaining weight of a dropped key."""
-_CLAMP = 10.0  # times the RMS of the kept
+"""Attention weight that a dropped key keeps."""
+_CLAMP = 10.0  # times the RMS of the kept entries' gradients
 
 
 @contextmanager
@@ -121,14 +121,14 @@ class TokenMasking(TokenRemoval):
         if survivors is None and state.base.bias is None:
             return hidden, {}
         mask = kwargs.get("attention_mask")
-        known = forward.adapted.get(survivors)
-        # A checkpointed layer must do exactly the same again in backward.
-        again = self.is_checkpointed() and forward.has_grad
-        if known is None or known[0] is not mask or again:
-            known = (mask, None, self._mask(mask, state, survivors, hidden))
-            forward.adapted[survivors] = known
-        changed: dict[str, Any] = {"attention_mask": known[2]}
-        if known[2] is not None and known[2].requires_grad and not hidden.requires_grad:
+        cached = forward.adapted.get(survivors)
+        # A checkpointed layer must repeat exactly the same operations in backward.
+        recompute = self.is_checkpointed() and forward.has_grad
+        if cached is None or cached[0] is not mask or recompute:
+            cached = (mask, None, self._mask(mask, state, survivors, hidden))
+            forward.adapted[survivors] = cached
+        changed: dict[str, Any] = {"attention_mask": cached[2]}
+        if cached[2] is not None and cached[2].requires_grad and not hidden.requires_grad:
             # If only the mask requires grad, CUDA's fused attention does not save its log-sum-exp.
             hidden = hidden.detach().requires_grad_()
         if survivors is not None and self.plan.positions == "reindex":
@@ -196,8 +196,8 @@ class TokenMasking(TokenRemoval):
         if mask is None:
             mask = causal_mask(base.width, base.width, hidden.device)
         bias = self._put((survivors.mask + FLOOR).log(), state)[:, None, None]
-        own = torch.eye(base.width, dtype=torch.bool, device=bias.device)
-        return add_bias(mask, torch.where(own, 0.0, bias).to(mask.device), hidden)
+        diagonal = torch.eye(base.width, dtype=torch.bool, device=bias.device)
+        return add_bias(mask, torch.where(diagonal, 0.0, bias).to(mask.device), hidden)
 
     def _scale(self, hidden: Tensor, state: PromptState, survivors: _Survivors) -> Tensor:
         """Multiply states by m_bar, as the two-stage pruning design does."""

@@ -1,10 +1,10 @@
 """The hooks on one model, shared by all contexts that are open on it.
 
 A forward pass belongs to the context that its thread or asyncio task opened, else to the only open
-one; with several open it is refused. The core's hook finds the context, rewrites the arguments and
-leaves a `ForwardPass` for the text model's hook, which adds it to the arguments of the layers. So a
-pass carries its state along, even to autograd threads that run a checkpointed layer again, which a
-thread-local would not reach.
+one; if several are open, that is an error. The core's hook finds the context, rewrites the
+arguments and stores a `ForwardPass` for the text model's hook, which passes it to the layers as a
+keyword argument. Unlike a thread-local, that also reaches the autograd threads that run a
+checkpointed layer again.
 """
 
 import threading
@@ -46,7 +46,7 @@ class _Current(threading.local):
 class ModelHooks:
     """Hooks on the core, its tower, its text model and its layers.
 
-    They stay until the last context is left: torch reads which hooks take keyword arguments while
+    They stay until the last context is closed: torch reads which hooks take keyword arguments while
     it calls them, so a hook that another thread removes (or adds) may be called without any.
     """
 
@@ -71,16 +71,16 @@ class ModelHooks:
         ):
             self._stack.callback(handle.remove)
 
-    def host(self, host: Host, made_by: Any) -> Host:
-        """Return the adapter that contexts with the same `made_by` share, with its hooks."""
-        if made_by not in self._hosts:
-            self._hosts[made_by] = host
+    def host(self, host: Host, factory: Any) -> Host:
+        """Return the adapter shared by contexts with the same `factory`, with its hooks."""
+        if factory not in self._hosts:
+            self._hosts[factory] = host
             for handle in host.hooks():
                 self._stack.callback(handle.remove)
-        if host.outer is not host.core and not any(one is host.outer for one in self._outers):
+        if host.outer is not host.core and not any(outer is host.outer for outer in self._outers):
             self._outers.append(host.outer)
             self._before(host.outer, self._on_outer)
-        return self._hosts[made_by]
+        return self._hosts[factory]
 
     def remove(self) -> None:
         """Restore the model."""
@@ -146,19 +146,19 @@ def session_of(core: nn.Module, cache: Any = None) -> "PruningSession | None":
         if session.is_open and session.host.core is core:
             return session
     hooks = _hooked.get(core)
-    found = [] if hooks is None else list(hooks.sessions)
-    if len(found) > 1 and cache is not None:
-        found = [session for session in found if session.has_filled(cache)] or found
-    if len(found) > 1:
+    sessions = [] if hooks is None else list(hooks.sessions)
+    if len(sessions) > 1 and cache is not None:
+        sessions = [session for session in sessions if session.has_filled(cache)] or sessions
+    if len(sessions) > 1:
         raise EligoError(
-            f"pruning: {len(found)} contexts are open on this model, none by this thread; call the "
-            "model in the thread that opened the context, or open one here"
+            f"pruning: {len(sessions)} contexts are open on this model, none by this thread; call "
+            "the model in the thread that opened the context, or open one here"
         )
-    return found[0] if found else None
+    return sessions[0] if sessions else None
 
 
 @contextmanager
-def hooks_on(host: Host, made_by: Any) -> Iterator[Host]:
+def hooks_on(host: Host, factory: Any) -> Iterator[Host]:
     """Inside, the model has its hooks; contexts may overlap and share an adapter."""
     core = host.core
     with _lock:
@@ -166,7 +166,7 @@ def hooks_on(host: Host, made_by: Any) -> Iterator[Host]:
             _hooked[core] = ModelHooks(host)
         hooks = _hooked[core]
         hooks.users += 1
-        shared = hooks.host(host, made_by)
+        shared = hooks.host(host, factory)
     try:
         yield shared
     finally:
@@ -187,7 +187,7 @@ def refuse_nesting(core: nn.Module) -> None:
 
 
 def register(session: "PruningSession") -> None:
-    """Make a session available to forward passes, first of all to those of this thread."""
+    """Make a session available to forward passes, with priority to those of this thread."""
     with _lock:
         _hooked[session.host.core].sessions.append(session)
     _own.set((*_own.get(), session))

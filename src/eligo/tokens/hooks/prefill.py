@@ -38,14 +38,14 @@ class PrefillPatcher:
     ) -> None:
         self.session, self.host, self.plan = session, session.host, session.plan
         self.question_mask = question_mask
-        self._thread = threading.local()  # holds the prompt that is generated from without a cache
+        self._thread = threading.local()  # holds the prompt of a generation without a cache
 
     def begin(self, kwargs: Kwargs) -> tuple[ForwardPass, Kwargs]:
         """Read and reduce a prompt; return its pass and the new arguments of the core."""
         host, input_ids = self.host, kwargs.get("input_ids")
         if input_ids is None:
             raise InputError(
-                "pruning: got inputs_embeds without input_ids; expected input_ids, which say "
+                "pruning: got inputs_embeds without input_ids; expected input_ids, which show "
                 "where the image tokens are"
             )
         mask = kwargs.get("attention_mask")
@@ -92,16 +92,16 @@ class PrefillPatcher:
         return capture
 
     def _prompt_length(self, input_ids: Tensor, kwargs: Kwargs) -> int:
-        """Return the length without generated tokens: without a cache, every step repeats all."""
-        known: Tensor | None = getattr(self._thread, "prompt_ids", None)
+        """Return the length without generated tokens, which every step without a cache repeats."""
+        previous: Tensor | None = getattr(self._thread, "prompt_ids", None)
         if (
-            known is not None
+            previous is not None
             and kwargs.get("use_cache") is False
-            and len(known) == len(input_ids)
-            and known.shape[1] < input_ids.shape[1]
-            and torch.equal(known, input_ids[:, : known.shape[1]])
+            and len(previous) == len(input_ids)
+            and previous.shape[1] < input_ids.shape[1]
+            and torch.equal(previous, input_ids[:, : previous.shape[1]])
         ):
-            return known.shape[1]
+            return previous.shape[1]
         self._thread.prompt_ids = input_ids
         return input_ids.shape[1]
 
@@ -138,7 +138,7 @@ class PrefillPatcher:
         kept, order, places = arrange(prompt.words, row_index.by_row(columns, -1), lengths)
         images = row_index.by_image(places[:, num_words:])
         if key_bias is not None:
-            # Made once, here: in a layer, checkpointing would expect it to be made again.
+            # Computed here, once: checkpointing would expect a layer to compute it again.
             empty = key_bias.new_zeros((row_index.batch, max(lengths)))
             key_bias = put(empty, key_bias, images, prompt.rows)
         base = Layout(
@@ -283,9 +283,10 @@ def _check_cache(cache: Any, state: PromptState, cached: int) -> None:
     for layer, layout in state.layouts.items():
         if layout is checked:  # one layer per layout is enough
             continue
-        checked, found = layout, cache.get_seq_length(layer)
-        if found != layout.width + cached:
+        checked, length = layout, cache.get_seq_length(layer)
+        if length != layout.width + cached:
             raise InputError(
-                f"pruning: the cache of layer {layer} has {found} columns, expected {layout.width} "
-                f"+ {cached}: it was changed outside (assisted decoding is not supported)"
+                f"pruning: the cache of layer {layer} has {length} columns, expected "
+                f"{layout.width} + {cached}: it was changed outside (assisted decoding is not "
+                "supported)"
             )

@@ -23,7 +23,7 @@ class RowIndex:
     """The batch row of each image, known without a device sync.
 
     Vision tokens are indexed by image, columns by row of the batch. If all rows have equally many
-    images, one is a view of the other.
+    images, converting between the two is a view.
     """
 
     rows: Sequence[int]  # row of each image, ascending
@@ -32,10 +32,10 @@ class RowIndex:
     @cached_property
     def per_row(self) -> list[list[int]]:
         """Images of each row."""
-        found: list[list[int]] = [[] for _ in range(self.batch)]
+        images: list[list[int]] = [[] for _ in range(self.batch)]
         for image, row in enumerate(self.rows):
-            found[row].append(image)
-        return found
+            images[row].append(image)
+        return images
 
     @cached_property
     def most(self) -> int:
@@ -96,7 +96,7 @@ class PromptScan:
     num_vision: Sequence[int]  # per row
     num_question: Sequence[int]  # per row
     is_whole: bool  # there is no padding
-    ends_real: bool  # no row is padded on the right
+    ends_real: bool  # no row has padding on the right
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class Prompt:
     """A batch of prompts with images, before anything is dropped; indices count its columns."""
 
     input_ids: Int[Tensor, "batch length"]
-    source: Sequence[int]  # index of each image of the batch among the captured images
+    source: Sequence[int]  # captured image that each image of the batch is
     row_index: RowIndex
     counts: Sequence[int]  # tokens per image
     grids: Sequence[tuple[int, int]]
@@ -231,17 +231,17 @@ def locate_images(scan: PromptScan, capture: Capture) -> Prompt:
     )
 
 
-def _assign(num_vision: Sequence[int], supplies: list[int]) -> tuple[list[int], list[int]]:
+def _assign(num_vision: Sequence[int], num_tokens: list[int]) -> tuple[list[int], list[int]]:
     """Return the captured image and the row of each image of the batch; beams repeat images."""
-    total, supply = sum(num_vision), sum(supplies)
+    total, captured = sum(num_vision), sum(num_tokens)
     if total == 0:
         raise InputError(
             "pruning: got a prompt without image tokens, expected one per vision token; let the "
             "processor write the prompt, and run text alone outside of pruning"
         )
-    beams = total // supply if supply and total % supply == 0 else 0
+    beams = total // captured if captured and total % captured == 0 else 0
     mismatch = InputError(
-        f"pruning: got {num_vision} image tokens per row for images of {supplies} vision tokens; "
+        f"pruning: got {num_vision} image tokens per row for images of {num_tokens} vision tokens; "
         "expected as many: let the processor write the prompt (chunked prefill is not supported)"
     )
     if beams == 0 or len(num_vision) % beams:
@@ -252,15 +252,15 @@ def _assign(num_vision: Sequence[int], supplies: list[int]) -> tuple[list[int], 
     for sample in range(0, len(num_vision), beams):
         for row in range(sample, sample + beams):
             image, left = first, num_vision[row]
-            while left > 0 and image < len(supplies):
-                left -= supplies[image]
+            while left > 0 and image < len(num_tokens):
+                left -= num_tokens[image]
                 source.append(image)
                 rows.append(row)
                 image += 1
             if left:
                 raise mismatch
         first = image
-    if first != len(supplies):
+    if first != len(num_tokens):
         raise mismatch
     return source, rows
 

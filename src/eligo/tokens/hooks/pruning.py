@@ -1,7 +1,7 @@
 """`with pruning(model, plan):` removes vision tokens, also from the caches.
 
 Hidden states, rotary tables and masks of a layer are gathered by the remaining columns; nothing is
-rebuilt, so what a host does with positions and masks (prefix attention, mRoPE, padding) is kept.
+rebuilt, so a host's own positions and masks (prefix attention, mRoPE, padding) are preserved.
 Layer 0 is never cut: `generate` counts by the length of its cache.
 """
 
@@ -48,7 +48,7 @@ def pruning(
     `question_mask`: True on the words of the prompt that reducers may read; default: everything
     except vision tokens and padding. Needed where answers follow the prompt. `scene`: for the
     oracle, the tokens that show an object which decides the answer, one row per image. `host`: an
-    adapter for a model family that eligo does not know.
+    adapter for a model family that eligo does not support.
 
     All turns of a conversation must happen inside one context. On exit the model is restored.
 
@@ -64,7 +64,7 @@ class TokenRemoval(PruningSession):
     """A session in which cuts remove columns."""
 
     def merge(self, reducer: Reducer, context: ReducerContext, budget: Budget) -> MergedTokens:
-        """Run the reducer, and average what it merged."""
+        """Run the reducer and average the tokens that it merges."""
         selection = run_reducer(reducer, context, budget)
         padded = context.padded or len(set(budget.tolist())) > 1
         sizes = None if selection.assignment is None else selection.sizes
@@ -80,7 +80,7 @@ class TokenRemoval(PruningSession):
     def adapt_inputs(
         self, layer: int, forward: ForwardPass, hidden: Tensor, kwargs: Kwargs
     ) -> tuple[Tensor, Kwargs]:
-        """Gather everything that is still as long as layer 0."""
+        """Gather states, mask and rotary tables by the columns of the layer."""
         if forward.is_prompt:
             layout, hidden = self._enter(layer, forward.state, hidden)
         else:
@@ -88,11 +88,11 @@ class TokenRemoval(PruningSession):
         if layout.index is None and layout.bias is None:
             return hidden, {}
         mask, tables = kwargs.get("attention_mask"), kwargs.get("position_embeddings")
-        known = forward.adapted.get(layout)
-        if known is None or known[0] is not mask or known[1] is not tables:
+        cached = forward.adapted.get(layout)
+        if cached is None or cached[0] is not mask or cached[1] is not tables:
             adapted = self._mask_and_tables(layout, forward, hidden, kwargs)
-            known = forward.adapted[layout] = (mask, tables, adapted)
-        return hidden, known[2]
+            cached = forward.adapted[layout] = (mask, tables, adapted)
+        return hidden, cached[2]
 
     def _mask_and_tables(
         self, layout: Layout, forward: ForwardPass, hidden: Tensor, kwargs: Kwargs
@@ -106,7 +106,7 @@ class TokenRemoval(PruningSession):
         changed: dict[str, Any] = {"attention_mask": mask}
         if layout.index is None:
             return changed
-        # Flash attention would take gaps for the borders of packed sequences.
+        # Flash attention would treat gaps as borders of packed sequences.
         changed["position_ids"] = None
         if self.plan.positions == "reindex":
             positions = kwargs["position_ids"]
@@ -177,7 +177,7 @@ class TokenRemoval(PruningSession):
         return move, selection if selection.assignment is not None else None, layout
 
     def _fold(self, layer: int, state: PromptState, hidden: Tensor, selection: Selection) -> Tensor:
-        """Replace vision tokens by the means of what was merged into them."""
+        """Replace vision tokens by the means of the tokens merged into them."""
         before = state.layouts[layer - 1]
         images, rows = before.images.to(hidden.device), state.prompt.rows.to(hidden.device)
         folded = selection.fold(ops.gather(hidden[rows], images))
@@ -186,7 +186,7 @@ class TokenRemoval(PruningSession):
     def _reindexed(
         self, forward: ForwardPass, layout: Layout, positions: Tensor, hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return rotary tables for positions without gaps, made by the host's own module."""
+        """Return rotary tables for positions without gaps, from the host's own module."""
         assert layout.index is not None
         real = (forward.state.kept >= 0).repeat_interleave(forward.times, 0).to(positions.device)
         index = layout.index.to(positions.device)

@@ -1,4 +1,4 @@
-"""What `pruning` and `masking` share: one open context, and the checks of its inputs.
+"""Base class of `pruning` and `masking`: one open context, and the checks of its inputs.
 
 The hooks are in `model_hooks`. Stage 1 acts at the core (the model without its head), not at the
 outermost model, because PEFT calls the `forward` of the latter without its hooks.
@@ -52,14 +52,14 @@ class PruningSession:
         plan: Plan,
         question_mask: Tensor | None,
         scene: Tensor | None,
-        make_host: Callable[[nn.Module], Host] | None,
+        host_factory: Callable[[nn.Module], Host] | None,
     ) -> None:
-        self.host = host_of(model, make_host)
+        self.host = host_of(model, host_factory)
         self.plan = plan.resolve(len(self.host.layers), self.host.supply)
         check_plan(self.host, self.plan)
         self.cuts = dict(zip(self.plan.layers, self.plan.cuts, strict=True))
         self.trace = LatestTrace()
-        self._question_mask, self._scene, self._made_by = question_mask, scene, make_host
+        self._question_mask, self._scene, self._host_factory = question_mask, scene, host_factory
         self.is_open = False
         self._states: WeakKeyDictionary[Any, PromptState] = WeakKeyDictionary()  # by cache
         self._stack = ExitStack()
@@ -69,7 +69,7 @@ class PruningSession:
     def __enter__(self) -> "PruningSession":
         refuse_nesting(self.host.core)
         with ExitStack() as stack:
-            self.host = host = stack.enter_context(hooks_on(self.host, self._made_by))
+            self.host = host = stack.enter_context(hooks_on(self.host, self._host_factory))
             if any(_ROWS & cut.reducer.needs for cut in self.plan.cuts):
                 stack.enter_context(recording(host.text.config, "the language model"))
             if self._needs_tower_rows:
@@ -85,13 +85,13 @@ class PruningSession:
         with self._pass_ended:
             self.is_open = False
             unregister(self)
-            here = threading.get_ident()  # passes of other threads are completed
+            here = threading.get_ident()  # wait for the passes of other threads
             self._pass_ended.wait_for(lambda: set(self._passes) <= {here})
         self._stack.__exit__(*error)
         for cache in list(self._states):
             cache.update = _refuse_cache
         self._states.clear()
-        # It refers to this session: the cycle would keep tower features until garbage collection.
+        # Break the reference cycle: it would keep tower features until garbage collection.
         del self.prefill
 
     @property
@@ -227,7 +227,7 @@ class PruningSession:
         return (hidden, *args[1:]), kwargs
 
     def leave_text(self, module: nn.Module, output: Any) -> None:
-        """Make sure that checkpointed layers, which run again in backward, find their hooks."""
+        """Check in backward that the hooks are still there if checkpointed layers run again."""
         hidden = output[0]
         if module.training and hidden.requires_grad and self.is_checkpointed():
             hidden.register_hook(self._check_open)

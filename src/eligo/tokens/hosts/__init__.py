@@ -37,7 +37,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def host_of(model: nn.Module, make: Callable[[nn.Module], Host] | None = None) -> Host:
-    """Return the adapter of a model; `make` builds one for a family that eligo does not know."""
+    """Return the adapter of a model; `make` builds one for a family that eligo does not support."""
     refuse_compiled(model)
     bare = unwrap(model)
     host = (make or _family(bare))(bare)

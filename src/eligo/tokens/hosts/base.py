@@ -1,6 +1,6 @@
 """The adapter between pruning and a vision-language model of `transformers` (a host).
 
-A host has a *core* (tower, projector, language model; no head). Projector and tower are watched by
+A host has a *core* (tower, projector, language model; no head). Projector and tower are captured by
 hooks, since `generate` runs them before the first forward pass and passes only their output. To
 support another family, subclass `Host` and pass it: `pruning(model, plan, host=MyHost)`.
 """
@@ -95,11 +95,11 @@ class Host:
         return self._call.tower_rows
 
     def begin_tower(self) -> None:
-        """Clear what an earlier call of the tower left in this thread."""
+        """Clear the state of an earlier call of the tower in this thread."""
         self._call.tower_rows, self._call.tower_output = [], None
 
     def end_tower(self, output: Any) -> None:
-        """Remember the tower's output, which `get_image_features` completes and returns."""
+        """Store the tower's output, which `get_image_features` completes and returns."""
         if hasattr(output, "pooler_output"):
             self._call.tower_output = output
 
@@ -147,7 +147,7 @@ class Host:
 
     @property
     def has_cls(self) -> bool:
-        """Whether the tower has a [CLS] token, the first, that is cut off."""
+        """Whether the tower's first token is [CLS], which is cut off."""
         return getattr(self.config, "vision_feature_select_strategy", None) == "default"
 
     @property
@@ -157,7 +157,7 @@ class Host:
         return self.feature_layer(encoder.layers).self_attn  # pyright: ignore
 
     def feature_layer(self, layers: nn.ModuleList) -> nn.Module:
-        """Return the layer whose output is `hidden_states[vision_feature_layer]`; else the last."""
+        """Return the layer that computes `hidden_states[vision_feature_layer]`, or the last one."""
         chosen = getattr(self.config, "vision_feature_layer", -1)
         chosen = chosen if isinstance(chosen, int) else chosen[-1]
         output = chosen if chosen >= 0 else len(layers) + 1 + chosen
@@ -176,9 +176,9 @@ class Host:
     def hooks(self) -> list[Any]:
         """Register the hooks that capture features; return their handles."""
         assert self.projector is not None
-        return [self.projector.register_forward_hook(self._keep)]
+        return [self.projector.register_forward_hook(self._capture_output)]
 
-    def _keep(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def _capture_output(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if self._call.is_projecting:
             return
         features: Tensor = args[0]
@@ -222,7 +222,7 @@ class Host:
             self._call.is_projecting = False
 
     def embed(self, input_ids: Ids) -> Float[Tensor, "batch length text_width"]:
-        """Return input embeddings; placeholders outside of the vocabulary get any."""
+        """Return input embeddings; arbitrary ones for placeholders outside of the vocabulary."""
         table = self.core.get_input_embeddings()
         if self.image_token_id >= table.num_embeddings:
             input_ids = input_ids.masked_fill(input_ids == self.image_token_id, 0)
@@ -271,8 +271,8 @@ class Host:
 
 def _shares_memory(outputs: Any, projected: Sequence[Tensor]) -> bool:
     """Whether encoder outputs hold the captured features themselves."""
-    found = getattr(outputs, "pooler_output", outputs)
-    first = found if isinstance(found, Tensor) else next(iter(found), None)
+    features = getattr(outputs, "pooler_output", outputs)
+    first = features if isinstance(features, Tensor) else next(iter(features), None)
     return (
         isinstance(first, Tensor)
         and first.untyped_storage().data_ptr() == projected[0].untyped_storage().data_ptr()

@@ -12,7 +12,7 @@ class Llava(Host):
 
     @property
     def feature_width(self) -> int:
-        """Several layers may be concatenated."""
+        """Width of the tower's features; several layers may be concatenated."""
         layers = self.config.vision_feature_layer
         return self.tower.config.hidden_size * (1 if isinstance(layers, int) else len(layers))
 

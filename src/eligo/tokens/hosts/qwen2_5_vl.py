@@ -30,9 +30,9 @@ class Qwen25VL(Host):
 
     def hooks(self) -> list[Any]:
         """Hook the tower, whose output is already projected."""
-        return [self.tower.register_forward_hook(self._keep_tower, with_kwargs=True)]
+        return [self.tower.register_forward_hook(self._capture_tower, with_kwargs=True)]
 
-    def _keep_tower(
+    def _capture_tower(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         grid: Tensor = kwargs["grid_thw"] if "grid_thw" in kwargs else args[1]
@@ -97,12 +97,12 @@ class Qwen25VL(Host):
         return positions[None] if given is not None else positions.expand(3, -1, -1)
 
     def logical_length(self, position_ids: Positions, offsets: Offsets | None) -> int:
-        """Position ids have four rows (unshifted text first), or one or three shifted rows."""
+        """Undo the shift: position ids have four rows (unshifted text first), or one or three."""
         last = position_ids[0][..., -1:]
         if position_ids.shape[0] != 4 and offsets is not None:
             last = last - offsets.to(last.device)
         return int(last.max()) + 1
 
     def state(self) -> dict[str, Any]:
-        """Offsets of the positions of later turns."""
+        """Return the offsets of the positions of later turns."""
         return {"rope_deltas": self.core.rope_deltas}

@@ -1,8 +1,8 @@
 """Time to the first token, prefill and decoding under a plan, against the unpruned model.
 
-All cases take turns, so that a busy machine slows all of them; speed-ups are ratios of medians. One
-turn is a forward pass over pixels and prompt up to the first token, then some greedy decoding. On a
-GPU, CUDA events mark the moments and are read when the turn is over.
+Cases alternate, so that load on the machine affects all of them; speed-ups are ratios of medians.
+One turn is a forward pass over pixels and prompt up to the first token, then a few steps of greedy
+decoding. On a GPU, times are CUDA events, which are read at the end of the turn.
 
 - `ttft`: tower, projector, selector, prefill, first token.
 - `prefill`: from the first output of the projector to the first token, selector included.
@@ -34,7 +34,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class BenchCase:
-    """One way to run the model."""
+    """A configuration of the model to time."""
 
     name: str
     plan: Plan | None = None
@@ -80,17 +80,17 @@ class Timings:
         return plain if self.peak_mib is None else {**plain, "peak_mib": self.peak_mib}
 
 
-def timing_rows(found: Mapping[str, Timings], batch: int, time: str = "ttft") -> list[dict]:
+def timing_rows(timings: Mapping[str, Timings], batch: int, time: str = "ttft") -> list[dict]:
     """Return one row per case; the speed-up is that of `time` against the first case."""
-    full = next(iter(found.values()))[time].p50
+    full = next(iter(timings.values()))[time].p50
     return [
-        {"variant": name, "batch": batch, "speedup": full / one[time].p50, **one.as_plain()}
-        for name, one in found.items()
+        {"variant": name, "batch": batch, "speedup": full / case[time].p50, **case.as_plain()}
+        for name, case in timings.items()
     ]
 
 
 def predicted_speedup(full: Timings, cost: Cost) -> float:
-    """Return `t_full / (t_full - R t_llm)`: the speed-up of TTFT if time followed FLOPs.
+    """Return `t_full / (t_full - R t_llm)`: the TTFT speed-up if time followed FLOPs.
 
     R is the share of the language model's FLOPs that the plan saves.
     """
@@ -99,30 +99,30 @@ def predicted_speedup(full: Timings, cost: Cost) -> float:
 
 
 class Marks:
-    """Moments of one turn; only the first of each name is kept."""
+    """Time stamps of one turn; only the first of each name is kept."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._moments: dict[str, Any] = {}
+        self._stamps: dict[str, Any] = {}
 
     def clear(self) -> None:
         """Start a new turn."""
-        self._moments = {}
+        self._stamps = {}
 
     def set(self, name: str) -> None:
-        """Mark this moment; on CUDA, in the stream of the device."""
-        if name in self._moments:
+        """Record a time stamp; on CUDA, in the current stream."""
+        if name in self._stamps:
             return
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self._moments[name] = event
+            self._stamps[name] = event
         else:
-            self._moments[name] = time.perf_counter()
+            self._stamps[name] = time.perf_counter()
 
     def between(self, first: str, last: str) -> float:
-        """Return milliseconds; the device must have passed both moments."""
-        start, stop = self._moments[first], self._moments[last]
+        """Return milliseconds; the device must have reached both time stamps."""
+        start, stop = self._stamps[first], self._stamps[last]
         if self.device.type == "cuda":
             return start.elapsed_time(stop)
         return 1000 * (stop - start)
@@ -135,29 +135,29 @@ def run_rounds(
     rounds: int,
     on_turn: Callable[[int], None] = lambda _done: None,
 ) -> dict[str, Timings]:
-    """Time all cases in turn, `rounds` times after the warm-up.
+    """Time all cases alternately, `rounds` times after the warm-up.
 
     `on_turn` is called with the number of turns that are done.
     """
     if rounds < 1:
         raise InputError(f"--rounds: got {rounds}, expected 1 or more")
     device = inputs["input_ids"].device
-    found = {case.name: Timings() for case in cases}
+    timings = {case.name: Timings() for case in cases}
     with torch.no_grad(), _marking(model, Marks(device)) as marks:
         for turn in range(WARM_UP + rounds):
             for number, case in enumerate(cases, 1):
                 if device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(device)
-                took = _turn(model, case, inputs, marks)
+                times = _turn(model, case, inputs, marks)
                 on_turn(turn * len(cases) + number)
                 if turn < WARM_UP:
                     continue
-                timings = found[case.name]
-                timings.add(took)
+                timed = timings[case.name]
+                timed.add(times)
                 if device.type == "cuda":
                     peak = torch.cuda.max_memory_allocated(device) / _MIB
-                    timings.peak_mib = max(peak, timings.peak_mib or 0.0)
-    return found
+                    timed.peak_mib = max(peak, timed.peak_mib or 0.0)
+    return timings
 
 
 @contextmanager
@@ -198,22 +198,22 @@ def _turn(
                 _decode(model, inputs["attention_mask"], cache, token)
                 marks.set("last")
             _wait(marks.device)
-            took = {
+            times = {
                 "ttft": marks.between("start", "first"),
                 "prefill": marks.between("projected", "first"),
                 "llm": marks.between("llm", "llm_end"),
             }
             if case.decodes:
-                took["decode"] = marks.between("first", "last") / _DECODE_STEPS
+                times["decode"] = marks.between("first", "last") / _DECODE_STEPS
             if trace is not None:
-                took["selector"] = trace.selector_ms
-            return took
+                times["selector"] = trace.selector_ms
+            return times
     finally:
         text._attn_implementation = before
 
 
 def _decode(model: Any, mask: Tensor, cache: DynamicCache, token: Tensor) -> None:
-    """Decode greedily after the first token, without reading the tokens: nothing waits."""
+    """Decode greedily after the first token, without device syncs."""
     for _ in range(_DECODE_STEPS):
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         output = model(input_ids=token, attention_mask=mask, past_key_values=cache, use_cache=True)

@@ -1,8 +1,8 @@
-"""Methods at equal cost: how many tokens a method may keep to cost what the others cost.
+"""Methods at equal cost: the number of tokens with which a method reaches a given cost.
 
 The cost is that of language model and selector. A method that cuts inside the language model also
-pays for the layers before its cut, so it keeps fewer tokens than one before it. If even one token
-exceeds the cost, the method gets its cheapest setting.
+runs the layers before its cut on all tokens, so it keeps fewer than one that acts before the model.
+If even one token exceeds the cost, the method gets its cheapest setting.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from eligo.tokens.plan import Cut, Plan, Stage1
 
 CLOSE = 0.01
 """Relative difference up to which costs are equal."""
-_FIRST_CUTS = (2, 1, 3)  # that of FastV, then its neighbours
+_FIRST_CUTS = (2, 1, 3)  # FastV's layer, then its neighbours
 _PYRAMIDS = ((1 / 4, 1 / 2, 3 / 4), (1 / 12, 1 / 4, 1 / 2), (1 / 6, 1 / 3, 2 / 3))
 
 
@@ -28,12 +28,12 @@ class Arrangement:
     layers: tuple[int, ...] = ()
     """Layers of its cuts; none: before the language model."""
 
-    def plan(self, kept: int, supply: int) -> Plan:
-        """Return a plan that keeps `kept` of `supply` tokens, and the same share at every cut."""
+    def plan(self, kept: int, num_tokens: int) -> Plan:
+        """Return a plan that keeps `kept` of `num_tokens`, and the same share at every cut."""
         if not self.layers:
             return Plan(Stage1(self.method, kept))
         budgets = [
-            max(1, round(supply * (kept / supply) ** power))
+            max(1, round(num_tokens * (kept / num_tokens) ** power))
             for power in range(1, len(self.layers) + 1)
         ]
         return Plan(
@@ -56,7 +56,7 @@ class Matched:
     arrangement: Arrangement
     plan: Plan
     spent: float
-    """Its cost relative to the given one; within `CLOSE` of 1 if they are equal."""
+    """Its cost relative to the given one; equal if within `CLOSE` of 1."""
 
 
 def spending(shape: HostShape, plan: Plan, text: int) -> float:
@@ -67,21 +67,21 @@ def spending(shape: HostShape, plan: Plan, text: int) -> float:
 
 def match(arrangement: Arrangement, shape: HostShape, text: int, allowed: float) -> Matched:
     """Return the plan whose cost is nearest to `allowed` FLOPs."""
-    supply = shape.vision
-    assert supply is not None  # hosts of one image size only
-    low, high = 1, supply
+    num_tokens = shape.vision
+    assert num_tokens is not None  # hosts of one image size only
+    low, high = 1, num_tokens
     while low < high:  # the largest number that does not exceed the cost
         middle = (low + high + 1) // 2
-        if spending(shape, arrangement.plan(middle, supply), text) <= allowed:
+        if spending(shape, arrangement.plan(middle, num_tokens), text) <= allowed:
             low = middle
         else:
             high = middle - 1
 
     def spent(kept: int) -> float:
-        return spending(shape, arrangement.plan(kept, supply), text) / allowed
+        return spending(shape, arrangement.plan(kept, num_tokens), text) / allowed
 
-    kept = min(range(low, min(low + 2, supply + 1)), key=lambda kept: abs(spent(kept) - 1))
-    return Matched(arrangement, arrangement.plan(kept, supply), spent(kept))
+    kept = min(range(low, min(low + 2, num_tokens + 1)), key=lambda kept: abs(spent(kept) - 1))
+    return Matched(arrangement, arrangement.plan(kept, num_tokens), spent(kept))
 
 
 def candidates(
@@ -91,26 +91,26 @@ def candidates(
 
     If no setting reaches the cost, return only the cheapest.
     """
-    found = [
-        match(one, shape, text, allowed)
-        for one in itertools.islice(_arrangements(name, shape.num_layers), 8 * num_trials)
+    matches = [
+        match(arrangement, shape, text, allowed)
+        for arrangement in itertools.islice(_arrangements(name, shape.num_layers), 8 * num_trials)
     ]
-    fair = [one for one in found if abs(one.spent - 1) <= CLOSE]
-    return fair[:num_trials] or [min(found, key=lambda one: one.spent)]
+    equal = [matched for matched in matches if abs(matched.spent - 1) <= CLOSE]
+    return equal[:num_trials] or [min(matches, key=lambda matched: matched.spent)]
 
 
 def _arrangements(name: str, num_layers: int) -> Iterator[Arrangement]:
     """Yield the default setting at all layers, then the next setting; each once."""
-    seen = set()
+    yielded = set()
     settings = proposals(name, 64)
     if name == "cdpruner":  # with [CLS] attention it also works before the language model
         before = [method.replace({"relevance": "cls_row"}) for method in settings]
-        settings = [one for pair in zip(before, settings, strict=True) for one in pair]
+        settings = [method for pair in zip(before, settings, strict=True) for method in pair]
     for method in settings:
         for layers in _places(method, num_layers):
             key = (str(method), layers)
-            if key not in seen:
-                seen.add(key)
+            if key not in yielded:
+                yielded.add(key)
                 yield Arrangement(method, layers)
 
 

@@ -1,7 +1,7 @@
 """Answers of a host to the same questions under several plans, through stock `generate`.
 
-Batches are the outer loop, so that every image is prepared once for all plans. Costs are counted
-from the tokens that were really kept, question by question, including those of the selector.
+Batches are the outer loop, so that an image is preprocessed once for all plans. Costs are counted
+from the tokens that were kept, question by question, and include the selector.
 """
 
 from collections import Counter
@@ -79,7 +79,7 @@ class Answers:
     @property
     def right(self) -> dict[str, list[bool]]:
         """Which answers are right; a question on a scene has one answer."""
-        return {name: [one > 0.5 for one in each] for name, each in self.accuracy.items()}
+        return {name: [x > 0.5 for x in values] for name, values in self.accuracy.items()}
 
 
 def answer_questions(
@@ -94,10 +94,10 @@ def answer_questions(
     with_cost: bool = True,
     on_progress: Callable[[int], None] = _ignore,
 ) -> Answers:
-    """Answer every question under every plan (None: the model as it is).
+    """Answer every question under every plan (None: the unpruned model).
 
     `on_progress` is called with the number of questions that are done. `with_cost` needs a host
-    whose shape `HostShape` knows.
+    that `HostShape` supports.
     """
     device = next(model.parameters()).device
     for plan in plans.values():
@@ -151,7 +151,7 @@ def generate_answers(
 ) -> list[str]:
     """Return the greedy answers of a host to a batch on its device."""
     inputs = floats_of(model, batch.inputs)
-    generate: Any = getattr(model, "generate")  # noqa: B009 (a Module has none, a host has)
+    generate: Any = getattr(model, "generate")  # noqa: B009 (nn.Module does not declare it)
     output = generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
     new = output[:, inputs["input_ids"].shape[1] :]
     return [text.strip() for text in processor.batch_decode(new, skip_special_tokens=True)]

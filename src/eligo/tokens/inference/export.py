@@ -1,9 +1,9 @@
 """Stage 1 as a module for engines that run the tower and the language model themselves.
 
-Such an engine sets the number of placeholders before it has features: `Plan.count` returns it. The
+Such an engine needs the number of placeholders before it has features: `Plan.count` returns it. The
 module maps the tower features of an image to fewer features, with their positions in the grid and
 the number of tokens that each one replaces. Engines add no attention bias, so plans that merge and
-need one (`size_bias`) are refused; cuts between layers run in transformers only.
+need one (`size_bias`) are errors; cuts between layers run in transformers only.
 """
 
 import json
@@ -102,21 +102,21 @@ def export_stage1(
     for side in grid:
         check_count("grid", side)
     check_count("width", width)
-    supply, budget = grid[0] * grid[1], plan.stage1.budget
-    if budget is not None and budget > supply:
+    num_tokens, budget = grid[0] * grid[1], plan.stage1.budget
+    if budget is not None and budget > num_tokens:
         raise InputError(
-            f"Plan: got a budget of {budget}; expected at most {supply}, the number of vision "
+            f"Plan: got a budget of {budget}; expected at most {num_tokens}, the number of vision "
             f"tokens of a grid of {grid[0]} x {grid[1]}"
         )
     reducer = plan.stage1.reducer
-    unknown = sorted(set(reducer.needs) - {"question"})
-    if unknown:
+    unavailable = sorted(set(reducer.needs) - {"question"})
+    if unavailable:
         raise InputError(
-            f"{reducer.name}: reads {', '.join(unknown)}, which an engine does not provide; "
+            f"{reducer.name}: reads {', '.join(unavailable)}, which an engine does not provide; "
             "expected a reducer that reads features, or features and question"
         )
     module = Stage1Module(reducer, plan.count(grid), grid).eval()
-    features = torch.randn(1, supply, width, dtype=dtype)
+    features = torch.randn(1, num_tokens, width, dtype=dtype)
     arguments: tuple[Tensor, ...] = (features,)
     if "question" in reducer.needs:
         if question_width is None:
@@ -124,12 +124,12 @@ def export_stage1(
         words = torch.randn(1, 8, question_width, dtype=dtype)
         arguments = (features, words, torch.ones(1, 8, dtype=torch.bool))
     with torch.no_grad():
-        folds = module.select(*arguments).assignment is not None
-    if folds and plan.size_bias:
+        merges = module.select(*arguments).assignment is not None
+    if merges and plan.size_bias:
         raise InputError(
             f"{reducer.name}: this plan adds log(size) to the attention of merged tokens "
-            "(size_bias), which engines cannot; train with size_bias: false and export that (for a "
-            "training-free method: --plain), or run this plan in transformers"
+            "(size_bias), which engines do not support; train with size_bias: false and export "
+            "that (for a training-free method: --plain), or run this plan in transformers"
         )
     program = _exported(module, arguments, reducer.name)
     left_out = [f"cut at layer {cut.layer}" for cut in plan.cuts]
@@ -148,12 +148,12 @@ def export_stage1(
         "left_out": left_out,
     }
     out = Path(out)
-    content = BytesIO()  # torch ends the process if the disk is full
+    content = BytesIO()  # not a file: torch aborts the process if the disk is full
     torch.export.save(program, content)
     write_bytes(out / MODULE, content.getvalue())
     write_text(out / ABOUT, json.dumps(about, indent=1) + "\n")
     paths = str(out / MODULE), str(out / ABOUT)
-    return ExportedStage1(*paths, reducer.name, names, supply, module.budget, left_out)
+    return ExportedStage1(*paths, reducer.name, names, num_tokens, module.budget, left_out)
 
 
 def _exported(module: nn.Module, arguments: tuple[Tensor, ...], name: str) -> Any:
@@ -179,7 +179,7 @@ def _shape(name: str, value: Tensor) -> list[int | str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch, which logs the whole graph if an export fails."""
+    """Suppress torch's logging of the whole graph if an export fails."""
     logger = logging.getLogger("torch")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)

@@ -2,8 +2,8 @@
 
 lmms-eval finds `manifest` by the entry point `lmms_eval.models`, and calls it while it is itself
 being imported; `PrunedModel`, which inherits from a class of lmms-eval, is built on first use.
-Prompts go through the processor of the host, greedily unless a task says otherwise. The mean costs
-are logged in the results of lmms-eval.
+Prompts go through the processor of the host; decoding is greedy unless a task sets a temperature.
+The mean costs are logged in the results of lmms-eval.
 """
 
 import json
@@ -49,10 +49,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from lmms_eval.api.model import lmms  # pyright: ignore[reportMissingImports]
 
-    made = type(
+    model_class = type(
         name, (_PrunedModel, lmms), {"__module__": __name__, "__doc__": _PrunedModel.__doc__}
     )
-    return globals().setdefault(name, made)
+    return globals().setdefault(name, model_class)
 
 
 class Prompt(NamedTuple):
@@ -93,8 +93,8 @@ class _PrunedModel:
             raise InputError(f"batch_size: got {batch_size}, expected a whole number, 1 or more")
         self.plan = load_plan(plan, method, numbers("budget", budget), numbers("layer", layer))
         state = PartialState()
-        several = state.num_processes > 1
-        self.device: Any = state.device if several else resolve_device(device)
+        is_distributed = state.num_processes > 1
+        self.device: Any = state.device if is_distributed else resolve_device(device)
         dtype = dtype or ("bfloat16" if self.device.type == "cuda" else "float32")
         host = load_config(HostConfig, {"model": pretrained, "dtype": dtype})
         self.model, self.processor = load_host(host, device=self.device)
@@ -112,13 +112,13 @@ class _PrunedModel:
         schedules: Counter[Schedule] = Counter()
         seconds, num_tokens, done = 0.0, 0, 0
         with ProgressBar("answers", len(requests), visible=self.rank == 0) as bar:
-            for indices in batches([one.args[2] for one in requests], self.batch_size):
+            for indices in batches([request.args[2] for request in requests], self.batch_size):
                 prompts = [self._read(index, requests[index]) for index in indices]
                 for batch in split_by_images(prompts):
-                    began = time.perf_counter()
+                    started = time.perf_counter()
                     output, counted = self._generate(batch)
                     texts = self.processor.batch_decode(output, skip_special_tokens=True)
-                    seconds += time.perf_counter() - began
+                    seconds += time.perf_counter() - started
                     num_tokens += int((output != self.processor.tokenizer.pad_token_id).sum())
                     schedules.update(counted)
                     for prompt, text in zip(batch, texts, strict=True):
@@ -131,11 +131,11 @@ class _PrunedModel:
         return answers
 
     def loglikelihood(self, requests: Sequence[Any]) -> Any:
-        """Not supported: likelihoods after a pruned prompt are not what these tasks score."""
+        """Not supported: these tasks score likelihoods after the full prompt."""
         raise NotImplementedError("eligo supports generate_until tasks only; choose one of those")
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> Any:
-        """Not supported: a later round may bring new images, which a pruned prompt cannot take."""
+        """Not supported: a later round may add images, which a pruned prompt does not support."""
         raise NotImplementedError("eligo supports single-round tasks only; choose one of those")
 
     def _read(self, index: int, request: Any) -> Prompt:
@@ -196,8 +196,9 @@ class _PrunedModel:
 def batches(settings: Sequence[dict[str, Any]], size: int) -> Iterator[list[int]]:
     """Yield the indices of requests with the same settings, `size` at a time."""
     groups: dict[str, list[int]] = {}
-    for index, one in enumerate(settings):
-        groups.setdefault(json.dumps(one, sort_keys=True, default=str), []).append(index)
+    for index, task_settings in enumerate(settings):
+        key = json.dumps(task_settings, sort_keys=True, default=str)
+        groups.setdefault(key, []).append(index)
     for group in groups.values():
         for first in range(0, len(group), size):
             yield group[first : first + size]
@@ -205,23 +206,23 @@ def batches(settings: Sequence[dict[str, Any]], size: int) -> Iterator[list[int]
 
 def split_by_images(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
     """Yield the prompts with images, then those without, which cannot be pruned."""
-    for wanted in (True, False):
-        if found := [prompt for prompt in prompts if bool(prompt.images) == wanted]:
-            yield found
+    for has_images in (True, False):
+        if part := [prompt for prompt in prompts if bool(prompt.images) == has_images]:
+            yield part
 
 
 def generation(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a task as arguments of `generate`."""
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "max_new_tokens": settings.get("max_new_tokens", _MAX_NEW_TOKENS),
         "num_beams": settings.get("num_beams") or 1,
         "do_sample": bool(settings.get("temperature")),
     }
-    if found["do_sample"]:
-        found["temperature"] = settings["temperature"]
+    if options["do_sample"]:
+        options["temperature"] = settings["temperature"]
         if settings.get("top_p"):
-            found["top_p"] = settings["top_p"]
-    return found
+            options["top_p"] = settings["top_p"]
+    return options
 
 
 def truncate(answer: str, until: str | Sequence[str] | None) -> str:

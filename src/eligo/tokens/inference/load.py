@@ -11,7 +11,7 @@ from eligo.tokens.config import HostConfig
 
 
 def load_host(config: HostConfig, *, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
-    """Model (eval mode, no gradients) and processor: shipped, random, or from a folder or hub."""
+    """Return model (eval mode, no gradients) and processor: shipped, random, folder or hub."""
     from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, load_vlm
 
     if config.random is not None:
@@ -28,7 +28,7 @@ def load_host(config: HostConfig, *, device: str | torch.device = "cpu") -> tupl
 
 
 def floats_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Inputs with floats in the dtype in which the model computes."""
+    """Return the inputs with floats in the dtype of the model."""
     dtype = dtype_of(model)
     return {
         name: value.to(dtype) if value.is_floating_point() else value
@@ -37,6 +37,6 @@ def floats_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """The dtype of the first floating-point weights; quantised weights have none."""
+    """Return the dtype of the first floating-point weights; quantised weights have none."""
     floats = (p.dtype for p in model.parameters() if p.is_floating_point())
     return next(floats, torch.get_default_dtype())

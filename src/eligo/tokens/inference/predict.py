@@ -1,4 +1,4 @@
-"""One question on one image: the answer from fewer tokens, which they were, and the cost."""
+"""Answer one question on one image from fewer tokens; return the tokens and the cost too."""
 
 import json
 from dataclasses import dataclass
@@ -41,26 +41,26 @@ _REPEATS = 10
 
 @dataclass(frozen=True)
 class Prediction:
-    """An answer under a plan, the tokens that it was given from, and its cost."""
+    """An answer under a plan, the tokens that were kept for it, and its cost."""
 
     question: str
     answer: str
     cost: Cost
     trace: Trace
     images: tuple[Image.Image, ...]
-    """What the vision tower saw, cropped and scaled: the image, or its tiles."""
+    """Input of the vision tower, cropped and scaled: the image, or its tiles."""
 
     @property
     def selection(self) -> Selection:
         """The vision tokens that survive all stages: one row per image or tile, on the CPU.
 
-        Candidates are all tokens of the grid; a score is that of the last stage that gave one.
+        Candidates are all tokens of the grid; a score is from the last stage that scored the token.
         """
         return _surviving(self.trace)
 
     @property
     def picture(self) -> Image.Image:
-        """The tokens that survive each stage, drawn at every call."""
+        """A picture of the tokens that survive each stage, drawn at every access."""
         return stages_picture(
             self.images,
             [(_heading(stage), _kept(stage, self.trace)) for stage in self.trace.stages],
@@ -132,8 +132,8 @@ def predict(
         chosen = load_plan(plan, method, () if budget is None else (budget,))
     host: Any = model
     if not isinstance(model, nn.Module):
-        host, found = load_host(HostConfig(model=str(model)), device=resolve_device(device))
-        processor = processor or found
+        host, loaded = load_host(HostConfig(model=str(model)), device=resolve_device(device))
+        processor = processor or loaded
     elif processor is None:
         processor = _processor_of(host)
     return _answer(host, processor, chosen or _shipped_plan(host), image, question,
@@ -155,9 +155,10 @@ def _answer(
     move_plan(plan, device)
     inputs = {name: v.to(device) for name, v in floats_of(model, batch.inputs).items()}
     length = inputs["input_ids"].shape[1]
-    _check_budgets(plan, int((inputs["input_ids"] == image_token_id(processor)).sum()))
+    num_tokens = int((inputs["input_ids"] == image_token_id(processor)).sum())
+    plan.check_budgets(num_tokens, "of this image")
     ContextWatch(model).look(length)
-    # Read before `pruning`, which may wrap it.
+    # Read before `pruning`, which may replace it.
     backend = getattr(model.config.get_text_config(), "_attn_implementation", None)
     with pruning(model, plan, batch.question_mask.to(device)) as trace, torch.no_grad():
         output = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
@@ -171,14 +172,14 @@ def _answer(
         dtype=str(dtype).removeprefix("torch."),
         measured=measured,
     )
-    shown = batch.examples[0].image
-    assert isinstance(shown, Image.Image)
-    images = _tower_images(processor, batch.inputs, shown, trace)
+    upright = batch.examples[0].image
+    assert isinstance(upright, Image.Image)
+    images = _tower_images(processor, batch.inputs, upright, trace)
     return Prediction(question, answer, cost, trace, tuple(images))
 
 
 def _processor_of(model: Any) -> Any:
-    """Return the processor from where a model was loaded."""
+    """Return the processor from the folder or hub name that a model was loaded from."""
     from transformers import AutoProcessor
 
     try:
@@ -188,23 +189,13 @@ def _processor_of(model: Any) -> Any:
 
 
 def _shipped_plan(model: Any) -> Plan:
-    """Return the plan that comes with the shipped host; an error for any other host."""
+    """Return the plan that comes with the shipped host; raise for any other host."""
     if Path(str(model.config.name_or_path)) == SHIPPED / _SHIPPED_HOST:
         return Plan.from_pretrained(_SHIPPED_PLAN)
     raise InputError(
         "this model has no plan of its own; give a training-free method with a budget (such as "
-        "divprune), or a plan that `eligo tokens train` made for it"
+        "divprune), or a plan that `eligo tokens train` trained for it"
     )
-
-
-def _check_budgets(plan: Plan, supply: int) -> None:
-    """Refuse budgets above the number of vision tokens: they would keep everything."""
-    budgets = [stage.budget for stage in plan.stages if stage.budget is not None]
-    if budgets and max(budgets) > supply:
-        raise InputError(
-            f"Plan: got a budget of {max(budgets)}; expected at most {supply}, the number of "
-            "vision tokens of this image"
-        )
 
 
 def _surviving(trace: Trace) -> Selection:
@@ -213,35 +204,35 @@ def _surviving(trace: Trace) -> Selection:
     sizes = trace.grid.prod(-1).tolist()
     width = max(sizes)
     mask = torch.arange(width) < torch.tensor(sizes)[:, None]
-    reached = torch.arange(width).expand(mask.shape).masked_fill(~mask, -1)
+    remaining = torch.arange(width).expand(mask.shape).masked_fill(~mask, -1)
     scores = torch.zeros(mask.shape)
     weights: Float[Tensor, "images kept width"] | None = None
     for stage in trace.stages:
         selection = stage.selection.to("cpu")
         for image, scored in enumerate(selection.mask):
             count = int(scored.sum())
-            places = reached[image, reached[image] >= 0][:count].long()
+            places = remaining[image, remaining[image] >= 0][:count].long()
             scores[image, places] = selection.scores[image, :count]
         if weights is not None or selection.assignment is not None:
-            weights = _composed(selection, reached, weights, width)
-        reached = stage.positions.cpu()
-    return Selection(reached, scores, mask, weights)
+            weights = _composed(selection, remaining, weights, width)
+        remaining = stage.positions.cpu()
+    return Selection(remaining, scores, mask, weights)
 
 
 def _composed(
-    selection: Selection, reached: Tensor, weights: Tensor | None, width: int
+    selection: Selection, remaining: Tensor, weights: Tensor | None, width: int
 ) -> Float[Tensor, "images kept width"]:
     """Return how much of each token of the grid is in each kept token after one more stage."""
-    if weights is None:  # so far every token that reached the stage is itself
-        weights = torch.nn.functional.one_hot(reached.clamp(min=0).long(), width).float()
-        weights = weights * (reached >= 0)[..., None]
+    if weights is None:  # nothing was merged so far
+        weights = torch.nn.functional.one_hot(remaining.clamp(min=0).long(), width).float()
+        weights = weights * (remaining >= 0)[..., None]
     if selection.assignment is None:
         return selection.gather(weights[:, : selection.mask.shape[1]])
     return selection.assignment.float() @ weights[:, : selection.mask.shape[1]]
 
 
 def _measure(model: Any, inputs: dict[str, Tensor], trace: Trace, backend: str | None) -> Measured:
-    """Measure the time to the first token, tower included, and the share of the selector."""
+    """Measure the time to the first token, tower included, and that of the selector."""
     device = next(model.parameters()).device
     first, selector = [], []
     for _ in range(_REPEATS):
@@ -290,6 +281,6 @@ def _tower_images(
         torch.tensor(getattr(processor.image_processor, name)).view(3, 1, 1)
         for name in ("image_mean", "image_std")
     )
-    shown = pixels.flatten(0, -4).float().cpu() * std + mean
-    arrays = (shown.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    colours = pixels.flatten(0, -4).float().cpu() * std + mean
+    arrays = (colours.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     return [Image.fromarray(np.ascontiguousarray(array)) for array in arrays]

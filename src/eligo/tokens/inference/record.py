@@ -23,7 +23,7 @@ def record(
 ) -> ExplorerRecord:
     """Return a record with a stage for each reduction (and tile), over the grid of the tokens.
 
-    `answers`: those to show, by default only that of the prediction.
+    `answers`: the answers to show, by default only that of the prediction.
     """
     images = prediction.images
     names = ["image"] if len(images) == 1 else [f"tile {n + 1}" for n in range(len(images))]
@@ -42,24 +42,24 @@ def record(
 def trace_stages(trace: Trace, pictures: Sequence[str]) -> tuple[Stage, ...]:
     """Return the stages of a trace in the order of their layers; `pictures`: one name per image."""
     assert trace.grid is not None
-    made = []
+    stages = []
     for image, (picture, (rows, columns)) in enumerate(
         zip(pictures, trace.grid.tolist(), strict=True)
     ):
-        reached = list(range(rows * columns))
+        remaining = list(range(rows * columns))
         for stage in trace.stages:
             kept = [place for place in stage.positions[image].tolist() if place >= 0]
-            made.append(
+            stages.append(
                 Stage(
                     name=stage.name,
-                    selection=_of_image(stage.selection.to("cpu"), image, len(reached)),
+                    selection=_of_image(stage.selection.to("cpu"), image, len(remaining)),
                     over=Grid(picture, rows, columns),
                     layer=stage.layer,
-                    candidates=None if len(reached) == rows * columns else tuple(reached),
+                    candidates=None if len(remaining) == rows * columns else tuple(remaining),
                 )
             )
-            reached = kept
-    return tuple(sorted(made, key=lambda stage: stage.layer or 0))  # stable: tiles stay in order
+            remaining = kept
+    return tuple(sorted(stages, key=lambda stage: stage.layer or 0))  # stable: tiles stay in order
 
 
 def _of_image(selection: Selection, image: int, num_candidates: int) -> Selection:

@@ -23,7 +23,7 @@ def load_plan(
     budgets: Sequence[int | float] = (),
     layers: Sequence[int | float] = (),
 ) -> Plan:
-    """Load a plan from a folder, by its shipped name or from the hub; or build one of a method.
+    """Load a plan from a folder, by its shipped name or from the hub; or build one from a method.
 
     A budget is a number of vision tokens or, if it is a float, a share of them. A layer is an
     index or, if it is a float, a depth between 0 and 1.

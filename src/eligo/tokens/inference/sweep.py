@@ -1,7 +1,7 @@
-"""Accuracy over cost: methods and plans answer the same questions, through stock `generate`.
+"""Accuracy over cost of methods and plans on the same questions, through stock `generate`.
 
 A variant is a training-free method at a budget, or a trained plan. The unpruned model and the blind
-baseline, which sees no image, are always compared too.
+baseline, which gets no image, are always included.
 """
 
 import hashlib
@@ -55,12 +55,12 @@ def variants_of(config: SweepConfig, plans: Iterable[tuple[str, Plan]] = ()) -> 
             for budget in config.budgets
         ]
     variants += [Variant(name, plan) for name, plan in plans]
-    different = {variant.key: variant for variant in variants}.values()
-    return [Variant(WHOLE, Plan()), *different, Variant(BLIND, None)]
+    unique = {variant.key: variant for variant in variants}.values()
+    return [Variant(WHOLE, Plan()), *unique, Variant(BLIND, None)]
 
 
 def _digest(plan: Plan) -> str:
-    """Return a hash of the settings and weights that decide which tokens a plan keeps."""
+    """Return a hash of the settings and weights of a plan."""
     digest = hashlib.sha256()
     settings = [plan.positions, plan.size_bias]
     for stage in plan.stages:
@@ -88,7 +88,7 @@ class Sweep:
         )
 
     def check(self, variants: Sequence[Variant]) -> None:
-        """Refuse plans that do not fit the host, before any question is answered."""
+        """Raise for plans that do not fit the host, before any question is answered."""
         for variant in variants:
             if variant.plan is None:
                 continue

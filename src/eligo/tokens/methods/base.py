@@ -1,7 +1,7 @@
 """Base class of all training-free methods, and helpers that build a `Selection`.
 
-A method has no state, so its config is also its `Reducer`: `ToMe(rounds=4)` is what a YAML holds,
-what a table prints and what selects tokens.
+A method has no state, so its config is also its `Reducer`: `ToMe(rounds=4)` is read from a YAML
+file, printed in tables, and selects tokens.
 """
 
 from abc import abstractmethod
@@ -41,7 +41,7 @@ class Method(Config):
     reads: ClassVar[frozenset[Need]] = frozenset()
     """Optional fields of the context that it reads."""
     space: ClassVar[Space] = {}
-    """Options worth tuning; `proposals` draws from the product of the values."""
+    """Options to tune; `proposals` draws from the product of the values."""
 
     name: Any
     """Each method narrows this to its own literal, the discriminator in YAML."""
@@ -64,7 +64,7 @@ class Method(Config):
     def select(self, context: ReducerContext, budget: Budget) -> Selection:
         """Keep exactly `budget[i]` tokens of image i (all, if it has fewer).
 
-        Budgets on the CPU need no device sync: only the largest has to be known to the host.
+        Budgets on the CPU need no device sync: only the largest is read there.
         """
         for need in sorted(self.needs):
             if getattr(context, need) is None:
@@ -111,14 +111,14 @@ def fold_into(
 
 def evenly(mask: TokenMask, count: Int[Tensor, " images"]) -> TokenMask:
     """Mark `count` real tokens of each row, evenly spaced, including the first."""
-    supply = mask.sum(-1, keepdim=True).clamp_min(1)
+    available = mask.sum(-1, keepdim=True).clamp_min(1)
     rank = mask.long().cumsum(-1) - 1
     count = count.unsqueeze(-1)
-    return mask & (rank * count // supply > (rank - 1) * count // supply)
+    return mask & (rank * count // available > (rank - 1) * count // available)
 
 
 def sizes_of(context: ReducerContext) -> TokenValues:
-    """Return how many tokens each token stands for; 0 for padding."""
+    """Return how many tokens were merged into each; 0 for padding."""
     if context.sizes is None:
         return context.mask.float()
     return context.sizes.float().masked_fill(~context.mask, 0.0)
@@ -133,11 +133,11 @@ def unit_features(context: ReducerContext) -> Features:
 def similarities(context: ReducerContext) -> Float[Tensor, "images tokens tokens"]:
     """Return cosines of all pairs of tokens: exactly symmetric, exactly 1 on the diagonal."""
     units = unit_features(context)
-    # The two triangles of a product round differently, depending on the batch; without symmetry,
+    # The two triangles of a product round differently, depending on the batch. Without symmetry,
     # rounding instead of the lowest index would decide between mutual nearest neighbours.
     upper = (units @ units.transpose(-1, -2)).triu(1)
-    own = torch.eye(units.shape[-2], dtype=torch.bool, device=units.device)
-    return (upper + upper.transpose(-1, -2)).masked_fill(own, 1.0)
+    diagonal = torch.eye(units.shape[-2], dtype=torch.bool, device=units.device)
+    return (upper + upper.transpose(-1, -2)).masked_fill(diagonal, 1.0)
 
 
 def question_similarities(

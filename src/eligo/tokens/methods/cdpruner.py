@@ -24,7 +24,7 @@ class CDPruner(Method):
     """Greedy MAP of a DPP whose kernel is relevance x similarity x relevance."""
 
     places: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
-    # Without `cls_row`, which works elsewhere: a trial must not change where the method is used.
+    # Without `cls_row`: a trial must not change whether the method works before or inside.
     space: ClassVar[Space] = {
         "relevance": ["question", "attention_row"],
         "relevance_weight": [0.1, 0.25, 0.5, 1.0, 2.0, 4.0],

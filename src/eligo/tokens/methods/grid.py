@@ -30,11 +30,11 @@ class UniformGrid(Method):
 
     name: Literal["uniform"] = "uniform"
     phase: Phase = "middle"
-    """Which one. Towers store global information in a few tokens, often at the border: hitting them
+    """Which one. Towers store global information in a few tokens, often at the border: keeping them
     can matter more than the number of windows."""
 
     def keep(self, context: ReducerContext, budget: Budget, width: int) -> Selection:
-        """Select in raster order; windows without tokens leave their share to others."""
+        """Select in raster order; tokens elsewhere replace those of empty windows."""
         kept = uniform_tokens(context, budget, width, self.phase)
         return keep_marked(context, kept, width)
 
@@ -44,14 +44,14 @@ class UniformGrid(Method):
 
 
 class GridPooling(Method):
-    """The mean of every window, in the place of its middle token."""
+    """The mean of every window, at the position of its middle token."""
 
     places: ClassVar[frozenset[Where]] = frozenset({"before"})
 
     name: Literal["pool"] = "pool"
 
     def keep(self, context: ReducerContext, budget: Budget, width: int) -> Selection:
-        """Average each window, in raster order; replacements for empty windows stay as they are."""
+        """Average each window, in raster order; replacements for empty windows are not averaged."""
         window, middle = windows(context, budget, width)
         selection = keep_marked(context, _completed(context, middle, budget), width)
         column = selection.kept_mask.long().cumsum(-1) - 1

@@ -18,13 +18,13 @@ class KeepAll(Method):
 
     def keep(self, context: ReducerContext, budget: Budget, width: int) -> Selection:
         """Select all tokens in raster order."""
-        supply = context.mask.sum(-1)
-        if values_are_free(budget) and bool((budget < supply).any()):
+        available = context.mask.sum(-1)
+        if values_are_free(budget) and bool((budget < available).any()):
             raise InputError(
-                f"none: got budgets {budget.tolist()} for {supply.tolist()} tokens; expected a "
+                f"none: got budgets {budget.tolist()} for {available.tolist()} tokens; expected a "
                 "budget for all (ratio 1), since this method drops nothing"
             )
-        # On a device the values are not checked; the budget is exact nevertheless.
+        # On a GPU the values are not checked; the budget is exact nevertheless.
         kept = context.mask & (context.mask.long().cumsum(-1) <= budget.unsqueeze(-1))
         return keep_marked(context, kept, width)
 

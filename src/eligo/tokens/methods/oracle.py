@@ -1,8 +1,7 @@
-"""An oracle for generated scenes: it knows which objects decide the answer.
+"""An oracle for generated scenes: it is given the objects that decide the answer.
 
-It measures the value of knowing where to look. It is no upper bound: a tower may store what it saw
-in other tokens than those that show it. The rest of the budget goes to the surroundings of those
-objects, or is spread over the grid.
+It is no upper bound: a tower may store information about an object in tokens that do not show it.
+The rest of the budget goes to the surroundings of those objects, or is spread over the grid.
 """
 
 from typing import ClassVar, Literal
@@ -17,7 +16,7 @@ from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenValues, Wher
 
 
 class Oracle(Method):
-    """Tokens that show a deciding object, then others."""
+    """Tokens that show an object which decides the answer, then others."""
 
     places: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
     reads: ClassVar[frozenset[Need]] = frozenset({"scene"})
@@ -25,7 +24,7 @@ class Oracle(Method):
 
     name: Literal["oracle"] = "oracle"
     fill: Literal["near", "uniform"] = "near"
-    """Use of the remaining budget: the nearest tokens, or tokens spread over the grid (always so if
+    """Use of the remaining budget: the nearest tokens, or tokens spread over the grid (always, if
     no token decides)."""
 
     def keep(self, context: ReducerContext, budget: Budget, width: int) -> Selection:

@@ -1,8 +1,8 @@
 """Random tokens, drawn so that an image gives the same result in any batch.
 
-A generator cannot do that, so the priority of a token is a hash of the seed, its place in the grid
-and the signs of its first features. Only the signs, so that a different rounding at another batch
-size rarely changes the draw; per token, so that a flipped sign moves only that token.
+A generator cannot do that, so the priority of a token is a hash of the seed, its position and the
+signs of its first features. Only the signs, because features are rounded differently at other batch
+sizes; per token, so that a flipped sign affects only that token.
 """
 
 from typing import ClassVar, Literal
@@ -18,7 +18,7 @@ _NUM_SIGNS = 62  # bits of a non-negative int64
 
 
 class RandomTokens(Method):
-    """Tokens drawn without replacement by a hash of seed, place and content."""
+    """Tokens drawn without replacement by a hash of seed, position and features."""
 
     places: ClassVar[frozenset[Where]] = frozenset({"before", "inside"})
 

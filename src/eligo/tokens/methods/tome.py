@@ -1,7 +1,7 @@
 """ToMe: merge the most similar tokens, round by round (Bolya et al., ICLR 2023).
 
 The paper merges r tokens in each block of a vision transformer by the cosine of attention keys, and
-adds `log(size)` to attention. Departures: towers stay as they are, so all rounds act on the tower's
+adds `log(size)` to attention. Departures: towers are not changed, so all rounds act on the tower's
 output, by the cosine of features; the attention bias belongs to the plan (`size_bias`); r follows
 from the budget.
 """
@@ -65,23 +65,23 @@ def _schedule(mask: Tensor, budget: Tensor, rounds: int) -> list[tuple[Tensor, i
     Numbers fall evenly, but at most by half per round. A row takes as many rounds as halving needs,
     at least `rounds`; with u rounds to go it has at most `budget * 2^u`.
     """
-    supply, num_tokens = mask.sum(-1), mask.shape[-1]
-    budget = budget.clamp_min(1).minimum(supply)
+    available, num_tokens = mask.sum(-1), mask.shape[-1]
+    budget = budget.clamp_min(1).minimum(available)
     limit = max(rounds, num_tokens.bit_length())
     doubled = budget.unsqueeze(-1) * 2 ** torch.arange(num_tokens.bit_length(), device=mask.device)
-    own = (doubled < supply.unsqueeze(-1)).sum(-1).clamp_min(rounds)
-    counts, count = [], supply
+    row_rounds = (doubled < available.unsqueeze(-1)).sum(-1).clamp_min(rounds)
+    counts, count = [], available
     for step in range(1, limit + 1):
-        left = (own - step).clamp_min(0)
-        even = budget + (supply - budget) * left // own
+        left = (row_rounds - step).clamp_min(0)
+        even = budget + (available - budget) * left // row_rounds
         count = even.minimum(budget * 2 ** left.clamp_max(32)).maximum((count + 1) // 2)
         count = count.maximum(budget)
         counts.append(count)
-    if torch.compiler.is_compiling():  # values are unknown: all rounds, all columns
+    if torch.compiler.is_compiling():  # values cannot be read: all rounds, all columns
         return [(count, num_tokens) for count in counts]
     # One device sync avoids rounds without merges, and empty columns in the others.
     after = torch.stack(counts)
-    merges = (after < torch.stack([supply, *counts[:-1]])).any(-1)
-    most = after.amax(-1) if len(supply) else merges
+    merges = (after < torch.stack([available, *counts[:-1]])).any(-1)
+    most = after.amax(-1) if len(available) else merges
     values = torch.stack([merges.long(), most.long()]).tolist()
     return [(count, m) for count, merging, m in zip(counts, *values, strict=True) if merging]

@@ -3,7 +3,7 @@
 Dominant tokens are those that [CLS] attends to most; of the rest, evenly spaced tokens become
 targets, and every other token is averaged into its most similar target. Departures: similarity is
 the cosine of features, since attention keys are not available; targets are spaced over all of the
-rest; a target is averaged with what it receives, weighted by size, which preserves norms for the
+rest; a target is averaged with its tokens, weighted by size, which preserves norms for the
 projector.
 """
 
@@ -43,7 +43,7 @@ class VisionZip(Method):
         assert context.cls_row is not None  # checked by `select`
         scores = context.cls_row.float().masked_fill(~context.mask, 0.0)
         num_contextual = (budget.double() * self.contextual_ratio + 0.5).long()
-        # A budget for all leaves no rest to merge.
+        # A budget for all tokens leaves nothing to merge.
         num_contextual = num_contextual.masked_fill(budget == context.mask.sum(-1), 0)
         dominant = ops.top_k(scores, budget - num_contextual, context.mask, width=width)
         rest = context.mask & ~ops.kept_mask(dominant, scores.shape[-1])
@@ -52,13 +52,13 @@ class VisionZip(Method):
         both = torch.cat([dominant, targets], -1)
         order = ops.align_left(both >= 0, width)
         indices = torch.where(order < 0, -1, ops.gather(both, order))
-        is_target = order >= width  # columns of `both` from there on are targets
+        is_target = order >= width  # the second half of `both` holds the targets
         return fold_into(context, indices, scores, _destination(context, indices, is_target))
 
     def flops(self, num_tokens: int, _words: int, width: int, _: int, budget: int) -> float:
         """Count the row of [CLS], cosines of kept and all tokens, and the fold.
 
-        In a tower without [CLS] the row is a mean over all, at `num_tokens` times the cost of one.
+        In a tower without [CLS] the row is a mean over all rows, at `num_tokens` times the cost.
         """
         cosines = 2.0 * budget * num_tokens * width
         row = row_flops(num_tokens + 1, width)
@@ -73,5 +73,5 @@ def _destination(context: ReducerContext, indices: Tensor, is_target: Tensor) ->
     similarity = ops.gather(units, indices) @ units.transpose(-1, -2)  # (images, kept, tokens)
     nearest = similarity.masked_fill(~is_target.unsqueeze(-1), -torch.inf).argmax(-2)
     nearest = torch.where(context.mask & is_target.any(-1, keepdim=True), nearest, -1)
-    own = indices.unsqueeze(-1) == torch.arange(units.shape[-2], device=units.device)
-    return torch.where(own.any(-2), own.long().argmax(-2), nearest)
+    is_kept = indices.unsqueeze(-1) == torch.arange(units.shape[-2], device=units.device)
+    return torch.where(is_kept.any(-2), is_kept.long().argmax(-2), nearest)

@@ -82,7 +82,7 @@ class Discriminator(PretrainedModule):
 
     @staticmethod
     def shape_from_run(run: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-        """All from the weights."""
+        """Return all sizes from the weights."""
         del run
         normed = any("parametrizations" in name for name in shapes)
         first = "parametrizations.weight.original" if normed else "weight"

@@ -42,7 +42,7 @@ class PrunersShape(Config):
 
 
 class LayerPruner(nn.Module):
-    """One head: which of the vision tokens at a layer's input the question still needs."""
+    """Head of one cut: scores the vision tokens at a layer's input by the question."""
 
     name = "pruner"
     where: frozenset[Where] = frozenset({"inside"})
@@ -119,15 +119,15 @@ class LayerPruners(PretrainedModule):
 
     @staticmethod
     def shape_from_run(run: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-        """Heads from the config, layers and widths from the weights."""
-        found = {
+        """Return the number of heads from the config, layers and widths from the weights."""
+        projections = {
             name.split(".")[1]: shape
             for name, shape in shapes.items()
             if "vision_proj" in name and len(shape) == 2
         }
-        dim, width = next(iter(found.values()))
+        dim, width = next(iter(projections.values()))
         return {
-            "layers": sorted(map(int, found)),
+            "layers": sorted(map(int, projections)),
             "width": width,
             "dim": dim,
             "num_heads": (run.get("pruners") or {}).get("num_heads", 4),

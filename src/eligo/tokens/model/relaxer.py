@@ -32,7 +32,7 @@ class Relaxation:
 class RelaxedTopK:
     """A differentiable top-k."""
 
-    keep: TokenValues  # `p`: how much each token is kept; sums to the budget
+    keep: TokenValues  # `p`: degree to which each token is kept; sums to the budget
     kept: TokenMask  # the exact top-k
 
     def mask(self, mode: MaskMode) -> TokenValues:
@@ -79,7 +79,7 @@ class Decision:
 
 @dataclass
 class TrainingRelaxer:
-    """Stage 1 and the cuts of one training step; a new one is made for every step."""
+    """Stage 1 and the cuts of one training step; create a new one for every step."""
 
     merger: "TokenMerger | None"
     pruners: "LayerPruners | None"
@@ -105,4 +105,4 @@ class TrainingRelaxer:
 
     def sparsity(self) -> Float[Tensor, ""]:
         """Return the sparsity loss, averaged over stages."""
-        return torch.stack([one.sparsity() for one in self.decisions.values()]).mean()
+        return torch.stack([decision.sparsity() for decision in self.decisions.values()]).mean()

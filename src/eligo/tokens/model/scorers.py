@@ -1,4 +1,4 @@
-"""Scores and ranks of vision tokens: what merger and pruners share.
+"""Scores and ranks of vision tokens, shared by merger and pruners.
 
 The heads of the two-stage pruning design (docs/sources.md). Departures: a float32 LayerNorm before
 every projection (tower features have outlier channels and word embeddings a scale of 0.02), and
@@ -21,8 +21,8 @@ Embedded = Float[Tensor, "images tokens dim"]
 Words = Float[Tensor, "images words question_width"]
 WordMask = Bool[Tensor, "images words"] | None
 
-_FIRST_SCORES = 0.1  # scale of the initial scores: untrained scores should decide little
-_SAME = 1e-4  # smallest distance (1 - cosine) of two tokens
+_FIRST_SCORES = 0.1  # scale of the initial scores: untrained scores should have little effect
+_SAME = 1e-4  # lower bound of the distance (1 - cosine) of two tokens
 
 
 class SimpleScorer(nn.Module):

@@ -1,9 +1,9 @@
 """The token merger: stage 1 of the two-stage pruning design (docs/sources.md). Departures:
 
-- merging averages by weight, in the tower's space: a sum inflates norms beyond what the frozen
-  projector was trained on;
+- merging averages by weight, in the tower's space: a sum inflates norms beyond the training
+  range of the frozen projector;
 - assignment logits are scaled cosines: dot products are nearly uniform at T = 1. Query and key
-  start from the same weights, so that a token initially goes to the most similar centre;
+  start from the same weights, so that a token is initially merged into the most similar centre;
 - budgets are exact (top-k) instead of a threshold of 0.5: counts and costs are known in advance;
 - ranks are density peaks, not scores alone; `diverse: false` turns this off.
 """
@@ -65,7 +65,7 @@ class MergerShape(Config):
 
 @dataclass(frozen=True)
 class Merged(SoftMerge):
-    """Stage 1 of a training step, with what its losses need."""
+    """Result of stage 1 in a training step, with the inputs of its losses."""
 
     scores: TokenValues  # without noise
     choice: RelaxedTopK
@@ -184,7 +184,7 @@ class TokenMerger(PretrainedModule):
             assignment = ops.soft_assignment(logits, centres, mask, hard=hard, padded=padded)
             is_centre = ops.kept_mask(centres, scores.shape[-1])
             weights = scores.sigmoid().masked_fill(is_centre, 1.0)
-            if context.sizes is not None:  # a merged token weighs as many as it stands for
+            if context.sizes is not None:  # a merged token weighs as much as the tokens in it
                 weights = weights * context.sizes
             return assignment * weights.unsqueeze(-2)
 
@@ -198,12 +198,12 @@ class TokenMerger(PretrainedModule):
 
     @staticmethod
     def shape_from_run(run: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-        """Kind and heads from the config, widths from the weights."""
+        """Return kind and number of heads from the config, widths from the weights."""
         merger = run.get("merger") or {}
         dim, width = shapes["query_proj.weight"]
-        found = {"kind": merger.get("kind", "simple"), "width": width, "dim": dim}
-        found["diverse"] = "peaks.spread" in shapes
+        fields = {"kind": merger.get("kind", "simple"), "width": width, "dim": dim}
+        fields["diverse"] = "peaks.spread" in shapes
         if "scorer.question_norm.weight" in shapes:
-            found["question_width"] = shapes["scorer.question_norm.weight"][0]
-            found["num_heads"] = merger.get("num_heads", 4)
-        return found
+            fields["question_width"] = shapes["scorer.question_norm.weight"][0]
+            fields["num_heads"] = merger.get("num_heads", 4)
+        return fields

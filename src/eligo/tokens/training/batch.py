@@ -1,7 +1,7 @@
 """Batches of a training step.
 
-Every row is one image and one question, so that each question can choose tokens of its own. Rows
-are padded on the left and end with the answer, as `data.Collator` makes them.
+Every row is one image and one question, so that tokens are selected for each question. Rows are
+padded on the left and end with the answer, as in `data.Collator`.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class HostBatch:
     labels: Int64[Tensor, "batch length"]
     """Answer and end of text in the last columns, -100 elsewhere."""
     after_image: Bool[Tensor, "batch length"]
-    """Text after the last vision token: what depends on the image."""
+    """Text after the last vision token, which depends on the image."""
     tail: int
     """Number of last columns that hold all such text."""
     num_answer: int
@@ -67,14 +67,14 @@ def host_batch(batch: TokenBatch, image_token_id: int) -> HostBatch:
     """Convert a collated batch on the CPU."""
     assert batch.labels is not None
     is_image = batch.inputs["input_ids"] == image_token_id
-    behind = is_image.long().flip(-1).cumsum(-1).flip(-1) == 0
-    text = behind & batch.inputs["attention_mask"].bool()
+    is_after = is_image.long().flip(-1).cumsum(-1).flip(-1) == 0
+    text = is_after & batch.inputs["attention_mask"].bool()
     return HostBatch(
         inputs=batch.inputs,
         question_mask=batch.question_mask,
         labels=batch.labels,
         after_image=text,
-        tail=int(behind.sum(-1).max()),
+        tail=int(is_after.sum(-1).max()),
         num_answer=int((batch.labels != IGNORED).sum(-1).max()),
     )
 
@@ -95,8 +95,8 @@ def shared_images(tower: nn.Module, rows_per_image: int) -> Iterator[None]:
     """Inside, the tower encodes an image of several consecutive rows only once."""
 
     def before(_module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
-        few = {name: _every(value, rows_per_image) for name, value in kwargs.items()}
-        return tuple(_every(value, rows_per_image) for value in args), few
+        inputs = {name: _every(value, rows_per_image) for name, value in kwargs.items()}
+        return tuple(_every(value, rows_per_image) for value in args), inputs
 
     def after(_module: nn.Module, _args: object, output: Any) -> Any:
         return type(output)(**{k: _repeat(value, rows_per_image) for k, value in output.items()})
@@ -121,5 +121,5 @@ def _every(value: Any, step: int) -> Any:
 
 def _repeat(value: Any, times: int) -> Any:
     if isinstance(value, tuple):
-        return tuple(_repeat(one, times) for one in value)
+        return tuple(_repeat(part, times) for part in value)
     return value.repeat_interleave(times, 0) if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""Problems of a training run that its metrics show, each with a remedy.
+"""Problems of a training run that can be read from its metrics, each with a remedy.
 
 The list of problems is that of the two-stage pruning design (docs/sources.md); remedies name our
 config keys.
@@ -18,7 +18,7 @@ ProblemName = Literal["out_of_memory", "tokens_not_shrinking", "accuracy_falling
 
 _NOT_SHRUNK = 0.9  # share of kept tokens that counts as not shrinking
 _BIG_DROP = 0.03  # accuracy that may be lost
-_SURE = 0.9  # a discriminator with this probability on both sides gives no useful gradient
+_CONFIDENT = 0.9  # a discriminator with this probability on both sides gives no useful gradient
 _LATE = 0.75  # fraction of the training after which accuracy should be good
 
 REMEDIES: dict[ProblemName, str] = {
@@ -63,13 +63,18 @@ def find_problems(metrics: Mapping[str, float], fraction: float) -> list[Problem
 
     `fraction` of the training is done. Metrics that are missing are not checked.
     """
-    found = (_shrinking(metrics), _accuracy(metrics, fraction), _discriminator(metrics))
-    return [problem for problem in (*found, _temperature(metrics, fraction)) if problem]
+    problems = (
+        _shrinking(metrics),
+        _accuracy(metrics, fraction),
+        _discriminator(metrics),
+        _temperature(metrics, fraction),
+    )
+    return [problem for problem in problems if problem]
 
 
 @contextmanager
 def memory_guard(activity: str) -> Iterator[None]:
-    """Replace the error of a full device by one with a remedy."""
+    """Replace an out-of-memory error by one with a remedy."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -103,12 +108,12 @@ def _accuracy(metrics: Mapping[str, float], fraction: float) -> Problem | None:
 
 def _discriminator(metrics: Mapping[str, float]) -> Problem | None:
     real, fake = metrics.get("disc_prob_real"), metrics.get("disc_prob_fake")
-    if real is None or fake is None or real <= _SURE or fake >= 1 - _SURE:
+    if real is None or fake is None or real <= _CONFIDENT or fake >= 1 - _CONFIDENT:
         return None
     return Problem(
         "discriminator_too_strong",
-        f"it takes {100 * real:.0f} % of the unpruned and {100 * fake:.0f} % of the pruned answers "
-        "for unpruned ones; near 50 % it could not tell them apart",
+        f"it classifies {100 * real:.0f} % of the unpruned and {100 * fake:.0f} % of the pruned "
+        "answers as unpruned; it should stay near 50 %",
     )
 
 

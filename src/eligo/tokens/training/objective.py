@@ -1,7 +1,7 @@
 """Losses of the pruned model.
 
 The task and adversarial losses are those of the two-stage pruning design (docs/sources.md); `kl`
-and `hidden` imitate the unpruned model. All of them see both models through `observe`, at the same
+and `hidden` imitate the unpruned model. All of them read both models through `observe`, at the same
 positions, in the same dtype and mode.
 """
 
@@ -21,7 +21,7 @@ from eligo.tokens.inference.load import floats_of
 from eligo.tokens.model.discriminator import Discriminator
 from eligo.tokens.training.batch import HostBatch, Packed
 
-# Without cuDNN attention, which gives masks no gradient.
+# Without cuDNN attention, which computes no gradient for masks.
 _BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -42,33 +42,33 @@ def observe(
     context: AbstractContextManager,
 ) -> Observed:
     """Run the model on prompt and answer inside a context (`masking`, `pruning`, or none)."""
-    with context, record_outputs(layers, batch.tail) as found, sdpa_kernel(_BACKENDS):
+    with context, record_outputs(layers, batch.tail) as states, sdpa_kernel(_BACKENDS):
         outputs = model(
             **floats_of(model, batch.inputs),
             use_cache=False,
             logits_to_keep=batch.num_answer + 1,
         )
-    return Observed(outputs.logits[:, -batch.num_answer - 1 : -1], torch.stack(found))
+    return Observed(outputs.logits[:, -batch.num_answer - 1 : -1], torch.stack(states))
 
 
 def observe_packed(
     model: nn.Module, layers: Sequence[nn.Module], batch: HostBatch, packed: Packed
 ) -> Observed:
-    """Return what `observe` returns of the unpruned model, from packed rows."""
+    """Return the result of `observe` for the unpruned model, from packed rows."""
 
     def unpack(values: Tensor) -> Tensor:
         return values.unflatten(1, (packed.num_rows, -1)).flatten(0, 1)
 
     last = packed.num_rows * batch.tail
-    with record_outputs(layers, last) as found, sdpa_kernel(_BACKENDS):
+    with record_outputs(layers, last) as recorded, sdpa_kernel(_BACKENDS):
         outputs = model(
             **floats_of(model, packed.inputs), use_cache=False, logits_to_keep=packed.columns
         )
-    return Observed(unpack(outputs.logits), torch.stack([unpack(states) for states in found]))
+    return Observed(unpack(outputs.logits), torch.stack([unpack(states) for states in recorded]))
 
 
 def answers(batch: HostBatch) -> Int64[Tensor, "batch answer"]:
-    """Return the tokens to predict, -100 for none."""
+    """Return the tokens to predict; -100: none."""
     return batch.labels[:, -batch.num_answer :]
 
 
@@ -78,18 +78,18 @@ def text_mask(batch: HostBatch) -> Bool[Tensor, "batch tail"]:
 
 
 def answer_mask(batch: HostBatch) -> Bool[Tensor, "batch tail"]:
-    """Return which columns predict an answer token: those one before it."""
+    """Return which columns predict an answer token: those just before one."""
     labelled = F.pad(batch.labels[:, -batch.tail :] != -100, (0, 1), value=False)
     return labelled[:, 1:]
 
 
 def task_loss(student: Observed, batch: HostBatch) -> Float[Tensor, ""]:
     """Return the cross-entropy of the answer tokens."""
-    wanted = answers(batch)
+    targets = answers(batch)
     total = F.cross_entropy(
-        student.logits.float().flatten(0, 1), wanted.flatten(), ignore_index=-100, reduction="sum"
+        student.logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum"
     )
-    return total / (wanted != -100).sum().clamp_min(1)
+    return total / (targets != -100).sum().clamp_min(1)
 
 
 def kl_loss(student: Observed, teacher: Observed, batch: HostBatch) -> Float[Tensor, ""]:
@@ -106,8 +106,8 @@ def hidden_loss(student: Observed, teacher: Observed, batch: HostBatch) -> Float
     distance = (student.states.float() - real).square().mean(-1).flatten(1)
     scale = real.square().mean(-1).flatten(1)
     per_layer = [
-        ops.masked_mean(far, mask) / ops.masked_mean(size, mask).clamp_min(1e-12)
-        for far, size in zip(distance, scale, strict=True)
+        ops.masked_mean(squares, mask) / ops.masked_mean(size, mask).clamp_min(1e-12)
+        for squares, size in zip(distance, scale, strict=True)
     ]
     return torch.stack(per_layer).mean()
 
@@ -115,18 +115,14 @@ def hidden_loss(student: Observed, teacher: Observed, batch: HostBatch) -> Float
 def adversarial_losses(
     discriminator: Discriminator, student: Observed, teacher: Observed, batch: HostBatch
 ) -> tuple[dict[str, Float[Tensor, ""]], dict[str, Float[Tensor, ""]]]:
-    """Return losses and metrics: generator with a frozen critic, critic with detached states."""
+    """Return losses and metrics: of the generator (frozen critic) and the critic (fixed states)."""
     mask = answer_mask(batch)
     generator = discriminator.frozen(student.states, mask)
     real = discriminator(teacher.states.detach(), mask)
     fake = discriminator(student.states.detach(), mask)
     of_real, of_fake = losses.adversarial_discriminator_losses(real, fake)
-    found = {
-        "adversarial": losses.adversarial_generator_loss(generator),
-        "real": of_real,
-        "fake": of_fake,
-    }
-    return found, {
+    adversarial = losses.adversarial_generator_loss(generator)
+    return {"adversarial": adversarial, "real": of_real, "fake": of_fake}, {
         "disc_prob_real": real.detach().sigmoid().mean(),
         "disc_prob_fake": fake.detach().sigmoid().mean(),
     }
@@ -134,5 +130,5 @@ def adversarial_losses(
 
 def right_answers(observed: Observed, batch: HostBatch) -> Bool[Tensor, " batch"]:
     """Return the rows in which every answer token is the most likely one."""
-    wanted = answers(batch)
-    return ((observed.logits.argmax(-1) == wanted) | (wanted == -100)).all(-1)
+    targets = answers(batch)
+    return ((observed.logits.argmax(-1) == targets) | (targets == -100)).all(-1)

@@ -3,7 +3,7 @@
 In every step the unpruned model (teacher, without gradient) and the pruned one in its training form
 run on the same rows. One backward pass trains all parts: the discriminator is frozen in the loss of
 the pruned model, and the pruned model is detached in the loss of the discriminator. The two-stage
-pruning design (docs/sources.md) differs; see `model.modules`, `objective` and `config`.
+pruning design (docs/sources.md) differs; see `model`, `objective` and `config`.
 """
 
 import logging
@@ -67,10 +67,10 @@ class TokensTask(Task):
             "discriminator": self.discriminator,
         }
         self.modules = {name: part for name, part in parts.items() if part is not None}
-        chosen = zip(parts, (config.optim.merger, config.optim.pruners), strict=False)
+        selectors = zip(parts, (config.optim.merger, config.optim.pruners), strict=False)
         self.optimizers = {
             name: OptimizerSpec(optimizer, (name,))
-            for name, optimizer in [*chosen, ("discriminator", config.optim.discriminator)]
+            for name, optimizer in [*selectors, ("discriminator", config.optim.discriminator)]
             if name in self.modules
         }
         self.watched = [self.host.layers[layer] for layer in self._watched_layers()]
@@ -79,7 +79,7 @@ class TokensTask(Task):
         self._latest: dict[str, Any] = {}
         self._is_main = PartialState().is_main_process
         self._context = ContextWatch(self.model)
-        self._warn()
+        self._warn_unused_settings()
 
     def _build_parts(
         self,
@@ -137,7 +137,7 @@ class TokensTask(Task):
         # In the order in which hooks fire.
         return sorted({layer % count for layer in layers})
 
-    def _warn(self) -> None:
+    def _warn_unused_settings(self) -> None:
         data = self.settings.data
         for name in ("max_vision_tokens", "image_max_size"):
             if getattr(data, name) is not None and not _takes_any_size(self.processor, name):
@@ -176,7 +176,7 @@ class TokensTask(Task):
         temperature = self.settings.temperature
         now = temperature.at(fraction)
         assert temperature.end <= now <= temperature.start, (now, temperature)
-        # After annealing the training form chooses and merges as inference does: with noise to the
+        # After annealing the training form selects and merges as inference does: with noise to the
         # end, the parts relied on it and lost accuracy without it.
         annealed = fraction >= temperature.anneal_fraction
         return Relaxation(
@@ -188,7 +188,7 @@ class TokensTask(Task):
 
     def observe_whole(self, batch: HostBatch) -> Observed:
         """Run the unpruned model."""
-        # Packed rows are cheaper, but a discriminator could tell them apart by rounding.
+        # Packed rows are cheaper, but round differently: a discriminator could recognise them.
         if batch.packed is not None and self.discriminator is None:
             with torch.no_grad():
                 return objective.observe_packed(self.model, self.watched, batch, batch.packed)
@@ -220,11 +220,11 @@ class TokensTask(Task):
                 losses["kl"] = objective.kl_loss(student, teacher, batch)
                 losses["hidden"] = objective.hidden_loss(student, teacher, batch)
                 if self.discriminator is not None:
-                    found, judged = objective.adversarial_losses(
+                    adversarial, probabilities = objective.adversarial_losses(
                         self.discriminator, student, teacher, batch
                     )
-                    losses, metrics = losses | found, metrics | judged
-        kept = {layer: one.choice.kept.sum(-1) for layer, one in relaxer.decisions.items()}
+                    losses, metrics = losses | adversarial, metrics | probabilities
+        kept = {layer: stage.choice.kept.sum(-1) for layer, stage in relaxer.decisions.items()}
         metrics |= step_metrics(losses, kept)
         self._latest = metrics
         # The losses of the discriminator itself always have weight 1.
@@ -302,7 +302,7 @@ def open_source(
         images = processor.image_processor
         area = data.max_vision_tokens * (images.patch_size * images.merge_size) ** 2
     if longest or area:
-        train, validation = (Resized(one, longest, area) for one in (train, validation))
+        train, validation = (Resized(part, longest, area) for part in (train, validation))
     options = {"instruction": data.instruction, "num_workers": data.num_workers}
     return FileSource(train, validation, processor, **options)
 

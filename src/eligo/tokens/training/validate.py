@@ -1,8 +1,8 @@
-"""Validation metrics of a training run, and the lines that it logs.
+"""Validation metrics and log lines of a training run.
 
 `accuracy_hard`, with tokens really removed, chooses the checkpoint. An answer counts as right if
 every token of the usual answer is the most likely one, as in greedy decoding, in one pass for all
-plans; `eligo tokens evaluate` generates answers and counts by the official VQA accuracy.
+plans; `eligo tokens evaluate` generates answers and computes the official VQA accuracy.
 """
 
 import logging
@@ -59,17 +59,17 @@ class Validation:
         metrics |= {"accuracy_baseline": self.baseline, "temperature": temperature.at(fraction)}
         metrics |= self.cost().metrics()
         ends = {"temperature_start": temperature.start, "temperature_end": temperature.end}
-        found = find_problems(metrics | ends, fraction)
-        self._report(found)
-        return metrics | {"troubles": float(len(found))}
+        problems = find_problems(metrics | ends, fraction)
+        self._report(problems)
+        return metrics | {"troubles": float(len(problems))}
 
     def names(self) -> list[str]:
         """Return the names of the metrics of `run`."""
         task = self.task
         accuracies = ["baseline", "soft", "hard", *(["merge_only"] if task.merger else [])]
-        judged = ["disc_prob_real", "disc_prob_fake"] if task.discriminator is not None else []
+        critic = ["disc_prob_real", "disc_prob_fake"] if task.discriminator is not None else []
         names = [f"accuracy_{name}" for name in accuracies]
-        return [*names, *judged, "temperature", *self.cost().metrics(), "troubles"]
+        return [*names, *critic, "temperature", *self.cost().metrics(), "troubles"]
 
     def cost(self) -> Cost:
         """Return the cost of the plan for the usual text length of the data."""
@@ -85,16 +85,16 @@ class Validation:
     def _measure(self, batch: HostBatch, fraction: float) -> dict[str, Tensor]:
         """Return sums over the rows that have an answer."""
         task = self.task
-        counts = (answers(batch) != -100).any(-1)
+        has_answer = (answers(batch) != -100).any(-1)
 
         def right(context: AbstractContextManager) -> tuple[Tensor, Observed]:
             observed = observe(task.model, task.watched, batch, context)
-            return (right_answers(observed, batch) & counts).sum().float(), observed
+            return (right_answers(observed, batch) & has_answer).sum().float(), observed
 
         relaxation = task.relaxation(fraction, training=False)
         relaxer = TrainingRelaxer(task.merger, task.pruners, relaxation, task.settings.size_bias)
         words = batch.question_mask
-        sums = {"count": counts.sum().float()}
+        sums = {"count": has_answer.sum().float()}
         whole = None
         if self.baseline is None or task.discriminator is not None:
             sums["accuracy_baseline"], whole = right(nullcontext())
@@ -106,8 +106,8 @@ class Validation:
         if task.discriminator is not None and whole is not None:
             mask = answer_mask(batch)
             for name, observed in (("real", whole), ("fake", soft)):
-                judged = task.discriminator(observed.states, mask).sigmoid()
-                sums[f"disc_prob_{name}"] = torch.where(counts, judged, 0.0).sum()
+                probability = task.discriminator(observed.states, mask).sigmoid()
+                sums[f"disc_prob_{name}"] = torch.where(has_answer, probability, 0.0).sum()
         return sums
 
     def _report(self, problems: list[Problem]) -> None:
@@ -116,9 +116,6 @@ class Validation:
             if problem.name not in self.reported:
                 logger.warning("%s", problem)
         self.reported = {problem.name for problem in problems}
-
-
-# ------------------------------------------------------------------ log lines
 
 
 def step_metrics(
@@ -140,8 +137,8 @@ def step_line(step: int, groups: Sequence[str], metrics: Mapping[str, float | Sc
     line += [f"discriminator: {listed(critic)}"] if critic else []
     kept = [f"{value:g}" for name, value in values.items() if name.startswith("kept/")]
     line += [listed({"temperature": values["temperature"]}), f"kept {' > '.join(kept)}"]
-    judged = {name: value for name, value in values.items() if name.startswith("disc_prob_")}
-    return " | ".join([*line, *([listed(judged)] if judged else [])])
+    probabilities = {name: value for name, value in values.items() if name.startswith("disc_prob_")}
+    return " | ".join([*line, *([listed(probabilities)] if probabilities else [])])
 
 
 def listed(values: Mapping[str, float]) -> str:

@@ -99,7 +99,7 @@ def test_whole_and_pruned(photos: Path, shipped: Path, tmp_path: Path, monkeypat
     assert main(["demo", *flags]) == 0
     (part,) = json.loads(capsys.readouterr().out)["parts"]
     whole, pruned, same = part["rows"]
-    assert [row["arm"] for row in part["rows"]] == ["all tokens", "tokens_small", "same answer"]
+    assert [row["method"] for row in part["rows"]] == ["all tokens", "tokens_small", "same answer"]
     assert (whole["kept"], pruned["kept"]) == ("36", "20>12>6")
     assert whole["flops"] == 1 > pruned["flops"]
     assert whole["seconds"] > 0 < pruned["seconds"]
@@ -123,7 +123,7 @@ def test_the_page_names_the_plan_of_the_tiny_llava():
     host, _ = load_host(HostConfig())
     name, _ = choose_plan(HostShape.of(host), None, None)
     page = Path(__file__).parents[2] / "docs" / "demo.md"
-    assert f"the cheapest shipped plan (`{name}`) serves the tiny LLaVA" in " ".join(
+    assert f"the tiny LLaVA uses the cheapest shipped plan (`{name}`)" in " ".join(
         page.read_text(encoding="utf-8").split()
     )
 

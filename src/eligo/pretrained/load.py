@@ -18,6 +18,7 @@ from eligo.errors import InputError
 from eligo.io.locks import warnings_lock
 from eligo.io.reading import reading, reason
 from eligo.pretrained.untrusted import check_stock_folder, check_stock_weights, is_quantised
+from eligo.renamed import new_name
 
 SHIPPED = Path(__file__).parents[1] / "models"
 """One folder for each model that comes with eligo; its name begins with its family's."""
@@ -152,9 +153,8 @@ def _not_found(name: str, names: list[str], why: str = "") -> InputError:
 
 def _meant(name: str, names: list[str]) -> str:
     """The new name of a renamed model, or the most similar name."""
-    new = name.replace("demos_", "shots_", 1)
-    renamed = name.startswith("demos_") and new in names
-    return f"; it is now called {new}" if renamed else did_you_mean(name, names)
+    new = new_name("model", name)
+    return f"; it is now called {new}" if new in names else did_you_mean(name, names)
 
 
 def load_part(kind: Any, name: str | Path, **options: Any) -> Any:

@@ -97,7 +97,7 @@ def test_from_start_to_end(process):
     out, error = process.communicate(timeout=PROCESS_SECONDS)
     assert process.returncode == 0
     assert out == "left in order\n"
-    told = ["loading torch", "drawing scenes", "to try, on cpu: echo, deep, blind", "first asked"]
+    told = ["loading torch", "drawing scenes", "to try, on cpu: echo, deep, blind", "first use"]
     assert sorted(told, key=error.index) == told  # whoever waits knows for what
     assert "stopped" in error
     assert "Traceback" not in error

@@ -25,6 +25,7 @@ from eligo.explorer.tools import (
 from eligo.pretrained.load import shipped_model, shipped_models
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
+from eligo.scenes.vlm import MADE_BY
 from eligo.tokens.config import HostConfig
 from eligo.tokens.cost.proposals import PROPORTIONS, cut_layers
 from eligo.tokens.cost.shapes import HostShape
@@ -49,7 +50,7 @@ def tokens_tool(device: str) -> LiveTool | None:
     """Return the tool, or None if the tiny LLaVA is not shipped."""
     if "vlm" not in shipped_models():
         return None
-    shape = HostShape.load(shipped_model("vlm", made_by="eligo scenes train-vlm"))
+    shape = HostShape.load(shipped_model("vlm", made_by=MADE_BY))
     supply = shape.vision
     assert supply is not None  # set for hosts with one image size
     plans = [Plan.from_pretrained(name) for name in shipped_models(PLAN)]

@@ -244,7 +244,7 @@ class VlmTask(Task):
                 step += 1
 
     def encode(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the patch features for the language model, and the tower's losses and accuracies."""
+        """Return the patch features for the language model, and the losses of the tower."""
         tower = self.model.model.vision_tower
         output = tower(pixel_values(batch.rendered.rgb), output_hidden_states=True)
         features = output.hidden_states[-2][:, 1:]

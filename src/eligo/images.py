@@ -164,10 +164,10 @@ def side_of(processor: Any) -> int | None:
 def orientation_of(image: Image.Image) -> int:
     """Return the EXIF orientation of an image, 1 to 8; 1 (upright) if there is none."""
     try:
-        found = image.getexif().get(_ORIENTATION, 1)
+        orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # broken EXIF raises many errors; the image itself may be fine
         return 1
-    return found if found in _TURNS else 1
+    return orientation if orientation in _TURNS else 1
 
 
 def turned(values: np.ndarray, orientation: int) -> np.ndarray:

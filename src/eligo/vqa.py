@@ -78,7 +78,7 @@ def normalise_answer(answer: str) -> str:
 
 @cache
 def _contractions() -> dict[str, str]:
-    """Map every spelling that lacks an apostrophe to the contraction it stands for."""
+    """Map every spelling that lacks an apostrophe to its contraction."""
     whole = _OTHERS.split()
     for ending, starts in _ENDINGS.items():
         mark = "" if ending.startswith("n't") else "'"
@@ -110,7 +110,7 @@ def vqa_accuracy(answer: str, answers: Sequence[str]) -> float:
     if others == 0:
         return float(same[0])
     needed, total = min(3, others), sum(same)
-    return sum(min(1.0, (total - one) / needed) for one in same) / len(same)
+    return sum(min(1.0, (total - is_same) / needed) for is_same in same) / len(same)
 
 
 def usual_answer(answers: Sequence[str]) -> str:
@@ -240,7 +240,7 @@ def _image_finder(folder: Path, subtype: str) -> Callable[[int, str], Path]:
 
 
 def _question(text: str, where: str) -> str:
-    """Return the question without the `<image>` that stands for the example's image."""
+    """Return the question without its `<image>` placeholder."""
     question = place_image(text, f"{where}: question")
     if not question.strip():
         raise InputError(f"{where}: question: got {text!r}, expected at least one word")

@@ -88,7 +88,7 @@ def test_a_room_is_shown_with_its_twins_other_names(ran: Path):
     swapped = 0
     for room in rooms:
         assert list(room.pictures)[-3:] == ["without tags", "twins' other names", "the truth"]
-        told = [one.who.removeprefix("told ").split(", ") for one in room.answers[2:]]
+        told = [one.who.removeprefix("with other tags: ").split(", ") for one in room.answers[2:]]
         own = set(room.query.split(", "))
         assert told == [] or [set(told[0])] == [{other.get(word, word) for word in own}]
         swapped += len(told)

@@ -33,7 +33,7 @@ def configs_in(annotation: Any) -> list[type[BaseModel]]:
     """Return every config class in an annotation, through unions, `Annotated` and containers."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for part in get_args(annotation) for found in configs_in(part)]
+    return [config for part in get_args(annotation) for config in configs_in(part)]
 
 
 def union_members(annotation: Any) -> list[Any]:

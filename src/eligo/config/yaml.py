@@ -94,7 +94,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    """Parse text as `read_yaml` does; `name` stands for the file in errors."""
+    """Parse text as `read_yaml` does; errors name `name` as the file."""
     lines: dict[KeyPath, int] = {}
     try:
         tree, node = _load(text)

@@ -58,7 +58,7 @@ class SceneConfig(Config):
     """Some shapes have two names; only the image's tags tell which one applies."""
     binding: bool = False
     """Objects are labelled with one of ten nonce classes, by a colour-texture code that is new in
-    every image and stands in its tags."""
+    every image and given by its tags."""
 
     @property
     def num_slots(self) -> int:

@@ -128,10 +128,10 @@ class VisionHeads(nn.Module):
         read, flags = self.patch(patches).split((sum(_SIZES) + 2, 2), -1)
         share = _share(targets.owned)
         results = _object_losses(read, targets.values, targets.place, share)
-        wanted = torch.stack([targets.owned, targets.centre], -1).float()
+        labels = torch.stack([targets.owned, targets.centre], -1).float()
         rare = torch.tensor([3.0, 20.0], device=patches.device)
         results["flags"] = F.binary_cross_entropy_with_logits(
-            flags.float(), wanted, pos_weight=rare
+            flags.float(), labels, pos_weight=rare
         )
         pairs = self.image(cls).float()
         results["pairs"] = F.binary_cross_entropy_with_logits(
@@ -182,7 +182,7 @@ class PhraseHeads(nn.Module):
             place.gather(1, which.expand(-1, -1, 2)).view(*count.shape, 2),
             _share(is_phrase & (count == 1)),
         )
-        wanted = count.clamp(max=_MOST_MATCHES).flatten()
-        number = F.cross_entropy(counts.float().flatten(0, -2), wanted, reduction="none")
+        labels = count.clamp(max=_MOST_MATCHES).flatten()
+        number = F.cross_entropy(counts.float().flatten(0, -2), labels, reduction="none")
         results["number"] = (number * _share(is_phrase).flatten()).sum()
         return {f"{name}_of_phrase": value for name, value in results.items()}

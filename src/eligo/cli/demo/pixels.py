@@ -142,7 +142,7 @@ def _record(
     truth, other_truth = (world.rendered.labels[row].cpu() for world in worlds)
     compared = (("without tags", untagged, truth), ("with tags", tagged, truth))
     if other.words != tagged.words:  # a room without twins has no other names
-        compared += ((f"told {', '.join(other.words)}", other, other_truth),)
+        compared += ((f"with other tags: {', '.join(other.words)}", other, other_truth),)
     return record(
         tagged,
         depth=depth_picture(rendered.depth[row].cpu(), near=near, far=far),

@@ -55,8 +55,8 @@ export function paintScores(context, layout, { picture, reading, scale, byRank, 
 // depend on the number of that cell, so they are the same in all stages.
 export function paintClusters(context, layout, { picture, fate, look }) {
   draw(context, layout, picture, picture.faded(look.dark));
-  const lives = (cell) => fate.home[cell] >= 0;
-  within(context, layout, lives, () => draw(context, layout, picture, picture.plain));
+  const isAlive = (cell) => fate.home[cell] >= 0;
+  within(context, layout, isAlive, () => draw(context, layout, picture, picture.plain));
   const isShared = (home) => home >= 0 && fate.members.get(home).length > 1;
   paintGroups(
     context,

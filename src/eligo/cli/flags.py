@@ -98,7 +98,7 @@ def call(
     check_bounds(hints, given)
     if (stray := given.pop("CONFIG")) is not None:
         raise InputError(
-            f"got an unexpected word, {str(stray)!r}: CONFIG comes first ({prog} CONFIG "
+            f"got {str(stray)!r}, an unexpected word: CONFIG comes first ({prog} CONFIG "
             "[--key value ...]), and switches take no value (--key or --no_key)"
         )
     flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
@@ -219,7 +219,7 @@ def _parsed(arguments: type, args: list[str], prog: str) -> dict[str, Any]:
     flag = next((word for word in unknown if word.startswith("-")), None)
     if flag is None:
         raise InputError(
-            f"got an unexpected word, {unknown[0]!r:.80}; {prog} --help lists the flags"
+            f"got {unknown[0]!r:.80}, an unexpected word; {prog} --help lists the flags"
         )
     with redirect_stdout(StringIO()) as text, suppress(SystemExit):
         tyro.cli(arguments, args=["--help"], **options)

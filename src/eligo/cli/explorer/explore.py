@@ -42,7 +42,7 @@ def run(
         serve(port=port, device=device)
         return
     if port != _PORT or device != "auto":
-        raise InputError("--port and --device need --live")
+        raise InputError("--port and --device: only --live uses them")
     from eligo.explorer.export import export_run
     from eligo.explorer.folder import find_records
 

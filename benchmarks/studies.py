@@ -4,16 +4,16 @@ from pathlib import Path
 
 from eligo.cli.console import print_text
 
-QUICK = "--quick: a test run only; its numbers and targets mean nothing"
+QUICK = "--quick: a test run only; its numbers are meaningless"
 
 
 def study_folder(out: Path, quick: bool) -> Path:
-    """The folder of a study; a quick one has its own, so that no real one reuses its runs."""
+    """Return the folder of a study; a quick one has its own, so that its runs are not reused."""
     return out / "quick" if quick else out
 
 
 def reached_or_not(reached: bool) -> str:
-    """The word for a target in tables."""
+    """Return the word for a target in tables."""
     return "reached" if reached else "not reached"
 
 

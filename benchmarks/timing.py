@@ -1,4 +1,4 @@
-"""Shared by the timing scripts: runs in turns, memory, result files with their provenance."""
+"""Helpers of the timing scripts: alternating runs, memory, result files with provenance."""
 
 import json
 import resource
@@ -14,7 +14,7 @@ from eligo.report.provenance import provenance
 
 
 def timed(work: Callable[[], Any], device: str | torch.device = "cpu") -> tuple[float, Any]:
-    """Seconds that a call takes, until the device is done, and its result."""
+    """Return the seconds of a call, until the device is done, and its result."""
     start = time.perf_counter()
     result = work()
     if str(device).startswith("cuda"):
@@ -25,7 +25,7 @@ def timed(work: Callable[[], Any], device: str | torch.device = "cpu") -> tuple[
 def timed_in_turns(
     runs: Mapping[str, Callable[[], Any]], rounds: int, device: str | torch.device = "cpu"
 ) -> dict[str, list[float]]:
-    """Seconds of every run in every round; runs take turns, so that a busy machine slows all."""
+    """Return the seconds of every run in every round; runs alternate, so that load affects all."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -34,7 +34,7 @@ def timed_in_turns(
 
 
 def used_bytes(device: str) -> int:
-    """Memory of this process: allocated on a GPU, or the peak resident set."""
+    """Return the memory of this process: allocated on a GPU, or the peak resident set."""
     if device == "cuda":
         return torch.cuda.memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -253,7 +253,7 @@ def test_shipped_names(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"did you mean vlm.*train one with `eligo x`"):
         shipped_model("vlmm", made_by="eligo x")
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
-    with pytest.raises(InputError, match=r"\(none does\)"):
+    with pytest.raises(InputError, match=r"\(none is\)"):
         shipped_model("patches", made_by="eligo x")
     for name, file in (("tokens_a", "plan.json"), ("patches", "net.safetensors")):
         (tmp_path / name).mkdir()
@@ -261,7 +261,7 @@ def test_shipped_names(tmp_path, monkeypatch):
             (tmp_path / name / each).touch()
     assert shipped_models() == ["patches", "tokens_a"]
     assert shipped_models("plan.json") == ["tokens_a"]
-    with pytest.raises(InputError, match=r"comes with eligo \(tokens_a\)"):
+    with pytest.raises(InputError, match=r"a shipped model \(tokens_a\)"):
         Plan.from_pretrained("patches_")
 
 
@@ -284,7 +284,7 @@ def test_only_models_of_the_same_kind_are_proposed(tmp_path, monkeypatch):
             with pytest.raises(InputError) as caught:
                 type(kind.make()).from_pretrained(f"{other}_2")
             told = str(caught.value)
-            assert f"comes with eligo ({parts.get(name, f'{name}_1')})" in told
+            assert f"a shipped model ({parts.get(name, f'{name}_1')})" in told
             proposed = told.partition("did you mean ")[2].partition("?")[0]
             assert not proposed or proposed in parts.get(name, f"{name}_1")
 

@@ -1,6 +1,6 @@
-"""Pictures of the explorer for the documents: `python -m benchmarks.explorer.pictures PAGE.html`.
+"""Screenshots of the explorer for the docs: `python -m benchmarks.explorer.pictures PAGE.html`.
 
-PAGE is what `eligo explore RUN` wrote; its first record should have several stages over a picture.
+PAGE is written by `eligo explore RUN`; its first record should have several stages over a picture.
 Needs playwright and a Chromium on this machine.
 """
 
@@ -17,19 +17,19 @@ QUALITY = 80  # of WebP: fifty kilobytes a picture
 
 
 def hover(page: Page) -> None:
-    """The third stage, and a cell that was folded."""
+    """Show the third stage and the tooltip of a folded cell."""
     page.keyboard.press("]")
     page.keyboard.press("]")
     box = page.locator(".board").bounding_box()
     assert box is not None
-    for place in range(30, 98, 4):  # the first of a row of cells that lives on elsewhere
+    for place in range(30, 98, 4):  # until a folded cell is found
         page.mouse.move(box["x"] + box["width"] * place / 100, box["y"] + box["height"] * 0.06)
         if page.locator(".state[data-state=folded]").count():
             return
 
 
 def scores(page: Page) -> None:
-    """What the second stage ranked by."""
+    """Show the scores of the second stage, by rank."""
     page.keyboard.press("]")
     page.click("[data-name=scores]")
     page.check(".check:has-text('by rank') input")
@@ -37,7 +37,7 @@ def scores(page: Page) -> None:
 
 
 def examples(page: Page) -> None:
-    """What was chosen for the first question that needs examples."""
+    """Show the examples that were chosen for the first question."""
     page.locator("details:has(summary:has-text('shots')) a").first.click()
     page.mouse.move(0, 0)
 

@@ -1,12 +1,12 @@
-"""What `eligo explore --live` bears: many clients at once against a server of its own process.
+"""Load test of `eligo explore --live`: many clients against a server in its own process.
 
     python -m benchmarks.explorer.speed           20 clients for 60 s, with the shipped models
     python -m benchmarks.explorer.speed --clients 4 --seconds 10
 
-First one client alone: a new question, then the same one with the budget moved, as a user would.
-Then all clients, each asking for something else than the one before it: examples and uploads, other
-questions, other budgets, a reload of the page. Everything stays on loopback, and the server is
-stopped at the end. Writes benchmarks/explorer/results/speed.json.
+First one client alone sends new questions, then the same ones with other budgets, as a user would.
+Then all clients send random requests: examples and uploads, questions, budgets, reloads. Everything
+stays on loopback, and the server is stopped at the end. Writes
+benchmarks/explorer/results/speed.json.
 """
 
 import json
@@ -37,12 +37,12 @@ from eligo.report.provenance import provenance
 RESULTS = Path(__file__).parent / "results" / "speed.json"
 SERVER = ["-m", "eligo", "explore", "--live", "--port", "0", "--device", "cpu"]
 UPLOADS = 4
-LONGEST = 300.0  # seconds that a run may take, whatever is asked for
+LONGEST = 300.0  # maximum seconds of a run
 
 
 @dataclass
 class Tally:
-    """What came back."""
+    """Replies by status and tool, with their times."""
 
     seconds: list[float] = field(default_factory=list)
     worked: list[float] = field(default_factory=list)
@@ -75,7 +75,7 @@ def main(
         [sys.executable, *SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
         try:
-            found = _measure(server, clients, seconds)
+            results = _measure(server, clients, seconds)
         finally:
             server.send_signal(signal.SIGTERM)
             try:
@@ -83,29 +83,28 @@ def main(
             except subprocess.TimeoutExpired:
                 server.kill()
                 raise
-    found["exit code"] = code
-    write_text(
-        out, json.dumps(provenance("python -m benchmarks.explorer.speed") | found, indent=1) + "\n"
-    )
-    print(json.dumps(found, indent=1))
+    results["exit code"] = code
+    content = provenance("python -m benchmarks.explorer.speed") | results
+    write_text(out, json.dumps(content, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
 
 
 def _measure(server: subprocess.Popen[str], clients: int, seconds: float) -> dict[str, Any]:
     assert server.stdout is not None
-    place = re.search(r"http://\S+", server.stdout.readline())
-    if place is None:
+    url = re.search(r"http://\S+", server.stdout.readline())
+    if url is None:
         raise SystemExit("the server did not start")
-    netloc = urlsplit(place[0]).netloc
+    netloc = urlsplit(url[0]).netloc
     page = _get(netloc, "/")
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert data is not None
     tools = json.loads(data[1])["live"]["tools"]
-    for tool in tools:  # every model is read once
-        _ask(netloc, _example(tool, 0, None), Tally())
+    for tool in tools:  # loads every model
+        _send(netloc, _example(tool, 0, None), Tally())
     alone = {tool["name"]: _alone(netloc, server.pid, tool) for tool in tools}
     before = _memory(server.pid)
     load = os.getloadavg()[0]
-    tally, memory = _storm(netloc, server.pid, tools, clients, seconds)
+    tally, memory = _all_clients(netloc, server.pid, tools, clients, seconds)
     ordered = sorted(tally.seconds)
     return {
         "clients": clients,
@@ -116,9 +115,10 @@ def _measure(server: subprocess.Popen[str], clients: int, seconds: float) -> dic
         "by tool": dict(tally.tools),
         "requests/s": round(len(ordered) / seconds, 2),
         "latency s": {
-            "p50": _share(ordered, 0.5), "p95": _share(ordered, 0.95), "max": _share(ordered, 1)
+            name: _quantile(ordered, share)
+            for name, share in (("p50", 0.5), ("p95", 0.95), ("max", 1))
         },
-        "work s": {"p50": _share(sorted(tally.worked), 0.5)},
+        "work s": {"p50": _quantile(sorted(tally.worked), 0.5)},
         "one client alone, s": alone,
         "resident MiB": {
             "before": before, "highest": max(memory), "after": memory[-1],
@@ -129,8 +129,8 @@ def _measure(server: subprocess.Popen[str], clients: int, seconds: float) -> dic
 
 
 def _alone(netloc: str, pid: int, tool: dict[str, Any]) -> dict[str, float]:
-    """Seconds of new questions, and of moving the budget on them; processor time beside them,
-    which is what they take on a machine that does nothing else."""
+    """Return the seconds of new questions and of other budgets for them, as wall time and as
+    processor time, which does not depend on the load of the machine."""
     tallies = {"new question": Tally(), "budget moved": Tally()}
     spent = dict.fromkeys(tallies, 0.0)
     for number in range(1, min(6, len(tool["examples"]))):
@@ -138,18 +138,18 @@ def _alone(netloc: str, pid: int, tool: dict[str, Any]) -> dict[str, float]:
         for name, tally in tallies.items():
             for share in shares[name] if tool["budget"] or name == "new question" else ():
                 before = _processor(pid)
-                _ask(netloc, _example(tool, number, share), tally)
+                _send(netloc, _example(tool, number, share), tally)
                 spent[name] += _processor(pid) - before
-    found = {}
+    summary = {}
     for name, tally in tallies.items():
         if ordered := sorted(tally.seconds):
-            found[f"{name}, p50"] = _share(ordered, 0.5)
-            found[f"{name}, max"] = _share(ordered, 1.0)
-            found[f"{name}, processor, mean"] = round(spent[name] / len(ordered), 3)
-    return found
+            summary[f"{name}, p50"] = _quantile(ordered, 0.5)
+            summary[f"{name}, max"] = _quantile(ordered, 1.0)
+            summary[f"{name}, processor, mean"] = round(spent[name] / len(ordered), 3)
+    return summary
 
 
-def _storm(
+def _all_clients(
     netloc: str, pid: int, tools: list[dict[str, Any]], clients: int, seconds: float
 ) -> tuple[Tally, list[float]]:
     tally, memory = Tally(), []
@@ -160,11 +160,11 @@ def _storm(
             pool.submit(_client, number, netloc, tools, uploads, until, tally)
             for number in range(clients)
         ]
-        while not all(one.done() for one in running):
+        while not all(future.done() for future in running):
             memory.append(_memory(pid))
             time.sleep(0.5)
-        for one in running:
-            one.result()
+        for future in running:
+            future.result()
     return tally, [*memory, _memory(pid)]
 
 
@@ -184,14 +184,14 @@ def _client(
         body = _example(tool, draw.randrange(len(tool["examples"])), share)
         if draw.random() < 0.3:
             body["image"] = {"data": draw.choice(uploads)}
-        _ask(netloc, body, tally, connection)
+        _send(netloc, body, tally, connection)
         if draw.random() < 0.05:
             _get(netloc, "/")
     connection.close()
 
 
 def _example(tool: dict[str, Any], number: int, share: float | None) -> dict[str, Any]:
-    """A request: an example of a tool, with the budget at a share of its scale."""
+    """Return a request: an example of a tool, with the budget at a share of its scale."""
     example = tool["examples"][number]
     body = {"tool": tool["name"], "text": example["text"], "image": {"example": example["id"]}}
     if tool["budget"] and share is not None:
@@ -203,7 +203,7 @@ def _example(tool: dict[str, Any], number: int, share: float | None) -> dict[str
     return body
 
 
-def _ask(
+def _send(
     netloc: str, body: dict[str, Any], tally: Tally, connection: HTTPConnection | None = None
 ) -> None:
     own = connection or HTTPConnection(netloc, timeout=60)
@@ -235,7 +235,7 @@ def _get(netloc: str, path: str) -> str:
 
 
 def _photograph(seed: int) -> str:
-    """Something that compresses as badly as a photograph, as a browser would send it."""
+    """Return noise that compresses as badly as a photograph, as a browser would send it."""
     noise = Image.effect_noise((96 + seed, 72), 90).resize((1024, 768)).convert("RGB")
     buffer = BytesIO()
     noise.save(buffer, "JPEG", quality=92)
@@ -243,7 +243,7 @@ def _photograph(seed: int) -> str:
 
 
 def _memory(pid: int) -> float:
-    """Resident MiB of a process."""
+    """Return the resident MiB of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return round(int(line.split()[1]) / 1024, 1)
@@ -251,12 +251,12 @@ def _memory(pid: int) -> float:
 
 
 def _processor(pid: int) -> float:
-    """Seconds that a process has computed."""
+    """Return the processor seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _share(ordered: list[float], share: float) -> float:
+def _quantile(ordered: list[float], share: float) -> float:
     if not ordered:
         return float("nan")
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)

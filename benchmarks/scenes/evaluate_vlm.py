@@ -1,9 +1,9 @@
 """Accuracy of the tiny LLaVA on held-out questions, with stock `generate`.
 
-Every question is a prompt of its own with an image of its own, on the test split. Beside it stand
-chance and the blind baseline, which sees no image: the most frequent training answer to the same
-words or, for words it has not met, to the same kind of question (as in `benchmarks.scenes.stats`).
-Questions about a colour-shape pair that training never showed are reported apart as well.
+Every question has its own prompt and image, on the test split. Chance and the blind baseline are
+reported for comparison; the latter gives, without an image, the most frequent training answer to
+the same text or, for new texts, to the same kind of question (as in `benchmarks.scenes.stats`).
+Questions about colour-shape pairs that are not in the training split are also reported separately.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ _CHUNK = 64
 
 
 class VlmEvaluationConfig(Config):
-    """The questions to test with, and the model to test."""
+    """The model and the questions of the evaluation."""
 
     task: Literal["scenes.evaluate-vlm"] = "scenes.evaluate-vlm"
     """Which kind of config this is."""
@@ -56,7 +56,7 @@ class VlmEvaluationConfig(Config):
 
     @property
     def resolved_device(self) -> str:
-        """Where it runs: `auto` takes a GPU if there is one."""
+        """The device; `auto` is a GPU if there is one."""
         from eligo.pretrained.devices import resolve_device
 
         return str(resolve_device(self.device))
@@ -64,13 +64,13 @@ class VlmEvaluationConfig(Config):
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """One question, what was answered, and what would have been right."""
+    """A question, its answer, and the answers of the model and the blind baseline."""
 
     kind: str
     question: str
     answer: str
     held_out: bool
-    """Whether an object that decides it has a colour-shape pair unknown from training."""
+    """Whether a deciding object has a colour-shape pair that is not in the training split."""
     said: str = ""
     """The model's answer."""
     blind: str = ""
@@ -79,25 +79,25 @@ class AnsweredQuestion:
 
 @dataclass(frozen=True)
 class Share:
-    """A share of right answers, with its 95 % interval and what it is a share of."""
+    """A share of right answers."""
 
     right: int
     asked: int
 
     @property
     def value(self) -> float:
-        """The share itself."""
+        """The share, 0 to 1."""
         return self.right / self.asked if self.asked else float("nan")
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's."""
+        """Its 95 % Wilson interval."""
         return wilson_interval(self.right, self.asked)
 
 
 @dataclass(frozen=True)
 class FamilyResult:
-    """One family of questions, one kind in a family, or all there are."""
+    """The result of one family of questions, of one kind, or of all questions."""
 
     family: str
     kind: str
@@ -114,15 +114,15 @@ class FamilyResult:
 
 
 def draw_test_questions(config: VlmEvaluationConfig) -> Iterator[tuple[AnsweredQuestion, Tensor]]:
-    """Questions with their images (3, height, width), family by family, a scene each."""
+    """Yield questions with their images (3, height, width), family by family, one per scene."""
     each = config.questions // len(FAMILIES)
     for number, family in enumerate(FAMILIES):
-        found, start = 0, number * 1_000_000  # no scene serves two families
-        while found < each:
+        count, start = 0, number * 1_000_000  # no scene is used for two families
+        while count < each:
             graph = draw_scenes(config.scenes, config.split, range(start, start + _CHUNK))
             start += _CHUNK
             questions = draw_questions(graph, 1, (family,))
-            rows = questions.valid[:, 0].nonzero()[:, 0][: each - found]
+            rows = questions.valid[:, 0].nonzero()[:, 0][: each - count]
             images = render(graph).rgb
             unknown = (questions.deciding[:, 0] & graph.held_out).any(-1)
             for row in rows.tolist():
@@ -135,7 +135,7 @@ def draw_test_questions(config: VlmEvaluationConfig) -> Iterator[tuple[AnsweredQ
                     ),
                     images[row],
                 )
-            found += len(rows)
+            count += len(rows)
 
 
 def evaluate_vlm(
@@ -147,11 +147,11 @@ def evaluate_vlm(
     blind = fit_blind(config.scenes, config.blind_scenes)
     results: list[AnsweredQuestion] = []
 
-    def answers(asked: list[AnsweredQuestion], images: list[Tensor]) -> list[str]:
+    def answers(items: list[AnsweredQuestion], images: list[Tensor]) -> list[str]:
         inputs = tokenize(
             processor,
             images=images,
-            text=[PROMPT.format(question=item.question) for item in asked],
+            text=[PROMPT.format(question=item.question) for item in items],
             padding=True,  # pyright: ignore[reportCallIssue]
             return_tensors="pt",  # pyright: ignore[reportCallIssue]
         ).to(device)
@@ -162,11 +162,11 @@ def evaluate_vlm(
         )
         return [text.strip() for text in texts]
 
-    def ask(batch: list[tuple[AnsweredQuestion, Tensor]]) -> None:
-        asked, images = [item for item, _ in batch], [image for _, image in batch]
+    def evaluate(batch: list[tuple[AnsweredQuestion, Tensor]]) -> None:
+        items, images = [item for item, _ in batch], [image for _, image in batch]
         results.extend(
-            replace(item, said=said, blind=blind(item.question, item.kind))
-            for item, said in zip(asked, answers(asked, images), strict=True)
+            replace(item, said=answer, blind=blind(item.question, item.kind))
+            for item, answer in zip(items, answers(items, images), strict=True)
         )
         if on_progress is not None:
             on_progress(len(results))
@@ -175,15 +175,15 @@ def evaluate_vlm(
     for pair in draw_test_questions(config):
         batch.append(pair)
         if len(batch) == config.batch_size:
-            ask(batch)
+            evaluate(batch)
             batch = []
     if batch:
-        ask(batch)
+        evaluate(batch)
     return results
 
 
 def summarise(results: list[AnsweredQuestion]) -> list[FamilyResult]:
-    """A row per family, one per kind where a family has several, and one for all together."""
+    """Return a row per family, per kind if a family has several, and for all together."""
     rows = []
     for family in FAMILIES:
         kinds = [kind for kind in KINDS if kind.family == family]
@@ -197,14 +197,14 @@ def _row(
     results: list[AnsweredQuestion], kinds: list[Kind], family: str, name: str
 ) -> FamilyResult:
     chance = {kind.name: 1 / len(kind.answers) for kind in kinds}
-    mine = [item for item in results if item.kind in chance]
+    selected = [item for item in results if item.kind in chance]
     return FamilyResult(
         family=family,
         kind=name,
-        accuracy=_share(mine, "said"),
-        held_out=_share([item for item in mine if item.held_out], "said"),
-        blind=_share(mine, "blind"),
-        chance=sum(chance[item.kind] for item in mine) / max(1, len(mine)),
+        accuracy=_share(selected, "said"),
+        held_out=_share([item for item in selected if item.held_out], "said"),
+        blind=_share(selected, "blind"),
+        chance=sum(chance[item.kind] for item in selected) / max(1, len(selected)),
     )
 
 
@@ -219,16 +219,16 @@ def run(config: VlmEvaluationConfig, *, out: OutFile | None = None, json: bool =
         out: Also write the result, with date, hardware and command, to this JSON file.
         json: Print one JSON document.
     """
-    device = config.resolved_device  # before any work: it may not be there
+    device = config.resolved_device  # raises before any work if it is not available
     with ProgressBar("questions", config.questions) as bar:
-        asked = evaluate_vlm(config, bar.update)
-    rows = summarise(asked)
+        answered = evaluate_vlm(config, bar.update)
+    rows = summarise(answered)
     document = {"target": TARGET, "rows": [_plain(row) for row in rows]}
     if json:
         print_result(document, json=True)
     else:
         results().print(_table(rows, config.split, TARGET))
-    wrong = [[a.kind, a.question, a.answer, a.said] for a in asked if a.said != a.answer]
+    wrong = [[a.kind, a.question, a.answer, a.said] for a in answered if a.said != a.answer]
     write_result_file(out, device, document | {"wrong": wrong})
 
 
@@ -247,8 +247,8 @@ def _plain(row: FamilyResult) -> dict[str, Any]:
 def _table(rows: list[FamilyResult], split: str, target: float) -> Table:
     table = compact_table(
         f"right answers on the {split} split (%)",
-        "interval: 95 % · unknown: about a colour-shape pair that training never showed · blind: "
-        "no image, the most frequent training answer to the same words",
+        "interval: 95 % · unknown: about a colour-shape pair that is not in the training split · "
+        "blind: no image, the most frequent training answer to the same text",
         ("questions",),
         ("asked", "right", "interval", "unknown", "blind", "chance"),
     )

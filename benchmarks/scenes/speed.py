@@ -1,11 +1,11 @@
 """Speed of generating scenes, images and questions.
 
-    python -m benchmarks.scenes.speed            CPU, and CUDA where there is one
+    python -m benchmarks.scenes.speed            CPU, and CUDA if available
     python -m benchmarks.scenes.speed --device cpu --seconds 5
 
 Writes one entry per kind of device to benchmarks/scenes/results/speed.json; the other entries stay.
-The CPU is measured with one process of two threads and with two processes of one thread, as a
-loader with two workers would run.
+The CPU is measured with one process of two threads, and with two processes of one thread, like a
+loader with two workers.
 """
 
 import json
@@ -33,7 +33,7 @@ QUESTIONS = 16
 
 @dataclass(frozen=True)
 class Rate:
-    """Things per second: the median of the rounds, and the slowest and fastest."""
+    """Items per second: the median of the rounds, the slowest and the fastest."""
 
     median: float
     low: float
@@ -70,7 +70,7 @@ def _on_cpu(seconds: float, rounds: int) -> dict[str, Rate]:
         ):
             jobs = [(kind, chunk, seconds)] * CORES
             sums = [sum(pool.map(_worker, jobs, chunksize=1)) for _ in range(rounds + 1)]
-            rates[name] = _summary(sums[1:])  # the first round pays for the imports
+            rates[name] = _summary(sums[1:])  # without the first round, which imports modules
     return rates
 
 
@@ -83,11 +83,11 @@ def _on_cuda(seconds: float, rounds: int) -> dict[str, Rate]:
     }
 
 
-Work = Callable[[int], int]
-"""Makes the n-th batch, on the device, to the end; returns how many things that was."""
+Batches = Callable[[int], int]
+"""Makes the n-th batch, waits for the device, and returns the number of items."""
 
 
-def _images(config: SceneConfig, batch: int, device: str = "cpu") -> Work:
+def _images(config: SceneConfig, batch: int, device: str = "cpu") -> Batches:
     def work(step: int) -> int:
         render(draw_scenes(config, "train", range(step * batch, (step + 1) * batch), device))
         _finish(device)
@@ -96,7 +96,7 @@ def _images(config: SceneConfig, batch: int, device: str = "cpu") -> Work:
     return work
 
 
-def _graphs(batch: int, device: str = "cpu") -> Work:
+def _graphs(batch: int, device: str = "cpu") -> Batches:
     def work(step: int) -> int:
         draw_scenes(SceneConfig(), "train", range(step * batch, (step + 1) * batch), device)
         _finish(device)
@@ -105,7 +105,7 @@ def _graphs(batch: int, device: str = "cpu") -> Work:
     return work
 
 
-def _questions(batch: int, device: str = "cpu") -> Work:
+def _questions(batch: int, device: str = "cpu") -> Batches:
     def work(step: int) -> int:
         graph = draw_scenes(SceneConfig(), "train", range(step * batch, (step + 1) * batch), device)
         draw_questions(graph, QUESTIONS)
@@ -120,7 +120,7 @@ def _finish(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _once(work: Work, seconds: float) -> float:
+def _once(work: Batches, seconds: float) -> float:
     began, done, step = time.perf_counter(), 0, 0
     while time.perf_counter() - began < seconds:
         done += work(step)
@@ -128,8 +128,8 @@ def _once(work: Work, seconds: float) -> float:
     return done / (time.perf_counter() - began)
 
 
-def _rate(work: Work, seconds: float, rounds: int) -> Rate:
-    work(0)  # tables are made once
+def _rate(work: Batches, seconds: float, rounds: int) -> Rate:
+    work(0)  # warm-up: tables are cached
     return _summary([_once(work, seconds) for _ in range(rounds)])
 
 
@@ -148,11 +148,11 @@ def _worker(job: tuple[str, int, float]) -> float:
 
 
 def _record(device: str, rates: dict[str, Rate]) -> None:
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    found[device] = provenance("python -m benchmarks.scenes.speed", device) | {
+    entries = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    entries[device] = provenance("python -m benchmarks.scenes.speed", device) | {
         "rates": {name: asdict(rate) for name, rate in rates.items()}
     }
-    write_text(RESULTS, json.dumps(found, indent=2) + "\n")
+    write_text(RESULTS, json.dumps(entries, indent=2) + "\n")
     for name, rate in rates.items():
         print(f"{device}: {name}: {rate.median:,.0f} ({rate.low:,.0f}-{rate.high:,.0f})")
 

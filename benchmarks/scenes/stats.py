@@ -1,9 +1,9 @@
 """Statistics of scenes and questions, and the accuracy of the blind baseline.
 
 The blind baseline learns, on the training split, the most frequent answer to every question text
-(to every kind of question, for texts it has not met) and is tested on the validation split. A fair
-test keeps it near chance: a kind is flagged when it is more than five points above and its
-confidence interval leaves chance out.
+(to every kind of question, for new texts) and is tested on the validation split. It should be near
+chance: a kind is flagged if it is more than five points above chance, and chance is outside its
+confidence interval.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ _CHUNK = 512
 
 
 class StatsConfig(Config):
-    """What to count."""
+    """Scenes and questions to count."""
 
     task: Literal["scenes.stats"] = "scenes.stats"
     """Which kind of config this is."""
@@ -59,24 +59,24 @@ class KindStats:
     """Name of the kind, or "all" for the family as a whole."""
     count: int
     valid: float
-    """Share of the places meant for such a question that found one."""
+    """Share of draws that gave a question."""
     chance: float
     """Accuracy of guessing evenly among the answers the kind can have."""
     blind: float
     """Accuracy of the blind baseline."""
     seen: float
-    """Share of the questions whose very text the baseline met in training."""
+    """Share of the questions whose exact text is in the training split."""
     interval: tuple[float, float]
     """Its 95 % Wilson interval."""
     fair: bool
-    """Unless it is surely above chance, and by more than `MARGIN`."""
+    """False if it is significantly above chance, by more than `MARGIN`."""
     answers: dict[str, float]
     """How often each answer is the right one."""
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What this command prints."""
+    """All statistics."""
 
     rows: list[KindStats]
     objects: dict[str, dict[str, float]]
@@ -86,13 +86,13 @@ class Stats:
 
     @property
     def fair(self) -> bool:
-        """Whether every kind is."""
+        """Whether every kind is fair."""
         return all(row.fair for row in self.rows)
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Questions of many scenes in a row, invalid ones included (answer -1)."""
+    """Questions of many scenes, concatenated, invalid ones included (answer -1)."""
 
     text: Int64[Tensor, " questions"]
     """A 64-bit hash of the question's words."""
@@ -126,11 +126,11 @@ def _sample(
 ) -> _Sample:
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for chunk in _chunks(getattr(config, split)):
-        asked = draw_questions(draw_scenes(config.scenes, split, chunk), config.questions)
-        text = torch.zeros_like(asked.answer)
-        for column in asked.words.unbind(-1):
+        questions = draw_questions(draw_scenes(config.scenes, split, chunk), config.questions)
+        text = torch.zeros_like(questions.answer)
+        for column in questions.words.unbind(-1):
             text = draws.mix(text + column + 2)
-        parts.append((text.flatten(), asked.kind.flatten(), asked.answer.flatten()))
+        parts.append((text.flatten(), questions.kind.flatten(), questions.answer.flatten()))
         if on_progress is not None:
             on_progress(done + chunk.stop)
     return _Sample(*(torch.cat(column) for column in zip(*parts, strict=True)))
@@ -143,8 +143,8 @@ def _chunks(scenes: int) -> Iterator[range]:
 def _blind_answers(
     train: _Sample, test: _Sample
 ) -> tuple[Int64[Tensor, " questions"], Bool[Tensor, " questions"]]:
-    """The most frequent training answer to each test question's text, or to its kind where the
-    text was not seen; and whether it was."""
+    """Return the most frequent training answer to the text of each test question, or to its kind
+    for new texts; and whether the text is in the training split."""
     valid = train.answer >= 0
     by_kind = torch.zeros(len(KINDS), len(ANSWERS), dtype=torch.int64)
     by_kind.index_put_((train.kind[valid], train.answer[valid]), torch.tensor(1), accumulate=True)
@@ -159,8 +159,8 @@ def _blind_answers(
 def _row(
     test: _Sample, guess: Tensor, seen: Tensor, kinds: list[int], family: str, name: str
 ) -> KindStats:
-    mine = torch.isin(test.kind, torch.tensor(kinds))
-    valid = mine & (test.answer >= 0)
+    selected = torch.isin(test.kind, torch.tensor(kinds))
+    valid = selected & (test.answer >= 0)
     count = int(valid.sum())
     right = int((guess == test.answer)[valid].sum())
     table = torch.tensor(CHANCE, dtype=torch.float64)
@@ -173,7 +173,7 @@ def _row(
         family=family,
         kind=name,
         count=count,
-        valid=count / max(1, int(mine.sum())),
+        valid=count / max(1, int(selected.sum())),
         chance=chance,
         blind=blind,
         seen=int(seen[valid].sum()) / max(1, count),
@@ -196,9 +196,9 @@ def _objects(graph: SceneGraph) -> dict[str, dict[str, float]]:
 
 
 def _shares(values: Tensor, names: dict[str, int]) -> dict[str, float]:
-    """How often each of the named values occurs; those that never do are left out."""
-    found = {name: (values == value).double().mean().item() for name, value in names.items()}
-    return {name: share for name, share in found.items() if share > 0}
+    """Return the share of each named value that occurs."""
+    shares = {name: (values == value).double().mean().item() for name, value in names.items()}
+    return {name: share for name, share in shares.items() if share > 0}
 
 
 def _held_out_share(config: StatsConfig, split: Split) -> float:
@@ -207,7 +207,7 @@ def _held_out_share(config: StatsConfig, split: Split) -> float:
 
 
 def as_plain(stats: Stats) -> dict[str, Any]:
-    """For `--json`: everything, by name."""
+    """Return all statistics as JSON."""
     return {
         "fair": stats.fair,
         "margin": MARGIN,
@@ -220,9 +220,8 @@ def as_plain(stats: Stats) -> dict[str, Any]:
 def run(config: StatsConfig, *, json: bool = False) -> None:
     """Count questions, answers and objects, and measure the blind baseline.
 
-    The blind baseline knows every training question and its most frequent answer, and sees no
-    image. A kind of question is marked !! where that is surely, and more than five points, above
-    chance.
+    The blind baseline gives the most frequent training answer, without the image. A kind of
+    question is marked !! if that is significantly, and by more than five points, above chance.
 
     Args:
         json: Print one JSON document.
@@ -288,9 +287,9 @@ def _conclusion(stats: Stats) -> Text:
         ", ".join(f"{row.family}/{row.kind}" for row in above if row.fair is fair)
         for fair in (False, True)
     )
-    far = f"more than {100 * MARGIN:.0f} points above chance without looking"
+    far = f"more than {100 * MARGIN:.0f} points above chance without the image"
     if unfair:
-        return Text(f"!! {far}, and surely above it: {unfair}", "bold red")
+        return Text(f"!! significantly, and {far}: {unfair}", "bold red")
     if unsure:
         return Text(f"OK, but too few questions to be sure; {far}: {unsure}", "green")
     return Text(f"OK: none is {far}", "green")

@@ -1,8 +1,8 @@
 """Train the tiny LLaVA: first the vision tower, then the whole model.
 
-For `vision_steps` the tower alone learns patch attributes (`heads`); then the whole model learns
-from many questions packed behind one image, under a block mask: a question sees the image and
-itself, never another question. Scenes are made on the device, no scene is seen twice.
+For `vision_steps`, the tower alone learns patch attributes (`vlm_heads`); then the whole model
+learns from many questions packed behind one image, under a block mask: a question attends to the
+image and to itself, not to other questions. Scenes are generated on the device; none is used twice.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ class Packed(NamedTuple):
     """Questions of a scene as token rows, one row of `_LENGTH` each."""
 
     tokens: Int64[Tensor, "scenes questions length"]
-    ask: Int64[Tensor, "scenes questions"]
+    start: Int64[Tensor, "scenes questions"]
     """Position of ASSISTANT: in the row, from where the answer is predicted."""
     targets: Int64[Tensor, "scenes questions answer"]
     """Answer tokens and </s>; -100 elsewhere."""
@@ -76,7 +76,7 @@ class Batch(NamedTuple):
     questions: Questions | None
 
     def part(self, rows: slice, ask: bool) -> "Batch":
-        """Some of the scenes."""
+        """Return some of the scenes."""
         return Batch(
             self.rendered[rows],
             take(self.targets, rows),
@@ -97,17 +97,17 @@ def pack(questions: Questions, answers: Int64[Tensor, "answers 3"]) -> Packed:
     length = (questions.words >= 0).sum(-1)
     tokens = torch.where(questions.words >= 0, questions.words + FIRST_WORD, PAD)
     tokens = F.pad(tokens, (0, max(0, _LENGTH - tokens.shape[-1])), value=PAD)[..., :_LENGTH]
-    said = answers[questions.answer.clamp(min=0)]  # (scenes, questions, 3)
-    ask = torch.full_like(length[..., None], ASSISTANT)
-    tail = torch.cat([ask, said], -1)
+    answer = answers[questions.answer.clamp(min=0)]  # (scenes, questions, 3)
+    assistant = torch.full_like(length[..., None], ASSISTANT)
+    tail = torch.cat([assistant, answer], -1)
     places = length[..., None] + torch.arange(_ANSWER + 1, device=length.device)
     tokens = tokens.scatter(-1, places.clamp(max=_LENGTH - 1), tail)
-    targets = torch.where((said != PAD) & questions.valid[..., None], said, -100)
+    targets = torch.where((answer != PAD) & questions.valid[..., None], answer, -100)
     return Packed(tokens, length, targets)
 
 
 def block_mask(prefix: int, questions: int, device: torch.device) -> Bool[Tensor, "length length"]:
-    """True where a token may look: back within the prefix, and a question at prefix and itself."""
+    """Return the causal mask in which questions attend to the prefix and themselves only."""
     block = torch.arange(questions, device=device).repeat_interleave(_LENGTH) + 1
     block = torch.cat([torch.zeros(prefix, dtype=block.dtype, device=device), block])
     order = torch.arange(block.numel(), device=device)
@@ -119,29 +119,29 @@ class VlmTrainConfig(Config):
     """One training run of the tiny LLaVA."""
 
     task: Literal["scenes.train-vlm"] = "scenes.train-vlm"
-    """What this file trains."""
+    """Which kind of config this is."""
     train: TrainConfig
     """The loop."""
     model: VlmConfig = VlmConfig()
     """Size of the model."""
     scenes: SceneConfig = SceneConfig()
-    """The world it learns."""
+    """The scenes."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """One optimiser for all."""
     questions: int = Field(default=22, ge=1)
     """Questions packed behind one image."""
     weights: FamilyWeights = (2, 2, 2, 3, 4, 2)
-    """How often each family is asked: lookup, existence, count, comparison, relation, location."""
+    """Weights of the families: lookup, existence, count, comparison, relation, location."""
     vision_steps: int = Field(default=0, ge=0)
     """First steps that train the tower alone, on patch attributes."""
     vision_weight: float = Field(default=0.2, ge=0)
     """Weight of the patch-attribute loss afterwards."""
     phrase_weight: float = Field(default=0.5, ge=0)
-    """Weight of what the last word of a phrase learns half-way up the language model."""
+    """Weight of the losses of phrases, in the middle of the language model."""
     validation_scenes: int = Field(default=512, ge=1)
     """Scenes of the validation split that choose `best`."""
     compile: bool = False
-    """Compile the layers (needs a GPU to be worth it)."""
+    """Compile the layers (pays off on a GPU only)."""
 
     @model_validator(mode="after")
     def _check(self) -> "VlmTrainConfig":
@@ -156,7 +156,7 @@ class VlmTrainConfig(Config):
         return self
 
     def build(self) -> Any:
-        """The task for the training loop."""
+        """Return the task for the training loop."""
         return VlmTask(self)
 
     def smoke(self) -> "VlmTrainConfig":
@@ -203,7 +203,7 @@ class VlmTask(Task):
         prefix = 2 + self.config.model.grid**2
         allowed = block_mask(prefix, self.config.questions, device)
         mask = allowed[None, None]
-        if self.config.compile:  # a compiled block mask skips what no token may look at
+        if self.config.compile:  # a compiled block mask skips masked blocks
             self.model.model.language_model.set_attn_implementation("flex_attention")
             size = len(allowed)
             mask = create_block_mask(
@@ -214,7 +214,7 @@ class VlmTask(Task):
         return _answer_tokens(device), mask, places[None]
 
     def make(self, split: Split, indices: Tensor, device: torch.device, ask: bool) -> Batch:
-        """The scenes with these indices, painted, with targets and, if asked for, questions."""
+        """Return rendered scenes with targets and, with `ask`, questions."""
         graph = draw_scenes(self.config.scenes, split, indices, device)
         rendered = render(graph)
         questions = None
@@ -225,10 +225,9 @@ class VlmTask(Task):
     def batches(
         self, start_step: int, rank: int, world_size: int, device: torch.device
     ) -> Iterator[Batch]:
-        """Fresh scenes for every step; the seed of the run moves to other scenes.
+        """Yield new scenes for every step; other seeds give other scenes.
 
-        Drawing is many small operations: on a GPU their number counts, not their size, so the
-        scenes of `_AHEAD` steps are drawn at once.
+        Drawing is many small operations, so the scenes of `_AHEAD` steps are drawn at once.
         """
         size = self.config.train.batch_size
         part = size // world_size
@@ -244,12 +243,12 @@ class VlmTask(Task):
                 yield drawn.part(slice(place * part, (place + 1) * part), step >= ask)
                 step += 1
 
-    def see(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Patch features for the language model, and the losses and accuracies of the tower."""
+    def encode(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the patch features for the language model, and the losses of the tower."""
         tower = self.model.model.vision_tower
-        seen = tower(pixel_values(batch.rendered.rgb), output_hidden_states=True)
-        features = seen.hidden_states[-2][:, 1:]
-        return features, self.heads.losses(features, seen.pooler_output, batch.targets)
+        output = tower(pixel_values(batch.rendered.rgb), output_hidden_states=True)
+        features = output.hidden_states[-2][:, 1:]
+        return features, self.heads.losses(features, output.pooler_output, batch.targets)
 
     def answer(
         self, features: Tensor, packed: Packed
@@ -257,7 +256,7 @@ class VlmTask(Task):
         Float[Tensor, "scenes questions answer words"],
         Float[Tensor, "scenes questions length width"],
     ]:
-        """Logits of the answer tokens of every packed question, and its states half-way up."""
+        """Return the logits of the answer tokens, and the states of the middle layer."""
         llava = self.model.model
         _, mask, places = self._constants
         vision = llava.multi_modal_projector(features)
@@ -277,13 +276,13 @@ class VlmTask(Task):
             return states[:, -text.shape[1] :].unflatten(1, packed.tokens.shape[1:])
 
         states = of_questions(states)
-        rows = packed.ask[..., None] + torch.arange(_ANSWER, device=states.device)
+        rows = packed.start[..., None] + torch.arange(_ANSWER, device=states.device)
         states = states.gather(2, rows[..., None].expand(-1, -1, -1, states.shape[-1]))
         return self.model.lm_head(states).float(), of_questions(middle[0])
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002 (all alike)
-        """Vision losses, and after the first steps the answers' cross-entropy."""
-        features, vision = self.see(batch)
+        """Return the vision losses and, after the first steps, the cross-entropy of the answers."""
+        features, vision = self.encode(batch)
         metrics: dict[str, Tensor | float] = {
             name: value for name, value in vision.items() if name.startswith("accuracy")
         }
@@ -306,36 +305,36 @@ class VlmTask(Task):
         return StepOutput(losses, metrics)
 
     def metric_names(self) -> list[str]:
-        """An accuracy for each family, for all, and the least."""
+        """Return the names: an accuracy for each family, for all, and the least."""
         return [*(f"accuracy_{name}" for name in FAMILIES), "accuracy", "accuracy_least"]
 
     def evaluate(self) -> Mapping[str, float]:
-        """Share of validation questions whose answer tokens are all right, per family."""
+        """Return the share of right answers (all tokens) to validation questions, per family."""
         device = self.model.device
         size, total = 64, self.config.validation_scenes
         right = torch.zeros(len(FAMILIES), device=device)
-        asked = torch.zeros(len(FAMILIES), device=device)
+        count = torch.zeros(len(FAMILIES), device=device)
         family_of = torch.tensor(FAMILY_OF, device=device)
         for first in range(0, total, size):
             indices = torch.arange(first, min(first + size, total))
             batch = self.make("validation", indices, device, ask=True)
             assert batch.questions is not None
             packed = pack(batch.questions, self._constants[0])
-            guess = self.answer(self.see(batch)[0], packed)[0].argmax(-1)
+            guess = self.answer(self.encode(batch)[0], packed)[0].argmax(-1)
             good = ((guess == packed.targets) | (packed.targets == -100)).all(-1)
             family = family_of[batch.questions.kind].flatten()
             valid = batch.questions.valid.flatten().float()
             right.scatter_add_(0, family, good.flatten() * valid)
-            asked.scatter_add_(0, family, valid)
-        shares = (right / asked.clamp(min=1)).tolist()
+            count.scatter_add_(0, family, valid)
+        shares = (right / count.clamp(min=1)).tolist()
         result = {f"accuracy_{name}": share for name, share in zip(FAMILIES, shares, strict=True)}
-        result["accuracy"] = float(right.sum() / asked.sum())
+        result["accuracy"] = float(right.sum() / count.sum())
         result["accuracy_least"] = min(shares)
         return result
 
 
 def compile_layers(model: LlavaForConditionalGeneration) -> None:
-    """Compile the repeated blocks only: one short compilation serves all of them."""
+    """Compile the repeated blocks only, which takes one short compilation."""
     torch._dynamo.config.cache_size_limit = 64
     llava = model.model
     blocks = [m for m in llava.vision_tower.modules() if type(m).__name__ == "CLIPEncoderLayer"]
@@ -346,7 +345,7 @@ def compile_layers(model: LlavaForConditionalGeneration) -> None:
 def train_vlm(config: VlmTrainConfig, *, resume: bool = False) -> FitResult:
     """Train, then write the last weights as a model folder: `<run>/model`.
 
-    The last, which are the end of an annealed schedule; `best` stays in the run folder.
+    Not the best: the schedule anneals to the end. `best` stays in the run folder.
     """
     seed_everything(config.train.seed)
     task = config.build()
@@ -362,7 +361,7 @@ def run(config: VlmTrainConfig, *, resume: bool = False, json: bool = False) -> 
     """Train a tiny LLaVA; the model folder is written to <train.out>/<train.name>/model.
 
     Args:
-        resume: Go on from the newest checkpoint in the run folder.
+        resume: Continue from the newest checkpoint in the run folder.
         json: Print one JSON document.
     """
     print_outcome(train_vlm(config, resume=resume), json)

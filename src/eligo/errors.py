@@ -1,4 +1,4 @@
-"""Errors that a user can do something about.
+"""Errors that the user can fix.
 
 The message says what was wrong, what was expected and how to fix it; the command line prints it
 without a traceback. Any other exception is a bug and keeps its traceback.

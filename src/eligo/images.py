@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
 from PIL import Image
@@ -22,9 +22,9 @@ from eligo.errors import InputError
 from eligo.io.locks import warnings_lock
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
-ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
+ImageLike: TypeAlias = Union[str, Path, Image.Image, np.ndarray, "torch.Tensor"]
 """An image file, or an image in memory."""
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -50,7 +50,7 @@ _log = logging.getLogger("eligo")
 
 
 def image_files(folder: Path) -> Iterator[Path]:
-    """Image files below a folder, by their suffix, in no order."""
+    """Yield the image files below a folder, by their suffix, in no order."""
     for path in folder.rglob("*"):
         if path.suffix.lower() in SUFFIXES and os.path.isfile(path):  # noqa: PTH113 (never raises)
             yield path
@@ -59,8 +59,8 @@ def image_files(folder: Path) -> Iterator[Path]:
 def open_image(path: str | Path, side: int | None = None) -> Image.Image:
     """Open an image file as an upright RGB image of at most `MOST_PIXELS`.
 
-    `side`: pixels a side that the caller scales it to. An image whose shorter side is at least
-    four times that is made smaller by a whole factor, to at least twice that.
+    `side`: the input size of the model, in pixels. An image whose shorter side is at least four
+    times that is made smaller by a whole factor, to at least twice that.
     """
     with _opened(path) as stored:
         if (factor := shrinking(stored.size, side)) > 1:  # a JPEG decodes to a fraction at once
@@ -113,7 +113,7 @@ def _as_bytes(source: Any) -> np.ndarray:
 
 
 def upright_size(path: str | Path) -> tuple[int, int]:
-    """Width and height of the upright image in a file, which is decoded to find any damage.
+    """Return width and height of the upright image; raises if the file cannot be decoded.
 
     A JPEG is decoded at an eighth of its size.
     """
@@ -127,24 +127,24 @@ def upright_size(path: str | Path) -> tuple[int, int]:
 
 def upright_rgb(image: Image.Image, side: int | None = None) -> Image.Image:
     """Return an image in RGB, turned upright by its EXIF, and made smaller as by `open_image`."""
-    orientation, made = orientation_of(image), image
-    if made.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
-        made = made.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    if isinstance(made.info.get("transparency"), bytes):  # Pillow wants it this way round
-        made = made.convert("RGBA")
-    if made.mode != "RGB":
-        made = made.convert("RGB")
-    if (factor := shrinking(made.size, side)) > 1:
-        made = made.reduce(factor)
+    orientation, rgb = orientation_of(image), image
+    if rgb.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
+        rgb = rgb.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if isinstance(rgb.info.get("transparency"), bytes):  # Pillow recommends this order
+        rgb = rgb.convert("RGBA")
+    if rgb.mode != "RGB":
+        rgb = rgb.convert("RGB")
+    if (factor := shrinking(rgb.size, side)) > 1:
+        rgb = rgb.reduce(factor)
     if (turn := _TURNS.get(orientation)) is not None:
-        made = made.transpose(turn)
-    made = made.copy() if made is image else made
-    made.info = {}  # no EXIF: it must not be turned again
-    return made
+        rgb = rgb.transpose(turn)
+    rgb = rgb.copy() if rgb is image else rgb
+    rgb.info = {}  # without EXIF, so that it is not turned again
+    return rgb
 
 
 def shrinking(size: tuple[int, int], side: int | None = None) -> int:
-    """The whole number by which the sides of an image are divided; 1: unchanged."""
+    """Return the whole number by which the sides of an image are divided; 1: unchanged."""
     width, height = size
     wanted = 1 if side is None else min(size) // (2 * side)
     allowed = math.ceil(math.sqrt(width * height / MOST_PIXELS))
@@ -152,7 +152,7 @@ def shrinking(size: tuple[int, int], side: int | None = None) -> int:
 
 
 def side_of(processor: Any) -> int | None:
-    """Pixels a side that a processor scales every image to; None if that depends on the image."""
+    """Return the size that a processor scales every image to; None if it depends on the image."""
     if type(processor).__name__ not in _ONE_SIZE:
         return None
     images = processor.image_processor
@@ -162,12 +162,12 @@ def side_of(processor: Any) -> int | None:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """The EXIF orientation of an image, 1 to 8; 1 (upright) if there is none."""
+    """Return the EXIF orientation of an image, 1 to 8; 1 (upright) if there is none."""
     try:
-        found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # broken EXIF raises many errors, and the image itself is whole
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # broken EXIF raises many errors; the image itself may be fine
         return 1
-    return found if found in _TURNS else 1
+    return orientation if orientation in _TURNS else 1
 
 
 def turned(values: np.ndarray, orientation: int) -> np.ndarray:
@@ -189,10 +189,12 @@ def read_stored(path: str | Path) -> Image.Image:
 
 
 def warn_shared_images(
-    one: Iterable[Path], other: Iterable[Path], names: tuple[str, str] = ("training", "validation")
+    first: Iterable[Path],
+    second: Iterable[Path],
+    names: tuple[str, str] = ("training", "validation"),
 ) -> None:
     """Warn if two splits share images: the same path, or files of equal size and equal ends."""
-    known, paths = ({os.path.realpath(path): path for path in split} for split in (one, other))
+    known, paths = ({os.path.realpath(path): path for path in split} for split in (first, second))
     sizes = {real: _size(real) for real in {*known, *paths}}
     new = {sizes[real] for real in paths if real not in known} - {0}
     ends = {_ends(real, sizes[real]): real for real in known if sizes[real] in new}
@@ -203,12 +205,12 @@ def warn_shared_images(
         if real in known:
             pairs.append((known[real], path))
     if pairs:
-        first, second = map(printable_name, pairs[0])
+        name, other = map(printable_name, pairs[0])
         _log.warning(
-            "%d of %d %s images are also %s images, so that results on them are not reliable: %s; "
+            "%d of %d %s images are also %s images, so results on them are not reliable: %s; "
             "remove them from one of the two splits",
             len(pairs), len(paths), names[1], names[0],
-            first if first == second else f"{second} is {first}",
+            name if name == other else f"{other} is {name}",
         )  # fmt: skip
 
 
@@ -220,7 +222,7 @@ def _size(path: str) -> int:
 
 
 def _ends(path: str, size: int) -> tuple[int, bytes]:
-    """A cheap fingerprint of a file: its size, and a hash of its first and last bytes."""
+    """Return a cheap fingerprint of a file: its size, and a hash of its first and last bytes."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             head = file.read(_END)
@@ -231,13 +233,13 @@ def _ends(path: str, size: int) -> tuple[int, bytes]:
 
 
 def printable_name(path: str | Path) -> str:
-    r"""A file name that can be printed and stored: bytes that are not UTF-8 as `\xff`.
+    r"""Return a printable file name, with bytes that are not UTF-8 as `\xff`.
 
     >>> printable_name("caf\udce9\n.png")
     'caf\\xe9\\n.png'
     """
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 @contextmanager
@@ -247,7 +249,7 @@ def _opened(path: str | Path) -> Iterator[Image.Image]:
     if Path(path).is_dir():
         raise InputError(f"{name}: is a folder; {_EXPECTED}")
     try:
-        with warnings_lock, warnings.catch_warnings():  # about sizes that we reduce ourselves
+        with warnings_lock, warnings.catch_warnings():  # large images are reduced below
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(path)
         with image:

@@ -32,9 +32,8 @@ def lazy_names(
             new = new_name("name", f"{package}.{name}")
             hint = f"; it is now {new}" if new else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
-        home = homes[name]
-        if home is None:
+        if homes[name] is None:  # a submodule
             return import_module(f"{package}.{name}")
-        return getattr(import_module(f"{package}.{home}"), name)
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return find, lambda: sorted(homes), sorted(homes)

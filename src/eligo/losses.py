@@ -2,8 +2,8 @@
 
 Conventions: float32; masks are True where real; a loss over candidates returns one value per row
 (`*batch`). A row without anything to learn from (no real candidate, an ignored label, no negative)
-gives 0 with gradient 0: reduce with `ops.masked_mean` or a mean of your own. All losses are finite
-under any mask.
+gives 0 with gradient 0; reduce with `ops.masked_mean` to leave such rows out. All losses are
+finite under any mask.
 """
 
 import torch
@@ -38,11 +38,11 @@ def smoothed_cross_entropy(
     mask = full_mask(logits, mask)
     log_p = ops.masked_log_softmax(logits, mask).masked_fill(~mask, 0.0)
     label = labels.unsqueeze(-1)
-    taught = ops.gather(mask, label).squeeze(-1)
+    is_valid = ops.gather(mask, label).squeeze(-1)
     loss = -(1 - smoothing) * ops.gather(log_p, label).squeeze(-1)
     if smoothing:
         loss = loss - smoothing * ops.masked_mean(log_p, mask)
-    return torch.where(taught, loss, 0.0)
+    return torch.where(is_valid, loss, 0.0)
 
 
 def plackett_luce(
@@ -55,8 +55,8 @@ def plackett_luce(
 
     `-log(exp(s_{y_t}) / sum over i not in y_<t of exp(s_i))`, smoothed as
     `smoothed_cross_entropy`. A step is ignored (0, and picks nothing) if its label is -1, masked
-    or picked before. One pass, without a (steps, candidates) matrix: the log-sum of what is never
-    picked, then a cumulative one over the picks from the last to the first.
+    or picked before. Needs no (steps, candidates) matrix: logsumexp over the candidates that are
+    never picked, then cumulatively over the picks from the last to the first.
 
     >>> plackett_luce(torch.zeros(3), torch.tensor([2, 0])).exp()
     tensor([3., 2.])
@@ -66,22 +66,22 @@ def plackett_luce(
     scores = scores.float()
     mask = full_mask(scores, mask)
     repeated = (order.unsqueeze(-1) == order.unsqueeze(-2)).tril(-1).any(-1)
-    taught = ops.gather(mask, order) & ~repeated
-    picks = torch.where(taught, order, -1)
+    is_valid = ops.gather(mask, order) & ~repeated
+    picks = torch.where(is_valid, order, -1)
     rest = mask & ~ops.kept_mask(picks, scores.shape[-1])
     picked = ops.gather(scores, picks)
 
     normaliser = _with_rest(
-        torch.where(taught, picked, _ABSENT),
+        torch.where(is_valid, picked, _ABSENT),
         torch.logsumexp(F.pad(torch.where(rest, scores, _ABSENT), (0, 1), value=_ABSENT), -1),
     )
     loss = _from_the_end(torch.logcumsumexp, normaliser) - (1 - smoothing) * picked
     if smoothing:
         total = _with_rest(picked, torch.where(rest, scores, 0.0).sum(-1))
-        count = _with_rest(taught.float(), rest.sum(-1).float())
+        count = _with_rest(is_valid.float(), rest.sum(-1).float())
         mean = _from_the_end(torch.cumsum, total) / _from_the_end(torch.cumsum, count).clamp_min(1)
         loss = loss - smoothing * mean
-    return torch.where(taught, loss, 0.0)
+    return torch.where(is_valid, loss, 0.0)
 
 
 def list_mle(
@@ -109,8 +109,8 @@ def listwise_kl(
     """`KL(target || p) = sum t log(t / p)`, or reversed `KL(p || target) = sum p log(p / t)`.
 
     `p` is the softmax of `logits` over the mask; `target` holds probabilities and is not
-    renormalised. The forward form spreads p over all that the target likes; the reversed one
-    keeps p away from what it dislikes (a target of 0 counts as the smallest float32).
+    renormalised. The forward form is mode-covering, the reversed one mode-seeking (a target of 0
+    counts as the smallest float32).
 
     >>> listwise_kl(torch.zeros(2), torch.tensor([1.0, 0.0])).exp()
     tensor(2.)
@@ -144,7 +144,7 @@ def pairwise_hinge(
     violation = F.relu(margin + negatives - positive.float().unsqueeze(-1))
     if not hardest:
         return ops.masked_mean(violation, mask)
-    # The padded 0 is the hinge's own floor, so rows without a negative give 0.
+    # The padded 0 is the minimum of the hinge, so rows without a negative give 0.
     return F.pad(torch.where(mask, violation, 0.0), (0, 1)).max(-1).values
 
 
@@ -210,7 +210,7 @@ def adversarial_generator_loss(fake_logits: Float[Tensor, "*batch"]) -> Float[Te
 def adversarial_discriminator_losses(
     real_logits: Float[Tensor, "*real"], fake_logits: Float[Tensor, "*fake"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """`BCE(D(real), 1)` and `BCE(D(fake), 0)`, to be summed; detach what D sees, not its logits.
+    """`BCE(D(real), 1)` and `BCE(D(fake), 0)`, to be summed; detach D's inputs, not its logits.
 
     >>> sum(adversarial_discriminator_losses(torch.zeros(3), torch.zeros(3))).exp()
     tensor(4.)
@@ -221,7 +221,7 @@ def adversarial_discriminator_losses(
 def _triplet_rows(
     similarity: Tensor, positives: Tensor, negatives: Tensor, margin: float, hardest: bool
 ) -> Tensor:
-    """Violations of all positives against the negatives of their own row, summed."""
+    """Return the sum of violations of all positives against the negatives of their row."""
     if hardest:
         # One -inf beyond the row: without a negative the hinge is 0.
         padded = F.pad(torch.where(negatives, similarity, -torch.inf), (0, 1), value=-torch.inf)

@@ -1,6 +1,6 @@
-"""Old names of things that were renamed or left the package, for error messages only.
+"""Names that were renamed or moved out of the package, for error messages.
 
-No old name works: the error says what to write instead.
+Old names do not work any more; the error says what to write instead.
 """
 
 import re
@@ -39,7 +39,7 @@ RENAMED: dict[Kind, dict[str, str]] = {
 
 
 def new_name(kind: Kind, old: str) -> str | None:
-    """What to write instead of an old name; None if the name is not an old one.
+    """Return what to write instead of an old name; None for any other name.
 
     >>> new_name("model", "demos_v1")
     'shots_v1'

@@ -1,8 +1,8 @@
 """Selection: the result of every selector, read by the explorer and the reports.
 
 Shapes and dtypes are always checked on construction, values only for eager tensors on the CPU: on
-a GPU or under `torch.compile` that would cost a device sync or a graph break, so there `.check()`
-does it, and `.to("cpu")` and `.load`. `padded=False` promises that every candidate is real and
+a GPU or under `torch.compile` that would cost a device sync or a graph break. There, `.check()`,
+`.to("cpu")` and `.load` check values. `padded=False` promises that every candidate is real and
 every row full, which saves a few kernels.
 """
 
@@ -26,7 +26,7 @@ _FORMAT = "eligo.selection.v1"
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Kept candidates per row, their scores, and what was merged into them; any batch shape.
+    """Kept candidates per row, their scores, and merge weights; any batch shape.
 
     >>> selection = Selection.top_k(torch.tensor([[0.1, 0.9, 0.5]]), 2)
     >>> selection.indices, selection.num_kept
@@ -40,7 +40,7 @@ class Selection:
     mask: Bool[Tensor, "*batch candidates"]
     """Which candidates were real."""
     assignment: Float[Tensor, "*batch kept candidates"] | None = None
-    """Unnormalised weights with which candidates were merged into kept ones; None: none were."""
+    """Unnormalised weights of the candidates merged into each kept one; None without merging."""
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -54,7 +54,7 @@ class Selection:
         k: int | Int[Tensor, "*batch"],
         mask: Bool[Tensor, "*batch candidates"] | None = None,
     ) -> "Selection":
-        """The k best real candidates of every row, best first, ties to the lowest index."""
+        """Select the k best real candidates of every row, best first, ties to the lowest index."""
         mask = full_mask(scores, mask)
         return cls(ops.top_k(scores, k, mask), scores.float(), mask)
 
@@ -107,7 +107,7 @@ class Selection:
         return unfolded.reshape(*self.scores.shape, *values.shape[self.mask.ndim :])
 
     def in_order(self, *, padded: bool = True) -> "Selection":
-        """The same selection sorted by index (raster order); padding stays at the end."""
+        """Return the selection sorted by index (raster order); padding stays at the end."""
         last = self.scores.shape[-1]
         keys = torch.where(self.indices < 0, last, self.indices) if padded else self.indices
         indices, order = keys.sort(dim=-1, stable=True)
@@ -119,7 +119,7 @@ class Selection:
         return Selection(indices, self.scores, self.mask, assignment)
 
     def to(self, device: torch.device | str) -> "Selection":
-        """The same selection on another device."""
+        """Return the selection on another device."""
         return Selection(**{name: tensor.to(device) for name, tensor in self._tensors().items()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -131,10 +131,10 @@ class Selection:
         """Read what `save` wrote, to the CPU, and check it."""
         try:
             with safe_open(path, framework="pt") as file:
-                found = (file.metadata() or {}).get("format")
-                if found != _FORMAT:
+                stored = (file.metadata() or {}).get("format")
+                if stored != _FORMAT:
                     raise InputError(
-                        f"{path}: got format {found!r}, expected {_FORMAT!r}; this file was not "
+                        f"{path}: got format {stored!r}, expected {_FORMAT!r}; this file was not "
                         "written by Selection.save of this version of eligo"
                     )
                 return cls(**{name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
@@ -163,19 +163,19 @@ class Selection:
             _require(weights.isfinite() & (weights >= 0), weights, "finite weights >= 0")
             if not bool(real.all() & self.mask.all()):
                 usable = real.unsqueeze(-1) & self.mask.unsqueeze(-2)
-                _require(usable | (weights == 0), weights, "weight 0 in padding, of either side")
-            _require(~real | (weights.sum(-1) > 0), weights, "a positive size for all that is kept")
+                _require(usable | (weights == 0), weights, "weight 0 in padding")
+            _require(~real | (weights.sum(-1) > 0), weights, "a positive size of kept candidates")
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"indices": self.indices, "scores": self.scores, "mask": self.mask}
         return tensors if self.assignment is None else {**tensors, "assignment": self.assignment}
 
     def _columns(self) -> Tensor:
-        """For each candidate, its column in `indices`; -1 if it was not kept."""
+        """Return each candidate's column in `indices`; -1 if it was not kept."""
         last = self.scores.shape[-1]
         slots = torch.where(self.indices < 0, last, self.indices).long()
         columns = torch.arange(slots.shape[-1], device=slots.device).expand(slots.shape)
-        # One more slot, which takes the padding and is cut off.
+        # A spare last slot takes the padding.
         spare = slots.new_full((*slots.shape[:-1], last + 1), -1)
         return spare.scatter(-1, slots, columns)[..., :last]
 
@@ -186,7 +186,7 @@ class Selection:
 
     def _check_shapes(self) -> None:
         kept = tuple(self.indices.shape)
-        wanted = {
+        expected = {
             "indices": ((torch.int64, torch.int32), (*self.scores.shape[:-1], *kept[-1:])),
             "scores": ((torch.float32,), tuple(self.scores.shape)),
             "mask": ((torch.bool,), tuple(self.scores.shape)),
@@ -196,7 +196,7 @@ class Selection:
             ),
         }
         for name, tensor in self._tensors().items():
-            dtypes, shape = wanted[name]
+            dtypes, shape = expected[name]
             if tensor.dtype not in dtypes or tensor.shape != shape or tensor.ndim == 0:
                 raise InputError(
                     f"Selection: got {name} {tensor.dtype} {tuple(tensor.shape)}, expected "

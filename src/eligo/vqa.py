@@ -5,9 +5,9 @@ periods except in decimals, number words as digits, no articles, missing apostro
 restored, other punctuation a space (apostrophes and colons stay, a comma between digits goes); then
 the mean over annotators left out of min(1, matches among the others / 3).
 
-Departs from the challenge's own program, which is not copied, in three ways: both sides are always
-normalised (the program leaves them alone where all annotators agree), curly apostrophes count as
-straight ones, and fewer than four annotators are enough: see `vqa_accuracy`.
+Differs from the challenge's own program in three ways: both sides are always normalised (the
+program skips this if all annotators agree), curly apostrophes count as straight ones, and fewer
+than four annotators are accepted (see `vqa_accuracy`).
 """
 
 import re
@@ -29,7 +29,7 @@ from eligo.pretrained.chat import place_image
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DIGITS = {"none": "0", **{word: str(number) for number, word in enumerate(_NUMBERS)}}
 _ARTICLES = {"a", "an", "the"}
-_SPACED = re.compile(r"[;/\[\]\"{}()=+\\_\-><@`,?!]")  # what carries meaning (% $ & #) stays
+_SPACED = re.compile(r"[;/\[\]\"{}()=+\\_\-><@`,?!]")  # not % $ & #, which have a meaning
 _COMMA_IN_NUMBER = re.compile(r"(?<=\d),(?=\d)")
 _NOT_DECIMAL = re.compile(r"\.(?!\d)|(?<=[^\s\d])\.")
 _ENDINGS = {  # of contractions, and the words before them
@@ -43,13 +43,13 @@ _ENDINGS = {  # of contractions, and the words before them
     "n't've": "could would should might must",
 }
 _OTHERS = "i'm ma'am o'clock y'all y'all'd've"
-# Their bare forms are words of their own, so no apostrophe is missing.
+# Words of their own, not contractions without an apostrophe.
 _WORDS = {"its", "ill", "well", "hell", "shell", "id", "wed", "shed", "were", "whore"}
 
 
 @dataclass(frozen=True)
 class VqaExample:
-    """A question on an image file, and what annotators answered."""
+    """A question on an image file, and its annotated answers."""
 
     id: str
     image: Path
@@ -64,7 +64,7 @@ class VqaExample:
 
 
 def normalise_answer(answer: str) -> str:
-    """Return an answer in the form in which answers are compared.
+    """Return the normalised form of an answer, for comparison.
 
     >>> normalise_answer("The  two Dogs, dont!")
     "2 dogs don't"
@@ -78,7 +78,7 @@ def normalise_answer(answer: str) -> str:
 
 @cache
 def _contractions() -> dict[str, str]:
-    """Map every spelling that lacks an apostrophe to the contraction it stands for."""
+    """Map every spelling that lacks an apostrophe to its contraction."""
     whole = _OTHERS.split()
     for ending, starts in _ENDINGS.items():
         mark = "" if ending.startswith("n't") else "'"
@@ -110,7 +110,7 @@ def vqa_accuracy(answer: str, answers: Sequence[str]) -> float:
     if others == 0:
         return float(same[0])
     needed, total = min(3, others), sum(same)
-    return sum(min(1.0, (total - one) / needed) for one in same) / len(same)
+    return sum(min(1.0, (total - is_same) / needed) for is_same in same) / len(same)
 
 
 def usual_answer(answers: Sequence[str]) -> str:
@@ -164,14 +164,14 @@ def read_vqa(
     An image is `COCO_<data_subtype>_<image_id, 12 digits>.jpg` (or .png), or is named by the number
     alone; it is in the folder, or in a subfolder named after the subtype.
     """
-    found = check_row(_QuestionFile, read_json(questions), questions)
+    file = check_row(_QuestionFile, read_json(questions), questions)
     answers: dict[int, _Annotation] = {}
     if annotations is not None:
         rows = check_row(_AnnotationFile, read_json(annotations), annotations).annotations
         answers = {row.question_id: row for row in rows}
-    find = _image_finder(Path(images), str(found.data_subtype))
+    find = _image_finder(Path(images), str(file.data_subtype))
     examples: dict[int, VqaExample] = {}
-    for place, row in enumerate(found.questions):
+    for place, row in enumerate(file.questions):
         where, number = f"{questions}: questions[{place}]", row.question_id
         if number in examples:
             raise InputError(f"{where}: question_id: got {number} twice, expected every id once")
@@ -240,7 +240,7 @@ def _image_finder(folder: Path, subtype: str) -> Callable[[int, str], Path]:
 
 
 def _question(text: str, where: str) -> str:
-    """Return the question without the `<image>` that stands for the example's image."""
+    """Return the question without its `<image>` placeholder."""
     question = place_image(text, f"{where}: question")
     if not question.strip():
         raise InputError(f"{where}: question: got {text!r}, expected at least one word")

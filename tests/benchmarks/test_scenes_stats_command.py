@@ -53,7 +53,7 @@ def test_the_conclusion_says_what_was_measured():
         row = KindStats("count", "all", 9, 1.0, 0.2, blind, 1.0, (0.1, 0.4), fair, {})
         return _conclusion(Stats([row], {}, {})).plain
 
-    above = "more than 5 points above chance without looking"
+    above = "more than 5 points above chance without the image"
     assert verdict(0.22, True) == f"OK: none is {above}"
     assert verdict(0.30, True) == f"OK, but too few questions to be sure; {above}: count/all"
-    assert verdict(0.30, False) == f"!! {above}, and surely above it: count/all"
+    assert verdict(0.30, False) == f"!! significantly, and {above}: count/all"

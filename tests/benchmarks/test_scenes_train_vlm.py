@@ -90,7 +90,7 @@ def test_packed_questions_equal_one_question_through_stock_code(task):
     batch = batch_of(task, 3)
     asked = batch.questions
     packed = pack(asked, task._constants[0])
-    logits, _ = task.answer(task.see(batch)[0], packed)
+    logits, _ = task.answer(task.encode(batch)[0], packed)
     compared = 0
     for scene, place in asked.valid.nonzero().tolist():
         said = packed.targets[scene, place]
@@ -110,7 +110,7 @@ def test_packed_questions_equal_one_question_through_stock_code(task):
         compared += 1
     assert compared >= 6
     # The comparison means something: another image, another question, another answer.
-    other = task.answer(task.see(batch)[0].roll(1, 0), packed)[0]
+    other = task.answer(task.encode(batch)[0].roll(1, 0), packed)[0]
     assert (other - logits).abs().amax((2, 3)).min() > 1e-2
     assert (logits[:, :1] - logits[:, 1:]).abs().amax((2, 3)).min() > 1e-2
 
@@ -138,7 +138,7 @@ def test_packed_tokens_say_question_and_answer():
     assert packed.targets[~asked.valid].eq(-100).all()
     kinds = Counter()
     for scene, place in asked.valid.nonzero().tolist():
-        row, ask = packed.tokens[scene, place].tolist(), int(packed.ask[scene, place])
+        row, ask = packed.tokens[scene, place].tolist(), int(packed.start[scene, place])
         answer = tokenizer(asked.answer_text(scene, place), add_special_tokens=False).input_ids
         question = tokenizer(asked.text(scene, place), add_special_tokens=False).input_ids
         end = ask + 2 + len(answer)

@@ -14,7 +14,7 @@ from eligo.pretrained import load as pretrained
 from eligo.scenes.words import TWINS
 from shipped_models import MAKERS, make_models
 
-ARMS = {
+METHODS = {
     "tokens": ["all tokens", "tokens_small", "tome", "visionzip", "no image (blind)"],
     "shots": ["zero-shot", "random", "kNN", "MMR", "pointer v1"],
     "patches": ["one vector each", "all patches", "kept patches"],
@@ -57,7 +57,7 @@ def test_all_parts(ran: Path):
     found = told(ran)
     assert [part["name"] for part in found["parts"]] == list(PARTS)
     for part in found["parts"]:
-        assert [row["arm"] for row in part["rows"]] == ARMS[part["name"]]
+        assert [row["method"] for row in part["rows"]] == METHODS[part["name"]]
         assert any(row["is_ours"] for row in part["rows"])
         for row in part["rows"]:
             assert 0 <= row["low"] <= row["score"] <= row["high"] <= 1
@@ -88,7 +88,7 @@ def test_a_room_is_shown_with_its_twins_other_names(ran: Path):
     swapped = 0
     for room in rooms:
         assert list(room.pictures)[-3:] == ["without tags", "twins' other names", "the truth"]
-        told = [one.who.removeprefix("told ").split(", ") for one in room.answers[2:]]
+        told = [one.who.removeprefix("with other tags: ").split(", ") for one in room.answers[2:]]
         own = set(room.query.split(", "))
         assert told == [] or [set(told[0])] == [{other.get(word, word) for word in own}]
         swapped += len(told)
@@ -133,8 +133,8 @@ def test_what_is_not_shipped_is_said_not_made_up(
     out = capsys.readouterr().out
     assert out.count("no trained model is shipped yet") == len(PARTS) - 1
     tokens, *others = told(tmp_path / "out")["parts"]
-    expected = [arm for arm in ARMS["tokens"] if arm != "tokens_small"]
-    assert [row["arm"] for row in tokens["rows"]] == expected
+    expected = [method for method in METHODS["tokens"] if method != "tokens_small"]
+    assert [row["method"] for row in tokens["rows"]] == expected
     assert not any(row["is_ours"] for row in tokens["rows"])
     assert "No trained plan is shipped yet" in tokens["note"]
     assert all(part["rows"] == part["records"] == [] for part in others)
@@ -145,14 +145,14 @@ def test_any_one_may_be_missing(name: str, shipped: Path, tmp_path: Path, monkey
     """Without running the others: a part without its models gives no rows."""
     from importlib import import_module
 
-    from eligo.cli.demo.part import Work
+    from eligo.cli.demo.part import DemoSettings
 
     for other in MAKERS:
         if other != name:
             (tmp_path / other).symlink_to(shipped / other)
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
     part = {"vlm": "tokens", "shots_learner": "shots", "shots_v1": "shots"}.get(name, name)
-    found = import_module(f"eligo.cli.demo.{part}").run(Work(7, "cpu", quick=True))
+    found = import_module(f"eligo.cli.demo.{part}").run(DemoSettings(7, "cpu", quick=True))
     assert found.rows == ()
     assert found.note == "no trained model is shipped yet"
 

@@ -99,7 +99,7 @@ def test_whole_and_pruned(photos: Path, shipped: Path, tmp_path: Path, monkeypat
     assert main(["demo", *flags]) == 0
     (part,) = json.loads(capsys.readouterr().out)["parts"]
     whole, pruned, same = part["rows"]
-    assert [row["arm"] for row in part["rows"]] == ["all tokens", "tokens_small", "same answer"]
+    assert [row["method"] for row in part["rows"]] == ["all tokens", "tokens_small", "same answer"]
     assert (whole["kept"], pruned["kept"]) == ("36", "20>12>6")
     assert whole["flops"] == 1 > pruned["flops"]
     assert whole["seconds"] > 0 < pruned["seconds"]

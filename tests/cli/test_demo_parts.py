@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from eligo.cli.demo import pixels, shots, tokens
-from eligo.cli.demo.part import Part, Row, Work
+from eligo.cli.demo.part import DemoSettings, MethodResult, Part
 from eligo.cli.demo.table import table
 from eligo.pretrained import load as pretrained
 from eligo.scenes.vlm import VlmConfig, build_vlm
@@ -30,7 +30,7 @@ TEXT = 12
 
 
 @pytest.mark.parametrize("kept", [None, (317, 200), (98, 50)])
-def test_rivals_spend_what_the_cheapest_plan_spends(kept):
+def test_baselines_spend_what_the_cheapest_plan_spends(kept):
     with torch.device("meta"):
         shape = HostShape.of(build_vlm(VlmConfig()))
     learned = {}
@@ -38,7 +38,7 @@ def test_rivals_spend_what_the_cheapest_plan_spends(kept):
         first, second = kept
         two_stage = Plan(Stage1(build("random"), first), [Cut(3, build("random"), second)])
         learned = {"dear": Plan(Stage1(build("random"), 400)), "ours": two_stage}
-    found = tokens.arms(shape, learned, TEXT)
+    found = tokens.compared_plans(shape, learned, TEXT)
     assert list(found) == [WHOLE, *learned, *tokens.BASELINES]
     allowed = spending(
         shape, learned["ours"] if learned else Plan(Stage1(build("random"), 64)), TEXT
@@ -88,7 +88,7 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> Part:
     root = make_models(tmp_path_factory.mktemp("models"), "shots_learner", "shots_v1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrained, "SHIPPED", root)
-        return shots.run(Work(3, "cpu", quick=True))
+        return shots.run(DemoSettings(3, "cpu", quick=True))
 
 
 def test_pictures_show_the_scenes_of_the_examples(chosen: Part):
@@ -114,7 +114,7 @@ def test_all_selectors_have_the_same_candidates(chosen: Part):
         assert len({stage.over for stage in shown.stages}) == 1
         for stage in shown.stages:
             assert len(set(stage.selection.indices.tolist())) == shots.SHOTS
-        assert [answer.who for answer in shown.answers] == [row.arm for row in chosen.rows]
+        assert [answer.who for answer in shown.answers] == [row.method for row in chosen.rows]
 
 
 def test_the_shipped_selector_beats_the_baselines(
@@ -123,10 +123,10 @@ def test_the_shipped_selector_beats_the_baselines(
     assert shots.shipped_selectors()[0] == shots.BEST
     monkeypatch.setattr(shots, "shipped_selectors", lambda: [shots.BEST, "shots_v1"])
     monkeypatch.setattr(shots, "_LEXICONS", 3)
-    part = shots.run(Work(5, "cpu"))
-    scores = {row.arm: row.score for row in part.rows}
+    part = shots.run(DemoSettings(5, "cpu"))
+    scores = {row.method: row.score for row in part.rows}
     best = shots.selector_label(shots.BEST)
-    assert next(row.arm for row in part.rows if row.is_ours) == best
+    assert next(row.method for row in part.rows if row.is_ours) == best
     assert part.records[0].stages[0].name == best
     assert (scores[best] or 0) > 0.75
     for other in ("zero-shot", "random", "kNN", "pointer v1"):
@@ -144,7 +144,10 @@ def printed(parts: list[Part], width: int) -> list[str]:
 
 PART = Part(
     "tokens", "which?", "what it means " * 12,
-    (Row("all", 0.98, 0.9, 1.0, "576", 1.0, 0.1), Row("ours", 0.5, 0.25, 0.75, "9>4", 0.1, 2e-4)),
+    (
+        MethodResult("all", 0.98, 0.9, 1.0, "576", 1.0, 0.1),
+        MethodResult("ours", 0.5, 0.25, 0.75, "9>4", 0.1, 2e-4),
+    ),
 )  # fmt: skip
 
 
@@ -165,15 +168,16 @@ def test_lines_fit_and_columns_agree(width: int):
 
 
 def test_a_score_that_nobody_knows():
-    part = replace(PART, rows=(Row.of_hits("all", [], "576"),))
+    part = replace(PART, rows=(MethodResult.of_hits("all", [], "576"),))
     line = next(line for line in printed([part], 110) if "all" in line)
     assert " - " in line
     assert "●" not in line
 
 
-def test_time_saved_is_of_the_first_arm():
+def test_time_saved_is_of_the_first_method():
     rows = [
-        Row.of_hits(name, [True], seconds=s) for name, s in (("a", 0.2), ("b", 0.05), ("c", 1.0))
+        MethodResult.of_hits(name, [True], seconds=s)
+        for name, s in (("a", 0.2), ("b", 0.05), ("c", 1.0))
     ]
     lines = printed([replace(PART, rows=tuple(rows), note="")], 80)
     ends = [line.split()[-1] for line in lines if " ms" in line]

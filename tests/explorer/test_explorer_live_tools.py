@@ -205,12 +205,12 @@ def test_nothing_waits_for_the_collector(tools: Mapping[str, LiveTool]):
 def test_what_is_remembered_is_limited(tools: Mapping[str, LiveTool], monkeypatch):
     from eligo.cli.explorer import tokens_tool as tokens
 
-    monkeypatch.setattr(tokens, "_REMEMBERED", 3)
+    monkeypatch.setattr(tokens, "_CACHED", 3)
     pruner = tools["tokens"].run.__self__  # pyright: ignore[reportFunctionMemberAccess]
-    pruner._said.clear()
+    pruner._answers.clear()
     for count in range(1, 6):
         ask(tools["tokens"], text="red " * count)
-        assert len(pruner._said) == min(3, count)
+        assert len(pruner._answers) == min(3, count)
 
 
 def test_shipped_plans_are_taken(shipped: Path, tmp_path: Path, monkeypatch):

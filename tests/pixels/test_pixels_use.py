@@ -313,7 +313,7 @@ def test_repeated_words_count_once(run: Path, pair):
 def test_smoke_names_unused_flags(capsys):
     flags = ["--smoke", "--data.scenes.height", "168"]
     assert main(["patches", "train", "scenes_open", *flags]) == 2
-    assert "--smoke has scenes and sizes of its own" in capsys.readouterr().err
+    assert "--smoke sets its own scenes and sizes" in capsys.readouterr().err
 
 
 def test_predict_command(capsys, run: Path, pair, tmp_path: Path):

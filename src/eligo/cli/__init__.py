@@ -1,6 +1,6 @@
 """The command line: `eligo <family> <verb> [CONFIG] [--a.b value]`.
 
-Only the command that is called is imported, so that `eligo --help` needs no torch and no time.
+Only the command that is called is imported, so that `eligo --help` is fast and needs no torch.
 """
 
 import errno
@@ -69,7 +69,8 @@ def _run_guarded(work: Callable[[list[str]], int], argv: Sequence[str] | None) -
         number = getattr(stop, "number", signal.SIGINT)
         if os.environ.get("RANK", "0") == "0":  # once, however many processes were launched
             cause = "SIGTERM" if number == signal.SIGTERM else "an interrupt"
-            print(str(stop) or f"stopped by {cause}", file=sys.stderr)  # rich may be half imported
+            # Not by rich, whose import may have been interrupted.
+            print(str(stop) or f"stopped by {cause}", file=sys.stderr)
         return _end_processes(128 + number)
     except BrokenPipeError:
         if not _stdout_is_closed():
@@ -128,7 +129,7 @@ def _prepare_streams() -> None:
 
 
 def _check_text(args: list[str]) -> None:
-    """Refuse bytes that are not UTF-8: they arrive as surrogates, which no text file can hold."""
+    """Refuse bytes that are not UTF-8: they arrive as surrogates, which cannot be written."""
     for number, arg in enumerate(args, 1):
         if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in arg):
             raise InputError(
@@ -138,10 +139,10 @@ def _check_text(args: list[str]) -> None:
 
 
 def _system_error(error: OSError | MemoryError) -> str | None:
-    """The message for an error of the operating system; None for a bug, with its traceback.
+    """Return the message for an error of the operating system; None for a bug.
 
-    A refused path outside this package (name too long, no permission, a link to itself) is the
-    user's input, not a bug.
+    A path outside this package that cannot be used (name too long, no permission, a circular link)
+    is the user's input, not a bug.
     """
     if isinstance(error, MemoryError):
         return "not enough memory for this; make the batch, the model or the files smaller"
@@ -157,7 +158,7 @@ def _system_error(error: OSError | MemoryError) -> str | None:
 def _stdout_is_closed() -> bool:
     """Return whether the reader of stdout is gone (`eligo info | head -1`); drop the rest if so."""
     try:
-        print(flush=True)  # unbuffered output kept nothing that a mere flush would retry
+        print(flush=True)  # a mere flush does nothing if stdout is unbuffered
     except BrokenPipeError:
         _drop_stdout()
         return True

@@ -1,4 +1,4 @@
-"""Every command with one line of help, in the order of the help.
+"""All commands, each with one line of help, in the order of `eligo --help`.
 
 To add a command, add its line here and its file beside this one: `tokens plan` is the function
 `run` in `eligo.cli.tokens.plan`. Its signature gives the flags, its docstring the help; a parameter

@@ -25,12 +25,12 @@ _MAX_WORDS = 12
 
 
 def messages() -> Console:
-    """The console for progress and messages."""
+    """Return the console for progress and messages."""
     return Console(stderr=True)
 
 
 def results() -> Console:
-    """The console for results."""
+    """Return the console for results."""
     return Console()
 
 
@@ -50,13 +50,13 @@ def print_error(message: str) -> None:
 
 
 def configure_logging() -> None:
-    """Send what the library logs to the present stderr."""
+    """Send log messages of eligo to the current stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("eligo")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
-    # Transformers reads this when it is imported; setting it there would cost that import.
+    # Transformers reads this on import.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
@@ -75,7 +75,7 @@ def print_result(result: Any, json: bool) -> None:
 
 
 def print_outcome(result: Any, json: bool) -> None:
-    """Print the result of a training once, however many processes trained."""
+    """Print the result of a training, in the main process only."""
     from accelerate import PartialState
 
     from eligo.train.log import no_improvement
@@ -88,7 +88,7 @@ def print_outcome(result: Any, json: bool) -> None:
 
 
 def check_out(out: Path, hint: Any) -> None:
-    """Refuse an `--out` of this type that cannot be written; nothing is made or changed."""
+    """Refuse an `--out` of this type that cannot be written, without writing."""
     if hint != OutFile and OutFile not in get_args(hint):
         check_folder(out)
     elif out.is_dir():
@@ -108,18 +108,18 @@ def write_result_file(out: Path | None, device: Any, result: Mapping[str, Any]) 
 
 
 def unknown_words(tokenizer: Any, text: str) -> list[str]:
-    """Words that a tokenizer reads as unknown, as written; none if it can spell every text."""
-    if not tokenizer.is_fast:
-        return []  # slow tokenizers have no offsets
+    """Return the words that a tokenizer encodes as unknown; only fast tokenizers report them."""
+    if not tokenizer.is_fast:  # no offsets
+        return []
     from eligo.pretrained.chat import tokenize
 
-    found = tokenize(tokenizer, text, add_special_tokens=False, return_offsets_mapping=True)
-    pieces = zip(found["input_ids"], found["offset_mapping"], strict=True)
+    encoded = tokenize(tokenizer, text, add_special_tokens=False, return_offsets_mapping=True)
+    pieces = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
     return [text[i:j].strip() for piece, (i, j) in pieces if piece == tokenizer.unk_token_id]
 
 
 def warn_unknown_words(tokenizer: Any, texts: Iterable[str]) -> None:
-    """Print the words that the model does not know."""
+    """Print the words that are not in the model's vocabulary."""
     if unknown := list(dict.fromkeys(w for text in texts for w in unknown_words(tokenizer, text))):
         more = f" and {len(unknown) - _MAX_WORDS} more" if len(unknown) > _MAX_WORDS else ""
         print_message(

@@ -1,4 +1,4 @@
-"""A command's function and config as flags, by tyro.
+"""Flags of a command, made by tyro from the signature of its function and its config.
 
 A plain function's parameters are flags. A parameter `config: SomeConfig` makes the command
 `COMMAND [CONFIG] [--a.b value] [own flags]`: CONFIG is a path or a shipped config of the family,
@@ -6,9 +6,9 @@ its `task:` names the (sub)class of SomeConfig, the config's keys are flags that
 and `--smoke` appears where that class has a method `smoke`. `config: Annotated[SomeConfig, "name"]`
 names the shipped config to use if none is given.
 
-Tyro could parse a pydantic model itself, but it would validate it without the YAML file and could
-not tell a given value from a default. So it sees a mirror of the model: nested dictionaries with
-every key optional, with the help and defaults of the config.
+Tyro can parse a pydantic model itself, but would validate it without the YAML file and could not
+distinguish a given value from a default. So it parses a mirror of the model: nested dictionaries in
+which every key is optional, with the help and defaults of the config.
 """
 
 import enum
@@ -62,7 +62,7 @@ _AS_YAML = tyro.constructors.PrimitiveConstructorSpec(
     str_from_instance=lambda value: [str(value)],
 )
 _SMOKE = (
-    "Try it: run a few steps on your own files, or on a few small scenes; a training writes to "
+    "Smoke test: run a few steps on your own files, or on a few small scenes; a training writes to "
     "<name>_smoke."
 )
 
@@ -80,7 +80,7 @@ def call(
         _check_values(given)
         return _checked_call(function, given)
     if (translate := getattr(expected, "words", None)) is not None:
-        args = translate(args)  # flags of another program for the same settings
+        args = translate(args)  # flags of another program with the same settings
     source = args[0] if args and not args[0].startswith("-") else None
     names = configs_of(expected, family)
     layer = read_layer(next(iter(default), None) if source is None else source, family, names)
@@ -98,8 +98,8 @@ def call(
     check_bounds(hints, given)
     if (stray := given.pop("CONFIG")) is not None:
         raise InputError(
-            f"got {str(stray)!r} where no word was expected: CONFIG comes first ({prog} CONFIG "
-            "[--key value ...]), and what is on or off takes no value (--key or --no_key)"
+            f"got {str(stray)!r}, an unexpected word: CONFIG comes first ({prog} CONFIG "
+            "[--key value ...]), and switches take no value (--key or --no_key)"
         )
     flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
     if names and not (source is not None or default or _required(cls) <= flags.keys()):
@@ -122,7 +122,7 @@ def _checked_call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
 
 
 def _check_values(given: Any, key: str = "") -> None:
-    """Refuse numbers that no tensor holds, and pipes, which would block whatever reads them."""
+    """Refuse numbers that do not fit a tensor, and pipes, which would block the reader."""
     if isinstance(given, Mapping):
         for name, value in given.items():
             _check_values(value, f"{key}.{name}" if key else str(name))
@@ -155,19 +155,19 @@ def _build(cls: type[Config], layer: Layer, flags: dict[str, Any], smoke: bool) 
         small = config.smoke().replace(flags)  # pyright: ignore[reportAttributeAccessIssue]
     except ConfigError as error:
         raise ConfigError(
-            f"{error}\n--smoke has scenes and sizes of its own: leave out what does not fit"
+            f"{error}\n--smoke sets its own scenes and sizes: leave out flags that do not fit"
         ) from None
     train = getattr(small, "train", None)
     if not isinstance(train, TrainConfig):
         return small
-    # The folder of the real run stays free.
+    # Does not use the folder of the real run.
     return small.replace({"train.name": f"{train.name}_smoke", "train.smoke": True})
 
 
 def _arguments_type(
     function: Callable[..., Any], cls: type[Config], layer: Layer, names: list[str]
 ) -> type:
-    """The command's parameters as a dataclass, with the config replaced by its flags."""
+    """Return the command's parameters as a dataclass, with the config replaced by its flags."""
     about = "A YAML file" + (f", or a shipped one: {', '.join(names)}." if names else ".")
     positional = tyro.conf.arg(metavar="[CONFIG]", help=about, help_behavior_hint="")
     fields: dict[str, tuple[Any, Any]] = {}
@@ -181,24 +181,24 @@ def _arguments_type(
 
 
 def _own_flags(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """The parameters of a function: type and default."""
+    """Return type and default of each parameter of a function."""
     hints = get_type_hints(function, include_extras=True)
-    found = {}
+    flags = {}
     for name, parameter in inspect.signature(function).parameters.items():
         default = parameter.default
         is_quiet = default is None or default is False or default in ("", ())
-        found[name] = (_quiet(hints[name]) if is_quiet else hints[name], default)
-    return found
+        flags[name] = (_quiet(hints[name]) if is_quiet else hints[name], default)
+    return flags
 
 
 def _quiet(hint: Any) -> Any:
-    """Hide the default in the help of a flag that is simply left out."""
+    """Hide the default of a flag in the help."""
     arg = tyro.conf.arg(help_behavior_hint="")
     return Annotated[hint, arg, tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff]
 
 
 def _dataclass(function: Callable[..., Any], fields: dict[str, tuple[Any, Any]]) -> type:
-    """The type that tyro parses; it has the function's docstring, with one line per flag."""
+    """Return the type that tyro parses, with the function's docstring (one line per flag)."""
     return make_dataclass(
         "Arguments",
         [
@@ -210,27 +210,27 @@ def _dataclass(function: Callable[..., Any], fields: dict[str, tuple[Any, Any]])
     )
 
 
-def _parsed(wanted: type, args: list[str], prog: str) -> dict[str, Any]:
+def _parsed(arguments: type, args: list[str], prog: str) -> dict[str, Any]:
     options: dict[str, Any] = {"prog": prog, "use_underscores": True}
     options["config"] = (tyro.conf.PositionalMetavarFromFieldName,)
-    parsed, unknown = tyro.cli(wanted, args=args, return_unknown_args=True, **options)
+    parsed, unknown = tyro.cli(arguments, args=args, return_unknown_args=True, **options)
     if not unknown:
         return vars(parsed)
     flag = next((word for word in unknown if word.startswith("-")), None)
     if flag is None:
         raise InputError(
-            f"got {unknown[0]!r:.80} where no word was expected; {prog} --help lists the flags"
+            f"got {unknown[0]!r:.80}, an unexpected word; {prog} --help lists the flags"
         )
     with redirect_stdout(StringIO()) as text, suppress(SystemExit):
-        tyro.cli(wanted, args=["--help"], **options)
+        tyro.cli(arguments, args=["--help"], **options)
     known = re.findall(r"--([a-z][\w.]*)", text.getvalue())
-    found = nearest(flag.partition("=")[0].lstrip("-").replace("-", "_"), known)
-    hint = f"; did you mean --{found}?" if found else ""
+    match = nearest(flag.partition("=")[0].lstrip("-").replace("-", "_"), known)
+    hint = f"; did you mean --{match}?" if match else ""
     raise InputError(f"unknown flag {flag:.80}{hint} ({prog} --help lists all)")
 
 
 def flags_of(configs: list[Any], tree: Any, without: tuple[str, ...] = ()) -> Any:
-    """The flags of a config, or of all members of a union; `tree` holds the values so far."""
+    """Return the flags of a config, or of all members of a union; `tree` has the values so far."""
     tree = tree if isinstance(tree, Mapping) else {}
     fields: dict[str, list[FieldInfo]] = {}
     for config in configs:
@@ -245,7 +245,7 @@ def flags_of(configs: list[Any], tree: Any, without: tuple[str, ...] = ()) -> An
 
 
 def _flag(fields: list[FieldInfo], value: Any) -> Any:
-    """One flag; several fields where members of a union share a name."""
+    """Return the type of one flag, from the fields of all union members with its name."""
     annotation = Union[*(field.annotation for field in fields)]
     description = " ".join((fields[0].description or "").split())
     inner = _nested(annotation)
@@ -262,7 +262,7 @@ def _flag(fields: list[FieldInfo], value: Any) -> Any:
 
 
 def _nested(annotation: Any) -> list[Any]:
-    """The configs that a field holds directly (not in a list or dictionary)."""
+    """Return the configs that a field holds directly (not in a list or dictionary)."""
     inner = configs_in(annotation)
     return inner if set(union_members(annotation)) <= {*inner, type(None)} else []
 
@@ -298,18 +298,18 @@ def check_bounds(hints: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         if is_dataclass(value) and not isinstance(value, type):  # a group of flags
             check_bounds(get_type_hints(type(value), include_extras=True), vars(value))
         named = next((m.name for m in _metadata(hint) if getattr(m, "name", None)), name)
-        for one in value if isinstance(value, tuple | list) else [value]:
-            if isinstance(one, int | float) and not isinstance(one, bool):
-                bounds.check(f"--{named}", one)
+        for number in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                bounds.check(f"--{named}", number)
 
 
 def _bounds_in(hint: Any) -> Bounds:
-    """The bounds of a number, an optional number or a list of numbers."""
-    for found in _metadata(hint):
-        if isinstance(found, Bounds):
-            return found
+    """Return the bounds of a number, an optional number or a list of numbers."""
+    for entry in _metadata(hint):
+        if isinstance(entry, Bounds):
+            return entry
     inner = (_bounds_in(part) for part in get_args(hint) if part is not Ellipsis)
-    return next((found for found in inner if found != Bounds()), Bounds())
+    return next((bounds for bounds in inner if bounds != Bounds()), Bounds())
 
 
 def _metadata(hint: Any) -> tuple[Any, ...]:

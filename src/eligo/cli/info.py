@@ -22,8 +22,8 @@ def run(json: bool = False) -> None:
     """
     versions = {"eligo": eligo.__version__, "python": platform.python_version()}
     versions |= {package: _version(package) for package in _PACKAGES}
-    found = {"versions": versions, "devices": _devices(), "extras": _extras(), "models": _models()}
-    print_result(found, json)
+    info = {"versions": versions, "devices": _devices(), "extras": _extras(), "models": _models()}
+    print_result(info, json)
 
 
 def _version(package: str) -> str | None:
@@ -52,15 +52,15 @@ def _extras() -> list[dict[str, Any]]:
     """Optional packages in eligo's metadata, and whether they are installed."""
     try:
         requirements = metadata.requires("eligo") or []
-    except metadata.PackageNotFoundError:  # run from a bare checkout
+    except metadata.PackageNotFoundError:  # not installed
         return []
     rows = []
     for requirement in requirements:
-        found = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
-        if found and found[2] not in _DEVELOPER_EXTRAS:
-            version = _version(found[1])
-            how = None if version else f"pip install 'eligo[{found[2]}]'"
-            rows.append({"extra": found[2], "package": found[1], "version": version, "get it": how})
+        match = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
+        if match and match[2] not in _DEVELOPER_EXTRAS:
+            version = _version(match[1])
+            how = None if version else f"pip install 'eligo[{match[2]}]'"
+            rows.append({"extra": match[2], "package": match[1], "version": version, "get it": how})
     return rows
 
 

@@ -1,8 +1,8 @@
-"""The config class that the `task:` of a YAML file names.
+"""Finds the config class that the `task:` of a YAML file names.
 
 It is a registered name, or `module:ClassName` for a user's own task (importable, or in the working
-folder). The class has a field `task: Literal["name"] = "name"`, or `task: str` for a task of one's
-own, so that saved configs name it too.
+folder). The class has a field `task: Literal["name"] = "name"`, or `task: str` for a user's task,
+so that saved configs name it too.
 """
 
 import sys
@@ -28,7 +28,7 @@ TASKS: dict[str, str] = {
 
 
 def resolve_task(name: str, offered: Collection[str] | None = None) -> type[Config]:
-    """The config class of a registered task, or of an import path `module:ClassName`.
+    """Return the config class of a registered task, or of an import path `module:ClassName`.
 
     Errors list the tasks in `offered` (default: all).
     """
@@ -47,20 +47,20 @@ def resolve_task(name: str, offered: Collection[str] | None = None) -> type[Conf
         # `python -m eligo` looks in the working folder, the `eligo` script would not.
         sys.path.append(str(Path.cwd()))
     try:
-        found = getattr(import_module(module_name), class_name, None)
+        cls = getattr(import_module(module_name), class_name, None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # a bug in the module: its author needs the traceback
         raise ConfigError(f"{name!r}: no module {error.name!r} can be imported") from None
-    if not (isinstance(found, type) and issubclass(found, Config)):
+    if not (isinstance(cls, type) and issubclass(cls, Config)):
         raise ConfigError(f"{name!r}: {class_name!r} is not an eligo Config in {module_name}")
-    return found
+    return cls
 
 
 def config_class(
     layer: Layer, expected: type[Config] = Config, offered: Collection[str] | None = None
 ) -> type[Config]:
-    """The class that a layer's `task:` names; `expected` if there is none and it has a task field.
+    """Return the class that a layer's `task:` names; without one, `expected` if it has a task.
 
     Of the registered tasks only those in `offered` are accepted (default: all).
     """
@@ -76,16 +76,16 @@ def config_class(
         got = "missing" if task is None else f"got {task!r}"
         raise ConfigError(f"{where}{got}; expected a task: {', '.join([*names, 'module:Class'])}")
     try:
-        found = resolve_task(task, names)
+        cls = resolve_task(task, names)
     except ConfigError as error:
         raise ConfigError(f"{where}{error}") from None
-    if not issubclass(found, expected):
+    if not issubclass(cls, expected):
         raise ConfigError(f"{where}got {task!r}, but this command runs {expected.__name__} tasks")
-    return found
+    return cls
 
 
 def configs_of(expected: type[Config], family: str | None) -> list[str]:
-    """The family's shipped configs for a command: all of them if it takes more than one task."""
+    """Return the family's shipped configs for a command; all if it takes several tasks."""
     task = expected.model_fields.get("task")
     names = shipped_configs(family)
     if task is None or task.default not in TASKS:
@@ -96,6 +96,6 @@ def configs_of(expected: type[Config], family: str | None) -> list[str]:
 def load_run_config(
     source: Source, overrides: Mapping[str, Any] | None = None, family: str | None = None
 ) -> Config:
-    """The validated config of a run, of the class that its `task:` names."""
+    """Return the validated config of a run, of the class that its `task:` names."""
     layer = read_layer(source, family)
     return validate(config_class(override(layer, overrides or {})), layer, overrides)

@@ -18,7 +18,7 @@ from eligo.train.config import SearchConfig
 
 SEARCHED = ("patches.train", "pixels.train", "tokens.train")
 """Registered tasks that can be searched: their configs have a method `build`."""
-_SHARED = "ELIGO_SEARCH_GPUS_SHARED"  # set in helpers: their GPUs are chosen
+_SHARED = "ELIGO_SEARCH_GPUS_SHARED"  # set in other workers, whose GPUs are chosen
 _MAX_WORKERS = 256
 
 Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONFIG")]
@@ -27,7 +27,7 @@ Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONFIG")]
 def run(source: Source, workers: int | None = None, json: bool = False) -> None:
     """Search for the hyper-parameters that a run's YAML names under `search:`.
 
-    Starting it again continues the search; starting it beside itself adds a worker.
+    Running it again continues the search; running it a second time in parallel adds a worker.
 
     Args:
         source: A YAML file, or the name of a shipped config.
@@ -43,34 +43,34 @@ def run(source: Source, workers: int | None = None, json: bool = False) -> None:
     os.environ.update(_visible(shares, 0))  # before anything looks for a device
     from eligo.train.search import run_search
 
-    with _helpers(source, workers - 1, shares):
+    with _workers(source, workers - 1, shares):
         result = run_search(config, search)
     print_result(result, json)
 
 
 @contextmanager
-def _helpers(source: str, count: int, shares: list[tuple[int, ...]]) -> Iterator[None]:
-    """Run the same command `count` more times; an error shows the messages of the helpers."""
+def _workers(source: str, count: int, shares: list[tuple[int, ...]]) -> Iterator[None]:
+    """Run `count` more workers with the same command; an error shows their messages."""
     command = [sys.executable, "-m", "eligo", "search", source, "--workers", "1"]
     with TemporaryFile("w+") as messages:
-        helpers = []
+        processes = []
         for number in range(1, count + 1):
             env = {**os.environ, **_visible(shares, number), **({_SHARED: "1"} if shares else {})}
             streams = {"stdout": subprocess.DEVNULL, "stderr": messages}
-            helpers.append(subprocess.Popen(command, env=env, **streams))
+            processes.append(subprocess.Popen(command, env=env, **streams))
         try:
             yield
-            codes = [helper.wait() for helper in helpers]
+            codes = [process.wait() for process in processes]
             if any(codes):
                 messages.seek(0)
                 raise EligoError(f"a worker of the search failed:\n{messages.read()[-4000:]}")
         finally:
-            for helper in helpers:
-                helper.terminate()
+            for process in processes:
+                process.terminate()
 
 
 def _shares(search: SearchConfig) -> list[tuple[int, ...]]:
-    """The GPUs of each worker; empty if all workers see all GPUs, or in a helper."""
+    """Return the GPUs of each worker; empty if all workers see all GPUs, or in such a worker."""
     if _SHARED in os.environ:
         return []
     each = search.gpus_per_worker

@@ -28,7 +28,7 @@ from eligo.renamed import new_name
 SHIPPED = Path(__file__).parents[1] / "configs"
 
 
-# Not `Self`: the run-time type checks of the tests do not know the class.
+# Not `Self`, which the run-time type checks of the tests cannot resolve.
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 
@@ -44,12 +44,12 @@ class Config(BaseModel):
     )
 
     def replace(self: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
-        """A validated copy with some (dotted) keys changed, e.g. `{"train.steps": 2}`."""
+        """Return a validated copy with some (dotted) keys changed, e.g. `{"train.steps": 2}`."""
         return load_config(type(self), self, changes)
 
     @classmethod
     def translated(cls, layer: Layer) -> Layer:
-        """The layer in our layout; configs that can be read in another layout override this."""
+        """Return the layer in eligo's layout; overridden by configs that read other layouts."""
         return layer
 
 
@@ -59,7 +59,7 @@ Source = str | Path | Mapping[str, Any] | Config | None
 def load_config(
     cls: type[ConfigT], source: Source = None, overrides: Mapping[str, Any] | None = None
 ) -> ConfigT:
-    """A validated config from a YAML file (path or shipped `family/name`), a mapping or defaults.
+    """Load a config from a YAML file (path or shipped `family/name`), a mapping or defaults.
 
     Keys of `overrides` may be dotted or nested; they win over the file. From this version on, a key
     that is absent from a saved config means the behaviour from before that key existed: a new key
@@ -71,7 +71,7 @@ def load_config(
 def validate(
     cls: type[ConfigT], layer: Layer, overrides: Mapping[str, Any] | None = None
 ) -> ConfigT:
-    """The config that a layer describes; all its errors in one `ConfigError`.
+    """Return the config that a layer describes; all its errors are in one `ConfigError`.
 
     `overrides` win, as a file wins over the one that it extends. Unusable values and sections are
     errors even where they are replaced.
@@ -92,12 +92,12 @@ def validate(
 
 
 def save_config(config: Config, path: str | Path) -> None:
-    """Write every value as YAML that `load_config` reads back; a reader never sees half a file."""
+    """Write every value as YAML that `load_config` reads back."""
     write_text(path, dump_yaml(config.model_dump(mode="json")))
 
 
 def shipped_configs(family: str | None = None) -> list[str]:
-    """The names of the configs in the package: `name` within a family, else `family/name`."""
+    """Return the names of the shipped configs: `name` within a family, else `family/name`."""
     root = SHIPPED / family if family else SHIPPED
     return sorted(
         path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")
@@ -110,20 +110,20 @@ def find_config(
     names: Sequence[str] | None = None,
     readers: Sequence[Path] = (),
 ) -> Path:
-    """The file of a path or of a shipped config's name.
+    """Return the config file for a path or for the name of a shipped config.
 
     An error suggests one of `names` (default: the family's configs), but none of `readers`, the
     files that extend this one.
     """
     try:
-        found = _find_file(family, Path(name), readers)
+        path = _find_file(family, Path(name), readers)
     except ConfigError:
         raise
     except (OSError, ValueError) as error:  # a name too long, no permission, NUL
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"{name}: cannot be opened ({why}); expected a YAML file") from None
-    if found is not None:
-        return found
+    if path is not None:
+        return path
     full = str(name) if family is None or "/" in str(name) else f"{family}/{name}"
     if new := new_name("config", full):
         raise ConfigError(f"{name}: this config is now {new}")
@@ -145,8 +145,8 @@ def _find_file(family: str | None, path: Path, readers: Sequence[Path]) -> Path 
             raise ConfigError(f"{path}: is a folder; expected a YAML file")
         beside = [entry for entry in _listed(path.parent) if entry.suffix == path.suffix]
         near = {entry.stem: entry for entry in beside if entry not in readers}
-        found = nearest(path.stem, near)
-        hint = f"; did you mean {near[found]}?" if found else ""
+        stem = nearest(path.stem, near)
+        hint = f"; did you mean {near[stem]}?" if stem else ""
         raise ConfigError(f"{path}: no such config file{hint}")
     for shipped in (SHIPPED / (family or "") / f"{path}.yaml", SHIPPED / f"{path}.yaml"):
         if shipped.is_file():
@@ -165,11 +165,11 @@ def _listed(folder: Path) -> list[Path]:
 def read_layer(
     source: Source, family: str | None = None, names: Sequence[str] | None = None
 ) -> Layer:
-    """The tree of a source, merged over the files that it extends; see `find_config`."""
+    """Return the tree of a source, merged over the files that it extends; see `find_config`."""
     if source is None:
         return Layer()
     if isinstance(source, Config):
-        # As any: a field may hold a subclass of what it declares.
+        # serialize_as_any: a field may hold a subclass of its declared type.
         return plain_layer(source.model_dump(round_trip=True, serialize_as_any=True))
     if isinstance(source, Mapping):
         return plain_layer(source)

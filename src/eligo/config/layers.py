@@ -1,4 +1,4 @@
-"""Layers of a config (files and flags), merged as plain trees; each key knows its file and line.
+"""Layers of a config (files and flags), merged as plain trees with the file and line of each key.
 
 The config class matters in two cases only: a mapping that changes part of a config is merged into
 that config's default, and when a layer picks another member of a union (`kind: files`), the keys
@@ -21,12 +21,12 @@ from eligo.errors import ConfigError
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 
 FLAG = "--"
-"""The origin of a key that was given on the command line, not in a file."""
+"""The origin of a key that was given on the command line."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A tree, and for each key the rank of the layer that wrote it and the place it was written.
+    """A tree, and for each key the rank of its layer and its file and line.
 
     Ranks count from 0, the lowest; `height` is the number of ranks. `below` is the layer under this
     one: its values must be valid too, even where they are replaced.
@@ -50,8 +50,8 @@ class Layer:
         return Layer(merged, kept | lifted, base.height + self.height, base)
 
     def where(self, path: KeyPath) -> str:
-        """The start of a message about a key: `file.yaml:3: a.b: `, or `--a.b: `."""
-        # A key that was not written gets the place of the closest section around it.
+        """Return the start of a message about a key: `file.yaml:3: a.b: `, or `--a.b: `."""
+        # A key that is in no file gets the line of the closest section around it.
         around = (self.origins.get(path[:end], (0, ""))[1] for end in range(len(path), -1, -1))
         origin = next(filter(None, around), "")
         dotted = ".".join(path)
@@ -82,7 +82,7 @@ def completed(cls: type[BaseModel], layer: Layer) -> Layer:
 
 
 def unusable(value: Any) -> str | None:
-    """What is wrong with a value that no tensor, file name or tokenizer accepts; None if fine."""
+    """Describe a value that no tensor, file name or tokenizer accepts; None for other values."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return f"got a whole number of {len(str(value))} digits, expected one of 64 bits"
     if isinstance(value, float) and not math.isfinite(value):
@@ -93,7 +93,7 @@ def unusable(value: Any) -> str | None:
 
 
 def check_values(layer: Layer) -> None:
-    """Refuse values that nothing can use."""
+    """Raise a ConfigError for values that are `unusable`."""
     for path, value in _values(layer.tree, ()):
         if problem := unusable(value):
             raise ConfigError(layer.where(path) + problem)
@@ -113,7 +113,7 @@ def check_sections(cls: type[BaseModel], layer: Layer, path: KeyPath = ()) -> No
             if len(inner) == 1:
                 check_sections(inner[0], layer, here)
         elif tree[name] is not None or type(None) not in members:
-            keys = ", ".join(dict.fromkeys(key for one in inner for key in one.model_fields))
+            keys = ", ".join(dict.fromkeys(key for config in inner for key in config.model_fields))
             raise ConfigError(
                 f"{layer.where(here)}got {tree[name]!r:.80}, expected a mapping with the keys "
                 f"{keys}; correct the file"
@@ -134,30 +134,30 @@ def _values(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def default_of(info: FieldInfo) -> Any:
-    """A field's default, or None if there is none (or one made from other fields)."""
+    """Return a field's default; None if it has none, or computes it from other fields."""
     if info.is_required() or info.default_factory_takes_validated_data:
         return None
     return info.get_default(call_default_factory=True)
 
 
 def _defaults(cls: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
+    defaults = {}
     for name, info in cls.model_fields.items():
         value, default = tree.get(name), default_of(info)
         inner = configs_in(info.annotation)
         if not isinstance(value, Mapping):
             continue
         if isinstance(default, BaseModel):
-            found[name] = default.model_dump(round_trip=True, serialize_as_any=True)
+            defaults[name] = default.model_dump(round_trip=True, serialize_as_any=True)
         elif len(inner) == 1 and inner[0] is info.annotation:
-            found[name] = _defaults(inner[0], value)
-    return found
+            defaults[name] = _defaults(inner[0], value)
+    return defaults
 
 
 def _without_stale(
     cls: type[BaseModel], tree: Mapping[str, Any], layer: Layer, path: KeyPath
 ) -> dict[str, Any]:
-    found = dict(tree)
+    current = dict(tree)
     for name, info in cls.model_fields.items():
         value, members = tree.get(name), configs_in(info.annotation)
         if not (isinstance(value, Mapping) and members):
@@ -167,14 +167,14 @@ def _without_stale(
             chosen, value = _chosen(members, info.discriminator, value, layer, here)
         else:
             chosen = members[0] if members[0] is info.annotation else None
-        found[name] = _without_stale(chosen, value, layer, here) if chosen else value
-    return found
+        current[name] = _without_stale(chosen, value, layer, here) if chosen else value
+    return current
 
 
 def _chosen(
     members: list[type[BaseModel]], tag: str, value: Mapping[str, Any], layer: Layer, path: KeyPath
 ) -> tuple[type[BaseModel] | None, Mapping[str, Any]]:
-    """The union's member that the tag names, and the value without older keys of other members."""
+    """Return the union member that the tag names, and the value without stale keys of others."""
     tagged = (m for m in members if value.get(tag) in get_args(m.model_fields[tag].annotation))
     chosen = next(tagged, None)
     if chosen is None:

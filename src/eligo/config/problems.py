@@ -18,26 +18,26 @@ _MAX_CHARACTERS = 200  # compared; the time grows with their square
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The most similar of the words, if any is similar; never the word itself."""
+    """Return the most similar of the words, if any is similar; never the word itself."""
     others = [other for other in words if other != word]
     return next(iter(get_close_matches(word[:_MAX_CHARACTERS], others, n=1, cutoff=0.6)), None)
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing."""
-    found = nearest(word, words)
-    return f"; did you mean {found}?" if found else ""
+    """Return `; did you mean X?`, or an empty string."""
+    match = nearest(word, words)
+    return f"; did you mean {match}?" if match else ""
 
 
 def configs_in(annotation: Any) -> list[type[BaseModel]]:
-    """Every config class that an annotation names, through unions, `Annotated` and containers."""
+    """Return every config class in an annotation, through unions, `Annotated` and containers."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for part in get_args(annotation) for found in configs_in(part)]
+    return [config for part in get_args(annotation) for config in configs_in(part)]
 
 
 def union_members(annotation: Any) -> list[Any]:
-    """The members of a union, without their `Annotated`; otherwise the annotation itself."""
+    """Return the members of a union, without `Annotated`; otherwise the annotation itself."""
     if get_origin(annotation) is Annotated:
         return union_members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -48,18 +48,19 @@ def union_members(annotation: Any) -> list[Any]:
 def describe(
     error: ValidationError, cls: type[BaseModel], tree: Any, where: Callable[[tuple[str, ...]], str]
 ) -> str:
-    """The message for a failed validation; `where` gives the place of a key."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    """Return the message for a failed validation; `where` gives the place of a key."""
+    messages: dict[tuple[str, ...], list[str]] = {}
     for problem in error.errors(include_url=False):
         path, annotation = _locate(problem["loc"], cls, tree)
         path, words = _in_words(problem, path, annotation, (cls, tree))
-        found.setdefault(path, []).append(words)
-    if _TASK in found:  # a file for another command: its other keys do not matter
-        found = {_TASK: found[_TASK]}
+        messages.setdefault(path, []).append(words)
+    if _TASK in messages:  # a file for another command: its other keys do not matter
+        messages = {_TASK: messages[_TASK]}
     # In a union, errors about inner keys come from the member that fits the value best.
-    around = {path[:end] for path in found for end in range(len(path))}
-    found = {path: words for path, words in found.items() if path not in around}
-    return "\n".join(where(path) + _joined(words) for path, words in found.items())
+    around = {path[:end] for path in messages for end in range(len(path))}
+    return "\n".join(
+        where(path) + _joined(words) for path, words in messages.items() if path not in around
+    )
 
 
 def _locate(loc: Sequence[int | str], cls: type[BaseModel], tree: Any) -> tuple[tuple, Any]:
@@ -122,7 +123,7 @@ def _in_words(
         return path, f"got {got}, expected a mapping with the keys {keys}"
     if kind == "value_error":
         text = message.removeprefix("Value error, ")
-        # A validator of a whole config gets all of it as input, which is not worth repeating.
+        # The input of a validator of a whole config is too long to repeat.
         return path, text if isinstance(problem["input"], Mapping) else f"got {got}: {text}"
     expected = re.sub(r", unable to .*", "", message.removeprefix("Input should be "))
     expected = expected.replace("a valid dictionary", "a mapping").replace("a valid list", "a list")
@@ -163,9 +164,8 @@ def _nearest_key(path: tuple[str, ...], parent: Any, root: tuple[type[BaseModel]
     if kind := _other_kind(path, root[0]):
         return kind
     siblings = list(dict.fromkeys(k for config in configs_in(parent) for k in config.model_fields))
-    found = nearest(path[-1], siblings)
-    if found:
-        return f"; did you mean {'.'.join((*path[:-1], found))}?"
+    if sibling := nearest(path[-1], siblings):
+        return f"; did you mean {'.'.join((*path[:-1], sibling))}?"
     # Another common error: the right key in the wrong section.
     elsewhere = [key for key in dotted_keys(*root) if key.split(".")[-1] == path[-1]]
     elsewhere = [key for key in elsewhere if key != ".".join(path)]
@@ -192,7 +192,7 @@ def _other_kind(path: tuple[str, ...], cls: type[BaseModel]) -> str:
 def dotted_keys(
     config: type[BaseModel], tree: Mapping[str, Any] | None = None, prefix: str = ""
 ) -> Iterator[str]:
-    """Every key of a config and of the configs in it; with a tree, of the members it chooses."""
+    """Yield every key of a config and its inner configs; with a tree, of the chosen members."""
     for name, field in config.model_fields.items():
         yield prefix + name
         value = None if tree is None else tree.get(name, {})
@@ -202,8 +202,8 @@ def dotted_keys(
             inner = [chosen] if chosen in inner else []
         if tree is not None and (len(inner) > 1 or not isinstance(value, Mapping)):
             continue  # it is not known which member is meant
-        for one in inner:
-            yield from dotted_keys(one, value, f"{prefix}{name}.")
+        for inner_config in inner:
+            yield from dotted_keys(inner_config, value, f"{prefix}{name}.")
 
 
 def _nearest_value(value: Any, expected: str) -> str:

@@ -6,7 +6,7 @@ A key written twice is an error.
 
 Untrusted files are read in bounded time and memory: bytes, nesting and values (with all aliases
 expanded) are limited, and only plain values are accepted (no `!!python`, `!!binary`, ...).
-ruamel.yaml accepts all of these, dates and `1_000`, so it would not shorten this.
+(ruamel.yaml accepts all of these, and dates and `1_000`.)
 """
 
 import re
@@ -94,7 +94,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    """Parse text as `read_yaml` does; `name` stands for the file in errors."""
+    """Parse text as `read_yaml` does; errors name `name` as the file."""
     lines: dict[KeyPath, int] = {}
     try:
         tree, node = _load(text)
@@ -120,7 +120,7 @@ def parse_value(text: str) -> Any:
 
 
 def _load(text: str) -> tuple[Any, yaml.Node | None]:
-    """The value of a text and its checked node, with `<<: *anchor` expanded; None if empty."""
+    """Return the value and its checked node, with `<<: *anchor` expanded; None if empty."""
     loader = _Loader(text)
     node = loader.get_single_node()
     if node is None:
@@ -167,7 +167,7 @@ def _note_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> No
 
 
 def _check(node: yaml.Node, path: KeyPath, sizes: dict[int, int | None]) -> int:
-    """Refuse what is not accepted; return the number of values with aliases expanded."""
+    """Check a node and its children; return the number of values with aliases expanded."""
     if id(node) in sizes:
         if (known := sizes[id(node)]) is None:
             raise _RefusedError("an alias contains itself", node.start_mark)

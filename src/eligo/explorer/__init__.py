@@ -1,1 +1,1 @@
-"""The explorer: one page that shows what was kept, what was dropped, and what that cost."""
+"""The explorer: a page that shows what was kept and dropped, and the cost."""

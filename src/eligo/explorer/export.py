@@ -34,8 +34,8 @@ _EXPORT = re.compile(r"^export (?=(?:async )?function|class|const|let)", re.MULT
 def export_run(run: str | Path, out: str | Path) -> Path:
     """Write the page of all records of a run (or of one record's folder)."""
     folders = find_records(run)
-    shown = [inline(load_record(folder)) for folder in folders]
-    return write_text(out, explorer_page(shown, title=Path(os.path.realpath(run)).name))
+    records = [inline(load_record(folder)) for folder in folders]
+    return write_text(out, explorer_page(records, title=Path(os.path.realpath(run)).name))
 
 
 def explorer_page(
@@ -45,17 +45,17 @@ def explorer_page(
     live: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the page of inlined records; `live` adds a form to make more (docs/explorer.md)."""
-    title = title.encode(errors="replace").decode()  # names of folders need not be Unicode
+    title = title.encode(errors="replace").decode()  # folder names need not be UTF-8
     data = {"title": title, "version": __version__, "records": list(records)}
     parts = {
         "title": escape(title),
-        "policy": _policy(asks_server=live is not None),
+        "policy": _policy(is_live=live is not None),
         "style": "\n".join(map(_source, _STYLES)),
         "script": _script(),
         "data": safe_json(data if live is None else {**data, "live": live}),
     }
-    # One pass: what is filled in is never searched for more places to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _source("page.html"))
+    # One pass, so that data cannot contain placeholders.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _source("page.html"))
 
 
 def safe_json(value: object) -> str:
@@ -80,9 +80,9 @@ def _script() -> str:
     return "\n\n".join(f"// {name}.js\n{source}" for name, source in joined.items())
 
 
-def _policy(*, asks_server: bool) -> str:
+def _policy(*, is_live: bool) -> str:
     digest = b64encode(sha256(f"\n{_script()}\n".encode()).digest()).decode()
-    connect = "'self'" if asks_server else "'none'"
+    connect = "'self'" if is_live else "'none'"
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
         f"img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"

@@ -66,7 +66,7 @@ class _RecordFile(_Strict):
 def save_record(record: ExplorerRecord, folder: str | Path) -> Path:
     """Save a record. The JSON file is written last, so a folder that has one is complete."""
     folder = make_folder(Path(folder))
-    remove_file(folder / _FILE)  # an older record's, until the new one is whole
+    remove_file(folder / _FILE)  # of an older record
     pictures = {}
     for number, (name, picture) in enumerate(record.pictures.items()):
         pictures[name] = f"picture_{number:02d}.png"
@@ -146,13 +146,13 @@ def find_records(run: str | Path) -> list[Path]:
     if (run / _FILE).is_file():
         return [run]
     inner = run / FOLDER if (run / FOLDER).is_dir() else run
-    found = sorted(path.parent for path in inner.glob(f"*/{_FILE}"))
-    if not found:
+    folders = sorted(path.parent for path in inner.glob(f"*/{_FILE}"))
+    if not folders:
         raise InputError(
             f"{run}: has no records (expected {FOLDER}/*/{_FILE}); `eligo demo` and "
             "the `predict` of all four families write such folders"
         )
-    return found
+    return folders
 
 
 def _stage(folder: Path, stage: _StageFile) -> Stage:
@@ -177,7 +177,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _picture(path: Path) -> Image.Image:
     try:
-        # Named formats: others, such as EPS, start programs to be read.
+        # Only these formats: Pillow runs programs for others, such as EPS.
         with Image.open(path, formats=_FORMATS) as picture:
             if picture.width * picture.height > _MOST_PIXELS:
                 raise InputError(
@@ -187,5 +187,5 @@ def _picture(path: Path) -> Image.Image:
             return picture.convert("RGB")
     except InputError:
         raise
-    except Exception as error:  # decoders raise all kinds of things on a damaged file
+    except Exception as error:  # decoders raise many errors on damaged files
         raise InputError(f"{path}: cannot be read as a picture ({error})") from None

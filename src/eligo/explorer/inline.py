@@ -16,9 +16,9 @@ from torch import Tensor
 from eligo.explorer.record import ExplorerRecord, Grid, Stage
 from eligo.selection import Selection
 
-_DIGITS = 4  # significant ones: places of an attention map weigh thousandths
+_DIGITS = 4  # significant: the weights of an attention map are small
 _QUALITY = 90
-_SIDE = 1024  # pixels; more is never shown
+_SIDE = 1024  # pixels; the page shows no more
 
 
 def inline(record: ExplorerRecord) -> dict[str, Any]:

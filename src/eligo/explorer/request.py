@@ -78,22 +78,22 @@ def read(body: bytes, tools: Mapping[str, LiveTool]) -> CheckedRequest:
 
 def _fields(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+        fields = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except RecursionError:
         _refuse("body: is nested too deeply, expected one flat JSON object")
     except ValueError as error:
-        _refuse(f"body: is no JSON in UTF-8 ({error})")
-    if not isinstance(found, dict):
-        _refuse(f"body: got {_short(found)}, expected a JSON object with {', '.join(_KEYS)}")
-    unknown = [key for key in found if key not in _KEYS]
+        _refuse(f"body: is not JSON in UTF-8 ({error})")
+    if not isinstance(fields, dict):
+        _refuse(f"body: got {_short(fields)}, expected a JSON object with {', '.join(_KEYS)}")
+    unknown = [key for key in fields if key not in _KEYS]
     if unknown:
         near = did_you_mean(unknown[0], _KEYS)
         _refuse(f"body: got the key {_short(unknown[0])}{near}, expected {', '.join(_KEYS)}")
-    return found
+    return fields
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _text(given: object) -> str:
@@ -113,7 +113,7 @@ def _budget(given: object, budget: LiveBudget | None) -> int | float | None:
         return None
     if given is None:
         return budget.default
-    # Not by the type alone: true is an int in Python, and 10**400 is no float.
+    # In Python, true is an int, and 10**400 does not fit a float.
     if isinstance(given, bool) or not isinstance(given, int | float):
         _refuse(f"budget: got {_short(given)}, expected a number")
     if not budget.min <= given <= budget.max or not isfinite(given):
@@ -127,11 +127,11 @@ def _budget(given: object, budget: LiveBudget | None) -> int | float | None:
 def _image(given: object, tool: LiveTool) -> LiveExample | bytes | None:
     if not tool.image:
         if given is not None:
-            _refuse(f"image: the tool {tool.name} looks at none; leave it out")
+            _refuse(f"image: the tool {tool.name} takes none; leave it out")
         return None
-    wanted = '{"example": ID} or {"data": DATA_URL}'
+    expected = '{"example": ID} or {"data": DATA_URL}'
     if not isinstance(given, dict) or len(given) != 1:
-        _refuse(f"image: got {_short(given)}, expected {wanted}")
+        _refuse(f"image: got {_short(given)}, expected {expected}")
     if "example" in given:
         for example in tool.examples:
             if example.id == given["example"]:
@@ -139,7 +139,7 @@ def _image(given: object, tool: LiveTool) -> LiveExample | bytes | None:
         known = ", ".join(example.id for example in tool.examples) or "none"
         _refuse(f"image.example: got {_short(given['example'])}, expected one of: {known}")
     if "data" not in given:
-        _refuse(f"image: got the key {_short(next(iter(given)))}, expected {wanted}")
+        _refuse(f"image: got the key {_short(next(iter(given)))}, expected {expected}")
     return _data("image.data", given["data"])
 
 
@@ -162,7 +162,7 @@ def _data(name: str, given: object) -> bytes:
     try:
         return b64decode(given[head.end() :], validate=True)
     except (Base64Error, ValueError) as error:
-        _refuse(f"{name}: is no base64 ({error})")
+        _refuse(f"{name}: is not base64 ({error})")
 
 
 def _refuse(message: str) -> NoReturn:

@@ -1,8 +1,8 @@
 """The live explorer's HTTP server: `/`, `/health`, and `POST /api/run`.
 
 Loopback alone does not protect: any page in the user's browser can send requests to it. So `Host`
-must name this machine (against DNS rebinding), a `POST` must come from our page and carry JSON, and
-no other origin may read. Time, bytes, connections and waiting requests are limited.
+must name this machine (against DNS rebinding), a `POST` must come from our page and contain JSON,
+and no other origin may read. Time, bytes, connections and waiting requests are limited.
 """
 
 import errno
@@ -37,11 +37,11 @@ _METHODS = {"/": ("GET", "HEAD"), "/health": ("GET", "HEAD"), RUN: ("POST",)}
 _SECONDS = 15.0  # to send a whole request, to take a whole reply, or to stay idle
 _CONNECTIONS = 64
 _DRAIN_SECONDS = 2.0  # to read what a client sends after it was refused
-_ICON = "/favicon.ico"  # browsers ask for one, whatever the page says
+_ICON = "/favicon.ico"  # browsers always request it
 _JSON, _HTML = "application/json", "text/html; charset=utf-8"
 _HEADERS = {
-    # The page has a stricter policy inside, which names its one script; this one adds what a page
-    # cannot say of itself, and covers everything else that is served.
+    # The page contains a stricter policy with the hash of its script. This one adds what only a
+    # header can set, and covers all other replies.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
         "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -115,7 +115,7 @@ class LiveServer(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread was started that would do it
+        except BaseException:  # no thread was started, which would release it
             self._free.release()
             raise
 
@@ -152,8 +152,8 @@ class _Deadline(io.RawIOBase):
 class _Handler(BaseHTTPRequestHandler):
     server: LiveServer  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
-    default_request_version = "HTTP/1.0"  # to what is no request at all, say no with a status
-    disable_nagle_algorithm = True  # it would hold a reply's body until its head is acknowledged
+    default_request_version = "HTTP/1.0"  # reply with a status to what is not HTTP
+    disable_nagle_algorithm = True  # it would delay the body of a reply
 
     # ------------------------------------------------------------ time
 
@@ -229,9 +229,9 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusedError(503, "the client closed the connection")
         began = perf_counter()
         try:
-            shown = inline(request.tool.run(request.open()))
+            record = inline(request.tool.run(request.open()))
             milliseconds = round(1000 * (perf_counter() - began), 1)
-            return _dumps({"record": shown, "milliseconds": milliseconds})
+            return _dumps({"record": record, "milliseconds": milliseconds})
         except RefusedError:
             raise
         except EligoError as error:
@@ -239,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:
             logger.exception("the tool %s failed", request.tool.name)
             raise RefusedError(
-                500, f"the tool {request.tool.name} failed; see its terminal"
+                500, f"the tool {request.tool.name} failed; see the terminal of the server"
             ) from error
 
     def _has_left(self) -> bool:
@@ -304,13 +304,13 @@ class _Handler(BaseHTTPRequestHandler):
         kind: str = _JSON,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        if not self._is_read:  # what is left would be taken for the next request
+        if not self._is_read:  # the rest would be read as the next request
             self.close_connection = True
         self.connection.settimeout(self.server.seconds)
         self.send_response(status)
-        about = {"Content-Type": kind, "Content-Length": str(len(content))} if content else {}
+        more = {"Content-Type": kind, "Content-Length": str(len(content))} if content else {}
         closing = {"Connection": "close"} if self.close_connection else {}
-        for name, value in {**_HEADERS, **about, **headers, **closing}.items():
+        for name, value in {**_HEADERS, **more, **headers, **closing}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":

@@ -20,15 +20,15 @@ MAX_PIXELS = 24_000_000
 MAX_SIDE = 1024
 """Longer side after scaling."""
 MIN_SIDE, MAX_RATIO = 16, 8
-"""Limits strips, which a processor that scales the shorter side would enlarge."""
-_ROUNDING = 0.02  # by which a scaled image may be longer or shorter than it should be
+"""Limits of narrow images, which a processor that scales the shorter side would enlarge."""
+_ROUNDING = 0.02  # relative tolerance of the shape
 _DEPTH_MODES = ("L", "I;16", "I;16B", "I", "F")
 
 
 def open_picture(data: bytes) -> Image.Image:
     """Return an upright RGB image of at most MAX_SIDE pixels a side."""
     with _opened(data, FORMATS) as picture:
-        picture.draft("RGB", (MAX_SIDE, MAX_SIDE))  # a JPEG unpacks to a fraction at once
+        picture.draft("RGB", (MAX_SIDE, MAX_SIDE))  # a JPEG is decoded at a fraction of its size
         upright = ImageOps.exif_transpose(picture).convert("RGB")
         upright.thumbnail((MAX_SIDE, MAX_SIDE))
         return upright
@@ -75,23 +75,23 @@ def _opened(data: bytes, formats: tuple[str, ...]) -> Iterator[Image.Image]:
     """Open an image after checking its header; decoder errors are refusals."""
     try:
         with Image.open(BytesIO(data), formats=formats) as picture:
-            _judge(*picture.size)
+            _check_size(*picture.size)
             yield picture
     except RefusedError:
         raise
     except UnidentifiedImageError:
         raise RefusedError(
-            415, f"image: these bytes are no {' or '.join(formats)}; save the image as one of them"
+            415, f"image: is not {' or '.join(formats)}; save the image in such a format"
         ) from None
     except Image.DecompressionBombError as error:
         raise RefusedError(413, f"image: {error}; scale it down") from None
-    except Exception as error:  # decoders fail in many ways on files made to make them fail
+    except Exception as error:  # decoders fail in many ways on damaged files
         raise RefusedError(
             400, f"image: cannot be read ({error or type(error).__name__}); save it anew"
         ) from None
 
 
-def _judge(width: int, height: int) -> None:
+def _check_size(width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         raise RefusedError(
             413,

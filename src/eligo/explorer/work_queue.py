@@ -48,7 +48,7 @@ class WorkQueue:
             try:
                 return done.result(self.seconds)
             finally:
-                done.cancel()  # nobody waits for it any more
+                done.cancel()  # if it has not started
         except TimeoutError:
             raise RefusedError(
                 503, f"busy: no answer within {self.seconds:g} s; try again"

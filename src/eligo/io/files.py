@@ -1,4 +1,4 @@
-"""Output files that are whole or not there: written in a hidden folder, then renamed.
+"""Atomic output: files and folders are written in a hidden folder, then renamed.
 
 All output of eligo goes through this module, so that these rules hold for every file:
 
@@ -90,7 +90,7 @@ def writing_folder(
     path = Path(path)
     refuse_strange(path, marker=marker, holds=holds)
     with write_errors(path):
-        target = Path(os.path.realpath(path))  # a link stays, and the folder that it names changes
+        target = Path(os.path.realpath(path))  # a link stays, its target is replaced
         _refuse_input(path, target)
         target.parent.mkdir(parents=True, exist_ok=True)
         with _hidden_folder(target.parent) as hidden:
@@ -126,18 +126,18 @@ def write_bytes(path: str | Path, content: bytes, *, sync: bool = True) -> Path:
 
 
 def kept_json(path: Path, key: Any, make: Callable[[], Any]) -> Any:
-    """Return what a file holds, or make and write it if `key`, all that it depends on, changed."""
+    """Return the JSON stored in a file; recompute and write it if `key` has changed."""
     if path.is_file():
-        found = read_json(path)
-        if isinstance(found, dict) and {"key", "made"} <= found.keys() and found["key"] == key:
-            return found["made"]
-    made = make()
-    write_text(path, json.dumps({"key": key, "made": made}) + "\n")
-    return made
+        stored = read_json(path)
+        if isinstance(stored, dict) and {"key", "made"} <= stored.keys() and stored["key"] == key:
+            return stored["made"]
+    value = make()
+    write_text(path, json.dumps({"key": key, "made": value}) + "\n")
+    return value
 
 
 class GrowingFile:
-    """A file to append to, without a buffer: what was written stays if the process is killed."""
+    """A file to append to, unbuffered, so that a killed process loses nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -182,7 +182,7 @@ def remove_file(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder at once (it is renamed first); of a link to a folder only the link."""
+    """Remove a folder (renamed first, so that it vanishes at once); of a link, only the link."""
     with write_errors(path):
         if path.is_symlink():
             path.unlink()
@@ -192,21 +192,21 @@ def remove_folder(path: Path) -> None:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove what a killed process left of its unfinished output, here and in subfolders.
+    """Remove the unfinished output of killed processes, here and in subfolders.
 
-    A folder that was about to be replaced, and was not, is put back. Links are not followed.
+    A folder whose replacement did not finish is put back. Links are not followed.
     """
     for parent, folders, _ in os.walk(folder):
         hidden = [name for name in folders if _is_ours(name)]
         folders[:] = [name for name in folders if name not in hidden]
-        for found in (Path(parent, name) for name in hidden):
-            if found.is_symlink():
+        for path in (Path(parent, name) for name in hidden):
+            if path.is_symlink():
                 continue
-            for old in found.iterdir() if found.suffix == _OLD else ():
+            for old in path.iterdir() if path.suffix == _OLD else ():
                 with write_errors(old):
                     if not _exists(Path(parent, old.name)):
                         old.rename(Path(parent, old.name))
-            shutil.rmtree(found, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # ------------------------------------------------------------------ checks
@@ -215,20 +215,20 @@ def clear_unfinished(folder: Path) -> None:
 def refuse_strange(path: Path, *, marker: str, holds: Sequence[str] | None = None) -> None:
     """Raise unless a folder is new, empty, or one that eligo wrote.
 
-    One that eligo wrote has the file `marker`, and only files that match the patterns `holds`
+    A folder that eligo wrote has the file `marker`, and only files that match the patterns `holds`
     (None: not checked, for folders in which nothing is replaced or removed).
     """
     with write_errors(path):
         if not path.exists():
             return
         if not path.is_dir():
-            raise InputError(f"{path}: is a file, expected a folder; choose another one")
+            raise InputError(f"{path}: is a file, expected a folder; choose another path")
         if is_unused(path):
             return
         if not (path / marker).is_file():
             raise InputError(
                 f"{path} already holds something else (there is no {marker} in it); choose another "
-                "one"
+                "folder"
             )
         others = [] if holds is None else [f for f in _files_in(path) if not _matches(f, holds)]
     if others:
@@ -240,7 +240,7 @@ def refuse_strange(path: Path, *, marker: str, holds: Sequence[str] | None = Non
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a folder is empty, except for what a killed process left."""
+    """Whether a folder is empty, except for unfinished output and locks."""
     return all(_is_ours(inside.name) for inside in folder.iterdir())
 
 
@@ -282,7 +282,7 @@ def write_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except EligoError:
-        raise  # it names the file already
+        raise  # names the file already
     except Exception as error:
         is_safetensors = type(error).__name__ == "SafetensorError"
         if not (isinstance(error, OSError) or is_safetensors or "embedded null" in str(error)):
@@ -307,7 +307,7 @@ def _refuse_input(path: Path, target: Path) -> None:
 
 
 def _target(path: Path) -> tuple[Path, bool]:
-    """The file that `open(path, "w")` would write, and whether it is a stream.
+    """Return the file that `open(path, "w")` would write, and whether it is a stream.
 
     A stream is written through: a pipe, a character device, or an open file under /dev/fd.
     """
@@ -359,7 +359,7 @@ def _copy_into(source: Path, stream: Path) -> None:
 
 @contextmanager
 def _hidden_folder(parent: Path, suffix: str = _UNFINISHED) -> Iterator[Path]:
-    """A hidden folder to write in, removed in the end; libraries may add temporary files to it."""
+    """Yield a hidden folder to write in, which is removed in the end."""
     hidden = parent / f"{_HIDDEN}{uuid4().hex[:12]}{suffix}"
     hidden.mkdir()
     try:
@@ -385,7 +385,7 @@ def _replace_folder(temporary: Path, target: Path) -> None:
 
 
 def _mode(older: Path | None, folder: Path) -> int:
-    """Permissions of the older file, or those that `open` gives a new one (the umask, and ACLs)."""
+    """Return the permissions of the older file, or of a new one (by umask and ACLs)."""
     if older is not None:
         return stat.S_IMODE(older.stat().st_mode)
     probe = folder / "new"
@@ -408,17 +408,17 @@ def sync_file(path: Path) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a name is one that only this module gives: unfinished output, or a lock."""
+    """Whether a name is that of unfinished output or of a lock."""
     return name == LOCK or (name.startswith(_HIDDEN) and name.endswith((_UNFINISHED, _OLD)))
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is something, including a broken link."""
+    """Whether a path exists, also as a broken link."""
     return path.exists() or path.is_symlink()
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """All files in a folder and its subfolders, relative to it; links count as files."""
+    """Yield all files in a folder and its subfolders, relative to it; links count as files."""
     for parent, folders, names in os.walk(folder):
         linked = [name for name in folders if Path(parent, name).is_symlink()]
         folders[:] = [name for name in folders if not _is_ours(name)]
@@ -429,8 +429,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 def _matches(file: Path, patterns: Sequence[str]) -> bool:
     """Whether all parts of a path match those of one pattern."""
-    wanted = (pattern.split("/") for pattern in patterns)
     return any(
         len(parts) == len(file.parts) and all(map(fnmatchcase, file.parts, parts))
-        for parts in wanted
+        for parts in (pattern.split("/") for pattern in patterns)
     )

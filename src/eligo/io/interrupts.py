@@ -18,7 +18,7 @@ Handlers = dict[signal.Signals, Any]
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the work; the text, if any, says what is kept."""
+    """A signal ended the work; the text, if any, says what was saved."""
 
     def __init__(self, number: int, text: str = "") -> None:
         super().__init__(text)
@@ -31,7 +31,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Raise:
-    """A handler that notes its signal and raises `Interrupted`."""
+    """A handler that records its signal and raises `Interrupted`."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -43,7 +43,7 @@ class Raise:
 
 
 class Delayed:
-    """While this context is open, the first signal is only noted, for the work to stop in time.
+    """While this context is open, the first signal is only recorded in `number`.
 
     A second signal, or one inside `at_once`, raises `Interrupted`. Has no effect outside the main
     thread, which alone receives signals.
@@ -98,7 +98,7 @@ class Launcher:
 
 @contextmanager
 def stopped_with(text: Callable[[], str]) -> Iterator[None]:
-    """Add a line about what is kept to a signal that ends this block."""
+    """Add a line about what was saved to a signal that ends this block."""
     try:
         yield
     except KeyboardInterrupt as stop:

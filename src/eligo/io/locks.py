@@ -1,7 +1,7 @@
 """One writer at a time: locks that the kernel releases when their process ends.
 
 `flock` locks belong to an open file, so threads exclude each other as processes do. A forked
-process closes the lock files that it inherits, so as not to keep the locks. Without `flock`
+process closes the lock files that it inherits, so that it does not hold the locks. Without `flock`
 (Windows, some network file systems) only threads of one process exclude each other.
 """
 
@@ -36,7 +36,7 @@ class FileLock:
 
     @classmethod
     def wait_for(cls, path: Path) -> "FileLock":
-        """Acquire the lock as soon as nobody else holds it."""
+        """Wait until the lock is free, and acquire it."""
         lock = cls.acquire(path, wait=True)
         assert lock is not None
         return lock
@@ -74,7 +74,7 @@ class FileLock:
         os.close(self._opened)
 
     def sign(self) -> None:
-        """Write which process holds it, for the message that others get."""
+        """Write the process id and the host, for error messages of other processes."""
         signed = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
         with suppress(OSError):  # a full disk does not unlock it
             os.ftruncate(self._opened, 0)
@@ -89,7 +89,7 @@ def one_writer(folder: str | Path) -> Iterator[Path]:
     """
     folder = Path(folder)
     key = os.path.realpath(folder)
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     path = folder / LOCK
     with _guard:
         if key in _writers:
@@ -105,8 +105,8 @@ def one_writer(folder: str | Path) -> Iterator[Path]:
         finally:
             lock.release(remove=True)
             with suppress(OSError):  # stops at the first that is not empty
-                for place in made:
-                    place.rmdir()
+                for path in new_folders:
+                    path.rmdir()
     finally:
         with _guard:
             _writers.discard(key)

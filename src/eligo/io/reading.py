@@ -53,18 +53,18 @@ def _read_regular(path: str | Path, most_bytes: int) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:  # ValueError: NUL, or what is no file name in Unicode
+    except (OSError, ValueError) as error:  # ValueError: NUL or a lone surrogate in the name
         why = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot be opened ({why}); expected a file to read") from None
-    about = os.fstat(descriptor)
-    if not stat.S_ISREG(about.st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        what = "a folder" if stat.S_ISDIR(about.st_mode) else "a pipe, socket or device"
+        what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
         raise InputError(f"{path}: is {what}; expected a file")
     with os.fdopen(descriptor, "rb") as file:
-        if about.st_size > most_bytes:
+        if status.st_size > most_bytes:
             raise InputError(
-                f"{path}: got {about.st_size:,} bytes, expected at most {most_bytes:,}; is it "
+                f"{path}: got {status.st_size:,} bytes, expected at most {most_bytes:,}; is it "
                 "another file?"
             )
         try:
@@ -107,17 +107,17 @@ def parse_json(text: str, path: str | Path, line: int = 1, *, unique_keys: bool 
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        unique_pairs = dict(pairs)
+        if len(unique_pairs) < len(pairs):
             name = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise InputError(f"{path}: {name!r:.60} comes twice in one object; keep one of them")
-        return found
+        return unique_pairs
 
     too_deep = InputError(f"{path}:{line}: got JSON nested deeper than {_MAX_DEPTH} levels")
     try:
-        found = json.loads(text, object_pairs_hook=unique if unique_keys else None)
+        document = json.loads(text, object_pairs_hook=unique if unique_keys else None)
         if _SURROGATE.search(text):
-            json.dumps(found, ensure_ascii=False).encode("utf-8")
+            json.dumps(document, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         at = f"{line + error.lineno - 1}:{error.colno}"
         raise InputError(f"{path}:{at}: not valid JSON: {error.msg}") from None
@@ -131,9 +131,9 @@ def parse_json(text: str, path: str | Path, line: int = 1, *, unique_keys: bool 
         raise
     except ValueError as error:  # a number of more digits than Python reads
         raise InputError(f"{path}:{line}: not valid JSON: {error}") from None
-    if _is_deep(found):
+    if _is_deep(document):
         raise too_deep
-    return found
+    return document
 
 
 def _is_deep(document: Any) -> bool:
@@ -177,7 +177,7 @@ def reading(where: str | Path, expected: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """The message of an exception on one line of bounded length.
+    """Return the message of an exception on one line of bounded length.
 
     >>> reason(ValueError("no\\n  such thing"))
     'no such thing'
@@ -201,9 +201,10 @@ def _missing_package(where: str | Path, why: str) -> EligoError:
 
 def read_object(path: Path, made_by: str) -> dict[str, Any]:
     """Read a JSON object; `made_by` names, in errors, what writes such files."""
-    found = read_json(path)
-    if not isinstance(found, dict):
+    document = read_json(path)
+    if not isinstance(document, dict):
         raise InputError(
-            f"{path}: got a {type(found).__name__}, expected a JSON object, as {made_by} writes it"
+            f"{path}: got a {type(document).__name__}, expected a JSON object, as {made_by} "
+            "writes it"
         )
-    return found
+    return document

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Disable autocast; free if it is not enabled."""
+    """Disable autocast; does nothing if it is not enabled."""
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
@@ -18,8 +18,8 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 def allow_tf32_for(dtype: torch.dtype) -> AbstractContextManager[object]:
     """Allow TF32 for float32 products on CUDA if their inputs were computed in a half precision.
 
-    TF32 has ten bits of mantissa, as float16 and more than bfloat16, so nothing is lost. Sums stay
-    float32.
+    TF32 has ten mantissa bits, as many as float16 and more than bfloat16, so no precision is lost.
+    Sums stay float32.
     """
     if dtype in (torch.float16, torch.bfloat16):
         return _matmul_precision("tf32", torch.backends.cuda.matmul)
@@ -52,26 +52,26 @@ def _matmul_precision(precision: str, *backends: Any) -> Iterator[None]:
 
 @contextmanager
 def record_outputs(modules: Iterable[nn.Module], last: int | None = None) -> Iterator[list[Tensor]]:
-    """Collect the outputs of modules in the order of their calls; of a tuple the first item.
+    """Collect the outputs of modules in the order of their calls; of a tuple, the first item.
 
     `last`: only this many last columns of (batch, columns, width). Unlike `output_hidden_states`,
     this does not cut compiled layers into pieces.
 
     >>> layer = nn.Linear(2, 3)
-    >>> with record_outputs([layer]) as found:
+    >>> with record_outputs([layer]) as outputs:
     ...     _ = layer(torch.zeros(1, 2))
-    >>> [tuple(states.shape) for states in found]
+    >>> [tuple(states.shape) for states in outputs]
     [(1, 3)]
     """
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: object, output: Tensor | tuple) -> None:
         states = output[0] if isinstance(output, tuple) else output
-        found.append(states if last is None else states[:, -last:])
+        outputs.append(states if last is None else states[:, -last:])
 
     hooks = [module.register_forward_hook(keep) for module in modules]
     try:
-        yield found
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()

@@ -47,7 +47,7 @@ class CrossAttention(nn.Module):
         if num_heads < 1 or dim % num_heads:
             raise InputError(
                 f"CrossAttention: got dim={dim} and num_heads={num_heads}; expected a width that "
-                "the heads share evenly"
+                "is divisible by num_heads"
             )
         self.num_heads = num_heads
         self.dropout = dropout
@@ -101,7 +101,7 @@ class CrossAttention(nn.Module):
     ):
         """Attend to `context` where `key_mask` is True; rows without a real key give zero.
 
-        `top_m` lets each query and head see only its m best keys. `return_map` adds the
+        With `top_m`, each query and head attends only to its m best keys. `return_map` adds the
         attention weights (float32, before dropout).
         """
         keys, values = self.keys_values(context, key_mask)
@@ -117,7 +117,7 @@ class CrossAttention(nn.Module):
     ) -> tuple[
         Float[Tensor, "*batch heads keys head_dim"], Float[Tensor, "*batch heads keys head_dim"]
     ]:
-        """Projected keys and values, for callers that attend to one context several times."""
+        """Return projected keys and values, to attend to one context several times."""
         if key_mask is not None:  # 0 * NaN in padding would be NaN
             context = context.masked_fill(~key_mask.unsqueeze(-1), 0.0)
         return self._heads(self.key_proj(context)), self._heads(self.value_proj(context))
@@ -141,11 +141,11 @@ class CrossAttention(nn.Module):
             keys, values = F.pad(keys, (0, 0, 0, 1)), F.pad(values, (0, 0, 0, 1))
             key_mask = torch.zeros((*query.shape[:-2], 1), dtype=torch.bool, device=query.device)
         queries = self._heads(self.query_proj(query))
-        mask = shown = has_key = None
+        mask = sdpa_mask = has_key = None
         if key_mask is not None:
             has_key = key_mask.any(-1)[..., None, None]  # (*batch, 1, 1)
             mask = key_mask[..., None, None, :]  # (*batch, heads, queries, keys)
-            shown = mask | ~has_key[..., None]  # an empty softmax may be NaN
+            sdpa_mask = mask | ~has_key[..., None]  # an empty softmax may be NaN
         attention_map = None
         with without_autocast(query.device):  # logits stay float32
             if return_map or top_m is not None:
@@ -158,7 +158,7 @@ class CrossAttention(nn.Module):
                     queries,
                     keys,
                     values.float(),
-                    attn_mask=shown,
+                    attn_mask=sdpa_mask,
                     dropout_p=self.dropout if self.training else 0.0,
                     scale=1.0,
                 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def values_are_free(*tensors: Tensor) -> bool:
-    """True where a value check costs neither a device sync nor a graph break."""
+    """Whether a value check costs neither a device sync nor a graph break."""
     if torch.compiler.is_compiling():
         return False
     return all(tensor.device.type == "cpu" for tensor in tensors)

@@ -19,7 +19,7 @@ from eligo.ops.topk import top_k
 
 
 class Matching(NamedTuple):
-    """Which tokens are kept, and where each token went."""
+    """Which tokens are kept, and which kept token each one was merged into."""
 
     kept: Int[Tensor, "*batch kept"]
     """Indices of the kept tokens, in raster order, padded with -1."""

@@ -3,7 +3,7 @@
 `farthest_points` is Gonzalez' greedy solution of the max-min diversity problem (1985), started as
 in DivPrune (Alvar et al. 2025) at the candidate farthest from all others. `greedy_dpp` is the fast
 greedy MAP inference of a determinantal point process (Chen, Zhang and Zhou, NeurIPS 2018), by an
-incremental Cholesky factor. Where the paper stops, at the rank of the kernel, we continue by the
+incremental Cholesky factor. The paper stops at the rank of the kernel; here, picks continue by the
 diagonal, because budgets are exact. Both loop over the picks and have no gradient. `distinctness`
 is a one-pass alternative with a gradient, from density peaks (Rodriguez and Laio, Science 2014).
 `ordered_dither` is Bayer's order of grid places (1973): any prefix of it covers the grid evenly.
@@ -150,7 +150,7 @@ def ordered_dither(
             [13,  5, 15,  7],
             [ 1,  9,  3, 11]])
     """
-    if torch.compiler.is_compiling():  # the table would be a tensor of the tracer
+    if torch.compiler.is_compiling():  # a cached table would be a tensor of the tracer
         return _dither(row, column)
     last = 2**_DITHER_BITS - 1
     return _dither_table(row.device)[row & last, column & last]
@@ -165,11 +165,11 @@ def _dither_table(device: torch.device) -> Float[Tensor, "side side"]:
 
 
 def _dither(row: Tensor, column: Tensor) -> Tensor:
-    late = torch.zeros_like(row)
+    rank = torch.zeros_like(row)
     for bit in range(_DITHER_BITS):
         x, y = (column >> bit) & 1, (row >> bit) & 1
-        late = 4 * late + 2 * (x ^ y) + y
-    return 1 - late / 4**_DITHER_BITS
+        rank = 4 * rank + 2 * (x ^ y) + y
+    return 1 - rank / 4**_DITHER_BITS
 
 
 def _real(matrix: Tensor, mask: Tensor | None) -> Tensor:
@@ -177,7 +177,7 @@ def _real(matrix: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _joined(picks: list[Tensor], mask: Tensor, k: int | Tensor, width: int) -> Tensor:
-    """The picks of all steps, with -1 after the budget or the last real candidate of a row."""
+    """Join the picks of all steps, with -1 after the budget or the last real candidate of a row."""
     missing = mask.new_full((*mask.shape[:-1], width - len(picks)), -1, dtype=torch.int64)
     most = k if isinstance(k, int) else k.to(mask.device, non_blocking=True).unsqueeze(-1)
     limit = mask.sum(-1, keepdim=True).clamp_max(most)

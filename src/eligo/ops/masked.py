@@ -19,7 +19,7 @@ from eligo.ops._checks import values_are_free
 def full_mask(
     like: Shaped[Tensor, "*shape"], mask: Bool[Tensor, "*shape"] | None = None
 ) -> Bool[Tensor, "*shape"]:
-    """The mask, or one that is True everywhere in the shape of `like`."""
+    """Return the mask, or one of the shape of `like` that is True everywhere."""
     return torch.ones_like(like, dtype=torch.bool) if mask is None else mask
 
 
@@ -113,7 +113,7 @@ def gather(
                 f"{tuple(indices.shape)} do not agree; expected the same lengths, or 1"
             ) from error
     shape = (*batch, indices.shape[-1], *features)
-    if values.shape[dim] == 0:  # every index can only be -1
+    if values.shape[dim] == 0:  # every index is -1
         return values.new_zeros(shape)
     indices = indices.long()
     positions = indices.clamp_min(0) if padded else indices
@@ -121,7 +121,7 @@ def gather(
     picked = values.expand(*batch, *values.shape[dim:]).gather(dim, positions)
     if not padded:
         return picked
-    # Not multiplied by 0: candidate 0 may be NaN.
+    # masked_fill, not a product with 0: candidate 0 may be NaN.
     return picked.masked_fill(append_axes(indices < 0, len(features)), 0)
 
 
@@ -133,7 +133,7 @@ def kept_mask(
     >>> kept_mask(torch.tensor([2, 0, -1]), 4)
     tensor([ True, False,  True, False])
     """
-    # One more column, which takes the -1s and is cut off.
+    # A spare last column takes the -1s.
     slots = indices.long() % (num_candidates + 1)
     mask = slots.new_zeros((*indices.shape[:-1], num_candidates + 1), dtype=torch.bool)
     return mask.scatter(-1, slots, True)[..., :num_candidates]

@@ -2,7 +2,7 @@
 
 `torch.topk` breaks ties differently on each device. Short rows without a mask are therefore sorted,
 stably. For others, each float32 score and its index become one integer that orders by score, then
-by lowest index, so that `torch.topk` meets no ties. `gumbel_top_k` draws without replacement from
+by lowest index, so that there are no ties. `gumbel_top_k` draws without replacement from
 `softmax(scores)` (Kool et al. 2019, "Stochastic Beams").
 
 The relaxed top-k keeps candidate j with probability `p_j = sigmoid((s_j - tau) / T)`, where the
@@ -126,7 +126,7 @@ def relaxed_top_k(
         return scores
     count = mask.sum(-1, keepdim=True)
     budget = torch.full_like(count, k) if isinstance(k, int) else k.unsqueeze(-1)
-    # Rows that keep all or nothing are filled in below; here they only have to stay finite.
+    # Rows that keep all or nothing are filled in below; here they only need finite values.
     competes = (budget > 0) & (budget < count)
     # Relative to the best score, so that a large common offset costs no precision.
     best = torch.where(mask, scores, -torch.inf).amax(-1, keepdim=True).detach()
@@ -170,7 +170,7 @@ def straight_through_top_k(
 
 
 def budget_width(caller: str, k: int | Tensor, width: int | None, num_candidates: int) -> int:
-    """Width of a result with these budgets; an error names the caller."""
+    """Return the width of a result with these budgets; errors name the caller."""
     if isinstance(k, int):
         if k < 0 or width not in (None, k):
             raise InputError(

@@ -6,7 +6,7 @@ image in LLaVA's data files, is removed: the template places the image.
 
 A template is a program in the host's folder. `transformers` runs it in the sandbox of jinja2,
 without access to files and Python. Its first prompt is rendered with bounded steps and memory as
-well; not every one, as the memory limit holds for all threads of the process.
+well (only the first, as the memory limit affects all threads of the process).
 """
 
 import logging
@@ -57,13 +57,15 @@ def place_image(text: str, where: str) -> str:
 
 
 def plain_text(processor: Any, text: str) -> str:
-    """Put a space inside every control token, such as `</s>` or `[SEP]`, that a text contains."""
+    """Return the text with a space inside every control token, such as `</s>` or `[SEP]`."""
     tokenizer = getattr(processor, "tokenizer", processor)
     own = {} if tokenizer is processor else vars(processor)
     names = {value for name, value in own.items() if name.endswith("_token")}
     extra = frozenset(str(value) for value in names if value)
-    found = _control_tokens(tokenizer, len(tokenizer), extra)
-    return text if found is None else found.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+    pattern = _control_tokens(tokenizer, len(tokenizer), extra)
+    if pattern is None:
+        return text
+    return pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
 
 def tokenize(processor: Any, *args: Any, **options: Any) -> Any:
@@ -78,7 +80,7 @@ def tokenize(processor: Any, *args: Any, **options: Any) -> Any:
             if tokenizer.eos_token is None:
                 raise InputError(
                     f"tokenizer of {_name(processor)}: names neither pad_token nor eos_token, "
-                    "expected one to fill rows with; add pad_token to tokenizer_config.json"
+                    "expected one for padding; add pad_token to tokenizer_config.json"
                 )
             tokenizer.pad_token = tokenizer.eos_token
         return processor(*args, **options)
@@ -86,12 +88,12 @@ def tokenize(processor: Any, *args: Any, **options: Any) -> Any:
 
 @lru_cache(maxsize=32)
 def _control_tokens(tokenizer: Any, size: int, extra: frozenset[str]) -> re.Pattern[str] | None:
-    """A pattern of all control tokens, the longest first; `size` changes if tokens are added."""
+    """Return a pattern of all control tokens; `size` is a cache key, as tokens may be added."""
     del size
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    found = {*extra, *tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
-    # A single character is a normal one that is also used for padding, such as CLIP's "!".
-    ordered = sorted((one for one in found if len(one) > 1), key=lambda one: (-len(one), one))
+    tokens = {*extra, *tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
+    # A single character is ordinary text that also serves as padding, such as CLIP's "!".
+    ordered = sorted((t for t in tokens if len(t) > 1), key=lambda t: (-len(t), t))  # longest first
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
@@ -133,23 +135,23 @@ class ContextWatch:
 def render_chat(processor: Any, messages: Sequence[Any], **options: Any) -> str:
     """Render messages with the chat template of a processor or tokenizer."""
     where = f"chat template of {_name(processor)}"
-    found = processor.chat_template
-    templates = tuple(found.values() if isinstance(found, dict) else [found])
+    template = processor.chat_template
+    templates = tuple(template.values() if isinstance(template, dict) else [template])
     with ExitStack() as limits, reading(where, _EXPECTED):
         if templates not in _rendered:
-            for template in templates:
-                _check_template(template)
+            for text in templates:
+                _check_template(text)
             limits.enter_context(_bounded_memory())
             limits.enter_context(_bounded_steps(where))
-        text = processor.apply_chat_template(list(messages), tokenize=False, **options)
-        if not isinstance(text, str) or len(text) > _MAX_PROMPT:
+        prompt = processor.apply_chat_template(list(messages), tokenize=False, **options)
+        if not isinstance(prompt, str) or len(prompt) > _MAX_PROMPT:
             raise ValueError(f"it made no text of at most {_MAX_PROMPT} characters")
     _rendered.add(templates)
-    return text
+    return prompt
 
 
 def spoken_ids(tokenizer: Any, prompt: str, answer: str) -> list[int]:
-    """Token ids of an answer after a prompt, without special tokens.
+    """Return the token ids of an answer after a prompt, without special tokens.
 
     The two are encoded together, since tokenizers encode the first word of a text differently,
     with a space between them unless the prompt ends in whitespace.
@@ -168,7 +170,7 @@ def _name(processor: Any) -> str:
 
 
 def _check_template(template: str) -> None:
-    """Refuse what no step or memory limit catches: very long templates, and powers (one step)."""
+    """Refuse what the limits do not catch: very long templates, and powers (a single step)."""
     import jinja2
 
     if len(template) > _MAX_TEMPLATE:
@@ -180,7 +182,7 @@ def _check_template(template: str) -> None:
 
 @contextmanager
 def _bounded_steps(where: str) -> Iterator[None]:
-    """Count the lines that the template's program executes; an endless loop is an error."""
+    """Limit the number of lines that a template executes."""
     import jinja2
 
     library = Path(jinja2.__file__).parent
@@ -208,7 +210,7 @@ def _bounded_steps(where: str) -> Iterator[None]:
 
 @contextmanager
 def _bounded_memory() -> Iterator[None]:
-    """On Linux: allocating more than another gigabyte raises a MemoryError."""
+    """Limit further allocations to a gigabyte, on Linux; more raises a MemoryError."""
     pages = Path("/proc/self/statm")
     if not pages.exists():
         yield

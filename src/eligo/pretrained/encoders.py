@@ -20,7 +20,7 @@ _COUNTED = 1024  # texts tokenised at a time
 
 
 def count_pieces(tokenizer: Any, texts: Sequence[str]) -> list[int]:
-    """How many word pieces each whole text has, special tokens included."""
+    """Return the number of word pieces of each whole text, special tokens included."""
     plain = [plain_text(tokenizer, text) for text in texts]
     parts = (plain[start : start + _COUNTED] for start in range(0, len(plain), _COUNTED))
     return [
@@ -31,7 +31,7 @@ def count_pieces(tokenizer: Any, texts: Sequence[str]) -> list[int]:
 def tokenize_texts(
     tokenizer: Any, texts: Sequence[str], longest: int, *, padding: bool | str = True
 ) -> Any:
-    """Ids and mask of texts, as plain text, cut to `longest` word pieces."""
+    """Return ids and mask of texts, as plain text, cut to `longest` word pieces."""
     return tokenize(
         tokenizer,
         [plain_text(tokenizer, text) for text in texts],
@@ -54,7 +54,7 @@ class ClipEncoder:
 
     @torch.no_grad()
     def texts(self, texts: Sequence[str], *, warn: bool = True) -> Float[Tensor, "texts dim"]:
-        """A vector for each text, in float32 on the CPU; `warn` logs which texts are cut."""
+        """Return a vector for each text, in float32 on the CPU; `warn` logs which texts are cut."""
         if warn:
             warn_truncated(texts, count_pieces(self.tokenizer, texts), self.longest)
         whole = hasattr(self.model, "get_text_features")
@@ -73,7 +73,7 @@ class ClipEncoder:
 
     @torch.no_grad()
     def images(self, paths: Sequence[str]) -> Float[Tensor, "images dim"]:
-        """A vector for each image file, in float32 on the CPU; repeated files are read once."""
+        """Return a vector for each image file, in float32 on the CPU; reads repeated files once."""
         unique, side = list(dict.fromkeys(paths)), side_of(self.processor)
         parts = []
         for start in range(0, len(unique), self.batch_size):
@@ -86,7 +86,7 @@ class ClipEncoder:
 
 
 def _vectors(output: Any) -> Tensor:
-    """Newer versions of transformers wrap the vectors."""
+    """Return the vectors, which newer versions of transformers wrap in an output object."""
     return getattr(output, "pooler_output", output).float().cpu()
 
 

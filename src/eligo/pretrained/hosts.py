@@ -20,7 +20,7 @@ def load_host(name: str, *, dtype: str = "auto", needs_images: bool = True) -> t
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     where = f"host.model: {name}"
-    # The processor first: it fails at once, and the model may take minutes.
+    # The processor first: it is fast to load, and the model may take minutes.
     processor = load_processor(name, needs_images=needs_images)
     takes_images = getattr(processor, "image_processor", None) is not None
     if needs_images and not takes_images:

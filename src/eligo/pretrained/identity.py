@@ -1,7 +1,7 @@
-"""Whether parts belong together: a tokenizer and its model, a model and what was trained with it.
+"""Checks that a tokenizer belongs to its model, and a trained part to its host or encoder.
 
-Where a folder has no tokenizer, `transformers` builds one without a vocabulary, and every text
-becomes unknown tokens. Fingerprints are saved by training and compared when a model is loaded.
+If a folder has no tokenizer, `transformers` builds one without a vocabulary, and every text becomes
+unknown tokens. Fingerprints are saved by training and compared when a model is loaded.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ def check_tokenizer(processor: Any, model: Any, where: str, *, least: float) -> 
         problem = f"{other} {len(vocabulary)} tokens, expected about {rows} ({table})"
     if problem:
         raise InputError(
-            f"{where}: {problem}; copy the tokenizer's files of this very model there "
+            f"{where}: {problem}; copy the tokenizer files of this model there "
             "(tokenizer.json and the like)"
         )
     ids = tokenize(tokenizer, _PROBE, add_special_tokens=False)["input_ids"]
@@ -80,7 +80,7 @@ def refuse_encoder(config: Any, where: str) -> None:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A hash of the vocabulary, the special tokens, and the tokens of a sentence."""
+    """Return a hash of the vocabulary, the special tokens, and the tokens of a sentence."""
     special = getattr(tokenizer, "special_tokens_map", {})
     parts = [
         sorted(tokenizer.get_vocab().items()),
@@ -91,9 +91,9 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 def sampled_weights(model: Any) -> dict[str, float]:
-    """One value of every matrix of a model, except for quantised ones."""
+    """Return one value of every matrix of a model, except for quantised ones."""
     return {
-        name: float(f"{_one(part):.6g}")
+        name: float(f"{_sample(part):.6g}")
         for name, part in model.named_parameters()
         if _is_plain(part) and part.ndim > 1
     }
@@ -101,11 +101,11 @@ def sampled_weights(model: Any) -> dict[str, float]:
 
 def same_weights(model: Any, stored: Weights) -> bool:
     """Whether a model has the sampled weights, in any precision; absent names are not compared."""
-    there = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     return all(
-        abs(_one(there[name]) - value) <= _ALIKE * abs(value) + 1e-6
+        abs(_sample(parameters[name]) - value) <= _ALIKE * abs(value) + 1e-6
         for name, value in stored.items()
-        if name in there and _is_plain(there[name])
+        if name in parameters and _is_plain(parameters[name])
     )
 
 
@@ -113,6 +113,6 @@ def _is_plain(parameter: Any) -> bool:
     return parameter.is_floating_point() and parameter.numel() > 0 and not parameter.is_meta
 
 
-def _one(parameter: Any) -> float:
-    """A value from the middle: the first and the last row are often padding."""
+def _sample(parameter: Any) -> float:
+    """Return a value from the middle: the first and the last row are often padding."""
     return float(parameter.detach().flatten()[parameter.numel() // 3])

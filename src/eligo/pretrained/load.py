@@ -18,9 +18,10 @@ from eligo.errors import InputError
 from eligo.io.locks import warnings_lock
 from eligo.io.reading import reading, reason
 from eligo.pretrained.untrusted import check_stock_folder, check_stock_weights, is_quantised
+from eligo.renamed import new_name
 
 SHIPPED = Path(__file__).parents[1] / "models"
-"""One folder for each model that comes with eligo; its name begins with its family's."""
+"""One folder for each shipped model; its name begins with that of its family."""
 CARD = "README.md"
 STOCK_FILES = (
     "config.json", "generation_config.json", "processor_config.json", "preprocessor_config.json",
@@ -30,9 +31,9 @@ STOCK_FILES = (
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 """Patterns of the files that `save_pretrained` of transformers writes."""
-_HOST = ("config.json", "processor_config.json")  # as transformers writes them
+_HOST = ("config.json", "processor_config.json")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_PICKLES = ("*.bin", "*.ckpt", "*.pkl", "*.pt", "*.pth")  # fetched only where nothing else is
+_PICKLES = ("*.bin", "*.ckpt", "*.pkl", "*.pt", "*.pth")  # fetched only if there are no safetensors
 # Of a model of `transformers`: files of other frameworks, and folders (other formats, old code).
 _OTHER_FORMATS = ("*/*", "*.py", "*.h5", "*.msgpack", "*.onnx*", "*.gguf", "*.ot", "*.tflite")
 _HUB_TIMEOUT = 3.0  # seconds
@@ -40,31 +41,31 @@ _SHOWN = 8  # weights of each kind that an error lists
 
 
 def shipped_models(*holding: str) -> list[str]:
-    """Names of the models that come with eligo; `holding`: only those with all of these files.
+    """Return the names of the shipped models; `holding`: only those with all of these files.
 
     >>> "vlm" in shipped_models()
     True
     """
     files = holding or (CARD,)
     folders = (path.parent for path in SHIPPED.glob(f"*/{files[0]}"))
-    return sorted(one.name for one in folders if all((one / file).is_file() for file in files))
+    return sorted(path.name for path in folders if all((path / f).is_file() for f in files))
 
 
 def shipped_model(name: str, *, made_by: str) -> Path:
-    """The folder of a model that comes with eligo; `made_by`: the command that trains another."""
+    """Return the folder of a shipped model; `made_by`: the command that trains another."""
     if name in (names := shipped_models()):
         return SHIPPED / name
     raise InputError(
-        f"no model {name!r} comes with this eligo{_meant(name, names)} "
-        f"({', '.join(names) or 'none does'}); train one with `{made_by}` and give its folder"
+        f"no model {name!r} is shipped{_meant(name, names)} "
+        f"({', '.join(names) or 'none is'}); train one with `{made_by}` and give its folder"
     )
 
 
 def find_model(name: str | Path, holding: str, *more: str) -> Path:
-    """The folder of a model: one that comes with eligo, this one, or one fetched from the hub.
+    """Return the folder of a model: shipped, given, or fetched from the hub.
 
-    `holding`: the files by which its kind is known; shipped models of another kind are neither
-    found nor proposed. Write `./NAME` for a folder with the name of a shipped model.
+    `holding`: the files that identify its kind; shipped models without them are neither found nor
+    proposed. Write `./NAME` for a folder with the name of a shipped model.
     """
     folder, name = Path(name), str(name)
     if name in (names := shipped_models(holding, *more)):
@@ -77,7 +78,7 @@ def find_model(name: str | Path, holding: str, *more: str) -> Path:
 
 
 def find_host(name: str | Path, *, weights: bool = True) -> Path:
-    """The folder of a host model: shipped, given, or fetched from the hub.
+    """Return the folder of a host: shipped, given, or fetched from the hub.
 
     `weights`: False where the configs are enough.
     """
@@ -87,7 +88,7 @@ def find_host(name: str | Path, *, weights: bool = True) -> Path:
 
 
 def find_encoder(key: str, name: str, *, weights: bool = True) -> Path:
-    """The folder of an encoder of `transformers`, which a config names under a key."""
+    """Return the folder of an encoder of `transformers`; `key` names the setting in errors."""
     try:
         return _find_stock(name, [], weights)
     except InputError as error:
@@ -100,14 +101,14 @@ def _find_stock(name: str, names: list[str], weights: bool) -> Path:
     if not _HUB_NAME.fullmatch(name):
         raise _not_found(name, names)
     ignore = _OTHER_FORMATS if weights else (*_OTHER_FORMATS, "*.safetensors")
-    found = _from_hub(name, (_HOST[0],), names, ignore=(*_PICKLES, *ignore))
-    if weights and not any(found.glob("*.safetensors")) and not any(found.glob("*.bin")):
-        found = _from_hub(name, (_HOST[0],), names, ignore=_OTHER_FORMATS)
-    return found
+    folder = _from_hub(name, (_HOST[0],), names, ignore=(*_PICKLES, *ignore))
+    if weights and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        folder = _from_hub(name, (_HOST[0],), names, ignore=_OTHER_FORMATS)
+    return folder
 
 
 def _from_hub(name: str, files: Sequence[str], names: list[str], ignore: Sequence[str]) -> Path:
-    """The folder of a model on the hub that has one of these files: downloaded, or cached."""
+    """Return the folder of a model on the hub: downloaded, or cached with one of these files."""
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     if _hub_answers():
@@ -116,8 +117,8 @@ def _from_hub(name: str, files: Sequence[str], names: list[str], ignore: Sequenc
         except Exception as error:  # no such model, no permission, a connection that broke
             raise _not_found(name, names, f"; from the hub: {reason(error)}") from error
     for file in files:
-        if isinstance(found := try_to_load_from_cache(name, file), str):
-            return Path(found).parent
+        if isinstance(cached := try_to_load_from_cache(name, file), str):
+            return Path(cached).parent
     why = "the hub cannot be reached, and the cache (HF_HOME) has no copy: give a folder"
     raise _not_found(name, names, f"; {why}")
 
@@ -135,7 +136,7 @@ def _hub_answers() -> bool:
         with suppress(Exception):
             answers.append(get_session().head(constants.ENDPOINT, timeout=_HUB_TIMEOUT))
 
-    # The time limit of the client does not cover a name server that never answers.
+    # The time limit of the client does not cover a name server that does not answer.
     thread = Thread(target=request, daemon=True)
     thread.start()
     thread.join(_HUB_TIMEOUT)
@@ -143,18 +144,17 @@ def _hub_answers() -> bool:
 
 
 def _not_found(name: str, names: list[str], why: str = "") -> InputError:
-    ours = f" a name of what comes with eligo ({', '.join(names)})," if names else ""
+    shipped = f" the name of a shipped model ({', '.join(names)})," if names else ""
     return InputError(
-        f"{name}: there is no such folder{_meant(name, names)}; expected a folder,{ours} or "
+        f"{name}: there is no such folder{_meant(name, names)}; expected a folder,{shipped} or "
         f"OWNER/NAME on the hub{why}"
     )
 
 
 def _meant(name: str, names: list[str]) -> str:
-    """The new name of a renamed model, or the most similar name."""
-    new = name.replace("demos_", "shots_", 1)
-    renamed = name.startswith("demos_") and new in names
-    return f"; it is now called {new}" if renamed else did_you_mean(name, names)
+    """Return a hint: the new name of a renamed model, or the most similar name."""
+    new = new_name("model", name)
+    return f"; it is now called {new}" if new in names else did_you_mean(name, names)
 
 
 def load_part(kind: Any, name: str | Path, **options: Any) -> Any:
@@ -226,21 +226,21 @@ def misfits(
 
 
 def refuse_misfits(where: str | Path, lines: list[str]) -> None:
-    """Raise if there are any."""
+    """Raise an InputError that lists the weights in `lines`, if any."""
     if lines:
         raise InputError(f"weights in {where} do not fit the model: {'; '.join(lines)}")
 
 
 def not_finite(tensors: Iterable[tuple[str, Any]]) -> list[str]:
-    """Names of the tensors that hold NaN or infinity."""
-    found = []
+    """Return the names of tensors with NaN or infinity."""
+    names = []
     for name, tensor in tensors:
         if not tensor.is_floating_point() or not tensor.numel() or tensor.element_size() == 1:
             continue  # torch does not compare packed floats
         low, high = tensor.detach().aminmax()  # both are NaN if one value is
         if not (low.isfinite() and high.isfinite()):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 _quiet_lock = Lock()
@@ -250,7 +250,7 @@ _loud = ExitStack()
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep `transformers` from drawing progress bars and warning about misfits that we report."""
+    """Silence progress bars and warnings of `transformers`; misfits are reported here."""
     global _quiet_users, _loud
     with _quiet_lock, warnings_lock:
         if not _quiet_users:

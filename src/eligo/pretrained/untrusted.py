@@ -1,6 +1,7 @@
 """Checks of untrusted model folders, before `transformers` opens them. Imports no torch.
 
-Refused is what `transformers` would execute, read from outside the folder, or allocate without end.
+Refuses whatever `transformers` would execute, read from outside the folder, or allocate without
+limit.
 """
 
 import re
@@ -26,7 +27,7 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # as `transformers` looks
 # Counts in a config (each one is an object in memory), and limits that no model reaches.
 _LAYERS = re.compile(r"(layers?|depths?|blocks)$")
 _MOST = {_LAYERS: 10_000, re.compile(r"(experts|labels)$"): 1_000_000}
-_FEW_LAYERS = 200  # cost little, whatever the weights are
+_FEW_LAYERS = 200  # always accepted: they cost little
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _MANY_PATCHES = 1_000_000
 # The size that a processor scales images to: sides, or an area if images keep their shape.
@@ -75,7 +76,7 @@ def _check_config(path: Path, config: dict[str, Any]) -> None:
 
 
 def _check_pixels(path: Path, config: dict[str, Any]) -> None:
-    """Refuse a processor that scales every image up to a size that fits into no memory."""
+    """Refuse a processor that scales images to a size that does not fit into memory."""
     by_area = "merge_size" in config or "min_pixels" in config
     most = _LARGEST_AREA if by_area else _LONGEST_SIDE
     for key in _SIZES:
@@ -137,7 +138,7 @@ def is_quantised(config: dict[str, Any]) -> bool:
 
 
 def read_header(file: Path) -> dict[str, tuple[str, list[int]]]:
-    """Type and shape of every tensor in a safetensors file, by name."""
+    """Return type and shape of every tensor in a safetensors file, by name."""
     from safetensors import safe_open
 
     with (
@@ -166,7 +167,7 @@ def _shards(index: Path) -> list[Path]:
         if Path(name).name != name or name in (".", ".."):
             raise InputError(
                 f"{index}: points to {name!r}, outside its folder; expected names of files beside "
-                "it: take the folder from a source that you trust"
+                "it: use a folder from a source that you trust"
             )
         if not (index.parent / name).is_file():
             raise InputError(
@@ -177,13 +178,13 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _objects(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The object itself, and every object that is a value in it."""
+    """Yield the object itself and every object in it."""
     yield tree
     yield from (value for _, value in _entries(tree) if isinstance(value, dict))
 
 
 def _counts(tree: Any, names: re.Pattern[str]) -> Iterator[tuple[str, int]]:
-    """Whole numbers under keys with such names, alone or in a list."""
+    """Yield whole numbers under keys with such names, alone or in a list."""
     for key, value in _entries(tree):
         if names.search(key):
             sizes = value if isinstance(value, list) else [value]
@@ -191,12 +192,12 @@ def _counts(tree: Any, names: re.Pattern[str]) -> Iterator[tuple[str, int]]:
 
 
 def _entries(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Every key of a JSON tree with its value."""
+    """Yield every key of a JSON tree with its value."""
     left = [tree]
     while left:
-        found = left.pop()
-        if isinstance(found, dict):
-            yield from found.items()
-            left += found.values()
-        elif isinstance(found, list):
-            left += found
+        node = left.pop()
+        if isinstance(node, dict):
+            yield from node.items()
+            left += node.values()
+        elif isinstance(node, list):
+            left += node

@@ -25,7 +25,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     spread = _Z * sqrt(share * (1 - share) / trials + squared / (4 * trials * trials))
     scale = 1 + squared / trials
     low, high = (centre - spread) / scale, (centre + spread) / scale
-    # The share lies inside; at 0 and 1 it is an end, which rounding would miss.
+    # Rounding must not exclude the share, which is an end of the interval at 0 and 1.
     return max(0.0, min(share, low)), min(1.0, max(share, high))
 
 
@@ -34,7 +34,7 @@ def paired_bootstrap(
 ) -> tuple[float, float, float]:
     """Return the mean difference of two methods and its 95 % interval over runs and queries.
 
-    `differences[run][query]` is paired: both methods saw the same queries. Runs and queries are
+    `differences[run][query]` is paired: both methods have the same queries. Runs and queries are
     resampled independently; the interval is the percentiles of the means.
 
     >>> paired_bootstrap([[1.0, 1.0], [1.0, 1.0]], resamples=10)
@@ -90,12 +90,12 @@ def bootstrap_means(
     random = np.random.default_rng(seed)
     means = np.empty((len(values), resamples))
     for first in range(0, resamples, _RESAMPLES):
-        some = min(_RESAMPLES, resamples - first)
-        drawn = random.multinomial(len(number), np.full(len(number), 1 / len(number)), size=some)
+        count = min(_RESAMPLES, resamples - first)
+        drawn = random.multinomial(len(number), np.full(len(number), 1 / len(number)), size=count)
         times = drawn[:, group] / drawn[:, group].sum(1, keepdims=True)
-        weights = random.multinomial(runs, np.full(runs, 1 / runs), size=some) / runs
+        weights = random.multinomial(runs, np.full(runs, 1 / runs), size=count) / runs
         by_run = values @ times.T  # (columns, runs, resamples)
-        means[:, first : first + some] = np.einsum("crn,nr->cn", by_run, weights)
+        means[:, first : first + count] = np.einsum("crn,nr->cn", by_run, weights)
     edge = 50 * (1 - level)
     low, high = np.percentile(means, (edge, 100 - edge), axis=1)
     return [

@@ -52,7 +52,7 @@ code { font: .9em ui-monospace, Menlo, Consolas, monospace; background: var(--ch
   padding: .05em .35em; border-radius: .3em; }
 footer { color: var(--soft); font-size: .85rem; margin-top: 3rem; }
 """
-_SMALL = 160  # pixels; narrower pictures are shown larger than they are, with square pixels
+_SMALL = 160  # pixels; narrower pictures are enlarged without smoothing
 
 
 class Html(str):
@@ -62,7 +62,7 @@ class Html(str):
 
 
 def html(value: object) -> Html:
-    """Any value as markup; what is not already `Html` is escaped."""
+    """Return any value as markup; values that are not `Html` are escaped."""
     return value if isinstance(value, Html) else Html(escape(str(value)))
 
 
@@ -73,7 +73,7 @@ def tag(name: str, *parts: object, cls: str = "") -> Html:
 
 
 def page(title: str, *parts: object, lead: object = "", footer: object = "") -> Html:
-    """A whole document."""
+    """Return a whole document."""
     head = [tag("h1", title), *([tag("p", lead, cls="lead")] if lead else [])]
     tail = [tag("footer", footer)] if footer else []
     return Html(
@@ -85,7 +85,7 @@ def page(title: str, *parts: object, lead: object = "", footer: object = "") -> 
 
 
 def card(heading: str, *parts: object) -> Html:
-    """A framed block with a heading."""
+    """Return a framed block with a heading."""
     return tag("section", tag("h3", heading), *parts, cls="card")
 
 
@@ -98,7 +98,7 @@ def row(*parts: object, columns: int | None = None) -> Html:
 
 
 def figure(image: Image.Image, caption: object = "", *, alt: str = "") -> Html:
-    """An embedded picture with its alternative text."""
+    """Return an embedded picture with a caption and alternative text."""
     size = f'width="{image.width}" height="{image.height}"'
     look = ' class="small"' if image.width < _SMALL else ""
     described = escape(alt or str(caption))
@@ -107,17 +107,17 @@ def figure(image: Image.Image, caption: object = "", *, alt: str = "") -> Html:
 
 
 def chips(words: Sequence[object]) -> Html:
-    """Short labels in frames."""
+    """Return short labels in frames."""
     return tag("div", *(tag("span", word, cls="chip") for word in words), cls="chips")
 
 
 def swatch(colour: tuple[int, int, int]) -> Html:
-    """A small square of a colour, for legends."""
+    """Return a small coloured square, for legends."""
     return Html(f'<span class="swatch" style="background:rgb{colour}"></span>')
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> Html:
-    """Rows of named values; numbers are set to the right."""
+    """Return a table of named values; numbers are right-aligned."""
     columns = list(dict.fromkeys(key for entry in rows for key in entry))
     numeric = {
         column: "number" if all(_is_number(entry.get(column)) for entry in rows) else ""
@@ -132,14 +132,14 @@ def table(rows: Sequence[Mapping[str, object]]) -> Html:
 
 
 def details(summary: str, *parts: object) -> Html:
-    """A section that unfolds on a click."""
+    """Return a section that unfolds on a click."""
     return tag("details", tag("summary", summary), *parts)
 
 
 def data_uri(image: Image.Image) -> str:
-    """An image as a PNG inside a URL."""
+    """Return an image as a PNG data URL."""
     buffer = BytesIO()
-    image.save(buffer, "PNG")  # `optimize` takes four times as long to save a sixth
+    image.save(buffer, "PNG")  # `optimize` is four times slower, for a sixth less
     return f"data:image/png;base64,{b64encode(buffer.getvalue()).decode()}"
 
 

@@ -18,7 +18,7 @@ from eligo.report.pictures import _font, contact_sheet, depth_picture
 from eligo.report.tokens_picture import kept_picture, rim
 
 _PANEL, _WORD, _IN_ROW = 336, 161, 6  # three panels are as wide as six words
-_SHARE = 0.2  # of a token's largest weight, from which a patch gets a line around it
+_SHARE = 0.2  # of a token's largest weight; patches above are outlined
 _INK, _PALE, _GREY = (24, 24, 32), (250, 250, 252), (96, 96, 110)
 
 
@@ -44,19 +44,19 @@ def match_picture(
     """Return the whole picture."""
     if not words:
         raise InputError("words: got none, expected at least one")
-    seen = kept_picture(image, kept.new_ones(kept.shape))
+    whole = kept_picture(image, kept.new_ones(kept.shape))
     heads = (
-        "what it sees",
+        "image",
         f"{int(kept.sum())} of {kept.numel()} patches kept",
         "patch scores, bright is high",
     )
-    panels = [seen, kept_picture(image, kept), _scores_picture(image, scores)]
+    panels = [whole, kept_picture(image, kept), _scores_picture(image, scores)]
     top = contact_sheet([panels], columns=heads, title=title, cell=_PANEL)
     small = [_word_picture(image, match) for match in words]
     blank = Image.new("RGB", small[0].size, _PALE)
     small += [blank] * (-len(small) % _IN_ROW)
     rows = [small[start : start + _IN_ROW] for start in range(0, len(small), _IN_ROW)]
-    below = contact_sheet(rows, title="what each word's best token is made of", cell=_WORD)
+    below = contact_sheet(rows, title="patches of each word's best token", cell=_WORD)
     sheet = Image.new("RGB", (top.width, top.height + below.height), _PALE)
     sheet.paste(top, (0, 0))
     sheet.paste(below, (0, top.height))
@@ -64,13 +64,13 @@ def match_picture(
 
 
 def _scores_picture(image: Image.Image, scores: Tensor) -> Image.Image:
-    """Bright where a patch scored high, over a pale image."""
+    """Return the scores, bright where high, over the grey image."""
     grid = depth_picture(-scores.float()).resize((_PANEL, _height(image, _PANEL)), 0)
     return Image.blend(image.convert("L").convert("RGB").resize(grid.size), grid, 0.65)
 
 
 def _word_picture(image: Image.Image, match: WordMatch) -> Image.Image:
-    """The patches of a token in colour; below, word, token and cosine."""
+    """Return the patches of a token in colour; below, word, token and cosine."""
     size = (_WORD, _height(image, _WORD))
     pixels = np.asarray(image.convert("RGB").resize(size), dtype=np.float32)
     weights = match.weights.float().cpu().clamp_min(0)
@@ -80,7 +80,7 @@ def _word_picture(image: Image.Image, match: WordMatch) -> Image.Image:
     grown = np.asarray(Image.fromarray(share).resize(size, 0))[..., None]
     grey = pixels.mean(-1, keepdims=True) * 0.3 + 255 * 0.66
     shown = (grey + grown * (pixels - grey)).round().astype(np.uint8)
-    shown[rim(grown[..., 0] < _SHARE)] = _INK  # around them: a grey wall in colour is still grey
+    shown[rim(grown[..., 0] < _SHARE)] = _INK  # grey areas do not stand out by colour
     cell = Image.new("RGB", (size[0], size[1] + 40), _PALE)
     cell.paste(Image.fromarray(shown), (0, 0))
     draw = ImageDraw.Draw(cell)

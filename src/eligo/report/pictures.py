@@ -1,4 +1,4 @@
-"""Pictures of tensors: colour images, depth, label maps, highlights, contact sheets.
+"""Pillow images of tensors: colour images, depth, label maps, highlights, contact sheets.
 
 Every function returns a Pillow image of the size of its tensor.
 """
@@ -17,7 +17,7 @@ from eligo.errors import InputError
 
 Colour = tuple[int, int, int]
 
-# Near to far: the anchors of matplotlib's viridis, backwards, so that what is near is bright.
+# Near to far: the anchors of matplotlib's viridis, reversed, so that near is bright.
 _DEPTH_ANCHORS = (
     (253, 231, 37),
     (170, 220, 50),
@@ -47,7 +47,7 @@ def depth_picture(
     near: float | None = None,
     far: float | None = None,
 ) -> Image.Image:
-    """Depth from bright (near) to dark (far), black where there is none.
+    """Return a depth map from bright (near) to dark (far), black where there is none.
 
     The ends of the scale are the nearest and farthest valid depth unless they are given (to
     compare several pictures).
@@ -72,11 +72,11 @@ def label_palette(count: int, first: Sequence[Colour] = ()) -> tuple[Colour, ...
 
     Hues are steps of the golden angle in OKLCH, so that neighbours in the list differ in colour.
     """
-    made = (
+    others = (
         _oklch(_LIGHTNESS[index % len(_LIGHTNESS)], 0.145, 30 + _GOLDEN_ANGLE * index)
         for index in range(max(0, count - len(first)))
     )
-    return (*first, *made)[:count]
+    return (*first, *others)[:count]
 
 
 def label_picture(
@@ -85,7 +85,7 @@ def label_picture(
     *,
     ignore: int = 255,
 ) -> Image.Image:
-    """A label map in the colours of a palette; pixels labelled `ignore` are black."""
+    """Return a label map in the colours of a palette; pixels labelled `ignore` are black."""
     flat = labels.long().cpu()
     real = flat[flat != ignore]
     if real.numel() and (real.min() < 0 or real.max() >= len(palette)):
@@ -98,7 +98,7 @@ def label_picture(
 
 
 def highlight(image: Image.Image, mask: Bool[Tensor, "height width"]) -> Image.Image:
-    """The image with all but the masked pixels greyed and lightened, and a line around those."""
+    """Return the image, grey and lighter outside the mask, with a line around it."""
     inside = mask.cpu()
     pixels = np.asarray(image.convert("RGB")).astype(np.float32)
     grey = pixels.mean(-1, keepdims=True) * 0.35 + 255 * 0.52
@@ -117,7 +117,7 @@ def contact_sheet(
     title: str = "",
     cell: int = 224,
 ) -> Image.Image:
-    """One picture of many: a grid of thumbnails, with a title, column heads and row captions."""
+    """Return a grid of thumbnails, with a title, column heads and row captions."""
     if not rows or len({len(row) for row in rows}) != 1 or not rows[0]:
         raise InputError(f"a contact sheet needs rows of equal length, got {list(map(len, rows))}")
     if columns and len(columns) != len(rows[0]):
@@ -164,7 +164,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def _wrap(text: str, width: int, size: int) -> list[str]:
-    """Lines of words that fit the width; line breaks in the text stay."""
+    """Wrap text to the width, keeping its line breaks."""
     font, lines = _font(size), []
     for paragraph in text.splitlines():
         line = ""
@@ -179,7 +179,7 @@ def _wrap(text: str, width: int, size: int) -> list[str]:
 
 
 def _oklch(lightness: float, chroma: float, hue: float) -> Colour:
-    """OKLCH to sRGB (Ottosson, "A perceptual color space for image processing", 2020)."""
+    """Convert OKLCH to sRGB (Ottosson, "A perceptual color space for image processing", 2020)."""
     angle = radians(hue % 360)
     a, b = chroma * cos(angle), chroma * sin(angle)
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3

@@ -11,8 +11,8 @@ from torch import Tensor
 from eligo.errors import InputError
 from eligo.report.pictures import Colour, _font, _wrap, label_palette, label_picture
 
-_SIDE = 640  # pixels that the longer side has at least, so that names can be read
-_MOST_SIDE = 2048  # and at most: a picture of more is slow to draw and to look at
+_SIDE = 640  # minimum of the longer side, so that names can be read
+_MOST_SIDE = 2048  # maximum of the longer side
 _LINE = 24
 _INK, _PALE = (24, 24, 32), (250, 250, 252)
 # From nothing to all: the anchors of matplotlib's magma.
@@ -39,7 +39,7 @@ def indexed_labels(labels: Integer[Tensor, "height width"], classes: Sequence[st
 def overlay_picture(
     image: Image.Image, labels: Integer[Tensor, "height width"], classes: Sequence[str]
 ) -> Image.Image:
-    """Classes in colour over a grey image, a line between them, and a legend by size."""
+    """Return `labels_over` with a legend of the classes, the largest first."""
     picture = labels_over(image, labels, classes)
     return _with_legend(picture, labels_legend(labels, classes), "")
 
@@ -47,7 +47,7 @@ def overlay_picture(
 def labels_over(
     image: Image.Image, labels: Integer[Tensor, "height width"], classes: Sequence[str]
 ) -> Image.Image:
-    """Classes in colour over a grey image, and a line between them."""
+    """Return the classes in colour over a grey image, with lines between them."""
     palette = class_palette(classes)
     size = _shown_size(image)
     grown = np.asarray(_grown(labels, size))
@@ -64,17 +64,17 @@ def labels_legend(
     """Return colour, name and share of every present class, the largest first."""
     palette = class_palette(classes)
     counts = torch.bincount(labels.cpu().flatten().long(), minlength=len(classes)).tolist()
-    found = sorted((-count, number) for number, count in enumerate(counts) if count)
+    present = sorted((-count, number) for number, count in enumerate(counts) if count)
     total = max(1, sum(counts))
     return [
         (palette[number], f"{classes[number]}  {_percent(-negative / total)}")
-        for negative, number in found
+        for negative, number in present
     ]
 
 
 def word_picture(
     image: Image.Image,
-    heard: Float[Tensor, "map_height map_width"],
+    attention: Float[Tensor, "map_height map_width"],
     word: str,
     *,
     highest: float,
@@ -83,17 +83,17 @@ def word_picture(
     if highest <= 0:
         raise InputError(f"highest: got {highest}, expected a number above 0")
     size = _shown_size(image)
-    share = (heard.float().cpu() / highest).clamp(0, 1).numpy()
+    share = (attention.float().cpu() / highest).clamp(0, 1).numpy()
     smooth = np.asarray(Image.fromarray(share).resize(size, Image.Resampling.BICUBIC)).clip(0, 1)
     grey = np.asarray(image.convert("L").resize(size), dtype=np.float32)[..., None]
     picture = Image.fromarray((0.72 * _heat(smooth) + 0.28 * grey).round().astype(np.uint8))
-    mean, most = float(heard.mean()), float(heard.max())
+    mean, most = float(attention.mean()), float(attention.max())
     title = f"{word}: attention {mean:.2f} on average, {most:.2f} at most"
     return _with_scale(_with_legend(picture, [], title), highest)
 
 
 def _heat(share: np.ndarray) -> np.ndarray:
-    """Colours of shares from 0 to 1: (..., 3)."""
+    """Return the colours of shares from 0 to 1: (..., 3)."""
     anchors = np.array(_HEAT, dtype=np.float32)
     place = share * (len(anchors) - 1)
     low = np.floor(place).astype(int).clip(max=len(anchors) - 2)
@@ -102,7 +102,7 @@ def _heat(share: np.ndarray) -> np.ndarray:
 
 
 def _with_scale(picture: Image.Image, highest: float) -> Image.Image:
-    """The picture with a bar of its colours below, from 0 to `highest`."""
+    """Return the picture with a colour bar below, from 0 to `highest`."""
     font, pad, bar = _font(16), 10, 160
     sheet = Image.new("RGB", (picture.width, picture.height + _LINE + pad), _PALE)
     sheet.paste(picture, (0, 0))
@@ -111,13 +111,13 @@ def _with_scale(picture: Image.Image, highest: float) -> Image.Image:
     sheet.paste(Image.fromarray(colours.round().astype(np.uint8)), (left, y + 2))
     draw = ImageDraw.Draw(sheet)
     draw.text((pad, y), "0", fill=_INK, font=font)
-    said = f"{highest:.2f} of a pixel's attention"
-    draw.text((left + bar + pad, y), said, fill=_INK, font=font)
+    label = f"{highest:.2f} of a pixel's attention"
+    draw.text((left + bar + pad, y), label, fill=_INK, font=font)
     return sheet
 
 
 def _with_legend(picture: Image.Image, rows: list[tuple[Colour, str]], title: str) -> Image.Image:
-    """The picture with a title above and coloured names below, in as many columns as fit."""
+    """Return the picture with a title above and a legend below, in as many columns as fit."""
     font, pad = _font(16), 10
     heads = _wrap(title, picture.width - 2 * pad, 16)  # a word may be a sentence
     widest = max((font.getlength(text) for _, text in rows), default=0) + 44
@@ -153,11 +153,11 @@ def _grown(labels: Tensor, size: tuple[int, int]) -> Image.Image:
 
 
 def _edges(labels: np.ndarray) -> np.ndarray:
-    """Pixels whose right or lower neighbour is of another class."""
-    found = np.zeros(labels.shape, dtype=bool)
-    found[:, :-1] |= labels[:, :-1] != labels[:, 1:]
-    found[:-1] |= labels[:-1] != labels[1:]
-    return found
+    """Return the pixels whose right or lower neighbour is of another class."""
+    edges = np.zeros(labels.shape, dtype=bool)
+    edges[:, :-1] |= labels[:, :-1] != labels[:, 1:]
+    edges[:-1] |= labels[:-1] != labels[1:]
+    return edges
 
 
 def _percent(share: float) -> str:

@@ -41,7 +41,7 @@ class Panel:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure, in inches."""
+    """Return an empty figure; sizes in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -77,7 +77,7 @@ def save_panels(panels: Sequence[Panel], path: str | Path, *, x_label: str, y_la
 
 
 def _styles(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
-    """Styles by name, the same in all panels."""
+    """Return styles by name, the same in all panels."""
     names = dict.fromkeys(name for panel in panels for name in (*panel.curves, *panel.levels))
     markers = cycle(_MARKERS)
     return {

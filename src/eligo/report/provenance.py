@@ -48,5 +48,5 @@ def _hardware(device: str) -> str:
 
 
 def made_on(runs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the machines on which runs were made, by the provenance under `made`."""
+    """Return the machines of runs, from the provenance under `made`."""
     return sorted({run["made"]["hardware"].partition(", load")[0] for run in runs})

@@ -13,15 +13,15 @@ from torch import Tensor
 from eligo.errors import InputError
 from eligo.report.pictures import contact_sheet
 
-_PANEL = 336  # pixels a side, at least, so that the line around a token does not hide it
+_PANEL = 336  # minimum side in pixels, so that outlines do not hide tokens
 _LINE = (20, 20, 28)
 
 
 def kept_picture(image: Image.Image, kept: Bool[Tensor, "rows columns"]) -> Image.Image:
-    """The image with dropped tokens greyed and lightened, and a line around the kept ones."""
+    """Return the image with dropped tokens greyed and lightened, and kept ones outlined."""
     rows, columns = kept.shape
     scale = max(1, -(-_PANEL // max(image.width, image.height)))
-    # Whole pixels per token: edges of tokens are edges of pixels.
+    # A whole number of pixels per token.
     width = max(columns * round(image.width * scale / columns), columns)
     height = max(rows * round(image.height * scale / rows), rows)
     pixels = np.asarray(image.convert("RGB").resize((width, height)), dtype=np.float32)
@@ -33,7 +33,7 @@ def kept_picture(image: Image.Image, kept: Bool[Tensor, "rows columns"]) -> Imag
 
 
 def rim(inside: np.ndarray) -> np.ndarray:
-    """Kept pixels with a dropped neighbour: a line of one pixel, inside."""
+    """Return the kept pixels with a dropped neighbour: a line of one pixel."""
     padded = np.pad(inside, 1, mode="edge")
     around = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
     return inside & ~around
@@ -58,5 +58,5 @@ def stages_picture(
         for place, image in enumerate(images)
     ]
     captions = [""] * (len(images) - 1) + [caption] if caption else ()
-    heads = ("what it sees", *(heading for heading, _ in stages))
+    heads = ("image", *(heading for heading, _ in stages))
     return contact_sheet(rows, columns=heads, captions=captions, title=title, cell=_PANEL)

@@ -1,4 +1,4 @@
-"""The embedded world: procedural scenes with image, depth, labels, captions, questions, tags."""
+"""Generated scenes with image, depth, labels, captions, questions and tags."""
 
 from eligo.lazy import lazy_names
 

@@ -1,7 +1,7 @@
-"""The blind baseline: answers questions without looking at the image.
+"""The blind baseline, which answers questions without the image.
 
-It gives the most frequent training answer to the same text or, for an unknown text, to the same
-kind of question.
+It gives the most frequent training answer to the same text or, for a new text, to the same kind of
+question.
 """
 
 from collections.abc import Callable

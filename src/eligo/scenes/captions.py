@@ -1,8 +1,8 @@
-"""Captions: what is true of a scene, in one sentence (sparse) or in full (dense).
+"""Captions of scenes: one sentence (sparse), or all objects (dense).
 
-A caption says that objects exist: "a red ball is left of a striped box." is true of every scene in
-which some red ball stands left of some striped box, so `is_true` can decide it for any scene.
-Captions speak of askable objects only; every one carries the objects it speaks of.
+A caption states that objects exist: "a red ball is left of a striped box." is true of every scene
+in which some red ball is left of some striped box, so `is_true` can decide it for any scene.
+Captions mention askable objects only, and list the objects they mention.
 """
 
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ from eligo.scenes.phrases import (
 from eligo.scenes.words import COLOUR, SHAPE, SIZE, TEXTURE
 
 TOGETHER, ALONE = len(words.RELATIONS), len(words.RELATIONS) + 1
-"""What else a caption can say of its objects: both are there; the first one is there."""
+"""Captions without a relation: two objects are there; one object is there."""
 SPARSE_LENGTH = 14
-"""Most words of a sparse caption, full stop included."""
+"""Maximum length of a sparse caption in words, full stop included."""
 DENSE_RELATIONS = 3
-"""Most relations that a dense caption tells."""
+"""Maximum number of relations in a dense caption."""
 DENSE_LENGTH = SPARSE_LENGTH * (8 + DENSE_RELATIONS)
-"""Most words of a dense caption, punctuation included: a sentence per object and per relation."""
+"""Maximum length of a dense caption: a sentence per object and per relation."""
 
 # Attributes that a sparse caption names. An object alone is described by at least three, as a
 # caption that is true of many scenes is useless for retrieval.
@@ -50,7 +50,7 @@ _SPOKEN = (
     (SIZE, COLOUR, TEXTURE, SHAPE),
 )
 _FIRST_ALONE = 2
-_SORTS = (1, 1, 2)  # how often an object alone, two together, two in a relation
+_SORTS = (1, 1, 2)  # weights of captions of one object, of two, of two in a relation
 _ORDINALS = ("first", "second", "third", "fourth")
 _CHUNK = 1 << 24  # elements that `is_true` holds at a time
 
@@ -61,11 +61,11 @@ class Captions:
 
     first: Int64[Tensor, "scenes captions 4"]
     second: Int64[Tensor, "scenes captions 4"]
-    """All open where the caption speaks of one object."""
+    """All open (-1) for a caption of one object."""
     relation: Int64[Tensor, "scenes captions"]
     """Index into `words.RELATIONS`, or TOGETHER, or ALONE."""
     deciding: Bool[Tensor, "scenes captions slots"]
-    """The objects it speaks of: all that make it true of its scene."""
+    """The objects that make it true of its scene."""
     words: Int64[Tensor, "scenes captions length"]
     """Word ids, -1 after the end."""
 
@@ -85,7 +85,7 @@ class DenseCaptions:
     relation: Int64[Tensor, "scenes relations"]
     """Index into `words.RELATIONS`; -1 pads."""
     deciding: Bool[Tensor, "scenes slots"]
-    """The objects it speaks of: every askable one."""
+    """The objects it mentions: every askable one."""
     words: Int64[Tensor, "scenes length"]
     """Word ids, -1 after the end; at most DENSE_LENGTH."""
 
@@ -103,7 +103,7 @@ def _spoken(device: torch.device) -> Bool[Tensor, "choices 4"]:
 
 
 def _holds(graph: SceneGraph) -> Bool[Tensor, "scenes relations objects others"]:
-    """Between which objects each relation holds, TOGETHER (two different) and ALONE (itself)."""
+    """Return between which objects each relation holds, TOGETHER (different) and ALONE (itself)."""
     count = graph.config.max_objects  # captions leave out later slots
     both = graph.askable[:, :count, None] & graph.askable[:, None, :count]
     itself = torch.eye(count, dtype=torch.bool, device=graph.device)
@@ -112,7 +112,7 @@ def _holds(graph: SceneGraph) -> Bool[Tensor, "scenes relations objects others"]
 
 
 def draw_captions(graph: SceneGraph, count: int = 1) -> Captions:
-    """`count` sparse captions of every scene.
+    """Draw `count` sparse captions of every scene.
 
     >>> from eligo.scenes import SceneConfig, draw_scenes
     >>> captions = draw_captions(draw_scenes(SceneConfig(), "train", range(2)))
@@ -151,10 +151,10 @@ def draw_captions(graph: SceneGraph, count: int = 1) -> Captions:
 
 
 def is_true(captions: Captions, graph: SceneGraph) -> Bool[Tensor, "scenes captions images"]:
-    """Of which scenes of `graph` (any, not only its own) each caption is true.
+    """Return of which scenes of `graph` (not only its own) each caption is true.
 
-    A caption is true of a scene if some object, or some two different objects, match its phrases
-    and stand in its relation by the margin.
+    A caption is true of a scene if an object, or two different objects, match its phrases and its
+    relation holds by the margin.
     """
     check_askable(graph, "captions")
     objects, images = graph.config.max_objects, len(graph)
@@ -164,18 +164,18 @@ def is_true(captions: Captions, graph: SceneGraph) -> Bool[Tensor, "scenes capti
     columns = []
     for start in range(0, len(relation), step):
         part = slice(start, start + step)
-        one, other = (
+        is_first, is_second = (
             matches(phrase[part].expand(images, -1, -1), graph)[..., :objects]
             for phrase in (first, second)
         )  # (images, captions, objects)
-        reached = (holds[:, relation[part]] & other[..., None, :]).any(-1)
-        columns.append((one & reached).any(-1).T)
+        reached = (holds[:, relation[part]] & is_second[..., None, :]).any(-1)
+        columns.append((is_first & reached).any(-1).T)
     true = torch.cat(columns) if columns else relation.new_zeros(0, images, dtype=torch.bool)
     return true.view(*captions.relation.shape, images)
 
 
 def draw_dense_captions(graph: SceneGraph) -> DenseCaptions:
-    """The dense caption of every scene.
+    """Draw the dense caption of every scene.
 
     >>> from eligo.scenes import SceneConfig, draw_scenes
     >>> draw_dense_captions(draw_scenes(SceneConfig(), "train", range(2))).words.shape

@@ -1,4 +1,4 @@
-"""Configs: what scenes look like, the tiny LLaVA, and exports."""
+"""Configs of scenes, of the tiny LLaVA, and of exports."""
 
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 GRID = 4
-"""Objects stand in different cells of a GRID x GRID grid, off its lines: occlusion stays partial,
+"""Objects are in different cells of a GRID x GRID grid, off its lines: occlusion stays partial,
 and a question about row, column or quadrant has one answer."""
 
 
@@ -31,14 +31,14 @@ FamilyWeights = Annotated[
 
 
 class SceneConfig(Config):
-    """A family of scenes; together with a split and an index it names one scene."""
+    """A distribution of scenes; with a split and an index, it determines one scene."""
 
     height: int = Field(default=336, ge=32, le=4096)
     """Image height in pixels."""
     width: int = Field(default=336, ge=32, le=4096)
     """Image width in pixels."""
     seed: Seed = 0
-    """Another seed is another world with the same look."""
+    """Seed of all scenes."""
     min_objects: int = Field(default=3, ge=1, le=8)
     """Fewest objects in a room."""
     max_objects: int = Field(default=8, ge=1, le=8)
@@ -53,21 +53,21 @@ class SceneConfig(Config):
     camouflaged: int = Field(default=0, ge=0, le=2)
     """Most objects that look exactly like the room behind them: only depth shows them."""
     painted: int = Field(default=0, ge=0, le=2)
-    """Most flat pictures of objects: only depth tells them from solid ones."""
+    """Most flat pictures of objects: only depth distinguishes them from solid ones."""
     twins: bool = False
-    """Some looks have two names; only the image's tags tell which."""
+    """Some shapes have two names; only the image's tags tell which one applies."""
     binding: bool = False
     """Objects are labelled with one of ten nonce classes, by a colour-texture code that is new in
-    every image and stands in its tags."""
+    every image and given by its tags."""
 
     @property
     def num_slots(self) -> int:
-        """Places for things in a scene graph; most scenes fill some of them only."""
+        """Slots of a scene graph; most scenes leave some empty."""
         return self.max_objects + self.decoys + self.camouflaged + self.painted
 
     @property
     def shorter_side(self) -> int:
-        """In pixels; radii are shares of it."""
+        """Shorter side in pixels; radii are shares of it."""
         return min(self.height, self.width)
 
     @model_validator(mode="after")
@@ -171,21 +171,21 @@ class ExportConfig(Config):
 
     @property
     def num_questions(self) -> int:
-        """Per scene, 0 where the format has none."""
+        """Questions per scene; 0 if the format has none."""
         from eligo.scenes.formats import FORMATS
 
         return self.questions if FORMATS[self.format].has_questions else 0
 
     @property
     def num_captions(self) -> int:
-        """Per scene, 0 where the format has none."""
+        """Captions per scene; 0 if the format has none."""
         from eligo.scenes.formats import FORMATS
 
         return self.captions if FORMATS[self.format].has_captions else 0
 
     @property
     def num_scenes(self) -> dict[Split, int]:
-        """Of the splits that are not empty."""
+        """Number of scenes of each split that is not empty."""
         sizes = (self.train, self.validation, self.test)
         return {split: size for split, size in zip(SPLITS, sizes, strict=True) if size}
 

@@ -1,8 +1,8 @@
 """Scenes one by one: a map-style dataset for loaders, examples and exports.
 
 Every item is a pure function of (config, split, index): no state, no file, the same in any worker.
-Training code that lives on a GPU draws whole batches there instead (`draw_scenes`, `render`,
-`draw_questions`); this is the plain way, and reads like any other dataset.
+Training code on a GPU draws whole batches there instead (`draw_scenes`, `render`,
+`draw_questions`).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from eligo.scenes.questions import draw_questions
 from eligo.scenes.tags import Tags, binding_tags, class_tags
 
 NUM_BINDING_TAGS = 16
-"""Phrases that come with a binding scene: one per object at least, the rest name what is absent."""
+"""Tags of a binding scene: at least one per object; the others name absent combinations."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SceneQuestion:
     family: str
     """One of `questions.FAMILIES`."""
     deciding: tuple[int, ...]
-    """The objects that one must see to answer, as values of the instance map."""
+    """The objects that decide the answer, as values of the instance map."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class SceneDataset(Dataset[SceneItem]):
         self.split: Split = split
         self.num_questions = _default(num_questions, 8, config)
         self.num_captions = _default(num_captions, 1, config)
-        draw_scenes(config, split, range(1))  # a wrong split is an error here, not in a worker
+        draw_scenes(config, split, range(1))  # raises here, not in a worker, for a wrong split
 
     def __len__(self) -> int:
         return self.size
@@ -113,15 +113,15 @@ class SceneDataset(Dataset[SceneItem]):
         wrong = [index for index in indices if not -self.size <= index < self.size]
         if wrong:
             raise IndexError(f"scene {wrong[0]} of {self.size}")
-        wanted = torch.tensor([index % self.size for index in indices])
-        rendered = render(draw_scenes(self.config, self.split, wanted))
+        scenes = torch.tensor([index % self.size for index in indices])
+        rendered = render(draw_scenes(self.config, self.split, scenes))
         texts = scene_texts(rendered.graph, self.num_questions, self.num_captions)
         return _items(rendered, texts, self.sensor)
 
 
-def _default(count: int | None, usual: int, config: SceneConfig) -> int:
+def _default(count: int | None, default: int, config: SceneConfig) -> int:
     if count is None:
-        return 0 if config.painted else usual
+        return 0 if config.painted else default
     if count < 0:
         raise InputError(f"got {count} questions or captions, expected 0 or more")
     return count
@@ -156,19 +156,19 @@ def scene_texts(graph: SceneGraph, num_questions: int, num_captions: int) -> lis
 
 
 def scene_id(split: str, index: int) -> str:
-    """The name of a scene in files: `train_000012`."""
+    """Return the name of a scene in files: `train_000012`."""
     return f"{split}_{index:06d}"
 
 
 def scene_tags(graph: SceneGraph) -> Tags:
-    """The tags of plain or binding scenes."""
+    """Return the tags of plain or binding scenes."""
     if not graph.config.binding:
         return class_tags(graph)
     return binding_tags(graph, NUM_BINDING_TAGS)
 
 
 def collate_scenes(items: Sequence[SceneItem]) -> dict[str, Any]:
-    """A batch by field name: tensors are stacked, everything else is listed.
+    """Return a batch by field name: stacked tensors, and lists of everything else.
 
     For `DataLoader(dataset, batch_size, collate_fn=collate_scenes)`.
     """
@@ -189,7 +189,9 @@ def _questions(graph: SceneGraph, count: int) -> list[tuple[SceneQuestion, ...]]
                 answer=drawn.answer_text(scene, place),
                 kind=KINDS[kinds[scene][place]].name,
                 family=KINDS[kinds[scene][place]].family,
-                deciding=tuple(i + 1 for i, seen in enumerate(deciding[scene][place]) if seen),
+                deciding=tuple(
+                    i + 1 for i, decides in enumerate(deciding[scene][place]) if decides
+                ),
             )
             for place in range(count)
             if valid[scene][place]

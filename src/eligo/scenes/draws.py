@@ -20,7 +20,7 @@ _MASK = (1 << 64) - 1
 
 
 def _signed(value: int) -> int:
-    """The same 64 bits as Python int in int64's range (torch has no uint64 arithmetic)."""
+    """Return the same 64 bits as a signed integer (torch has no uint64 arithmetic)."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
 
@@ -38,14 +38,14 @@ def mix(bits: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
 
 @cache
 def stream_offset(stream: str) -> int:
-    """Where a named stream of draws starts; names keep draws independent of code order."""
+    """Return the offset of a named stream; names keep draws independent of code order."""
     return _signed(zlib.crc32(stream.encode()) * _GOLDEN)
 
 
 def scene_keys(
     seed: int, split: int, indices: Int64[Tensor, " scenes"]
 ) -> Int64[Tensor, " scenes"]:
-    """One 64-bit key per scene. The split is mixed in, so that splits never share a key."""
+    """Return one 64-bit key per scene, which depends on the split."""
     start = mix(torch.tensor(_signed((seed * 4 + split + 1) * _GOLDEN), dtype=torch.int64))
     return mix(indices * _signed(_GOLDEN) + start.item())
 
@@ -84,7 +84,7 @@ def choose(
     priority = _shift_right(subkeys(key, stream, allowed.shape[-1]), 2) + 1
     best = torch.where(allowed, priority, 0).max(-1)
     found = best.values > 0
-    # Of equal maxima, as in a row of zeros, each device names another.
+    # Devices break ties differently, as in a row of zeros.
     return best.indices.where(found, 0), found
 
 

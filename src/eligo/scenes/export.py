@@ -66,21 +66,21 @@ def export_scenes(
     except OSError as error:
         why = error.__cause__ or error
         raise OutputError(
-            f"{out}: the export stopped ({why}); make room or choose another folder, "
+            f"{out}: the export stopped ({why}); free some space or choose another folder, "
             "then run it again: it continues"
         ) from error
 
 
 def _begin(config: ExportConfig, out: Path) -> None:
-    """Refuse a folder that holds something else; otherwise leave the manifest in it."""
+    """Refuse a folder that holds something else; otherwise write the manifest."""
     manifest = out / MANIFEST
     if manifest.exists():
         _refuse_another(manifest, config)
         clear_unfinished(out)
     elif not is_unused(out):
         raise InputError(f"{out} holds other files and no export; choose a new or empty folder")
-    about = {"eligo": eligo.__version__, "config": config.model_dump(mode="json")}
-    write_text(manifest, json.dumps(about, indent=2))
+    content = {"eligo": eligo.__version__, "config": config.model_dump(mode="json")}
+    write_text(manifest, json.dumps(content, indent=2))
 
 
 def _refuse_another(manifest: Path, config: ExportConfig) -> None:
@@ -116,7 +116,7 @@ def _export(
 ) -> ExportResult:
     chunks = list(_chunks(config))
     num_done = list(accumulate(len(chunk.scenes) for chunk in chunks))
-    folder = out.resolve()  # a worker may stand elsewhere
+    folder = out.resolve()  # a worker may have another working directory
     results = map_shards(
         lambda: lambda chunk: _export_chunk(config, folder, chunk),
         chunks,
@@ -139,7 +139,7 @@ def _export(
 
 
 class _Chunk(NamedTuple):
-    """Scenes that are made together: the shard of an export."""
+    """The shard of an export: scenes that are rendered together."""
 
     split: Split
     scenes: range
@@ -154,14 +154,14 @@ class _Written(NamedTuple):
 
 
 def _export_chunk(config: ExportConfig, out: Path, chunk: _Chunk) -> _Written:
-    """Write the pictures of a chunk that are not there yet."""
+    """Write the missing pictures of a chunk."""
     graph = draw_scenes(config.scenes, chunk.split, chunk.scenes)
     texts = scene_texts(graph, config.num_questions, config.num_captions)
     layout, choices = FORMATS[config.format], _choices(config)
     files = [layout.pictures(choices, text) for text in texts]
     missing = [
-        {path: make for path, make in wanted.items() if not _is_written(out / path)}
-        for wanted in files
+        {path: encode for path, encode in pictures.items() if not _is_written(out / path)}
+        for pictures in files
     ]
     with ThreadPoolExecutor(_THREADS) as pool:
         items = _render(config, chunk, missing)
@@ -190,7 +190,7 @@ def _chunks(config: ExportConfig) -> Iterator[_Chunk]:
 def _render(
     config: ExportConfig, chunk: _Chunk, missing: list[dict[str, Encode]]
 ) -> list[tuple[SceneItem, dict[str, Encode]]]:
-    """The scenes of a chunk that lack pictures, with what they lack."""
+    """Render the scenes of a chunk that lack pictures, and return them with the missing files."""
     lacking = [(index, files) for index, files in zip(chunk.scenes, missing, strict=True) if files]
     if not lacking:
         return []
@@ -207,10 +207,9 @@ def _render(
 
 
 def _write_pictures(out: Path, item: SceneItem, files: dict[str, Encode]) -> None:
-    for path, make in files.items():
-        # Not synced, which takes longer than to paint it: one that a power failure emptied is
-        # written again.
-        write_bytes(out / path, make(item), sync=False)
+    for path, encode in files.items():
+        # Not synced, as that takes longer than rendering: the next run rewrites empty files.
+        write_bytes(out / path, encode(item), sync=False)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The file formats that scenes are exported in: which files there are, and what is in them.
+"""The file formats of exported scenes.
 
 A format is two functions: the pictures of one scene, by path, and the text files about all of them.
-Splits are called as in each format: Karpathy's and NYU's `val` is our validation split; VQAv2's
-test set gets annotations too, which the real one keeps to itself.
+Splits are named as in each format: `val` of Karpathy and NYU is our validation split. The test set
+of VQAv2 has annotations too, unlike the original.
 """
 
 import io
@@ -27,7 +27,7 @@ Texts = Mapping[Split, list[SceneText]]
 DEPTH_SCALE = 1000
 """Units per metre of 16-bit depth."""
 PNG8_METRES = 10.0
-"""What 255 means in 8-bit depth."""
+"""Depth in metres of the value 255 in 8-bit depth."""
 _SHORT = {"train": "train", "validation": "val", "test": "test"}
 _COCO = {"train": "train2014", "validation": "val2014", "test": "test2015"}
 _PER_SPLIT = 1_000_000
@@ -37,7 +37,7 @@ _ANSWER_TYPES = {"yes": "yes/no", "no": "yes/no", **{str(n): "number" for n in r
 
 @dataclass(frozen=True)
 class Choices:
-    """What an exporter may choose within a format."""
+    """The options of an export within a format."""
 
     scenes: SceneConfig
     image: str
@@ -59,7 +59,7 @@ class Format:
 
 
 def image_id(text: SceneText) -> int:
-    """The integer that names a scene in COCO-like files: unique across the splits, from 1."""
+    """Return the integer id of a scene in COCO-like files: unique across splits, from 1."""
     return SPLITS.index(text.split) * _PER_SPLIT + text.index + 1
 
 
@@ -67,7 +67,7 @@ def image_id(text: SceneText) -> int:
 
 
 def encode_rgb(kind: str) -> Encode:
-    """The image, as JPEG of high quality or as PNG."""
+    """Return an encoder of the image, as JPEG of high quality or as PNG."""
 
     def encode(item: SceneItem) -> bytes:
         image = Image.fromarray(np.ascontiguousarray(item.rgb.numpy().transpose(1, 2, 0)))
@@ -79,7 +79,7 @@ def encode_rgb(kind: str) -> Encode:
 
 
 def encode_label(item: SceneItem) -> bytes:
-    """Classes 1..K; 0 is kept for pixels to ignore, of which there are none."""
+    """Encode classes as 1..K; 0 (pixels to ignore) does not occur."""
     return _saved(Image.fromarray(item.labels.numpy() + np.uint8(1)), "PNG")
 
 
@@ -96,7 +96,7 @@ def encode_depth(kind: str) -> Encode:
 
 
 def encode_sun_depth(item: SceneItem) -> bytes:
-    """Millimetres with the bits turned left by three; a reader takes (v >> 3) | (v << 13)."""
+    """Encode millimetres rotated left by three bits; a reader takes (v >> 3) | (v << 13)."""
     depth = _millimetres(item)
     return _saved(Image.fromarray((depth << np.uint16(3)) | (depth >> np.uint16(13))), "PNG")
 
@@ -140,7 +140,7 @@ def _vqa_index(_: Choices, texts: Texts) -> Iterator[tuple[str, str]]:
 
 def _annotation(question: SceneQuestion) -> dict[str, Any]:
     kind = KINDS[KIND_ID[question.kind]]
-    opening = kind.text.split(" A")[0]  # what stands before the first phrase: "what size is the"
+    opening = kind.text.split(" A")[0]  # the words before the first phrase: "what size is the"
     answers = [
         {"answer": question.answer, "answer_confidence": "yes", "answer_id": number + 1}
         for number in range(_ANNOTATORS)
@@ -257,8 +257,8 @@ def _jsonl_index(choices: Choices, texts: Texts) -> Iterator[tuple[str, str]]:
         rows, questions = [], []
         for text in scenes:
             paths = _jsonl_paths(choices, text)
-            said = {"captions": list(text.captions), "dense_caption": text.dense_caption}
-            rows.append({"id": text.id, **paths, "tags": list(text.tags), **said})
+            captions = {"captions": list(text.captions), "dense_caption": text.dense_caption}
+            rows.append({"id": text.id, **paths, "tags": list(text.tags), **captions})
             for number, question in enumerate(text.questions):
                 questions.append(
                     {

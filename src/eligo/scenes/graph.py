@@ -1,4 +1,4 @@
-"""The scene graph: everything that is true of a batch of scenes, as tensors of integers.
+"""The scene graph: the complete description of a batch of scenes, as integer tensors.
 
 Positions are in 1/4096 of the image's width and height, radii in 1/4096 of its shorter side, depth
 in millimetres. Integers only, so that CPU and GPU make the same graph from the same key.
@@ -31,7 +31,7 @@ Batched = TypeVar("Batched")
 
 
 def take(batched: Batched, rows: slice | Tensor, **changes: Any) -> Batched:
-    """Some scenes of a dataclass whose tensors start with the scene axis (`changes` as given)."""
+    """Return rows of a dataclass whose tensors begin with the scene axis, with `changes`."""
     for field in fields(batched):  # pyright: ignore[reportArgumentType]
         value = getattr(batched, field.name)
         if torch.is_tensor(value) and field.name not in changes:
@@ -57,9 +57,9 @@ class SceneGraph:
     radius: Int64[Tensor, "scenes slots"]
     depth: Int64[Tensor, "scenes slots"]
     solid: Bool[Tensor, "scenes slots"]
-    """Has a depth of its own; what is not solid is painted on the wall or floor."""
+    """Whether it has its own depth; otherwise it is painted on the wall or floor."""
     wall: Int64[Tensor, " scenes"]
-    """Which wall colour; `floor` likewise."""
+    """Index of the wall colour; `floor` likewise."""
     floor: Int64[Tensor, " scenes"]
     horizon: Int64[Tensor, " scenes"]
     """Where the wall meets the floor."""
@@ -67,7 +67,7 @@ class SceneGraph:
     near_depth: Int64[Tensor, " scenes"]
     """Depth of the floor at the lower edge of the image."""
     twin: Bool[Tensor, "scenes twins"]
-    """Per twin pair: whether this scene means the second name."""
+    """Per twin pair: whether the second name applies in this scene."""
     binding: Int64[Tensor, "scenes codes"]
     """Nonce class of each colour-texture code (colour * 4 + texture) in this scene."""
 
@@ -75,17 +75,17 @@ class SceneGraph:
         return self.exists.shape[0]
 
     def __getitem__(self, rows: slice | Tensor) -> "SceneGraph":
-        """Some of the scenes."""
+        """Return some of the scenes."""
         return take(self, rows, kind=self.kind)
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors live."""
+        """Device of the tensors."""
         return self.exists.device
 
     @property
     def askable(self) -> Bool[Tensor, "scenes slots"]:
-        """What questions and captions speak of: solid objects that RGB shows."""
+        """Objects that questions and captions may mention: solid ones that RGB shows."""
         return self.exists & (self.kind == OBJECT)
 
     @property
@@ -94,10 +94,10 @@ class SceneGraph:
         return self.exists & is_held_out(self.attributes[..., COLOUR], self.attributes[..., SHAPE])
 
     def order(self) -> Int64[Tensor, "scenes slots"]:
-        """Slots from far to near: what is painted first, empty slots included."""
+        """Return the slots from far to near, in painting order, empty slots included."""
         slots = torch.arange(self.exists.shape[1], device=self.device)
-        # Flat things lie on the background, behind all that is solid. Camouflaged ones come next:
-        # they must not punch a hole into a visible neighbour, even one that stands further away.
+        # Flat things are on the background, behind all solid ones. Camouflaged ones come next: they
+        # must not cover a visible neighbour, even one that is further away.
         far = torch.where(self.kind == CAMOUFLAGED, self.depth + (1 << 19), self.depth)
         far = torch.where(self.solid, far, 1 << 20)
         return (far * 64 + slots).argsort(-1, descending=True)
@@ -106,7 +106,7 @@ class SceneGraph:
 def is_held_out(
     colour: Int64[Tensor, "*batch"], shape: Int64[Tensor, "*batch"]
 ) -> Bool[Tensor, "*batch"]:
-    """Whether these colours and shapes make a pair that only the test split has."""
+    """Whether colour and shape are a pair that only the test split has."""
     return shape == (3 * colour + 1) % len(words.SHAPES)  # words.HELD_OUT as arithmetic
 
 
@@ -133,8 +133,8 @@ def _draw_attributes(
             )
     if hold_out:
         colour, shape = values[..., COLOUR], values[..., SHAPE]
-        # Redraw, uniformly over the seven others, the attribute that repeats do not share; where
-        # they share both, all members redraw alike.
+        # Redraw, uniformly over the seven other values, the attribute that repeats do not share; if
+        # they share both, all of them get the same new value.
         other = draws.integers(key, "redraw", count, 7)
         other = torch.where(mode == 2, other[:, :1], other)
         held = is_held_out(colour, shape)
@@ -152,7 +152,7 @@ def background_depth(
     wall: Int64[Tensor, " scenes"],
     near: Int64[Tensor, " scenes"],
 ) -> Int64[Tensor, " scenes *places"]:
-    """Depth of wall or floor at height y: on the floor, 1/depth is linear in y (a plane)."""
+    """Return the depth of wall or floor at height y; on the floor, 1/depth is linear in y."""
     shape = (-1,) + (1,) * (y.ndim - 1)
     horizon, wall, near = horizon.view(shape), wall.view(shape), near.view(shape)
     span = UNIT - horizon
@@ -166,7 +166,7 @@ def split_keys(
     indices: Int64[Tensor, " scenes"] | range,
     device: torch.device | str = "cpu",
 ) -> tuple[Int64[Tensor, " scenes"], Int64[Tensor, " scenes"]]:
-    """Indices of a split as a tensor, and their keys."""
+    """Return indices of a split as a tensor, and their keys."""
     if split not in SPLITS:
         raise InputError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
     if isinstance(indices, range):
@@ -181,7 +181,7 @@ def draw_scenes(
     indices: Int64[Tensor, " scenes"] | range,
     device: torch.device | str = "cpu",
 ) -> SceneGraph:
-    """The scenes with these indices of a split.
+    """Draw the scenes with these indices of a split.
 
     >>> graph = draw_scenes(SceneConfig(), "train", range(4))
     >>> graph.attributes.shape
@@ -221,7 +221,7 @@ def draw_scenes(
     near_depth = 1200 + draws.integer(key, "near depth", 400)
     lowest = y + radius * config.shorter_side // config.height
     behind = background_depth(lowest, horizon, wall_depth, near_depth)
-    # Camouflaged things stand nearer to the background than visible ones.
+    # Camouflaged things are closer to the background than visible ones.
     fraction = torch.where(kind == CAMOUFLAGED, 750, 450)
     fraction = fraction + draws.integers(key, "depth", config.num_slots, 101) * torch.where(
         kind == CAMOUFLAGED, 1, 2

@@ -1,8 +1,8 @@
 """Lexicons: nonce words for attribute values, new for every prompt.
 
-In one lexicon "dax" may mean red, in the next one striped; only an example in the prompt gives it
-away. An example answers a plain question with one nonce word ("what colour is the ball?" "dax"),
-and teaches it only if all balls of its scene have the same colour.
+In one lexicon "dax" may mean red, in the next one striped; only an example in the prompt defines
+it. An example answers a plain question with one nonce word ("what colour is the ball?" "dax"), and
+is unambiguous only if all balls of its scene have the same colour.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Lexicon:
     have, a lexicon: `draw_questions(..., names=lexicon.names[:, None])`."""
 
     def word(self, lexicon: int, attribute: int, value: int) -> str:
-        """What a lexicon calls a value: `lexicon.word(0, words.COLOUR, 0)`."""
+        """Return the word for a value: `lexicon.word(0, words.COLOUR, 0)`."""
         return VOCABULARY[int(self.names[lexicon, attribute, value])]
 
 
@@ -39,7 +39,7 @@ def draw_lexicons(
     indices: Int64[Tensor, " lexicons"] | range,
     device: torch.device | str = "cpu",
 ) -> Lexicon:
-    """The lexicons with these indices of a split; splits never share a draw.
+    """Draw the lexicons with these indices of a split.
 
     >>> draw_lexicons(0, "train", range(2)).names.shape
     torch.Size([2, 4, 8])
@@ -59,10 +59,10 @@ def could_mean(
     phrase: Int64[Tensor, "scenes examples 4"],
     attribute: Int64[Tensor, "scenes examples"],
 ) -> Bool[Tensor, "scenes examples 8"]:
-    """What a nonce word could mean that answers "what <attribute> is the <phrase>?" on a scene.
+    """Return the possible meanings of the answer to "what <attribute> is the <phrase>?".
 
-    Every value of the attribute that an object of that description has. The example is unambiguous
-    where exactly one value remains, and no example where none does.
+    These are the values of the attribute of all objects that match the phrase. The example is
+    unambiguous if there is exactly one value, and invalid if there is none.
     """
     check_askable(graph, "examples")
     match = matches(phrase, graph)  # (scenes, examples, slots)
@@ -72,12 +72,12 @@ def could_mean(
 
 
 def teaches(graph: SceneGraph) -> Bool[Tensor, "scenes slots 4"]:
-    """Which attributes of each object an example can teach when it points at it by its shape alone
-    (the shape itself: by its colour alone): no object so called has another value."""
-    asked = torch.arange(4, device=graph.device)
-    pointer = torch.where(asked == SHAPE, COLOUR, SHAPE)
-    named = torch.nn.functional.one_hot(pointer, 4).bool()  # (asked, attributes)
-    phrase = torch.where(named, graph.attributes[:, :, None], -1)  # (scenes, slots, asked, 4)
-    asked = asked.expand(*phrase.shape[:2], -1)
-    told = could_mean(graph, phrase.flatten(1, 2), asked.flatten(1)).sum(-1) == 1
-    return told.view(asked.shape) & graph.askable[..., None]
+    """Return which attributes of each object an example can define when it names the object by its
+    shape alone (for the shape itself, by its colour): all objects of that name share the value."""
+    attribute = torch.arange(4, device=graph.device)
+    pointer = torch.where(attribute == SHAPE, COLOUR, SHAPE)
+    named = torch.nn.functional.one_hot(pointer, 4).bool()  # (attribute, attributes)
+    phrase = torch.where(named, graph.attributes[:, :, None], -1)  # (scenes, slots, attribute, 4)
+    attribute = attribute.expand(*phrase.shape[:2], -1)
+    is_clear = could_mean(graph, phrase.flatten(1, 2), attribute.flatten(1)).sum(-1) == 1
+    return is_clear.view(attribute.shape) & graph.askable[..., None]

@@ -15,35 +15,35 @@ from eligo.scenes.painter import label_names
 from eligo.scenes.question_kinds import FAMILIES
 
 _DEPTH_RANGE = (1.0, 6.0)  # metres; one scale for all pictures
-_ASKED = 24  # questions drawn, to have one of each family
+_QUESTIONS = 24  # questions drawn, to have one of each family
 _WALL_AND_FLOOR: tuple[pictures.Colour, ...] = ((198, 200, 208), (150, 138, 128))
 _PALETTE = pictures.label_palette(len(label_names(ROOMS)), _WALL_AND_FLOOR)
 _SHEET_FAMILY = "relation"
 _THUMBNAIL = (168, 168)
 
 _LEAD = (
-    "Every scene is made from a number, with image, depth, labels, captions, tags and questions; "
-    "nothing is downloaded. Whoever answers a question needs a small part of the picture: the "
-    "objects that stay in colour. What a model keeps, and what that costs, is eligo's business."
+    "Every scene is generated from a seed, with image, depth, labels, captions, tags and "
+    "questions; nothing is downloaded. Answering a question takes only a small part of the image: "
+    "the objects that stay in colour. eligo is about what a model keeps, and at which cost."
 )
 _ROOMS = (
-    "Rooms for segmentation. Camouflaged things show in the depth only, painted ones only look "
-    "solid, and some looks have two names (ring or hoop, gem or tile, moon or horn): the image's "
-    "tags say which one is meant."
+    "Rooms for segmentation. Camouflaged things are visible in the depth only, painted ones only "
+    "look solid, and twin classes (ring or hoop, gem or tile, moon or horn) look identical: only "
+    "the tags tell which name applies."
 )
 
 
 def write_scenes_page(out: Path, count: int) -> tuple[Path, Path]:
-    """The first scenes of the validation split as `index.html`, and a picture of them all."""
-    shown = SceneDataset(SceneConfig(), "validation", count, num_questions=_ASKED)
+    """Write the first scenes of the validation split as `index.html`, and a contact sheet."""
+    shown = SceneDataset(SceneConfig(), "validation", count, num_questions=_QUESTIONS)
     items = shown.__getitems__(range(count))
     rooms = SceneDataset(ROOMS, "validation", count, sensor=True)
     index = page.write_page(
         out / "index.html",
         page.page(
-            "eligo: the embedded world",
+            "eligo: generated scenes",
             *(_scene_card(item) for item in items),
-            tag("h2", "The same world in depth"),
+            tag("h2", "Rooms with depth"),
             tag("p", _ROOMS),
             *(_room_card(item) for item in rooms.__getitems__(range(min(3, count)))),
             lead=_LEAD,
@@ -65,7 +65,7 @@ def _scene_card(item: SceneItem) -> Html:
         tag("p", item.captions[0]),
         _tags(item),
         page.details("the whole scene in words", tag("p", item.dense_caption)),
-        tag("h3", "What one must see to answer"),
+        tag("h3", "Questions, and the objects that decide them"),
         page.row(*questions),
     )
 
@@ -84,7 +84,7 @@ def _pictures(item: SceneItem) -> Html:
 
 
 def _tags(item: SceneItem) -> Html:
-    """The image's tags; as they name the classes, each has the colour it has in the label map."""
+    """Return the image's tags, in the colours of the label map."""
     colours = dict(zip(label_names(ROOMS), _PALETTE, strict=True))
     return page.chips([Html(f"{page.swatch(colours[name])}{name}") for name in item.tags])
 
@@ -126,7 +126,7 @@ def _contact_sheet(items: list[SceneItem]) -> Image.Image:
         captions.append(f"{item.captions[0]}\n{question.question} {question.answer}")
     return pictures.contact_sheet(
         rows,
-        columns=("image", "depth", "labels", "what the question needs"),
+        columns=("image", "depth", "labels", "objects that decide the question"),
         captions=captions,
-        title="eligo: the embedded world",
+        title="eligo: generated scenes",
     )

@@ -1,8 +1,8 @@
-"""From scene graph to pixels: RGB, instances, labels, metric depth.
+"""Renders a scene graph: RGB, instances, labels, metric depth.
 
-Painter's algorithm, far to near, vectorised over scenes: every thing is stamped through a window of
-its own size from an atlas of shape x texture tiles. Coordinates are integer arithmetic throughout,
-so CPU and GPU paint the same pixels.
+Painter's algorithm, far to near, vectorised over scenes: every thing is copied, scaled to its size,
+from an atlas of shape x texture tiles. Coordinates are integers throughout, so CPU and GPU paint
+the same pixels.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from eligo.scenes.words import COLOUR, SHAPE, TEXTURE
 _TILE = 256  # side of an atlas tile, in texels
 _NOISE = 512  # side of the noise tile, in pixels
 _OUTSIDE, _BRIGHT, _DARK = range(3)
-_TOGETHER = 2048  # scenes that `render_all` paints at once
+_TOGETHER = 2048  # scenes of a part in `render_all`
 _SHADE = 45  # percent of the colour that the dark parts of a texture keep
 
 
@@ -44,7 +44,7 @@ def _star(u: Tensor, v: Tensor) -> Tensor:
 
 @cache
 def _atlas(device: torch.device) -> UInt8[Tensor, "tiles side side"]:
-    """One tile per shape x texture, then one decoy tile per texture index."""
+    """Return one tile per shape x texture, then one decoy tile per texture index."""
     axis = (torch.arange(_TILE) + 0.5) * 2 / _TILE - 1
     v, u = torch.meshgrid(axis, axis, indexing="ij")
     squared = u * u + v * v
@@ -82,7 +82,7 @@ def _atlas(device: torch.device) -> UInt8[Tensor, "tiles side side"]:
 
 @cache
 def _noise(device: torch.device) -> Int64[Tensor, " pixels"]:
-    """A tile of noise in [-6, 6], triangular, that every scene reads from another offset."""
+    """Return a tile of triangular noise in [-6, 6]; every scene reads it from its own offset."""
     parts = draws.integers(torch.tensor(0), "noise", 2 * _NOISE * _NOISE, 7).view(2, -1)
     return (parts.sum(0) - 6).to(device)
 
@@ -102,7 +102,7 @@ def _rooms(device: torch.device) -> tuple[Int64[Tensor, "walls 3"], Int64[Tensor
 
 @dataclass(frozen=True)
 class Rendered:
-    """The pixels of a batch of scenes; what is derived from them is computed on demand."""
+    """The pixels of a batch of scenes; labels and depth are computed on demand."""
 
     graph: SceneGraph
     rgb: UInt8[Tensor, "scenes 3 height width"]
@@ -110,7 +110,7 @@ class Rendered:
     """0 is the room, i + 1 the solid thing in slot i."""
 
     def __getitem__(self, rows: slice | Tensor) -> "Rendered":
-        """Some of the scenes."""
+        """Return some of the scenes."""
         return Rendered(self.graph[rows], self.rgb[rows], self.instances[rows])
 
     @property
@@ -129,7 +129,7 @@ class Rendered:
         rows = background_depth(_rows(graph), graph.horizon, graph.wall_depth, graph.near_depth)
         table = torch.cat([torch.zeros_like(graph.depth[:, :1]), graph.depth], 1)
         chosen = table.gather(1, self.instances.flatten(1).long()).view(self.instances.shape)
-        # By a tensor: CUDA multiplies by the inverse of a plain number, a rounding away from this.
+        # Divides by a tensor: for a plain number, CUDA multiplies by its rounded inverse.
         thousand = torch.full((), 1000.0, device=rows.device)
         return torch.where(self.instances == 0, rows[:, :, None], chosen).float() / thousand
 
@@ -139,7 +139,7 @@ class Rendered:
         Float32[Tensor, "scenes height width"],
         Bool[Tensor, "scenes height width"],
     ]:
-        """Depth as a structured-light camera gives it, and where it gave any.
+        """Return depth as a structured-light camera measures it, and where it is valid.
 
         Axial noise grows with the square of depth (sigma = 1.2 + 1.9 (z - 0.4)^2 mm: Nguyen, Izadi
         and Lovell, "Modeling Kinect sensor noise", 2012). A tenth of the pixels beside a depth edge
@@ -156,11 +156,11 @@ class Rendered:
             edge.narrow(dim, 0, size - 1).logical_or_(jump)
             edge.narrow(dim, 1, size - 1).logical_or_(jump)
         lottery = draws.integers(self.graph.keys, "sensor holes", pixels, 200).view(exact.shape)
-        seen = torch.where(edge, lottery >= 20, lottery >= 1)
-        return torch.where(seen, noisy, 0), seen
+        valid = torch.where(edge, lottery >= 20, lottery >= 1)
+        return torch.where(valid, noisy, 0), valid
 
     def visible_pixels(self) -> Int64[Tensor, "scenes slots"]:
-        """How many pixels of each slot's thing the camera sees."""
+        """Return the number of visible pixels of each slot."""
         slots = self.graph.exists.shape[1]
         counts = torch.zeros(len(self.graph), slots + 1, dtype=torch.int64, device=self.rgb.device)
         flat = self.instances.flatten(1).long()
@@ -170,27 +170,27 @@ class Rendered:
 def _normal(
     keys: Int64[Tensor, " scenes"], stream: str, count: int
 ) -> Float32[Tensor, "scenes {count}"]:
-    """Nearly normal: the sum of four uniforms, standardised (exact integers until the end)."""
+    """Return nearly normal numbers: standardised sums of four uniform integers."""
     total = draws.integers(keys, stream, 4 * count, 1 << 20).view(-1, 4, count).sum(1)
     return (total - (2 << 20) + 2).float() / ((1 << 20) / 3**0.5)
 
 
 def _rows(graph: SceneGraph) -> Int64[Tensor, "scenes height"]:
-    """Height of every pixel row's centre, in graph units."""
+    """Return the y coordinate of every pixel row's centre, in graph units."""
     height = graph.config.height
     row = (2 * torch.arange(height, device=graph.device) + 1) * UNIT // (2 * height)
     return row.expand(len(graph), -1)
 
 
 def label_names(config: SceneConfig) -> tuple[str, ...]:
-    """The classes of the label map, in order; binding scenes have nonce classes."""
+    """Return the classes of the label map, in order; binding scenes have nonce classes."""
     if config.binding:
         return ("wall", "floor", *words.NONCE[:NUM_BINDINGS], "clutter")
     return words.LABELS
 
 
 def slot_labels(graph: SceneGraph) -> Int64[Tensor, "scenes slots"]:
-    """The class that each slot's thing has in the label map."""
+    """Return the class of each slot in the label map."""
     shape, colour, texture = (graph.attributes[..., i] for i in (SHAPE, COLOUR, TEXTURE))
     if graph.config.binding:
         code = colour * len(words.TEXTURES) + texture
@@ -199,8 +199,8 @@ def slot_labels(graph: SceneGraph) -> Int64[Tensor, "scenes slots"]:
         label = 2 + shape
         if graph.config.twins:
             for pair, (first, second) in enumerate(words.TWINS.items()):
-                meant = (shape == words.SHAPES.index(first)) & graph.twin[:, pair : pair + 1]
-                label = torch.where(meant, words.LABELS.index(second), label)
+                is_second = (shape == words.SHAPES.index(first)) & graph.twin[:, pair : pair + 1]
+                label = torch.where(is_second, words.LABELS.index(second), label)
     clutter = label_names(graph.config).index("clutter")
     return torch.where(graph.kind == DECOY, clutter, label)
 
@@ -228,7 +228,7 @@ def render(graph: SceneGraph) -> Rendered:
     offsets = torch.arange(window, device=device) - window // 2
 
     def axis(centre: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Pixels of the window along one axis, and the texel each one reads (-1: none)."""
+        """Return the pixels of the window along one axis, and the texel of each (-1: none)."""
         pixel = (far_to_near(centre) * size // UNIT)[..., None] + offsets  # (scenes, slots, window)
         reach = (2 * radius * short)[..., None]
         offset = (2 * pixel + 1) * UNIT - 2 * size * far_to_near(centre)[..., None]
@@ -239,7 +239,7 @@ def render(graph: SceneGraph) -> Rendered:
     column, u = axis(graph.x, width)
     row, v = axis(graph.y, height)
     atlas = _atlas(device).flatten()
-    bin_ = height * width  # one more pixel at the end takes what falls outside
+    bin_ = height * width  # a spare last pixel takes what falls outside
     painted = torch.zeros(scenes, bin_ + 1, dtype=torch.uint8, device=device)
     instances = torch.zeros_like(painted)
     for step in range(order.shape[1]):
@@ -249,10 +249,10 @@ def render(graph: SceneGraph) -> Rendered:
         pixel = row[:, step, :, None] * width + column[:, step, None, :]
         pixel = torch.where(inside & (tone != _OUTSIDE), pixel, bin_)
         slot = order[:, step, None, None]
-        # Camouflaged things leave no trace in RGB, flat ones none in the instance map.
-        seen = (kind[:, step] != CAMOUFLAGED)[:, None, None]
+        # Camouflaged things are not in RGB, flat ones not in the instance map.
+        visible = (kind[:, step] != CAMOUFLAGED)[:, None, None]
         code = (1 + 2 * slot).to(torch.uint8) + (tone == _DARK).to(torch.uint8)
-        painted.scatter_(1, torch.where(seen, pixel, bin_).flatten(1), code.flatten(1))
+        painted.scatter_(1, torch.where(visible, pixel, bin_).flatten(1), code.flatten(1))
         solid = graph.solid.gather(1, order[:, step : step + 1])[:, :, None]
         identity = (1 + slot).to(torch.uint8).expand_as(pixel)
         instances.scatter_(1, torch.where(solid, pixel, bin_).flatten(1), identity.flatten(1))
@@ -264,7 +264,7 @@ def render(graph: SceneGraph) -> Rendered:
 
 
 def render_all(graph: SceneGraph) -> Rendered:
-    """The same for more scenes than can be worked on at once."""
+    """Paint any number of scenes, in parts."""
     parts = [render(graph[i : i + _TOGETHER]) for i in range(0, len(graph), _TOGETHER)]
     rgb, instances = ([getattr(part, name) for part in parts] for name in ("rgb", "instances"))
     return Rendered(graph, torch.cat(rgb), torch.cat(instances))
@@ -273,7 +273,7 @@ def render_all(graph: SceneGraph) -> Rendered:
 def _shade(
     graph: SceneGraph, painted: UInt8[Tensor, "scenes height width"]
 ) -> UInt8[Tensor, "scenes 3 height width"]:
-    """Colours of what was painted (0: the room; 1 + 2 slot: bright; 2 + 2 slot: dark), noise."""
+    """Return the colours of codes (0: room; 1 + 2 slot: bright; 2 + 2 slot: dark), with noise."""
     device, (scenes, height, width) = graph.device, painted.shape
     bright = _colours(device)[graph.attributes[..., COLOUR]]  # (scenes, slots, 3)
     dark = bright * _SHADE // 100

@@ -1,7 +1,7 @@
 """Phrases: "small red thing" as four integers, matched against objects and written as words.
 
-A phrase is (size, colour, texture, shape) with -1 for what it leaves open. Sentences are rows of
-word ids, -1 for nothing, so that text for thousands of scenes is made by indexing, on any device.
+A phrase is (size, colour, texture, shape), with -1 for open attributes. Sentences are rows of word
+ids padded with -1, so that text for thousands of scenes is made by indexing, on any device.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ MARGIN = UNIT // 10
 
 
 def check_askable(graph: SceneGraph, what: str) -> None:
-    """Questions and captions concern what RGB shows: refuses scenes where it cannot tell."""
+    """Refuse scenes with painted objects: questions and captions are about what RGB shows."""
     if graph.config.painted:
         raise InputError(
             f"{what} need scenes without painted objects: RGB cannot tell them from solid ones; "
@@ -51,19 +51,19 @@ def check_askable(graph: SceneGraph, what: str) -> None:
 
 
 def word_ids(text: str) -> list[int]:
-    """Ids of the space-separated words of a text: `word_ids("what shape is the")`."""
+    """Return the ids of space-separated words: `word_ids("what shape is the")`."""
     return [WORD_ID[word] for word in text.split()]
 
 
 def to_text(ids: Sequence[int]) -> str:
-    """Words of a row of ids, as one writes them: `is there any red ball?`"""
+    """Return a row of ids as text: `is there any red ball?`"""
     text = " ".join(VOCABULARY[index] for index in ids if index >= 0)
     return text.replace(" ?", "?").replace(" .", ".").replace(" ,", ",")
 
 
 @cache
 def naming(device: torch.device, plural: bool = False) -> Int64[Tensor, "4 8"]:
-    """Word id of every attribute value; a lexicon of nonce words replaces some of them."""
+    """Return the word id of every attribute value; a lexicon replaces this table."""
     table = torch.full((4, 8), -1)
     for attribute, names in enumerate(words.VALUES):
         shown = words.PLURALS if plural and attribute == SHAPE else names
@@ -74,7 +74,7 @@ def naming(device: torch.device, plural: bool = False) -> Int64[Tensor, "4 8"]:
 def matches(
     phrase: Int64[Tensor, "scenes *places 4"], graph: SceneGraph
 ) -> Bool[Tensor, "scenes *places slots"]:
-    """Which askable objects of its scene each phrase is true of."""
+    """Return which askable objects of its scene each phrase matches."""
     places = phrase.ndim - 2
     shape = (len(graph),) + (1,) * places
     attributes = graph.attributes.view(*shape, *graph.attributes.shape[1:])
@@ -83,16 +83,16 @@ def matches(
 
 
 def related(graph: SceneGraph) -> Bool[Tensor, "scenes relations slots others"]:
-    """Which askable objects stand left of, right of, above, below which others, by the margin."""
+    """Return which askable objects are left of, right of, above, below which, by the margin."""
     places = torch.stack([graph.x, graph.y], 1)
-    gap = places[..., None, :] - places[..., :, None]  # j minus i: positive, i is left or above
+    gap = places[..., None, :] - places[..., :, None]  # j minus i: positive if i is left or above
     holds = torch.stack([gap >= MARGIN, gap <= -MARGIN], 2).flatten(1, 2)
     return holds & graph.askable[:, None, :, None] & graph.askable[:, None, None, :]
 
 
 @cache
 def relation_words(device: torch.device) -> Int64[Tensor, "relations 2"]:
-    """Word ids of `words.RELATIONS`, -1 after the end."""
+    """Return the word ids of `words.RELATIONS`, -1 after the end."""
     rows = [[*word_ids(name), -1][:2] for name in words.RELATIONS]
     return torch.tensor(rows, device=device)
 
@@ -100,15 +100,15 @@ def relation_words(device: torch.device) -> Int64[Tensor, "relations 2"]:
 def phrase_words(
     phrase: Int64[Tensor, "*batch 4"], names: Int64[Tensor, "*tables 4 8"], noun: int
 ) -> Int64[Tensor, "*batch 4"]:
-    """Word ids of a phrase, -1 where it says nothing; `noun` stands in for an open shape."""
-    spoken = phrase >= 0
+    """Return the word ids of a phrase, -1 for open attributes; `noun` replaces an open shape."""
+    named = phrase >= 0
     table = names.expand(*phrase.shape[:-1], 4, 8)
     ids = table.gather(-1, phrase.clamp(min=0)[..., None])[..., 0]
     empty = torch.full_like(ids, -1)
     empty[..., SHAPE] = noun
-    return torch.where(spoken, ids, empty)
+    return torch.where(named, ids, empty)
 
 
 def compact(ids: Int64[Tensor, "*batch length"]) -> Int64[Tensor, "*batch length"]:
-    """Moves the words of each row to the front, -1 to the end."""
+    """Move the words of each row to the front, -1 to the end."""
     return ids.gather(-1, (ids < 0).to(torch.uint8).argsort(dim=-1, stable=True))

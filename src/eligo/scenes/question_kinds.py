@@ -54,12 +54,12 @@ KIND_ID = {kind.name: index for index, kind in enumerate(KINDS)}
 FAMILY_OF = tuple(FAMILIES.index(kind.family) for kind in KINDS)
 CHANCE = tuple(1 / len(kind.answers) for kind in KINDS)
 
-_LENGTH = 20  # words, with room for every phrase in full
+_LENGTH = 20  # words of the longest question
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions on a batch of scenes; slots that found no question have answer -1."""
+    """Questions on a batch of scenes; answer -1 marks a slot without a question."""
 
     kind: Int64[Tensor, "scenes questions"]
     first: Int64[Tensor, "scenes questions 4"]
@@ -68,7 +68,7 @@ class Questions:
     answer: Int64[Tensor, "scenes questions"]
     """Index into ANSWERS, or -1."""
     deciding: Bool[Tensor, "scenes questions slots"]
-    """The objects that one must see to answer."""
+    """The objects that decide the answer."""
     words: Int64[Tensor, "scenes questions length"]
     """Word ids, -1 after the end."""
 
@@ -82,13 +82,13 @@ class Questions:
         return to_text(self.words[scene, question].tolist())
 
     def answer_text(self, scene: int, question: int) -> str:
-        """Its answer."""
+        """Return the answer as text."""
         return ANSWERS[int(self.answer[scene, question])]
 
 
 @cache
 def _templates(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Per kind: word ids, or -2 - slot for what the question fills in; and whether it is plural."""
+    """Return per kind the word ids (-2 - slot for words to fill in), and whether it is plural."""
     table = torch.full((len(KINDS), _LENGTH), -1)
     plural = torch.zeros(len(KINDS), dtype=torch.bool)
     for row, kind in enumerate(KINDS):
@@ -109,7 +109,7 @@ def _templates(device: torch.device) -> tuple[Tensor, Tensor]:
 def question_words(
     questions: Questions, names: Int64[Tensor, "*tables 4 8"] | None = None
 ) -> Int64[Tensor, "scenes questions length"]:
-    """Word ids of the questions; `names` gives attribute values other words (a lexicon)."""
+    """Return the word ids of the questions; `names` replaces the words of attribute values."""
     device = questions.kind.device
     table, plural = _templates(device)
     many = plural[questions.kind][..., None]
@@ -118,9 +118,9 @@ def question_words(
         names = naming(device)
     plurals = torch.where(names == naming(device), naming(device, plural=True), names)
     for phrase in (questions.first, questions.second):
-        one = phrase_words(phrase, names, WORD_ID["thing"])
-        more = phrase_words(phrase, plurals, WORD_ID["things"])
-        filled.append(torch.where(many, more, one))
+        singular = phrase_words(phrase, names, WORD_ID["thing"])
+        plural_words = phrase_words(phrase, plurals, WORD_ID["things"])
+        filled.append(torch.where(many, plural_words, singular))
     filled.append(relation_words(device)[questions.relation])
     slots = torch.cat(filled, -1)  # (scenes, questions, 10)
     ids = table[questions.kind]

@@ -1,7 +1,7 @@
 """Questions with answers, drawn for thousands of scenes at once.
 
-Six families. In each, the wanted answer is drawn first and then a question that has it, so that the
-question alone tells little about the answer (see `benchmarks.scenes.stats`). Questions are about
+In each of the six families, the answer is drawn first and then a question that has it, so that the
+question alone reveals little about the answer (see `benchmarks.scenes.stats`). Questions are about
 askable objects only and list the objects that decide them.
 """
 
@@ -29,21 +29,21 @@ from eligo.scenes.question_kinds import (
 )
 from eligo.scenes.words import COLOUR, SHAPE, SIZE, TEXTURE
 
-# Which attributes a phrase may name when it must point at one object, and when it asks for any.
+# Attributes that a phrase names if it must identify one object, and if it asks for any.
 _POINTING = ((SHAPE,), (COLOUR, SHAPE), (TEXTURE, SHAPE), (SIZE, SHAPE), (COLOUR,))
 _POINTING = (*_POINTING, (COLOUR, TEXTURE))
 _ASKING = ((COLOUR, SHAPE), (TEXTURE, SHAPE), (SIZE, SHAPE), (COLOUR, TEXTURE))
-# A wanted count is often not to be had in a scene; these weights make the counts that remain even
-# (found by iterating `benchmarks.scenes.stats` on the training split).
+# Many scenes have no object group of a wanted count; with these weights, all counts are equally
+# frequent (found by iterating `benchmarks.scenes.stats` on the training split).
 _COUNT_WEIGHTS = (46, 56, 92, 160, 340)
-# Likewise, how often "yes" is wanted when size, colour, texture are compared: pairs that share one
-# are rarer (from 10,000 training scenes).
+# Likewise, how often "yes" is wanted for equal size, colour, texture: pairs that share one are
+# rarer (from 10,000 training scenes).
 _SAME_PERCENT = (50, 58, 54)
 _TRIES = 3
 
 
 class _Draft(NamedTuple):
-    """One family's proposal for every (scene, question) place."""
+    """One family's proposal for every (scene, question)."""
 
     found: Tensor
     kind: Tensor
@@ -68,7 +68,7 @@ def _answer_starts(device: torch.device) -> Int64[Tensor, " kinds"]:
 
 
 class _Drawer:
-    """Draws drafts for one batch of scenes; holds what the families share."""
+    """Draws drafts for one batch of scenes, with one method per family."""
 
     def __init__(self, graph: SceneGraph) -> None:
         self.graph = graph
@@ -97,31 +97,31 @@ class _Drawer:
         return _Draft(found, kind, first, second, relation, answer, deciding)
 
     def phrase(self, slot: Tensor, type_: Tensor, table: Tensor) -> Tensor:
-        """The phrase that names the given attributes of one object."""
+        """Return the phrase that names the given attributes of one object."""
         values = self.attributes.gather(1, slot[..., None].expand(-1, -1, 4))
         return torch.where(table[type_], values, -1)
 
     def pointing(self, key: Tensor, stream: str, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Per object, a random phrase type that points at it alone and does not tell the hidden
-        attribute (-1: none is hidden); and whether there is one. (scenes, questions, slots)"""
+        """Return per object a random phrase type that identifies it without naming the hidden
+        attribute (-1: none), and whether there is one. (scenes, questions, slots)"""
         types = _table(_POINTING, self.device)
-        tells = (
+        excluded = (
             torch.nn.functional.one_hot(hidden.clamp(min=0), 4).bool() & (hidden >= 0)[..., None]
         )
-        allowed = ~(types & tells[..., None, :]).any(-1)  # (scenes, questions, types)
+        allowed = ~(types & excluded[..., None, :]).any(-1)  # (scenes, questions, types)
         allowed = self.unique[:, None] & allowed[:, :, None]
         keys = draws.subkeys(key, stream, self.slots)
         return draws.choose(keys, "type", allowed)
 
     def one(self, key: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A random object that can be pointed at: its slot, phrase, and whether there is one."""
+        """Draw an identifiable object: its slot, its phrase, and whether there is one."""
         type_, can = self.pointing(key, "one", hidden)
         slot, found = draws.choose(key, "which", can)
         type_ = type_.gather(-1, slot[..., None])[..., 0]
         return slot, self.phrase(slot, type_, _table(_POINTING, self.device)), found
 
     def two(self, key: Tensor, hidden: Tensor, allowed: Tensor) -> tuple[Tensor, ...]:
-        """A random allowed pair (scenes, questions, i, j) of objects that can be pointed at."""
+        """Draw an allowed pair (scenes, questions, i, j) of identifiable objects."""
         type_, can = self.pointing(key, "two", hidden)
         apart = ~torch.eye(self.slots, dtype=torch.bool, device=self.device)
         pairs = allowed & can[..., :, None] & can[..., None, :] & apart
@@ -131,24 +131,24 @@ class _Drawer:
         phrases = [
             self.phrase(slot, type_.gather(-1, slot[..., None])[..., 0], table) for slot in slots
         ]
-        deciding = self.seen(slots[0]) | self.seen(slots[1])
+        deciding = self.slot_mask(slots[0]) | self.slot_mask(slots[1])
         return *phrases, found, deciding
 
-    def seen(self, slot: Tensor) -> Tensor:
-        """One slot as a mask over slots."""
+    def slot_mask(self, slot: Tensor) -> Tensor:
+        """Return one slot as a mask over slots."""
         return torch.nn.functional.one_hot(slot, self.slots).bool()
 
     def matches(self, phrase: Tensor) -> Tensor:
-        """Which objects a phrase is true of. (scenes, questions, slots)"""
+        """Return which objects a phrase matches. (scenes, questions, slots)"""
         return matches(phrase, self.graph)[..., : self.slots]
 
     def lookup(self, key: Tensor) -> _Draft:
-        asked = draws.integer(key, "asked", 4)
-        slot, phrase, found = self.one(key, asked)
+        attribute = draws.integer(key, "asked", 4)
+        slot, phrase, found = self.one(key, attribute)
         value = self.attributes.gather(1, slot[..., None].expand(-1, -1, 4))
-        value = value.gather(-1, asked[..., None])[..., 0]
-        answer = _answer_starts(self.device)[asked] + value
-        return self.draft(found, asked, phrase, answer, self.seen(slot))
+        value = value.gather(-1, attribute[..., None])[..., 0]
+        answer = _answer_starts(self.device)[attribute] + value
+        return self.draft(found, attribute, phrase, answer, self.slot_mask(slot))
 
     def existence(self, key: Tensor) -> _Draft:
         yes = draws.integer(key, "wanted", 2) == 0
@@ -181,7 +181,7 @@ class _Drawer:
             mixed = torch.where((good & ~missing)[..., None], candidate, mixed)
             missing |= good
         phrase = torch.where(yes[..., None], present, mixed)
-        # A "no" is decided by whatever shares a named attribute with the phrase.
+        # A "no" is decided by all objects that share a named attribute with the phrase.
         near = (phrase[:, :, None] == self.attributes[:, None]).any(-1) & self.askable[:, None]
         deciding = torch.where(yes[..., None], self.matches(phrase), near)
         answer = torch.where(yes, YES, NO)
@@ -199,7 +199,7 @@ class _Drawer:
         return self.draft(found, KIND_ID["count"], phrase, answer, deciding)
 
     def single(self, value: Tensor, by_shape: Tensor) -> Tensor:
-        """A phrase that names a colour or a shape only."""
+        """Return a phrase that names a colour or a shape only."""
         axis = torch.arange(4, device=self.device)
         named = torch.where(by_shape == 1, SHAPE, COLOUR)[..., None]
         return torch.where(axis == named, value[..., None], -1)
@@ -232,7 +232,7 @@ class _Drawer:
         equal = self.equal.movedim(-1, 1)[:, :3]  # (scenes, attributes, i, j)
         index = attribute[..., None, None].expand(-1, -1, *equal.shape[-2:])
         allowed = equal.gather(1, index) == yes[..., None, None]
-        # Repeats share colour and shape: two of a shape would mostly have the same colour, too.
+        # Repeats share colour and shape: two objects of one shape mostly have the same colour.
         allowed &= (attribute != COLOUR)[..., None, None] | ~self.equal[:, None, ..., SHAPE]
         first, second, found, deciding = self.two(key, attribute, allowed)
         kind = KIND_ID["same size"] + attribute
@@ -271,11 +271,11 @@ class _Drawer:
         value = torch.where(sort == 0, quarter, torch.where(sort == 1, x, y) * 4 // UNIT)
         kind = KIND_ID["quarter"] + sort
         answer = _answer_starts(self.device)[kind] + value
-        return self.draft(found, kind, phrase, answer, self.seen(slot))
+        return self.draft(found, kind, phrase, answer, self.slot_mask(slot))
 
 
 def _pick(drafts: list[_Draft], index: Tensor) -> _Draft:
-    """Per place, the draft with the given index."""
+    """Return, for every (scene, question), the draft with the given index."""
     result = drafts[0]
     for number, draft in enumerate(drafts[1:], start=1):
         chosen = index == number
@@ -296,11 +296,11 @@ def draw_questions(
     weights: tuple[int, ...] | None = None,
     names: Int64[Tensor, "*tables 4 8"] | None = None,
 ) -> Questions:
-    """`count` questions on every scene, from the given families (evenly, or by integer weights).
+    """Draw `count` questions on every scene, from the given families (evenly, or by weights).
 
     >>> from eligo.scenes import SceneConfig, draw_scenes
-    >>> asked = draw_questions(draw_scenes(SceneConfig(), "train", range(1)), 2, ("count",))
-    >>> asked.text(0, 0).startswith("how many")
+    >>> questions = draw_questions(draw_scenes(SceneConfig(), "train", range(1)), 2, ("count",))
+    >>> questions.text(0, 0).startswith("how many")
     True
     """
     unknown = [family for family in families if family not in FAMILIES]

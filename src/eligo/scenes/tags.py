@@ -1,7 +1,7 @@
-"""Tags: the words that come with an image and say what is in it.
+"""Tags: words that come with an image and describe its content.
 
-Class names for plain scenes (of twins, the one this scene means); for binding scenes, phrases that
-tie each look to a nonce class, new in every image: "red striped dax".
+Plain scenes have class names (of twins, the one that applies); binding scenes have phrases that
+assign each colour and texture to a nonce class, new in every image: "red striped dax".
 """
 
 from dataclasses import dataclass, replace
@@ -45,12 +45,12 @@ class Tags:
 
 
 def swap_twins(graph: SceneGraph) -> SceneGraph:
-    """The same images with every twin called by its other name, in tags and labels."""
+    """Return the same images with the other name of every twin, in tags and labels."""
     return replace(graph, twin=~graph.twin)
 
 
 def _whose(graph: SceneGraph, source: Source) -> SceneGraph:
-    """The scenes whose tags are given; another one depends on the scene only, not on its batch."""
+    """Return the scenes whose tags are used; `shuffled` depends on the scene, not on its batch."""
     if source != "shuffled":
         return graph
     other = graph.indices + 1 + draws.integer(graph.keys, "another image", 1 << 16)
@@ -58,7 +58,7 @@ def _whose(graph: SceneGraph, source: Source) -> SceneGraph:
 
 
 def present_labels(graph: SceneGraph) -> Bool[Tensor, "scenes labels"]:
-    """Which classes occur in the label map; of things, the solid ones."""
+    """Return which classes occur in the label map; of things, the solid ones."""
     here = torch.zeros(
         len(graph), len(label_names(graph.config)), dtype=torch.int64, device=graph.device
     )
@@ -70,8 +70,8 @@ def present_labels(graph: SceneGraph) -> Bool[Tensor, "scenes labels"]:
 def class_tags(
     graph: SceneGraph, *, source: Source = "own", precision: float = 1.0, recall: float = 1.0
 ) -> Tags:
-    """The names of the classes present, or what a tagger of this precision and recall makes of
-    them. Where a scene has too few absent classes to be that imprecise, it names them all.
+    """Return the names of the classes present, or the output of a tagger of this precision and
+    recall (at most all absent classes are named).
 
     >>> from eligo.scenes import ROOMS, draw_scenes
     >>> class_tags(draw_scenes(ROOMS, "train", range(1))).text(0)[:2]
@@ -84,22 +84,22 @@ def class_tags(
             f"precision must lie in (0, 1] and recall in [0, 1]; got {precision} and {recall}"
         )
     present = present_labels(_whose(graph, source))
-    # Expected false names: as many for each kept true one as the precision asks for.
+    # Expected number of false names per true one.
     ratio = recall * (1 - precision) / precision
     right = present.sum(-1, keepdim=True)
     wrong = (round(ratio * _FINE) * right) // (present.shape[1] - right).clamp(min=1)
     chance = torch.where(present, round(recall * _FINE), wrong)
-    said = draws.integers(graph.keys, "tagger", present.shape[1], _FINE) < chance
-    said &= source != "missing"
+    named = draws.integers(graph.keys, "tagger", present.shape[1], _FINE) < chance
+    named &= source != "missing"
     ids = torch.tensor([WORD_ID[name] for name in label_names(graph.config)], device=graph.device)
-    labels = torch.where(said, torch.arange(len(ids), device=graph.device), -1)
+    labels = torch.where(named, torch.arange(len(ids), device=graph.device), -1)
     labels = compact(labels)
     return Tags(labels, torch.where(labels >= 0, ids[labels], -1)[..., None])
 
 
 def binding_tags(graph: SceneGraph, count: int, *, source: Source = "own") -> Tags:
-    """`count` phrases "<colour> <texture> <nonce class>": those of the objects present, then codes
-    of looks that are not there, in random order.
+    """Return `count` phrases "<colour> <texture> <nonce class>", in random order: those of the
+    objects present, and absent combinations.
 
     >>> from eligo.scenes import SceneConfig, draw_scenes
     >>> graph = draw_scenes(SceneConfig(binding=True), "train", range(1))
@@ -113,7 +113,7 @@ def binding_tags(graph: SceneGraph, count: int, *, source: Source = "own") -> Ta
     if not needed <= count <= _CODES:
         raise InputError(
             f"count must lie between {needed} (a phrase for each object of a scene) and {_CODES} "
-            f"(all looks), got {count}; lower max_objects for fewer phrases"
+            f"(all combinations), got {count}; lower max_objects for fewer phrases"
         )
     whose = _whose(graph, source)
     code = whose.attributes[..., COLOUR] * len(words.TEXTURES) + whose.attributes[..., TEXTURE]

@@ -1,8 +1,8 @@
 """The tiny LLaVA: the classes of LLaVA-1.5 in `transformers`, a few million parameters.
 
 336 px, patch 14, 576 vision tokens from the last layer but one of a CLIP tower with [CLS], a linear
-projector pair, a Llama decoder: whatever is done to it is done through the code path of a real
-LLaVA. Departs from LLaVA-1.5 in size, and in a word-level tokenizer of the scenes' vocabulary.
+projector pair, a Llama decoder, so that it runs the code of a real LLaVA. Differs from LLaVA-1.5 in
+size, and in its word-level tokenizer of the scenes' vocabulary.
 """
 
 from copy import deepcopy
@@ -37,13 +37,13 @@ from eligo.scenes.config import VlmConfig
 from eligo.scenes.phrases import VOCABULARY
 
 PROMPT = "USER: <image> {question} ASSISTANT:"
-"""How a question is asked, as in LLaVA-1.5; `processor.apply_chat_template` writes the same."""
+"""The prompt of a question, as in LLaVA-1.5; `processor.apply_chat_template` gives the same."""
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<image>", "USER:", "ASSISTANT:")
 PAD, BOS, EOS, UNK, IMAGE, USER, ASSISTANT = range(len(SPECIAL))
 FIRST_WORD = len(SPECIAL)
 """Token id of word 0 of the vocabulary; word ids are shifted by it."""
 
-_MADE_BY = "python -m benchmarks.scenes.train_vlm"
+MADE_BY = "python -m benchmarks.scenes.train_vlm"
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image> "
@@ -53,7 +53,7 @@ _CHAT_TEMPLATE = (
 
 
 def build_processor(config: VlmConfig) -> LlavaProcessor:
-    """A stock LLaVA processor whose words are the scenes' vocabulary."""
+    """Build a LLaVA processor with the scenes' vocabulary."""
     vocabulary = {word: index for index, word in enumerate((*SPECIAL, *VOCABULARY))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
@@ -86,7 +86,7 @@ def build_processor(config: VlmConfig) -> LlavaProcessor:
 
 
 def build_vlm(config: VlmConfig) -> LlavaForConditionalGeneration:
-    """The model with random weights."""
+    """Build the model with random weights."""
     vision = CLIPVisionConfig(
         image_size=config.image_size,
         patch_size=config.patch_size,
@@ -129,18 +129,18 @@ def build_vlm(config: VlmConfig) -> LlavaForConditionalGeneration:
 def load_vlm(
     folder: str | Path | None = None, *, device: str | torch.device = "cpu"
 ) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
-    """The shipped tiny LLaVA (or another one from a folder), in float32, with its processor.
+    """Load the shipped tiny LLaVA (or one from a folder), in float32, with its processor.
 
     >>> model, processor = load_vlm()  # doctest: +SKIP
     >>> inputs = processor(images=image, text=PROMPT.format(question="is there any red ball?"),
     ...                    return_tensors="pt")  # doctest: +SKIP
     >>> model.generate(**inputs, max_new_tokens=4)  # doctest: +SKIP
     """
-    path = shipped_model("vlm", made_by=_MADE_BY) if folder is None else Path(folder)
+    path = shipped_model("vlm", made_by=MADE_BY) if folder is None else Path(folder)
     if not (path / "config.json").is_file():
         raise InputError(
             f"no model in {path}: expected a folder with config.json and weights; "
-            f"`{_MADE_BY}` makes one"
+            f"`{MADE_BY}` makes one"
         )
     processor = load_part(LlavaProcessor, path)
     model = load_stock(LlavaForConditionalGeneration, path, dtype=torch.float32)
@@ -154,14 +154,14 @@ def save_vlm(
     """Write a folder for `load_vlm` and stock `from_pretrained`: half precision, 10 MB shards."""
     with (
         quiet_transformers(),
-        writing_folder(folder, marker="processor_config.json", holds=STOCK_FILES) as made,
+        writing_folder(folder, marker="processor_config.json", holds=STOCK_FILES) as temporary,
     ):
-        deepcopy(model).half().save_pretrained(made, max_shard_size="10MB")
-        processor.save_pretrained(made)
+        deepcopy(model).half().save_pretrained(temporary, max_shard_size="10MB")
+        processor.save_pretrained(temporary)
 
 
 def pixel_values(rgb: Tensor) -> Float[Tensor, "scenes 3 height width"]:
-    """What the processor makes of an image of the right size."""
+    """Return what the processor computes for images of the right size."""
     mean = torch.tensor(OPENAI_CLIP_MEAN, device=rgb.device).view(3, 1, 1)
     std = torch.tensor(OPENAI_CLIP_STD, device=rgb.device).view(3, 1, 1)
     return (rgb.float() / 255 - mean) / std

@@ -1,10 +1,10 @@
 """Auxiliary heads for training the tiny LLaVA, with exact targets from the scenes.
 
-Patches (layer -2, what the language model reads) learn attributes and place of the object they
-show; [CLS] learns which colour-shape pairs are in the image, so that methods which rank patches by
-its attention have a fair chance. Half-way up the language model, the last word of every phrase
-learns how many objects the phrase means and, if it is one, what and where that is: with answers
-alone, relations between two objects were still at chance after 3,000 steps.
+Patches (of layer -2, the input of the language model) predict attributes and position of their
+object; [CLS] predicts which colour-shape pairs are in the image, so that methods which rank patches
+by its attention have a fair chance. In the middle of the language model, the last word of every
+phrase predicts how many objects match the phrase and, if it is one, its attributes and position:
+with answers alone, relations between two objects were still at chance after 3,000 steps.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _MOST_MATCHES = 4
 
 @dataclass(frozen=True)
 class PatchTargets:
-    """What is true of every patch, and which colour-shape pairs are in the image."""
+    """The targets of every patch, and which colour-shape pairs are in the image."""
 
     owned: Bool[Tensor, "scenes patches"]
     values: Int64[Tensor, "scenes patches 6"]
@@ -44,7 +44,7 @@ class PatchTargets:
 
 
 def patch_targets(rendered: Rendered, patch_size: int) -> PatchTargets:
-    """Read the targets off the graph and the instance map."""
+    """Compute the targets from the graph and the instance map."""
     graph = rendered.graph
     slots = graph.config.max_objects
     rows, columns = (size // patch_size for size in rendered.instances.shape[1:])
@@ -79,7 +79,7 @@ def _described(
     graph: SceneGraph,
 ) -> tuple[Int64[Tensor, "scenes slots 6"], Float32[Tensor, "scenes slots 2"]]:
     """Size, colour, texture, shape, column, row of every object; and its centre, -1 to 1."""
-    slots = graph.config.max_objects  # objects come first; nothing else is to be named
+    slots = graph.config.max_objects  # objects come first
     places = torch.stack([graph.x, graph.y], -1)[:, :slots]
     values = torch.cat([graph.attributes[:, :slots], places * GRID // UNIT], -1)
     return values, places.float() * 2 / UNIT - 1
@@ -91,7 +91,7 @@ def _object_losses(
     place: Float32[Tensor, "*batch 2"],
     share: Float32[Tensor, "*batch"],
 ) -> dict[str, Float32[Tensor, ""]]:
-    """How well a read-out (logits of six values, then x and y) describes an object."""
+    """Return the losses of a read-out (logits of six values, then x and y) of an object."""
     *logits, centre = read.float().split((*_SIZES, 2), -1)
     loss = sum(
         F.cross_entropy(scores.flatten(0, -2), value.flatten(), reduction="none")
@@ -106,7 +106,7 @@ def _object_losses(
 
 
 def _share(mask: Bool[Tensor, "*batch"]) -> Float32[Tensor, "*batch"]:
-    """Weights that make a sum a mean over what the mask marks."""
+    """Return weights that make a sum a mean over the mask."""
     return mask.float() / mask.sum().clamp(min=1)
 
 
@@ -128,10 +128,10 @@ class VisionHeads(nn.Module):
         read, flags = self.patch(patches).split((sum(_SIZES) + 2, 2), -1)
         share = _share(targets.owned)
         results = _object_losses(read, targets.values, targets.place, share)
-        wanted = torch.stack([targets.owned, targets.centre], -1).float()
+        labels = torch.stack([targets.owned, targets.centre], -1).float()
         rare = torch.tensor([3.0, 20.0], device=patches.device)
         results["flags"] = F.binary_cross_entropy_with_logits(
-            flags.float(), wanted, pos_weight=rare
+            flags.float(), labels, pos_weight=rare
         )
         pairs = self.image(cls).float()
         results["pairs"] = F.binary_cross_entropy_with_logits(
@@ -147,7 +147,7 @@ def _is_noun(device: torch.device) -> Bool[Tensor, " words"]:
 
 
 class PhraseHeads(nn.Module):
-    """Reads, at the last word of a phrase, what it means; used in training only."""
+    """Predicts, at the last word of a phrase, the objects that match it; used in training only."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -166,23 +166,23 @@ class PhraseHeads(nn.Module):
         last = noun.shape[-1] - 1 - noun.flip(-1).to(torch.uint8).argmax(-1)
         where = torch.stack([noun.to(torch.uint8).argmax(-1), last], -1)  # (scenes, questions, 2)
         phrase = torch.stack([questions.first, questions.second], 2)
-        said = noun.sum(-1)[..., None] > torch.arange(2, device=noun.device)
-        said = said & questions.valid[..., None]
-        meant = matches(phrase, graph)[..., : graph.config.max_objects]
-        count = meant.sum(-1)
+        is_phrase = noun.sum(-1)[..., None] > torch.arange(2, device=noun.device)
+        is_phrase = is_phrase & questions.valid[..., None]
+        matching = matches(phrase, graph)[..., : graph.config.max_objects]
+        count = matching.sum(-1)
 
         index = where[..., None].expand(-1, -1, -1, states.shape[-1])
         read = self.read(self.norm(states.gather(2, index).float()))
         read, counts = read.split((sum(_SIZES) + 2, _MOST_MATCHES + 1), -1)
         values, place = _described(graph)
-        which = meant.to(torch.uint8).argmax(-1).flatten(1)[..., None]  # (scenes, places, 1)
+        which = matching.to(torch.uint8).argmax(-1).flatten(1)[..., None]  # (scenes, places, 1)
         results = _object_losses(
             read,
             values.gather(1, which.expand(-1, -1, 6)).view(*count.shape, 6),
             place.gather(1, which.expand(-1, -1, 2)).view(*count.shape, 2),
-            _share(said & (count == 1)),
+            _share(is_phrase & (count == 1)),
         )
-        wanted = count.clamp(max=_MOST_MATCHES).flatten()
-        number = F.cross_entropy(counts.float().flatten(0, -2), wanted, reduction="none")
-        results["number"] = (number * _share(said).flatten()).sum()
+        labels = count.clamp(max=_MOST_MATCHES).flatten()
+        number = F.cross_entropy(counts.float().flatten(0, -2), labels, reduction="none")
+        results["number"] = (number * _share(is_phrase).flatten()).sum()
         return {f"{name}_of_phrase": value for name, value in results.items()}

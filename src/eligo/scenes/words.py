@@ -1,7 +1,7 @@
 """The vocabulary of the scenes.
 
-An object has four attributes, always in this order: size, colour, texture, shape. Names are plain
-data; what a sentence looks like is decided in `phrases`, `questions` and `captions`.
+An object has four attributes, always in this order: size, colour, texture, shape. Sentences are
+made in `phrases`, `questions` and `captions`.
 """
 
 ATTRIBUTES = ("size", "colour", "texture", "shape")
@@ -12,7 +12,7 @@ COLOURS = ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "white"
 TEXTURES = ("plain", "striped", "dotted", "checkered")
 SHAPES = ("ball", "box", "cone", "ring", "star", "cross", "gem", "moon")
 VALUES = (SIZES, COLOURS, TEXTURES, SHAPES)
-"""Names of the values of each attribute; 8 colours x 4 textures give 32 distinct looks."""
+"""Names of the values of each attribute."""
 
 PLURALS = ("balls", "boxes", "cones", "rings", "stars", "crosses", "gems", "moons")
 
@@ -29,8 +29,8 @@ COLOUR_RGB = (
 WALL_RGB = ((126, 118, 110), (112, 122, 128), (140, 130, 116), (118, 110, 124), (132, 136, 128))
 FLOOR_RGB = ((104, 84, 66), (90, 94, 98), (120, 102, 80), (98, 84, 96), (84, 96, 84))
 
-# Twins: the second name of a look. The two names of a pair look exactly alike; only the image's
-# tags tell which one is meant.
+# Twins: the second name of a shape. Twin classes look identical; only the image's tags tell which
+# name applies.
 TWINS = {"ring": "hoop", "gem": "tile", "moon": "horn"}
 
 LABELS = ("wall", "floor", *SHAPES, "clutter", *TWINS.values())
@@ -41,7 +41,7 @@ HELD_OUT = tuple((colour, (3 * colour + 1) % len(SHAPES)) for colour in range(le
 
 RELATIONS = ("left of", "right of", "above", "below")
 
-# Words without a meaning of their own; a lexicon gives them one, for one prompt.
+# Nonce words: a lexicon gives them a meaning, for one prompt.
 NONCE = tuple(
     onset + nucleus + coda
     for nucleus, coda in (("a", "x"), ("i", "b"), ("o", "f"), ("u", "m"), ("e", "k"), ("a", "p"))
@@ -50,5 +50,5 @@ NONCE = tuple(
 
 
 def name(attribute: int, value: int) -> str:
-    """The plain name of an attribute value, e.g. `name(COLOUR, 0) == "red"`."""
+    """Return the name of an attribute value, e.g. `name(COLOUR, 0) == "red"`."""
     return VALUES[attribute][value]

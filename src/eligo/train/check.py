@@ -1,4 +1,4 @@
-"""Check of all data before the first step: all problems are listed in one error."""
+"""Checks all data before the first step and lists all problems in one error."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from eligo.train.processes import Processes
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 _SHOWN = 5  # problems listed in an error
 _BATCH = 256
-_THREADS = min(8, os.cpu_count() or 1)  # decoding an image releases Python's lock
+_THREADS = min(8, os.cpu_count() or 1)  # decoding an image releases the GIL
 
 
 class DataCheck:
@@ -32,9 +32,9 @@ class DataCheck:
         self.problems: list[str] = []
 
     def each(
-        self, label: str, items: Sequence[Item], function: Callable[[Item], Found]
-    ) -> list[Found]:
-        """Call the function on every item, split over the processes; an InputError is a problem.
+        self, label: str, items: Sequence[Item], function: Callable[[Item], Result]
+    ) -> list[Result]:
+        """Call the function on every item, split over the processes; collect its InputErrors.
 
         Returns the results of the other items, in no order.
         """
@@ -42,12 +42,12 @@ class DataCheck:
         if self.processes is not None:
             index, count = self.processes.index, self.processes.count
         mine = items[index::count]
-        found: list[Found] = []
+        results: list[Result] = []
         problems: list[str] = []
 
-        def one(item: Item) -> None:
+        def run(item: Item) -> None:
             try:
-                found.append(function(item))
+                results.append(function(item))
             except InputError as error:
                 problems.append(str(error))
 
@@ -55,13 +55,13 @@ class DataCheck:
         bar = ProgressBar(f"checking {label}", len(mine), visible=visible)
         with ThreadPoolExecutor(_THREADS) as pool, bar:
             for start in range(0, len(mine), _BATCH):
-                some = mine[start : start + _BATCH]
-                list(pool.map(one, some))
-                bar.update(start + len(some))
+                batch = mine[start : start + _BATCH]
+                list(pool.map(run, batch))
+                bar.update(start + len(batch))
         if self.processes is not None:
-            found, problems = map(self.processes.gathered, (found, problems))
+            results, problems = map(self.processes.gathered, (results, problems))
         self.problems += sorted(problems)
-        return found
+        return results
 
     def add(self, problem: str) -> None:
         """Add a problem of the whole data set."""
@@ -77,7 +77,7 @@ class DataCheck:
 
 
 def listed(problems: Sequence[str]) -> str:
-    """The number of problems and the first few, each on a line."""
+    """Return the number of problems and the first few, each on a line."""
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:"
     lines = [count, *problems[:_SHOWN]]
     if len(problems) > _SHOWN:

@@ -84,7 +84,7 @@ class RunState:
                 self.processes.share_(tensor)
 
     def summary(self, record: dict[str, Any]) -> dict[str, Any]:
-        """The content of state.json; every process calls it."""
+        """Return the content of state.json; every process calls it."""
         return {
             "standing": asdict(self.train_state),
             "seed": record["train"]["seed"],
@@ -107,7 +107,7 @@ class RunState:
                 save_weights(folder, self.modules)
 
     def save_train_state(self, folder: Path) -> None:
-        """Write what an evaluation changed into the checkpoint of its step."""
+        """Update the train state in the checkpoint of the evaluated step."""
         path = folder / "state" / "state.json"
         summary = json.loads(path.read_text("utf-8")) | {"standing": asdict(self.train_state)}
         write_text(path, json.dumps(summary, indent=1))
@@ -181,7 +181,7 @@ class RunFolder:
         return read_yaml(saved)[0].get("train", {}).get("smoke") is True
 
     def prepare(self, config: dict[str, Any], state: TrainState) -> None:
-        """Write the config, remove unfinished files, drop metrics of what will be repeated."""
+        """Write the config; remove unfinished files and metrics of steps to be repeated."""
         make_folder(self.checkpoints)
         self._is_new = not (self.path / "config.yaml").exists()
         clear_unfinished(self.path)
@@ -193,7 +193,7 @@ class RunFolder:
             last = (state.step, "train" if state.evaluation_due else "validation")
             try:
                 lines = read_text(self.metrics).splitlines(keepends=True)
-                kept = [line for line in lines if line.endswith("\n") and _place(line) <= last]
+                kept = [line for line in lines if line.endswith("\n") and _position(line) <= last]
             except (InputError, LookupError, TypeError):
                 raise InputError(f"{self.metrics}: not written by a run; move it away") from None
             write_text(self.metrics, "".join(kept))
@@ -213,7 +213,7 @@ class RunFolder:
                 remove_file(self.path / "config.yaml")
 
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, ascending."""
+        """Return the steps of the complete checkpoints, ascending."""
         names = (path.name for path in self.checkpoints.glob("step_*"))
         return sorted(int(name[5:]) for name in names if _CHECKPOINT.fullmatch(name))
 
@@ -223,12 +223,12 @@ class RunFolder:
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
-        """A folder that becomes the checkpoint of `step` when the block ends without an error."""
+        """Yield a folder that becomes the checkpoint of `step` if the block raises no error."""
         try:
             with writing_folder(self.checkpoint(step), marker="config.yaml") as temporary:
                 yield temporary
         except OutputError as error:
-            raise OutputError(f"{error}; then go on with --resume") from error
+            raise OutputError(f"{error}; then continue with --resume") from error
 
     def settle(self, best: int | None, keep: int) -> None:
         """Update the links `last` and `best`; keep the newest `keep` checkpoints and the best."""
@@ -241,13 +241,13 @@ class RunFolder:
                 remove_folder(self.checkpoint(step))
 
 
-def _place(line: str) -> tuple[int, str]:
+def _position(line: str) -> tuple[int, str]:
     metrics = parse_json(line, "metrics.jsonl")
     return metrics["step"], metrics["split"]
 
 
 def run_record(config: Config | None, train: TrainConfig) -> dict[str, Any]:
-    """The content of config.yaml: the run's whole config, or only its `train` if there is none."""
+    """Return the content of config.yaml: the task's config, if it has one, with `train`."""
     whole = config.model_dump(mode="json") if config else {}
     return whole | {"train": train.model_dump(mode="json")}
 

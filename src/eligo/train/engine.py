@@ -1,8 +1,8 @@
 """An ordered map over shards, in this process or on Ray, with the same results.
 
 A shard that fails, by an exception or because its worker died, is tried again. After the last try
-its result is a `ShardFailure`, or the map raises the error (`keep_going=False`). Ray's ActorPool
-would not do: it neither says which task failed nor replaces a dead actor.
+its result is a `ShardFailure`, or the map raises the error (`keep_going=False`). Ray's ActorPool is
+not used: it neither reports which task failed nor replaces a dead actor.
 """
 
 import os
@@ -37,7 +37,7 @@ def map_shards(
     keep_going: bool = True,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Result | ShardFailure]:
-    """Results of `factory()(shard)` for every shard, in order.
+    """Return `factory()(shard)` for every shard, in order.
 
     `factory` is called once in every worker, to load a model for example. `on_done(count)` is
     called with the number of finished shards. Ray joins the cluster at RAY_ADDRESS, or starts one
@@ -123,7 +123,7 @@ def _run_on_ray(
     ray = _import_ray()
     started = not ray.is_initialized()
     if started:
-        # A given cluster has its own resources; to request some would be an error.
+        # An existing cluster has its own resources; requesting some would be an error.
         num_cpus = None if "RAY_ADDRESS" in os.environ else num_workers
         ray.init(
             num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level="error"
@@ -153,7 +153,7 @@ def _run_on_ray(
 
 
 def _import_ray() -> Any:
-    # Ray reads these when it is imported: no reports home, no warning about idle GPUs.
+    # Ray reads these on import: no usage statistics, no warning about idle GPUs.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:

@@ -46,16 +46,16 @@ class Meter:
         self.sums[names] = self.sums[names] + added if names in self.sums else added
 
     def means(self) -> dict[str, float]:
-        """Means over all processes since the last call; NaN if there was no finite value."""
-        found: dict[str, float] = {}
+        """Return the means over all processes since the last call; NaN without finite values."""
+        means: dict[str, float] = {}
         for names, sums in self.sums.items():
             self.processes.sum_(sums)
-            found |= dict(zip(names, (sums[0] / sums[1]).tolist(), strict=True))
+            means |= dict(zip(names, (sums[0] / sums[1]).tolist(), strict=True))
         self.sums.clear()
-        return found
+        return means
 
     def state(self) -> list[list]:
-        """State for a checkpoint. All processes call it: the first one takes over the sums."""
+        """Return the state for a checkpoint, summed over all processes, which all call this."""
         for sums in self.sums.values():
             self.processes.sum_(sums)
             if not self.processes.is_main:
@@ -99,7 +99,7 @@ class MetricLog:
 class _Board:
     """An event file of TensorBoard.
 
-    Its `SummaryWriter` writes in a thread, where a full disk would end in a traceback.
+    Not `SummaryWriter`: that writes in a thread, where a full disk ends in a traceback.
     """
 
     def __init__(self, folder: Path, start_step: int) -> None:
@@ -129,12 +129,12 @@ class _Board:
 
 
 def _full(value: float, device: torch.device) -> Tensor:
-    # torch.tensor would copy from the host and wait.
+    # torch.tensor would copy from the host, which waits for the device.
     return torch.full((), float(value), device=device)
 
 
 def no_improvement(folder: Path, best_step: int | None) -> str | None:
-    """A warning if the first of several evaluations of a run is the best one; else None."""
+    """Return a warning if the first of several evaluations is the best one; else None."""
     path = folder / "metrics.jsonl"
     text = path.read_text("utf-8") if path.is_file() else ""
     lines = [json.loads(line) for line in text.splitlines() if line.strip()]

@@ -34,17 +34,17 @@ Ending = Literal["total_steps", "patience", "max_minutes", "stopped"]
 OnEvaluate = Callable[[int, Mapping[str, float]], bool]
 
 _DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_AFTER_STEP, _EVALUATION = -1, -2  # stand in for the part or the step when seeding
+_AFTER_STEP, _EVALUATION = -1, -2  # in seeds, in place of the part or the step
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """The result of a training."""
+    """The result of `fit`."""
 
     folder: Path
     """The run folder; `best` and `last` in it are checkpoints."""
     ended: Ending
-    """All steps done, `patience` evaluations without a new best, out of time, or `on_evaluate`."""
+    """Why it ended; `stopped`: by `on_evaluate`."""
     last_step: int
     best_step: int | None
     best: dict[str, float]
@@ -54,7 +54,7 @@ class FitResult:
 
     @property
     def chosen(self) -> Path:
-        """The best checkpoint; the last one where no evaluation gave a number."""
+        """The best checkpoint; the last one if no evaluation gave a number."""
         return self.folder / ("last" if self.best_step is None else "best")
 
 
@@ -65,7 +65,7 @@ def fit(
     resume: bool = False,
     on_evaluate: OnEvaluate | None = None,
 ) -> FitResult:
-    """Train until the steps, the patience or the minutes are used up.
+    """Train until the steps, the patience or the minutes of the config are used up.
 
     All data and settings are checked before the first step (`config.check_data`), and a step is
     saved before it is evaluated. SIGINT or SIGTERM (in the main thread) ends the run after the
@@ -188,7 +188,7 @@ class _Loop:
         logs = step == config.total_steps or step % config.log_every == 0
         if logs:
             self._write_metrics()
-        number = self.processes.most(self.signals.number or self.launcher.signal())
+        number = self.processes.most(self.signals.number or self.launcher.signal())  # a signal
         ended = self._ended(check_time=logs)
         # The last step is always evaluated: it may be the best.
         state.evaluation_due = self._is_scheduled() or (ended is not None and not number)
@@ -213,7 +213,7 @@ class _Loop:
         self.processes.wait()
 
     def _streams(self) -> list[Iterator[Any]]:
-        # To the task, an accumulated part is a share of the batch like that of a process.
+        # For the task, an accumulated part is like the share of a process.
         first = self.processes.index * self.config.gradient_accumulation
         self.parts = range(first, first + self.config.gradient_accumulation)
         return [
@@ -260,7 +260,7 @@ class _Loop:
         self.bar.update(step, f"loss {values.get('loss', math.nan):.4g}")
 
     def _evaluate(self) -> bool:
-        """Evaluate the step that was just saved, note a new best and return whether to stop.
+        """Evaluate the step that was just saved, record a new best, and return whether to stop.
 
         An evaluation because of `max_minutes` does not count against `patience`.
         """
@@ -287,7 +287,7 @@ class _Loop:
         return self.processes.of_first(stop)
 
     def _measure(self) -> dict[str, float]:
-        """The task's metrics; an error adds that the step is saved and how to continue."""
+        """Return the task's metrics; errors also say that the step is saved and how to continue."""
         self.run_state.share_weights(buffers_only=True)
         self._set_training(False)
         seed_everything(self.config.seed, _EVALUATION)
@@ -299,8 +299,8 @@ class _Loop:
                 self._autocast(),
                 average.swapped() if average else nullcontext(),
             ):
-                found = {name: float(value) for name, value in self.task.evaluate().items()}
-            metrics = self.processes.of_first(found)
+                values = {name: float(value) for name, value in self.task.evaluate().items()}
+            metrics = self.processes.of_first(values)
             _check_monitor(self.config, metrics)
         except EligoError as error:
             error.args = (f"{error}; {self._saved_note()}",)

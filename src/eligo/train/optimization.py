@@ -36,7 +36,7 @@ _COUNTERS = ("loss_scale", "good_steps", "streak", "worst_streak", "skipped")
 
 
 def lr_factor(schedule: ScheduleConfig, step: int, total_steps: int) -> float:
-    """Factor on the peak learning rate in `step`, counted from 0.
+    """Return the factor on the peak learning rate in `step`, counted from 0.
 
     With warm-up length w: (step+1)/w, then a continuous decay over p = (step-w)/(total-w).
     Milestones are fractions of all steps. `legacy_poly` is DFormer's original: step/w, then
@@ -111,8 +111,8 @@ class Updater:
             name: _build(spec, task.modules) for name, spec in task.optimizers.items()
         }
         submodules = (module for root in task.modules.values() for module in root.modules())
-        found = (getattr(module, "project_", None) for module in submodules)
-        self.projections: list[Callable[[], object]] = [p for p in found if callable(p)]
+        methods = (getattr(module, "project_", None) for module in submodules)
+        self.projections: list[Callable[[], object]] = [m for m in methods if callable(m)]
         device = processes.device
         self.loss_scale = torch.full(
             (), 65536.0 if config.precision == "fp16" else 1.0, device=device
@@ -149,7 +149,7 @@ class Updater:
                 group["lr"] = group["peak_lr"] * lr_factor(schedule, step, self.config.total_steps)
             clip = self.config.clip_norm or math.inf
             factor = (clip / (norms[name] + 1e-6)).clamp(max=1.0)
-            # Not declared by the class, but read by torch.
+            # Attributes that torch reads but AdamW does not declare.
             setattr(optimizer, "found_inf", (~finite).float())  # noqa: B010
             setattr(optimizer, "grad_scale", divisor / factor)  # noqa: B010
             optimizer.step()
@@ -193,7 +193,7 @@ class Updater:
         self.good_steps = torch.where(grows, 0, self.good_steps)
 
     def check(self, step: int) -> int:
-        """Number of skipped steps; raise after too many in a row. Waits for the device."""
+        """Return the number of skipped steps; raise after too many in a row (device sync)."""
         if self.worst_streak.item() >= self.config.max_nonfinite:
             raise EligoError(
                 f"loss or gradients were not finite in {int(self.worst_streak.item())} steps in a "
@@ -267,7 +267,7 @@ def _parameters_by_optimizer(task: Task) -> dict[str, dict[str, nn.Parameter]]:
                     + f"; the task's modules are {', '.join(task.modules)}"
                 )
             owner[module] = name
-    found: dict[str, dict[str, nn.Parameter]] = {name: {} for name in task.optimizers}
+    groups: dict[str, dict[str, nn.Parameter]] = {name: {} for name in task.optimizers}
     for parameter_name, parameter in named_parameters(task.modules).items():
         module = parameter_name.split(".")[0]
         if module not in owner:
@@ -275,10 +275,10 @@ def _parameters_by_optimizer(task: Task) -> dict[str, dict[str, nn.Parameter]]:
                 f"module {module!r} has parameters that require a gradient but no optimizer; "
                 "name it in one, or freeze it"
             )
-        found[owner[module]][parameter_name] = parameter
-    for name, parameters in found.items():
+        groups[owner[module]][parameter_name] = parameter
+    for name, parameters in groups.items():
         if not parameters:
             raise ConfigError(
                 f"optimizer {name!r} has nothing to train: all its parameters are frozen"
             )
-    return found
+    return groups

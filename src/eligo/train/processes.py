@@ -31,13 +31,13 @@ def end(code: int = 0) -> None:
 
 
 class Processes:
-    """This process and the others of the run; with one process, every method is free."""
+    """This process and the others of the run; with one process, the methods do nothing."""
 
     def __init__(self) -> None:
         self.state = PartialState()
         self.count: int = self.state.num_processes
         launched = os.environ.get("WORLD_SIZE", "1")
-        if self.count == 1 and launched != "1":  # each would train into the same folder
+        if self.count == 1 and launched != "1":  # all would train into the same folder
             raise InputError(
                 f"this is one of {launched} processes that are not connected; without a GPU, set "
                 "ACCELERATE_USE_CPU=true to connect them"
@@ -58,7 +58,7 @@ class Processes:
         return tensor
 
     def most(self, number: int) -> int:
-        """The largest number of all processes."""
+        """Return the largest number of all processes."""
         if self.count > 1:
             tensor = torch.tensor(number, device=self.device)
             torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
@@ -66,7 +66,7 @@ class Processes:
         return number
 
     def gathered(self, values: list[Any]) -> list[Any]:
-        """The values of all processes in one list."""
+        """Return the values of all processes in one list."""
         return gather_object(values) if self.count > 1 else values
 
     def share_(self, tensor: Tensor) -> Tensor:
@@ -76,5 +76,5 @@ class Processes:
         return tensor
 
     def of_first(self, value: Any) -> Any:
-        """The first process's value, so that all make the same decision."""
+        """Return the first process's value, so that all make the same decision."""
         return broadcast_object_list([value])[0] if self.count > 1 else value

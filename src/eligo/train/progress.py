@@ -9,7 +9,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressBar:
-    """Progress of long work, written to stderr."""
+    """A progress bar on stderr."""
 
     def __init__(self, label: str, total: int, start: int = 0, *, visible: bool = True) -> None:
         self.label, self.total, self.start, self.visible = label, total, start, visible
@@ -52,6 +52,6 @@ class ProgressBar:
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds: 1:02:03."""
+    """Return hours, minutes and seconds: 1:02:03."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

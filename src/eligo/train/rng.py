@@ -13,7 +13,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """A 63-bit hash of some integers (splitmix64 over each in turn)."""
+    """Return a 63-bit hash of integers (splitmix64 over each in turn)."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & _MASK
@@ -24,12 +24,12 @@ def mix(*numbers: int) -> int:
 
 
 def seed_everything(*numbers: int) -> None:
-    """Seed Python, NumPy and torch (all devices in use) from some integers."""
+    """Seed Python, NumPy and torch (all devices in use) from integers."""
     seed = mix(*numbers)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
-    # torch.manual_seed would queue the call, with a stack trace, for each unused kind of device: a
-    # millisecond and a memory leak in every step.
+    # torch.manual_seed would queue the call, with a stack trace, for each unused device type, which
+    # costs a millisecond and leaks memory in every step.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

@@ -51,14 +51,14 @@ class SearchResult:
 
 
 def run_search(config: Config, search: SearchConfig) -> SearchResult:
-    """Work on the search, alone or beside other workers, until all trials are done.
+    """Run trials, alone or with other workers, until all are done.
 
     `config` is the whole config of a run, with `train: TrainConfig` and `build() -> Task`.
     """
     with _storage_errors(_train_of(config)):
         worker = _Worker(config, search)
-        while (number := worker.take()) is not None:
-            worker.run(number)
+        while (trial := worker.take()) is not None:
+            worker.run(trial)
         return worker.result()
 
 
@@ -87,7 +87,7 @@ class _Worker:
             )
 
     def take(self) -> "optuna.Trial | None":
-        """The next trial, its values chosen and its lock held; None when all are done."""
+        """Return the next trial, its values chosen and its lock held; None when all are done."""
         while True:
             with self._locked():
                 unfinished = self._requeue_killed()
@@ -132,7 +132,7 @@ class _Worker:
         except InputError:
             raise
         except EligoError as error:
-            # It diverged because of its values; the search goes on.
+            # Its values made it diverge; the search continues.
             logger.warning("trial %d failed: %s", trial.number, error)
         else:
             if result.ended != "stopped" and result.best:
@@ -251,7 +251,7 @@ def _check_range(where: str, choices: RangeConfig) -> None:
 
 
 def _sqlite_url(path: Path) -> str:
-    """The URL of a file for SQLAlchemy, with special characters escaped."""
+    """Return the URL of a file for SQLAlchemy, with special characters escaped."""
     from sqlalchemy import URL
 
     return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)

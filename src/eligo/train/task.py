@@ -66,7 +66,7 @@ class Task(ABC):
     def batches(
         self, start_step: int, rank: int, world_size: int, device: torch.device
     ) -> Iterator[Any]:
-        """Part `rank` of `world_size` equal parts of the batch of every step from `start_step` on.
+        """Yield part `rank` of `world_size` of the batch of every step from `start_step` on.
 
         The batch of step n must be a pure function of (seed, n), so that resuming is exact.
         Gradient accumulation appears here as a larger `world_size`.
@@ -74,11 +74,11 @@ class Task(ABC):
 
     @abstractmethod
     def step(self, batch: Any, progress: Progress) -> StepOutput:
-        """Losses of one part of a batch, under autocast, with the modules in training mode."""
+        """Return the losses of one part of a batch; under autocast, modules in training mode."""
 
     @abstractmethod
     def evaluate(self) -> Mapping[str, float]:
-        """Metrics on the validation split (never the test split), without gradients, eval mode.
+        """Return metrics on the validation split; without gradients, modules in eval mode.
 
         Called in every process; the metrics of the first one are used. They must be a function of
         the modules and the step: a run that is killed here evaluates again.
@@ -100,7 +100,7 @@ class Task(ABC):
         for module in self.modules.values():
             module.to(device)
 
-    def after_step(  # noqa: B027 (optional, not forgotten)
+    def after_step(  # noqa: B027 (optional)
         self, progress: Progress, optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> None:
         """Hook after the optimisers' step; random numbers here are the same in every process."""
@@ -137,10 +137,10 @@ class SourcedTask(Task, Generic[SourceT]):
 
     @abstractmethod
     def open_source(self) -> SourceT:
-        """The source that the config describes, on the device of the modules."""
+        """Open the source that the config describes, on the device of the modules."""
 
     def check(self, check: DataCheck) -> None:
-        """The source's data."""
+        """Check the source's data."""
         self.source.check(check)
 
     def batches(
@@ -150,6 +150,6 @@ class SourcedTask(Task, Generic[SourceT]):
         world_size: int,
         device: torch.device,  # noqa: ARG002 (the source has its own)
     ) -> Iterator[Any]:
-        """This process's share of the batch of every step."""
+        """Yield this process's share of the batch of every step."""
         size, seed = self._settings.batch_size, self._settings.seed
         return self.source.batches(size, seed, start_step, rank, world_size)

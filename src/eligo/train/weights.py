@@ -22,11 +22,11 @@ from eligo.pretrained.load import misfits, not_finite, refuse_misfits
 from eligo.pretrained.untrusted import read_header
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-_FEW = 10_000_000  # weights, which are cheap to allocate
+_FEW = 10_000_000  # weights; so many are always cheap to allocate
 
 
 def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """Parameters that require a gradient, as `<module>.<parameter>`; tied ones once."""
+    """Return parameters that require a gradient, as `<module>.<parameter>`; tied ones once."""
     seen: set[nn.Parameter] = set()
     found: dict[str, nn.Parameter] = {}
     for name, module in modules.items():
@@ -151,7 +151,7 @@ class WeightAverage:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Put the averages into the modules; the raw weights come back at the end."""
+        """Use the averages in the modules within the block."""
         self._swap()
         try:
             yield

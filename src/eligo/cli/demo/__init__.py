@@ -1,7 +1,7 @@
-"""`eligo demo`: the main job on the embedded default, or the part of it that fits one's own files.
+"""`eligo demo`: all four tasks on the shipped models, or your own questions on your own images.
 
-A part is a file beside this one with `run(work) -> Part`; each measures one family's shipped model
-beside its baselines, on scenes that nobody trained on.
+Each task has a module here with `run(settings) -> Part`, which compares the shipped model with its
+baselines on scenes that no model was trained on.
 """
 
 import time
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PARTS = ("tokens", "shots", "patches", "pixels")
 SEED = 2026
-"""Of the demo's scenes: trainings and exams have 0."""
+"""Seed of the demo's scenes; training and studies use 0."""
 
 
 def run(
@@ -46,9 +46,9 @@ def run(
             text lines IMAGE<tab>QUESTION[<tab>ANSWER].
         model: With --questions, folder or hub name of the host; by default the shipped tiny LLaVA.
         plan: With --questions, a plan: a folder or the name of a shipped one.
-        seed: Another one gives other scenes.
+        seed: Seed of the generated scenes.
         device: Where to run: auto, cpu or cuda.
-        quick: A quarter of everything: wide intervals, but quickly.
+        quick: Use a quarter of the data: faster, with wider intervals.
         json: Print one JSON document instead of a table.
     """
     given = {"--images": images, "--model": model, "--plan": plan}
@@ -57,32 +57,33 @@ def run(
     ):
         raise InputError(f"{', '.join(extra)} can be given only with --questions FILE")
     from eligo.cli.demo import own, page
-    from eligo.cli.demo.part import Work
+    from eligo.cli.demo.part import DemoSettings
     from eligo.cli.demo.table import table
     from eligo.pretrained.devices import resolve_device
 
-    if out is None:  # one's own questions leave the main demo's results alone
+    if out is None:  # do not overwrite the main demo's results
         out = Path("runs/demo" if questions is None else "runs/demo_questions")
     page.prepare(out)
-    work = Work(seed, str(resolve_device(device)), quick)
+    settings = DemoSettings(seed, str(resolve_device(device)), quick)
     if questions is not None:
-        parts = [_timed(lambda: own.run(work, images, questions, model, plan))]
+        parts = [_timed(lambda: own.run(settings, images, questions, model, plan))]
     else:
         modules = (import_module(f"eligo.cli.demo.{name}") for name in PARTS)
-        parts = [_timed(lambda module=module: module.run(work)) for module in modules]
-    found = page.write(out, parts, work)
+        parts = [_timed(lambda module=module: module.run(settings)) for module in modules]
+    summary = page.write(out, parts, settings)
     if json:
-        print_result(found, json=True)
+        print_result(summary, json=True)
         return
     console = results()
     console.print(table(parts, console))
-    written = [*([f"{found['page']} (open it in a browser)"] if found["page"] else []),
-               str(out / page.RESULTS)]  # fmt: skip
-    told = f"{found['seconds']:.0f} s. Written: {', '.join(written)}"
-    console.print(told, highlight=False, markup=False, soft_wrap=True)
+    written = str(out / page.RESULTS)
+    if summary["page"]:
+        written = f"{summary['page']} (open it in a browser), {written}"
+    message = f"{summary['seconds']:.0f} s. Written: {written}"
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
-def _timed(make: Callable[[], "Part"]) -> "Part":
+def _timed(run_part: Callable[[], "Part"]) -> "Part":
     began = time.perf_counter()
-    part = make()
+    part = run_part()
     return replace(part, seconds=time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""One's own questions on one's own images: the same host with all vision tokens and with fewer."""
+"""Your own questions on your own images, with all vision tokens and with fewer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import NamedTuple
 from torch import nn
 
 from eligo.cli.console import warn_unknown_words
-from eligo.cli.demo.part import Part, Row, Work
-from eligo.cli.demo.tokens import ASKS, NAME
+from eligo.cli.demo.part import DemoSettings, MethodResult, Part
+from eligo.cli.demo.tokens import NAME, QUESTION
 from eligo.errors import InputError
 from eligo.explorer.record import Answer
 from eligo.images import open_image
@@ -30,78 +30,83 @@ from eligo.train.progress import ProgressBar
 from eligo.vqa import VqaExample, normalise_answer, read_vqa, read_vqa_lines, vqa_accuracy
 
 _RECORDS, _QUICK = 12, 8
-_STAND_IN = "tome"
-_SHARE = 1 / 3  # of the tokens: both for a host that no trained plan is shipped for
-_TEXT = 20  # tokens of a question, to find the cheapest plan by
+_DEFAULT_METHOD, _RATIO = "tome", 1 / 3  # for a host without a shipped plan
+_TEXT = 20  # assumed tokens of a question, to find the cheapest plan
 _NOTE = (
-    "{count} of your questions, put to {host}. Score: right answers ('same answer': as with all "
+    "{count} of your questions, put to {host}. Score: accuracy ('same answer': as with all "
     "tokens). FLOPs: language model and selector. Time: to the first token of the first answer, "
     "median of ten."
 )
-_TINY = " It knows generated scenes only: on photographs say --model FOLDER."
+_TINY = " It was trained on generated scenes only: for photographs, give --model FOLDER."
 _REST = (
-    " The other parts need more than questions: see eligo shots predict, eligo patches search and "
-    "eligo pixels predict."
+    " For the other tasks, see eligo shots predict, eligo patches search and eligo pixels predict."
 )
 
 
-class _Said(NamedTuple):
+class _Result(NamedTuple):
     answer: str
     cost: Cost
 
 
 def run(
-    work: Work, images: Path | None, questions: Path, model: str | None, plan: str | None
+    settings: DemoSettings,
+    images: Path | None,
+    questions: Path,
+    model: str | None,
+    plan: str | None,
 ) -> Part:
-    """Answer every question twice; compare answers and costs."""
-    asked = read_questions(questions, images)[: _QUICK if work.quick else None]
-    host, processor = load_host(HostConfig(model=model), device=work.device)
-    warn_unknown_words(processor.tokenizer, (one.question for one in asked))
+    """Answer every question with all tokens and with a plan; compare answers and costs."""
+    examples = read_questions(questions, images)[: _QUICK if settings.quick else None]
+    host, processor = load_host(HostConfig(model=model), device=settings.device)
+    warn_unknown_words(processor.tokenizer, (example.question for example in examples))
     name, pruned = choose_plan(HostShape.of(host), model, plan)
-    move_plan(pruned, work.device)
+    move_plan(pruned, settings.device)
     is_learned = any(isinstance(stage.reducer, nn.Module) for stage in pruned.stages)
-    whole: list[_Said] = []
-    fewer: list[_Said] = []
+    whole: list[_Result] = []
+    fewer: list[_Result] = []
     records = []
-    with ProgressBar("questions", len(asked)) as bar:
-        for number, one in enumerate(asked):
-            image = open_image(one.image)
-            full, found = (
+    with ProgressBar("questions", len(examples)) as bar:
+        for number, example in enumerate(examples):
+            image = open_image(example.image)
+            full, reduced = (
                 predict(
                     image,
-                    one.question,
+                    example.question,
                     model=host,
                     processor=processor,
-                    plan=used,
+                    plan=plan_used,
                     timed=number == 0,
                 )
-                for used in (Plan(), pruned)
+                for plan_used in (Plan(), pruned)
             )
-            whole.append(_Said(full.answer, full.cost))
-            fewer.append(_Said(found.answer, found.cost))
+            whole.append(_Result(full.answer, full.cost))
+            fewer.append(_Result(reduced.answer, reduced.cost))
             if number < _RECORDS:
-                said = (("all tokens", full.answer), (name, found.answer))
-                answers = [Answer(who, text, _is_right(text, one)) for who, text in said]
-                note = f"{one.image.name}{_truth(one)}"
-                records.append(record(found, answers=answers, note=note))
+                texts = {"all tokens": full.answer, name: reduced.answer}
+                answers = [
+                    Answer(who, text, _is_right(text, example)) for who, text in texts.items()
+                ]
+                note = f"{example.image.name}{_reference(example)}"
+                records.append(record(reduced, answers=answers, note=note))
             bar.update(number + 1)
     same = [
         normalise_answer(a.answer) == normalise_answer(b.answer)
         for a, b in zip(whole, fewer, strict=True)
     ]
     rows = (
-        _row("all tokens", whole, asked),
-        _row(name, fewer, asked, is_ours=is_learned),
-        Row.of_hits("same answer", same),
+        _row("all tokens", whole, examples),
+        _row(name, fewer, examples, is_ours=is_learned),
+        MethodResult.of_hits("same answer", same),
     )
-    told = "the tiny LLaVA" if model is None else Path(model).name
-    note = _NOTE.format(count=len(asked), host=told) + (_TINY if model is None else "") + _REST
-    return Part(NAME, ASKS, note, rows, tuple(records))
+    host_name = "the tiny LLaVA" if model is None else Path(model).name
+    note = (
+        _NOTE.format(count=len(examples), host=host_name) + (_TINY if model is None else "") + _REST
+    )
+    return Part(NAME, QUESTION, note, rows, tuple(records))
 
 
 def read_questions(path: Path, images: Path | None) -> list[VqaExample]:
-    """JSON lines, VQAv2's questions (.json), or lines of image, question and perhaps an answer
-    with tabs between."""
+    """Read JSON lines, questions of VQAv2 (.json), or lines IMAGE<tab>QUESTION[<tab>ANSWER]."""
     if images is not None and not images.is_dir():
         raise InputError(f"--images: there is no folder {images}")
     if path.suffix == ".jsonl":
@@ -114,48 +119,48 @@ def read_questions(path: Path, images: Path | None) -> list[VqaExample]:
 
 
 def _read_lines(path: Path, folder: Path) -> list[VqaExample]:
-    found = []
+    examples = []
     for number, line in numbered_lines(path):
         image, *rest = (part.strip() for part in line.split("\t"))
         if len(rest) not in (1, 2) or not rest[0]:
             raise InputError(
-                f"{path}:{number}: got {line!r:.60}, expected IMAGE, QUESTION and perhaps ANSWER "
-                "with tabs between them"
+                f"{path}:{number}: got {line!r:.60}, expected IMAGE, QUESTION and "
+                "optionally ANSWER, separated by tabs"
             )
         if not (folder / image).is_file():
             raise InputError(f"{path}:{number}: there is no image {folder / image}")
         question = place_image(rest[0], f"{path}:{number}: question")
         if not question:
-            raise InputError(f"{path}:{number}: question: holds {rest[0]!r} and no words")
+            raise InputError(f"{path}:{number}: question: got {rest[0]!r}, which has no words")
         answers = tuple(filter(None, rest[1:]))
-        found.append(VqaExample(str(number), folder / image, question, answers))
-    if not found:
+        examples.append(VqaExample(str(number), folder / image, question, answers))
+    if not examples:
         raise InputError(f"{path}: holds no questions")
-    return found
+    return examples
 
 
 def choose_plan(shape: HostShape, model: str | None, plan: str | None) -> tuple[str, Plan]:
-    """The one that is asked for; else the cheapest shipped one; else a baseline's."""
+    """Return the given plan, the cheapest shipped one, or (other hosts) a training-free one."""
     if plan is not None:
         return Path(plan).name, Plan.from_pretrained(plan)
     learned = {name: Plan.from_pretrained(name) for name in shipped_models(PLAN)}
     if model is None and learned:
         name = min(learned, key=lambda name: spending(shape, learned[name], _TEXT))
         return name, learned[name]
-    return _STAND_IN, Plan(Stage1(build(_STAND_IN), ratio=_SHARE))
+    return _DEFAULT_METHOD, Plan(Stage1(build(_DEFAULT_METHOD), ratio=_RATIO))
 
 
 def _row(
-    name: str, found: Sequence[_Said], asked: Sequence[VqaExample], *, is_ours: bool = False
-) -> Row:
-    spent = [1 - one.cost.reduction_with_selector for one in found]
-    first = found[0].cost.measured.ttft_p50_ms
-    schedule = found[0].cost.schedule
+    name: str, results: Sequence[_Result], examples: Sequence[VqaExample], *, is_ours: bool = False
+) -> MethodResult:
+    spent = [1 - result.cost.reduction_with_selector for result in results]
+    first = results[0].cost.measured.ttft_p50_ms
+    schedule = results[0].cost.schedule
     counts = [schedule.merged, *(budget for _, budget in schedule.cuts)]
-    right = [_is_right(one.answer, row) for one, row in zip(found, asked, strict=True)]
-    return Row.of_hits(
+    hits = [_is_right(result.answer, row) for result, row in zip(results, examples, strict=True)]
+    return MethodResult.of_hits(
         name,
-        [one for one in right if one is not None],
+        [hit for hit in hits if hit is not None],
         ">".join(map(str, counts)),
         flops=sum(spent) / len(spent),
         seconds=None if first is None else first / 1000,
@@ -163,9 +168,9 @@ def _row(
     )
 
 
-def _is_right(said: str, asked: VqaExample) -> bool | None:
-    return vqa_accuracy(said, asked.answers) > 0.5 if asked.answers else None
+def _is_right(answer: str, example: VqaExample) -> bool | None:
+    return vqa_accuracy(answer, example.answers) > 0.5 if example.answers else None
 
 
-def _truth(asked: VqaExample) -> str:
-    return f"; the answer is: {asked.answers[0]}" if asked.answers else ""
+def _reference(example: VqaExample) -> str:
+    return f"; the answer is: {example.answers[0]}" if example.answers else ""

@@ -1,4 +1,4 @@
-"""What every part of the demo is given, and what it gives back."""
+"""The settings and results of a part of the demo."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,53 +8,53 @@ from eligo.report.intervals import wilson_interval
 
 
 @dataclass(frozen=True)
-class Work:
-    """How the parts are to work."""
+class DemoSettings:
+    """The settings of all parts."""
 
     seed: int
-    """Of the scenes; no training used it."""
+    """Seed of the scenes; no model was trained with it."""
     device: str
     quick: bool = False
-    """A quarter of everything."""
+    """Use a quarter of the data."""
 
     def count(self, number: int) -> int:
-        """How many of something, of so many usually."""
+        """Return a number of samples: a quarter of it if `quick`."""
         return max(1, number // 4) if self.quick else number
 
 
 @dataclass(frozen=True)
-class Row:
-    """One arm: who chose, and what came of it."""
+class MethodResult:
+    """The result of one method: a row of the table."""
 
-    arm: str
+    method: str
     score: float | None
-    """0 to 1, as are the ends of its 95 % interval; None: nobody knows what is right."""
+    """From 0 to 1; None without reference answers. `low` and `high`: its 95 % interval."""
     low: float
     high: float
     kept: str = ""
-    """Of what it could have kept."""
+    """What it kept, such as `4 of 36`."""
     flops: float | None = None
-    """Of what the whole costs, 0 to 1."""
+    """Relative to the unpruned model."""
     seconds: float | None = None
     is_ours: bool = False
-    """Learned, by what this package is about."""
+    """Whether it is a trained model of eligo."""
 
     @classmethod
     def of_hits(
         cls,
-        arm: str,
+        method: str,
         hits: Sequence[bool],
         kept: str = "",
         *,
         flops: float | None = None,
         seconds: float | None = None,
         is_ours: bool = False,
-    ) -> "Row":
-        """The share of what was right, with Wilson's interval; nothing to judge: no score."""
+    ) -> "MethodResult":
+        """Score by the share of hits, with Wilson's interval; no score without hits."""
         if not hits:
-            return cls(arm, None, 0.0, 1.0, kept, flops, seconds, is_ours)
+            return cls(method, None, 0.0, 1.0, kept, flops, seconds, is_ours)
         low, high = wilson_interval(sum(hits), len(hits))
-        return cls(arm, sum(hits) / len(hits), low, high, kept, flops, seconds, is_ours)
+        return cls(method, sum(hits) / len(hits), low, high, kept, flops, seconds, is_ours)
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,23 @@ class Part:
     """One family's part of the demo."""
 
     name: str
-    asks: str
+    question: str
     """The question that the family answers."""
     note: str
-    """What was done and what the score is; without rows, why nothing was."""
-    rows: tuple[Row, ...] = ()
+    """What was measured and how; without rows, why nothing was measured."""
+    rows: tuple[MethodResult, ...] = ()
     records: tuple[ExplorerRecord, ...] = ()
     seconds: float = 0.0
 
 
-def worth_showing(
+def pick_examples(
     won: Sequence[bool], lost: Sequence[bool], most: int, rest: Sequence[int] | None = None
 ) -> list[int]:
-    """Which cases tell most: two that were won, one that was lost, then the rest in its order.
+    """Return the examples to show: two won, one lost, then `rest` (by default all) in order.
 
-    >>> worth_showing([False, True, True, True], [True, False, False, False], 4)
+    >>> pick_examples([False, True, True, True], [True, False, False, False], 4)
     [1, 2, 0, 3]
     """
-    first = [place for place, one in enumerate(won) if one][:2]
-    first += [place for place, one in enumerate(lost) if one][:1]
+    first = [place for place, is_won in enumerate(won) if is_won][:2]
+    first += [place for place, is_lost in enumerate(lost) if is_lost][:1]
     return list(dict.fromkeys([*first, *(range(len(won)) if rest is None else rest)]))[:most]

@@ -1,4 +1,4 @@
-"""Rooms segmented without and with tags: of two names for one look, only the tags tell which."""
+"""Segmentation of rooms without and with tags; only the tags distinguish twin classes."""
 
 from time import perf_counter
 
@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from eligo.cli.demo.part import Part, Row, Work
+from eligo.cli.demo.part import DemoSettings, MethodResult, Part
 from eligo.explorer.record import Answer, ExplorerRecord
 from eligo.pixels.config import AugmentConfig, ScenesDataConfig
 from eligo.pixels.data.scene_source import SceneSet, SceneSource
@@ -22,8 +22,8 @@ from eligo.scenes.config import ROOMS
 from eligo.scenes.words import LABELS, TWINS
 from eligo.train.progress import ProgressBar
 
-NAME, ASKS = "pixels", "which words guide which pixel?"
-ARMS: dict[str, Provenance] = {
+NAME, QUESTION = "pixels", "which words guide which pixel?"
+METHODS: dict[str, Provenance] = {
     "no tags": "none",
     "another room's tags": "shuffled",
     "a tagger's (90 %)": "predicted",
@@ -35,79 +35,85 @@ _RESAMPLES = 1000
 _TWINS = [LABELS.index(name) for pair in TWINS.items() for name in pair]
 _DEPTH_RANGE = (1.0, 6.0)  # metres
 _NOTE = (
-    "{count} fresh rooms, each twice: the second time its twins (ring or hoop, gem or tile, moon "
-    "or horn: one look, two names) go by their other name. Score: mean IoU of the twins; looks "
-    "alone can give 33 % at most. The tagger's precision and recall are 90 %."
+    "{count} new rooms, each used twice: the second time with the other name of its twin classes "
+    "(ring/hoop, gem/tile, moon/horn look identical). Score: mean IoU of the twins; without tags, "
+    "33 % at most. The tagger's precision and recall are 90 %."
 )
 
 
 @torch.no_grad()
-def run(work: Work) -> Part:
-    """Segment all rooms with every kind of tags."""
+def run(settings: DemoSettings) -> Part:
+    """Segment all rooms with every source of tags."""
     if SHIPPED not in shipped_models():
-        return Part(NAME, ASKS, "no trained model is shipped yet")
-    segmenter = Segmenter.from_pretrained(device=torch.device(work.device))
-    source = _source(segmenter, work)
+        return Part(NAME, QUESTION, "no trained model is shipped yet")
+    segmenter = Segmenter.from_pretrained(device=torch.device(settings.device))
+    source = _source(segmenter, settings)
     rooms = source.scenes("test")
     worlds = (rooms, rooms.renamed())
     rows = []
-    with ProgressBar(NAME, len(ARMS)) as bar:
-        for arm, provenance in ARMS.items():
+    with ProgressBar(NAME, len(METHODS)) as bar:
+        for method, provenance in METHODS.items():
             pixels = sum(count_pixels(segmenter, source, world, provenance) for world in worlds)
             assert isinstance(pixels, Tensor)
             kept = "" if provenance == "none" else f"{_words(rooms, provenance):.1f} words"
-            rows.append(Row(arm, *twin_iou(pixels, work.seed), kept, is_ours=arm == OURS))
+            rows.append(
+                MethodResult(method, *twin_iou(pixels, settings.seed), kept, is_ours=method == OURS)
+            )
             bar.update(len(rows))
     note = _NOTE.format(count=len(rooms))
     picked = range(min(_RECORDS, len(rooms)))
     return Part(
-        NAME, ASKS, note, tuple(rows), tuple(_record(segmenter, source, worlds, r) for r in picked)
+        NAME,
+        QUESTION,
+        note,
+        tuple(rows),
+        tuple(_record(segmenter, source, worlds, r) for r in picked),
     )
 
 
-def _source(segmenter: Segmenter, work: Work) -> SceneSource:
+def _source(segmenter: Segmenter, settings: DemoSettings) -> SceneSource:
     config = segmenter.config
     assert segmenter.encoder is None or isinstance(segmenter.encoder, WordsEncoder)
     data = ScenesDataConfig(
-        scenes=ROOMS.replace({"seed": work.seed}), test_images=work.count(_ROOMS)
+        scenes=ROOMS.replace({"seed": settings.seed}), test_images=settings.count(_ROOMS)
     )
-    where = torch.device(work.device)
+    where = torch.device(settings.device)
     return SceneSource(data, config.inputs, config.text, segmenter.encoder, AugmentConfig(), where)
 
 
 def _words(rooms: SceneSet, provenance: Provenance) -> float:
-    """Tags of a room, on average."""
+    """Return the mean number of tags of a room."""
     return float((rooms.tags(provenance).labels >= 0).sum(-1).float().mean())
 
 
 def count_pixels(
     segmenter: Segmenter, source: SceneSource, rooms: SceneSet, provenance: Provenance
 ) -> Int[Tensor, "rooms classes classes"]:
-    """Pixels of each room by label and prediction."""
-    found = []
+    """Return the confusion matrix of each room."""
+    matrices = []
     for rows in torch.arange(len(rooms), device=segmenter.device).split(_BATCH):
         text = source.words(rooms, rows, provenance, 0)
         batch = rooms.batch(rows, source.inputs, text)
-        said = segmenter.model(
+        predicted = segmenter.model(
             batch.rgb, batch.depth, batch.depth_mask, batch.text, maps=False
         ).logits.argmax(1)
         count = segmenter.config.num_classes
-        found += [
-            confusion_matrix(one, labels.long(), count)
-            for one, labels in zip(said, batch.labels, strict=True)
+        matrices += [
+            confusion_matrix(classes, labels.long(), count)
+            for classes, labels in zip(predicted, batch.labels, strict=True)
         ]
-    return torch.stack(found).cpu()
+    return torch.stack(matrices).cpu()
 
 
 def twin_iou(
     pixels: Int[Tensor, "rooms classes classes"], seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean IoU of the twins, and its 95 % interval: rooms are drawn with replacement."""
+    """Return the mean IoU of the twins and its 95 % bootstrap interval over rooms."""
     rooms = len(pixels)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(rooms, (_RESAMPLES, rooms), generator=generator)
     times = torch.zeros(_RESAMPLES, rooms).scatter_add_(1, drawn, torch.ones(drawn.shape))
-    times = torch.cat([torch.ones(1, rooms), times]).double()  # first as they are
+    times = torch.cat([torch.ones(1, rooms), times]).double()  # first without resampling
     counts = torch.einsum("sr,rij->sij", times, pixels.double())
     right = counts.diagonal(dim1=1, dim2=2)
     union = counts.sum(1) + counts.sum(2) - right
@@ -119,7 +125,7 @@ def twin_iou(
 def _record(
     segmenter: Segmenter, source: SceneSource, worlds: tuple[SceneSet, SceneSet], row: int
 ) -> ExplorerRecord:
-    """A room with its own tags; beside it, what was said without any and with other names."""
+    """Return the record of a room with its tags, without tags, and with its twins' other names."""
     rooms, renamed = worlds
     rendered = rooms.rendered
     batch = rooms.batch(torch.tensor([row], device=segmenter.device), source.inputs, None)
@@ -127,25 +133,25 @@ def _record(
     if batch.depth is not None and batch.depth_mask is not None:
         depth = (batch.depth[0].cpu(), batch.depth_mask[0].cpu())
     rgb = rendered.rgb[row].cpu()
-    silent = segment(segmenter, rgb, depth)
+    untagged = segment(segmenter, rgb, depth)
     other = segment(segmenter, rgb, depth, tags=renamed.tags("oracle").text(row))
     began = perf_counter()
-    told = segment(segmenter, rgb, depth, tags=rooms.tags("oracle").text(row))
+    tagged = segment(segmenter, rgb, depth, tags=rooms.tags("oracle").text(row))
     seconds = perf_counter() - began
     near, far = _DEPTH_RANGE
     truth, other_truth = (world.rendered.labels[row].cpu() for world in worlds)
-    judged = (("without tags", silent, truth), ("with tags", told, truth))
-    if other.words != told.words:  # a room without a twin has no other names
-        judged += ((f"told {', '.join(other.words)}", other, other_truth),)
+    compared = (("without tags", untagged, truth), ("with tags", tagged, truth))
+    if other.words != tagged.words:  # a room without twins has no other names
+        compared += ((f"with other tags: {', '.join(other.words)}", other, other_truth),)
     return record(
-        told,
+        tagged,
         depth=depth_picture(rendered.depth[row].cpu(), near=near, far=far),
         labels={
-            "without tags": silent.labels, "twins' other names": other.labels, "the truth": truth
+            "without tags": untagged.labels, "twins' other names": other.labels, "the truth": truth
         },
         answers=[
-            Answer(who, f"{float((one.labels == wanted).float().mean()):.1%} of the pixels right")
-            for who, one, wanted in judged
+            Answer(who, f"{(result.labels == labels).float().mean():.1%} of the pixels right")
+            for who, result, labels in compared
         ],
         cost={"one forward": f"{1000 * seconds:.0f} ms"},
     )  # fmt: skip

@@ -8,7 +8,7 @@ from jaxtyping import Int64
 from PIL import Image
 from torch import Tensor
 
-from eligo.cli.demo.part import Part, Row, Work, worth_showing
+from eligo.cli.demo.part import DemoSettings, MethodResult, Part, pick_examples
 from eligo.explorer.record import Answer, ExplorerRecord
 from eligo.pretrained.load import shipped_models
 from eligo.report.pictures import rgb_picture
@@ -32,7 +32,7 @@ from eligo.shots.pool.sampler import Sampler
 from eligo.shots.selector import PoolSelector
 from eligo.train.progress import ProgressBar
 
-NAME, ASKS = "shots", "which examples enter the prompt?"
+NAME, QUESTION = "shots", "which examples enter the prompt?"
 NONE, NEAREST = "zero-shot", "kNN"
 BEST = "shots_v1_gate"
 SHOTS = 2
@@ -46,18 +46,18 @@ _NOTE = (
 )
 
 
-def run(work: Work) -> Part:
+def run(settings: DemoSettings) -> Part:
     """Compare the shipped selectors with zero-shot, random, kNN and MMR."""
     selectors = shipped_selectors()
     if LEARNER not in shipped_models() or not selectors:
-        return Part(NAME, ASKS, "no trained model is shipped yet")
-    learner: Any = load_vlm(find_learner(), device=torch.device(work.device))[0]
+        return Part(NAME, QUESTION, "no trained model is shipped yet")
+    learner: Any = load_vlm(find_learner(), device=torch.device(settings.device))[0]
     learner.requires_grad_(False)
-    scenes = scenes_for(learner.config.vision_config.image_size, work.seed)
-    world = make_world(learner, scenes, "test", work.count(_LEXICONS))
+    scenes = scenes_for(learner.config.vision_config.image_size, settings.seed)
+    world = make_world(learner, scenes, "test", settings.count(_LEXICONS))
     queries, _ = world.draw(_QUERIES)
     learned = {selector_label(name): on_pool(name, world.pool) for name in selectors}
-    chosen = choose(world, queries, learned, work.seed)
+    chosen = choose(world, queries, learned, settings.seed)
     scorer = LearnerScorer(learner, world)
     with ProgressBar(NAME, len(chosen)) as bar:
         answers: dict[str, Answers] = {}
@@ -66,18 +66,18 @@ def run(work: Work) -> Part:
             answers[name] = scorer.answers(queries, picks)
             bar.update(len(answers))
     rows = tuple(
-        Row.of_hits(
+        MethodResult.of_hits(
             name,
-            found.right.tolist(),
+            result.right.tolist(),
             f"{int(chosen[name][0].num_kept)} of {NUM_CANDIDATES}",
             is_ours=name in learned,
         )
-        for name, found in answers.items()
+        for name, result in answers.items()
     )
     guess = 100 * float(world.guess[queries].mean())
     note = _NOTE.format(count=len(queries), shots=SHOTS, candidates=NUM_CANDIDATES, guess=guess)
     records = _Records(world, scenes, queries, chosen, answers, ours=next(iter(learned)))
-    return Part(NAME, ASKS, note, rows, tuple(records.make()))
+    return Part(NAME, QUESTION, note, rows, tuple(records.make()))
 
 
 def shipped_selectors() -> list[str]:
@@ -108,14 +108,15 @@ def choose(
         NEAREST: KNN(),
         "MMR": MMR(_BALANCE),
     }
-    selectors = {name: one.fit([], world.pool) for name, one in baselines.items()} | dict(learned)
+    selectors = {name: baseline.fit([], world.pool) for name, baseline in baselines.items()}
+    selectors |= learned
     sampler = Sampler(world.pool, SamplerConfig(num_candidates=NUM_CANDIDATES))
     queries = [as_query(world.queries, row) for row in rows.tolist()]
     names = [sampler.names(query) for query in queries]
     return {
         name: [
-            selector.select(query, SHOTS, candidates=some)
-            for query, some in zip(queries, names, strict=True)
+            selector.select(query, SHOTS, candidates=candidates)
+            for query, candidates in zip(queries, names, strict=True)
         ]
         for name, selector in selectors.items()
     }
@@ -141,7 +142,7 @@ def scene_of(group: str | None) -> int:
 
 
 class _Records:
-    """Some of the questions, with their pictures, for the explorer."""
+    """The explorer records of a few questions."""
 
     def __init__(
         self,
@@ -157,9 +158,9 @@ class _Records:
         self.chosen, self.answers = chosen, answers
 
     def make(self) -> list[ExplorerRecord]:
-        """Return questions that only ours answers (not kNN), that ours misses, then the first."""
+        """Return records of questions that ours answers and kNN does not, or that ours misses."""
         ours, nearest = self.answers[self.ours].right, self.answers[NEAREST].right
-        places = worth_showing((ours & ~nearest).tolist(), (~ours).tolist(), _RECORDS)
+        places = pick_examples((ours & ~nearest).tolist(), (~ours).tolist(), _RECORDS)
         return [self._record(place) for place in places]
 
     def _record(self, place: int) -> ExplorerRecord:
@@ -173,10 +174,10 @@ class _Records:
         answers = tuple(
             Answer(
                 name,
-                to_text([int(found.token[place]) - FIRST_WORD]) or "(no word)",
-                bool(found.right[place]),
+                to_text([int(result.token[place]) - FIRST_WORD]) or "(no word)",
+                bool(result.right[place]),
             )
-            for name, found in self.answers.items()
+            for name, result in self.answers.items()
         )
         return record(
             payload["question"],

@@ -1,5 +1,5 @@
-"""Questions answered from all vision tokens, from those that a trained plan keeps, and from as dear
-ones of training-free baselines."""
+"""Questions answered with all vision tokens, with trained plans, and with training-free baselines
+at the FLOPs of the cheapest plan."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from eligo.cli.demo.part import Part, Row, Work, worth_showing
+from eligo.cli.demo.part import DemoSettings, MethodResult, Part, pick_examples
 from eligo.explorer.record import Answer, ExplorerRecord
 from eligo.pretrained.load import shipped_models
 from eligo.report.pictures import rgb_picture
@@ -27,57 +27,59 @@ from eligo.tokens.plan import Plan, Stage1
 from eligo.tokens.plan_files import PLAN
 from eligo.train.progress import ProgressBar
 
-NAME, ASKS = "tokens", "which vision tokens survive inside the language model?"
+NAME, QUESTION = "tokens", "which vision tokens survive inside the language model?"
 HOST = "vlm"
 BASELINES = {"tome": "tome:rounds=8", "visionzip": "visionzip:contextual_ratio=0.4"}
-"""With the settings that `eligo tokens exam` found best for them at this cost."""
+"""With the best settings at this cost, according to `python -m benchmarks.tokens.study`."""
 BLIND = "no image (blind)"
 _QUESTIONS = 96  # sixteen of each family
 _BLIND_SCENES = 2000  # of the training split, on which blind answers are fitted
-_SHARE = 1 / 9  # without a trained plan baselines spend what so many tokens would
+_SHARE = 1 / 9  # of the tokens, which sets the cost of the baselines without a trained plan
 _RECORDS = 5
 _NOTE = (
-    "{count} questions on as many fresh scenes, put to the tiny LLaVA. Score: right answers. "
-    "Baselines spend what the cheapest plan does, with the best settings of `eligo tokens exam`. "
-    "FLOPs: language model and selector. Time: an answer, all included, "
+    "{count} questions on as many new scenes, answered by the tiny LLaVA. Score: accuracy. "
+    "Baselines have the FLOPs of the cheapest plan and the best settings of `python -m "
+    "benchmarks.tokens.study`. FLOPs: language model and selector. Time: a whole answer, "
     "in batches of six: median of {batches} batches."
 )
 _NO_PLAN = " No trained plan is shipped yet: only training-free baselines are shown."
 
 
-def run(work: Work) -> Part:
-    """Ask, compare, and show some of the questions."""
+def run(settings: DemoSettings) -> Part:
+    """Answer the questions with every plan, and compare."""
     if HOST not in shipped_models():
-        return Part(NAME, ASKS, "no trained model is shipped yet")
+        return Part(NAME, QUESTION, "no trained model is shipped yet")
     host: Any
-    host, processor = load_host(HostConfig(), device=work.device)
-    shape, seen = HostShape.of(host), host.config.vision_config
-    world = SceneConfig(seed=work.seed, height=seen.image_size, width=seen.image_size)
-    side = seen.image_size // seen.patch_size
+    host, processor = load_host(HostConfig(), device=settings.device)
+    shape, vision = HostShape.of(host), host.config.vision_config
+    world = SceneConfig(seed=settings.seed, height=vision.image_size, width=vision.image_size)
+    side = vision.image_size // vision.patch_size
     examples = SceneExamples(
-        world, "test", work.count(_QUESTIONS), grid=(side, side), device=work.device
+        world, "test", settings.count(_QUESTIONS), grid=(side, side), device=settings.device
     )
     learned = {name: Plan.from_pretrained(name) for name in shipped_models(PLAN)}
-    plans = arms(shape, learned, _text_length(processor, examples))
-    # A batch holds every family once: all batches are alike, so their times can be compared.
+    plans = compared_plans(shape, learned, _text_length(processor, examples))
+    # A batch holds every family once, so that the times of batches can be compared.
     with ProgressBar(NAME, len(examples)) as bar:
         answers = answer_questions(
             host, processor, examples, plans, batch_size=len(FAMILIES), on_progress=bar.update
         )
     rows = [_row(name, answers, is_ours=name in learned) for name in plans]
-    rows.append(Row.of_hits(BLIND, answer_blindly(examples, work.count(_BLIND_SCENES))[1], "0"))
+    rows.append(
+        MethodResult.of_hits(BLIND, answer_blindly(examples, settings.count(_BLIND_SCENES))[1], "0")
+    )
     note = _NOTE.format(count=len(examples), batches=len(answers.seconds[WHOLE]))
     return Part(
         NAME,
-        ASKS,
+        QUESTION,
         note + ("" if learned else _NO_PLAN),
         tuple(rows),
         tuple(_records(host, processor, plans, list(learned), examples, answers)),
     )
 
 
-def arms(shape: HostShape, learned: Mapping[str, Plan], text: int) -> dict[str, Plan]:
-    """All tokens, the trained plans, and baselines that spend what the cheapest of these does."""
+def compared_plans(shape: HostShape, learned: Mapping[str, Plan], text: int) -> dict[str, Plan]:
+    """Return the plans by name: all tokens, trained plans, baselines at the cheapest's FLOPs."""
     spent = [spending(shape, plan, text) for plan in learned.values()]
     if not spent:
         assert shape.vision is not None
@@ -91,14 +93,14 @@ def arms(shape: HostShape, learned: Mapping[str, Plan], text: int) -> dict[str, 
 
 
 def _text_length(processor: Any, examples: SceneExamples) -> int:
-    """Usual length of a prompt without its image."""
-    some = Collator(processor)([examples[row] for row in range(min(len(examples), len(FAMILIES)))])
-    return int(some.num_text.median())
+    """Return the median length of a prompt without its image."""
+    batch = Collator(processor)([examples[row] for row in range(min(len(examples), len(FAMILIES)))])
+    return int(batch.num_text.median())
 
 
-def _row(name: str, answers: Answers, *, is_ours: bool) -> Row:
+def _row(name: str, answers: Answers, *, is_ours: bool) -> MethodResult:
     cost = answers.cost[name]
-    return Row.of_hits(
+    return MethodResult.of_hits(
         "all tokens" if name == WHOLE else name,
         answers.right[name],
         ">".join(map(str, cost["kept"])),
@@ -116,34 +118,36 @@ def _records(
     examples: SceneExamples,
     answers: Answers,
 ) -> list[ExplorerRecord]:
-    """What the cheapest trained plan kept (a baseline's choice, where none is shipped)."""
+    """Return records of the cheapest trained plan, or of a baseline if no plan is shipped."""
     costs = {name: answers.cost[name]["flops_total"] for name in learned or BASELINES}
     shown = min(costs, key=lambda name: costs[name])
     before, after = (round(1000 * median(answers.seconds[name])) for name in (WHOLE, shown))
-    made = []
+    records = []
     for place in _places(answers, shown):
-        asked = examples[place]
-        assert isinstance(asked.image, Tensor)
-        image = rgb_picture(asked.image)
-        found = predict(image, asked.question, model=host, processor=processor, plan=plans[shown])
-        said = tuple(
+        example = examples[place]
+        assert isinstance(example.image, Tensor)
+        image = rgb_picture(example.image)
+        prediction = predict(
+            image, example.question, model=host, processor=processor, plan=plans[shown]
+        )
+        texts = tuple(
             Answer("all tokens" if name == WHOLE else name, answers.text[name][place], right[place])
             for name, right in answers.right.items()
         )
-        note = f"{asked.family}; the answer is: {asked.answer}"
-        one = record(found, answers=said, note=note)
+        note = f"{example.family}; the answer is: {example.answer}"
+        shown_record = record(prediction, answers=texts, note=note)
         times = {"an answer, six at a time": f"{before} > {after} ms, median"}
-        made.append(replace(one, cost={**one.cost, **times}))
-    return made
+        records.append(replace(shown_record, cost={**shown_record.cost, **times}))
+    return records
 
 
 def _places(answers: Answers, shown: str) -> list[int]:
-    """Questions: a baseline wrong and ours right, ours wrong, then one of every family."""
+    """Pick questions: a baseline wrong and ours right, ours wrong, then one of every family."""
     whole, ours = answers.right[WHOLE], answers.right[shown]
     baselines = [
         right for name, right in answers.right.items() if name in BASELINES and name != shown
     ]
-    won = [one and not all(others) for one, *others in zip(ours, *baselines, strict=True)]
-    lost = [full and not one for full, one in zip(whole, ours, strict=True)]
+    won = [right and not all(others) for right, *others in zip(ours, *baselines, strict=True)]
+    lost = [full and not right for full, right in zip(whole, ours, strict=True)]
     firsts = [answers.families.index(family) for family in dict.fromkeys(answers.families)]
-    return worth_showing(won, lost, _RECORDS, firsts)
+    return pick_examples(won, lost, _RECORDS, firsts)

@@ -1,4 +1,4 @@
-"""`eligo explore [RUN]`: a page of what a run kept; `--live` serves it with tools to try."""
+"""`eligo explore [RUN]`: the explorer page of a run; `--live` serves the shipped models."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +30,7 @@ def run(
         folder: A run's folder, or the folder of one record.
         out: The file to write; explore.html in the run's folder by default.
         live: Serve a page to try the models, instead of writing one.
-        port: Where --live listens, on this machine only; 0 takes a port that is free.
+        port: The port of --live, on this machine only; 0: any free port.
         device: Where --live runs its models: auto, cpu or cuda.
         json: Print one JSON document.
     """
@@ -42,14 +42,14 @@ def run(
         serve(port=port, device=device)
         return
     if port != _PORT or device != "auto":
-        raise InputError("--port and --device: only --live uses them; add it or leave them out")
+        raise InputError("--port and --device: only --live uses them")
     from eligo.explorer.export import export_run
     from eligo.explorer.folder import find_records
 
     out = folder / "explore.html" if out is None else out
-    found = find_records(folder)
+    count = len(find_records(folder))
     written = export_run(folder, out)
     if json:
-        print_result({"page": written, "records": len(found)}, json=True)
+        print_result({"page": written, "records": count}, json=True)
         return
-    print_text(f"{len(found)} record{'s' if len(found) > 1 else ''}, written: {written}")
+    print_text(f"{count} record{'s' if count > 1 else ''}, written: {written}")

@@ -12,8 +12,8 @@ from eligo.errors import InputError
 
 def serve(port: int, device: str) -> None:
     """Serve on loopback until Ctrl-C; `port` 0 takes a free one."""
-    said = messages()
-    said.print("loading torch ...", highlight=False)
+    console = messages()
+    console.print("loading torch ...", highlight=False)
     import torch
 
     from eligo.cli.explorer import live_tools
@@ -24,10 +24,10 @@ def serve(port: int, device: str) -> None:
 
     place = str(resolve_device(device))
     if "OMP_NUM_THREADS" not in os.environ:
-        # The browser and the threads that serve want cores too; threads of torch that share them
-        # wait for each other, and all of them are slower than half as many.
+        # Leave cores to the browser and the server: with more threads than free cores, torch is
+        # slower than with half as many.
         torch.set_num_threads(max(1, torch.get_num_threads() // 2))
-    said.print("loading transformers, drawing scenes to try ...", highlight=False)
+    console.print("loading transformers, drawing scenes to try ...", highlight=False)
     tools = live_tools(place)
     if not tools:
         raise InputError(
@@ -39,13 +39,13 @@ def serve(port: int, device: str) -> None:
     try:
         with _terminated_like_interrupted():
             results().print(f"eligo explorer: {server.url}", highlight=False, soft_wrap=True)
-            offered = ", ".join(tool.title.lower() for tool in tools)
-            said.print(f"to try, on {place}: {offered}", highlight=False, soft_wrap=True)
-            said.print("models are loaded on first use, which takes a moment")
-            said.print("only this machine can open it; Ctrl-C stops it", highlight=False)
+            titles = ", ".join(tool.title.lower() for tool in tools)
+            console.print(f"to try, on {place}: {titles}", highlight=False, soft_wrap=True)
+            console.print("models are loaded on first use, which takes a moment")
+            console.print("only this machine can open it; Ctrl-C stops it", highlight=False)
             server.serve_forever()
     except KeyboardInterrupt:
-        said.print("stopped", highlight=False)
+        console.print("stopped", highlight=False)
     finally:
         server.close()
 

@@ -39,9 +39,10 @@ def patches_tool(device: str) -> LiveTool | None:
     scenes = SceneDataset(ScenesDataConfig().scenes, "validation", _GALLERY)
     items = scenes.__getitems__(range(_GALLERY))
     examples = [
-        LiveExample(one.id, one.captions[0], rgb_picture(one.rgb), one.captions[0]) for one in items
+        LiveExample(item.id, item.captions[0], rgb_picture(item.rgb), item.captions[0])
+        for item in items
     ]
-    dense = [one.dense_caption for one in items] if match.dense else None
+    dense = [item.dense_caption for item in items] if match.dense else None
     share = max(_STEP, _STEP * round(100 * match.sparse_ratio / _STEP))
     return LiveTool(
         name=_NAME,
@@ -66,12 +67,14 @@ class _Matcher:
         return RetrievalModel.from_pretrained(_NAME, device=self.device)
 
     @cached_property
-    def seen(self) -> Images:
-        return self.model.image_side([one.picture for one in self.gallery], self.dense)
+    def encoded(self) -> Images:
+        return self.model.image_side([example.picture for example in self.gallery], self.dense)
 
     @cached_property
     def small(self) -> list[Image.Image]:
-        return [one.picture.resize(_SMALL, Image.Resampling.LANCZOS) for one in self.gallery]
+        return [
+            example.picture.resize(_SMALL, Image.Resampling.LANCZOS) for example in self.gallery
+        ]
 
     def run(self, request: LiveRequest) -> ExplorerRecord:
         """Return the kept patches and words of the image, and all images ranked by score."""
@@ -79,7 +82,7 @@ class _Matcher:
             raise InputError("text: is empty, expected a caption")
         assert request.image is not None
         assert request.budget is not None
-        keys = [one.image for one in self.gallery]
+        keys = [example.image for example in self.gallery]
         place = keys.index(request.image) if request.image in keys else None
         dense = None
         if self.dense is not None:
@@ -91,13 +94,13 @@ class _Matcher:
             dense = self.dense[place]
         with _keeping(self.model, request.budget / 100):
             picture = request.image.picture
-            found = predict(picture, request.text, model=self.model, dense=dense)
+            prediction = predict(picture, request.text, model=self.model, dense=dense)
             results = self._search(request.text)
-        return record(found, results=results)
+        return record(prediction, results=results)
 
     @torch.no_grad()
     def _search(self, text: str) -> list[SearchResult]:
-        scores = self.model.match(self.seen, self.model.text_side([text]))[:, 0].tolist()
+        scores = self.model.match(self.encoded, self.model.text_side([text]))[:, 0].tolist()
         order = sorted(range(len(scores)), key=lambda place: -scores[place])
         return [
             SearchResult(self.gallery[place].id, self.small[place], scores[place])
@@ -107,7 +110,7 @@ class _Matcher:
 
 @contextmanager
 def _keeping(model: RetrievalModel, share: float) -> Iterator[None]:
-    """Set the share of patches that the network keeps."""
+    """Within the block, the network keeps this share of patches."""
     net = model.selecting_net()
     parts = (net.sparse_net_cap, net.sparse_net_long)
     before = [part.sparse_ratio for part in parts]

@@ -24,10 +24,10 @@ from eligo.scenes.dataset import SceneDataset, SceneItem
 from eligo.scenes.painter import label_names
 
 _EXAMPLES = 8
-_SIDE = 128  # pixels of the longer side, as in the rooms of the training
+_SIDE = 128  # pixels of the longer side, as in training
 _MOST_TAGS = 32
-_SHOWN = 0.01  # share of the pixels from which on a class is named
-_FARTHEST = 65535  # of sixteen bits
+_SHOWN = 0.01  # classes with a smaller share of the pixels are not listed
+_FARTHEST = 65535  # 16 bits
 
 
 def pixels_tool(device: str) -> LiveTool | None:
@@ -39,7 +39,7 @@ def pixels_tool(device: str) -> LiveTool | None:
     scale = inputs.depth_scale if inputs.depth == "metric" else None
     items = SceneDataset(ROOMS, "validation", _EXAMPLES).__getitems__(range(_EXAMPLES))
     examples = [_example(item, scale) for item in items]
-    truth = {one.image: item.labels for one, item in zip(examples, items, strict=True)}
+    truth = {example.image: item.labels for example, item in zip(examples, items, strict=True)}
     if config.classes != label_names(ROOMS):  # labels of another world
         truth = {}
     return LiveTool(
@@ -85,37 +85,37 @@ class _Guide:
             z = decode_depth(values, self.segmenter.config.inputs)
             shown = depth_picture(torch.from_numpy(values.astype(np.float32)), z[1][0])
         began = perf_counter()
-        found = segment(self.segmenter, pixels, z, tags=tags)
+        tagged = segment(self.segmenter, pixels, z, tags=tags)
         seconds = perf_counter() - began
-        alone = segment(self.segmenter, pixels, z) if tags else found
+        untagged = segment(self.segmenter, pixels, z) if tags else tagged
         truth = self.truth.get(request.image)
         labels = {}
         if tags:
-            labels["labels without tags"] = alone.labels
+            labels["labels without tags"] = untagged.labels
         if truth is not None:
             labels["the truth"] = truth
-        named = [("with tags", found)] if tags else []
+        compared = [*([("with tags", tagged)] if tags else []), ("without tags", untagged)]
         return record(
-            found,
+            tagged,
             depth=shown,
             labels=labels,
-            answers=[_answer(who, made, truth) for who, made in [*named, ("without tags", alone)]],
+            answers=[_answer(who, result, truth) for who, result in compared],
             cost={
                 "image": f"{picture.width} x {picture.height} pixels",
-                "tags": str(len(found.words)),
+                "tags": str(len(tagged.words)),
                 "time": f"{1000 * seconds:.0f} ms, once, on this machine",
             },
         )
 
 
-def _answer(who: str, found: PixelsPrediction, truth: Tensor | None) -> Answer:
+def _answer(who: str, result: PixelsPrediction, truth: Tensor | None) -> Answer:
     parts = [
         f"{row['class']} {row['share']:.0%}"
-        for row in found.summary()["classes"]
+        for row in result.summary()["classes"]
         if row["share"] >= _SHOWN
     ]
     if truth is not None:
-        parts.append(f"{(found.labels == truth).float().mean():.1%} of the pixels right")
+        parts.append(f"{(result.labels == truth).float().mean():.1%} of the pixels right")
     return Answer(who, ", ".join(parts))
 
 

@@ -1,7 +1,7 @@
-"""The live tool of `shots`: a question with nonce words, the picked examples, and the answers.
+"""Live selection of examples: a question with nonce words, the picks, and the answers with them.
 
-The examples are those of one lexicon that the learner was not trained on, so only they show what
-its words mean. Every shipped selector picks, next to kNN and random choice.
+The examples belong to a lexicon that the learner was not trained on, so that only they define its
+words. All shipped selectors are compared with kNN and random choice.
 """
 
 import json
@@ -53,8 +53,8 @@ def shots_tool(device: str) -> LiveTool | None:
     if LEARNER not in shipped_models() or not selectors:
         return None
     folder = find_learner()
-    about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    scenes = scenes_for(about["vision_config"]["image_size"])
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    scenes = scenes_for(config["vision_config"]["image_size"])
     lessons = draw_pool_lessons(scenes, _SPLIT, torch.arange(PER_LEXICON))
     examples, known = [], {}
     for number in range(_EXAMPLES):
@@ -65,12 +65,12 @@ def shots_tool(device: str) -> LiveTool | None:
         example = LiveExample(f"lesson {number}", question, picture, question)
         known[example.image, question] = VOCABULARY[int(lessons.answer[number, place])]
         examples.append(example)
-    fewest, most, usual = _SHOTS
+    minimum, maximum, default = _SHOTS
     return LiveTool(
         name="shots",
         title="Choose examples",
         text=LiveText("Question", "what texture is the dax wug?", examples[0].text),
-        budget=LiveBudget("Examples in the prompt", fewest, most, 1, usual),
+        budget=LiveBudget("Examples in the prompt", minimum, maximum, 1, default),
         examples=examples,
         run=_Chooser(device, folder, scenes, lessons, selectors, known).run,
     )
@@ -132,7 +132,7 @@ class _Chooser:
             name: selector.select(query, shots, candidates=names)
             for name, selector in self.selectors.items()
         }
-        picks = {NONE: [], **{name: pool.picked(found) for name, found in chosen.items()}}
+        picks = {NONE: [], **{name: pool.picked(selection) for name, selection in chosen.items()}}
         correct = self.known.get((request.image, request.text))
         answers = []
         for name, examples in picks.items():

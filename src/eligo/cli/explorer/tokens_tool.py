@@ -25,6 +25,7 @@ from eligo.explorer.tools import (
 from eligo.pretrained.load import shipped_model, shipped_models
 from eligo.report.pictures import rgb_picture
 from eligo.scenes.config import SceneConfig
+from eligo.scenes.vlm import MADE_BY
 from eligo.tokens.config import HostConfig
 from eligo.tokens.cost.proposals import PROPORTIONS, cut_layers
 from eligo.tokens.cost.shapes import HostShape
@@ -39,7 +40,7 @@ from eligo.tokens.plan_files import PLAN
 
 _EXAMPLES = 12  # two questions of each family
 _STEPS = 36  # of the slider
-_REMEMBERED = 256  # answers of the whole model
+_CACHED = 256  # cached answers of the unpruned model
 _STRANGE = (
     "The tiny LLaVA was trained on generated scenes only; on other images its answers mean little."
 )
@@ -49,18 +50,18 @@ def tokens_tool(device: str) -> LiveTool | None:
     """Return the tool, or None if the tiny LLaVA is not shipped."""
     if "vlm" not in shipped_models():
         return None
-    shape = HostShape.load(shipped_model("vlm", made_by="eligo scenes train-vlm"))
+    shape = HostShape.load(shipped_model("vlm", made_by=MADE_BY))
     supply = shape.vision
-    assert supply is not None  # one size of image
+    assert supply is not None  # set for hosts with one image size
     plans = [Plan.from_pretrained(name) for name in shipped_models(PLAN)]
-    plans = plans or [_stand_in(supply, shape.num_layers)]
+    plans = plans or [_training_free_plan(supply, shape.num_layers)]
     for plan in plans:
         move_plan(plan, device)
-    asked = SceneExamples(SceneConfig(), "validation", _EXAMPLES).__getitems__(range(_EXAMPLES))
-    examples = [_example(one) for one in asked]
+    questions = SceneExamples(SceneConfig(), "validation", _EXAMPLES).__getitems__(range(_EXAMPLES))
+    examples = [_example(question) for question in questions]
     known = {
-        (example.image, one.question): one.answer
-        for example, one in zip(examples, asked, strict=True)
+        (example.image, question.question): question.answer
+        for example, question in zip(examples, questions, strict=True)
     }
     step = max(1, supply // _STEPS)
     return LiveTool(
@@ -76,10 +77,10 @@ def tokens_tool(device: str) -> LiveTool | None:
     )  # fmt: skip
 
 
-def _example(one: TokenExample) -> LiveExample:
-    assert isinstance(one.image, Tensor)
-    picture = rgb_picture(one.image)
-    return LiveExample(one.id, f"{one.family}: {one.question}", picture, one.question)
+def _example(scene: TokenExample) -> LiveExample:
+    assert isinstance(scene.image, Tensor)
+    title = f"{scene.family}: {scene.question}"
+    return LiveExample(scene.id, title, rgb_picture(scene.image), scene.question)
 
 
 class _Pruner:
@@ -94,8 +95,8 @@ class _Pruner:
     ) -> None:
         self.device, self.plans, self.supply, self.known = device, plans, supply, known
         self.examples = {image for image, _ in known}
-        # By key, so that no image is kept alive.
-        self._said: dict[tuple[str, str], str] = {}
+        # Keyed by image key, not by image, to keep no image in memory.
+        self._answers: dict[tuple[str, str], str] = {}
 
     @cached_property
     def host(self) -> tuple[Any, Any]:
@@ -106,32 +107,32 @@ class _Pruner:
         note = check_question(self.host[1].tokenizer, request.text)
         assert request.image is not None
         assert request.budget is not None
-        whole = self._whole(request.image, request.text)
+        full_answer = self._full_answer(request.image, request.text)
         plan = plan_at(self.plans, int(request.budget), self.supply)
-        found = self._ask(plan, request.image.picture, request.text)
+        prediction = self._predict(plan, request.image.picture, request.text)
         right = self.known.get((request.image, request.text))
         if request.image not in self.examples:
             note = " ".join(filter(None, [note, _STRANGE]))
         chosen_by = ", then ".join(dict.fromkeys(stage.reducer.name for stage in plan.stages))
         return record(
-            found,
+            prediction,
             answers=[
-                Answer(who, said, None if right is None else said == right)
-                for who, said in (("all tokens", whole), (chosen_by, found.answer))
+                Answer(who, answer, None if right is None else answer == right)
+                for who, answer in (("all tokens", full_answer), (chosen_by, prediction.answer))
             ],
             note=note,
         )
 
-    def _whole(self, image: LiveImage, question: str) -> str:
+    def _full_answer(self, image: LiveImage, question: str) -> str:
         key = (image.key, question)
-        if key not in self._said:
-            found = self._ask(Plan(), image.picture, question)
-            if len(self._said) >= _REMEMBERED:
-                del self._said[next(iter(self._said))]  # the oldest
-            self._said[key] = found.answer
-        return self._said[key]
+        if key not in self._answers:
+            answer = self._predict(Plan(), image.picture, question).answer
+            if len(self._answers) >= _CACHED:
+                del self._answers[next(iter(self._answers))]  # the oldest
+            self._answers[key] = answer
+        return self._answers[key]
 
-    def _ask(self, plan: Plan, image: Image.Image, question: str) -> Prediction:
+    def _predict(self, plan: Plan, image: Image.Image, question: str) -> Prediction:
         model, processor = self.host
         return predict(image, question, model=model, processor=processor, plan=plan)
 
@@ -150,7 +151,9 @@ def plan_at(plans: Sequence[Plan], budget: int, supply: int) -> Plan:
         for stage, kept in zip(nearest.stages, nearest.counts((supply,)), strict=True)
     ]
     first = stages[0] if isinstance(stages[0], Stage1) else None
-    return replace(nearest, stage1=first, cuts=[one for one in stages if isinstance(one, Cut)])
+    return replace(
+        nearest, stage1=first, cuts=[stage for stage in stages if isinstance(stage, Cut)]
+    )
 
 
 def _first(plan: Plan, supply: int) -> int:
@@ -158,7 +161,7 @@ def _first(plan: Plan, supply: int) -> int:
     return plan.counts((supply,))[0]
 
 
-def _stand_in(supply: int, num_layers: int) -> Plan:
+def _training_free_plan(supply: int, num_layers: int) -> Plan:
     """Return a training-free plan: half by diversity, then by attention at the default layers."""
     kept = supply // 2
     cuts = [

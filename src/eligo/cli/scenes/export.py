@@ -1,4 +1,4 @@
-"""`eligo scenes export`: scenes as files, in the formats that people have."""
+"""`eligo scenes export`: scenes as files, in common formats."""
 
 from pathlib import Path
 from typing import Literal
@@ -18,7 +18,7 @@ def run(
 ) -> None:
     """Write scenes as VQAv2, Karpathy-split captions, NYUDepthv2, SUN RGB-D or plain JSON lines.
 
-    The same command again continues a stopped export, or adds scenes where more are asked for.
+    The same command again continues a stopped export, or adds scenes if the config has more.
 
     Args:
         out: The folder to write to: a new one, or one with an export to continue.

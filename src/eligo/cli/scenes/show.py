@@ -1,4 +1,4 @@
-"""`eligo scenes show`: the embedded world on one page."""
+"""`eligo scenes show`: generated scenes on one page."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from eligo.config.bounds import Bounds
 def run(
     out: Path = Path("runs/scenes"), scenes: Annotated[int, Bounds(1, 100)] = 6, json: bool = False
 ) -> None:
-    """Render a few scenes, with all that is known about them, into one HTML page.
+    """Render a few scenes, with their annotations, into one HTML page.
 
     Args:
         out: The folder to write to.

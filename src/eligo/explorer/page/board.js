@@ -1,13 +1,13 @@
 // The picture with its grid: two canvases, a pointer or the arrow keys on its cells, a tooltip.
 
-import { el, prefersStillness, replace, setVars } from "./dom.js";
+import { el, prefersReducedMotion, replace, setVars } from "./dom.js";
 import { layoutOf, paintFocus } from "./paint.js";
 import { isDark } from "./theme.js";
 
 const FADE = 260; // milliseconds from one stage to the next
-const GAP = 10; // pixels between a tooltip and what it speaks of
+const GAP = 10; // pixels between a tooltip and its cell
 
-// `about(cell)` tells what to say of a cell: {lines, home, members}; `first()` where keys start.
+// `about(cell)` returns {lines, home, members} of a cell; `first()` returns where keys start.
 export function makeBoard({ about, first, onfocus }) {
   const base = el("canvas", { "aria-hidden": "true" });
   const top = el("canvas", { "aria-hidden": "true", class: "lines" });
@@ -30,7 +30,7 @@ export function makeBoard({ about, first, onfocus }) {
   board.show = (nextPicture, nextGrid, nextPainter, { fade = false } = {}) => {
     [picture, grid, painter] = [nextPicture, nextGrid, nextPainter];
     setVars(node, { ratio: picture.width / picture.height });
-    const before = fade && !prefersStillness() && board.layout ? copyOf(base) : null;
+    const before = fade && !prefersReducedMotion() && board.layout ? copyOf(base) : null;
     fit();
     cancelAnimationFrame(animation);
     if (before && before.width === base.width) crossFade(before);
@@ -69,33 +69,32 @@ export function makeBoard({ about, first, onfocus }) {
     node.dataset.cell = String(cell);
     node.toggleAttribute("data-pinned", board.isPinned && cell >= 0);
     tip.hidden = cell < 0;
-    const told = cell < 0 ? { home: -1, members: [] } : about(cell);
+    const details = cell < 0 ? { home: -1, members: [] } : about(cell);
     if (board.layout) {
-      const scene = { ...told, cell, look: look(devicePixelRatio || 1) };
+      const scene = { ...details, cell, look: look(devicePixelRatio || 1) };
       paintFocus(top.getContext("2d"), board.layout, scene);
     }
     if (cell >= 0) {
-      replace(tip, told.lines);
-      placeTip(told, cell);
+      replace(tip, details.lines);
+      placeTip(details, cell);
     }
     onfocus(cell);
   }
 
-  // Beside all that is marked, on the first side with room; else where least of it is hidden.
+  // Place the tooltip beside all marked cells, on the first side with space; else where it hides
+  // least of them.
   function placeTip({ home, members }, cell) {
     if (!board.layout || !node.isConnected) return;
     const scale = board.layout.width / node.clientWidth;
-    const marked = [cell, ...members, ...(home < 0 ? [] : [home])].map((one) =>
-      board.layout.rect(one),
-    );
+    const marked = [cell, ...members, ...(home < 0 ? [] : [home])].map(board.layout.rect);
     const ends = (at, end) => marked.map((rect) => (rect[at] + end * rect[at + 2]) / scale);
     const [left, right] = [Math.min(...ends(0, 0)), Math.max(...ends(0, 1))];
     const [top, bottom] = [Math.min(...ends(1, 0)), Math.max(...ends(1, 1))];
     const [width, height] = [tip.offsetWidth, tip.offsetHeight];
-    const room = roomAround(node);
+    const space = spaceAround(node);
     const clamp = (value, low, high) => Math.max(low, Math.min(value, high));
-    const x = clamp((left + right - width) / 2, room.left, room.right - width);
-    const y = clamp((top + bottom - height) / 2, 0, room.bottom - height);
+    const x = clamp((left + right - width) / 2, space.left, space.right - width);
+    const y = clamp((top + bottom - height) / 2, 0, space.bottom - height);
     const sides = [
       [right + GAP, y],
       [left - GAP - width, y],
@@ -106,16 +105,16 @@ export function makeBoard({ about, first, onfocus }) {
     const outside = ([tipX, tipY]) =>
       Math.max(
         0,
-        room.left - tipX,
-        tipX + width - room.right,
-        room.top - tipY,
-        tipY + height - room.bottom,
+        space.left - tipX,
+        tipX + width - space.right,
+        space.top - tipY,
+        tipY + height - space.bottom,
       );
     const [tipX, tipY] = sides.reduce((best, side) =>
       outside(side) < outside(best) ? side : best,
     );
-    tip.style.left = `${clamp(tipX, room.left, room.right - width)}px`;
-    tip.style.top = `${clamp(tipY, room.top, room.bottom - height)}px`;
+    tip.style.left = `${clamp(tipX, space.left, space.right - width)}px`;
+    tip.style.top = `${clamp(tipY, space.top, space.bottom - height)}px`;
   }
 
   function cellAt(event) {
@@ -180,18 +179,18 @@ function copyOf(canvas) {
   return copy;
 }
 
-// The part of the window that a tooltip may cover, as seen from the board.
-function roomAround(node) {
+// The part of the window that a tooltip may cover, relative to the board.
+function spaceAround(node) {
   const [box, main] = [node.getBoundingClientRect(), node.closest("main").getBoundingClientRect()];
   return {
     left: Math.max(main.left, 0) + GAP - box.left,
     right: Math.min(main.right, document.documentElement.clientWidth) - GAP - box.left,
-    top: Math.min(-box.top + 56, 0), // the bar of the page covers what is above
+    top: Math.min(-box.top + 56, 0), // the top bar of the page covers the rest
     bottom: Math.max(innerHeight - box.top - GAP, node.clientHeight),
   };
 }
 
-// What the theme decides about drawing.
+// Colours and line width for drawing, by theme.
 function look(scale) {
   const dark = isDark();
   return {

@@ -1,11 +1,11 @@
-// A chain of cuts over one grid: a slider over its stages, and every cell's way through them.
+// A chain of stages over one grid: a slider over the stages, and what happened to every cell.
 
 import { player } from "./controls.js";
 import { el, replace } from "./dom.js";
 import { heatKey, makeFrame, swatch } from "./frame.js";
 import { fates, tally } from "./journey.js";
 import { readRow } from "./reading.js";
-import { tellCell } from "./tell.js";
+import { cellLines } from "./tooltip.js";
 import { count, layerLabel, plural } from "./words.js";
 
 export function chainView(record, view, place, moved) {
@@ -35,29 +35,29 @@ export function chainView(record, view, place, moved) {
       { name: "scores" },
       { name: "clusters", off: hasFolds ? "" : "nothing was folded" },
     ],
-    label: () => `${say(step)}. Arrow keys go from cell to cell.`,
+    label: () => `${describe(step)}. Arrow keys go from cell to cell.`,
     scene,
     legend: (mode, byRank) => legend(mode, byRank, steps[step], stages[step]),
     about: (cell) => {
       const home = steps[step].home[cell];
-      const lines = tellCell(cell, stages.slice(0, step + 1), steps[step]);
+      const lines = cellLines(cell, stages.slice(0, step + 1), steps[step]);
       return { lines, home, members: steps[step].members.get(home) ?? [] };
     },
     first: () => readRow(stages[step], 0).kept[0] ?? 0,
     onfocus: () => {},
   });
 
-  function say(at) {
+  function describe(at) {
     const { kept, total } = tally(steps[at]);
     return `${layerLabel(stages[at])}: ${count(kept)} of ${plural(total, "cell")} kept`;
   }
   const about = el("p", { class: "now", "aria-live": "polite" });
-  const controls = player("stage", stages.map(layerLabel), { choose: go, say });
+  const controls = player("stage", stages.map(layerLabel), { choose: go, say: describe });
 
   function go(next, { fade = true } = {}) {
     step = Math.min(stages.length - 1, Math.max(0, next));
     controls.show(step);
-    replace(about, sentence(stages[step], steps[step], say(step)));
+    replace(about, sentence(stages[step], steps[step], describe(step)));
     moved({ stage: view.stages[step], row: 0 });
     return frame.repaint({ fade });
   }
@@ -86,16 +86,16 @@ export function chainView(record, view, place, moved) {
   };
 }
 
-function sentence(stage, fate, said) {
+function sentence(stage, fate, summary) {
   const reading = readRow(stage, 0);
   const { total } = tally(fate);
   const here =
     reading.numReal < total
-      ? `, ${count(reading.kept.length)} of ${count(reading.numReal)} that came so far`
+      ? `, ${count(reading.kept.length)} of ${count(reading.numReal)} candidates`
       : "";
   const name = layerLabel(stage) === stage.name ? "" : stage.name;
   return [
-    el("strong", { dir: "auto" }, said + here),
+    el("strong", { dir: "auto" }, summary + here),
     name && el("span", { class: "soft", dir: "auto" }, name),
     stage.note && el("span", { class: "soft", dir: "auto" }, stage.note),
   ];

@@ -23,7 +23,7 @@ export function heatGradient() {
   return `linear-gradient(90deg, ${HEAT.map((colour) => `rgb(${colour})`).join(", ")})`;
 }
 
-// Neighbours in number are never neighbours in colour.
+// Consecutive numbers get clearly different colours.
 export function groupColour(at) {
   const lightness = [0.72, 0.82, 0.64, 0.77, 0.68][at % 5];
   return `oklch(${lightness} 0.15 ${(30 + GOLDEN_ANGLE * at) % 360})`;

@@ -1,8 +1,9 @@
-// Small controls that several views share: one of a few, chips, a slider that plays.
+// Controls shared by several views: segmented buttons, chips, a slider that plays.
 
-import { el, mark, prefersStillness, rove } from "./dom.js";
+import { el, mark, prefersReducedMotion, rove } from "./dom.js";
 
-// One of a few buttons in a row. An option is {name, label, off}: `off` says why it cannot be.
+// Buttons in a row, of which one is chosen. An option is {name, label, off}; `off` says why it is
+// disabled.
 export function segmented(label, options, chosen, choose) {
   const buttons = options.map((option) =>
     el(
@@ -37,7 +38,7 @@ export function checkbox(label, isOn, choose) {
   return el("label", { class: "check" }, box, label);
 }
 
-// A word or tag each; resting on one previews it.
+// One chip for each word or tag; hovering over one previews it.
 export function chips(label, names, { choose, preview }) {
   const nodes = names.map((name, at) =>
     el(
@@ -60,10 +61,10 @@ export function chips(label, names, { choose, preview }) {
   return { node, nodes, show: (chosen) => mark(nodes, chosen) };
 }
 
-const PAUSE = 1100; // milliseconds a stage is shown for
-const MOST_LETTERS = 64; // of all labels below a slider; of more, only the current one is shown
+const PAUSE = 1100; // milliseconds for each stage
+const MOST_LETTERS = 64; // of all labels below a slider; if there are more, only the current label is shown
 
-// A slider over steps with a button that goes through them.
+// A slider over steps, with a play button.
 export function player(label, ticks, { choose, say }) {
   let timer = null;
   const slider = el("input", {
@@ -102,7 +103,7 @@ export function player(label, ticks, { choose, say }) {
         choose(Number(slider.value) + 1);
         if (Number(slider.value) >= last) stop();
       },
-      prefersStillness() ? 2 * PAUSE : PAUSE,
+      prefersReducedMotion() ? 2 * PAUSE : PAUSE,
     );
     face();
   }

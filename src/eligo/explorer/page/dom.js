@@ -1,4 +1,4 @@
-// Elements from values. Text is always set as text, so that nothing in the data becomes markup.
+// Makes elements. Text is always set as text, so that data cannot become markup.
 
 export function el(name, props = {}, ...children) {
   return fill(document.createElement(name), props, children);
@@ -19,7 +19,7 @@ function fill(node, props, children) {
   return node;
 }
 
-// Custom properties, for sizes and colours that come from the data.
+// Sets custom properties, for sizes and colours from the data.
 export function setVars(node, vars) {
   for (const [name, value] of Object.entries(vars)) node.style.setProperty(`--${name}`, value);
 }
@@ -28,11 +28,11 @@ export function replace(node, ...children) {
   node.replaceChildren(...children.flat(Infinity).filter(Boolean));
 }
 
-export function prefersStillness() {
+export function prefersReducedMotion() {
   return matchMedia("(prefers-reduced-motion: reduce)").matches;
 }
 
-// Arrow keys move among siblings of which only one is in the tab order.
+// Arrow keys move between siblings, of which only one is in the tab order.
 export function rove(container, selector, choose) {
   container.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];

@@ -1,4 +1,4 @@
-// What every view over a picture has: ways to look at it, the board, a legend, the scores.
+// The common parts of views over a picture: modes, the board, a legend, the scores.
 
 import { makeBoard } from "./board.js";
 import { heatGradient } from "./colour.js";
@@ -19,8 +19,8 @@ const PAINTERS = {
 const remembered = {}; // the mode chosen last, by kind of view
 let byRank = false; // whether scores are coloured by their rank
 
-// `modes` as options of `segmented`; `scene()` what painters need; `about`, `first` as the board's;
-// `legend(mode)` elements; `onfocus(cell)`.
+// `modes` are options of `segmented`; `scene()` returns the input of painters; `about` and `first` are
+// those of the board; `legend(mode)` returns elements.
 export function makeFrame(
   record,
   grid,
@@ -39,7 +39,7 @@ export function makeFrame(
       onfocus(cell);
     },
   });
-  setVars(board.node, { ratio: grid.columns / grid.rows }); // until the picture is there
+  setVars(board.node, { ratio: grid.columns / grid.rows }); // until the picture is loaded
   const choice = segmented("what to show", modes, mode, (name) => {
     remembered[kind] = mode = name;
     repaint({ fade: true });

@@ -1,4 +1,4 @@
-// How the scores of a stage lie, and which part of them was kept.
+// Histogram of the scores of a stage, and which part of them was kept.
 
 import { el, svg } from "./dom.js";
 import { KEPT, scaled } from "./reading.js";
@@ -32,9 +32,9 @@ export function makeHistogram() {
         ...reading.kept.map((place) => reading.score[place]).filter(Number.isFinite),
       );
       const about = Number.isFinite(lowest)
-        ? `; the lowest that was kept is ${number(lowest)}`
+        ? `; the lowest kept score is ${number(lowest)}`
         : "";
-      const told = `${plural(reading.ranked.length, "score")} from ${number(reading.low)} to ${number(reading.high)}${about}`;
+      const label = `${plural(reading.ranked.length, "score")} from ${number(reading.low)} to ${number(reading.high)}${about}`;
       node.replaceChildren(
         el("h2", {}, "Scores"),
         svg(
@@ -42,7 +42,7 @@ export function makeHistogram() {
           {
             viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
             role: "img",
-            "aria-label": told,
+            "aria-label": label,
             preserveAspectRatio: "none",
           },
           bars,

@@ -1,4 +1,4 @@
-// Items that were chosen, in order, beside those that were not.
+// Chosen items, in order, beside those that were not chosen.
 
 import { chips, segmented } from "./controls.js";
 import { el, replace, setVars } from "./dom.js";
@@ -7,7 +7,7 @@ import { DROPPED, KEPT, UNREACHED, barOf, readRow } from "./reading.js";
 import { count, number, ordinal } from "./words.js";
 import { zoomable } from "./zoom.js";
 
-const FOLDED = 12; // items of a list that are shown before the rest is folded away
+const FOLDED = 12; // items of a list that are shown at first
 const ORDERS = [
   { name: "choice", label: "as chosen" },
   { name: "score", label: "by score" },
@@ -26,7 +26,7 @@ export function itemsView(record, view, place, moved) {
     const reading = readRow(stage, row);
     key.textContent = barsKey(reading);
     const places = (fate) => sorted(reading, order).filter((at) => reading.fate[at] === fate);
-    const list = (name, title, found) => makeList(record, stage, reading, name, title, found);
+    const list = (name, title, items) => makeList(record, stage, reading, name, title, items);
     replace(lists, [
       list("chosen", "Chosen", places(KEPT)),
       list("rejected", "Not chosen", places(DROPPED)),
@@ -77,7 +77,7 @@ function after(order) {
   return names[(names.indexOf(order) + 1) % names.length];
 }
 
-// All places; chosen first come first, then by score; places without a score come last.
+// All places: the chosen ones first, then by score; places without a score last.
 function sorted(reading, order) {
   const places = [...reading.fate.keys()];
   const key = {
@@ -103,7 +103,7 @@ function makeList(record, stage, reading, name, title, places) {
         add(FOLDED, places.length);
         more.remove();
         const first = list.children[FOLDED];
-        first.tabIndex = -1; // some have nothing else to put the focus on
+        first.tabIndex = -1; // some items have nothing else to focus
         (first.querySelector("button") ?? first).focus();
       },
     },

@@ -1,14 +1,14 @@
-// Stages that follow one another over one grid, and what became of every cell on the way.
+// Stages that follow one another over one grid, and what happened to every cell.
 
 import { ABSENT, DROPPED, KEPT, UNREACHED, numPlaces, readRow } from "./reading.js";
 
-// The views of an record, in the order of their first stage: a chain of cuts over one grid is one
-// view, every other stage its own.
+// The views of a record, in the order of their first stage: a chain of stages over one grid is one
+// view, every other stage is its own.
 export function viewsOf(record) {
   const views = [];
   record.stages.forEach((stage, at) => {
     const kind = stage.items ? "items" : hasRows(stage) ? "rows" : "grid";
-    const before = views.find((view) => kind === "grid" && goesOn(record, view, stage));
+    const before = views.find((view) => kind === "grid" && continues(record, view, stage));
     if (before) before.stages.push(at);
     else views.push({ kind, stages: [at] });
   });
@@ -26,10 +26,10 @@ export function hasRows(stage) {
   return stage.rows.length > 1 || stage.rows[0] !== "";
 }
 
-// Whether a stage chose among what the last stage of a view had kept. One that names no candidates
-// chose among all cells: it follows a stage that kept all of them only in a later layer of the same
-// model, else it stands for itself (a baseline, say).
-function goesOn(record, view, stage) {
+// Whether a stage selects among what the last stage of a view kept. A stage without `candidates`
+// selects among all cells: it continues a stage that kept all of them only in a later layer of the
+// same model; otherwise it is separate (a baseline, for example).
+function continues(record, view, stage) {
   const last = record.stages[view.stages.at(-1)];
   if (view.kind !== "grid" || !sameGrid(last.grid, stage.grid)) return false;
   const kept = new Set(readRow(last, 0).kept);
@@ -46,9 +46,9 @@ function sameGrid(a, b) {
 }
 
 // After the last of these stages, for every cell:
-//   home  the kept cell that it is, or that it was folded into; -1: gone
-//   left  at which stage it stopped to be a token of its own; -1: it is one, or never was
-//   gone  at which stage it (or the cell it had been folded into) was dropped; -1: it is not
+//   home  itself if kept, or the kept cell that it was folded into; -1: dropped
+//   left  the stage at which it was dropped or folded; -1: it is kept, or was no candidate
+//   gone  the stage at which it (or the cell it was folded into) was dropped; -1: it was not
 //   into, share  where it was folded when it left
 export function fates(stages) {
   const first = readRow(stages[0], 0);
@@ -82,7 +82,7 @@ function step(result, reading, at) {
   });
 }
 
-// Cells by the number of the group that they are in; those in none (-1) are left out.
+// Cells by group; those in no group (-1) are left out.
 export function membersOf(groups) {
   const members = new Map();
   groups.forEach((group, cell) => {
@@ -93,7 +93,7 @@ export function membersOf(groups) {
   return members;
 }
 
-// How many cells stand for themselves, live on in another, are gone.
+// The number of cells that are kept, folded into another, dropped.
 export function tally(fate) {
   const kept = fate.members.size;
   const alive = fate.home.reduce((count, home) => count + (home >= 0), 0);

@@ -1,4 +1,4 @@
-// Keys for everything, and the list of them.
+// Keyboard shortcuts, and the list of them.
 
 import { el } from "./dom.js";
 
@@ -7,10 +7,10 @@ const HELP = [
   ["/", "search"],
   ["[  ]", "previous, next stage"],
   ["p", "play through the stages"],
-  ["m", "another way to look: image, kept, scores, clusters"],
+  ["m", "next mode: image, kept, scores, clusters"],
   ["r  R", "next, previous word or tag"],
   ["arrows", "from cell to cell, when the picture has the focus"],
-  ["Enter", "pin a cell; Escape lets go"],
+  ["Enter", "pin a cell; Escape releases it"],
   ["t", "dark or light"],
   ["?", "this list"],
 ];

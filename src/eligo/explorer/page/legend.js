@@ -1,4 +1,4 @@
-// What the colours of a picture stand for, as text of the page: it is as large and as dark as the rest.
+// The legend of a picture, as text of the page, so that it has its font size and contrast.
 
 import { el } from "./dom.js";
 

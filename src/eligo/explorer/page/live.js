@@ -1,17 +1,17 @@
-// Try it: choose a tool, bring a picture, type, move the budget, see what is kept.
+// The form of a live page: a tool, a picture, a text, a budget.
 
-import { makeAsker } from "./ask.js";
+import { makeRequester } from "./requests.js";
 import { segmented } from "./controls.js";
 import { el, mark, replace, rove } from "./dom.js";
 import { readDepth, readImage } from "./upload.js";
 import { number } from "./words.js";
 
-// What a file that was read changes.
+// The state that an uploaded file changes.
 const asImage = (data) => ({ image: { data }, depth: null, example: null });
 const asDepth = (data) => ({ depth: { data } });
 
-// `made(record, key)` takes what came back; the key is the same for another budget of the same.
-// `runs`: begin with the first example at once.
+// `made(record, key)` receives the answers; requests that differ only in the budget have the same key.
+// `runs`: run the first example at once.
 export function startLive(node, live, { made, runs }) {
   const tools = live.tools;
   if (!tools.length) return;
@@ -21,24 +21,24 @@ export function startLive(node, live, { made, runs }) {
   const status = el("p", { class: "status", role: "status" });
   const error = el("p", { class: "error", role: "alert", hidden: true });
   const state = () => states.get(tool.name);
-  let newest = 0; // the file, example or tool that was chosen last
+  let newest = 0; // number of the latest choice of a file, example or tool
 
-  const { ask, drop } = makeAsker({
+  const { request, drop } = makeRequester({
     path: "/api/run",
     onstart() {
       node.toggleAttribute("data-busy", true);
       status.textContent = "working";
     },
-    onanswer(found, body) {
+    onanswer(reply, body) {
       node.removeAttribute("data-busy");
       error.hidden = true;
-      status.textContent = `${Math.round(found.milliseconds)} ms`;
+      status.textContent = `${Math.round(reply.milliseconds)} ms`;
       const { budget: _budget, ...question } = body;
-      made(found.record, JSON.stringify(question));
+      made(reply.record, JSON.stringify(question));
     },
     onerror: fail,
   });
-  // What is said last stays: a request that is still on its way must not replace it.
+  // Drops pending requests, so that they do not replace the message.
   function fail(message) {
     drop();
     node.removeAttribute("data-busy");
@@ -57,10 +57,10 @@ export function startLive(node, live, { made, runs }) {
     };
   }
   const run = (pace) => {
-    if (tool.image && !state().image) return fail("Choose an example or bring a picture.");
-    return ask(body, pace);
+    if (tool.image && !state().image) return fail("Choose an example or upload a picture.");
+    return request(body, pace);
   };
-  // Controls are made anew; the one that had the focus has it again.
+  // Makes all controls again, and restores the focus.
   const show = () => {
     const had = form.contains(document.activeElement) ? document.activeElement : null;
     replace(form, parts(tool, state(), { run, take, choose }));
@@ -73,7 +73,7 @@ export function startLive(node, live, { made, runs }) {
     show();
     run("now");
   }
-  // Reading a file takes a while; if something else is chosen meanwhile, that one counts.
+  // Reading a file takes time; a later choice wins.
   async function take(file, read, kept) {
     const turn = ++newest;
     try {
@@ -87,7 +87,7 @@ export function startLive(node, live, { made, runs }) {
     }
   }
 
-  const options = tools.map((one) => ({ name: one.name, label: one.title }));
+  const options = tools.map(({ name, title }) => ({ name, label: title }));
   const choice = segmented("tool", options, tool.name, (name) => {
     newest += 1;
     tool = tools.find((one) => one.name === name);
@@ -113,7 +113,7 @@ function initial(tool) {
 }
 
 function parts(tool, state, { run, take, choose }) {
-  const found = [examplesOf(tool, state, { take, choose })];
+  const fields = [examplesOf(tool, state, { take, choose })];
   const text = el("textarea", {
     id: "live-text",
     rows: 2,
@@ -131,12 +131,12 @@ function parts(tool, state, { run, take, choose }) {
     },
   });
   text.value = state.text;
-  found.push(
+  fields.push(
     el("div", { class: "field" }, el("label", { for: "live-text" }, tool.text.label), text),
   );
   const button = el("button", { type: "button", class: "run", onclick: () => run("now") }, "Run");
-  found.push(el("div", { class: "go" }, tool.budget && budgetOf(tool.budget, state, run), button));
-  return found;
+  fields.push(el("div", { class: "go" }, tool.budget && budgetOf(tool.budget, state, run), button));
+  return fields;
 }
 
 function budgetOf(budget, state, run) {

@@ -1,4 +1,4 @@
-// The page: its list, the record that is shown, and what keys and links do.
+// The page: the list, the current record, keys and links.
 
 import { el, replace } from "./dom.js";
 import { showRecord } from "./record.js";
@@ -9,7 +9,7 @@ import { makeSidebar } from "./sidebar.js";
 import { startTheme } from "./theme.js";
 
 const START = { stage: 0, row: 0 };
-const MADE = "made here"; // the group of what a live page was asked for
+const MADE = "made here"; // the group of records made on a live page
 const MOST_MADE = 20;
 const isNarrow = matchMedia("(max-width: 52rem)"); // as in layout.css: the list is a drawer
 const byId = (id) => document.getElementById(id);
@@ -47,7 +47,7 @@ function start() {
     const record = sidebar.beside(current?.record, step);
     if (record && record !== current?.record) open({ record, ...START });
   }
-  // On a narrow page the list lies over the rest, which then takes no focus; `to` gets it afterwards.
+  // On a narrow page the list covers the rest, which is then inert; `to` gets the focus afterwards.
   function drawer(isOpen, to = byId("menu")) {
     if (isOpen === document.body.hasAttribute("data-drawer")) return;
     document.body.toggleAttribute("data-drawer", isOpen);
@@ -96,7 +96,7 @@ function start() {
   });
   addEventListener("hashchange", arrive);
 
-  // What was just made stands at the top; another budget for the same takes its place.
+  // Adds a new record at the top; it replaces one with the same key (another budget).
   function add(record, key) {
     const before = records.find((one) => one.key === key);
     Object.assign(record, { key, group: MADE });
@@ -121,7 +121,7 @@ function start() {
 
 function empty(isLive) {
   const text = isLive
-    ? "Choose an example above, or bring a picture of your own."
+    ? "Choose an example above, or upload a picture."
     : "This run holds nothing to show.";
   return el("p", { class: "empty soft" }, text);
 }

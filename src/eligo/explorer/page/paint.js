@@ -1,10 +1,10 @@
-// A grid over a picture, on a canvas: what is kept, how it scored, what belongs together.
+// Paints a grid over a picture: kept cells, scores, clusters.
 
 import { groupColour, heat } from "./colour.js";
 import { membersOf } from "./journey.js";
 import { scaled } from "./reading.js";
 
-// Whole pixels for every cell's edges, so that neighbours meet without a seam.
+// Edges of cells are whole pixels, so that there are no seams.
 export function layoutOf(grid, width, height) {
   const edges = (count, size) =>
     Array.from({ length: count + 1 }, (_, at) => Math.round((at * size) / count));
@@ -28,7 +28,6 @@ export function paintImage(context, layout, { picture }) {
   draw(context, layout, picture, picture.plain);
 }
 
-// `fate` knows what was folded; a row of a stage only has what it kept.
 export function paintKept(context, layout, { picture, isKept, isFolded, look }) {
   draw(context, layout, picture, picture.faded(look.dark));
   within(context, layout, isFolded, () =>
@@ -38,13 +37,13 @@ export function paintKept(context, layout, { picture, isKept, isFolded, look }) 
   outline(context, layout, isKept, look.rim, look.pixel);
 }
 
-// By rank, a few outliers do not hide the others.
+// Colours by rank are not affected by outliers.
 export function paintScores(context, layout, { picture, reading, scale, byRank, isKept, look }) {
   draw(context, layout, picture, picture.grey());
   const map = new ImageData(layout.columns, layout.rows);
   const ranks = { low: 1, high: reading.ranked.length };
   reading.score.forEach((score, cell) => {
-    if (Number.isNaN(score)) return; // nothing was said of it: the grey picture shows
+    if (Number.isNaN(score)) return; // without a score the grey picture stays
     const share = byRank ? 1 - scaled(reading.rank[cell], ranks) : scaled(score, scale);
     map.data.set([...heat(share), 90 + 105 * share], 4 * cell);
   });
@@ -52,12 +51,12 @@ export function paintScores(context, layout, { picture, reading, scale, byRank, 
   if (reading.kept.length < reading.numReal) outline(context, layout, isKept, "#fff", look.pixel);
 }
 
-// Colour for what holds more than itself, a dot on the cell that holds it. The number of that cell
-// is the number of its colour: it stays from stage to stage.
+// A colour for every cell that others were folded into, and its members, with a dot on it. Colours
+// depend on the number of that cell, so they are the same in all stages.
 export function paintClusters(context, layout, { picture, fate, look }) {
   draw(context, layout, picture, picture.faded(look.dark));
-  const lives = (cell) => fate.home[cell] >= 0;
-  within(context, layout, lives, () => draw(context, layout, picture, picture.plain));
+  const isAlive = (cell) => fate.home[cell] >= 0;
+  within(context, layout, isAlive, () => draw(context, layout, picture, picture.plain));
   const isShared = (home) => home >= 0 && fate.members.get(home).length > 1;
   paintGroups(
     context,
@@ -76,7 +75,7 @@ export function paintClusters(context, layout, { picture, fate, look }) {
   borders(context, layout, fate.home, look);
 }
 
-// The colour of the strongest row, the fuller the stronger it is.
+// The colour of the strongest row; the opacity shows its score.
 export function paintStrongest(context, layout, { picture, strongest, scale, look }) {
   draw(context, layout, picture, picture.grey());
   const opacity = (cell) => 0.18 + 0.6 * scaled(strongest.most[cell], scale);
@@ -119,8 +118,7 @@ function within(context, layout, isInside, paint) {
   context.restore();
 }
 
-// A line just inside the cells that are inside, where they meet one outside or the picture's end.
-// Filled, not stroked: whole pixels, the same everywhere.
+// A line just inside the border of the given cells. Filled, not stroked, to have whole pixels.
 export function outline(context, layout, isInside, colour, width) {
   const { rows, columns } = layout;
   const size = Math.max(1, Math.round(width));
@@ -156,7 +154,7 @@ function borders(context, layout, groups, look) {
   }
 }
 
-// Over it: the cell in focus, those that belong to it, and the way to the one that took them.
+// The focused cell, the cells of its cluster, and arrows to the kept one.
 export function paintFocus(context, layout, { cell, home, members, look }) {
   context.clearRect(0, 0, layout.width, layout.height);
   if (cell < 0) return;

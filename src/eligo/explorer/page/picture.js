@@ -1,10 +1,10 @@
-// Pictures, decoded once, and their quieter forms: faded for what was dropped, grey under colours.
+// Decoded pictures, and variants of them: faded for dropped cells, grey under colours.
 
-const loaded = new Map(); // the latest few: on a live page new ones keep coming
+const loaded = new Map(); // the latest few, as a live page loads ever more
 const MOST_LOADED = 24;
-const SMALL = 160; // pixels; a picture this small is enlarged with square pixels
+const SMALL = 160; // pixels; smaller pictures are enlarged without smoothing
 
-// A picture as a canvas; a plain one of the given proportions where there is none.
+// A picture as a canvas; a blank one of the given proportions if there is none.
 export function loadPicture(url, proportions = 1) {
   const key = url ?? `blank ${proportions}`;
   const picture = loaded.get(key) ?? decode(url).catch(() => blank(proportions));
@@ -65,8 +65,8 @@ function greyed(source, weight, offset, colour) {
   return canvas;
 }
 
-// Names of the pictures that have the shape of this one, itself first; not those of items, nor those
-// whose own colours stand for something: under a map they could not be read.
+// Names of the pictures of the same shape, this one first; without those of items and those with a
+// legend, whose colours could not be read under a map.
 export async function alike(record, name) {
   const taken = ofItems(record);
   const names = Object.keys(record.pictures).filter(

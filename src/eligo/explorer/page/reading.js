@@ -1,7 +1,7 @@
-// A stage's choice, read by place (a cell of the grid, or an item) instead of by candidate.
+// A stage's selection, by place (a cell of the grid, or an item) instead of by candidate.
 
-export const UNREACHED = 0; // another stage had dropped it before
-export const ABSENT = 1; // padding: there is nothing at that place
+export const UNREACHED = 0; // dropped by an earlier stage
+export const ABSENT = 1; // padding
 export const DROPPED = 2;
 export const KEPT = 3;
 
@@ -11,7 +11,7 @@ export function numPlaces(stage) {
   return stage.grid ? stage.grid.rows * stage.grid.columns : stage.items.length;
 }
 
-// What happened at every place in one row of a stage; the same object each time it is asked for.
+// The state of every place in one row of a stage; cached.
 export function readRow(stage, row) {
   const choice = stage.chosen[row];
   if (!known.has(choice)) known.set(choice, read(stage, choice));
@@ -65,13 +65,12 @@ export function stageScale(stage) {
   };
 }
 
-// Where a score stands between the ends of a scale, 0 to 1; all equal: in the middle.
+// The position of a score on a scale, 0 to 1; 0.5 if the ends are equal.
 export function scaled(score, { low, high }) {
   return high > low ? Math.min(1, Math.max(0, (score - low) / (high - low))) : 0.5;
 }
 
-// The bar of a score, in shares of the room it has: a bar begins at zero, so that its length is the
-// score. Below zero it grows to the other side.
+// The bar of a score, in shares of its width: it begins at zero, and negative scores go the other way.
 export function barOf(score, { low, high }) {
   const ends = { low: Math.min(0, low), high: Math.max(0, high) };
   if (Number.isNaN(score) || ends.low === ends.high) return { zero: 0, start: 0, size: 0 };
@@ -79,7 +78,7 @@ export function barOf(score, { low, high }) {
   return { zero, start: Math.min(zero, end), size: Math.abs(end - zero) };
 }
 
-// For every place the row with the highest score there (-1 where no row has any), and that score.
+// For every place, the row with the highest score (-1 if no row has a score), and that score.
 export function strongestRows(stage) {
   const best = new Int32Array(numPlaces(stage)).fill(-1);
   const most = new Float64Array(best.length).fill(-Infinity);
@@ -91,7 +90,7 @@ export function strongestRows(stage) {
   return { best, most };
 }
 
-// Rows that speak of a place: those that kept it, else (where all keep all) by score.
+// All rows at a place: first those that kept it, then by score.
 export function rowsAt(stage, place) {
   return stage.rows
     .map((name, row) => {

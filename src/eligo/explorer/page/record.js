@@ -1,4 +1,4 @@
-// One record: the query, what was answered, what was chosen, what it cost.
+// One record: the query, the answers, the stages, the cost.
 
 import { chainView } from "./chain.js";
 import { el, mark, rove } from "./dom.js";
@@ -7,12 +7,12 @@ import { viewsOf } from "./journey.js";
 import { legendOf } from "./legend.js";
 import { alike, ofItems } from "./picture.js";
 import { rowsView } from "./rows.js";
-import { verdict } from "./words.js";
+import { correctness } from "./words.js";
 import { zoomable } from "./zoom.js";
 
 const VIEWS = { grid: chainView, rows: rowsView, items: itemsView };
 
-// `moved({stage, row})` is told where the reader is; returns the element and what keys act on.
+// `moved({stage, row})` is called when the user goes elsewhere. Returns the element and its actions.
 export function showRecord(record, place, moved) {
   const views = viewsOf(record);
   const panel = el("div", { class: "panel" });
@@ -70,7 +70,7 @@ function heading(record) {
     first && !isElsewhere && zoomable(first[1], first[0]),
     el(
       "div",
-      { class: "asked" },
+      { class: "question" },
       el("p", { class: "kind" }, record.kind),
       el("h1", { dir: "auto", tabindex: -1 }, record.title),
       !isSame(record.query, record.title) &&
@@ -86,13 +86,13 @@ function isSame(query, title) {
 }
 
 function answerCard(answer) {
-  const { sign, word, name } = verdict(answer.right);
+  const { sign, word, name } = correctness(answer.right);
   return el(
     "li",
-    { class: "answer", "data-verdict": name },
+    { class: "answer", "data-correctness": name },
     el("span", { class: "who", dir: "auto" }, answer.who),
-    el("span", { class: "said", dir: "auto" }, answer.text || "\u2014"),
-    word && el("span", { class: "verdict" }, el("i", { "aria-hidden": "true" }, sign), word),
+    el("span", { class: "text", dir: "auto" }, answer.text || "\u2014"),
+    word && el("span", { class: "correctness" }, el("i", { "aria-hidden": "true" }, sign), word),
   );
 }
 
@@ -126,7 +126,7 @@ function ofGrids(record) {
   return new Set(record.stages.filter((stage) => stage.grid).map((stage) => stage.grid.picture));
 }
 
-// Pictures that no stage and no switch of a stage shows, below the others.
+// Pictures that no stage shows, below the others.
 function gallery(record) {
   const node = el("section", { class: "gallery", hidden: true }, el("h2", {}, "More pictures"));
   Promise.all([...ofGrids(record)].map((name) => alike(record, name))).then((shown) => {

@@ -1,11 +1,12 @@
-// A stage with rows, one for each word or tag: its map over the picture, and the way back.
+// A stage with rows, one for each word or tag: the map of a row over the picture, and the rows of a
+// cell.
 
 import { groupColour } from "./colour.js";
 import { checkbox, chips } from "./controls.js";
 import { el, setVars } from "./dom.js";
 import { heatKey, makeFrame, swatch } from "./frame.js";
 import { KEPT, readRow, stageScale, strongestRows } from "./reading.js";
-import { tellRows } from "./tell.js";
+import { rowLines } from "./tooltip.js";
 import { plural } from "./words.js";
 
 let sharesScale = true;
@@ -40,7 +41,7 @@ export function rowsView(record, view, place, moved) {
     label: () => `${stage.name}: ${stage.rows[row]}. Arrow keys go from cell to cell.`,
     scene,
     legend,
-    about: (cell) => ({ lines: tellRows(cell, stage, row), home: -1, members: [] }),
+    about: (cell) => ({ lines: rowLines(cell, stage, row), home: -1, members: [] }),
     first: () => readRow(stage, row).ranked[0] ?? 0,
     onfocus: (cell) => link(cell),
   });
@@ -58,11 +59,13 @@ export function rowsView(record, view, place, moved) {
     frame.repaint({ fade: true });
   });
 
-  // A cell shows which rows speak of it.
+  // Marks the rows that kept the cell, or score highest there.
   function link(cell) {
     words.nodes.forEach((node, at) => {
-      const says = selects ? readRow(stage, at).fate[cell] === KEPT : strongest.best[cell] === at;
-      node.toggleAttribute("data-linked", cell >= 0 && says);
+      const isLinked = selects
+        ? readRow(stage, at).fate[cell] === KEPT
+        : strongest.best[cell] === at;
+      node.toggleAttribute("data-linked", cell >= 0 && isLinked);
     });
   }
 
@@ -73,7 +76,7 @@ export function rowsView(record, view, place, moved) {
     if (mode === "kept") return [swatch("kept", kept), swatch("dropped", "the others")];
     if (mode === "strongest")
       return [
-        el("span", { class: "soft" }, "The row that scores highest there; the fuller, the higher."),
+        el("span", { class: "soft" }, "The row with the highest score; opacity shows the score."),
       ];
     if (mode === "image") return [];
     const shares = stage.rows.length > 1 && !byRank && sharing;

@@ -1,7 +1,7 @@
-// The list of records: by kind, searchable, with what was answered.
+// The list of records: by kind, searchable, with marks for right and wrong answers.
 
 import { el, replace } from "./dom.js";
-import { plural, verdict } from "./words.js";
+import { plural, correctness } from "./words.js";
 
 export function makeSidebar({ open }) {
   const search = el("input", {
@@ -21,9 +21,9 @@ export function makeSidebar({ open }) {
 
   function fill(records) {
     const kinds = new Map();
-    for (const one of records) {
-      const kind = one.group ?? one.kind;
-      kinds.set(kind, [...(kinds.get(kind) ?? []), one]);
+    for (const record of records) {
+      const kind = record.group ?? record.kind;
+      kinds.set(kind, [...(kinds.get(kind) ?? []), record]);
     }
     entries = [];
     replace(
@@ -53,7 +53,7 @@ export function makeSidebar({ open }) {
     found.textContent = words.length ? `${plural(visible().length, "record")} found` : "";
   }
   function clear(event) {
-    event.preventDefault(); // it is not for the page as well
+    event.preventDefault(); // not also for the page
     search.value = "";
     filter();
   }
@@ -79,7 +79,7 @@ export function makeSidebar({ open }) {
     node: el("div", { class: "sidebar-inner" }, search, found, groups),
     fill,
     search,
-    // The record so many places further in the list as it is filtered; at its ends the last one.
+    // The record `step` places further in the filtered list, at most its first or last one.
     beside(record, step) {
       const list = visible().map((one) => one.record);
       const at = list.indexOf(record);
@@ -97,11 +97,11 @@ export function makeSidebar({ open }) {
   };
 }
 
-// Not `scrollIntoView`: after that, Tab would go on from there.
+// Not `scrollIntoView`, which would change where Tab continues.
 function reveal(link) {
   const list = link.closest("#list");
-  const [own, room] = [link, list].map((node) => node.getBoundingClientRect());
-  list.scrollTop += Math.max(0, own.bottom - room.bottom) + Math.min(0, own.top - room.top);
+  const [own, box] = [link, list].map((node) => node.getBoundingClientRect());
+  list.scrollTop += Math.max(0, own.bottom - box.bottom) + Math.min(0, own.top - box.top);
 }
 
 function searchText({ title, query, kind, answers }) {
@@ -111,9 +111,9 @@ function searchText({ title, query, kind, answers }) {
 function entry(record, open) {
   const [picture] = Object.values(record.pictures);
   const marks = record.answers
-    .map((answer) => ({ ...verdict(answer.right), who: answer.who }))
+    .map((answer) => ({ ...correctness(answer.right), who: answer.who }))
     .filter((one) => one.word);
-  const said = marks.map(({ who, word }) => `${who} ${word}`).join(", ");
+  const summary = marks.map(({ who, word }) => `${who} ${word}`).join(", ");
   const link = el(
     "a",
     {
@@ -132,8 +132,8 @@ function entry(record, open) {
     marks.length > 0 &&
       el(
         "span",
-        { class: "marks", role: "img", "aria-label": said },
-        marks.map(({ sign, name }) => el("i", { "data-verdict": name }, sign)),
+        { class: "marks", role: "img", "aria-label": summary },
+        marks.map(({ sign, name }) => el("i", { "data-correctness": name }, sign)),
       ),
   );
   return el("li", {}, link);

@@ -1,4 +1,4 @@
-// Dark and light: as the system says, until the reader says otherwise.
+// Dark or light: the system's setting, until the user changes it.
 
 const KEY = "eligo.theme";
 
@@ -14,7 +14,7 @@ export function startTheme(repaint) {
   if (saved) root.dataset.theme = saved;
   system.addEventListener("change", repaint);
 
-  let before = null; // paper is white: print in light colours
+  let before = null; // the theme before printing, which uses light colours
   addEventListener("beforeprint", () => {
     before = root.dataset.theme ?? "";
     root.dataset.theme = "light";
@@ -32,7 +32,7 @@ export function startTheme(repaint) {
   };
 }
 
-// Storage can be forbidden, for files and in private windows; the choice then lasts for the page.
+// Storage may be forbidden, for files and in private windows; the choice is then not saved.
 function recall() {
   try {
     return localStorage.getItem(KEY);
@@ -45,6 +45,6 @@ function save(theme) {
   try {
     localStorage.setItem(KEY, theme);
   } catch {
-    // not kept
+    // not saved
   }
 }

@@ -1,11 +1,11 @@
-// A file of the reader's as a data URL, scaled down before it is sent.
+// Reads an uploaded file as a data URL; images are scaled down.
 
 const SIDE = 1024; // pixels of the longer side
 const QUALITY = 0.92;
-const LARGEST = 4_000_000; // bytes of a file that is sent as it is
+const LARGEST = 4_000_000; // bytes of a depth file
 
 export async function readImage(file) {
-  if (!file.type.startsWith("image/")) throw new Error(`${file.name} is no picture.`);
+  if (!file.type.startsWith("image/")) throw new Error(`${file.name} is not a picture.`);
   let bitmap;
   try {
     bitmap = await createImageBitmap(file);
@@ -17,7 +17,7 @@ export async function readImage(file) {
   canvas.width = Math.max(1, Math.round(bitmap.width * scale));
   canvas.height = Math.max(1, Math.round(bitmap.height * scale));
   const context = canvas.getContext("2d");
-  context.fillStyle = "#fff"; // under what is transparent
+  context.fillStyle = "#fff"; // behind transparent pixels
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.imageSmoothingQuality = "high";
   context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
@@ -25,7 +25,7 @@ export async function readImage(file) {
   return canvas.toDataURL("image/jpeg", QUALITY);
 }
 
-// Depth has sixteen bits, which a canvas would lose: it goes as it is.
+// Depth has 16 bits, which a canvas would lose, so it is sent unchanged.
 export function readDepth(file) {
   if (file.size > LARGEST) throw new Error(`${file.name} is larger than ${LARGEST / 1e6} MB.`);
   return new Promise((resolve, reject) => {

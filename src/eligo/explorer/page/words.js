@@ -1,4 +1,4 @@
-// How numbers, places and marks are said.
+// Formats numbers, places and marks as text.
 
 const EXPONENT = { small: 1e-4, large: 1e6 };
 
@@ -38,7 +38,7 @@ export function cellLabel(cell, grid) {
 }
 
 // Right and wrong differ by sign and word, not by colour alone.
-export function verdict(right) {
+export function correctness(right) {
   if (right === true) return { sign: "\u2713", word: "right", name: "right" };
   if (right === false) return { sign: "\u2717", word: "wrong", name: "wrong" };
   return { sign: "", word: "", name: "unknown" };

@@ -1,4 +1,4 @@
-// A small picture that opens large.
+// A thumbnail that opens a large picture.
 
 import { el } from "./dom.js";
 import { legendOf } from "./legend.js";

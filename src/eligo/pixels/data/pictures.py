@@ -19,6 +19,7 @@ from torch import Tensor
 from eligo.errors import InputError
 from eligo.images import (
     SIDEWAYS,
+    ImageLike,
     as_image,
     orientation_of,
     read_stored,
@@ -28,8 +29,6 @@ from eligo.images import (
 )
 from eligo.pixels.config import IGNORED, MIN_SIZE, ChannelOrder, InputsConfig
 
-ImageLike: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
-"""As `eligo.images.ImageLike`, which is a string because it must not import torch."""
 DepthMap: TypeAlias = tuple[Float[Tensor, "1 height width"], Bool[Tensor, "1 height width"]]
 """Normalised depth, 0 where it is unknown, and the mask of known pixels."""
 

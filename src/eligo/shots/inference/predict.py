@@ -7,12 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.nn import functional as F
 
 from eligo.config import load_config
@@ -20,7 +18,7 @@ from eligo.config.bounds import check_count
 from eligo.errors import InputError
 from eligo.explorer.folder import save_prediction
 from eligo.explorer.record import Answer, ExplorerRecord
-from eligo.images import as_image
+from eligo.images import ImageLike, as_image
 from eligo.io.files import write_text
 from eligo.io.reading import read_object, reading
 from eligo.pretrained.chat import place_image
@@ -43,7 +41,6 @@ from eligo.shots.pool.sampler import Sampler
 from eligo.shots.selector import ABOUT, INNER, PoolSelector, load_selector
 from eligo.shots.training.train import PIPELINE
 
-ImageLike: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
 TRAINING_FREE: dict[str, Callable[[], PoolSelector]] = {
     "knn": KNN,
     "mmr": lambda: MMR(balance=0.5),

@@ -1,4 +1,4 @@
-// What is said of a cell: kept, folded where, dropped when, its score and rank.
+// The lines of a tooltip: kept, folded or dropped, score and rank of a cell.
 
 import { el, setVars } from "./dom.js";
 import { ABSENT, KEPT, UNREACHED, barOf, readRow, rowsAt, stageScale } from "./reading.js";
@@ -20,7 +20,7 @@ function head(state, text, where) {
 }
 
 // A cell of a chain of stages, after the last of `stages`.
-export function tellCell(cell, stages, fate) {
+export function cellLines(cell, stages, fate) {
   const grid = stages[0].grid;
   const where = cellLabel(cell, grid);
   const left = fate.left[cell];
@@ -63,8 +63,8 @@ function scoreLines(reading, cell, label) {
   return lines;
 }
 
-// A cell of a stage with rows: how each word or tag scored there.
-export function tellRows(cell, stage, row) {
+// A cell of a stage with rows: the score of each word or tag.
+export function rowLines(cell, stage, row) {
   const reading = readRow(stage, row);
   const kept = reading.fate[cell] === KEPT;
   const name = stage.rows[row];
@@ -73,9 +73,9 @@ export function tellRows(cell, stage, row) {
     line("for", name),
     ...scoreLines(reading, cell, ""),
   ];
-  const found = rowsAt(stage, cell).filter((other) => !Number.isNaN(other.score));
+  const scored = rowsAt(stage, cell).filter((other) => !Number.isNaN(other.score));
   const scale = stageScale(stage);
-  const bars = found.slice(0, MOST_ROWS).map((other) => {
+  const bars = scored.slice(0, MOST_ROWS).map((other) => {
     const bar = el(
       "div",
       {

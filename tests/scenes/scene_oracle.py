@@ -153,7 +153,7 @@ def answer(text: str, scene: list[Thing]) -> tuple[str, set[int]]:
         else:
             place = ORDINALS[(thing.x if got[0] == "column" else thing.y) // (UNIT // 4)]
         return place, {thing.slot}
-    raise AssertionError(f"nobody asks {text!r}")
+    raise AssertionError(f"unknown question {text!r}")
 
 
 def _strip(noun: str) -> str:
@@ -172,7 +172,7 @@ def readings(text: str, scene: list[Thing]) -> list[set[int]]:
         one, relation, other = got[1], None, got[2]
     else:
         got = re.fullmatch(rf"{noun} is {_RELATION} {noun}\.", text)
-        assert got, f"nobody says {text!r}"
+        assert got, f"unknown caption {text!r}"
         one, relation, other = got.groups()
     return [
         {a.slot, b.slot}

@@ -1,4 +1,4 @@
-"""Shapes in public signatures are checked at run time in tests; production pays nothing."""
+"""Run-time checks of shapes in public signatures, enabled for tests only."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ def _seeded() -> None:
 
 
 def pytest_configure() -> None:
-    """However pytest was started: interrupts arrive, text is plain and 80 wide, in children too.
+    """Default signal handlers and plain text of 80 columns, in child processes too.
 
     A shell without job control starts background processes with SIGINT ignored.
     """

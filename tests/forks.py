@@ -19,7 +19,7 @@ FORKS.set_forkserver_preload(
 
 
 def run_forked(function: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
-    """Call a function in one process for each tuple of arguments; all must end well."""
+    """Call a function in one process per tuple of arguments; all must exit with 0."""
     processes = [FORKS.Process(target=function, args=args) for args in calls]
     for process in processes:
         process.start()

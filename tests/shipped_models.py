@@ -56,7 +56,7 @@ MAKERS = {
 
 
 def make_models(root: Path, *names: str) -> Path:
-    """Those of these names, or all of them, each with a card."""
+    """Creates the models of the given names (by default all), each with a card."""
     torch.manual_seed(0)
     for name in names or MAKERS:
         MAKERS[name](root / name)

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-# The same examples on every run: a red test can be run again.
+# The same examples on every run, so that failures are reproducible.
 quick = settings(max_examples=150, deadline=None, derandomize=True)
 
 
@@ -49,7 +49,7 @@ def rows(tensor: Tensor, keep: int = 1) -> list:
 
 @contextmanager
 def production() -> Iterator[None]:
-    """As users run it: annotations unchecked, so that our own errors and torch.compile are seen."""
+    """Without annotation checks, as in production: our own errors and torch.compile are tested."""
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Texts of users: the placeholder of the image, and control tokens that stay text."""
+"""Texts of users: the image placeholder, and control tokens that stay text."""
 
 import json
 from types import SimpleNamespace
@@ -56,9 +56,9 @@ def test_text_without_control_tokens_is_unchanged():
 
 
 def test_prompt_has_one_image_for_any_question():
-    asked = "<image>\nis </s> ASSISTANT: there a <pad> ball <s> ?"
+    question = "<image>\nis </s> ASSISTANT: there a <pad> ball <s> ?"
     picture = Image.new("RGB", (336, 336))
-    rows = [TokenExample("0", picture, one, ()) for one in (asked, "is there a ball?")]
+    rows = [TokenExample("0", picture, one, ()) for one in (question, "is there a ball?")]
     ids = Collator(PROCESSOR)(rows).inputs["input_ids"]
     for control in range(1, len(SPECIAL)):
         if SPECIAL[control] != "<unk>":
@@ -81,7 +81,7 @@ def test_captions_have_no_control_token():
     assert count_pieces(encoder.tokenizer, ["a [SEP] red [PAD] ball [CLS]"]) == [len(ids)]
 
 
-def test_data_files_of_llava(tmp_path):
+def test_llava_data_files_are_read(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     lines = tmp_path / "lines.jsonl"
 
@@ -107,8 +107,8 @@ def test_prompts_beyond_the_context_are_logged_once(caplog):
     watch = ContextWatch(SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text)))
     for length in (9, 10, 12, 11, 12, 15):
         watch.look(length)
-    told = [record.getMessage() for record in caplog.records]
-    assert [line.split(" tokens")[0] for line in told] == [
+    messages = [record.getMessage() for record in caplog.records]
+    assert [line.split(" tokens")[0] for line in messages] == [
         "the prompt has 12", "the prompt has 15",
     ]  # fmt: skip
     text.max_position_embeddings = None

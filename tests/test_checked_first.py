@@ -1,4 +1,4 @@
-"""Every family finds what is wrong with its files and its monitor before the first step."""
+"""Every family checks its files and its monitor before the first step."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def exported(folder: Path, kind: str, scenes: SceneConfig, **changes: Any) -> Pa
 
 
 def problems(task: Task) -> list[str]:
-    """What a check says, a line each."""
+    """The lines of the error of a check."""
     check = DataCheck()
     try:
         task.check(check)
@@ -54,7 +54,7 @@ def rooms(tmp_path: Path) -> Path:
     return exported(tmp_path / "nyu", "nyu", ROOMS.replace({"height": 48, "width": 64}))
 
 
-def test_pixels(rooms: Path) -> None:
+def test_pixels_files_are_checked_first(rooms: Path) -> None:
     assert problems(pixels(rooms).build()) == []
     (rooms / "Depth" / "train_000000.png").unlink()
     label = rooms / "Label" / "train_000001.png"
@@ -70,8 +70,8 @@ def test_pixels(rooms: Path) -> None:
     assert without[0] == "the data have 2 problems:"
 
 
-def test_pixels_without_a_label_or_of_two_sizes(rooms: Path) -> None:
-    for number in range(4):  # of 8, of which one is for validation
+def test_pixels_without_a_label_or_of_another_size_are_refused(rooms: Path) -> None:
+    for number in range(4):  # of 8, one of them for validation
         for kind, ending in (("RGB", "jpg"), ("Depth", "png"), ("Label", "png")):
             path = rooms / kind / f"train_{number:06d}.{ending}"
             Image.open(path).resize((96, 64), Image.Resampling.NEAREST).save(path)
@@ -83,7 +83,7 @@ def test_pixels_without_a_label_or_of_two_sizes(rooms: Path) -> None:
     assert ["got only label 0" in line for line in found] == [False, True, True]
 
 
-def test_tokens(tmp_path: Path) -> None:
+def test_tokens_files_are_checked_first(tmp_path: Path) -> None:
     world = SceneConfig(height=56, width=56)
     folder = exported(tmp_path / "vqa", "vqa", world, questions=2)
     tiny = load_config(TokensTrainConfig, "tokens/default").tiny()
@@ -92,7 +92,7 @@ def test_tokens(tmp_path: Path) -> None:
     path = folder / "v2_mscoco_train2014_annotations.json"
     train = json.loads(path.read_text())
     for answer in train["annotations"][0]["answers"]:
-        answer["answer"] = "the"  # which is nothing when it is compared
+        answer["answer"] = "the"  # normalised to an empty answer
     path.write_text(json.dumps(train))
     image = next((folder / "val2014").iterdir())
     image.write_bytes(image.read_bytes()[:300])
@@ -107,7 +107,7 @@ def test_tokens(tmp_path: Path) -> None:
         config.build()
 
 
-def test_patches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_patches_files_are_checked_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     world = SceneConfig(height=56, width=56)
     folder = exported(tmp_path / "captions", "captions", world, captions=2)
     captions = folder / "dataset_scenes.json"
@@ -169,7 +169,7 @@ def test_smoke_uses_the_files_of_the_user_and_its_own_name(
 
 
 @pytest.mark.parametrize("turned", [1, 6])
-def test_the_size_of_an_image_equals_the_opened_one(tmp_path: Path, turned: int) -> None:
+def test_image_size_equals_that_of_the_opened_image(tmp_path: Path, turned: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = turned
     path = tmp_path / "a.jpg"

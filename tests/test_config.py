@@ -64,11 +64,11 @@ def test_configs_are_frozen():
 
 
 @pytest.mark.parametrize("text", ["2e-05", '"2e-05"', "0.00002", "2.0e-05", "2.E-5"])
-def test_floats_however_written(tmp_path, text):
+def test_floats_in_any_notation(tmp_path, text):
     assert load_config(Outer, write(tmp_path / "a.yaml", f"rate: {text}\n")).rate == 2e-5
 
 
-def test_words_stay_words():
+def test_words_stay_strings():
     text = "a: no\nb: off\nc: 1:30\nd: 2020-01-01\ne: 1_000\nf: true\ng: ~\nh: 010\ni: 0x1F\nj:\n"
     assert parse_yaml(text, "text")[0] == {
         "a": "no", "b": "off", "c": "1:30", "d": "2020-01-01", "e": "1_000",
@@ -82,7 +82,7 @@ def test_merge_keys_and_anchors(tmp_path):
     assert config.maybe == Inner(ratio=0.1, kind="no")
 
 
-def test_an_alias_of_itself_is_an_error():
+def test_recursive_alias_is_refused():
     with pytest.raises(ConfigError, match="an alias contains itself"):
         parse_yaml("a: &a\n  b: *a\n", "text")
 
@@ -121,7 +121,7 @@ def test_saved_configs_load_equal(tmp_path_factory, name, rate, sizes, table, ki
     assert [file.name for file in path.parent.iterdir()] == ["config.yaml"]
 
 
-def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+def test_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "config.yaml"
     save_config(Outer(name="old"), path)
 
@@ -135,7 +135,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_overrides_dotted_or_nested():
+def test_overrides_may_be_dotted_or_nested():
     config = load_config(
         Outer, {"rate": 1}, {"inner.ratio": 0.1, "maybe": {"kind": "no"}, "name": "z"}
     )
@@ -144,7 +144,7 @@ def test_overrides_dotted_or_nested():
     assert (config.rate, config.name) == (1.0, "z")
 
 
-def test_part_of_a_default_config_lies_over_that_default():
+def test_partial_section_keeps_the_other_defaults():
     assert load_config(Outer, {"inner": {"kind": "no"}}).inner == Inner(ratio=0.75, kind="no")
     assert load_config(Outer, {"side": {"shared": 9}}).side == Left(speed=3.0, shared=9)
 
@@ -158,7 +158,7 @@ def test_replace_validates():
         Outer().replace({"inner.ratoi": 0.2})
 
 
-def test_a_new_member_of_a_union_drops_only_older_keys(tmp_path):
+def test_another_union_member_drops_only_older_keys(tmp_path):
     write(tmp_path / "base.yaml", "side: {side: left, speed: 8, shared: 5}\n")
     top = write(tmp_path / "top.yaml", "extends: base.yaml\nside: {side: right}\n")
     assert load_config(Outer, top).side == Right(shared=5)
@@ -189,7 +189,7 @@ def test_errors_name_the_file_of_the_chain_that_wrote_the_key(tmp_path):
         f"{b}:2: rate: got 'fast', expected a valid number",
         f"{tmp_path / 'a.yaml'}:2: sizes.1: got 'x', expected a valid integer",
     ]
-    # A list that replaces another is to blame for all of itself.
+    # A list that replaces another is the source of all of its items.
     write(tmp_path / "b.yaml", "extends: a.yaml\nname: x\nsizes: [1, y]\n")
     with pytest.raises(ConfigError, match=r"b.yaml:3: sizes.1: got 'y'"):
         load_config(Outer, b)
@@ -198,7 +198,7 @@ def test_errors_name_the_file_of_the_chain_that_wrote_the_key(tmp_path):
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("a", "b", "a")])
-def test_extends_in_a_circle(tmp_path, names):
+def test_circular_extends_is_refused(tmp_path, names):
     for name, base in pairwise(names):
         write(tmp_path / f"{name}.yaml", f"extends: {base}.yaml\n")
     with pytest.raises(ConfigError, match=r"goes in a circle: .*a.yaml -> .*a.yaml"):
@@ -230,7 +230,7 @@ def test_shipped_names(tmp_path, monkeypatch):
         find_config("tokens", "qick")
 
 
-def test_unreadable_files(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere.yaml: no such config file"):
         load_config(Outer, tmp_path / "nowhere.yaml")
     with pytest.raises(ConfigError, match="not valid YAML"):
@@ -242,8 +242,8 @@ def test_every_shipped_config_has_a_unique_name():
     assert len(names) == len(set(names))
 
 
-def test_a_config_of_another_command_is_one_problem():
-    """Its keys would all be unknown, which is not what is wrong."""
+def test_config_of_another_command_is_one_problem():
+    """Not one error per unknown key."""
     with pytest.raises(ConfigError) as refused:
         load_config(PixelsTrainConfig, "tokens/sweep")
     (line,) = str(refused.value).splitlines()

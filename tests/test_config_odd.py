@@ -1,4 +1,4 @@
-"""Configs of any shape: one line that names file and place, and hints that are true."""
+"""Invalid configs give one line with file and position, and correct suggestions."""
 
 import os
 import re
@@ -118,7 +118,7 @@ def test_invalid_files_are_refused(refused, text, expected):
 
 @pytest.mark.parametrize("value", ["5", "[1]", "text", "null", "true"])
 @pytest.mark.parametrize("section", ["train", "data"])
-def test_a_flag_does_not_hide_a_section_of_the_wrong_type(refused, section, value):
+def test_flag_does_not_hide_a_section_of_the_wrong_type(refused, section, value):
     for flags in ({}, {f"{section}.steps": 3}, {section: {"steps": 3}}):
         message = refused(f"name: a\n{section}: {value}\n", flags)
         assert f"run.yaml:2: {section}: got " in message
@@ -151,17 +151,17 @@ def test_folders_and_pipes_are_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "text", ["[" * 10_000, "!!int x", "{a: 1, a: 2}", "9" * 5000, "&a [*a]", "a: b: c", "\0"]
 )
-def test_bad_values_of_flags(text):
+def test_invalid_values_of_flags_are_refused(text):
     with pytest.raises(ValueError, match="which is not valid YAML"):
         parse_value(text)
 
 
-def test_a_suggestion_is_never_the_given_word():
+def test_suggestion_is_never_the_given_word():
     assert nearest("desk", ["desk", "disk"]) == "disk"
     assert nearest("desk", ["desk"]) is None
 
 
-def test_a_key_of_another_member_is_not_suggested(refused):
+def test_key_of_another_union_member_is_not_suggested(refused):
     assert "did you mean" not in refused("data: {kind: files, scenes: 4}\n")
     assert "did you mean" not in refused("data: {kind: scenes, files: 4}\n")
     assert "did you mean" not in refused("path: x\n")
@@ -172,12 +172,12 @@ def test_a_key_of_another_member_is_not_suggested(refused):
 def _typos(tree: Any, path: tuple[str, ...] = ()):
     for key, value in tree.items() if isinstance(tree, dict) else ():
         yield (*path, key), (*path, key[:-1] + "x" + key[-1])
-        yield (*path, key), (key,)  # a level too high
+        yield (*path, key), (key,)  # one level too high
         yield from _typos(value, (*path, key))
 
 
 def _moved(tree: dict[str, Any], source: tuple[str, ...], target: tuple[str, ...]) -> dict:
-    """A copy with a value at another place."""
+    """A copy with a value moved to another path."""
 
     def copied(node: Any, path: tuple[str, ...]) -> Any:
         if not isinstance(node, dict):
@@ -194,7 +194,7 @@ def _moved(tree: dict[str, Any], source: tuple[str, ...], target: tuple[str, ...
     return found
 
 
-def test_a_base_section_that_is_not_a_mapping_is_refused(refused):
+def test_base_section_that_is_not_a_mapping_is_refused(refused):
     Path("base.yaml").write_text("name: a\ntrain: 5\n")
     Path("middle.yaml").write_text("extends: base.yaml\ntrain: {steps: 2}\n")
     for base in ("base", "middle"):
@@ -205,17 +205,17 @@ def test_a_base_section_that_is_not_a_mapping_is_refused(refused):
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "{}\n"])
-def test_a_file_without_keys_is_refused(refused, text):
+def test_file_without_keys_is_refused(refused, text):
     assert refused(text).startswith("run.yaml: holds no keys, expected `key: value` lines")
 
 
-def test_a_key_of_another_kind_names_that_kind(refused):
+def test_key_of_another_kind_names_that_kind(refused):
     message = "run.yaml:1: data.path: unknown key here; it belongs to data.kind files"
     assert refused("data: {path: x}\n") == message
     assert refused("data: {kind: scenes}\n", {"data.path": "x"}).startswith("--data.path: unknown")
 
 
-def test_a_missing_file_is_not_compared_by_its_ending(refused):
+def test_suggestions_for_a_missing_file_ignore_its_extension(refused):
     Path("empty.yaml").write_text("name: a\n")
     with pytest.raises(ConfigError, match=r"^nope\.yaml: no such config file$"):
         load_config(Run, "nope.yaml")

@@ -1,4 +1,4 @@
-"""The shared core traces whole: no graph break, no device sync, the same numbers."""
+"""The shared core compiles without graph breaks or device syncs, with the same results."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,7 +14,7 @@ from strategies import production
 @pytest.fixture(autouse=True)
 def _as_in_production() -> Iterator[None]:
     torch.compiler.reset()
-    with production():  # the checks of annotations cannot be traced
+    with production():  # annotation checks cannot be traced
         yield
     torch.compiler.reset()
 
@@ -63,7 +63,7 @@ def all_losses(scores: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 @pytest.mark.parametrize("function", [choose_and_fold, relax, merge_twice, all_losses])
-def test_functions(function: Callable):
+def test_functions_compile(function: Callable):
     scores, mask = scores_and_mask()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     results = []
@@ -78,7 +78,7 @@ def test_functions(function: Callable):
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("return_map", [False, True])
-def test_cross_attention(similarity: str, return_map: bool):
+def test_cross_attention_compiles(similarity: str, return_map: bool):
     scale = SimilarityScale(similarity, learnable=True, init=5.0)
     module = CrossAttention(8, 6, 16, 4, scale=scale)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
@@ -100,6 +100,6 @@ def compile_selection() -> None:
     torch.testing.assert_close(compiled(scores, mask), select(scores, mask))
 
 
-def test_selection():
-    """In a process of its own: the checked __init__ of a dataclass cannot be switched off."""
+def test_selection_compiles():
+    """In a new process: the checked __init__ of a dataclass cannot be disabled."""
     run_forked(compile_selection, ())

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the shared core are true."""
+"""Docstring examples of the shared core."""
 
 import doctest
 import importlib
@@ -23,7 +23,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples(name: str):
+def test_docstring_examples(name: str):
     module = importlib.import_module(name)
     found = doctest.DocTestFinder(exclude_empty=True).find(module, extraglobs={"torch": torch})
     with_examples = [test for test in found if test.examples]

@@ -1,4 +1,4 @@
-"""A model folder with any of its files damaged is one line, or it loads as if nothing had been."""
+"""A model folder with a damaged file is refused in one line, or loads unchanged."""
 
 import random
 import re
@@ -44,9 +44,9 @@ def save_segmenter(folder: Path) -> None:
 
 
 def pointer() -> PointerSelectorV2:
-    made = build_model_v2(PointerSelectorV2Config(d_model=8, hidden_dim=8, state="gru"))
-    assert isinstance(made, PointerSelectorV2)
-    return made
+    model = build_model_v2(PointerSelectorV2Config(d_model=8, hidden_dim=8, state="gru"))
+    assert isinstance(model, PointerSelectorV2)
+    return model
 
 
 def save_selector(folder: Path) -> None:
@@ -111,7 +111,7 @@ TEXT_DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 
 def problem(load: Callable[[], Any]) -> str:
-    """What the user is told, if anything; another exception is a failure."""
+    """The error message, if any; other exceptions fail the test."""
     try:
         load()
     except EligoError as error:
@@ -128,9 +128,9 @@ def test_damaged_model_is_refused_in_one_line(name, tmp_path):
         for damage, apply in (DAMAGE if is_weights else DAMAGE | TEXT_DAMAGE).items():
             apply(file)
             what = f"{file.relative_to(there)}: {damage}"
-            told = problem(lambda: kind.load(there))
-            assert told or not is_weights, f"{what}: loaded"
-            assert len(told.splitlines()) <= 1, f"{what}: {told}"
+            message = problem(lambda: kind.load(there))
+            assert message or not is_weights, f"{what}: loaded"
+            assert len(message.splitlines()) <= 1, f"{what}: {message}"
             if file.is_dir():
                 file.rmdir()
             file.write_bytes(content)
@@ -155,6 +155,6 @@ def test_config_larger_than_the_weights_allocates_nothing(name, file, was, becom
     text = (there / file).read_text()
     assert re.search(was, text)
     (there / file).write_text(re.sub(was, becomes, text))
-    told = problem(lambda: kind.load(there))
-    assert len(told.splitlines()) == 1
-    assert "expected config and weights of one model" in told
+    message = problem(lambda: kind.load(there))
+    assert len(message.splitlines()) == 1
+    assert "expected config and weights of one model" in message

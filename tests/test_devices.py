@@ -1,3 +1,5 @@
+"""Names of devices."""
+
 import pytest
 import torch
 
@@ -5,7 +7,7 @@ from eligo.errors import InputError
 from eligo.pretrained.devices import resolve_device
 
 
-def test_available_devices():
+def test_available_devices_are_accepted():
     assert resolve_device("cpu") == torch.device("cpu")
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -15,6 +17,6 @@ def test_available_devices():
     [("foo", "expected auto, cpu or cuda"), ("cuda:99", "cannot be used here"), ("meta", "meta")],
 )
 def test_unavailable_devices_are_refused(name, message):
-    with pytest.raises(InputError, match=message) as told:
+    with pytest.raises(InputError, match=message) as caught:
         resolve_device(name)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""A file is whole or not there, whatever happens while it is written."""
+"""Files are written completely or not at all."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_file_is_never_seen_half_written(tmp_path):
     with writing(path) as temporary:
         temporary.write_text("ne")
         assert path.read_text() == "old"
-        with writing(path) as other:  # a second writer at the same time is in nobody's way
+        with writing(path) as other:  # a concurrent writer does not interfere
             other.write_text("other")
         assert path.read_text() == "other"
         temporary.write_text("new")
@@ -76,12 +76,12 @@ def test_unwritable_path_is_named(tmp_path, monkeypatch):
     def read_only(self, *_args, **_options):
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "write_text", read_only)  # root may write anywhere
+    monkeypatch.setattr(Path, "write_text", read_only)  # root can write anywhere
     with pytest.raises(InputError, match="Permission denied"):
         write_text(tmp_path / "note.txt", "text")
 
 
-def test_the_command_line_shows_no_traceback(tmp_path, monkeypatch, capsys):
+def test_command_line_shows_no_traceback(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setitem(COMMANDS, "note", Command("test_files:note", "writes a note"))
     monkeypatch.chdir(tmp_path)
@@ -97,7 +97,7 @@ def test_clear_unfinished_removes_temporary_files(tmp_path):
     kept = write_text(tmp_path / "deep" / "note.txt", "whole")
     hidden = write_text(tmp_path / ".hidden", "kept")
     writer = writing(kept)
-    writer.__enter__().write_text("half")  # and never leaves
+    writer.__enter__().write_text("half")  # never exits
     folder_writer = writing_folder(kept.parent / "model", marker="config.yaml")
     write_text(folder_writer.__enter__() / "config.yaml", "half")
     assert len(names(kept.parent)) == 3
@@ -107,16 +107,16 @@ def test_clear_unfinished_removes_temporary_files(tmp_path):
 
 
 def test_make_folder_checks_that_it_is_writable(tmp_path):
-    made = make_folder(tmp_path / "a" / "b")
-    assert made.is_dir()
-    assert not list(made.iterdir())
+    folder = make_folder(tmp_path / "a" / "b")
+    assert folder.is_dir()
+    assert not list(folder.iterdir())
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"b: cannot be written .*where you may write"):
         make_folder(tmp_path / "file" / "b")
 
 
 def test_text_with_bom_and_windows_line_ends(tmp_path: Path):
-    """A byte order mark, CRLF, blank lines, and separators that JSON may hold inside a text."""
+    """Byte order mark, CRLF, blank lines, and line separators inside JSON strings."""
     path = tmp_path / "ünï.jsonl"
     path.write_bytes("\ufeffone\r\n\r\ntwo\u2028still two\u0085\n \nlast".encode())
     assert read_text(path).startswith("one")

@@ -1,4 +1,4 @@
-"""Output goes where it should: links, pipes and devices stay, and so does what others wrote."""
+"""Output paths: links, pipes and devices are kept, and so are files of others."""
 
 import ast
 import errno
@@ -54,7 +54,7 @@ def umask(mask: int) -> Iterator[None]:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes: real errors of every library that writes."""
+    """Limits the size of files, to get the real errors of every library that writes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -66,7 +66,7 @@ def largest_file(size: int) -> Iterator[None]:
 # ---------------------------------------------------------------- links, pipes, devices
 
 
-def test_a_link_stays_and_its_target_is_written(tmp_path):
+def test_link_is_kept_and_its_target_is_written(tmp_path):
     real = write_text(tmp_path / "real" / "note.txt", "old")
     link = tmp_path / "link.txt"
     link.symlink_to(Path("real") / "note.txt")
@@ -97,31 +97,31 @@ def test_broken_link_creates_its_target(tmp_path):
     assert not (tmp_path / "no").exists()
 
 
-def test_a_loop_of_links_is_refused(tmp_path):
+def test_circular_links_are_refused(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OutputError, match="a: cannot be written"):
         write_text(tmp_path / "a", "text")
-    with pytest.raises(OutputError), writing_folder(tmp_path / "a", marker="m") as made:
-        write_text(made / "m", "")
+    with pytest.raises(OutputError), writing_folder(tmp_path / "a", marker="m") as folder:
+        write_text(folder / "m", "")
     assert names(tmp_path) == ["a", "b"]
 
 
-def test_a_pipe_is_written_through(tmp_path):
-    pipe, heard = tmp_path / "pipe", []
+def test_pipe_is_written_directly(tmp_path):
+    pipe, received = tmp_path / "pipe", []
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: heard.append(pipe.read_text()), daemon=True)
+    reader = threading.Thread(target=lambda: received.append(pipe.read_text()), daemon=True)
     reader.start()
-    text = "many lines\n" * 20_000  # more than a pipe holds at once
+    text = "many lines\n" * 20_000  # more than the buffer of a pipe
     write_text(pipe, text)
     reader.join(timeout=60)
-    assert heard == [text]
+    assert received == [text]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert names(tmp_path) == ["pipe"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
-def test_a_device_is_written_through(tmp_path):
+def test_device_is_written_directly(tmp_path):
     device, link = tmp_path / "null", tmp_path / "link"
     try:
         os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
@@ -139,8 +139,8 @@ def test_a_device_is_written_through(tmp_path):
     assert names(tmp_path) == ["link", "null"]
 
 
-def test_an_open_file_is_written_through(tmp_path):
-    """As with `--out /dev/stdout > FILE`: what was printed before stays."""
+def test_open_file_is_written_directly(tmp_path):
+    """As with `--out /dev/stdout > FILE`: earlier output is kept."""
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("no /proc")
     with (tmp_path / "printed").open("w") as printed:
@@ -150,7 +150,7 @@ def test_an_open_file_is_written_through(tmp_path):
     assert (tmp_path / "printed").read_text() == "before\nresult\n"
 
 
-def test_a_socket_is_refused(tmp_path):
+def test_socket_is_refused(tmp_path):
     import socket
 
     with socket.socket(socket.AF_UNIX) as server:
@@ -168,15 +168,15 @@ def test_new_files_follow_the_umask(tmp_path, mask):
     with umask(mask):
         write_text(tmp_path / "text", "")
         save_tensors(tmp_path / "tensors", {"a": torch.zeros(3)})
-        with writing_folder(tmp_path / "made", marker="m") as made:
-            save_file({"a": torch.zeros(3)}, made / "m")  # as a library does
-            (made / "deep").mkdir()
+        with writing_folder(tmp_path / "made", marker="m") as folder:
+            save_file({"a": torch.zeros(3)}, folder / "m")  # as a library does
+            (folder / "deep").mkdir()
     for name in ("text", "tensors", "made/m"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o666 & ~mask, name
     assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o777 & ~mask
 
 
-def test_an_older_file_keeps_its_permissions(tmp_path):
+def test_replaced_file_keeps_its_permissions(tmp_path):
     path = write_text(tmp_path / "secret", "old")
     path.chmod(0o640)
     write_text(path, "new")
@@ -187,11 +187,11 @@ def test_an_older_file_keeps_its_permissions(tmp_path):
 
 
 def model(path: Path, text: str = "new") -> None:
-    with writing_folder(path, marker="config.yaml", holds=("config.yaml", "w/*.bin")) as made:
-        write_text(made / "config.yaml", text)
+    with writing_folder(path, marker="config.yaml", holds=("config.yaml", "w/*.bin")) as folder:
+        write_text(folder / "config.yaml", text)
 
 
-def test_a_folder_is_replaced_only_if_eligo_wrote_all_of_it(tmp_path):
+def test_folder_is_replaced_only_if_eligo_wrote_all_of_it(tmp_path):
     path = tmp_path / "model"
     model(path, "old")
     write_bytes(path / "w" / "a.bin", b"")
@@ -208,7 +208,7 @@ def test_a_folder_is_replaced_only_if_eligo_wrote_all_of_it(tmp_path):
         model(path)
 
 
-def test_a_link_to_a_folder_stays(tmp_path):
+def test_link_to_a_folder_is_kept(tmp_path):
     model(tmp_path / "disk" / "model", "old")
     link = tmp_path / "link"
     link.symlink_to(Path("disk") / "model")
@@ -271,7 +271,7 @@ def test_clear_unfinished_keeps_other_files(tmp_path):
     assert {".cache.tmp", ".editor"} <= set(names(run))
 
 
-def test_removing_a_link_leaves_what_it_points_to(tmp_path):
+def test_removing_a_link_keeps_its_target(tmp_path):
     mine = write_text(tmp_path / "mine" / "file", "")
     (tmp_path / "link").symlink_to(mine.parent)
     remove_folder(tmp_path / "link")
@@ -305,7 +305,7 @@ def test_file_in_place_of_a_folder_is_refused(tmp_path):
         with pytest.raises(OutputError, match="Not a directory"):
             check_file(tmp_path / name / "deep" / "file")
     check_file(tmp_path / "new" / "deep" / "file")
-    assert not (tmp_path / "new").exists()  # nothing is made
+    assert not (tmp_path / "new").exists()  # nothing is created
 
 
 # ---------------------------------------------------------------- full disks
@@ -330,9 +330,9 @@ def test_full_disk_is_reported_and_keeps_the_older_file(tmp_path):
 
 
 def save_pretrained_like(path: Path) -> None:
-    """As transformers does: safetensors writes, and raises errors of its own."""
-    with writing_folder(path, marker="m") as made:
-        save_file({"a": torch.zeros(50_000)}, made / "model.safetensors")
+    """Like transformers: safetensors writes, and raises its own errors."""
+    with writing_folder(path, marker="m") as folder:
+        save_file({"a": torch.zeros(50_000)}, folder / "model.safetensors")
 
 
 def test_full_disk_while_appending(tmp_path):
@@ -392,7 +392,7 @@ def folder(out: Path) -> None:
     raise AssertionError(f"{out} should have been refused")
 
 
-def test_out_is_refused_before_the_work(tmp_path, monkeypatch, capsys):
+def test_invalid_out_is_refused_before_any_work(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(COMMANDS, "result", Command("test_files_output:result", ""))
     monkeypatch.setitem(COMMANDS, "folder", Command("test_files_output:folder", ""))
     write_text(tmp_path / "file", "mine")
@@ -400,19 +400,19 @@ def test_out_is_refused_before_the_work(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for command, out in cases:
         assert main([command, "--out", out]) == 2
-        told = capsys.readouterr().err.strip()
-        assert len(told.split("error: ")) == 2, told
-        assert out in told
+        err = capsys.readouterr().err.strip()
+        assert len(err.split("error: ")) == 2, err
+        assert out in err
     assert names(tmp_path) == ["file"]
-    monkeypatch.setattr(files.os, "access", lambda *_: False)  # root may write anywhere
+    monkeypatch.setattr(files.os, "access", lambda *_: False)  # root can write anywhere
     for command in ("result", "folder"):
         assert main([command, "--out", "new/x"]) == 2
         assert "write-protected" in capsys.readouterr().err
     monkeypatch.undo()
 
 
-def test_commands_that_write_one_file():
-    """Those that write one file say so by its type; `call` checks them by it."""
+def test_commands_that_write_one_file_declare_it():
+    """Commands that write one file declare it by type; `call` checks it."""
     from typing import get_args, get_type_hints
 
     told_as_file = set()
@@ -434,8 +434,8 @@ _MODULES = {"io/files.py", "io/locks.py"}
 _ALLOWED = {
     ("io/tensors.py", "save_file"),
     ("cli/__init__.py", "os.open"),  # a closed pipe on stdout
-    ("io/reading.py", "os.open"),  # for reading, without waiting for a pipe
-    ("shots/inference/embed.py", "write_text"),  # into what `writing` gave
+    ("io/reading.py", "os.open"),  # for reading, without blocking on a pipe
+    ("shots/inference/embed.py", "write_text"),  # into the path from `writing`
 }
 _METHODS = {
     "write_text", "write_bytes", "mkdir", "rmdir", "unlink", "rename", "symlink_to", "hardlink_to",
@@ -482,7 +482,7 @@ def test_no_other_module_writes_files():
 
 
 def test_temporary_path_has_the_same_name(tmp_path):
-    """Libraries look at it."""
+    """Libraries depend on the extension."""
     with writing(tmp_path / "module.pt2") as temporary:
         assert temporary.name == "module.pt2"
         temporary.write_text("")
@@ -490,7 +490,7 @@ def test_temporary_path_has_the_same_name(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["label.png", "overlay.png"])
-def test_a_command_never_replaces_its_own_input(
+def test_command_never_replaces_its_own_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     Image.new("RGB", (64, 48)).save(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Folders of `transformers` that others made: no code of theirs runs, errors are one line."""
+"""Untrusted `transformers` folders: their code never runs, errors are one line."""
 
 import io
 import json
@@ -84,17 +84,17 @@ LOADERS: dict[str, tuple[Callable[[Path], None], Callable[[str], Any]]] = {
 
 
 def refusal(load: Callable[[str], Any], there: Path) -> str:
-    """The single line with which a folder is refused."""
+    """The one-line error for a folder."""
     with pytest.raises(EligoError) as caught:
         load(str(there))
-    told = str(caught.value)
-    assert len(told.splitlines()) == 1
-    assert str(there) in told
-    return told
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert str(there) in message
+    return message
 
 
 def change(path: Path, **changes: Any) -> None:
-    """Fields of a JSON file, `a__b` for a field of a field."""
+    """Changes fields of a JSON file; `a__b` is a nested field."""
     tree = json.loads(path.read_text()) if path.is_file() else {}
     for key, value in changes.items():
         *outer, last = key.split("__")
@@ -109,7 +109,7 @@ def change(path: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_whole_folders_load(name, tmp_path):
+def test_valid_folders_load(name, tmp_path):
     save, load = LOADERS[name]
     save(tmp_path)
     load(str(tmp_path))
@@ -124,7 +124,7 @@ def test_whole_folders_load(name, tmp_path):
     ],
 )
 def test_code_of_a_folder_never_runs(name, file, tmp_path, monkeypatch):
-    """Neither as `transformers` asks on the terminal, nor when the answer would be yes."""
+    """Neither with a prompt on the terminal, nor if it is answered with yes."""
     save, load = LOADERS[name]
     save(tmp_path)
     marker = tmp_path / "it ran"
@@ -139,9 +139,9 @@ def test_code_of_a_folder_never_runs(name, file, tmp_path, monkeypatch):
     }
     change(tmp_path / file, auto_map=kinds, model_type="own")
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
-    told = refusal(load, tmp_path)
-    assert "auto_map" in told
-    assert "transformers" in told
+    message = refusal(load, tmp_path)
+    assert "auto_map" in message
+    assert "transformers" in message
     assert not marker.exists()
 
 
@@ -151,7 +151,7 @@ def test_pickled_weights_run_no_code(tmp_path):
     tensors = load_file(tmp_path / WEIGHTS)
     (tmp_path / WEIGHTS).unlink()
     torch.save(tensors, tmp_path / "pytorch_model.bin")
-    load_host(HostConfig(model=str(tmp_path)))  # tensors alone are read
+    load_host(HostConfig(model=str(tmp_path)))  # only tensors are read
 
     class Runs:
         def __reduce__(self) -> Any:
@@ -207,7 +207,7 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "harm", "told"),
+    ("name", "harm", "message"),
     [
         *((name, with_nan, "not finite") for name in LOADERS if name != "tokens plan"),
         ("tokens", as_integers, "as I64, expected floats"),
@@ -215,22 +215,22 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
         ("pixels", lambda tensor: None, "missing"),
     ],
 )
-def test_invalid_weight_files_are_refused(name, harm, told, tmp_path):
+def test_invalid_weight_files_are_refused(name, harm, message, tmp_path):
     save, load = LOADERS[name]
     save(tmp_path)
     tensors = load_file(tmp_path / WEIGHTS)
     key = next(k for k, t in sorted(tensors.items()) if t.ndim == 2 and "vision_model" not in k)
     harmed = {**tensors, key: harm(tensors[key])}
     save_file({k: t for k, t in harmed.items() if t is not None}, tmp_path / WEIGHTS)
-    assert told in refusal(load, tmp_path)
+    assert message in refusal(load, tmp_path)
 
 
-def test_shards_outside_the_folder_and_missing_ones(tmp_path):
+def test_shards_outside_the_folder_or_missing_are_refused(tmp_path):
     there = tmp_path / "host"
     save_host(there)
     shutil.move(there / WEIGHTS, tmp_path / WEIGHTS)
     names = load_file(tmp_path / WEIGHTS)
-    for where, told in (
+    for where, message in (
         ("../model.safetensors", "outside its folder"),
         (str(tmp_path / WEIGHTS), "outside its folder"),
         ("gone.safetensors", "there is no gone.safetensors"),
@@ -238,7 +238,7 @@ def test_shards_outside_the_folder_and_missing_ones(tmp_path):
     ):
         index = {"metadata": {}, "weight_map": dict.fromkeys(names, where)}
         (there / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
-        assert told in refusal(load_vlm, there)
+        assert message in refusal(load_vlm, there)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_invalid_headers_are_refused(header, tmp_path):
     assert WEIGHTS in refusal(load_vlm, tmp_path)
 
 
-def test_another_processor(tmp_path):
+def test_processor_of_another_model_is_refused(tmp_path):
     save_host(tmp_path)
     (tmp_path / "processor_config.json").write_text('{"processor_class": "WhisperProcessor"}')
     refusal(LOADERS["tokens"][1], tmp_path)
@@ -273,7 +273,7 @@ def test_another_processor(tmp_path):
         {"merge_size": 2, "size": {"shortest_edge": 10**10, "longest_edge": 10**11}},
     ],
 )
-def test_processors_that_would_fill_the_memory(sizes, tmp_path):
+def test_processors_that_would_exhaust_memory_are_refused(sizes, tmp_path):
     save_host(tmp_path)
     change(tmp_path / "preprocessor_config.json", **sizes)
     assert "pixels" in refusal(LOADERS["tokens"][1], tmp_path)
@@ -307,14 +307,14 @@ TEMPLATES = {
 MESSAGES = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}]
 
 
-@pytest.mark.parametrize(("template", "told"), TEMPLATES.values(), ids=TEMPLATES)
-def test_templates_that_fail_or_never_end(template, told, monkeypatch):
+@pytest.mark.parametrize(("template", "message"), TEMPLATES.values(), ids=TEMPLATES)
+def test_templates_that_fail_or_do_not_terminate(template, message, monkeypatch):
     monkeypatch.setattr("eligo.pretrained.chat._MAX_STEPS", 20_000)
     processor = build_processor(SMALL)
     processor.chat_template = template
     with pytest.raises(InputError, match="chat template") as caught:
         render_chat(processor, MESSAGES, add_generation_prompt=True)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -327,7 +327,7 @@ def test_templates_that_fail_or_never_end(template, told, monkeypatch):
         "{{ ('x' * 1000000)|replace('x', 'x' * 1000000) }}",
     ],
 )
-def test_templates_that_would_fill_the_memory(template):
+def test_templates_that_would_exhaust_memory_are_refused(template):
     processor = build_processor(SMALL)
     processor.chat_template = template
     with pytest.raises(InputError, match="does not fit into memory"):
@@ -345,7 +345,7 @@ def test_render_chat_agrees_with_transformers():
 
 @pytest.fixture
 def offline(monkeypatch, tmp_path) -> Path:
-    """No hub, and an empty cache."""
+    """No connection to the hub, and an empty cache."""
     monkeypatch.setattr(pretrained, "_hub_answers", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
@@ -355,11 +355,11 @@ def offline(monkeypatch, tmp_path) -> Path:
 def test_hub_name_without_the_hub_is_refused_in_one_line(name, offline):
     with pytest.raises(InputError) as caught:
         LOADERS[name][1]("somebody/something")
-    told = str(caught.value)
-    assert "somebody/something" in told
-    assert "the hub cannot be reached" in told
-    assert "HF_HOME" in told
-    assert len(told.splitlines()) == 1
+    message = str(caught.value)
+    assert "somebody/something" in message
+    assert "the hub cannot be reached" in message
+    assert "HF_HOME" in message
+    assert len(message.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", [name for name in LOADERS if name != "scenes"])
@@ -395,9 +395,9 @@ def test_commands_report_an_unreachable_hub_in_one_line(
 ):
     monkeypatch.chdir(tmp_path)
     assert main(command) == 2
-    told = capsys.readouterr().err
-    assert "the hub cannot be reached" in told
-    assert len(told.splitlines()) == 1
+    err = capsys.readouterr().err
+    assert "the hub cannot be reached" in err
+    assert len(err.splitlines()) == 1
 
 
 def test_missing_package_is_named():

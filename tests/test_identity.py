@@ -1,4 +1,4 @@
-"""Whether a tokenizer belongs to its model, and whether weights are those that were sampled."""
+"""Whether a tokenizer belongs to its model, and fingerprints of weights."""
 
 import logging
 from pathlib import Path
@@ -26,9 +26,9 @@ SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 
 def tokenizer(words: list[str], **special: str) -> Fast:
     listed = {word: place for place, word in enumerate(["<pad>", "<unk>", *words])}
-    made = Tokenizer(models.WordLevel(listed, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return Fast(tokenizer_object=made, unk_token="<unk>", pad_token="<pad>", **special)
+    word_level = Tokenizer(models.WordLevel(listed, unk_token="<unk>"))
+    word_level.pre_tokenizer = pre_tokenizers.Whitespace()
+    return Fast(tokenizer_object=word_level, unk_token="<unk>", pad_token="<pad>", **special)
 
 
 def bert(rows: int) -> BertModel:
@@ -42,18 +42,18 @@ def llama(seed: int = 0, **changes) -> LlamaModel:
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_a_folder_without_a_tokenizer(tmp_path: Path, kind: str):
+def test_folder_without_a_tokenizer_is_refused(tmp_path: Path, kind: str):
     if kind == "bert":
         bert(600).save_pretrained(tmp_path)
     else:
         GPT2Config(vocab_size=600).save_pretrained(tmp_path)
-    empty = AutoTokenizer.from_pretrained(tmp_path)  # transformers makes one of nothing
+    empty = AutoTokenizer.from_pretrained(tmp_path)  # transformers creates an empty one
     with pytest.raises(InputError, match=r"holds no tokenizer.*tokenizer\.json"):
         check_tokenizer(empty, bert(600), "FOLDER", least=GENERATOR)
 
 
 @pytest.mark.parametrize(
-    ("rows", "least", "said"),
+    ("rows", "least", "message"),
     [
         (13, ENCODER, None),
         (14, ENCODER, None),  # tables are padded
@@ -63,19 +63,19 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path, kind: str):
         (12, GENERATOR, "ids up to 12, expected ids below 12"),
     ],
 )
-def test_the_size_of_a_vocabulary(rows: int, least: float, said: str | None):
-    if said is None:
+def test_vocabulary_must_fit_the_embeddings(rows: int, least: float, message: str | None):
+    if message is None:
         check_tokenizer(tokenizer(WORDS), bert(rows), "FOLDER", least=least)
         return
-    with pytest.raises(InputError, match=f"FOLDER: .*another model's: .*{said}"):
+    with pytest.raises(InputError, match=f"FOLDER: .*another model's: .*{message}"):
         check_tokenizer(tokenizer(WORDS), bert(rows), "FOLDER", least=least)
 
 
 def test_special_tokens_may_lie_outside_the_table():
-    made = tokenizer(WORDS)
-    made.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    assert max(made.get_vocab().values()) == 13
-    check_tokenizer(made, bert(13), "FOLDER", least=ENCODER)
+    words = tokenizer(WORDS)
+    words.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    assert max(words.get_vocab().values()) == 13
+    check_tokenizer(words, bert(13), "FOLDER", least=ENCODER)
 
 
 def test_mostly_unknown_words_are_logged(caplog):
@@ -96,7 +96,7 @@ def test_fingerprints_of_tokenizers(tmp_path: Path):
     assert tokenizer_fingerprint(tokenizer(WORDS, eos_token="floor")) != first
 
 
-def test_an_encoder_cannot_continue_a_text():
+def test_encoder_only_models_are_refused_as_hosts():
     with pytest.raises(InputError, match=r"FOLDER: is an encoder \(bert\)"):
         refuse_encoder(BertConfig(), "FOLDER")
     refuse_encoder(BertConfig(is_decoder=True), "FOLDER")

@@ -1,4 +1,4 @@
-"""Image files are opened upright and in RGB; what cannot be opened is named."""
+"""Image files are opened upright and in RGB; unreadable files are named."""
 
 import os
 import re
@@ -25,9 +25,9 @@ from eligo.images import (
 
 def test_exif_orientation_is_applied(tmp_path):
     upright = Image.new("RGB", (20, 40), "blue")
-    upright.paste("red", (0, 0, 20, 10))  # the sky
+    upright.paste("red", (0, 0, 20, 10))  # the top
     exif = Image.Exif()
-    exif[0x0112] = 6  # stored lying on its left side
+    exif[0x0112] = 6  # stored rotated
     upright.rotate(90, expand=True).save(tmp_path / "photo.png", exif=exif)
     opened = open_image(tmp_path / "photo.png")
     assert (opened.size, opened.mode) == ((20, 40), "RGB")
@@ -86,7 +86,7 @@ def test_broken_exif_is_ignored(tmp_path):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_turned_agrees_with_upright_rgb(tmp_path, orientation: int):
+def test_turned_equals_upright_rgb(tmp_path, orientation: int):
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
@@ -96,7 +96,7 @@ def test_turned_agrees_with_upright_rgb(tmp_path, orientation: int):
     opened = open_image(tmp_path / "a.png")
     assert (np.array(opened) == upright).all()
     assert (turned(stored, orientation) == upright).all()
-    assert (np.array(upright_rgb(opened)) == upright).all()  # once is enough
+    assert (np.array(upright_rgb(opened)) == upright).all()  # applied only once
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_turned_agrees_with_upright_rgb(tmp_path, orientation: int):
         ((1, 5000), 224, 1),
     ],
 )
-def test_only_large_images_are_made_smaller(size, side, factor):
+def test_only_large_images_are_reduced(size, side, factor):
     assert shrinking(size, side) == factor
     width, height = (-(-length // factor) for length in size)
     assert width * height <= MOST_PIXELS
@@ -162,13 +162,13 @@ def test_every_mode_and_format_opens_as_rgb(tmp_path):
 def test_image_above_the_pixel_limit_is_refused(tmp_path, monkeypatch):
     Image.new("L", (40, 40)).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    assert open_image(tmp_path / "a.png").size == (40, 40)  # and no warning
+    assert open_image(tmp_path / "a.png").size == (40, 40)  # without a warning
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(InputError, match=r"a\.png: is too large .*; scale it down"):
         open_image(tmp_path / "a.png")
 
 
-def test_printable_name(tmp_path):
+def test_unprintable_names_are_escaped(tmp_path):
     path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n.png")
     with pytest.raises(InputError) as error:
         open_image(path)
@@ -186,9 +186,9 @@ def test_images_shared_by_two_splits_are_logged(tmp_path, caplog):
     warn_shared_images(paths[:2], [paths[2], tmp_path / "missing.png"])
     assert not caplog.records
     warn_shared_images(paths[:2], [tmp_path / "sub" / ".." / "b.png", paths[3], copy])
-    (told,) = (record.getMessage() for record in caplog.records)
-    assert told.startswith("2 of 3 validation images are also training images")
-    assert f"{tmp_path}/b.png" in told.replace("sub/../", "")
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith("2 of 3 validation images are also training images")
+    assert f"{tmp_path}/b.png" in message.replace("sub/../", "")
 
 
 def test_as_image_accepts_paths_pil_arrays_and_tensors(tmp_path):

@@ -14,7 +14,7 @@ PACKAGES = [import_module(f"eligo.{name}") for name in NAMES]
 
 
 def stub_names(package: ModuleType) -> dict[str, str | None]:
-    """What the package's `__init__.pyi` imports: name -> module of the package."""
+    """Imports of the `__init__.pyi` of a package: name -> module."""
     tree = ast.parse(Path(str(package.__file__)).with_suffix(".pyi").read_text(encoding="utf-8"))
     return {
         alias.name: node.module
@@ -37,7 +37,7 @@ def test_every_name_in_the_stub_is_found(package: ModuleType):
 
 
 @pytest.mark.parametrize("package", [eligo, *PACKAGES], ids=lambda package: package.__name__)
-def test_an_unknown_name_is_an_attribute_error(package: ModuleType):
+def test_unknown_name_is_an_attribute_error(package: ModuleType):
     with pytest.raises(AttributeError, match=rf"'{package.__name__}' has no attribute 'Selektion'"):
         _ = package.Selektion
 

@@ -1,4 +1,4 @@
-"""A folder has one writer at a time, and a process that was killed is none."""
+"""A folder has one writer at a time; a killed process releases its lock."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ HOLD = """
 import os, sys
 from eligo.io.locks import one_writer
 with one_writer(sys.argv[1]):
-    if len(sys.argv) > 2 and os.fork() == 0:  # as a worker of a data loader
+    if len(sys.argv) > 2 and os.fork() == 0:  # like a data-loader worker
         os.write(1, b"child\\n")
         os.read(0, 1)
         os._exit(0)
@@ -28,7 +28,7 @@ with one_writer(sys.argv[1]):
 
 
 def holder(folder: Path, *more: str) -> "subprocess.Popen[str]":
-    """A process that holds a folder until its input ends."""
+    """A process that locks a folder until its stdin is closed."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder), *more],
         stdin=subprocess.PIPE,
@@ -41,10 +41,10 @@ def holder(folder: Path, *more: str) -> "subprocess.Popen[str]":
     return process
 
 
-def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
+def test_second_process_is_refused_until_the_first_ends(tmp_path):
     with holder(tmp_path / "run") as first:
-        told = rf"run: process {first.pid} on {socket.gethostname()} is writing there; wait"
-        with pytest.raises(InputError, match=told), one_writer(tmp_path / "run"):
+        message = rf"run: process {first.pid} on {socket.gethostname()} is writing there; wait"
+        with pytest.raises(InputError, match=message), one_writer(tmp_path / "run"):
             pass
         assert first.stdin is not None
         first.stdin.close()
@@ -55,7 +55,7 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
 
 @pytest.mark.parametrize("more", [(), ("forks",)])
 def test_killed_process_releases_its_lock(tmp_path, more):
-    """Nor does a process that it had forked, and that outlives it."""
+    """Even if a forked child outlives it."""
     with holder(tmp_path / "run", *more) as first:
         first.kill()
         assert first.wait(timeout=60) == -signal.SIGKILL
@@ -97,7 +97,7 @@ def test_link_to_a_locked_folder_is_locked(tmp_path):
 
 def test_lock_file_and_empty_folder_are_removed(tmp_path):
     with one_writer(tmp_path / "a" / "b"):
-        refuse_strange(tmp_path / "a" / "b", marker="m")  # the lock is nothing strange
+        refuse_strange(tmp_path / "a" / "b", marker="m")  # the lock file is ignored
     assert not (tmp_path / "a").exists()
 
     def fail() -> None:
@@ -111,7 +111,7 @@ def test_lock_file_and_empty_folder_are_removed(tmp_path):
     (tmp_path / "empty").mkdir()
     with one_writer(tmp_path / "empty"):
         pass
-    assert (tmp_path / "empty").is_dir()  # it was there before
+    assert (tmp_path / "empty").is_dir()  # it existed before
 
 
 def test_unwritable_folder_is_refused(tmp_path):
@@ -119,14 +119,14 @@ def test_unwritable_folder_is_refused(tmp_path):
     with pytest.raises(OutputError, match="cannot be written"), one_writer(tmp_path / "file"):
         pass
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".eligo.lock").symlink_to(tmp_path / "file")  # not written through
+    (tmp_path / "run" / ".eligo.lock").symlink_to(tmp_path / "file")  # the link is not followed
     with pytest.raises(OutputError, match="cannot be written"), one_writer(tmp_path / "run"):
         pass
     assert (tmp_path / "file").read_text() == ""
 
 
-def test_many_processes_one_after_another(tmp_path):
-    """The lock file is made and removed all the time; never do two hold it at once."""
+def test_many_processes_exclude_one_another(tmp_path):
+    """The lock file is created and removed repeatedly; no two processes hold it at once."""
     script = """
 import os, sys, time
 from pathlib import Path
@@ -148,7 +148,7 @@ while held < 40:
     assert [worker.wait(timeout=120) for worker in workers] == [0, 0, 0]
 
 
-def test_wait_for_a_lock(tmp_path):
+def test_waiting_for_a_lock(tmp_path):
     first = FileLock.wait_for(tmp_path / "locks" / "study")
     assert FileLock.acquire(tmp_path / "locks" / "study") is None
     threading.Timer(0.05, first.release).start()

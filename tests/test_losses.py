@@ -1,3 +1,5 @@
+"""Losses against loops, torch and NumPy; gradients, masks and precision."""
+
 import math
 
 import numpy as np
@@ -21,7 +23,7 @@ def log_softmax(scores: list[float]) -> list[float]:
 
 
 def alive(loss: Tensor, *inputs: Tensor) -> None:
-    """Every input gets a finite gradient, and some of it is not zero."""
+    """Every input has a finite, non-zero gradient."""
     for gradient in torch.autograd.grad(loss.sum(), inputs):
         assert gradient.isfinite().all()
         assert gradient.ne(0).any()
@@ -70,7 +72,7 @@ def test_smoothed_cross_entropy_reads_no_padding_and_no_large_fill():
 
 
 @pytest.mark.parametrize(("label", "smoothing"), [(3, 0.1), (-2, 0.1), (0, 1.0), (0, -0.1)])
-def test_smoothed_cross_entropy_names_bad_input(label: int, smoothing: float):
+def test_smoothed_cross_entropy_refuses_invalid_input(label: int, smoothing: float):
     with pytest.raises(InputError, match="expected"):
         losses.smoothed_cross_entropy(torch.zeros(1, 3), torch.tensor([label]), None, smoothing)
 
@@ -97,7 +99,7 @@ def plackett_luce_oracle(
 @quick
 @given(ragged(min_candidates=1), st.integers(0, 9), st.sampled_from([0.0, 0.2]))
 def test_plackett_luce_equals_loop(case: Ragged, steps: int, smoothing: float):
-    """Orders with -1, masked and repeated picks among them."""
+    """Orders that include -1, masked and repeated picks."""
     order = torch.randint(
         -1, case.scores.shape[-1], (*case.scores.shape[:-1], steps), generator=case.generator
     )
@@ -304,7 +306,7 @@ def test_adversarial_pair_equals_binary_cross_entropy():
 
 
 def test_generator_gradient_does_not_saturate():
-    """When the discriminator is sure that all is fake, the generator must still learn."""
+    """The generator still gets a gradient if the discriminator is certain."""
     fake = torch.full((1,), -30.0, requires_grad=True)
     (gradient,) = torch.autograd.grad(losses.adversarial_generator_loss(fake), fake)
     assert gradient.item() == pytest.approx(-1.0)
@@ -315,7 +317,7 @@ def test_generator_gradient_does_not_saturate():
 
 @quick
 @given(ragged(batch=(3,), min_candidates=1))
-def test_losses_over_candidates_ignore_batch_mates_and_padding(case: Ragged):
+def test_losses_are_independent_of_batch_and_padding(case: Ragged):
     labels = torch.randint(0, case.scores.shape[-1], (3,), generator=case.generator)
     order = ops.top_k(case.randn(), 3)
     target = ops.masked_softmax(case.randn(), case.mask)

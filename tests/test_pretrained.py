@@ -1,6 +1,6 @@
-"""What is trained is saved and found alike: by folder, shipped name or hub name; and strictly.
+"""Saving and loading of trained models: by folder, shipped name or hub name, strictly.
 
-The shipped models themselves are held to their promises in test_shipped_models.py.
+The shipped models themselves are tested in test_shipped_models.py.
 """
 
 from collections.abc import Callable
@@ -53,15 +53,15 @@ def segmenter(**changes: Any) -> Segmenter:
 
 
 def pointer() -> PointerSelectorV2:
-    made = build_model_v2(PointerSelectorV2Config(d_model=8, hidden_dim=8, state="gru"))
-    assert isinstance(made, PointerSelectorV2)
-    return made
+    model = build_model_v2(PointerSelectorV2Config(d_model=8, hidden_dim=8, state="gru"))
+    assert isinstance(model, PointerSelectorV2)
+    return model
 
 
 class Trained(NamedTuple):
     make: Callable[[], Any]
     files: tuple[str, ...]
-    """All that hold weights."""
+    """All modules with weights."""
     modules: Callable[[Any], list[torch.nn.Module]]
 
 
@@ -84,10 +84,10 @@ TRAINED = {
 WEIGHTS = [(name, file) for name, kind in TRAINED.items() for file in kind.files]
 
 
-def states(name: str, made: Any) -> dict[str, torch.Tensor]:
+def states(name: str, model: Any) -> dict[str, torch.Tensor]:
     return {
         f"{number}.{key}": value
-        for number, module in enumerate(TRAINED[name].modules(made))
+        for number, module in enumerate(TRAINED[name].modules(model))
         for key, value in module.state_dict().items()
     }
 
@@ -99,38 +99,38 @@ def assert_same(name: str, one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_found_by_folder_by_shipped_name_and_on_the_hub(name, tmp_path, monkeypatch):
-    made = TRAINED[name].make()
-    kind = type(made)
-    made.save_pretrained(tmp_path / "mine")
+def test_models_load_by_folder_shipped_name_and_hub_name(name, tmp_path, monkeypatch):
+    original = TRAINED[name].make()
+    kind = type(original)
+    original.save_pretrained(tmp_path / "mine")
     assert {str(path.relative_to(tmp_path / "mine")) for path in
             (tmp_path / "mine").rglob("*.safetensors")} == set(TRAINED[name].files)  # fmt: skip
-    asked = []
+    requests = []
 
     def fetch(repository: str, *, ignore_patterns: list[str]) -> str:
-        asked.append((repository, "*.bin" in ignore_patterns))
+        requests.append((repository, "*.bin" in ignore_patterns))
         return str(tmp_path / "mine")
 
     monkeypatch.setattr(pretrained, "_hub_answers", lambda: True)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
     (tmp_path / "mine" / "README.md").write_text("# mine\n")
-    monkeypatch.chdir(tmp_path / "mine")  # so that the bare name is no folder here
+    monkeypatch.chdir(tmp_path / "mine")  # so that the name is not a folder here
     for where in (tmp_path / "mine", str(tmp_path / "mine"), "mine", "someone/mine"):
         again = kind.from_pretrained(where)
-        assert_same(name, made, again)
+        assert_same(name, original, again)
         assert not any(module.training for module in TRAINED[name].modules(again))
-    assert asked == [("someone/mine", True)]
+    assert requests == [("someone/mine", True)]
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_half_precision_files_load_as_float32(name, tmp_path):
-    made = TRAINED[name].make()
-    made.save_pretrained(tmp_path / "whole")
-    made.save_pretrained(tmp_path / "half", dtype=torch.float16)
-    again = type(made).from_pretrained(tmp_path / "half")
+    original = TRAINED[name].make()
+    original.save_pretrained(tmp_path / "whole")
+    original.save_pretrained(tmp_path / "half", dtype=torch.float16)
+    again = type(original).from_pretrained(tmp_path / "half")
     for key, value in states(name, again).items():
-        expected = states(name, made)[key]
+        expected = states(name, original)[key]
         assert value.dtype == expected.dtype
         torch.testing.assert_close(value, expected.half().to(value.dtype))
     sizes = [
@@ -142,8 +142,8 @@ def test_half_precision_files_load_as_float32(name, tmp_path):
 
 @pytest.mark.parametrize(("name", "file"), WEIGHTS)
 def test_weights_that_do_not_fit_are_listed(name, file, tmp_path):
-    made = TRAINED[name].make()
-    made.save_pretrained(tmp_path)
+    original = TRAINED[name].make()
+    original.save_pretrained(tmp_path)
     stored = load_file(tmp_path / file)
     gone, *rest = sorted(stored, key=lambda key: ("norm" not in key, key))
     other = next(key for key in rest if stored[key].ndim == 2)
@@ -151,23 +151,23 @@ def test_weights_that_do_not_fit_are_listed(name, file, tmp_path):
     del changed[gone]
     save_file(changed, tmp_path / file, metadata={"format": "pt"})
     with pytest.raises(InputError, match="do not fit the model") as caught:
-        type(made).from_pretrained(tmp_path)
-    told = str(caught.value)
+        type(original).from_pretrained(tmp_path)
+    message = str(caught.value)
     for start, key in (("missing", gone), ("unexpected", "strange.thing"), ("shape of", other)):
         end = key.rpartition(".")[2]  # transformers renames the beginnings
-        entries = told.partition("model: ")[2].split("; ")
+        entries = message.partition("model: ")[2].split("; ")
         assert any(entry.startswith(start) and end in entry for entry in entries)
-    assert len(told.splitlines()) == 1
+    assert len(message.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("name", "file"), WEIGHTS)
 def test_truncated_weights_are_refused(name, file, tmp_path):
-    made = TRAINED[name].make()
-    made.save_pretrained(tmp_path)
+    original = TRAINED[name].make()
+    original.save_pretrained(tmp_path)
     whole = (tmp_path / file).read_bytes()
     (tmp_path / file).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError, match=r"safetensors|cannot be read|transformers"):
-        type(made).from_pretrained(tmp_path)
+        type(original).from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -178,13 +178,13 @@ def test_unknown_name_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "_hub_answers", lambda: True)
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     kind = type(TRAINED[name].make())
-    told = "OWNER/NAME on the hub; from the hub: no model at nobody/x$"
-    with pytest.raises(InputError, match=told):
+    message = "OWNER/NAME on the hub; from the hub: no model at nobody/x$"
+    with pytest.raises(InputError, match=message):
         kind.from_pretrained("nobody/x")
     with pytest.raises(InputError, match="expected a folder"):
         kind.from_pretrained(tmp_path / "nowhere" / "at" / "all")
     with pytest.raises(InputError, match=r"no |expected"):
-        kind.from_pretrained(tmp_path)  # a folder of nothing
+        kind.from_pretrained(tmp_path)  # an empty folder
 
 
 HOSTS = {
@@ -195,28 +195,28 @@ HOSTS = {
 
 @pytest.mark.parametrize("load", HOSTS.values(), ids=HOSTS)
 @pytest.mark.parametrize("name", ["vlm", "shots_learner"])
-def test_a_host_by_its_shipped_name(name, load):
+def test_host_by_its_shipped_name(name, load):
     model, named = load(str(pretrained.SHIPPED / name)), load(name)
     assert all(map(torch.equal, model.state_dict().values(), named.state_dict().values()))
 
 
 @pytest.mark.parametrize("load", HOSTS.values(), ids=HOSTS)
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("vml", r"vml: there is no such folder; did you mean vlm\?; expected .*shots_learner, vlm"),
         ("pixels", r"pixels: there is no such folder.*\(shots_learner, vlm\)"),
         ("no/such/folder", "no/such/folder: there is no such folder"),
     ],
 )
-def test_unknown_host_is_refused(name, told, load, monkeypatch):
+def test_unknown_host_is_refused(name, message, load, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         load(name)
 
 
 @pytest.mark.parametrize("load", HOSTS.values(), ids=HOSTS)
-def test_hub_name_of_a_host_without_the_hub(load, monkeypatch):
+def test_hub_name_of_a_host_without_the_hub_is_refused(load, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match=r"nobody/x.*OWNER/NAME on the hub; the hub cannot be"):
         load("nobody/x")
@@ -225,14 +225,14 @@ def test_hub_name_of_a_host_without_the_hub(load, monkeypatch):
 def test_table_encoder_is_saved_with_the_model(tmp_path):
     table = tmp_path / "vectors.safetensors"
     save_file({"ball": torch.randn(8), "ring": torch.randn(8)}, table)
-    made = segmenter(**{"text.encoder": {"kind": "table", "file": str(table)}, "text_dim": 8})
-    before = made.text(["ring"])
-    made.save_pretrained(tmp_path / "model")
+    original = segmenter(**{"text.encoder": {"kind": "table", "file": str(table)}, "text_dim": 8})
+    before = original.text(["ring"])
+    original.save_pretrained(tmp_path / "model")
     table.unlink()
     (tmp_path / "model").rename(tmp_path / "moved")
     again = Segmenter.from_pretrained(tmp_path / "moved")
     assert torch.equal(again.text(["ring"]).embeddings, before.embeddings)
-    again.save_pretrained(tmp_path / "moved")  # over itself
+    again.save_pretrained(tmp_path / "moved")  # overwrites itself
     assert torch.equal(
         Segmenter.from_pretrained(tmp_path / "moved").text(["ring"]).embeddings, before.embeddings
     )
@@ -245,7 +245,7 @@ def test_shipped_names(tmp_path, monkeypatch):
     shipped = shipped_model("vlm", made_by="x")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
-    (tmp_path / "vlm").mkdir()  # somebody's folder must not stand in for what comes with eligo
+    (tmp_path / "vlm").mkdir()  # a local folder must not replace the shipped model
     found = [find_model(name, "config.json") for name in ("vlm", "./vlm", "mine")]
     assert [str(path) for path in found] == [str(shipped), "vlm", "mine"]
     (tmp_path / "mine").rmdir()
@@ -265,15 +265,15 @@ def test_shipped_names(tmp_path, monkeypatch):
         Plan.from_pretrained("patches_")
 
 
-def test_renamed_models_are_named():
+def test_renamed_models_give_their_new_name():
     with pytest.raises(InputError, match="it is now called shots_v1"):
         shipped_model("demos_v1", made_by="eligo x")
     with pytest.raises(InputError, match="it is now called shots_learner"):
         find_host("demos_learner")
 
 
-def test_only_models_of_the_same_kind_are_proposed(tmp_path, monkeypatch):
-    """Whatever a family is asked for, it names its own models only."""
+def test_only_models_of_the_same_kind_are_suggested(tmp_path, monkeypatch):
+    """Each family suggests only its own models."""
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
     for name, kind in TRAINED.items():
         kind.make().save_pretrained(tmp_path / f"{name}_1")
@@ -283,13 +283,13 @@ def test_only_models_of_the_same_kind_are_proposed(tmp_path, monkeypatch):
         for other in TRAINED:
             with pytest.raises(InputError) as caught:
                 type(kind.make()).from_pretrained(f"{other}_2")
-            told = str(caught.value)
-            assert f"a shipped model ({parts.get(name, f'{name}_1')})" in told
-            proposed = told.partition("did you mean ")[2].partition("?")[0]
+            message = str(caught.value)
+            assert f"a shipped model ({parts.get(name, f'{name}_1')})" in message
+            proposed = message.partition("did you mean ")[2].partition("?")[0]
             assert not proposed or proposed in parts.get(name, f"{name}_1")
 
 
-def test_a_plan_by_its_shipped_name(tmp_path, monkeypatch):
+def test_plan_by_its_shipped_name(tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
     saved = Plan(Stage1(build("uniform"), 4))
     saved.save_pretrained(tmp_path / "tokens_four")
@@ -315,23 +315,23 @@ def test_unused_heads_are_allowed_unless_exact(tmp_path):
 
 
 def fail_to_write(folder, error: type[BaseException]) -> None:
-    with writing_folder(folder, marker="config.yaml") as made:
-        (made / "config.yaml").write_text("new")
+    with writing_folder(folder, marker="config.yaml") as path:
+        (path / "config.yaml").write_text("new")
         raise error
 
 
 def test_failed_write_keeps_the_older_folder(tmp_path):
     folder = tmp_path / "ä model"
-    with writing_folder(folder, marker="config.yaml") as made:
-        (made / "config.yaml").write_text("old")
+    with writing_folder(folder, marker="config.yaml") as target:
+        (target / "config.yaml").write_text("old")
         assert not folder.exists()
     for error in (RuntimeError, OSError, KeyboardInterrupt):
         with pytest.raises(OutputError if error is OSError else error):
             fail_to_write(folder, error)
         assert (folder / "config.yaml").read_text() == "old"
         assert [path.name for path in tmp_path.iterdir()] == [folder.name]
-    with writing_folder(folder, marker="config.yaml") as made:
-        (made / "config.yaml").write_text("new")
+    with writing_folder(folder, marker="config.yaml") as target:
+        (target / "config.yaml").write_text("new")
     assert (folder / "config.yaml").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
@@ -348,6 +348,6 @@ def test_other_folders_are_not_replaced(tmp_path):
             pass
     assert (tmp_path / "mine" / "letter.txt").exists()
     (tmp_path / "empty").mkdir()
-    with writing_folder(tmp_path / "empty", marker="config.yaml") as made:
-        (made / "a").touch()
+    with writing_folder(tmp_path / "empty", marker="config.yaml") as target:
+        (target / "a").touch()
     assert (tmp_path / "empty" / "a").exists()

@@ -1,4 +1,4 @@
-"""Text and JSON of anybody: read within limits, or an error that says where and what."""
+"""Reading of untrusted text and JSON: within limits, or an error with position and reason."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_invalid_json_is_refused(tmp_path, text, expected):
     assert "\n" not in str(caught.value)
 
 
-def test_valid_json(tmp_path):
+def test_valid_json_is_read(tmp_path):
     assert parse_json("[" * 100 + "]" * 100, "a")
     assert parse_json('"\\ud83d\\ude00"', "a") == "\U0001f600"
     assert parse_json('{"a": 1, "a": 2}', "a") == {"a": 2}
@@ -69,7 +69,7 @@ def test_valid_json(tmp_path):
         parse_json('{"a": 1, "a": 2}', "a", unique_keys=True)
 
 
-def test_lines_are_objects(tmp_path):
+def test_json_lines_must_be_objects(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n\n{"a": "\u2028"}\n', encoding="utf-8")
     assert list(json_lines(path)) == [(1, {"a": 1}), (3, {"a": "\u2028"})]
@@ -98,14 +98,14 @@ class Row(JsonRow):
         ("[2]", "a.jsonl:2: got '[2]', expected a JSON object"),
     ],
 )
-def test_invalid_rows_are_named_by_line_and_field(tmp_path, line, message):
+def test_invalid_rows_are_refused_with_line_and_field(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"id": 7, "text": "a", "more": [1]}}\n{line}\n')
     with pytest.raises(InputError, match=re.escape(message)):
         list(read_json_lines(path, Row, unique="id"))
 
 
-def test_valid_rows(tmp_path):
+def test_valid_rows_are_read(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"id": 7, "text": "a"}\n\n{"text": "b"}\n')
     rows = list(read_json_lines(path, Row, unique="id"))

@@ -43,10 +43,10 @@ def test_documents_are_found():
 
 @pytest.mark.parametrize("path", WITH_PYTHON, ids=lambda path: path.name)
 def test_python_examples_run(path: Path, tmp_path, monkeypatch, capsys):
-    """A `text` block after a `python` block is what that block prints."""
+    """A `text` block after a `python` block is its output."""
     monkeypatch.chdir(tmp_path)
     Image.effect_noise((64, 48), 50).convert("RGB").save("photo.jpg")
-    namespace: dict = {"__name__": "__example__"}  # the blocks of a page build on one another
+    namespace: dict = {"__name__": "__example__"}  # blocks of a page share their variables
     found = fences(path)
     for number, (language, code) in enumerate(found):
         if language != "python":
@@ -81,7 +81,7 @@ def test_anchors_exist(path: Path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_parse(path: Path, monkeypatch, tmp_path, capsys):
-    """Every command line is parsed with all its flags; only the work itself is left out."""
+    """Every command line is parsed with all its flags, without running it."""
     monkeypatch.chdir(tmp_path)
     load = Command.load
 

@@ -1,4 +1,4 @@
-"""Old names give one line that says what to write instead."""
+"""Old names give one line with the new name."""
 
 import importlib
 from pathlib import Path
@@ -29,7 +29,9 @@ from eligo.train.checkpoint import refuse_changes
     ],
 )
 @pytest.mark.parametrize("more", [[], ["--help"], ["study", "--json"]])
-def test_commands(command: str, new: str, more: list[str], capsys: pytest.CaptureFixture[str]):
+def test_old_commands_name_the_new_ones(
+    command: str, new: str, more: list[str], capsys: pytest.CaptureFixture[str]
+):
     if command == "demos" and more[:1] == ["study"]:
         command, new = "demos study", "`eligo shots study`"
         more = more[1:]
@@ -52,14 +54,14 @@ def test_removed_commands_name_a_module_of_the_repository():
         ("tokens.exam", "`python -m benchmarks.tokens.study` (in the repository, not installed)"),
     ],
 )
-def test_tasks_in_yaml(task: str, new: str, tmp_path: Path):
+def test_old_tasks_in_yaml_name_the_new_ones(task: str, new: str, tmp_path: Path):
     (tmp_path / "run.yaml").write_text(f"task: {task}\n")
     with pytest.raises(ConfigError) as error:
         load_run_config(tmp_path / "run.yaml")
     assert str(error.value) == f"{tmp_path}/run.yaml:1: task: the task {task} is now {new}"
 
 
-def test_old_run_folders(tmp_path: Path):
+def test_old_run_folders_are_refused(tmp_path: Path):
     saved = tmp_path / "config.yaml"
     saved.write_text(dump_yaml({"task": "demos.train", "train": {"seed": 1}}))
     with pytest.raises(ConfigError, match=r"task: got 'demos\.train', .*; it is now shots\.train$"):
@@ -81,13 +83,13 @@ def test_old_run_folders(tmp_path: Path):
         (None, "tokens/guide", "tokens/two_stage"),
     ],
 )
-def test_shipped_configs(family: str | None, name: str, new: str):
+def test_old_shipped_configs_name_the_new_ones(family: str | None, name: str, new: str):
     with pytest.raises(ConfigError, match=f"^{name}: this config is now {new}$"):
         find_config(family, name)
     assert new in shipped_configs()
 
 
-def test_module():
+def test_old_modules_name_the_new_ones():
     with pytest.raises(ImportError, match=r"^eligo\.demos is now eligo\.shots$"):
         importlib.import_module("eligo.demos")
     with pytest.raises(ImportError, match=r"^eligo\.demos is now eligo\.shots$"):

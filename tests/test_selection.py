@@ -1,3 +1,5 @@
+"""Selection: exact budgets, gather and scatter, merging, files, invalid input."""
+
 import dataclasses
 from pathlib import Path
 
@@ -15,7 +17,7 @@ FIELDS = ("indices", "scores", "mask", "assignment")
 
 
 def selections(case: Ragged, k: int, folded: bool) -> Selection:
-    """A selection of k, pure or with the rest softly folded in."""
+    """A selection of k, without or with a soft merge of the rest."""
     pure = Selection.top_k(case.scores, k, case.mask)
     if not folded:
         return pure
@@ -41,7 +43,7 @@ def test_budgets_are_exact_and_padding_is_explicit(case: Ragged, k: int):
     assert not (selection.kept_mask & ~case.mask).any()
     assert selection.sizes.sum(-1).equal(selection.num_kept.float())
     selection.check()
-    # Nothing dropped beats anything kept.
+    # No dropped score exceeds a kept one.
     for kept, scores, mask in zip(
         rows(selection.kept_mask), rows(case.scores), rows(case.mask), strict=True
     ):
@@ -82,7 +84,7 @@ def test_folding_is_a_weighted_mean_and_loses_no_weight(case: Ragged, k: int, fe
     expand = lambda weights: ops.masked.append_axes(weights, len(features))  # noqa: E731
     total = (folded * expand(selection.sizes)).sum(dim)
     torch.testing.assert_close(total, (values * expand(reached)).sum(dim), atol=1e-4, rtol=1e-4)
-    # What is constant stays so, there and back.
+    # Constants stay constant in both directions.
     back = selection.unfold(selection.fold(torch.ones_like(values)))
     torch.testing.assert_close(back, expand(reached).expand(back.shape))
 
@@ -124,12 +126,12 @@ def test_save_and_load(tmp_path: Path, shape: tuple[int, ...], folded: bool):
     selection = selections(case, 3, folded)
     path = tmp_path / "wähl.safetensors"
     selection.save(path)
-    selection.save(path)  # over an existing one
+    selection.save(path)  # overwrites the file
     assert_same(Selection.load(path), selection)
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch):
+def test_failed_save_keeps_the_old_file_and_no_other(tmp_path: Path, monkeypatch):
     path = tmp_path / "selection.safetensors"
     old = Selection.top_k(torch.randn(2, 5), 3)
     old.save(path)
@@ -214,12 +216,12 @@ def test_values_of_another_shape_are_refused():
         selection.unfold(torch.zeros(1, 4, 2))
 
 
-def test_frozen_and_moved():
+def test_selections_are_frozen_and_can_be_moved():
     selection = Selection(**GOOD)
     with pytest.raises(dataclasses.FrozenInstanceError):
         selection.indices = torch.zeros(1, 3)
     assert_same(selection.to("cpu"), selection)
-    # On a device whose values cannot be looked at for free, only shapes are checked.
+    # Where reading values would wait for the device, only shapes are checked.
     assert selection.to("meta").indices.device.type == "meta"
 
 
@@ -250,7 +252,7 @@ def test_folding_is_differentiable():
 
 @quick
 @given(ragged(batch=(3,)), st.integers(0, 4), st.booleans())
-def test_rows_ignore_their_batch_mates(case: Ragged, k: int, folded: bool):
+def test_rows_are_independent_of_the_batch(case: Ragged, k: int, folded: bool):
     selection, values = selections(case, k, folded), case.randn(2)
     for i in range(3):
         assignment = None if selection.assignment is None else selection.assignment[i]

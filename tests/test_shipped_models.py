@@ -1,4 +1,4 @@
-"""What comes with eligo: each model has a card, keeps to its size, and loads."""
+"""Shipped models: each has a card, respects its size limit, and loads."""
 
 import re
 from collections import Counter
@@ -12,7 +12,7 @@ from eligo.pretrained.load import CARD, SHIPPED, shipped_models
 
 MODELS = shipped_models()
 LIMITS = {"vlm": 20, "tokens": 3, "patches": 4, "shots": 9, "pixels": 4}
-"""Megabytes of each family, as the architecture allots them."""
+"""Size limit of each family in megabytes."""
 DOCS = Path(__file__).parents[1] / "docs" / "shipped_models.md"
 
 
@@ -25,7 +25,7 @@ def megabytes(name: str) -> float:
 
 
 def problems(card: str) -> list[str]:
-    """What a card does not say."""
+    """Fields that a card lacks."""
     found = []
     if not re.match(r"# \S.{10,}\n", card):
         found.append("a first line that says what it is")
@@ -41,16 +41,16 @@ def problems(card: str) -> list[str]:
     return found
 
 
-def test_something_is_shipped():
+def test_models_are_shipped():
     assert "vlm" in MODELS
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_card(name: str):
+def test_every_card_is_complete(name: str):
     assert problems((SHIPPED / name / CARD).read_text(encoding="utf-8")) == []
 
 
-def test_the_template_is_a_card_and_every_line_of_it_counts():
+def test_card_template_is_complete_and_every_line_is_required():
     (template,) = re.findall(r"```markdown\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     assert problems(template) == []
     assert problems("") == [
@@ -61,11 +61,11 @@ def test_the_template_is_a_card_and_every_line_of_it_counts():
         assert len(problems(template.replace(word, "gone"))) == 1, word
 
 
-def test_no_folder_is_without_a_card():
+def test_every_folder_has_a_card():
     assert sorted(path.name for path in SHIPPED.iterdir() if path.is_dir()) == MODELS
 
 
-def test_sizes():
+def test_sizes_are_within_limits():
     sizes: Counter[str] = Counter()
     for name in MODELS:
         assert family(name) in LIMITS, f"{name}: begins with none of {', '.join(LIMITS)}"
@@ -75,9 +75,9 @@ def test_sizes():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_are_halves_in_small_files(name: str):
+def test_weights_are_half_precision_in_small_files(name: str):
     files = sorted((SHIPPED / name).rglob("*.safetensors"))
-    assert files or family(name) == "tokens"  # a plan of methods has none
+    assert files or family(name) == "tokens"  # a plan of training-free methods has none
     for file in files:
         assert file.stat().st_size <= 10e6
         with safe_open(file, framework="pt") as stored:
@@ -88,7 +88,7 @@ def test_weights_are_halves_in_small_files(name: str):
 
 
 def load(folder: Path) -> object:
-    """Whatever it is, by the class that its files ask for."""
+    """Loads a model with the class that its files name."""
     has = {path.name for path in folder.iterdir()}
     if "plan.json" in has:
         from eligo.tokens import Plan
@@ -116,11 +116,11 @@ def load(folder: Path) -> object:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_loads(name: str):
+def test_every_model_loads(name: str):
     load(SHIPPED / name)
 
 
-def test_the_tiny_llava_is_read_strictly(tmp_path: Path):
+def test_tiny_llava_loads_strictly(tmp_path: Path):
     from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, load_vlm, save_vlm
 
     sizes = VlmConfig(image_size=28, vision_layers=2, vision_width=8, layers=1, width=8, heads=2)

@@ -1,4 +1,4 @@
-"""Threads that share a model of any family get what they get alone. Tokens: test_threads.py."""
+"""Threads that share a model get the same results as alone (tokens: test_threads.py)."""
 
 import logging
 import sys
@@ -26,7 +26,7 @@ THREADS = 4
 
 @pytest.fixture(autouse=True)
 def _contention() -> Iterator[None]:
-    """Threads take turns as often as Python lets them."""
+    """Switch threads as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -38,10 +38,10 @@ def in_threads(work: Callable[[int], Any], calls: int) -> list[Any]:
         return list(pool.map(work, range(calls)))
 
 
-def test_texts_of_one_retrieval_model() -> None:
-    """Texts that are cut, padded and counted at the same time."""
+def test_retrieval_model_in_threads() -> None:
+    """Texts that are truncated, padded and counted concurrently."""
     model = RetrievalModel.tiny().eval()
-    logging.getLogger("eligo").setLevel(logging.ERROR)  # texts that are cut
+    logging.getLogger("eligo").setLevel(logging.ERROR)  # hides messages about truncated texts
 
     def work(number: int) -> torch.Tensor:
         texts = [f"red box {number * 7 + i} " * (1 + number * i % 40) for i in range(8)]
@@ -54,12 +54,12 @@ def test_texts_of_one_retrieval_model() -> None:
         found = in_threads(work, len(alone))
     finally:
         logging.getLogger("eligo").setLevel(logging.NOTSET)
-    for number, (got, wanted) in enumerate(zip(found, alone, strict=True)):
-        assert got.shape == wanted.shape, number
-        assert torch.equal(got, wanted), number
+    for number, (got, expected) in enumerate(zip(found, alone, strict=True)):
+        assert got.shape == expected.shape, number
+        assert torch.equal(got, expected), number
 
 
-def test_images_and_words_of_one_segmenter() -> None:
+def test_segmenter_in_threads() -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (4, 48, 64, 3), dtype=np.uint8)
     pictures = [Image.fromarray(one) for one in pixels]
     tags = ["wall, floor", "ball", "wall, floor, ball, box", ""]
@@ -69,7 +69,7 @@ def test_images_and_words_of_one_segmenter() -> None:
         place = number % len(tags)
         return predict(pictures[place], tags=tags[place], model=segmenter).confidence
 
-    found = in_threads(work, 16)  # first: it opens the text encoder
+    found = in_threads(work, 16)  # first, so that threads load the text encoder
     alone = [work(number) for number in range(len(tags))]
     for number, one in enumerate(found):
         assert torch.equal(one, alone[number % len(tags)]), number
@@ -85,7 +85,7 @@ def selector_of(size: int) -> tuple[LearnedSelector, list[Query]]:
 
 
 @pytest.mark.parametrize("_trial", range(5))
-def test_a_pool_index_is_built_by_one_thread(_trial: int) -> None:
+def test_pool_index_is_built_by_one_thread(_trial: int) -> None:
     selector, queries = selector_of(2000)
     start = Barrier(THREADS)
 
@@ -97,7 +97,7 @@ def test_a_pool_index_is_built_by_one_thread(_trial: int) -> None:
     assert found == [selector.pool.picked(selector.select(q, 3)) for q in queries[:THREADS]]
 
 
-def test_a_pool_that_grows_while_others_select() -> None:
+def test_pool_can_grow_while_others_select() -> None:
     selector, queries = selector_of(200)
 
     def work(number: int) -> None:
@@ -110,20 +110,20 @@ def test_a_pool_that_grows_while_others_select() -> None:
     in_threads(work, 80)
     again, _ = selector_of(200)
     for query in queries:
-        wanted = again.pool.picked(again.select(query, 3))
-        assert selector.pool.picked(selector.select(query, 3)) == wanted
+        expected = again.pool.picked(again.select(query, 3))
+        assert selector.pool.picked(selector.select(query, 3)) == expected
 
 
-def test_a_fit_that_fails_leaves_the_selector_as_it_was() -> None:
+def test_failed_fit_leaves_the_selector_unchanged() -> None:
     selector, queries = selector_of(40)
-    wanted = selector.pool.picked(selector.select(queries[0], 3))
+    expected = selector.pool.picked(selector.select(queries[0], 3))
     other = Pool([f"other{i}" for i in range(9)], torch.randn(9, 16))
     with pytest.raises(InputError):
         selector.fit([], other)
-    assert selector.pool.picked(selector.select(queries[0], 3)) == wanted
+    assert selector.pool.picked(selector.select(queries[0], 3)) == expected
 
 
-def test_loading_in_threads_leaves_warnings_and_logging_as_they_were(tmp_path) -> None:
+def test_loading_in_threads_keeps_warnings_and_logging_settings(tmp_path) -> None:
     from transformers.utils import logging as of_transformers
 
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")

@@ -1,4 +1,4 @@
-"""Answers as the VQA challenge compares them, and its files with every mistake in them."""
+"""VQA answers: normalisation and accuracy as in the challenge; its files, valid and invalid."""
 
 import json
 from collections import Counter
@@ -62,7 +62,7 @@ from eligo.vqa import normalise_answer, read_vqa, read_vqa_lines, usual_answer, 
         ("", ""),
     ],
 )
-def test_normalisation(answer, compared):
+def test_answers_are_normalised(answer, compared):
     assert normalise_answer(answer) == compared
 
 
@@ -85,14 +85,14 @@ def test_accuracy_of_ten_annotators(same, accuracy):
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=4, max_size=10), st.sampled_from("abcd"))
-def test_accuracy_is_the_leave_one_out_mean(answers, said):
+def test_accuracy_is_the_leave_one_out_mean(answers, letter):
     answers = [f"x{answer}" for answer in answers]  # "a" alone is an article
     left = list(combinations(answers, len(answers) - 1))
-    expected = sum(min(1, Counter(some)[f"x{said}"] / 3) for some in left) / len(left)
-    assert vqa_accuracy(f"x{said}", answers) == pytest.approx(expected)
+    expected = sum(min(1, Counter(some)[f"x{letter}"] / 3) for some in left) / len(left)
+    assert vqa_accuracy(f"x{letter}", answers) == pytest.approx(expected)
 
 
-def test_few_annotators():
+def test_accuracy_of_few_annotators():
     assert vqa_accuracy("yes", ["Yes!"]) == 1.0
     assert vqa_accuracy("yes", ["no"]) == 0.0
     assert vqa_accuracy("yes", ["yes", "yes"]) == 1.0
@@ -107,7 +107,7 @@ def test_substring_is_not_a_match():
     assert vqa_accuracy("1", ["10"]) == 0.0
 
 
-def test_usual_answer():
+def test_most_frequent_answer():
     assert usual_answer(["Red", "blue", "red."]) == "red"
     assert usual_answer(["two", "one"]) == "2"
     with pytest.raises(InputError, match="no annotated answers"):
@@ -137,7 +137,7 @@ def test_vqa_and_jsonl_exports_agree(exported):
         stem = folder / f"v2_OpenEnded_mscoco_{subtype}_questions.json"
         notes = folder / f"v2_mscoco_{subtype}_annotations.json"
         rows = read_vqa(stem, notes, folder / subtype)
-        assert rows == read_vqa(stem, notes, folder)  # the parent of the images' folder
+        assert rows == read_vqa(stem, notes, folder)  # parent of the image folder
         lines = read_vqa_lines(exported["jsonl"] / f"{split}_questions.jsonl")
         assert [row.question for row in rows] == [line.question for line in lines]
         for row, line in zip(rows, lines, strict=True):
@@ -148,7 +148,7 @@ def test_vqa_and_jsonl_exports_agree(exported):
             assert row.kind in ("yes/no", "number", "other")
 
 
-def test_a_test_set_has_no_answers(exported):
+def test_test_set_has_no_answers(exported):
     folder = exported["vqa"]
     stem = folder / "v2_OpenEnded_mscoco_train2014_questions.json"
     rows = read_vqa(stem, None, folder)
@@ -157,7 +157,7 @@ def test_a_test_set_has_no_answers(exported):
 
 @pytest.fixture
 def files(tmp_path):
-    """A well-formed pair of files with one image, to be spoilt."""
+    """A valid pair of files with one image, to be damaged."""
     Image.new("RGB", (8, 8)).save(tmp_path / "000000000007.png")
     questions = {
         "data_subtype": "val2014",
@@ -175,7 +175,7 @@ def files(tmp_path):
     return write
 
 
-def test_ok_vqa_files(files):
+def test_ok_vqa_files_are_read(files):
     (row,) = read_vqa(*files())
     assert (row.id, row.question, row.answers) == ("70", "Is it red?", ("yes",))
     assert row.image.name == "000000000007.png"
@@ -253,7 +253,7 @@ def test_invalid_lines_are_refused(tmp_path, line, message):
         read_vqa_lines(tmp_path / "own.jsonl")
 
 
-def test_valid_lines(tmp_path):
+def test_valid_lines_are_read(tmp_path):
     (tmp_path / "pictures").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "pictures" / "a.png")
     (tmp_path / "own.jsonl").write_text(json.dumps(GOOD) + "\n\n")

@@ -1,4 +1,4 @@
-"""The built wheel holds all that the package needs, and runs without the checkout.
+"""The built wheel contains all that the package needs, and runs without the checkout.
 
 It is unpacked rather than installed: the dependencies are those of the environment of the tests, so
 that nothing has to be downloaded; eligo itself is the wheel's.
@@ -45,7 +45,7 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def python(unpacked: Path, tmp_path: Path) -> Callable[..., str]:
-    """Runs Python in a folder of its own, where eligo is the wheel's; returns what it printed."""
+    """Runs Python in an empty folder with eligo from the wheel; returns its output."""
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
@@ -62,17 +62,17 @@ def python(unpacked: Path, tmp_path: Path) -> Callable[..., str]:
     return run
 
 
-def test_everything_is_inside_and_nothing_else(wheel: Path):
+def test_wheel_contains_the_package_and_nothing_else(wheel: Path):
     names = set(zipfile.ZipFile(wheel).namelist())
     package = SOURCE / "eligo"
-    wanted = [
+    expected = [
         path.relative_to(SOURCE).as_posix()
         for path in package.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
     ]
-    assert [name for name in wanted if name not in names] == []
-    assert all(name.startswith(("eligo/", "eligo-")) for name in names)  # no tests, no tools
-    assert wheel.stat().st_size < 45e6  # 40 MB of models, and the code
+    assert [name for name in expected if name not in names] == []
+    assert all(name.startswith(("eligo/", "eligo-")) for name in names)  # no tests or tools
+    assert wheel.stat().st_size < 45e6  # 40 MB of models, plus the code
 
 
 @pytest.mark.parametrize(
@@ -89,20 +89,20 @@ def test_everything_is_inside_and_nothing_else(wheel: Path):
         "explorer/page/*.js",
     ],
 )
-def test_what_is_no_code_came_along(unpacked: Path, pattern: str):
+def test_data_files_are_included(unpacked: Path, pattern: str):
     found = sorted(path.relative_to(unpacked) for path in unpacked.glob(f"eligo/{pattern}"))
     assert found
     assert found == sorted(path.relative_to(SOURCE) for path in SOURCE.glob(f"eligo/{pattern}"))
 
 
-def test_other_programs_find_it(unpacked: Path):
+def test_entry_points_are_found(unpacked: Path):
     (entries,) = unpacked.glob("eligo-*.dist-info/entry_points.txt")
     text = entries.read_text(encoding="utf-8")
     assert "[console_scripts]\neligo = eligo.cli:main" in text
     assert "[lmms_eval.models]\neligo = eligo.tokens.inference.lmms_eval:manifest" in text
 
 
-def test_the_wheel_alone_knows_its_models(python: Callable[..., str], unpacked: Path):
+def test_shipped_models_are_found_in_the_wheel(python: Callable[..., str], unpacked: Path):
     where = Path(python("-c", "import eligo; print(eligo.__file__)").strip())
     assert where.is_relative_to(unpacked)
     found = json.loads(python("-m", "eligo", "info", "--json"))
@@ -112,15 +112,15 @@ def test_the_wheel_alone_knows_its_models(python: Callable[..., str], unpacked: 
     assert {"ray", "search", "tensorboard"} <= {row["extra"] for row in found["extras"]}
 
 
-def test_the_demo_runs_from_it(python: Callable[..., str], tmp_path: Path):
-    """On one question of one's own: the model and the page come from the wheel."""
+def test_demo_runs_from_the_wheel(python: Callable[..., str], tmp_path: Path):
+    """On one user question, with model and page from the wheel."""
     from eligo.report.pictures import rgb_picture
 
     scene = SceneDataset(SceneConfig(), "test", 1)[0]
-    asked = scene.questions[0]
+    question = scene.questions[0]
     rgb_picture(scene.rgb).save(tmp_path / "scene.png")
-    (tmp_path / "asked.txt").write_text(f"scene.png\t{asked.question}\t{asked.answer}\n")
-    python("-m", "eligo", "demo", "--questions", "asked.txt", "--quick", "--out", "seen")
+    (tmp_path / "questions.txt").write_text(f"scene.png\t{question.question}\t{question.answer}\n")
+    python("-m", "eligo", "demo", "--questions", "questions.txt", "--quick", "--out", "seen")
     page = (tmp_path / "seen" / "index.html").read_text(encoding="utf-8")
-    assert asked.question in page
+    assert question.question in page
     assert (tmp_path / "seen" / "results.json").is_file()

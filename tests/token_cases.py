@@ -37,7 +37,7 @@ def make_context(
 
     mask = torch.rand(num_images, num_tokens, generator=generator) < share
     grid = torch.randint(1, 5, (num_images, 2), generator=generator)
-    # Wide enough for the tokens that are there.
+    # Wide enough for all tokens.
     rows_needed = -(-mask.sum(-1) // grid[:, 1])
     grid[:, 0] = torch.maximum(grid[:, 0], rows_needed)
     positions = torch.full((num_images, num_tokens), 10_000)
@@ -80,7 +80,7 @@ def full_context(num_rows: int, num_columns: int, num_images: int = 1) -> Reduce
 
 
 def one_row(context: ReducerContext, row: int, only_real: bool = False) -> ReducerContext:
-    """The context of one image alone; without its padding if wanted."""
+    """The context of one image alone, optionally without padding."""
     tokens = context.mask[row] if only_real else torch.ones_like(context.mask[row])
     fields = {}
     for name, value in vars(context).items():

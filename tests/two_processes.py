@@ -13,12 +13,12 @@ from limits import PROCESS_SECONDS
 
 @contextmanager
 def two_processes(script: Path, *args: str | Path) -> Iterator[None]:
-    """Started on entering; on leaving both are waited for and must have ended well."""
+    """Starts both on entry; on exit waits for them and checks that they succeeded."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # Told of CPUs by a flag, `accelerate launch` would want MPI; told by the environment, it starts
-    # the processes as it does for GPUs.
+    # With the CPU flag, `accelerate launch` needs MPI; with the environment variable it starts
+    # processes as for GPUs.
     launch = (
         "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 "
         f"--mixed_precision no --dynamo_backend no --main_process_port {port}"

@@ -20,20 +20,20 @@ def model():
     return RetrievalModel.tiny().eval()
 
 
-def test_benchmark_runs(script, model, tmp_path):
+def test_search_benchmark_runs(script, model, tmp_path):
     found = script.measure(model, 24, 3, tmp_path)
     assert found["stage1"]["queries"] == 3
     for name in ("words_and_slots", "cosine_of_means"):
         recall = found["stage1"][name]["recall_of_top10"]
         mean, low, high = recall["10"]
         assert 0 <= low <= mean <= high < 1
-        assert recall["32"] == (1, 1, 1)  # more than there are
+        assert recall["32"] == (1, 1, 1)  # more than there are images
         assert 10 < found["stage1"][name]["rerank_for_99.5_percent"] <= 24
     assert [row["rerank"] for row in found["search"]] == [24, 24]
 
 
-def test_first_stages(script, model, tmp_path, monkeypatch):
-    """One is what `--rerank auto` measures, the other a plain sort of the cosines of means."""
+def test_first_stages_match_plain_implementations(script, model, tmp_path, monkeypatch):
+    """`--rerank auto` and a plain sort by the cosine of means."""
     monkeypatch.setattr(script, "AT_ONCE", 2)
     monkeypatch.setattr(script, "recalls", lambda ranks: ranks)
     source = ScenePictures.first(24, 56)
@@ -54,6 +54,6 @@ def test_first_stages(script, model, tmp_path, monkeypatch):
 def test_recall_and_smallest_rerank(script):
     found = script.recalls([[0, 1, 2, 9], [3, 10, 11, 63]])
     recall = {rerank: mean for rerank, (mean, _, _) in found["recall_of_top10"].items()}
-    wanted = {"10": 0.625, "32": 0.875, "64": 1, "128": 1, "256": 1, "512": 1}
-    assert recall == pytest.approx(wanted)
+    expected = {"10": 0.625, "32": 0.875, "64": 1, "128": 1, "256": 1, "512": 1}
+    assert recall == pytest.approx(expected)
     assert found["rerank_for_99.5_percent"] == 64

@@ -18,7 +18,7 @@ def script():
     return kernels
 
 
-def test_kernels_and_search(tmp_path):
+def test_kernel_and_search_timings_are_reported(tmp_path):
     model = RetrievalModel.tiny(kind="paper", dense=True).eval()
     encode, speeds = bench_kernels(model, 3, 5, rounds=1)
     assert set(encode) == {"image", "text"}
@@ -32,7 +32,7 @@ def test_kernels_and_search(tmp_path):
     assert 0 < found.median_ms <= found.p90_ms
 
 
-def test_speed_command(tmp_path, capsys):
+def test_speed_command_runs(tmp_path, capsys):
     RetrievalModel.tiny(kind="open").save_pretrained(tmp_path)
     sizes = ["--num_images", "2", "--num_texts", "3", "--rounds", "1", "--json"]
     command = ["--model", str(tmp_path), "--device", "cpu", *sizes]
@@ -42,7 +42,7 @@ def test_speed_command(tmp_path, capsys):
     assert "--num_images: got 0" in capsys.readouterr().err
 
 
-def test_kernels_command(script, tmp_path, monkeypatch):
+def test_kernels_command_keeps_other_entries(script, tmp_path, monkeypatch):
     """One entry per size; entries of other sizes are kept."""
     monkeypatch.setattr(script, "NUM_PATCHES", 16)
     monkeypatch.setattr(script, "WIDTH", 32)
@@ -55,7 +55,7 @@ def test_kernels_command(script, tmp_path, monkeypatch):
         assert case["equal_selections"] == 1
 
 
-def test_pooling_command(capsys):
+def test_pooling_command_runs(capsys):
     pytest.importorskip("sentence_transformers.multi_vector_encoder")
     from benchmarks.patches import pooling
 
@@ -63,7 +63,7 @@ def test_pooling_command(capsys):
     assert capsys.readouterr().out.count("true_in_top10") == 7
 
 
-def test_lengths_are_those_of_coco(script):
+def test_caption_lengths_follow_coco(script):
     lengths = script.coco_lengths(25_000)
     assert abs(float(lengths.float().mean()) - 13) < 0.1
     assert int(lengths.max()) == 52
@@ -86,6 +86,6 @@ def test_streamed_evaluation(script, paper, monkeypatch):
     dense = torch.randn(5, 4, 16) if paper else None
     long = () if dense is None else (dense, torch.full((5,), 4))
     with torch.no_grad():
-        wanted = net(images, words, lengths, *long).scores
+        expected = net(images, words, lengths, *long).scores
     got = script._stream(net, images, words, lengths, dense, chunk=2)
-    torch.testing.assert_close(got, wanted, atol=2e-6, rtol=0)
+    torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)

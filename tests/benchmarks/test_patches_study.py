@@ -1,4 +1,4 @@
-"""The study on scenes: runs, resumes, compares in pairs, lists targets that are not reached."""
+"""The study on scenes: runs, resuming, paired comparisons and targets."""
 
 import json
 
@@ -21,7 +21,7 @@ def main(args):
     return run_script(study.run, args)
 
 
-def test_study_runs_and_finished_runs_are_kept(tmp_path, capsys, monkeypatch):
+def test_finished_runs_are_kept(tmp_path, capsys, monkeypatch):
     command = [*QUICK, "--see_steps", "2", "--out", str(tmp_path / "study")]
     assert main([*command, "--workers", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -32,7 +32,7 @@ def test_study_runs_and_finished_runs_are_kept(tmp_path, capsys, monkeypatch):
     ]  # fmt: skip
     assert all(isinstance(target["reached"], bool) for target in found["targets"])
     assert found["variants"][2]["leak_free"] is True
-    # One process makes the missing run, with the same result.
+    # A missing run is repeated with the same result.
     out = tmp_path / "study" / "quick"
     assert [path.name for path in out.parent.iterdir()] == ["quick"]
     (out / "open_0" / "result.json").unlink()
@@ -45,7 +45,7 @@ def test_study_runs_and_finished_runs_are_kept(tmp_path, capsys, monkeypatch):
     # A study with other settings does not use these runs or their encoder.
     assert main([*QUICK, "--see_steps", "3", "--out", str(tmp_path / "study")]) == 2
     assert "see_steps" in capsys.readouterr().err
-    # Results alone, in another folder, can be summarised.
+    # The results can be summarised from another folder.
     monkeypatch.setattr(study, "train_model", None)
     for path in stamps:
         moved = tmp_path / "moved" / "quick" / path.parent.name / path.name
@@ -64,7 +64,7 @@ def test_study_runs_and_finished_runs_are_kept(tmp_path, capsys, monkeypatch):
     assert reached == {"yes"}
 
 
-def test_evaluated_on_the_test_split(tmp_path):
+def test_study_evaluates_on_the_test_split(tmp_path):
     """Not on the split that chooses the checkpoint, nor on the training split."""
     quick = Study(StudyConfig().quick(), tmp_path)
     splits = [data.rendered.graph.split for data in (quick.test, quick.source.validation())]
@@ -72,7 +72,7 @@ def test_evaluated_on_the_test_split(tmp_path):
     assert len(quick.test) == 32
 
 
-def test_a_run_is_claimed_by_one_process(tmp_path):
+def test_run_is_claimed_by_one_process(tmp_path):
     path = tmp_path / "locks" / "open_0"
     with claimed(path) as first, claimed(path) as second, claimed(path.with_name("x")) as other:
         assert (first, second, other) == (True, False, True)
@@ -80,7 +80,7 @@ def test_a_run_is_claimed_by_one_process(tmp_path):
         assert later
 
 
-def test_variants_differ_only_in_how_they_match():
+def test_variants_differ_only_in_matching():
     config = StudyConfig()
     runs = {name: config.variant_run(name, 1, "vision") for name in VARIANTS}
     for run in runs.values():
@@ -113,7 +113,7 @@ def run_of(recall: float, noise: float, seed: int, **more) -> dict:
         (0.0, 5.0, 0.4, 0.4, True, ["leak test"]),
     ],
 )
-def test_targets(slimming, over_global, hit, hit_of_paper, leaks, missed):
+def test_targets_are_reached_or_listed(slimming, over_global, hit, hit_of_paper, leaks, missed):
     points = {"hit": hit, "chance": 0.1, "hit_by_text": 0.0, "kept": 0.0}
     of_paper = {"pointing": points | {"hit": hit_of_paper}, "leak": {"passes": not leaks}}
     results = {
@@ -130,14 +130,14 @@ def test_targets(slimming, over_global, hit, hit_of_paper, leaks, missed):
     assert row["difference"] == pytest.approx(slimming)
 
 
-def test_paired_bootstrap():
-    """As wide as theory says for many queries and no difference between runs."""
+def test_width_of_the_paired_bootstrap():
+    """Without a difference between runs, the width is the theoretical one."""
     values = np.random.default_rng(0).standard_normal(400)
     mean, low, high = paired_bootstrap([values.tolist()] * 3, resamples=2000)
     error = values.std() / 20
     assert mean == pytest.approx(values.mean())
     assert (high - low) == pytest.approx(2 * 1.96 * error, rel=0.1)
-    # Runs that differ make it wider, however many queries there are.
+    # Variance between runs widens it, for any number of queries.
     wide = paired_bootstrap([[0.0] * 50, [3.0] * 50], resamples=500)
     assert wide == (1.5, 0.0, 3.0)
     with pytest.raises(InputError, match="as many queries"):

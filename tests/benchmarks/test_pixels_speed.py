@@ -1,4 +1,4 @@
-"""The timing scripts run, and write what they measured."""
+"""The timing scripts run and write their results."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-def test_speed_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_speed_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(speed, "RESULTS", tmp_path / "speed.json")
     for batch in ("1", "2"):
         assert run_script(speed.run, [*SMALL, "--no_memory", "--batch", batch]) == 0
@@ -30,7 +30,7 @@ def test_speed_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert entry["results"]["model"]["largest_difference"] < 1e-3
 
 
-def test_cost_of_depth_and_words(capsys: pytest.CaptureFixture[str]):
+def test_cost_of_depth_and_words_is_printed(capsys: pytest.CaptureFixture[str]):
     assert run_script(speed.run, [*SMALL, "--inputs"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["inputs"] for row in rows] == [
@@ -39,7 +39,7 @@ def test_cost_of_depth_and_words(capsys: pytest.CaptureFixture[str]):
     assert rows[0]["over_rgb"] == 1
 
 
-def test_sizes_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_sizes_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sizes, "RESULTS", tmp_path / "sizes.json")
     monkeypatch.setattr(sizes, "SIZES", ((96, 128), (192, 256)))
     assert run_script(sizes.run, ["--rooms", "1"]) == 0

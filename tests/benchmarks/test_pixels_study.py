@@ -1,4 +1,4 @@
-"""The study: its variants, measures against slow oracles, resuming, and targets."""
+"""The study: variants, metrics against slow oracles, resuming, and targets."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,10 @@ def test_every_variant_builds_and_is_different():
     config = StudyConfig()
     runs = {name: config.run(name, 0) for name in VARIANTS}
     shown = [run.model_dump_json(exclude={"train"}) for run in runs.values()]
-    alike = {"twins_learned_tokens", "binding_learned_tokens"}  # configs of the arms with words
+    alike = {
+        "twins_learned_tokens",
+        "binding_learned_tokens",
+    }  # share the configs of the variants with words
     assert {name for name, one in VARIANTS.items() if one.learned_tokens} == alike
     assert len(set(shown)) == len(shown) - len(alike)
     assert {run.train.total_steps for run in runs.values()} == {1500, 2500}
@@ -83,7 +86,9 @@ def test_twin_iou_without_words_is_at_most_a_third():
     """The best guess without words: always the first name, or any mixture."""
     source = source_of("twins_tags")
     labels = source.scenes("test").rendered.labels.long()
-    first = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 5, 8, 9])  # of every look
+    first = torch.tensor(
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 5, 8, 9]
+    )  # first name of each pair of twins
     for guess in (first[labels], labels):
         model = Prepared("twins_tags")
         model.answers = [guess] * 10
@@ -109,8 +114,8 @@ def test_binding_accuracy_by_majority_of_pixels():
     source = source_of(BINDING_TARGET)
     rendered = source.scenes("test").rendered
     guess = rendered.labels.long().clone()
-    right = seen = 0
-    for scene in range(6):  # every other object mostly wrong, all objects a little wrong
+    right = count = 0
+    for scene in range(6):  # every second object mostly wrong, all objects slightly wrong
         for slot, label in enumerate(slot_labels(rendered.graph)[scene].tolist()):
             places = (rendered.instances[scene] == slot + 1).nonzero()
             if len(places) < 10:
@@ -118,12 +123,12 @@ def test_binding_accuracy_by_majority_of_pixels():
             share = 0.6 if slot % 2 else 0.3
             wrong = places[: int(share * len(places))]
             guess[scene, wrong[:, 0], wrong[:, 1]] = 2 + (label - 1) % 10
-            seen, right = seen + 1, right + (slot % 2 == 0)
+            count, right = count + 1, right + (slot % 2 == 0)
     model = Prepared(BINDING_TARGET)
     model.answers = [guess] * len(PHRASES)
     found = measure_binding(model, source)
-    assert 0 < right < seen
-    assert all(found["accuracy"][str(n)] == pytest.approx(right / seen) for n in PHRASES)
+    assert 0 < right < count
+    assert all(found["accuracy"][str(n)] == pytest.approx(right / count) for n in PHRASES)
 
 
 def test_iou_of_camouflaged_objects():
@@ -133,28 +138,28 @@ def test_iou_of_camouflaged_objects():
     kinds = torch.cat([torch.tensor([-1]), rendered.graph.kind])[rendered.instances.long()]
     hidden = kinds == CAMOUFLAGED
     assert hidden.any()
-    guess = torch.where(hidden, 0, labels)  # blind to it
+    guess = torch.where(hidden, 0, labels)  # misses the camouflaged object
     painted = (labels < 2) & (torch.rand(labels.shape) < 0.01)
-    half = torch.where(painted, 3, labels)  # sees all of it, and some that is not there
+    half = torch.where(painted, 3, labels)  # finds all of it, plus false positives
     model = Prepared("depth_stem")
     model.answers = [labels, guess, half]
     found = measure_depth(model, source)
     assert found["own"]["iou"] == 1
     assert found["zeroed"]["iou"] == 0
-    wanted = int(hidden.sum()) / int(hidden.sum() + painted.sum())
-    assert found["shuffled"]["iou"] == pytest.approx(wanted)
+    expected = int(hidden.sum()) / int(hidden.sum() + painted.sum())
+    assert found["shuffled"]["iou"] == pytest.approx(expected)
     assert found["shuffled"]["recall"] == 1
 
 
 def test_depth_is_own_zeroed_or_of_the_next_scene():
-    """Own, none, and the next scene's; the image stays."""
+    """Own depth, zeros, or that of the next scene; the image is unchanged."""
     source = source_of("depth_stem")
     shown: list[tuple[torch.Tensor, ...]] = []
 
     class Watched(Prepared):
-        def forward(self, *seen, **options) -> PixelsOutput:
-            shown.append(seen[:3])
-            return super().forward(*seen, **options)
+        def forward(self, *inputs, **options) -> PixelsOutput:
+            shown.append(inputs[:3])
+            return super().forward(*inputs, **options)
 
     model = Watched("depth_stem")
     model.answers = [source.scenes("test").rendered.labels] * 3
@@ -178,23 +183,23 @@ def test_control_words_are_the_same_for_every_image(part: str):
         for provenance in ("predicted", "oracle"):
             text = source.words(source.scenes("test"), torch.arange(4), provenance, 16)
             assert text is not None
-            told = torch.cat((text.embeddings, text.mask[..., None]), -1)
-            assert torch.equal(told, told[:1].expand_as(told)) is (name != says)
+            vectors = torch.cat((text.embeddings, text.mask[..., None]), -1)
+            assert torch.equal(vectors, vectors[:1].expand_as(vectors)) is (name != says)
     for name in (f"{part}_no_words", f"{part}_more_parameters"):
         assert not QUICK.run(name, 0).guided
 
 
 def test_runs_are_cached_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = QUICK.replace({"parts": ("depth",), "seeds": (0,)})
-    told = []
-    first = run_study(config, tmp_path, report=lambda *said: told.append(said))
-    assert [number for number, _ in told] == [1, 2, 3]
+    reports = []
+    first = run_study(config, tmp_path, report=lambda *report: reports.append(report))
+    assert [number for number, _ in reports] == [1, 2, 3]
     assert first["missing"] == []
     monkeypatch.setattr(
         "benchmarks.pixels.study.fit", lambda *_, **__: pytest.fail("trained again")
     )
     assert run_study(config, tmp_path) == first
-    stored = tmp_path / "depth_stem_0" / RESULT  # from before a setting was added
+    stored = tmp_path / "depth_stem_0" / RESULT  # saved before a setting was added
     found = json.loads(stored.read_text())
     del found["config"]["word_dropout"], found["config"]["head"]["bases_seed"]
     stored.write_text(json.dumps(found))
@@ -205,7 +210,7 @@ def test_runs_are_cached_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_missing_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Out of time, or a training that diverged: the others are reported."""
+    """If time runs out or a training diverges, the other runs are reported."""
     config = QUICK.replace({"parts": ("depth",), "seeds": (0,)})
     nothing = run_study(config, tmp_path, minutes=0.0)
     assert [row["status"] for row in nothing["targets"]] == ["not run"] * 2
@@ -222,7 +227,7 @@ def test_missing_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [row["status"] for row in some["targets"]] == ["not run"] * 2
 
 
-def test_targets_of_twins():
+def test_targets_of_the_twins_part():
     def twins(iou: float, merged: float, whole: float, missing: float) -> dict:
         noise = [{"tags": "all", "twin_iou": iou, "other_iou": whole}]
         noise.append({"tags": "missing", "twin_iou": iou, "other_iou": missing})
@@ -265,9 +270,11 @@ def test_control_target_uses_the_whole_interval():
     assert met["binding_learned_tokens"] == "reached"
 
 
-def test_the_best_checkpoint_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen: dict[str, torch.Tensor] = {}
-    monkeypatch.setitem(MEASURES, "depth", lambda model, _: seen.update(model.state_dict()) or {})
+def test_best_checkpoint_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    weights: dict[str, torch.Tensor] = {}
+    monkeypatch.setitem(
+        MEASURES, "depth", lambda model, _: weights.update(model.state_dict()) or {}
+    )
     best = fit
 
     def first_is_best(task: PixelsTask, *args, **options):
@@ -281,8 +288,8 @@ def test_the_best_checkpoint_is_measured(tmp_path: Path, monkeypatch: pytest.Mon
     assert found["best_step"] == 1
     stored = load_file(tmp_path / "depth_stem_0" / "best" / "model.safetensors")
     last = load_file(tmp_path / "depth_stem_0" / "last" / "model.safetensors")
-    assert all(torch.equal(seen[name], value) for name, value in stored.items())
-    assert any(not torch.equal(seen[name], value) for name, value in last.items())
+    assert all(torch.equal(weights[name], value) for name, value in stored.items())
+    assert any(not torch.equal(weights[name], value) for name, value in last.items())
 
 
 def fake(measured: dict) -> dict:
@@ -290,7 +297,7 @@ def fake(measured: dict) -> dict:
             "made": {"hardware": "a test"}}  # fmt: skip
 
 
-def test_targets_are_reached_or_not_by_their_numbers():
+def test_targets_are_reached_at_their_thresholds():
     def depth(own: float, shuffled: float) -> dict:
         rows = {"own": own, "zeroed": 0.0, "shuffled": shuffled}
         return fake({k: {"iou": v, "per_scene": [v, v]} for k, v in rows.items()})
@@ -329,14 +336,14 @@ def test_targets_are_reached_or_not_by_their_numbers():
 
 
 @pytest.mark.parametrize("name", ["twins_learned_tokens", "twins_no_words", BINDING_TARGET])
-def test_run_a_variant_of_every_kind(name: str, tmp_path: Path):
+def test_variants_of_every_kind_run(name: str, tmp_path: Path):
     found = run_variant(QUICK, tmp_path, name, 0)
     assert found["best_step"] is not None
     assert found["config"]["train"]["seed"] == 0
     if name != BINDING_TARGET:
         assert len(found["measured"]["noise"]) == 8
         assert 0 <= found["measured"]["twin_iou"] <= 1
-    if name == "twins_no_words":  # all words are alike to it
+    if name == "twins_no_words":  # the words have no effect
         assert len({row["other_iou"] for row in found["measured"]["noise"]}) == 1
 
 
@@ -348,11 +355,11 @@ def test_learned_tokens_learn():
     assert task.tokens.vectors.grad.abs().sum() > 0
 
 
-def test_quick_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_quick_study_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     args = ["--quick", "--parts", "depth", "--seeds", "0", "--out", str(tmp_path)]
     assert run_script(study.run, [*args, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [path.name for path in tmp_path.iterdir()] == ["quick"]  # apart from a real run
+    assert [path.name for path in tmp_path.iterdir()] == ["quick"]  # separate from a full run
     file = tmp_path / "quick" / "study.json"
     written = json.loads(file.read_text())
     assert written["targets"] == found["targets"]
@@ -364,7 +371,7 @@ def test_quick_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out.splitlines()[-2:] == [study.QUICK, f"written: {file}"]
 
 
-def test_only_some_variants():
+def test_selected_variants_only():
     config = StudyConfig(only=("twins_no_words", "twins_wider_blocks"))
     assert list(config.variants()) == ["twins_no_words", "twins_wider_blocks"]
     assert len(config.jobs()) == 6

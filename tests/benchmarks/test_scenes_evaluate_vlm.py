@@ -1,4 +1,4 @@
-"""The drawn of the tiny LLaVA: fair questions, honest baselines, and the shipped model sits it."""
+"""Evaluation of the tiny LLaVA: test questions, blind baseline, shipped model."""
 
 import json
 import socket
@@ -32,7 +32,7 @@ SMALL = SceneConfig(height=56, width=56)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A small model of random weights."""
+    """A small model with random weights."""
     config = VlmConfig(
         image_size=56, vision_width=32, vision_layers=2, layers=2, width=32, hidden=64, heads=2
     )
@@ -44,7 +44,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def splits(monkeypatch) -> list[str]:
-    """The splits of which the evaluation draws scenes."""
+    """Records the splits from which the evaluation draws scenes."""
     drawn = []
 
     def draw(config, split, *args, **options):
@@ -66,12 +66,12 @@ def test_questions_are_of_the_configured_split(split, splits):
     assert set(splits) == {split or "test"}
 
 
-def test_the_blind_baseline_learns_from_training_scenes_alone(splits):
+def test_blind_baseline_learns_only_from_training_scenes(splits):
     fit_blind(SMALL, 600)
     assert set(splits) == {"train"}
 
 
-def test_an_evaluation_draws_its_split_and_the_blind_one_train(folder, splits):
+def test_evaluation_uses_its_split_and_the_blind_baseline_uses_train(folder, splits):
     config = VlmEvaluationConfig(
         model=folder, questions=6, scenes=SMALL, blind_scenes=64, device="cpu", batch_size=6
     )
@@ -82,10 +82,10 @@ def test_an_evaluation_draws_its_split_and_the_blind_one_train(folder, splits):
     assert [item.blind for item in results] == [blind(i.question, i.kind) for i in results]
 
 
-def test_held_out_means_a_pair_that_training_never_shows():
-    """Against colours and shapes of the deciding objects, looked up in the graph one by one."""
+def test_held_out_questions_have_a_pair_absent_from_training():
+    """Compared with the colours and shapes of the deciding objects in the graph."""
     config = VlmEvaluationConfig(questions=180, scenes=SMALL)
-    drawn = iter(asked for asked, _ in draw_test_questions(config))
+    drawn = iter(question for question, _ in draw_test_questions(config))
     colour, shape = words.ATTRIBUTES.index("colour"), words.ATTRIBUTES.index("shape")
     flags = []
     for number, family in enumerate(FAMILIES):
@@ -94,10 +94,10 @@ def test_held_out_means_a_pair_that_training_never_shows():
         for scene in questions.valid[:, 0].nonzero()[:30, 0].tolist():
             deciding = graph.attributes[scene, questions.deciding[scene, 0]].tolist()
             pairs = {(values[colour], values[shape]) for values in deciding}
-            asked = next(drawn)
-            assert asked.question == questions.text(scene, 0)
-            assert asked.held_out == bool(pairs & set(words.HELD_OUT)), (asked, pairs)
-            flags.append(asked.held_out)
+            question = next(drawn)
+            assert question.question == questions.text(scene, 0)
+            assert question.held_out == bool(pairs & set(words.HELD_OUT)), (question, pairs)
+            flags.append(question.held_out)
     assert next(drawn, None) is None
     assert 10 < sum(flags) < len(flags) - 10
 
@@ -108,18 +108,18 @@ def test_every_family_is_tested_and_no_scene_twice():
     )
     drawn = list(draw_test_questions(config))
     family = {kind.name: kind.family for kind in KINDS}
-    assert Counter(family[asked.kind] for asked, _ in drawn) == dict.fromkeys(FAMILIES, 10)
+    assert Counter(family[question.kind] for question, _ in drawn) == dict.fromkeys(FAMILIES, 10)
     assert len({image.numpy().tobytes() for _, image in drawn}) == len(drawn)
     blind = fit_blind(config.scenes, config.blind_scenes)
     assert blind("how many red unheard of things?", "count") in ("0", "1", "2", "3", "4")
 
 
-def test_shares_are_counted_by_kind_family_and_all():
-    def asked(kind: str, said: str, held_out: bool) -> AnsweredQuestion:
+def test_accuracy_by_kind_family_and_overall():
+    def make(kind: str, said: str, held_out: bool) -> AnsweredQuestion:
         return AnsweredQuestion(kind, "a question", "right", held_out, said=said, blind="wrong")
 
     rows = summarise(
-        [asked("size", "right", True), asked("size", "wrong", False), asked("row", "right", False)]
+        [make("size", "right", True), make("size", "wrong", False), make("row", "right", False)]
     )
     found = {(row.family, row.kind): row for row in rows}
     lookup, size = found["lookup", "all"], found["lookup", "size"]
@@ -135,7 +135,7 @@ def test_shares_are_counted_by_kind_family_and_all():
     assert everything.chance == pytest.approx((1 / 3 + 1 / 3 + 1 / 4) / 3)
 
 
-def test_the_table_fits_80_columns():
+def test_table_fits_80_columns():
     rows = summarise(
         [
             AnsweredQuestion(kind.name, "", "yes", True, "yes", "yes")
@@ -147,7 +147,7 @@ def test_the_table_fits_80_columns():
     with console.capture() as captured:
         console.print(_table(rows, "test", 0.95))
     assert "99.9-100.0" in captured.get()
-    assert "…" not in captured.get()  # no cell is cut
+    assert "…" not in captured.get()  # no cell is truncated
 
 
 # The command
@@ -188,29 +188,31 @@ def shipped():
         return load_vlm()
 
 
-def test_the_shipped_model_is_small_and_described():
+def test_shipped_model_is_small_and_has_a_card():
     files = [path for path in SHIPPED.iterdir() if path.is_file()]
     assert max(path.stat().st_size for path in files) <= 10_000_000
     assert sum(path.stat().st_size for path in files) <= 20_000_000
     assert "Apache-2.0" in (SHIPPED / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_shipped_model_answers_with_little_work(shipped):
-    """Counted, not timed: about half a second of one core."""
+def test_shipped_model_answers_within_12_gflops(shipped):
+    """Fewer than 12 GFLOPs per answer."""
     model, processor = shipped
     assert model.num_parameters() < 10_000_000
     assert model.config.image_seq_length == 576
-    asked, image = next(draw_test_questions(VlmEvaluationConfig(questions=6, split="validation")))
-    text = PROMPT.format(question=asked.question)
+    question, image = next(
+        draw_test_questions(VlmEvaluationConfig(questions=6, split="validation"))
+    )
+    text = PROMPT.format(question=question.question)
     inputs = processor(images=image, text=text, return_tensors="pt")
     with FlopCounterMode(display=False) as counter:
         output = model.generate(**inputs, max_new_tokens=4, do_sample=False)
     assert counter.get_total_flops() < 12e9
-    said = processor.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert said.strip() == asked.answer
+    answer = processor.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert answer.strip() == question.answer
 
 
-def test_the_shipped_model_sees():
+def test_shipped_model_accuracy_is_at_least_90_percent():
     config = VlmEvaluationConfig(
         questions=60, batch_size=6, split="validation", device="cpu", blind_scenes=64
     )

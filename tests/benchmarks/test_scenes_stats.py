@@ -1,4 +1,4 @@
-"""The counts are right, and the blind baseline finds what there is to find without looking."""
+"""Statistics of scenes: counts, and the accuracy of a blind baseline."""
 
 from collections import Counter, defaultdict
 
@@ -18,7 +18,7 @@ def stats():
     return scene_stats(CONFIG)
 
 
-def asked(split, scenes):
+def plain_questions(split, scenes):
     """(kind, text, answer) of every question, in plain Python."""
     drawn = draw_questions(draw_scenes(SceneConfig(), split, range(scenes)), CONFIG.questions)
     return [
@@ -28,36 +28,36 @@ def asked(split, scenes):
     ]
 
 
-def test_against_plain_python(stats):
+def test_counts_match_plain_python(stats):
     by_text, by_kind = defaultdict(Counter), defaultdict(Counter)
-    for kind, text, answer in asked("train", 300):
+    for kind, text, answer in plain_questions("train", 300):
         if answer >= 0:
             by_text[text][answer] += 1
             by_kind[kind.name][answer] += 1
 
-    def most(counter: Counter) -> int:  # the lowest answer of those that tie
+    def most(counter: Counter) -> int:  # ties go to the lowest answer
         return min(counter, key=lambda answer: (-counter[answer], answer))
 
     rows = {(row.family, row.kind): row for row in stats.rows}
-    seen, right, answers, places = Counter(), Counter(), defaultdict(Counter), Counter()
+    counts, right, answers, places = Counter(), Counter(), defaultdict(Counter), Counter()
     met = Counter()
-    for kind, text, answer in asked("validation", 100):
+    for kind, text, answer in plain_questions("validation", 100):
         for name in (kind.name, "all"):
             places[kind.family, name] += 1
             if answer < 0:
                 continue
             guess = most(by_text[text] if text in by_text else by_kind[kind.name])
-            seen[kind.family, name] += 1
+            counts[kind.family, name] += 1
             met[kind.family, name] += text in by_text
             right[kind.family, name] += guess == answer
             answers[kind.family, name][ANSWERS[answer]] += 1
     for key, row in rows.items():
-        assert row.count == seen[key]
-        assert row.blind == pytest.approx(right[key] / seen[key])
-        assert row.seen == pytest.approx(met[key] / seen[key])
-        assert row.valid == pytest.approx(seen[key] / places[key])
+        assert row.count == counts[key]
+        assert row.blind == pytest.approx(right[key] / counts[key])
+        assert row.seen == pytest.approx(met[key] / counts[key])
+        assert row.valid == pytest.approx(counts[key] / places[key])
         for answer, share in row.answers.items():
-            assert share == pytest.approx(answers[key][answer] / seen[key])
+            assert share == pytest.approx(answers[key][answer] / counts[key])
         assert row.interval[0] <= row.blind <= row.interval[1]
     assert {row.family for row in stats.rows} == set(FAMILIES)
 
@@ -73,7 +73,7 @@ def test_shares_add_up(stats):
     assert as_plain(stats)["fair"] == stats.fair
 
 
-def test_a_world_that_gives_answers_away_is_flagged(monkeypatch):
+def test_world_that_leaks_answers_is_flagged(monkeypatch):
     def leaky(graph, count) -> Questions:
         drawn = draw_questions(graph, count)
         answer = torch.where(drawn.answer >= 0, drawn.answer.clamp(max=0), -1)
@@ -86,6 +86,6 @@ def test_a_world_that_gives_answers_away_is_flagged(monkeypatch):
 
 
 def test_progress_reaches_the_end():
-    heard = []
-    scene_stats(StatsConfig(train=600, validation=10, questions=1), heard.append)
-    assert heard == [512, 600, 610]
+    progress = []
+    scene_stats(StatsConfig(train=600, validation=10, questions=1), progress.append)
+    assert progress == [512, 600, 610]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.scenes.stats`: its tables, its summary and invalid arguments."""
+"""`python -m benchmarks.scenes.stats`: tables, summary and invalid arguments."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from eligo.cli import run_script
         (["scenes/nyu"], "task: got 'scenes.export', but this command runs StatsConfig tasks"),
     ],
 )
-def test_invalid_arguments(
+def test_invalid_arguments_are_refused(
     args: list[str],
     message: str,
     tmp_path: Path,
@@ -31,7 +31,7 @@ def test_invalid_arguments(
     assert not list(tmp_path.iterdir())
 
 
-def test_stats(capsys):
+def test_stats_command_prints_tables(capsys):
     flags = ("--train", "60", "--validation", "40")
     assert run_script(run, [*flags]) == 0
     table = capsys.readouterr().out
@@ -48,12 +48,12 @@ def test_stats_of_a_world_without_questions(capsys):
     assert "painted=0" in capsys.readouterr().err
 
 
-def test_the_conclusion_says_what_was_measured():
-    def verdict(blind: float, fair: bool) -> str:
+def test_conclusion_depends_on_the_blind_accuracy():
+    def conclusion(blind: float, fair: bool) -> str:
         row = KindStats("count", "all", 9, 1.0, 0.2, blind, 1.0, (0.1, 0.4), fair, {})
         return _conclusion(Stats([row], {}, {})).plain
 
     above = "more than 5 points above chance without the image"
-    assert verdict(0.22, True) == f"OK: none is {above}"
-    assert verdict(0.30, True) == f"OK, but too few questions to be sure; {above}: count/all"
-    assert verdict(0.30, False) == f"!! significantly, and {above}: count/all"
+    assert conclusion(0.22, True) == f"OK: none is {above}"
+    assert conclusion(0.30, True) == f"OK, but too few questions to be sure; {above}: count/all"
+    assert conclusion(0.30, False) == f"!! significantly, and {above}: count/all"

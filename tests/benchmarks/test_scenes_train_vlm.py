@@ -1,4 +1,4 @@
-"""The tiny LLaVA: built from stock parts, packed without leaks, trained, saved."""
+"""The tiny LLaVA: stock modules, packed questions without leaks, training, saving."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def small(**changes) -> VlmTrainConfig:
 
 @pytest.fixture(scope="module")
 def task() -> VlmTask:
-    """Random weights, large enough that every token has a say in the answer."""
+    """Random weights, large enough that every token influences the answer."""
     torch.manual_seed(0)
     task = small().build()
     with torch.no_grad():
@@ -66,7 +66,7 @@ def task() -> VlmTask:
 
 
 def record_splits(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[str]:
-    """The splits that a module draws scenes of, from now on."""
+    """Records the splits from which a module draws scenes."""
     splits = []
 
     def draw(config, split, *args, **options):
@@ -85,37 +85,37 @@ def batch_of(task: VlmTask, scenes: int) -> Batch:
 
 
 @torch.no_grad()
-def test_packed_questions_equal_one_question_through_stock_code(task):
+def test_packed_questions_equal_single_questions_in_the_stock_model(task):
     processor = build_processor(task.config.model)
     batch = batch_of(task, 3)
-    asked = batch.questions
-    packed = pack(asked, task._constants[0])
+    questions = batch.questions
+    packed = pack(questions, task._constants[0])
     logits, _ = task.answer(task.encode(batch)[0], packed)
     compared = 0
-    for scene, place in asked.valid.nonzero().tolist():
-        said = packed.targets[scene, place]
-        said = said[said >= 0]
+    for scene, place in questions.valid.nonzero().tolist():
+        answer = packed.targets[scene, place]
+        answer = answer[answer >= 0]
         inputs = processor(
             images=batch.rendered.rgb[scene],
-            text=PROMPT.format(question=asked.text(scene, place)),
+            text=PROMPT.format(question=questions.text(scene, place)),
             return_tensors="pt",
         )
-        ids = torch.cat([inputs["input_ids"], said[None, :-1]], 1)
+        ids = torch.cat([inputs["input_ids"], answer[None, :-1]], 1)
         stock = task.model(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             pixel_values=inputs["pixel_values"],
-        ).logits[0, -len(said) :]
-        torch.testing.assert_close(logits[scene, place, : len(said)], stock, rtol=1e-5, atol=1e-5)
+        ).logits[0, -len(answer) :]
+        torch.testing.assert_close(logits[scene, place, : len(answer)], stock, rtol=1e-5, atol=1e-5)
         compared += 1
     assert compared >= 6
-    # The comparison means something: another image, another question, another answer.
+    # The logits do depend on the image, the question and the answer.
     other = task.answer(task.encode(batch)[0].roll(1, 0), packed)[0]
     assert (other - logits).abs().amax((2, 3)).min() > 1e-2
     assert (logits[:, :1] - logits[:, 1:]).abs().amax((2, 3)).min() > 1e-2
 
 
-def test_block_mask_by_the_rule():
+def test_block_mask_matches_its_definition():
     prefix, questions = 5, 3
     mask = block_mask(prefix, questions, CPU)
     assert mask.shape == (prefix + questions * LENGTH,) * 2
@@ -129,39 +129,39 @@ def test_block_mask_by_the_rule():
             assert may_look == (key <= query and is_seen), (query, key)
 
 
-def test_packed_tokens_say_question_and_answer():
+def test_packed_tokens_are_question_and_answer():
     tokenizer = build_processor(VlmConfig()).tokenizer
     graph = draw_scenes(SceneConfig(), "test", range(64))
-    asked = draw_questions(graph, 12)
-    packed = pack(asked, vlm_train._answer_tokens(CPU))
-    assert (~asked.valid).any()
-    assert packed.targets[~asked.valid].eq(-100).all()
+    questions = draw_questions(graph, 12)
+    packed = pack(questions, vlm_train._answer_tokens(CPU))
+    assert (~questions.valid).any()
+    assert packed.targets[~questions.valid].eq(-100).all()
     kinds = Counter()
-    for scene, place in asked.valid.nonzero().tolist():
+    for scene, place in questions.valid.nonzero().tolist():
         row, ask = packed.tokens[scene, place].tolist(), int(packed.start[scene, place])
-        answer = tokenizer(asked.answer_text(scene, place), add_special_tokens=False).input_ids
-        question = tokenizer(asked.text(scene, place), add_special_tokens=False).input_ids
+        answer = tokenizer(questions.answer_text(scene, place), add_special_tokens=False).input_ids
+        question = tokenizer(questions.text(scene, place), add_special_tokens=False).input_ids
         end = ask + 2 + len(answer)
         assert row[:end] == [*question, ASSISTANT, *answer, EOS]
         assert row[end:] == [PAD] * (LENGTH - end)
         assert packed.targets[scene, place].tolist() == ([*answer, EOS, -100])[:3]
         assert "<unk>" not in tokenizer.decode(row)
-        kinds[int(asked.kind[scene, place])] += 1
+        kinds[int(questions.kind[scene, place])] += 1
     assert len(kinds) == len(KINDS)
 
 
-def test_pixels_are_what_the_processor_makes_of_them(task):
+def test_pixels_equal_those_of_the_processor(task):
     rgb = batch_of(task, 2).rendered.rgb
     processor = build_processor(task.config.model)
-    made = processor.image_processor(images=list(rgb), return_tensors="pt")["pixel_values"]
-    torch.testing.assert_close(pixel_values(rgb), made, rtol=0, atol=1e-5)
+    processed = processor.image_processor(images=list(rgb), return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(pixel_values(rgb), processed, rtol=0, atol=1e-5)
 
 
-# What the tower and the phrases learn
+# Losses of the tower and of the phrases
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_patch_targets_by_looking_at_every_pixel(seed):
+def test_patch_targets_match_a_loop_over_pixels(seed):
     side, patch = 84, 14
     config = SceneConfig(height=side, width=side, seed=seed)
     rendered = render(draw_scenes(config, "train", range(4)))
@@ -208,13 +208,13 @@ def gradients(module: torch.nn.Module, losses: dict[str, Tensor]) -> dict[str, f
     }
 
 
-def test_every_parameter_of_the_read_outs_gets_a_gradient(task):
+def test_every_parameter_of_the_auxiliary_heads_gets_a_gradient(task):
     batch = batch_of(task, 8)
     vision, phrase = VisionHeads(16), PhraseHeads(16)
     patches = torch.randn(*batch.targets.owned.shape, 16)
     found = gradients(vision, vision.losses(patches, torch.randn(8, 16), batch.targets))
     assert min(found.values()) > 1e-5 * max(found.values())
-    assert vision.patch.weight.grad.abs().amax(1).min() > 0  # every read-out of it
+    assert vision.patch.weight.grad.abs().amax(1).min() > 0  # every output of the layer
     assert vision.image.weight.grad.abs().amax(1).min() > 0
     states = torch.randn(*batch.questions.kind.shape, LENGTH, 16)
     losses = phrase.losses(states, batch.questions, batch.rendered.graph)
@@ -236,12 +236,12 @@ def test_every_loss_is_reported_and_every_parameter_of_the_model_is_trained():
             key: 0.0 if p.grad is None else p.grad.abs().max().item()
             for key, p in module.named_parameters()
         }
-        # Softmax cancels what a key's bias adds to all of a query's scores.
+        # Softmax cancels the bias of the keys, which is the same for all scores of a query.
         unmoved = [key for key, size in sizes.items() if size <= 1e-5 * max(sizes.values())]
         assert all(key.endswith("k_proj.bias") for key in unmoved), (name, unmoved)
 
 
-def test_the_tower_learns_alone_at_first():
+def test_tower_is_trained_alone_at_first():
     torch.manual_seed(0)
     task = small(vision_steps=2).build()
     first = next(task.batches(0, 0, 1, CPU))
@@ -253,9 +253,9 @@ def test_the_tower_learns_alone_at_first():
 
 
 def fingerprint(batch: Batch) -> list[Tensor]:
-    asked = batch.questions
-    said = [] if asked is None else [asked.words, asked.answer, asked.deciding]
-    return [batch.rendered.rgb, batch.targets.values, batch.targets.place, *said]
+    questions = batch.questions
+    texts = [] if questions is None else [questions.words, questions.answer, questions.deciding]
+    return [batch.rendered.rgb, batch.targets.values, batch.targets.place, *texts]
 
 
 def assert_same(one: Batch, other: Batch) -> None:
@@ -263,7 +263,7 @@ def assert_same(one: Batch, other: Batch) -> None:
         assert torch.equal(left, right)
 
 
-def test_a_batch_is_a_function_of_its_step(monkeypatch):
+def test_batch_depends_only_on_its_step(monkeypatch):
     monkeypatch.setattr(vlm_train, "_AHEAD", 4)
     task = small(vision_steps=2).build()
     stream = task.batches(0, 0, 1, CPU)
@@ -271,17 +271,17 @@ def test_a_batch_is_a_function_of_its_step(monkeypatch):
     assert [batch.questions is None for batch in batches] == [True] * 2 + [False] * 5
     for step in (0, 1, 3, 4, 6):
         assert_same(next(task.batches(step, 0, 1, CPU)), batches[step])
-    for rank in range(2):  # two processes have half of it each
+    for rank in range(2):  # two processes get one half each
         part = slice(2 * rank, 2 * rank + 2)
         assert_same(next(task.batches(5, rank, 2, CPU)), batches[5].part(part, True))
     scenes = torch.cat([batch.rendered.graph.indices for batch in batches])
-    assert scenes.unique().numel() == scenes.numel()  # none is seen twice
+    assert scenes.unique().numel() == scenes.numel()  # no scene occurs twice
     other = small(**{"train.seed": 1}).build()
     new = next(other.batches(4, 0, 1, CPU)).rendered.graph.indices
     assert not torch.isin(new, scenes).any()
 
 
-def test_training_draws_train_scenes_and_validation_draws_validation(monkeypatch):
+def test_training_and_validation_use_their_own_splits(monkeypatch):
     splits = record_splits(monkeypatch, vlm_train)
     task = small().build()
     stream = task.batches(0, 0, 1, CPU)
@@ -312,7 +312,7 @@ def smoke_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
     return folder, done
 
 
-def test_a_smoke_run_writes_a_model_that_loads(smoke_run):
+def test_smoke_run_writes_a_model_that_loads(smoke_run):
     folder, done = smoke_run
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -333,8 +333,8 @@ def test_a_smoke_run_writes_a_model_that_loads(smoke_run):
     assert model.generate(**inputs, max_new_tokens=2, do_sample=False).shape[0] == 1
 
 
-def test_the_written_model_has_the_last_weights(tmp_path, monkeypatch):
-    """The first evaluation is made the best one, so that best and last differ."""
+def test_written_model_has_the_last_weights(tmp_path, monkeypatch):
+    """The first evaluation is patched to be the best, so that best and last differ."""
     scores = iter([1.0, 0.0])
     monkeypatch.setattr(VlmTask, "evaluate", lambda _: {"accuracy_least": next(scores)})
     config = small(
@@ -368,11 +368,11 @@ def test_every_config_builds(path):
 # Files
 
 
-def test_saved_in_half_precision_and_small_shards(tmp_path):
+def test_model_is_saved_in_half_precision_and_small_shards(tmp_path):
     config = VlmConfig()
     model = build_vlm(config)
     save_vlm(model, build_processor(config), tmp_path)
-    assert model.dtype == torch.float32  # the one in memory stays as it is
+    assert model.dtype == torch.float32  # the model in memory is unchanged
     shards = list(tmp_path.glob("*.safetensors"))
     assert len(shards) > 1
     assert max(path.stat().st_size for path in shards) <= 10_000_000
@@ -386,7 +386,7 @@ def test_saved_in_half_precision_and_small_shards(tmp_path):
         load_vlm(tmp_path / "nothing here")
 
 
-def test_the_chat_template_writes_the_prompt():
+def test_chat_template_gives_the_prompt():
     question = "is there any red ball?"
     content = [{"type": "image"}, {"type": "text", "text": question}]
     written = build_processor(VlmConfig()).apply_chat_template(

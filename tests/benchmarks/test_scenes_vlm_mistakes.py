@@ -1,4 +1,4 @@
-"""Mistakes in training and evaluating the tiny LLaVA are one line, before any work."""
+"""Invalid input to training and evaluation of the tiny LLaVA gives one line, before any work."""
 
 import json
 import shutil
@@ -35,13 +35,13 @@ TINY = VlmConfig(
         (["--weights", *"00000", "-1"], "--weights.5: got -1"),
     ],
 )
-def test_training_configs(flags, message, tmp_path, monkeypatch, capsys):
+def test_invalid_training_configs_are_refused(flags, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run_script(train_vlm.run, [str(CONFIG), *flags]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_devices(capsys):
+def test_unavailable_devices_are_refused(capsys):
     names = ["foo"] if torch.cuda.is_available() else ["foo", "cuda"]
     for name in names:
         assert run_script(evaluate_vlm.run, ["--device", name]) == 2
@@ -50,7 +50,7 @@ def test_devices(capsys):
         assert len(output.splitlines()) == 1
 
 
-def test_a_model_without_its_weights(tmp_path):
+def test_model_without_weights_is_refused(tmp_path):
     for name in ("all", "one"):
         there = tmp_path / name
         shutil.copytree(SHIPPED / "vlm", there)
@@ -78,7 +78,7 @@ def answered(config, on_progress):
     ] * 6
 
 
-def test_out_is_checked_before_the_work(tmp_path, monkeypatch, capsys):
+def test_out_is_checked_before_any_work(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.scenes.evaluate_vlm.evaluate_vlm", None)
     (tmp_path / "file").write_text("")
     out = str(tmp_path / "file" / "vlm.json")
@@ -86,7 +86,7 @@ def test_out_is_checked_before_the_work(tmp_path, monkeypatch, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_the_result_is_shown_if_it_cannot_be_written(tmp_path, monkeypatch, capsys):
+def test_result_is_printed_if_it_cannot_be_written(tmp_path, monkeypatch, capsys):
     def full(path, text):
         raise OutputError(f"{path}: cannot be written")
 
@@ -100,7 +100,7 @@ def test_the_result_is_shown_if_it_cannot_be_written(tmp_path, monkeypatch, caps
     assert "cannot be written" in output.err
 
 
-def test_blind_baseline_falls_back_to_the_kind():
+def test_blind_baseline_falls_back_to_the_question_kind():
     blind = fit_blind(SceneConfig(height=56, width=56), 100)
     for kind in KINDS:
         assert blind("an unknown question", kind.name) in kind.answers

@@ -1,4 +1,4 @@
-"""The formulas, and what selectors with and without a state learn from them."""
+"""Analytic utilities, and the regret of selectors with and without state on them."""
 
 import itertools
 

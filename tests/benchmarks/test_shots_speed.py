@@ -1,4 +1,4 @@
-"""The speed suites: both sides give the same numbers, and the command keeps its results."""
+"""Speed suites: both implementations agree, and the command keeps earlier results."""
 
 import json
 from itertools import count
@@ -39,7 +39,7 @@ def test_plain_loops_give_the_same_losses():
 @pytest.mark.parametrize("spread", [1.0, 300.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_closed_form_gradient_matches_autograd(smoothing: float, spread: float):
-    """Also for scores so far apart that exp of their differences is 0 or infinite."""
+    """Also for scores so far apart that exp of a difference is 0 or infinite."""
     torch.manual_seed(0)
     scores = (spread * torch.randn(30, 7)).requires_grad_()
     mask = torch.rand(30, 7) < 0.8
@@ -74,7 +74,7 @@ def small(monkeypatch):
     monkeypatch.setattr(model_speed.time, "process_time", lambda: next(ticks))
 
 
-def test_both_sides_of_each_suite_agree(small):
+def test_both_implementations_of_each_suite_agree(small):
     found = model_speed.bench_training(rounds=2)
     assert found["v1_closed_form"]["difference"] < 1e-5
     assert found["v3_pairwise"]["difference"] < 1e-4
@@ -83,7 +83,7 @@ def test_both_sides_of_each_suite_agree(small):
 
 
 def test_compare_reports_medians_and_the_lowest_ratio(monkeypatch):
-    """Two rounds of warm-up do not count."""
+    """Two warm-up rounds are left out."""
     durations = [9, 9, 9, 9, 6, 2, 8, 2, 4, 4]
     readings = iter([reading for end in durations for reading in (0, end)])
     monkeypatch.setattr(model_speed.time, "process_time", lambda: next(readings))

@@ -50,7 +50,7 @@ def finished(learner: Path, tmp_path_factory) -> Path:
     return out / "quick"
 
 
-def test_the_table_is_complete(finished: Path):
+def test_table_is_complete(finished: Path):
     found = json.loads((finished / "study.json").read_text())
     rows = ["zero_shot", "random", "best_fixed", "knn", "mmr", "dpp", "v0", "v1", "v2", "v2_gru",
             "v3", "static_oracle", "beam_oracle"]  # fmt: skip
@@ -74,7 +74,7 @@ def test_the_table_is_complete(finished: Path):
     assert len(found["right"]) == 2 * (8 + 5 * 2)
 
 
-def test_a_restart_makes_only_what_is_missing(finished: Path, learner: Path, monkeypatch, capsys):
+def test_restart_repeats_only_missing_results(finished: Path, learner: Path, monkeypatch, capsys):
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.safetensors")}
     (finished / "measured" / "knn.json").unlink()
     monkeypatch.setattr("benchmarks.shots.stages.teach_together", None)
@@ -100,7 +100,7 @@ def test_a_restart_makes_only_what_is_missing(finished: Path, learner: Path, mon
     assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("*.safetensors")}
 
 
-def test_selectors_train_on_its_taught_folder(finished: Path, tmp_path: Path, monkeypatch, capsys):
+def test_taught_folder_can_train_selectors(finished: Path, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     args = [
         "--data.path", str(finished / "taught/train"), "--train.num_epochs", "1",
@@ -110,7 +110,7 @@ def test_selectors_train_on_its_taught_folder(finished: Path, tmp_path: Path, mo
     assert (tmp_path / "runs/shots_v1/selector/selector.json").is_file()
 
 
-def test_splits_share_nothing(finished: Path):
+def test_splits_are_disjoint(finished: Path):
     domains: dict[str, set[str]] = {}
     for split in ("train", "validation", "test"):
         lines = (finished / "embedded" / split / "pool" / "items.jsonl").read_text().splitlines()
@@ -135,7 +135,7 @@ def test_best_fixed_is_fitted_on_other_queries(finished: Path, learner: Path, mo
 
 
 def test_mmr_is_tuned_for_each_number_of_shots(finished: Path, learner: Path):
-    """By the likelihood of answers to validation queries, over the whole grid."""
+    """By the likelihood of the answers to validation queries, over the whole grid."""
     config = StudyConfig(learner=str(learner)).quick()
     stages = Stages(config, finished, torch.device("cpu"))
     tuned = json.loads((finished / "study.json").read_text())["tuned"]["mmr"]
@@ -154,7 +154,7 @@ def test_mmr_is_tuned_for_each_number_of_shots(finished: Path, learner: Path):
         assert tuned[str(count)] == methods.LAMBDAS[means.index(max(means))]
 
 
-def test_a_missing_learner_is_an_error_with_a_hint(tmp_path: Path, monkeypatch, capsys):
+def test_missing_learner_is_refused_with_a_hint(tmp_path: Path, monkeypatch, capsys):
     args = ["--out", str(tmp_path)]
     assert run_script(study.run, [*args, "--learner", str(tmp_path / "no")]) == 2
     assert "expected a folder" in capsys.readouterr().err
@@ -165,7 +165,7 @@ def test_a_missing_learner_is_an_error_with_a_hint(tmp_path: Path, monkeypatch, 
     assert "benchmarks.shots.train_learner" in capsys.readouterr().err
 
 
-def test_an_unfit_learner_stops_the_study(learner: Path, finished: Path, capsys):
+def test_unfit_learner_stops_the_study(learner: Path, finished: Path, capsys):
     args = [str(FOLDER / "study_smoke.yaml"), "--learner", str(learner), "--out", str(finished)]
     assert run_script(study.run, [*args, "--must_be_healthy"]) == 1
     assert "oracle_is_good" in capsys.readouterr().err
@@ -228,7 +228,7 @@ def test_targets_are_decided_by_intervals():
     assert outcome["v3 above v1 in ndcg"] == "not reached"
 
 
-def test_a_query_without_ranking_is_left_out():
+def test_query_without_ranking_is_left_out():
     rows = {"knn": [row([1.0, 0.0, 1.0], [0.5, None, 0.7])]}
     health = dict.fromkeys(("beam", "static", "zero_shot", "chance"), 0.0)
     health |= dict.fromkeys(("oracle_is_good", "zero_shot_is_chance", "pairs_beat_singles"), False)
@@ -253,7 +253,7 @@ def test_joint_bootstrap_matches_single_ones():
         bootstrap_means([])
 
 
-def test_queries_of_a_group_are_drawn_together():
+def test_queries_of_a_group_are_resampled_together():
     """Copies do not narrow an interval; unequal groups weigh by size."""
     few = torch.randn(1, 1, 40, generator=torch.Generator().manual_seed(1))
     many = few.repeat_interleave(10, 2).tolist()
@@ -291,7 +291,7 @@ def test_labels_are_optimal():
         assert records[0].step_scores.shape == (SHOTS, CANDIDATES)
 
 
-def test_the_analytic_table(capsys):
+def test_analytic_table_is_printed(capsys):
     config = StudyConfig().quick().replace({"analytic_records": 25, "analytic_steps": 2})
     found = analytic_study(config, kinds=["order"])
     assert ["v0" in target["name"] for target in found["formula targets"]] == [True, False]

@@ -1,4 +1,4 @@
-"""Training of the in-context learner: how lessons are packed, what is read out, that it trains."""
+"""Training of the in-context learner: packed lessons, auxiliary losses, smoke run."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def lessons():
 def test_packed_lessons_match_the_prompts_of_a_host(
     lessons, tmp_path: Path, which: tuple[int, ...]
 ):
-    """The same tokens, positions and answers as a prompt that the processor writes."""
+    """The same tokens, positions and answers as the prompt of the processor."""
     torch.manual_seed(0)
     task = LearnerTask(TINY)
     model, processor = build_vlm(TINY.model).eval(), build_processor(TINY.model)
@@ -75,8 +75,8 @@ def test_packed_lessons_match_the_prompts_of_a_host(
         inputs = host.encode([shots], [query])
         place = int(packed.answer_places[lesson, number])
         assert int(packed.positions[lesson, place]) == inputs["input_ids"].shape[1] - 1
-        seen = packed.mask[lesson, 0, place]
-        assert packed.tokens[lesson][seen].tolist() == inputs["input_ids"][0].tolist()
+        visible = packed.mask[lesson, 0, place]
+        assert packed.tokens[lesson][visible].tolist() == inputs["input_ids"][0].tolist()
         token = int(packed.answers[lesson, number])
         expected = span_logprobs(model, inputs, [token])
         assert float(answers[lesson, number, token]) == pytest.approx(float(expected), abs=1e-4)
@@ -119,8 +119,8 @@ def test_head_logits_match_the_models_attention(lessons):
         name = packed.name_places[lesson, number, place]
         looks = states.attentions[layer][lesson, 0, name, packed.word_places[lesson]].log()
         found = read.pointed[lesson, number, place]
-        seen = shown[lesson]
-        assert torch.allclose((found - found[0])[seen], (looks - looks[0])[seen], atol=1e-4)
+        visible = shown[lesson]
+        assert torch.allclose((found - found[0])[visible], (looks - looks[0])[visible], atol=1e-4)
         shots = packed.tokens[lesson, packed.word_places[lesson]]
         assert read.same[lesson, number, place].tolist() == [
             int(word) == int(packed.tokens[lesson, name]) for word in shots
@@ -158,23 +158,27 @@ def test_object_patches_match_the_instance_map(lessons):
                 tile = instances[scene, row * 14 :, column * 14 :][:14, :14]
                 alike = (graph.attributes[scene] == graph.attributes[scene, 0]).all(-1)
                 assert any((tile == slot + 1).any() for slot in alike.nonzero().flatten())
-        seen = of_question[lesson][lessons.valid[lesson]]
+        valid = of_question[lesson][lessons.valid[lesson]]
         meant = lessons.meant[lesson][lessons.valid[lesson]]
-        for one, other in combinations(range(len(seen)), 2):
-            assert torch.equal(seen[one], seen[other]) or not torch.equal(meant[one], meant[other])
+        for one, other in combinations(range(len(valid)), 2):
+            assert torch.equal(valid[one], valid[other]) or not torch.equal(
+                meant[one], meant[other]
+            )
             if not torch.equal(meant[one], meant[other]):
-                assert not (seen[one] & seen[other]).any()
-    assert of_example.any(-1).float().mean() > 0.9  # some are hidden
+                assert not (valid[one] & valid[other]).any()
+    assert of_example.any(-1).float().mean() > 0.9  # some objects are hidden
 
 
-def test_aim_loss():
-    wanted = torch.tensor([[[True, True, False], [False, False, False]]])
+def test_aim_loss_by_hand():
+    targets = torch.tensor([[[True, True, False], [False, False, False]]])
     mask = torch.ones(1, 2, dtype=torch.bool)
     right, even = torch.tensor([9.0, 9.0, -9.0]), torch.zeros(3)
-    assert aim_loss(right.expand(1, 2, 3), wanted, mask) < 1e-6
-    expected = torch.tensor(1.5).log()  # a third of the look is lost; the other row has no object
-    torch.testing.assert_close(aim_loss(even.expand(1, 2, 3), wanted, mask), expected)
-    assert aim_loss(even.expand(1, 2, 3), wanted, ~mask) == 0
+    assert aim_loss(right.expand(1, 2, 3), targets, mask) < 1e-6
+    expected = torch.tensor(
+        1.5
+    ).log()  # a third of the attention misses; the other row has no object
+    torch.testing.assert_close(aim_loss(even.expand(1, 2, 3), targets, mask), expected)
+    assert aim_loss(even.expand(1, 2, 3), targets, ~mask) == 0
 
 
 def test_loss_and_metric_of_both_meanings():
@@ -211,7 +215,7 @@ def test_every_parameter_gets_a_gradient():
     for name in ("word_heads", "vlm"):
         for path, parameter in task.modules[name].named_parameters():
             if "post_layernorm" in path or "vision_tower" in path:
-                continue  # the tower's last layer feeds [CLS] only, as in every LLaVA
+                continue  # the last layer of the tower is unused, as in every LLaVA
             assert parameter.grad is not None, path
             assert parameter.grad.abs().max() > 0, path
 
@@ -233,7 +237,7 @@ def test_compiled_layers_give_the_same_losses(monkeypatch):
     torch.testing.assert_close(*found)
 
 
-def test_batches_depend_on_the_step_only():
+def test_batches_depend_only_on_the_step():
     task = LearnerTask(TINY)
     later = task.batches(1, 0, 1, CPU)
     whole = task.batches(0, 0, 1, CPU)
@@ -243,7 +247,7 @@ def test_batches_depend_on_the_step_only():
     assert torch.equal(one.shown, other.shown)
 
 
-def test_a_smoke_run_writes_a_model(tmp_path: Path, monkeypatch, capsys):
+def test_smoke_run_writes_a_model(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run_script(train_learner.run, ["--smoke", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -254,7 +258,7 @@ def test_a_smoke_run_writes_a_model(tmp_path: Path, monkeypatch, capsys):
     assert (tmp_path / "runs/shots_learner_smoke/model/config.json").is_file()
 
 
-def test_metrics_are_named_before_they_are_measured():
+def test_metric_names_match_the_metrics():
     task = LearnerTask(TINY)
     for module in task.modules.values():
         module.eval()

@@ -25,12 +25,12 @@ from eligo.tokens.model.token_merger import TokenMerger
 
 
 def timings(**milliseconds: float) -> Timings:
-    made = Timings()
-    made.add(milliseconds)
-    return made
+    found = Timings()
+    found.add(milliseconds)
+    return found
 
 
-def test_the_command_writes_what_it_prints(tmp_path, capsys):
+def test_command_writes_what_it_prints(tmp_path, capsys):
     out = tmp_path / "bench.json"
     command = ["--shape", "narrow", "--rounds", "2", "--batch_size", "1", "2", "--threads", "1"]
     assert run_script(run, [*command, "--device", "cpu", "--out", str(out), "--json"]) == 0
@@ -54,7 +54,7 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     assert "selector_ms" not in printed["rows"][0]
 
 
-def test_the_7b_shape_and_its_default_plan():
+def test_7b_shape_and_its_default_plan():
     """On the meta device."""
     model = random_llava("llava15", torch.device("meta"))
     parameters = sum(one.numel() for one in model.parameters())
@@ -84,7 +84,7 @@ def test_targets_by_hand():
     assert [target.met for target in speed_targets(full, slow, cost, 8)] == [False, False]
 
 
-def test_an_answer_target_is_met_at_its_bound():
+def test_answer_target_is_reached_at_its_bound():
     found = {"unpruned": timings(answer=150.0), "pruned": timings(answer=100.0)}
     assert answer_target(found).met
     found["pruned"] = timings(answer=101.0)
@@ -92,7 +92,7 @@ def test_an_answer_target_is_met_at_its_bound():
     assert not Target("share", 0.03, 0.03, {}, at_most=True).met
 
 
-def test_unpruned_and_pruned_answer_in_turn():
+def test_unpruned_and_pruned_model_alternate():
     sizes = VlmConfig(
         image_size=84, vision_layers=2, vision_width=16, layers=4, width=16, hidden=32, heads=2
     )

@@ -52,7 +52,7 @@ def test_settings_have_equal_cost_or_are_the_cheapest(shape: HostShape, name: st
         assert abs(spent - 1) <= CLOSE or len(found) == 1
 
 
-def test_match_is_the_nearest_cost(shape: HostShape):
+def test_match_has_the_nearest_cost(shape: HostShape):
     allowed = price(shape, 100)
     arrangement = Arrangement(build("fastv"), (1,))
     costs = [spending(shape, arrangement.plan(kept, 576), TEXT) for kept in range(1, 577)]
@@ -65,8 +65,8 @@ def test_pyramids_keep_the_same_share_at_every_cut():
     assert [cut.budget for cut in plan.cuts] == [288, 144, 72]
 
 
-def test_trainings_cost_what_their_points_allow(shape: HostShape):
-    """Without training: budgets and widths alone decide what a plan costs."""
+def test_training_configs_match_the_cost_of_their_points(shape: HostShape):
+    """Untrained plans: the cost depends only on budgets and widths."""
     from eligo.tokens.training.task import TokensTask
 
     config = load_config(
@@ -141,7 +141,7 @@ def finished(tmp_path_factory):
     return out
 
 
-def test_the_quick_study(finished, capsys):
+def test_quick_study_runs(finished, capsys):
     document = json.loads((finished / "study.json").read_text())
     assert document["quick"] is True
     assert {"date", "hardware", "command", "versions"} <= set(document)
@@ -193,13 +193,13 @@ def test_untrained_plan_and_ablations(finished):
     ]  # fmt: skip
 
 
-def test_an_ablation_is_compared_with_its_own_training():
+def test_ablation_is_compared_with_its_own_training():
     right = {"two_stage#0": "1100", "two_stage#1": "1111", "two_stage, sizes forgotten": "1000"}
     found = Results(["a"] * 4, right, {}, {}).difference("two_stage", "two_stage, sizes forgotten")
-    assert found[0] == pytest.approx(25.0)  # not 50, against both
+    assert found[0] == pytest.approx(25.0)  # not 50, as against both
 
 
-def test_a_training_with_other_settings_is_refused(finished):
+def test_training_with_other_settings_is_refused(finished):
     config = load_config(
         StudyConfig, Path(__file__).parents[2] / "benchmarks" / "tokens" / "study.yaml"
     ).quick()

@@ -1,3 +1,5 @@
+"""Fixtures that run command lines in this process or in a new one."""
+
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -36,7 +38,7 @@ def sample_commands(monkeypatch, tmp_path):
     )
     for name in names:
         monkeypatch.setitem(COMMANDS, f"sample {name}", Command(f"sample_run:{name}", f"to {name}"))
-    registered = dict(TASKS)  # put back in their order, which monkeypatch would turn around
+    registered = dict(TASKS)  # restored in order; monkeypatch would reverse it
     TASKS.clear()
     TASKS["plain"] = "sample_run:Plain"
     shipped = tmp_path / "shipped" / "sample"
@@ -94,7 +96,7 @@ def rejected(run):
 
 @pytest.fixture
 def python():
-    """Run Python in a process of its own."""
+    """Run Python in a new process."""
 
     def python(*args: str, **options) -> subprocess.CompletedProcess:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""A run config with one field of every kind, and commands that take it: what the tests call."""
+"""Sample configs with fields of every kind, and commands that use them."""
 
 import os
 import signal
@@ -68,7 +68,7 @@ class Run(Config):
 
 
 class Plain(Config):
-    """No smoke, no name that must be given."""
+    """No `smoke` method and no required field."""
 
     task: Literal["plain"] = "plain"
     size: int = 3
@@ -136,7 +136,7 @@ def terminated() -> None:
 
 
 def swallowed() -> None:
-    """Be interrupted where a library catches it and fails with something else."""
+    """Be interrupted while a library catches the interrupt and raises another error."""
     try:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)  # the signal ends it

@@ -46,7 +46,7 @@ OUT_OF_BOUNDS = [
 @pytest.mark.parametrize(
     ("args", "flag"), OUT_OF_BOUNDS, ids=lambda x: x if isinstance(x, str) else ""
 )
-def test_numbers_out_of_bounds(args, flag, capsys, tmp_path, monkeypatch):
+def test_numbers_out_of_bounds_are_refused(args, flag, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(args) == 2
     message = capsys.readouterr().err
@@ -57,7 +57,7 @@ def test_numbers_out_of_bounds(args, flag, capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["2.5", "1e3", "", "two"])
-def test_a_count_is_a_whole_number(value: str, capsys):
+def test_count_must_be_a_whole_number(value: str, capsys):
     assert main(["patches", "search", "index", "ball", "--k", value]) == 2
     assert "--k" in capsys.readouterr().err
 

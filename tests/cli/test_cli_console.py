@@ -1,3 +1,5 @@
+"""Printed output: plain data, JSON, tables, errors and logs."""
+
 import json
 import logging
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ class Small(Config):
     size: int = 3
 
 
-def test_plain_data():
+def test_plain_data_of_configs_and_results():
     value = {"r": Result(Path("a/b"), torch.tensor(0.5)), "nan": float("nan"), 1: {True, None}}
     assert plain_data(value) == {
         "r": {"path": "a/b", "score": 0.5},
@@ -35,7 +37,7 @@ def test_json_is_one_document_on_stdout(capsys):
     assert (json.loads(out), err) == ({"loss": None, "name": "é [bold]"}, "")
 
 
-def test_tables(capsys):
+def test_tables_are_printed(capsys):
     print_result({"rows": [{"name": "[red]", "score": 0.123456}], "all": {"n": 3}}, json=False)
     out, _ = capsys.readouterr()
     for word in ("rows", "name", "[red]", "0.1235", "all", "n", "3"):

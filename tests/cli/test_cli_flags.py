@@ -1,4 +1,4 @@
-"""`COMMAND [CONFIG] [--a.b value]`: what reaches the command, and what is refused."""
+"""`COMMAND [CONFIG] [--a.b value]`: configs from files and flags, and invalid values."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import sample_run
 from sample_run import Files, Merger, Plain, Run, Scenes, Stage
 
 
-def test_yaml_then_flags_later_wins(taken):
+def test_flags_override_the_file(taken):
     config = taken("lr: 2e-05\nmerger: {ratio: 0.25}\n", "--merger.kind", "question")
     assert config == Run(name="first", lr=2e-5, merger=Merger(ratio=0.25, kind="question"))
     assert taken("lr: 2e-05\n", "--lr", "3e-4").lr == 3e-4
@@ -40,13 +40,13 @@ def test_every_kind_of_field_is_a_flag(taken, flags, key, value):
         assert got == value
 
 
-def test_part_of_a_default_config_leaves_its_other_keys(taken):
-    """The default is Merger(ratio=0.9), though the class would say 0.5."""
+def test_partial_section_keeps_the_other_defaults(taken):
+    """The default is Merger(ratio=0.9), not the 0.5 of the class."""
     assert taken("", "--merger.kind", "question").merger == Merger(ratio=0.9, kind="question")
     assert taken("merger: {kind: question}\n").merger == Merger(ratio=0.9, kind="question")
 
 
-def test_another_member_of_a_union_drops_the_keys_of_the_last(taken):
+def test_another_union_member_drops_the_old_keys(taken):
     config = taken("data: {kind: files, path: x}\n", "--data.kind", "scenes")
     assert config.data == Scenes()
 
@@ -55,19 +55,19 @@ def test_none_can_be_given_as_a_flag(taken):
     assert taken("out: there\n", "--out", "None").out is None
 
 
-def test_flags_can_repair_what_the_file_lacks(run):
+def test_flags_fill_required_keys(run):
     Path("run.yaml").write_text("task: sample_run:Run\nmerger: {ratio: 7}\n")
     outcome = run("sample", "take", "run.yaml", "--name", "x", "--merger.ratio", "0.5")
     assert outcome.code == 0, outcome.err
 
 
-def test_own_flags_of_the_command(run):
+def test_flags_of_the_command_itself(run):
     Path("run.yaml").write_text("task: plain\n")
     assert run("sample", "take", "run.yaml", "--resume", "--json").code == 0
     assert sample_run.calls == [(Plain(), {"resume": True, "json": True})]
 
 
-def test_smoke_shrinks_but_flags_still_win(taken):
+def test_flags_override_smoke(taken):
     config = taken("steps: 50\n", "--smoke", "--steps", "7")
     assert (config.steps, config.merger.ratio) == (7, 0.1)
 
@@ -77,7 +77,7 @@ def test_smoke_needs_a_config_with_a_smoke_method(run):
     assert (outcome.code, "--smoke" in outcome.err) == (2, True)
 
 
-def test_shipped_name_default_and_path(run):
+def test_config_by_shipped_name_default_or_path(run):
     assert run("sample", "take", "small").code == 0
     assert run("sample", "take_plain").code == 0
     assert run("sample", "take_plain", "--size", "8").code == 0
@@ -86,7 +86,7 @@ def test_shipped_name_default_and_path(run):
     assert [config.size for config, _ in sample_run.calls] == [1, 1, 8, 1]
 
 
-def test_help_shows_docstrings_and_the_values_of_this_file(run):
+def test_help_shows_docstrings_and_values_of_the_config(run):
     Path("run.yaml").write_text("task: sample_run:Run\nlr: 2e-05\n")
     outcome = run("sample", "take", "run.yaml", "--help")
     words = " ".join(outcome.out.replace("│", " ").split())
@@ -107,7 +107,7 @@ def test_help_shows_docstrings_and_the_values_of_this_file(run):
 
 
 def test_help_of_a_plain_command_hides_empty_defaults(run):
-    """No default where leaving a flag out is the default, no None to type, no broken lines."""
+    """Help shows no empty default, no `None`, and unbroken lines."""
     outcome = run("sample", "look", "--help")
     words = " ".join(outcome.out.replace("│", " ").split())
     for expected in (
@@ -161,7 +161,7 @@ def test_help_without_a_config(run):
         ("extends: nowhere.yaml\n", ["run.yaml:3: extends: nowhere.yaml: no such config file"]),
     ],
 )
-def test_one_readable_error_for_a_file(rejected, text, expected):
+def test_invalid_file_gives_one_error(rejected, text, expected):
     message = rejected(text)
     assert message.startswith("error: run.yaml:")
     assert message.count("\n") == 1
@@ -184,14 +184,14 @@ def test_one_readable_error_for_a_file(rejected, text, expected):
         (["stray"], ["got 'stray'", "CONFIG comes first (eligo sample take CONFIG", "--no_key"]),
     ],
 )
-def test_one_readable_error_for_flags(rejected, flags, expected):
+def test_invalid_flags_give_one_error(rejected, flags, expected):
     message = rejected("", *flags)
     for part in expected:
         assert part in message
     assert message.count("error: ") + message.count("For full helptext") == 1
 
 
-def test_all_problems_of_a_file_at_once(rejected):
+def test_all_problems_of_a_file_are_listed(rejected):
     message = rejected("lr: fast\nstesp: 3\n")
     assert "run.yaml:3: lr: " in message
     assert "run.yaml:4: stesp: unknown key; did you mean steps?" in message
@@ -208,7 +208,7 @@ def test_all_problems_of_a_file_at_once(rejected):
         ("empty.yaml", "empty.yaml: holds no keys"),
     ],
 )
-def test_bad_config_files(run, name, expected):
+def test_invalid_config_files_are_refused(run, name, expected):
     Path("mini.yaml").write_text("task: plain\n")
     Path("list.yaml").write_text("- a\n")
     Path("binary.yaml").write_bytes(b"a: \xff\xfe")
@@ -219,7 +219,7 @@ def test_bad_config_files(run, name, expected):
     assert "Traceback" not in outcome.err
 
 
-def test_a_missing_config_is_an_error(run):
+def test_missing_config_is_refused(run):
     outcome = run("sample", "take")
     assert (outcome.code, outcome.out) == (2, "")
     assert (

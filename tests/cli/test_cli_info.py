@@ -1,9 +1,11 @@
+"""`eligo info`: versions, extras and shipped models."""
+
 import json
 
 from eligo.cli import info
 
 
-def test_tables(run):
+def test_info_prints_tables(run):
     outcome = run("info")
     assert outcome.code == 0
     for word in ("eligo", "torch", "transformers", "cpu", "tensorboard", "optuna", "ray"):
@@ -36,7 +38,7 @@ def test_shipped_models_are_listed(run):
     assert models["vlm"]["MB"] > 10
 
 
-def test_a_missing_extra_names_its_pip_command(run, monkeypatch):
+def test_missing_extra_is_shown_with_its_pip_command(run, monkeypatch):
     found = info._version
     monkeypatch.setattr(info, "_version", lambda name: None if name == "optuna" else found(name))
     rows = {row["extra"]: row for row in json.loads(run("info", "--json").out)["extras"]}

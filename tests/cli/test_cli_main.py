@@ -1,4 +1,4 @@
-"""The front door: finding commands, exit codes, and staying light."""
+"""The entry point: finding commands, exit codes, signals and light imports."""
 
 import json
 import signal
@@ -44,7 +44,7 @@ def test_exit_codes_and_messages(run, args, code, expected):
     assert "Traceback" not in outcome.err
 
 
-def test_a_bug_keeps_its_traceback(run):
+def test_unexpected_error_keeps_its_traceback(run):
     with pytest.raises(ZeroDivisionError):
         run("sample", "broken")
 
@@ -67,22 +67,22 @@ sys.exit(main(["demo", "--quick", "--out", "demo"]))
     "module",
     ["tyro", "pydantic", "rich.console", "torch", "torch.nn", "transformers", "PIL.Image"],
 )
-def test_an_interrupt_while_libraries_are_imported(python, tmp_path, module):
+def test_interrupt_during_imports_exits_cleanly(python, tmp_path, module):
     result = python("-c", INTERRUPTED.format(module=module), cwd=tmp_path)
     assert "Traceback" not in result.stderr
-    # A shell says 130 to both: CPython ends itself by the signal if it came inside exec("...").
+    # A shell reports 130 for both: CPython re-raises a signal that arrives inside exec("...").
     assert result.returncode in (130, -signal.SIGINT)
     assert result.stderr.splitlines()[-1] == "stopped by an interrupt"
 
 
-def test_interrupts_are_handled_as_before_a_command(run):
+def test_signal_handlers_are_restored_after_a_command(run):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     run("sample", "interrupted")
     after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert after == before
 
 
-def test_help_of_all_and_of_one_family(run):
+def test_help_lists_all_commands_or_one_family(run):
     overall = run("--help")
     assert overall.code == 0
     assert "  info     versions" in overall.out
@@ -114,14 +114,13 @@ print(code, sorted(packages - sys.stdlib_module_names), file=sys.stderr)
 
 
 @pytest.mark.parametrize(("args", "code"), [(["--help"], 0), (["--version"], 0), ([], 2)])
-def test_help_is_light(python, args, code):
-    """Nothing is imported but eligo and the standard library, so it takes no time."""
+def test_help_imports_only_the_standard_library(python, args, code):
     result = python("-c", LIGHT.format(args=args))
     assert result.stderr.splitlines()[-1] == f"{code} ['eligo']"
 
 
 def test_commands_and_configs_import_no_torch(python):
-    """Their modules and, for the flags, their configs: so help is there at once."""
+    """Neither the modules of commands nor their configs import torch, so help is fast."""
     lines = ["import sys", "from eligo.cli.commands import COMMANDS"]
     lines += ["for name, command in COMMANDS.items():", "    command.load()"]
     lines += ["    if 'torch' in sys.modules: sys.exit(name)", "import eligo.cli.flags"]
@@ -131,19 +130,19 @@ def test_commands_and_configs_import_no_torch(python):
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_importing_eligo_is_light(python):
+def test_importing_eligo_imports_neither_torch_nor_pydantic(python):
     result = python("-c", "import eligo, sys; print({'torch', 'pydantic'} & set(sys.modules))")
     assert result.stdout == "set()\n", result.stderr
 
 
-def test_python_dash_m(python):
+def test_python_m_eligo(python):
     result = python("-m", "eligo", "inof")
     assert result.returncode == 2
     assert "unknown command eligo inof; did you mean info?" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_info_as_a_process_and_a_closed_pipe(python):
+def test_info_in_a_process_and_closed_pipe(python):
     result = python("-m", "eligo", "info", "--json")
     assert result.returncode == 0
     assert json.loads(result.stdout)["versions"]["eligo"] == __version__
@@ -153,7 +152,7 @@ def test_info_as_a_process_and_a_closed_pipe(python):
     assert (result.returncode, result.stderr) == (141, "")
 
 
-def test_closed_streams_and_a_narrow_terminal(python):
+def test_closed_streams_and_narrow_terminal(python):
     code = (
         "import os, sys; os.environ['COLUMNS'] = '1'\n"
         "sys.stdin = sys.stdout = None\n"

@@ -1,4 +1,4 @@
-"""Arguments with any bytes and of any length: one line of error and exit code 2."""
+"""Arguments with any bytes and of any length give one line of error and exit code 2."""
 
 import os
 from pathlib import Path
@@ -24,18 +24,18 @@ def refused(tmp_path, monkeypatch, capsys):
     return refused
 
 
-def test_bytes_that_are_not_text(refused):
+def test_undecodable_bytes_are_refused(refused):
     assert "argument 2: got 'a\\x00b', expected UTF-8 text" in refused("explore", "a\0b")
     assert "argument 3: got '\\udcff'" in refused("demo", "--out", "\udcff")
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "x/" * 3000, "a" * 300 + "/b"])
-def test_paths_that_are_too_long(refused, name):
+def test_too_long_paths_are_refused(refused, name):
     assert "File name too long" in refused("explore", name)
     assert "File name too long" in refused("search", name)
 
 
-def test_pipes_and_circular_links(refused):
+def test_pipes_and_circular_links_are_refused(refused):
     os.mkfifo("pipe")
     Path("loop").symlink_to("loop")
     for command in (
@@ -50,18 +50,18 @@ def test_pipes_and_circular_links(refused):
     refused("search", "loop")
 
 
-def test_numbers_that_no_tensor_holds(refused):
+def test_numbers_too_large_for_a_tensor_are_refused(refused):
     assert "--k: got a whole number of 31 digits" in refused(
         "patches", "search", "i", "a", "--k", "1" + "0" * 30
     )
     assert "--target: got nan, expected a finite" in refused("tokens", "plan", "--target", "nan")
 
 
-def test_an_empty_config_name_is_refused(refused):
+def test_empty_config_name_is_refused(refused):
     assert "'': neither a file nor a shipped config" in refused("patches", "train", "")
 
 
-def test_a_path_without_permission(refused, monkeypatch):
+def test_path_without_permission_is_refused(refused, monkeypatch):
     def closed() -> None:
         raise PermissionError(13, "Permission denied", "runs/closed")
 
@@ -69,7 +69,7 @@ def test_a_path_without_permission(refused, monkeypatch):
     assert "runs/closed: Permission denied" in refused("explore")
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch):
+def test_unexpected_error_keeps_its_traceback(monkeypatch):
     def missing() -> None:
         raise FileNotFoundError(2, "No such file", f"{Path(eligo.__file__).parent}/gone.yaml")
 

@@ -1,3 +1,5 @@
+"""Tasks by name and by import path."""
+
 import sys
 from pathlib import Path
 
@@ -25,7 +27,7 @@ def test_saved_run_config_loads_again(sample_commands):
     assert load_run_config("saved.yaml") == config
 
 
-def test_a_task_of_the_user_in_the_working_folder(sample_commands, monkeypatch):
+def test_user_task_in_the_working_folder_is_found(sample_commands, monkeypatch):
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(Path.cwd()))])
     Path("own_module.py").write_text(
         "from eligo.config import Config\nclass Own(Config):\n    task: str\n    size: int = 1\n"
@@ -45,7 +47,7 @@ def test_a_task_of_the_user_in_the_working_folder(sample_commands, monkeypatch):
         ("[1]", "run.yaml:1: task: got [1]; expected a task: plain, module:Class"),
     ],
 )
-def test_bad_tasks(run, task, expected):
+def test_invalid_tasks_are_refused(run, task, expected):
     Path("run.yaml").write_text(f"task: {task}\n")
     outcome = run("sample", "take", "run.yaml")
     assert outcome.code == 2
@@ -53,27 +55,27 @@ def test_bad_tasks(run, task, expected):
     assert "Traceback" not in outcome.err
 
 
-def test_task_is_missing(run):
+def test_missing_task_is_refused(run):
     Path("run.yaml").write_text("size: 3\n")
     assert (
         "run.yaml: task: missing; expected a task: plain" in run("sample", "take", "run.yaml").err
     )
 
 
-def test_a_command_takes_only_its_own_tasks(run):
+def test_command_accepts_only_its_own_tasks(run):
     Path("run.yaml").write_text("task: sample_run:Run\nname: x\n")
     outcome = run("sample", "take_plain", "run.yaml")
     assert outcome.code == 2
     assert "task: got 'sample_run:Run', but this command runs Plain tasks" in outcome.err
 
 
-def test_a_broken_module_keeps_its_traceback(sample_commands):
+def test_error_in_a_task_module_keeps_its_traceback(sample_commands):
     Path("broken_module.py").write_text("import not_there_at_all\n")
     with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
         resolve_task("broken_module:Own")
 
 
-def test_the_expected_class_replaces_a_missing_task():
+def test_expected_class_is_used_if_the_task_is_missing():
     assert config_class(read_layer(None), Plain) is Plain
     with pytest.raises(ConfigError, match="task: missing"):
         config_class(read_layer(None))

@@ -10,7 +10,7 @@ SMALL = ("--train", "3", "--validation", "1", "--test", "1")
 TINY = ("--scenes.height", "48", "--scenes.width", "48")
 
 
-def test_export_and_again(tmp_path, capsys):
+def test_second_export_reuses_the_files(tmp_path, capsys):
     command = ["scenes", "export", "nyu", "--out", str(tmp_path), *SMALL, "--json"]
     assert main(command) == 0
     first = json.loads(capsys.readouterr().out)
@@ -23,7 +23,7 @@ def test_export_and_again(tmp_path, capsys):
     assert "holds another export (depth 'metric' there, 'png8' now)" in capsys.readouterr().err
 
 
-def test_export_on_an_engine(tmp_path, monkeypatch, capsys):
+def test_engine_flags_reach_the_export(tmp_path, monkeypatch, capsys):
     options_seen = {}
 
     def export_scenes(config, out, on_progress, **options):
@@ -39,7 +39,7 @@ def test_export_on_an_engine(tmp_path, monkeypatch, capsys):
     assert "spark" in capsys.readouterr().err
 
 
-def test_export_without_a_config_is_plain_json_lines(tmp_path, capsys):
+def test_export_without_a_config_writes_json_lines(tmp_path, capsys):
     assert main(["scenes", "export", "--out", str(tmp_path), *SMALL, *TINY]) == 0
     assert "train.jsonl" in capsys.readouterr().out
     assert len((tmp_path / "train.jsonl").read_text().splitlines()) == 3
@@ -53,7 +53,7 @@ def test_export_without_a_config_is_plain_json_lines(tmp_path, capsys):
         (["scenes", "export", "vqa", "--out", "x", "--scenes.painted", "1"], "painted"),
     ],
 )
-def test_invalid_arguments(args, message, tmp_path, monkeypatch, capsys):
+def test_invalid_arguments_are_refused(args, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(args) == 2
     err = capsys.readouterr().err
@@ -62,13 +62,13 @@ def test_invalid_arguments(args, message, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_export_to_an_impossible_folder(tmp_path, capsys):
+def test_export_to_an_invalid_folder_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     out = str(tmp_path / "file" / "deeper")
     assert main(["scenes", "export", "--out", out, *SMALL, *TINY]) == 2
     assert "is not a folder" in capsys.readouterr().err
 
 
-def test_an_unknown_config_lists_those_of_the_command(capsys):
+def test_unknown_config_lists_the_configs_of_the_command(capsys):
     assert main(["scenes", "export", "nonsense", "--out", "x"]) == 2
     assert "(shipped with eligo: captions, jsonl, nyu, sun, vqa)" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`eligo scenes show` leaves a page and a picture, and says where."""
+"""`eligo scenes show` writes a page and a contact sheet, and prints their paths."""
 
 import json
 
@@ -10,7 +10,7 @@ from eligo.scenes import SceneConfig, SceneDataset
 from eligo.scenes.question_kinds import FAMILIES
 
 
-def test_show(tmp_path, monkeypatch, capsys):
+def test_show_writes_a_page_and_a_contact_sheet(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["scenes", "show", "--scenes", "2"]) == 0
     out = capsys.readouterr().out
@@ -37,17 +37,17 @@ def test_out_and_json(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("scenes", ["0", "101"])
-def test_number_of_scenes(tmp_path, capsys, scenes):
+def test_number_of_scenes_is_limited(tmp_path, capsys, scenes):
     assert main(["scenes", "show", "--scenes", scenes, "--out", str(tmp_path)]) == 2
     assert "expected 1 to 100" in capsys.readouterr().err
 
 
-def test_an_impossible_folder(tmp_path, capsys):
+def test_unwritable_folder_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["scenes", "show", "--scenes", "1", "--out", str(tmp_path / "file")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_one_scene(tmp_path, capsys):
+def test_one_scene_is_singular(tmp_path, capsys):
     assert main(["scenes", "show", "--scenes", "1", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("1 scene with depth")

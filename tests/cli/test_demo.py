@@ -1,4 +1,4 @@
-"""`eligo demo` from end to end, on tiny random models in the place of those that are shipped."""
+"""`eligo demo` from end to end, with tiny random models in place of the shipped ones."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def small() -> Iterator[None]:
-    """A few of everything: `--quick` then takes a quarter of that."""
+    """Small data sets; `--quick` takes a quarter of them."""
     sizes = {tokens: ("_QUESTIONS", 24), patches: ("_IMAGES", 64), pixels: ("_ROOMS", 16)}
     with pytest.MonkeyPatch.context() as patch:
         for module, (name, count) in sizes.items():
@@ -40,7 +40,7 @@ def small() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def ran(small: None, shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo_folder(small: None, shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrained, "SHIPPED", shipped)
@@ -49,12 +49,12 @@ def ran(small: None, shipped: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
-def told(out: Path) -> dict:
+def results(out: Path) -> dict:
     return json.loads((out / "results.json").read_text(encoding="utf-8"))
 
 
-def test_all_parts(ran: Path):
-    found = told(ran)
+def test_every_part_has_its_methods_and_scores(demo_folder: Path):
+    found = results(demo_folder)
     assert [part["name"] for part in found["parts"]] == list(PARTS)
     for part in found["parts"]:
         assert [row["method"] for row in part["rows"]] == METHODS[part["name"]]
@@ -65,8 +65,8 @@ def test_all_parts(ran: Path):
     assert found["command"]
 
 
-def test_the_whole_costs_all_and_the_rest_less(ran: Path):
-    whole, *others, blind = told(ran)["parts"][0]["rows"]
+def test_pruned_methods_cost_less_than_the_whole_model(demo_folder: Path):
+    whole, *others, blind = results(demo_folder)["parts"][0]["rows"]
     assert blind["flops"] is None
     assert whole["flops"] == 1
     for row in others:
@@ -74,36 +74,38 @@ def test_the_whole_costs_all_and_the_rest_less(ran: Path):
         assert row["seconds"] > 0
 
 
-def test_the_page_shows_every_part(ran: Path):
-    kinds = [load_record(folder).kind for folder in find_records(ran)]
+def test_page_shows_every_part(demo_folder: Path):
+    kinds = [load_record(folder).kind for folder in find_records(demo_folder)]
     assert list(dict.fromkeys(kinds)) == list(PARTS)
-    text = (ran / "index.html").read_text(encoding="utf-8")
-    for title in (title for part in told(ran)["parts"] for title in part["records"]):
+    text = (demo_folder / "index.html").read_text(encoding="utf-8")
+    for title in (title for part in results(demo_folder)["parts"] for title in part["records"]):
         assert json.dumps(title)[1:-1] in text
 
 
-def test_a_room_is_shown_with_its_twins_other_names(ran: Path):
-    rooms = [one for one in map(load_record, find_records(ran)) if one.kind == "pixels"]
+def test_rooms_are_shown_with_swapped_twin_names(demo_folder: Path):
+    rooms = [one for one in map(load_record, find_records(demo_folder)) if one.kind == "pixels"]
     other = {**TWINS, **{second: first for first, second in TWINS.items()}}
     swapped = 0
     for room in rooms:
         assert list(room.pictures)[-3:] == ["without tags", "twins' other names", "the truth"]
-        told = [one.who.removeprefix("with other tags: ").split(", ") for one in room.answers[2:]]
+        swaps = [one.who.removeprefix("with other tags: ").split(", ") for one in room.answers[2:]]
         own = set(room.query.split(", "))
-        assert told == [] or [set(told[0])] == [{other.get(word, word) for word in own}]
-        swapped += len(told)
+        assert swaps == [] or [set(swaps[0])] == [{other.get(word, word) for word in own}]
+        swapped += len(swaps)
     assert swapped
 
 
-def test_again_in_the_same_folder(shipped: Path, ran: Path, monkeypatch, capsys):
+def test_second_run_in_the_same_folder_gives_the_same_scores(
+    shipped: Path, demo_folder: Path, monkeypatch, capsys
+):
     monkeypatch.setattr(pretrained, "SHIPPED", shipped)
-    before, records = told(ran), find_records(ran)
-    (ran / "explore" / "99_old").mkdir()
-    assert main(["demo", "--quick", "--out", str(ran), "--seed", "7", "--json"]) == 0
+    before, records = results(demo_folder), find_records(demo_folder)
+    (demo_folder / "explore" / "99_old").mkdir()
+    assert main(["demo", "--quick", "--out", str(demo_folder), "--seed", "7", "--json"]) == 0
     after = json.loads(capsys.readouterr().out)
-    assert after == told(ran)
-    assert find_records(ran) == records
-    assert not (ran / "explore" / "99_old").exists()
+    assert after == results(demo_folder)
+    assert find_records(demo_folder) == records
+    assert not (demo_folder / "explore" / "99_old").exists()
 
     def scores(found: dict) -> list:
         return [[row["score"] for row in part["rows"]] for part in found["parts"]]
@@ -111,20 +113,20 @@ def test_again_in_the_same_folder(shipped: Path, ran: Path, monkeypatch, capsys)
     assert scores(after) == scores(before)
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, shipped, monkeypatch, capsys):
+def test_folder_with_other_files_is_refused_before_any_work(
+    tmp_path: Path, shipped, monkeypatch, capsys
+):
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path / "none")
     (tmp_path / "explore").mkdir()
     (tmp_path / "explore" / "mine.txt").write_text("mine")
-    for part in ("tokens", "shots", "patches", "pixels"):  # it is said before any work
+    for part in ("tokens", "shots", "patches", "pixels"):  # refused before any work
         monkeypatch.setattr(f"eligo.cli.demo.{part}.run", lambda _: pytest.fail("worked"))
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert "explore already holds" in capsys.readouterr().err
     assert (tmp_path / "explore" / "mine.txt").exists()
 
 
-def test_what_is_not_shipped_is_said_not_made_up(
-    shipped: Path, tmp_path: Path, monkeypatch, capsys
-):
+def test_missing_models_are_reported(shipped: Path, tmp_path: Path, monkeypatch, capsys):
     some = tmp_path / "models"
     some.mkdir()
     (some / "vlm").symlink_to(shipped / "vlm")
@@ -132,7 +134,7 @@ def test_what_is_not_shipped_is_said_not_made_up(
     assert main(["demo", "--quick", "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     assert out.count("no trained model is shipped yet") == len(PARTS) - 1
-    tokens, *others = told(tmp_path / "out")["parts"]
+    tokens, *others = results(tmp_path / "out")["parts"]
     expected = [method for method in METHODS["tokens"] if method != "tokens_small"]
     assert [row["method"] for row in tokens["rows"]] == expected
     assert not any(row["is_ours"] for row in tokens["rows"])
@@ -141,8 +143,10 @@ def test_what_is_not_shipped_is_said_not_made_up(
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "tokens_small"])
-def test_any_one_may_be_missing(name: str, shipped: Path, tmp_path: Path, monkeypatch):
-    """Without running the others: a part without its models gives no rows."""
+def test_part_with_a_missing_model_has_no_rows(
+    name: str, shipped: Path, tmp_path: Path, monkeypatch
+):
+    """A part without its models has no rows; the other parts are not run."""
     from importlib import import_module
 
     from eligo.cli.demo.part import DemoSettings
@@ -157,20 +161,20 @@ def test_any_one_may_be_missing(name: str, shipped: Path, tmp_path: Path, monkey
     assert found.note == "no trained model is shipped yet"
 
 
-def test_nothing_is_shipped(tmp_path: Path, monkeypatch, capsys):
+def test_demo_without_shipped_models(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
     assert main(["demo", "--out", str(tmp_path / "out")]) == 0
     assert "index.html" not in capsys.readouterr().out
-    assert told(tmp_path / "out")["page"] is None
+    assert results(tmp_path / "out")["page"] is None
 
 
 @pytest.mark.parametrize("flag", ["--images", "--model", "--plan"])
-def test_flags_of_own_files_want_questions(flag: str, tmp_path: Path, capsys):
+def test_flags_that_need_questions_are_refused_without_them(flag: str, tmp_path: Path, capsys):
     assert main(["demo", "--out", str(tmp_path), flag, str(tmp_path)]) == 2
     assert f"{flag} can be given only with --questions" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path, capsys):
+def test_unwritable_folder_is_refused(tmp_path: Path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["demo", "--out", str(tmp_path / "file")]) == 2
     assert "cannot be written" in capsys.readouterr().err

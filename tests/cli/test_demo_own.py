@@ -1,4 +1,4 @@
-"""`eligo demo --questions FILE`: one's own questions, in every form that they come in."""
+"""`eligo demo --questions FILE`: the user's own questions in every supported format."""
 
 import json
 from pathlib import Path
@@ -33,32 +33,32 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_models(tmp_path_factory.mktemp("models"), "vlm", "tokens_small")
 
 
-def asked(folder: Path, kind: str) -> Path:
+def question_file(folder: Path, kind: str) -> Path:
     path = folder / {"lines": "q.txt", "jsonl": "q.jsonl", "vqa": "q.json"}[kind]
     rows = [("1.png", "is there a ball?", "yes"), ("2.png", "what colour is it?", "red")]
     if kind == "lines":
         path.write_text("".join("\t".join(row) + "\n" for row in rows))
     elif kind == "jsonl":
-        told = [{"image": i, "question": q, "answers": [a]} for i, q, a in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in told))
+        entries = [{"image": i, "question": q, "answers": [a]} for i, q, a in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in entries))
     else:
-        told = [
+        entries = [
             {"question_id": number, "image_id": number, "question": question}
             for number, (_, question, _) in enumerate(rows, 1)
         ]
-        path.write_text(json.dumps({"questions": told}))
+        path.write_text(json.dumps({"questions": entries}))
     return path
 
 
 @pytest.mark.parametrize("kind", ["lines", "jsonl", "vqa"])
-def test_every_form_is_read(photos: Path, kind: str):
-    found = read_questions(asked(photos, kind), photos)
+def test_every_format_is_read(photos: Path, kind: str):
+    found = read_questions(question_file(photos, kind), photos)
     assert [one.question for one in found] == ["is there a ball?", "what colour is it?"]
     assert [one.image.name for one in found] == ["1.png", "2.png"]
     assert [one.answers for one in found] == ([(), ()] if kind == "vqa" else [("yes",), ("red",)])
 
 
-def test_answers_are_not_needed(photos: Path):
+def test_answers_are_optional(photos: Path):
     path = photos / "q.txt"
     path.write_text("1.png\tis there a ball?\r\n\n2.png\twhat is it?\t\n", encoding="utf-8-sig")
     assert [one.answers for one in read_questions(path, None)] == [(), ()]
@@ -68,7 +68,7 @@ def test_answers_are_not_needed(photos: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
+    ("name", "text", "message"),
     [
         ("q.txt", "1.png is there a ball?\n", "q.txt:1: got '1.png is there"),
         ("q.txt", "1.png\twhat?\n9.png\twhat?\n", "q.txt:2: there is no image"),
@@ -78,24 +78,26 @@ def test_answers_are_not_needed(photos: Path):
         ("q.json", '{"questions": []}', "need --images"),
     ],
 )
-def test_mistakes(photos: Path, name: str, text: str, says: str):
+def test_invalid_question_files_are_refused(photos: Path, name: str, text: str, message: str):
     (photos / name).write_text(text)
     with pytest.raises(InputError) as error:
         read_questions(photos / name, None)
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
-def test_files_that_are_not_there(photos: Path):
+def test_missing_files_are_refused(photos: Path):
     with pytest.raises(InputError, match="there is no such file"):
         read_questions(photos / "nothing.txt", None)
     with pytest.raises(InputError, match="there is no folder"):
         read_questions(photos / "q.txt", photos / "nowhere")
 
 
-def test_whole_and_pruned(photos: Path, shipped: Path, tmp_path: Path, monkeypatch, capsys):
+def test_whole_and_pruned_model_answer_the_questions(
+    photos: Path, shipped: Path, tmp_path: Path, monkeypatch, capsys
+):
     monkeypatch.setattr(pretrained, "SHIPPED", shipped)
     out = tmp_path / "out"
-    flags = ["--questions", str(asked(photos, "lines")), "--out", str(out), "--json"]
+    flags = ["--questions", str(question_file(photos, "lines")), "--out", str(out), "--json"]
     assert main(["demo", *flags]) == 0
     (part,) = json.loads(capsys.readouterr().out)["parts"]
     whole, pruned, same = part["rows"]
@@ -111,15 +113,15 @@ def test_whole_and_pruned(photos: Path, shipped: Path, tmp_path: Path, monkeypat
     assert first.note == "1.png; the answer is: yes"
 
 
-def test_the_main_demo_is_not_replaced(photos, shipped, tmp_path, monkeypatch, capsys):
+def test_main_demo_is_not_replaced(photos, shipped, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pretrained, "SHIPPED", shipped)
     monkeypatch.chdir(tmp_path)
-    assert main(["demo", "--questions", str(asked(photos, "lines"))]) == 0
+    assert main(["demo", "--questions", str(question_file(photos, "lines"))]) == 0
     assert "runs/demo_questions/results.json" in capsys.readouterr().out
     assert [path.name for path in Path("runs").iterdir()] == ["demo_questions"]
 
 
-def test_the_page_names_the_plan_of_the_tiny_llava():
+def test_docs_name_the_plan_of_the_tiny_llava():
     host, _ = load_host(HostConfig())
     name, _ = choose_plan(HostShape.of(host), None, None)
     page = Path(__file__).parents[2] / "docs" / "demo.md"
@@ -128,7 +130,7 @@ def test_the_page_names_the_plan_of_the_tiny_llava():
     )
 
 
-def test_words_that_the_host_does_not_know(photos, shipped, tmp_path, monkeypatch, capsys):
+def test_unknown_words_are_reported_once(photos, shipped, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pretrained, "SHIPPED", shipped)
     path = photos / "q.txt"
     path.write_text("1.png\twhat breed is the dog?\n2.png\tis there a dog?\n")
@@ -136,21 +138,21 @@ def test_words_that_the_host_does_not_know(photos, shipped, tmp_path, monkeypatc
     assert capsys.readouterr().err.count("does not know these words: breed, dog\n") == 1
 
 
-def test_a_plan_that_keeps_all_changes_no_answer(photos, shipped, tmp_path, monkeypatch, capsys):
+def test_plan_that_keeps_all_tokens_changes_no_answer(
+    photos, shipped, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(pretrained, "SHIPPED", shipped)
     Plan(Stage1(build("none"), 36)).save(tmp_path / "all")
-    flags = ["--questions", str(asked(photos, "vqa")), "--images", str(photos), "--json"]
+    flags = ["--questions", str(question_file(photos, "vqa")), "--images", str(photos), "--json"]
     flags += ["--plan", str(tmp_path / "all"), "--out", str(tmp_path / "out")]
     assert main(["demo", *flags]) == 0
     whole, pruned, same = json.loads(capsys.readouterr().out)["parts"][0]["rows"]
     assert (whole["score"], pruned["score"], same["score"]) == (None, None, 1)
 
 
-def test_another_host_gets_a_method_that_needs_no_training(
-    photos, shipped, tmp_path, monkeypatch, capsys
-):
+def test_other_hosts_use_a_training_free_method(photos, shipped, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pretrained, "SHIPPED", shipped)
-    flags = ["--questions", str(asked(photos, "jsonl")), "--model", str(shipped / "vlm")]
+    flags = ["--questions", str(question_file(photos, "jsonl")), "--model", str(shipped / "vlm")]
     assert main(["demo", *flags, "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     assert "tome" in out

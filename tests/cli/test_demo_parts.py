@@ -1,4 +1,4 @@
-"""What the parts of the demo compute: equal costs, IoU with intervals, pictures, what is shown."""
+"""Parts of the demo: equal costs, IoU with intervals, pictures and the printed table."""
 
 from dataclasses import replace
 from io import StringIO
@@ -30,7 +30,7 @@ TEXT = 12
 
 
 @pytest.mark.parametrize("kept", [None, (317, 200), (98, 50)])
-def test_baselines_spend_what_the_cheapest_plan_spends(kept):
+def test_baselines_cost_as_much_as_the_cheapest_plan(kept):
     with torch.device("meta"):
         shape = HostShape.of(build_vlm(VlmConfig()))
     learned = {}
@@ -56,7 +56,7 @@ def slow_iou(pixels: torch.Tensor, name: str) -> float:
     return both / float(total[at].sum() + total[:, at].sum() - both)
 
 
-def test_iou_of_twins_and_its_interval():
+def test_twin_iou_and_its_interval():
     counts = torch.randint(0, 50, (30, len(LABELS), len(LABELS)))
     counts += 200 * torch.eye(len(LABELS), dtype=torch.int64)
     mean, low, high = pixels.twin_iou(counts)
@@ -69,8 +69,8 @@ def test_iou_of_twins_and_its_interval():
 
 
 @pytest.mark.parametrize(("first", "mean"), [(1.0, 1 / 4), (0.5, 1 / 3)])
-def test_who_sees_only_looks(first: float, mean: float):
-    """Both names equally often; the first is said so often, else the second: a third at most."""
+def test_twin_iou_without_tags_is_at_most_a_third(first: float, mean: float):
+    """Both names occur equally often; predicting from looks alone gives at most a third."""
     counts = torch.zeros(2, len(LABELS), len(LABELS), dtype=torch.int64)
     for pair in TWINS.items():
         one, two = map(LABELS.index, pair)
@@ -91,10 +91,10 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> Part:
         return shots.run(DemoSettings(3, "cpu", quick=True))
 
 
-def test_pictures_show_the_scenes_of_the_examples(chosen: Part):
+def test_pictures_are_the_scenes_of_the_examples(chosen: Part):
     scenes = scenes_for(LEARNER.image_size, seed=3)
     first = FIRST_LEXICON * PER_LEXICON
-    every = draw_lessons(
+    scenes_rgb = draw_lessons(
         scenes, "test", torch.arange(first, first + 2 * PER_LEXICON), torch.device("cpu"),
         unclear=UNCLEAR, per_lexicon=PER_LEXICON,
     ).rendered.rgb  # fmt: skip
@@ -104,7 +104,7 @@ def test_pictures_show_the_scenes_of_the_examples(chosen: Part):
         for item in items:
             _, lesson, _, place = item.picture.split()  # "test 268435456 example 2"
             scene = (int(lesson) - first) * (EXAMPLES + 1) + int(place)
-            expected = every[scene].permute(1, 2, 0).flatten().tolist()
+            expected = scenes_rgb[scene].permute(1, 2, 0).flatten().tolist()
             assert list(shown.pictures[item.picture].tobytes()) == expected
 
 
@@ -117,7 +117,7 @@ def test_all_selectors_have_the_same_candidates(chosen: Part):
         assert [answer.who for answer in shown.answers] == [row.method for row in chosen.rows]
 
 
-def test_the_shipped_selector_beats_the_baselines(
+def test_shipped_selector_beats_the_baselines(
     monkeypatch: pytest.MonkeyPatch,
 ):
     assert shots.shipped_selectors()[0] == shots.BEST
@@ -152,7 +152,7 @@ PART = Part(
 
 
 @pytest.mark.parametrize("width", [80, 110])
-def test_lines_fit_and_columns_agree(width: int):
+def test_table_fits_the_width_and_columns_align(width: int):
     lines = printed([PART, Part("shots", "who?", "nothing yet")], width)
     assert all(len(line) <= width for line in lines)
     text = "\n".join(lines)
@@ -167,14 +167,14 @@ def test_lines_fit_and_columns_agree(width: int):
         assert line.index(row) == head.index("kept")
 
 
-def test_a_score_that_nobody_knows():
+def test_unknown_score_is_a_dash():
     part = replace(PART, rows=(MethodResult.of_hits("all", [], "576"),))
     line = next(line for line in printed([part], 110) if "all" in line)
     assert " - " in line
     assert "●" not in line
 
 
-def test_time_saved_is_of_the_first_method():
+def test_time_saved_is_relative_to_the_first_row():
     rows = [
         MethodResult.of_hits(name, [True], seconds=s)
         for name, s in (("a", 0.2), ("b", 0.05), ("c", 1.0))

@@ -1,4 +1,4 @@
-"""The tiny models of the families' own tests serve here too."""
+"""Makes the tiny models of the other tests importable here."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every example runs on files as people have them, with tiny random models of the real classes."""
+"""Every example runs on real file formats, with tiny random models of the real classes."""
 
 import json
 import re
@@ -36,7 +36,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """`example("prune", ...)` runs it as from the command line; returns what it printed."""
+    """`example("prune", ...)` runs an example as a script and returns its output."""
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, *arguments: str | Path) -> str:
@@ -49,7 +49,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return run
 
 
-def test_they_are_short_and_all_in_the_documents():
+def test_examples_are_short_and_documented():
     page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     assert [path.stem for path in EXAMPLES] == [
         "prune", "search_photos", "segment_rgbd", "select_shots",
@@ -63,13 +63,13 @@ def test_they_are_short_and_all_in_the_documents():
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_without_arguments_they_say_what_they_want(path: Path, example):
+def test_missing_arguments_print_the_usage(path: Path, example):
     with pytest.raises(SystemExit, match=f"python examples/{path.name}"):
         example(path.stem)
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told"),
+    ("name", "arguments", "message"),
     [
         ("prune", ("vlm", "none.png", "?"), "none.png: there is no such image"),
         ("prune", ("nowhere/at/all", "here.png", "?"), "nowhere/at/all: there is no such folder"),
@@ -83,13 +83,13 @@ def test_without_arguments_they_say_what_they_want(path: Path, example):
         ("select_shots", ("qa.jsonl", "?", "here.png", "nowhere", "vlm"), "nowhere"),
     ],
 )
-def test_a_mistake_is_one_line(name, arguments, told, example, tmp_path: Path):
+def test_invalid_arguments_give_one_line(name, arguments, message, example, tmp_path: Path):
     picture(tmp_path / "here.png", 0)
     lines(tmp_path / "qa.jsonl", [{"id": "a", "input": "?", "output": "!"}])
     with pytest.raises(SystemExit) as caught:
         example(name, *arguments)
     assert str(caught.value).startswith("error: ")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -108,9 +108,9 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def lengths(told: str) -> tuple[int, list[int]]:
-    found = re.search(r"(\d+) tokens in the prompt; in the layers: (\[.*\])", told)
-    assert found is not None, told
+def lengths(output: str) -> tuple[int, list[int]]:
+    found = re.search(r"(\d+) tokens in the prompt; in the layers: (\[.*\])", output)
+    assert found is not None, output
     return int(found[1]), json.loads(found[2])
 
 
@@ -120,19 +120,19 @@ def test_prune_a_llava(llava: Path, example):
     assert layers == [18 + text] + [5 + text] * 3  # 36 / 2, then 36 / 8 to the nearest
 
 
-def test_prune_by_a_saved_plan(llava: Path, example, tmp_path: Path):
+def test_prune_with_a_saved_plan(llava: Path, example, tmp_path: Path):
     Plan(Stage1(build("uniform"), 4)).save_pretrained(tmp_path / "plan")
-    told = example("prune", llava, llava / "photo.png", "what is red?", tmp_path / "plan")
-    whole, layers = lengths(told)
+    output = example("prune", llava, llava / "photo.png", "what is red?", tmp_path / "plan")
+    whole, layers = lengths(output)
     assert layers == [4 + whole - 36] * 4
 
 
 def test_prune_a_qwen(llava: Path, example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     build_host("qwen").model.save_pretrained(tmp_path / "qwen")
-    stock = processor("qwen")  # its loader, not it itself, needs torchvision
+    stock = processor("qwen")  # only its loader needs torchvision
     monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda name, **_: stock)
-    told = example("prune", tmp_path / "qwen", llava / "photo.png", "what is red?")
-    whole, layers = lengths(told)
+    output = example("prune", tmp_path / "qwen", llava / "photo.png", "what is red?")
+    whole, layers = lengths(output)
     assert whole > layers[0] > layers[1] == layers[-1]
 
 
@@ -155,23 +155,23 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_select_demos_of_text(example, tmp_path: Path, quick: None):
+def test_select_shots_from_text(example, tmp_path: Path, quick: None):
     things = ["red ball", "blue cube", "green cone"]
     rows = [
         {"id": f"n{n}", "input": f"where is the {things[n % 3]}?", "output": f"in box {n % 3}"}
         for n in range(24)
     ]
-    told = example("select_shots", lines(tmp_path / "qa.jsonl", rows), "where is the key?")
-    assert len(told.splitlines()) == 2
+    output = example("select_shots", lines(tmp_path / "qa.jsonl", rows), "where is the key?")
+    assert len(output.splitlines()) == 2
     assert all(
-        re.fullmatch(r"n\d+: where is the .*\? in box \d", line) for line in told.split("\n")[:2]
+        re.fullmatch(r"n\d+: where is the .*\? in box \d", line) for line in output.split("\n")[:2]
     )
     assert (tmp_path / "runs" / "select_shots" / "qa" / "selector" / "selector.json").is_file()
 
 
 @pytest.fixture
 def clip(tmp_path: Path) -> Path:
-    """A CLIP that reads letters and looks at 16 pixels."""
+    """A CLIP with letters as tokens and images of 16 pixels."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
              "num_attention_heads": 2}  # fmt: skip
     words = {**sizes, "vocab_size": 64, "max_position_embeddings": 40, "eos_token_id": 1}
@@ -190,17 +190,19 @@ def vqa_files(folder: Path) -> str:
     (folder / "images").mkdir()
     for n in range(6):
         picture(folder / "images" / f"COCO_train2014_{n:012d}.png", n)
-    asked = [{"question_id": n, "image_id": n, "question": f"what is {n}?"} for n in range(6)]
-    said = [
+    questions = [{"question_id": n, "image_id": n, "question": f"what is {n}?"} for n in range(6)]
+    annotations = [
         {"question_id": n, "image_id": n, "answers": [{"answer": ("red", "a ball")[n % 2]}] * 3}
         for n in range(6)
     ]
-    (folder / "q.json").write_text(json.dumps({"data_subtype": "train2014", "questions": asked}))
-    (folder / "a.json").write_text(json.dumps({"annotations": said}))
+    (folder / "q.json").write_text(
+        json.dumps({"data_subtype": "train2014", "questions": questions})
+    )
+    (folder / "a.json").write_text(json.dumps({"annotations": annotations}))
     return f"{folder / 'q.json'},{folder / 'a.json'},{folder / 'images'}"
 
 
-def test_select_demos_of_vqav2(
+def test_select_shots_from_vqav2(
     example, clip: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ):
     data = vqa_files(tmp_path)
@@ -208,9 +210,9 @@ def test_select_demos_of_vqav2(
     build_host("llava").model.save_pretrained(host)
     processor("llava").save_pretrained(host)
     photo = picture(tmp_path / "photo.png", 9)
-    told = example("select_shots", data, "what is it?", photo, clip, host)
-    assert len(told.splitlines()) == 2
-    assert all(re.fullmatch(r"\d: what is \d\? (red|ball)", line) for line in told.splitlines())
+    output = example("select_shots", data, "what is it?", photo, clip, host)
+    assert len(output.splitlines()) == 2
+    assert all(re.fullmatch(r"\d: what is \d\? (red|ball)", line) for line in output.splitlines())
 
 
 # ------------------------------------------------------------------ search_photos, segment_rgbd
@@ -222,13 +224,13 @@ def test_search_photos(example, tmp_path: Path):
     for n in range(7):
         picture(tmp_path / "fotos" / f"bild {n}.png", n)
     (tmp_path / "fotos" / "broken.jpg").write_bytes(b"no image")
-    told = example("search_photos", "fotos", "a red ball", "model")
-    assert told.startswith("7 photos, ")
-    assert "not read: broken.jpg" in told
-    found = re.findall(r"^(-?\d\.\d{3})  (bild \d\.png)$", told, re.MULTILINE)
+    output = example("search_photos", "fotos", "a red ball", "model")
+    assert output.startswith("7 photos, ")
+    assert "not read: broken.jpg" in output
+    found = re.findall(r"^(-?\d\.\d{3})  (bild \d\.png)$", output, re.MULTILINE)
     assert len(found) == 5
     assert sorted(found, key=lambda hit: -float(hit[0])) == found
-    assert example("search_photos", "fotos", "a red ball", "model") == told  # on the same index
+    assert example("search_photos", "fotos", "a red ball", "model") == output  # reuses the index
 
 
 def test_segment_rgbd(example, tmp_path: Path):
@@ -236,14 +238,16 @@ def test_segment_rgbd(example, tmp_path: Path):
     Segmenter(config, PixelsModel(config), text_encoder(config)).save_pretrained(tmp_path / "model")
     rooms = exported(tmp_path / "rooms", "nyu", train=0, test=1)
     pair = [next((rooms / kind).iterdir()) for kind in ("RGB", "Depth")]
-    told = example("segment_rgbd", *pair, "ball, ring", "model")
-    assert re.search(r"^ *\d+\.\d%  \w+  \(sure: \d+%\)$", told, re.MULTILINE)
-    assert "ball: attention" in told
+    output = example("segment_rgbd", *pair, "ball, ring", "model")
+    assert re.search(r"^ *\d+\.\d%  \w+  \(sure: \d+%\)$", output, re.MULTILINE)
+    assert "ball: attention" in output
     assert Image.open(tmp_path / "runs" / "segment_rgbd" / "label.png").size == (64, 48)
     assert "attention" not in example("segment_rgbd", pair[0], "-", "", "model")
 
 
-def test_nothing_is_shipped_for_photos(example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_shipped_models_are_refused(
+    example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("eligo.pretrained.load.SHIPPED", tmp_path)
     picture(tmp_path / "photo.png", 0)
     with pytest.raises(SystemExit, match="there is no such folder"):
@@ -252,8 +256,8 @@ def test_nothing_is_shipped_for_photos(example, tmp_path: Path, monkeypatch: pyt
         example("segment_rgbd", "rgb.png", "depth.png", "")
 
 
-def test_from_a_shell(llava: Path, tmp_path: Path):
-    """Without the tests' own hooks, in a folder of one's own."""
+def test_example_in_a_new_process(llava: Path, tmp_path: Path):
+    """In a new process and another working directory."""
     command = [sys.executable, str(ROOT / "examples" / "prune.py")]
     arguments = [str(llava), str(llava / "photo.png"), "what is red?"]
     done = subprocess.run(

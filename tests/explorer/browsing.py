@@ -1,4 +1,4 @@
-"""A page of the explorer in headless Chromium, that remembers whatever went wrong in it."""
+"""A tab of headless Chromium that records page errors and console warnings."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def find_chromium() -> str:
-    """The browser of this machine; skips the test where there is none."""
+    """Path of an installed Chromium; skips the test if there is none."""
     found = next((path for path in map(shutil.which, NAMES) if path), None)
     if found is None:
         pytest.skip(f"no Chromium on this machine (looked for {', '.join(NAMES)})")
@@ -35,7 +35,7 @@ def browsing() -> Iterator[Any]:
 
 
 class Visit:
-    """A tab: `look` is playwright's page, `problems` what its console complained of."""
+    """A tab: `look` is the Playwright page, `problems` its errors and console warnings."""
 
     def __init__(self, browser: Any, **options: Any) -> None:
         self.context = browser.new_context(
@@ -47,7 +47,9 @@ class Visit:
         self.look.on("pageerror", lambda error: self.problems.append(str(error)))
         self.look.on(
             "console",
-            lambda said: said.type in ("error", "warning") and self.problems.append(said.text),
+            lambda message: (
+                message.type in ("error", "warning") and self.problems.append(message.text)
+            ),
         )
 
     def open(self, path: Path, place: str = "") -> Any:
@@ -55,18 +57,18 @@ class Visit:
         return self.look
 
     def text(self, selector: str) -> str:
-        """What is read there, with single spaces."""
+        """Visible text of the first match, with single spaces."""
         return " ".join(self.look.locator(selector).first.inner_text().split())
 
     def texts(self, selector: str) -> list[str]:
         return [" ".join(one.split()) for one in self.look.locator(selector).all_inner_texts()]
 
     def painted(self) -> None:
-        """Wait until the board has been drawn."""
+        """Wait until the board is drawn."""
         self.look.wait_for_selector(".board[data-painted]")
 
     def after(self, action: Callable[[], Any]) -> None:
-        """Do something that draws the board anew, and wait until it has."""
+        """Run an action that redraws the board, and wait for the redraw."""
         before = self.look.locator(".board").first.get_attribute("data-painted")
         action()
         self.look.wait_for_function(
@@ -84,7 +86,7 @@ class Visit:
         self.look.wait_for_selector(f".board[data-cell='{cell}']")
 
     def colour(self, cell: int, rows: int, columns: int) -> tuple[int, int, int]:
-        """What is painted in the middle of a cell."""
+        """Colour of the pixel in the middle of a cell."""
         row, column = divmod(cell, columns)
         script = """([x, y]) => {
           const canvas = document.querySelector('.board canvas');

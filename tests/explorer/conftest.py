@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from browsing import Visit, browsing
-from explorer_samples import every
+from explorer_samples import all_records
 
 from eligo.explorer.export import explorer_page
 from eligo.explorer.inline import inline
@@ -20,7 +20,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
-    """Opens tabs; at the end each must have been without a complaint."""
+    """Opens tabs; on teardown each is closed and must have had no problems."""
     visits: list[Visit] = []
 
     def start(**options: Any) -> Visit:
@@ -34,7 +34,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Records of every kind, exported."""
+    """An exported page with one record of every kind."""
     path = tmp_path_factory.mktemp("explorer") / "sample page.html"
-    path.write_text(explorer_page([inline(one) for one in every()], title="sample"))
+    path.write_text(explorer_page([inline(one) for one in all_records()], title="sample"))
     return path

@@ -1,4 +1,4 @@
-"""A live server with a tool that needs no model, and a client that says exactly what it is told."""
+"""A live server with tools that need no model, and a low-level HTTP client for it."""
 
 import json
 import socket
@@ -25,13 +25,13 @@ PAGE = "<!doctype html><title>live</title>"
 RED = Image.new("RGB", (32, 24), (200, 0, 0))
 DEPTH = Image.new("I;16", (32, 24), 1500)
 GO = Event()
-"""What a call that was told to hold waits for."""
+"""Requests with the text `hold` wait for this event."""
 WORKED: list[str] = []
-"""Texts of the calls told to tell."""
+"""Texts of the requests that start with `tell`."""
 
 
 def echo(request: LiveRequest) -> ExplorerRecord:
-    """Says what it was asked; some words make it fail."""
+    """Returns the request as answers; some texts make it fail."""
     if request.text == "wrong":
         raise InputError("text: got wrong, expected right")
     if request.text == "foreseen":
@@ -45,7 +45,7 @@ def echo(request: LiveRequest) -> ExplorerRecord:
     assert request.image is not None
     picture = request.image.picture
     kept = Selection.top_k(torch.arange(6.0), int(request.budget or 0))
-    said = [
+    answers = [
         Answer("text", request.text),
         Answer("image", f"{picture.mode} {picture.width} {picture.height}"),
         Answer("key", request.image.key),
@@ -54,10 +54,10 @@ def echo(request: LiveRequest) -> ExplorerRecord:
     ]
     if request.depth is not None:
         size = f"{request.depth.mode} {request.depth.size}"
-        said.append(Answer("depth", f"{size} {request.depth.getpixel((0, 0))}"))
+        answers.append(Answer("depth", f"{size} {request.depth.getpixel((0, 0))}"))
     return ExplorerRecord(
         "echo", "echo", request.text, (Stage("kept", kept, Grid("image", 2, 3)),),
-        {"image": picture}, tuple(said),
+        {"image": picture}, tuple(answers),
     )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def serving(**options: Any) -> Iterator[LiveServer]:
 
 @contextmanager
 def holding() -> Iterator[Event]:
-    """Calls that are told to hold do so until this is set, or left."""
+    """Requests with the text `hold` block until the event is set or the context is left."""
     GO.clear()
     try:
         yield GO
@@ -106,7 +106,7 @@ def holding() -> Iterator[Event]:
 
 
 def until(is_true: Callable[[], bool]) -> None:
-    """Wait for what happens in another thread."""
+    """Wait for a condition that another thread brings about."""
     end = time.monotonic() + REPLY_SECONDS
     while not is_true():
         assert time.monotonic() < end, f"it did not happen within {REPLY_SECONDS} s"
@@ -162,15 +162,15 @@ def post(server: LiveServer, body: bytes | str, connection: HTTPConnection | Non
 
 
 def raw(server: LiveServer, data: bytes, *, ends: bool = False) -> bytes:
-    """Whatever the server says to these bytes, until it closes; `ends`: no more will come."""
+    """The reply to raw bytes, until the server closes; `ends` closes our side after sending."""
     with socket.create_connection(("127.0.0.1", server.server_port), REPLY_SECONDS) as connection:
         connection.sendall(data)
         if ends:
             connection.shutdown(socket.SHUT_WR)
-        heard = b""
+        reply = b""
         while part := connection.recv(65536):
-            heard += part
-        return heard
+            reply += part
+        return reply
 
 
 def data_url(data: bytes, kind: str = "png") -> str:

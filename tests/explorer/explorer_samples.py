@@ -1,4 +1,4 @@
-"""Records of every kind, made without a model: what the tests of the explorer show."""
+"""Sample records of every kind, built without a model."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ SIDE = 12
 
 
 def picture(number: int = 0, size: tuple[int, int] = (240, 240)) -> Image.Image:
-    """A wall, a floor and a few things; other numbers, other colours."""
+    """A wall, a floor and a few objects; `number` shifts the colours."""
     wide, high = size
     image = Image.new("RGB", size, (196, 200, 208))
     draw = ImageDraw.Draw(image)
@@ -31,7 +31,7 @@ def picture(number: int = 0, size: tuple[int, int] = (240, 240)) -> Image.Image:
 
 
 def near(row: float, column: float, side: int = SIDE, width: float = 2.5) -> torch.Tensor:
-    """Scores that fall off from a place of the grid, with a little of something else."""
+    """Scores that fall off with the distance from a cell, plus a small ripple."""
     rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     square = (rows - row) ** 2 + (columns - column) ** 2
     ripple = torch.sin(rows * 1.7 + columns * 2.3) * 0.02
@@ -39,7 +39,7 @@ def near(row: float, column: float, side: int = SIDE, width: float = 2.5) -> tor
 
 
 def merged(scores: torch.Tensor, budget: int, side: int = SIDE) -> Selection:
-    """The best stay; each other one is folded into the nearest of them, a little into the next."""
+    """Keeps the best; every other cell is folded into its two nearest kept cells."""
     kept = Selection.top_k(scores, budget).indices
     places = torch.stack([torch.arange(side * side) // side, torch.arange(side * side) % side], 1)
     away = torch.cdist(places[kept].float(), places.float())  # (kept, candidates)
@@ -85,7 +85,7 @@ def pruned(title: str = "What colour is the ball?") -> ExplorerRecord:
 
 
 def matched() -> ExplorerRecord:
-    """A caption, the patches kept for it, what its words found, and a search."""
+    """A caption: kept patches, patches matched by each word, and search results."""
     grid = Grid("image", SIDE, SIDE)
     words = ("a", "red", "ball", "beside", "a", "blue", "box")
     spots = [(3, 3), (6.5, 3), (7, 3), (8, 6), (3, 9), (5, 8), (6, 8.5)]
@@ -118,12 +118,12 @@ def matched() -> ExplorerRecord:
 
 
 def guided() -> ExplorerRecord:
-    """Tags over the image and over its depth."""
+    """Attention maps of tags, over an image and its depth."""
     maps = torch.stack([near(6.5, 3, 15), near(6, 9, 15), near(13, 7, 15)]) / 60
     first = maps.argmax(0) == torch.arange(3)[:, None]
     ranked = torch.where(first, maps, -torch.inf)
-    heard = Selection.top_k(ranked, first.sum(-1), first)
-    selection = Selection(heard.indices, maps, torch.ones_like(first))
+    strongest = Selection.top_k(ranked, first.sum(-1), first)
+    selection = Selection(strongest.indices, maps, torch.ones_like(first))
     depth = picture().convert("L").convert("RGB")
     tags = ("ball", "box", "floor")
     return ExplorerRecord(
@@ -145,7 +145,7 @@ def guided() -> ExplorerRecord:
 
 
 def prompted(count: int = 40) -> ExplorerRecord:
-    """Examples for a prompt: four chosen, not simply the best four."""
+    """Four examples chosen for a prompt; they are not the four with the highest scores."""
     shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     scores = torch.linspace(0.95, -0.3, count)[shuffled]
     best = scores.argsort(descending=True)
@@ -168,7 +168,7 @@ def prompted(count: int = 40) -> ExplorerRecord:
 
 
 def hostile() -> ExplorerRecord:
-    """Texts that try to be markup, in both directions of writing, with emoji."""
+    """Texts with markup, right-to-left scripts and emoji."""
     items = (Item(HOSTILE), Item("مرحبا بالعالم", note="שלום"), Item("👩🏽‍🚀🧪"), Item(""))
     scores = torch.tensor([0.5, -torch.inf, 0.1, 0.0])
     mask = torch.tensor([True, True, True, False])
@@ -206,14 +206,14 @@ def bare() -> ExplorerRecord:
 
 
 def wordy() -> ExplorerRecord:
-    """Stages outside of a model, whose names are wider than a phone."""
+    """Stages without a layer, with names wider than a phone screen."""
     name = "a stage that nobody could name in fewer words than these"
     stages = tuple(replace(stage, name=name, layer=None) for stage in pruned().stages)
     return replace(pruned("Long names"), kind="long", stages=stages, answers=(), cost={}, note="")
 
 
 def tiled() -> ExplorerRecord:
-    """Two tiles cut in two layers each, and a baseline that cuts one of them anew."""
+    """Two tiles, each pruned at two layers, and a baseline on one of them."""
     first = [merged(near(3 + 4 * tile, 4), 32) for tile in range(2)]
     reached = [choice.in_order().indices for choice in first]
     second = [Selection.top_k(near(6, 6)[left], 8) for left in reached]
@@ -229,7 +229,7 @@ def tiled() -> ExplorerRecord:
 
 
 def untouched() -> ExplorerRecord:
-    """A stage that keeps all, a later layer that goes on from it, and a baseline that does not."""
+    """A stage that keeps all, a later layer that continues it, and baselines that do not."""
     grid, some = Grid("image", 4, 4), Selection.top_k(torch.arange(16.0), 4)
     whole = Selection.top_k(torch.zeros(16), 16)
     stages = (
@@ -242,13 +242,13 @@ def untouched() -> ExplorerRecord:
     return ExplorerRecord("Nothing dropped at first", "tokens", "?", stages, {"image": picture()})
 
 
-def every() -> list[ExplorerRecord]:
+def all_records() -> list[ExplorerRecord]:
     known = [pruned(), matched(), guided(), prompted(), hostile(), large(), bare()]
     return [*known, wordy(), tiled()]
 
 
 def fate_of(record: ExplorerRecord, cell: int, step: int) -> str:
-    """What a tooltip must say of a cell, followed stage by stage in the selections themselves."""
+    """The tooltip expected for a cell, computed stage by stage from the selections."""
     home, folded = cell, False
     for stage in record.stages[: step + 1]:
         places = list(stage.candidates or range(len(stage.over)))

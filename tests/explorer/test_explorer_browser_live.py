@@ -1,4 +1,4 @@
-"""The live page in a real browser: what it asks, and what it does with the answers."""
+"""The live page in a real browser: the requests it sends, and how it shows the replies."""
 
 import io
 import json
@@ -20,13 +20,13 @@ from eligo.explorer.tools import describe
 from limits import REPLY_SECONDS
 
 pytestmark = pytest.mark.browser
-HERE = "http://127.0.0.1:9/"  # nobody listens there: requests are answered by the test
+HERE = "http://127.0.0.1:9/"  # no server listens here; the test answers requests
 LIVE = describe(tools())
 FOUND = inline(pruned())
 
 
 class Recorder:
-    """Answers by hand: requests wait in `asked` until `answer` or `refuse`."""
+    """Stands in for the server: requests wait in `routes` until `answer` or `refuse`."""
 
     def __init__(self, tab: Visit, records: tuple = (), place: str = "") -> None:
         self.look, self.routes = tab.look, []
@@ -62,7 +62,7 @@ def recorder(tab):
     return Recorder(tab)
 
 
-def test_it_begins_by_itself(tab, recorder):
+def test_first_request_is_sent_on_load(tab, recorder):
     recorder.wait(1)
     assert recorder.body() == {
         "tool": "echo", "text": "what colour?", "image": {"example": "red"}, "budget": 3,
@@ -77,7 +77,7 @@ def test_it_begins_by_itself(tab, recorder):
     assert tab.text(".tip .state b") == fate_of(pruned(), 5, 0)
 
 
-def test_a_link_to_an_exhibit_is_followed_instead(tab):
+def test_link_to_a_record_is_opened_without_a_request(tab):
     recorder = Recorder(tab, (FOUND,), "#what-colour-is-the-ball/2")
     tab.painted()
     assert tab.text(".now strong").startswith("layer 2")
@@ -87,7 +87,7 @@ def test_a_link_to_an_exhibit_is_followed_instead(tab):
     recorder.wait(1)
 
 
-def test_the_budget_moves_and_takes_the_same_place(tab, recorder):
+def test_budget_changes_are_merged_and_replace_the_record(tab, recorder):
     look = tab.look
     recorder.wait(1)
     recorder.answer()
@@ -105,10 +105,10 @@ def test_the_budget_moves_and_takes_the_same_place(tab, recorder):
     recorder.answer(note="another budget")
     look.wait_for_selector(".note")
     assert look.locator(".groups li").count() == 1
-    assert tab.text(".now strong").startswith("layer 2")  # where the reader was
+    assert tab.text(".now strong").startswith("layer 2")  # the stage that was shown before
 
 
-def test_other_words_are_another_record(tab, recorder):
+def test_another_question_adds_a_record(tab, recorder):
     look = tab.look
     recorder.wait(1)
     recorder.answer()
@@ -119,27 +119,27 @@ def test_other_words_are_another_record(tab, recorder):
     recorder.answer(title="The box")
     look.wait_for_selector("h1:text('The box')")
     assert look.locator(".groups .name").all_inner_texts() == ["The box", pruned().title]
-    look.keyboard.press("Enter")  # asks at once
+    look.keyboard.press("Enter")  # sends at once
     recorder.wait(3)
-    look.keyboard.type("j?")  # keys are letters here
+    look.keyboard.type("j?")  # typed into the text field, not shortcuts
     assert tab.text("h1") == "The box"
 
 
-def test_stale_answers_are_dropped(tab, recorder):
+def test_stale_replies_are_dropped(tab, recorder):
     look = tab.look
     recorder.wait(1)
     look.fill("#live-text", "second")
     recorder.wait(2)
     recorder.answer(1, title="second answer")
     look.wait_for_selector("h1:text('second answer')")
-    with suppress(Exception):  # the browser has let it go
+    with suppress(Exception):  # the browser has aborted the request
         recorder.answer(0, title="first answer")
     look.wait_for_timeout(200)
     assert tab.text("h1") == "second answer"
     assert look.locator(".error").is_hidden()
 
 
-def test_errors_are_read_and_go_away(tab, recorder):
+def test_errors_are_shown_until_the_next_answer(tab, recorder):
     look = tab.look
     recorder.wait(1)
     recorder.refuse(400, "text: got <b>nothing</b>, expected a question")
@@ -163,21 +163,21 @@ def test_errors_are_read_and_go_away(tab, recorder):
     recorder.answer()
     tab.painted()
     assert look.locator(".error").is_hidden()
-    tab.problems = [said for said in tab.problems if "Failed to load resource" not in said]
+    tab.problems = [message for message in tab.problems if "Failed to load resource" not in message]
 
 
 TEXT = {"name": "a.txt", "mimeType": "text/plain", "buffer": b"x"}
 
 
-def test_a_late_answer_leaves_an_error_alone(tab, recorder):
+def test_late_reply_does_not_clear_an_error(tab, recorder):
     look = tab.look
     recorder.wait(1)
     look.fill("#live-text", "typed, and not sent yet")
     look.set_input_files("#live-image", TEXT)
     look.wait_for_selector(".error:has-text('a.txt is no picture')")
-    with suppress(Exception):  # the browser has let it go
+    with suppress(Exception):  # the browser has aborted the request
         recorder.answer(0, title="late")
-    look.wait_for_timeout(700)  # longer than what is typed waits
+    look.wait_for_timeout(700)  # longer than the delay after typing
     assert len(recorder.routes) == 1
     assert look.locator(".error").is_visible()
     assert look.locator("h1").count() == 0
@@ -190,7 +190,7 @@ def test_a_late_answer_leaves_an_error_alone(tab, recorder):
 
 
 @pytest.mark.parametrize("ending", ["reject(new Error('late'))", "resolve(late)"])
-def test_a_late_file_leaves_an_answer_alone(tab, recorder, ending):
+def test_late_file_does_not_replace_an_answer(tab, recorder, ending):
     look = tab.look
     recorder.wait(1)
     look.evaluate("""async () => {
@@ -211,7 +211,7 @@ def test_a_late_file_leaves_an_answer_alone(tab, recorder, ending):
     assert look.locator(".example[aria-checked=true]").get_attribute("title") == "with depth"
 
 
-def test_the_focus_stays_where_it_was(tab, recorder):
+def test_focus_stays_on_the_used_control(tab, recorder):
     look = tab.look
     focused = "document.activeElement.title || document.activeElement.id"
     recorder.wait(1)
@@ -229,7 +229,7 @@ def test_the_focus_stays_where_it_was(tab, recorder):
     assert look.evaluate(focused) == "live-image"
 
 
-def test_tools_have_their_own_controls(tab, recorder):
+def test_each_tool_has_its_own_controls(tab, recorder):
     look = tab.look
     recorder.wait(1)
     look.get_by_role("radio", name="Deep").click()
@@ -279,7 +279,7 @@ def test_uploads_are_scaled_down(tab, recorder):
     assert len(recorder.routes) == 2
 
 
-def test_a_picture_is_dropped_and_gets_a_depth(tab, recorder):
+def test_image_by_drag_and_drop_with_depth(tab, recorder):
     look = tab.look
     look.get_by_role("radio", name="Deep").click()
     recorder.wait(2)
@@ -305,7 +305,7 @@ def test_a_picture_is_dropped_and_gets_a_depth(tab, recorder):
     assert sent(recorder.body(), "depth").getpixel((3, 3)) == 1500  # all sixteen bits
 
 
-def test_a_phone(visit):
+def test_page_fits_a_phone_screen(visit):
     tab = visit(viewport={"width": 360, "height": 740}, has_touch=True)
     recorder = Recorder(tab)
     recorder.wait(1)
@@ -314,8 +314,8 @@ def test_a_phone(visit):
     assert tab.look.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-def test_with_its_server(visit):
-    """The whole way: a page that is served, a tool that answers, an upload, a refusal."""
+def test_page_works_with_a_real_server(visit):
+    """With a real server: a page, an answer, an upload and a refused request."""
     offered = tools()
     page = explorer_page([], title="live", live=describe(offered))
     server = LiveServer(page, offered, port=0)
@@ -334,7 +334,7 @@ def test_with_its_server(visit):
         look.wait_for_selector(".answer:has-text('RGB 64 32')")
         look.fill("#live-text", "wrong")
         look.wait_for_selector(".error:has-text('text: got wrong, expected right')")
-        tab.problems = [said for said in tab.problems if "400" not in said]
+        tab.problems = [message for message in tab.problems if "400" not in message]
     finally:
         server.shutdown()
         server.close()

@@ -1,32 +1,32 @@
-"""The page around the records in a real browser: list, links, keys, looks, hard cases."""
+"""The exported page in a real browser: list, links, keys, themes, layout, edge cases."""
 
 import pytest
-from explorer_samples import HOSTILE, SIDE, every, fate_of, large, prompted, pruned
+from explorer_samples import HOSTILE, SIDE, all_records, fate_of, large, prompted, pruned
 
 from eligo.explorer.export import explorer_page
 from eligo.explorer.inline import inline
 
 pytestmark = pytest.mark.browser
-EVERY = every()
-PRUNED, MATCHED, GUIDED, PROMPTED = EVERY[:4]
+RECORDS = all_records()
+PRUNED, MATCHED, GUIDED, PROMPTED = RECORDS[:4]
 NAMELESS = """() => [...document.querySelectorAll('button, input, textarea, a')]
   .filter((node) => node.checkVisibility() && !node.closest('[aria-hidden]'))
   .filter((node) => !node.ariaLabel && !node.title && !node.labels?.length)
   .filter((node) => !node.innerText.trim()).map((node) => node.outerHTML)"""
 
 
-# ------------------------------------------------------------ the list, links, keys
+# ------------------------------------------------------------ list, links, keys
 
 
-def test_searching(page, visit):
+def test_search_filters_the_list(page, visit):
     tab = visit()
     look = tab.open(page)
     tab.painted()
-    assert look.locator(".groups li:visible").count() == len(EVERY)
+    assert look.locator(".groups li:visible").count() == len(RECORDS)
     look.keyboard.press("/")
     look.keyboard.type("ball blue")
     names = look.locator(".groups li:visible .name").all_inner_texts()
-    assert names == [PRUNED.title, MATCHED.title]  # an answer of the first is blue
+    assert names == [PRUNED.title, MATCHED.title]  # the first has the answer "blue"
     assert tab.text(".found") == "2 records found"
     look.keyboard.press("ArrowDown")
     look.keyboard.press("ArrowDown")
@@ -35,10 +35,10 @@ def test_searching(page, visit):
     look.fill("input[type=search]", "no such thing")
     assert look.locator(".groups details:visible").count() == 0
     look.press("input[type=search]", "Escape")
-    assert look.locator(".groups li:visible").count() == len(EVERY)
+    assert look.locator(".groups li:visible").count() == len(RECORDS)
 
 
-def test_links(page, visit):
+def test_links_open_record_stage_and_row(page, visit):
     tab = visit()
     look = tab.open(page, "#a-red-ball-beside-a-blue-box/2/4")
     tab.painted()
@@ -54,7 +54,7 @@ def test_links(page, visit):
         assert tab.text("h1") == PRUNED.title
 
 
-def test_keys(page, visit):
+def test_keyboard_shortcuts(page, visit):
     tab = visit(color_scheme="light")
     look = tab.open(page)
     tab.painted()
@@ -80,19 +80,19 @@ def test_keys(page, visit):
     assert tab.text("h1") == MATCHED.title
     press("?")
     assert look.locator("dialog.help").is_visible()
-    press("j")  # nothing happens behind the list of keys
+    press("j")  # ignored while the help dialog is open
     press("Escape")
     assert tab.text("h1") == MATCHED.title
     press("t")
     assert look.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_cells_by_keyboard(page, visit):
+def test_arrow_keys_move_between_cells(page, visit):
     tab = visit()
     look = tab.open(page)
     tab.painted()
     look.focus(".board")
-    look.keyboard.press("ArrowRight")  # begins at what was chosen first
+    look.keyboard.press("ArrowRight")  # starts at the token selected first
     best = int(PRUNED.stages[0].selection.indices[0])
     assert look.locator(".board").get_attribute("data-cell") == str(best)
     look.keyboard.press("ArrowDown")
@@ -108,8 +108,8 @@ def test_cells_by_keyboard(page, visit):
     assert look.locator(".tip").is_hidden()
 
 
-# Controls that Tab does not stop at: none, but for the others of a group that arrows go through,
-# and the names below a slider, which is a control itself.
+# Visible controls that Tab skips, except unselected members of a group (arrow keys reach those)
+# and the labels below the slider.
 SKIPPED = """() => [...document.querySelectorAll('button, input, textarea, a, summary, .board')]
   .filter((node) => node.checkVisibility({ visibilityProperty: true }) && !node.disabled)
   .filter((node) => !node.closest('.ticks') && !window.stops.has(node))
@@ -126,7 +126,7 @@ STOP = """() => {
 
 
 @pytest.mark.parametrize("place", ["", "#a-red-ball-beside-a-blue-box/2", "#which-dax-is-nearer"])
-def test_tab_stops_at_every_control_in_the_order_of_the_page(page, visit, place):
+def test_tab_visits_every_control_in_document_order(page, visit, place):
     tab = visit()
     look = tab.open(page, place)
     look.wait_for_selector(".panel .toolbar")
@@ -141,7 +141,7 @@ def test_tab_stops_at_every_control_in_the_order_of_the_page(page, visit, place)
     assert look.evaluate(follows)
 
 
-def test_the_focus_survives_another_record(page, visit):
+def test_focus_moves_to_the_new_record(page, visit):
     tab = visit()
     look = tab.open(page)
     tab.painted()
@@ -155,7 +155,7 @@ def test_the_focus_survives_another_record(page, visit):
     assert look.evaluate("document.activeElement.closest('.item') !== null")
 
 
-def test_the_drawer_of_a_phone_holds_the_focus_and_gives_it_back(page, visit):
+def test_drawer_traps_and_restores_focus_on_a_phone(page, visit):
     tab = visit(viewport={"width": 360, "height": 740})
     look = tab.open(page)
     tab.painted()
@@ -169,7 +169,7 @@ def test_the_drawer_of_a_phone_holds_the_focus_and_gives_it_back(page, visit):
         assert look.evaluate(inside)
     look.focus("input[type=search]")
     look.keyboard.type("ball")
-    look.keyboard.press("Escape")  # first what was typed, then the drawer
+    look.keyboard.press("Escape")  # clears the search first, then closes the drawer
     assert look.locator("input[type=search]").input_value() == ""
     assert look.locator("#list").is_visible()
     look.keyboard.press("Escape")
@@ -182,14 +182,14 @@ def test_the_drawer_of_a_phone_holds_the_focus_and_gives_it_back(page, visit):
     assert look.locator("#list").is_hidden()
     assert look.evaluate(focused) == "stage"
     look.click("#menu")
-    look.set_viewport_size({"width": 1280, "height": 740})  # a tablet that is turned
+    look.set_viewport_size({"width": 1280, "height": 740})  # rotated to landscape
     look.wait_for_function("() => !document.querySelector('main').inert")
 
 
-# ------------------------------------------------------------ looks
+# ------------------------------------------------------------ themes and layout
 
 
-def test_dark_and_light(page, visit):
+def test_dark_and_light_theme(page, visit):
     tab = visit(color_scheme="dark")
     look = tab.open(page, "#what-colour-is-the-ball/3")
     tab.painted()
@@ -200,10 +200,10 @@ def test_dark_and_light(page, visit):
     assert look.evaluate(paper) != dark
     assert min(tab.colour(0, SIDE, SIDE)) > 180
     look.reload()
-    assert look.evaluate(paper) != dark  # it is remembered
+    assert look.evaluate(paper) != dark  # the choice survives a reload
 
 
-def test_paper(page, visit):
+def test_print_layout(page, visit):
     tab = visit(color_scheme="dark")
     look = tab.open(page)
     tab.painted()
@@ -215,11 +215,11 @@ def test_paper(page, visit):
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
-def test_everything_fits(page, visit, width):
-    """No record, tab or mode is wider than the screen, breaks, or has a control without a name."""
+def test_every_record_fits_the_screen(page, visit, width):
+    """Every record, tab and mode fits the screen, and every control has an accessible name."""
     tab = visit(viewport={"width": width, "height": 740}, has_touch=width == 360)
     look = tab.open(page)
-    for number, record in enumerate(EVERY):
+    for number, record in enumerate(RECORDS):
         if number:
             look.keyboard.press("j")
         assert tab.text("h1").split() == record.title.split()
@@ -233,7 +233,7 @@ def test_everything_fits(page, visit, width):
             assert look.evaluate(NAMELESS) == []
 
 
-def test_a_phone(page, visit):
+def test_drawer_and_tooltip_on_a_phone(page, visit):
     tab = visit(viewport={"width": 360, "height": 740}, has_touch=True)
     look = tab.open(page)
     tab.painted()
@@ -253,10 +253,10 @@ def test_a_phone(page, visit):
     assert box["x"] + box["width"] <= 360
 
 
-# ------------------------------------------------------------ hard cases
+# ------------------------------------------------------------ edge cases
 
 
-def test_texts_stay_texts(page, visit):
+def test_texts_are_never_markup(page, visit):
     tab = visit()
     look = tab.open(page)
     for _ in range(4):
@@ -279,7 +279,7 @@ def test_texts_stay_texts(page, visit):
     assert tab.text(".tip .state b") == "not kept"
 
 
-def test_ten_thousand_cells(page, visit):
+def test_grid_of_ten_thousand_cells(page, visit):
     tab = visit()
     look = tab.open(page, "#ten-thousand-cells")
     tab.painted()
@@ -289,7 +289,7 @@ def test_ten_thousand_cells(page, visit):
     assert tab.text(".tip .state b") == fate_of(large(), 2345, 0)
 
 
-def test_nothing_at_all(tmp_path, visit):
+def test_page_without_records(tmp_path, visit):
     path = tmp_path / "empty.html"
     path.write_text(explorer_page([]))
     tab = visit()
@@ -299,8 +299,8 @@ def test_nothing_at_all(tmp_path, visit):
         look.keyboard.press(key)
 
 
-def test_pictures_that_are_none(tmp_path, visit):
-    """A page from elsewhere: a picture that cannot be decoded, and a record without a stage."""
+def test_undecodable_image_and_record_without_stages(tmp_path, visit):
+    """An image that cannot be decoded, and a record without stages."""
     broken = inline(pruned()) | {"pictures": {"image": "data:image/png;base64,AAAA"}}
     empty = inline(prompted()) | {"stages": [], "title": "no stage"}
     path = tmp_path / "page.html"

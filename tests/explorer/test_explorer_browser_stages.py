@@ -1,11 +1,11 @@
-"""What an exported page shows of stages, in a real browser, against what the selections say."""
+"""Stages on an exported page in a real browser, compared with the selections."""
 
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
-from explorer_samples import SIDE, bare, every, fate_of, guided, matched, untouched
+from explorer_samples import SIDE, all_records, bare, fate_of, guided, matched, untouched
 
 from eligo.explorer.export import explorer_page
 from eligo.explorer.inline import inline
@@ -13,19 +13,19 @@ from eligo.selection import Selection
 
 pytestmark = pytest.mark.browser
 LINKED = "nodes => nodes.map(node => node.hasAttribute('data-linked'))"
-PRUNED, MATCHED, _, PROMPTED = every()[:4]
+PRUNED, MATCHED, _, PROMPTED = all_records()[:4]
 
 
-# ------------------------------------------------------------ stages over a picture
+# ------------------------------------------------------------ stages over an image
 
 
-def test_first_sight(page, visit):
+def test_first_view_shows_answers_cost_and_stage(page, visit):
     tab = visit()
     tab.open(page)
     tab.painted()
     assert tab.text("h1") == PRUNED.title
-    said = ["whole model red ✓right", "pruned red ✓right", "at random blue ✗wrong"]
-    assert tab.texts(".answer") == said
+    expected = ["whole model red ✓right", "pruned red ✓right", "at random blue ✗wrong"]
+    assert tab.texts(".answer") == expected
     assert tab.texts(".cost dt") == list(PRUNED.cost)
     assert tab.texts(".cost dd") == list(PRUNED.cost.values())
     assert tab.text(".note p") == PRUNED.note
@@ -35,7 +35,7 @@ def test_first_sight(page, visit):
     assert tab.look.title() == f"{PRUNED.title} · sample"
 
 
-def test_the_slider_goes_through_the_stages(page, visit):
+def test_slider_steps_through_the_stages(page, visit):
     tab = visit()
     look = tab.open(page)
     tab.painted()
@@ -52,24 +52,24 @@ def test_the_slider_goes_through_the_stages(page, visit):
 
 
 @pytest.mark.parametrize("step", [0, 1, 2])
-def test_cells_tell_their_fate(page, visit, step):
+def test_tooltip_shows_the_state_of_a_cell(page, visit, step):
     tab = visit()
     tab.open(page, f"#what-colour-is-the-ball/{step + 1}")
     tab.painted()
     stages = PRUNED.stages
-    seen = set()
+    states = set()
     for cell in (0, 5, 40, 62, 74, 87, 100, 143, int(stages[0].selection.indices[0])):
         tab.point(cell, SIDE, SIDE)
-        told = tab.text(".tip .state b")
-        assert told == fate_of(PRUNED, cell, step), cell
-        seen.add(told)
+        state = tab.text(".tip .state b")
+        assert state == fate_of(PRUNED, cell, step), cell
+        states.add(state)
         facts = dict(line.split("\n") for line in tab.look.locator(".fact").all_inner_texts())
-        if told == "folded" and step == 0:
+        if state == "folded" and step == 0:
             weights = stages[0].selection.assignment[:, cell]
             home = int(stages[0].selection.indices[weights.argmax()])
             assert facts["into"] == f"row {home // SIDE + 1}, column {home % SIDE + 1} (75 %)"
             assert facts["folded at"] == "before layer 0"
-        if told == "kept":
+        if state == "kept":
             where = list(stages[step].candidates or range(SIDE**2)).index(cell)
             choice = stages[step].selection
             place = choice.indices.tolist().index(where) + 1
@@ -77,11 +77,11 @@ def test_cells_tell_their_fate(page, visit, step):
             higher = int((choice.scores > choice.scores[where]).sum())
             assert facts["rank"] == f"{higher + 1} of {len(choice.scores)}"
             assert float(facts["score"]) == pytest.approx(float(choice.scores[where]), rel=1e-3)
-    assert len(seen) > 1
+    assert len(states) > 1
 
 
-def test_what_is_painted(page, visit):
-    """Kept cells have the picture's colours, others have lost theirs; bright is a high score."""
+def test_cell_colours_in_every_mode(page, visit):
+    """Kept cells keep their colour, others fade; in score mode, bright means a high score."""
     tab = visit(color_scheme="light")
     look = tab.open(page, "#what-colour-is-the-ball/3")
     tab.painted()
@@ -119,7 +119,7 @@ def test_what_is_painted(page, visit):
     assert tab.colour(other, SIDE, SIDE) != tab.colour(wall[0], SIDE, SIDE)
 
 
-def test_a_click_pins_and_escape_lets_go(page, visit):
+def test_click_pins_the_tooltip_and_escape_closes_it(page, visit):
     tab = visit()
     look = tab.open(page)
     tab.painted()
@@ -131,7 +131,7 @@ def test_a_click_pins_and_escape_lets_go(page, visit):
     assert look.locator(".tip").is_hidden()
 
 
-def test_clusters_need_folds(page, visit):
+def test_cluster_mode_needs_merged_tokens(page, visit):
     tab = visit()
     look = tab.open(page, "#a-red-ball-beside-a-blue-box")
     tab.painted()
@@ -141,7 +141,7 @@ def test_clusters_need_folds(page, visit):
     assert tab.texts(".tabs button") == [stage.name for stage in MATCHED.stages]
 
 
-def test_stages_that_go_on_are_one_view(page, visit):
+def test_consecutive_stages_share_one_tab(page, visit):
     tab = visit()
     look = tab.open(page, "#two-tiles/4")
     tab.painted()
@@ -156,7 +156,7 @@ def test_stages_that_go_on_are_one_view(page, visit):
     assert tab.texts(".legend .key") == ["8 kept", "136 dropped"]
 
 
-def test_stages_that_do_not_follow_stand_apart(tmp_path, visit):
+def test_independent_stages_have_their_own_tabs(tmp_path, visit):
     path = tmp_path / "page.html"
     path.write_text(explorer_page([inline(untouched())]))
     tab = visit()
@@ -166,7 +166,7 @@ def test_stages_that_do_not_follow_stand_apart(tmp_path, visit):
     assert tab.texts(".ticks button") == ["before layer 0", "layer 4"]
 
 
-def test_playing(page, visit):
+def test_play_button_steps_to_the_last_stage(page, visit):
     tab = visit(reduced_motion="no-preference")
     look = tab.open(page)
     tab.painted()
@@ -180,12 +180,12 @@ def test_playing(page, visit):
 # ------------------------------------------------------------ words and tags
 
 
-def test_words_and_patches(page, visit):
+def test_words_are_linked_to_their_patches(page, visit):
     tab = visit()
     look = tab.open(page, "#a-red-ball-beside-a-blue-box/2")
     tab.painted()
     selection = matched().stages[1].selection
-    assert look.get_by_role("radiogroup", name="picture").count() == 0  # results are not alike
+    assert look.get_by_role("radiogroup", name="picture").count() == 0  # the results differ in size
     assert tab.texts(".chip") == ["a", "red", "ball", "beside", "a", "blue", "box"]
     tab.after(lambda: look.click(".chip:nth-child(3)"))
     assert look.evaluate("location.hash") == "#a-red-ball-beside-a-blue-box/2/3"
@@ -200,7 +200,7 @@ def test_words_and_patches(page, visit):
         assert tab.text(".bars .bar:first-child").startswith(first)
 
 
-def test_resting_on_a_word_previews_it(page, visit):
+def test_hovering_over_a_word_previews_it(page, visit):
     tab = visit()
     look = tab.open(page, "#a-red-ball-beside-a-blue-box/2/2")
     tab.painted()
@@ -213,7 +213,7 @@ def test_resting_on_a_word_previews_it(page, visit):
     assert sum(tab.colour(box, SIDE, SIDE)) == before
 
 
-def test_a_map_over_image_and_depth(page, visit):
+def test_map_over_image_and_depth(page, visit):
     tab = visit()
     look = tab.open(page, "#ball-box-floor")
     tab.painted()
@@ -240,7 +240,7 @@ def test_a_map_over_image_and_depth(page, visit):
 
 
 @pytest.mark.parametrize("options", [{}, {"viewport": {"width": 360, "height": 740}}])
-def test_colours_have_a_legend_of_the_page(page, visit, options):
+def test_label_colours_have_a_legend(page, visit, options):
     tab = visit(**options)
     look = tab.open(page, "#ball-box-floor")
     look.wait_for_selector(".gallery:not([hidden])")
@@ -263,7 +263,7 @@ def test_colours_have_a_legend_of_the_page(page, visit, options):
 
 
 def bars(tab) -> list[tuple[float, float]]:
-    """Where the bar of every item begins and ends, in shares of its room."""
+    """Start and end of each item's bar, as fractions of the available width."""
     script = """nodes => nodes.map((node) => {
       const [bar, room] = [getComputedStyle(node, '::before'), node.clientWidth];
       const start = parseFloat(bar.left) / room;
@@ -285,17 +285,17 @@ def test_bars_begin_at_zero(tmp_path, visit):
     look = tab.open(path)
     assert bars(tab) == [pytest.approx(pair, abs=0.02) for pair in ((0, 1), (0, 0.625), (0, 0.5))]
     assert tab.text(".bars-key") == "bars: 0 to 4"
-    look.keyboard.press("j")  # -1, -2.5, -3: the least of them is the longest
-    wanted = ((2 / 3, 1), (1 / 6, 1), (0, 1))
-    assert bars(tab) == [pytest.approx(pair, abs=0.02) for pair in wanted]
+    look.keyboard.press("j")  # -1, -2.5, -3: the lowest score has the longest bar
+    expected = ((2 / 3, 1), (1 / 6, 1), (0, 1))
+    assert bars(tab) == [pytest.approx(pair, abs=0.02) for pair in expected]
     assert tab.text(".bars-key") == "bars: −3 to 0"
     look.keyboard.press("j")  # 1.5, 0, -0.5
-    wanted = ((0.25, 1), (0.25, 0.25), (0, 0.25))
-    assert bars(tab) == [pytest.approx(pair, abs=0.02) for pair in wanted]
+    expected = ((0.25, 1), (0.25, 0.25), (0, 0.25))
+    assert bars(tab) == [pytest.approx(pair, abs=0.02) for pair in expected]
     assert tab.text(".bars-key") == "bars: −0.5 to 1.5, the line is 0"
 
 
-def test_chosen_beside_rejected(page, visit):
+def test_selected_and_rejected_items(page, visit):
     tab = visit()
     look = tab.open(page, "#which-dax-is-nearer")
     choice = PROMPTED.stages[0].selection
@@ -307,11 +307,11 @@ def test_chosen_beside_rejected(page, visit):
     look.click(".more")
     rejected = look.locator(".list.rejected .item").evaluate_all(places)
     assert len(rejected) == len(choice.scores) - 4 == 36
-    told = tab.texts(".list.rejected .score b")
-    scores = [float(one.removeprefix("score ").replace("−", "-")) for one in told]
+    labels = tab.texts(".list.rejected .score b")
+    scores = [float(one.removeprefix("score ").replace("−", "-")) for one in labels]
     assert all(one >= other for one, other in pairwise(scores))
     ranks = tab.texts(".list.chosen .score .soft")
-    assert ranks == ["rank 1", "rank 3", "rank 6", "rank 2"]  # the order of choice is another
+    assert ranks == ["rank 1", "rank 3", "rank 6", "rank 2"]  # in the order of selection
     look.click("[data-name=score]")
     assert tab.texts(".list.chosen .score .soft") == ["rank 1", "rank 2", "rank 3", "rank 6"]
     look.click("[data-name=given]")
@@ -320,7 +320,7 @@ def test_chosen_beside_rejected(page, visit):
     look.click(".list.chosen .thumb >> nth=0")
     assert look.locator("dialog.zoom img").is_visible()
     look.keyboard.press("Escape")
-    look.wait_for_selector("dialog.zoom", state="detached")  # closing takes the browser a moment
+    look.wait_for_selector("dialog.zoom", state="detached")  # the dialog closes asynchronously
     look.get_by_role("tab", name="nearest").click()
     assert tab.texts(".list.chosen .score .soft") == ["rank 1", "rank 2", "rank 3", "rank 4"]
-    assert look.locator(".heading .thumb").count() == 1  # the question's own picture
+    assert look.locator(".heading .thumb").count() == 1  # the image of the question

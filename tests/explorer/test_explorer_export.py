@@ -1,4 +1,4 @@
-"""The page is one file that needs nothing else, and data in it is never anything but data."""
+"""The exported page is one self-contained file; data in it is never markup or code."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from explorer_samples import HOSTILE, every, pruned
+from explorer_samples import HOSTILE, all_records, pruned
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ LIVE = {"tools": []}
 
 
 class Parsed(HTMLParser):
-    """Scripts by type, attributes, and that every element is closed."""
+    """Collects scripts by type and attributes; checks that every element is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class Parsed(HTMLParser):
             self.title += data
 
 
-def test_one_file_with_everything_inside():
-    shown = [inline(one) for one in every()]
+def test_page_contains_all_records_and_no_references():
+    shown = [inline(one) for one in all_records()]
     page = Parsed(explorer_page(shown, title="a run"))
     assert set(page.scripts) == {"application/json", "module"}
     data = json.loads(page.scripts["application/json"])
@@ -67,7 +67,7 @@ def test_one_file_with_everything_inside():
     assert [value for _, name, value in page.attributes if name == "href"] == ["#stage"]
 
 
-def test_nothing_is_fetched():
+def test_page_fetches_nothing():
     text = explorer_page([])
     assert set(re.findall(r"https?://[^\s\"'`]*", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"@import|url\(|<link|<iframe|\bimport\(", text)
@@ -78,7 +78,7 @@ def test_nothing_is_fetched():
     assert "connect-src 'self'" in explorer_page([], live=LIVE)
 
 
-def test_the_policy_names_the_script_that_is_there():
+def test_policy_has_the_hash_of_the_script():
     text = explorer_page([])
     script = Parsed(text).scripts["module"]
     digest = b64encode(sha256(script.encode()).digest()).decode()
@@ -96,14 +96,14 @@ def test_every_source_is_in_the_page():
     assert not re.search(r"^\s*(import|export)\b", script, re.MULTILINE)
 
 
-def test_modules_come_after_what_they_import():
+def test_modules_follow_their_imports():
     script = Parsed(explorer_page([])).scripts["module"]
     for path in SOURCES.glob("*.js"):
         for imported in re.findall(r'from "\./(\w+)\.js"', path.read_text(encoding="utf-8")):
             assert script.index(f"// {imported}.js\n") < script.index(f"// {path.name}\n")
 
 
-def test_names_are_used_where_they_are_imported():
+def test_imported_names_are_used():
     for path in SOURCES.glob("*.js"):
         source = path.read_text(encoding="utf-8")
         for names in re.findall(r"import \{([^}]*)\}", source):
@@ -112,7 +112,7 @@ def test_names_are_used_where_they_are_imported():
 
 
 @given(st.recursive(st.text() | st.integers() | st.none(), st.lists))
-def test_json_cannot_leave_its_element(value):
+def test_json_cannot_close_its_script_element(value):
     text = safe_json(value)
     assert "<" not in text
     assert text.isascii()
@@ -122,7 +122,7 @@ def test_json_cannot_leave_its_element(value):
 
 
 @pytest.mark.parametrize("title", [HOSTILE, "{{script}} {{data}}", "a & b", "no \udc80 Unicode"])
-def test_titles_are_text(title):
+def test_titles_are_escaped(title):
     text = explorer_page([{"note": "{{style}}"}], title=title)
     page = Parsed(text.encode().decode())
     assert page.title == title.replace("\udc80", "?")
@@ -138,16 +138,16 @@ def test_nan_is_refused():
 
 
 def test_export_of_a_run(tmp_path):
-    for number, record in enumerate(every()):
+    for number, record in enumerate(all_records()):
         save_record(record, tmp_path / "run" / "explore" / f"{number:02d}")
     path = export_run(tmp_path / "run", tmp_path / "new" / "page.html")
     data = json.loads(Parsed(path.read_text(encoding="utf-8")).scripts["application/json"])
-    assert [one["title"] for one in data["records"]] == [one.title for one in every()]
+    assert [one["title"] for one in data["records"]] == [one.title for one in all_records()]
     assert data["title"] == "run"
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
 
 
-def test_command(tmp_path, capsys, monkeypatch):
+def test_explore_command(tmp_path, capsys, monkeypatch):
     save_record(pruned(), tmp_path / "runs" / "demo" / "explore" / "a")
     monkeypatch.chdir(tmp_path)
     assert main(["explore"]) == 0
@@ -158,7 +158,7 @@ def test_command(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["nowhere"], "no such folder"),
         (["--live", "--out", "x.html"], "leave out"),
@@ -166,13 +166,13 @@ def test_command(tmp_path, capsys, monkeypatch):
         (["--port", "1"], "only --live"),
     ],
 )
-def test_command_says_what_is_wrong(words, told, tmp_path, capsys, monkeypatch):
+def test_invalid_arguments_are_refused(words, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["explore", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_live_is_handed_on(monkeypatch):
+def test_live_flags_reach_the_server(monkeypatch):
     from eligo.cli.explorer import live as explore_live
 
     called = {}

@@ -1,4 +1,4 @@
-"""Records survive their folder; a folder that cannot be right is refused with its path."""
+"""Saving and loading records; an invalid folder is refused with its path."""
 
 import io
 import json
@@ -6,7 +6,7 @@ from base64 import b64decode
 
 import pytest
 import torch
-from explorer_samples import every, guided, matched, pruned
+from explorer_samples import all_records, guided, matched, pruned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -26,8 +26,8 @@ def same(one: Selection, other: Selection) -> bool:
     return all(torch.equal(a, b) for a, b in [*pairs, folds])
 
 
-@pytest.mark.parametrize("record", every(), ids=lambda one: one.kind)
-def test_round_trip(record, tmp_path):
+@pytest.mark.parametrize("record", all_records(), ids=lambda one: one.kind)
+def test_records_round_trip(record, tmp_path):
     save_record(record, tmp_path / "a b")
     back = load_record(tmp_path / "a b")
     for name in ("title", "kind", "query", "answers", "cost", "note"):
@@ -42,7 +42,7 @@ def test_round_trip(record, tmp_path):
     assert inline(back) == inline(record)
 
 
-def test_finding(tmp_path):
+def test_find_records(tmp_path):
     for name in ("02 second", "01 first"):
         save_record(pruned(), tmp_path / "run" / "explore" / name)
     (tmp_path / "run" / "explore" / "unfinished").mkdir()
@@ -56,7 +56,7 @@ def test_finding(tmp_path):
         find_records(tmp_path / "rum")
 
 
-def test_a_second_save_that_fails_leaves_no_mixture(tmp_path):
+def test_failed_save_never_mixes_two_records(tmp_path):
     save_record(pruned(), tmp_path)
     (tmp_path / "picture_00.png").unlink()
     (tmp_path / "picture_00.png").mkdir()  # cannot be replaced by a file
@@ -67,7 +67,7 @@ def test_a_second_save_that_fails_leaves_no_mixture(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"title": 5}, "title"),
         ({"format": "eligo.record.v9"}, "format"),
@@ -82,23 +82,23 @@ def test_a_second_save_that_fails_leaves_no_mixture(tmp_path):
         ({"legends": {"image": [{"colour": "url(//x)", "text": ""}]}}, "like #3446c8"),
     ],
 )
-def test_wrong_files_are_named(tmp_path, change, told):
+def test_invalid_record_files_are_refused(tmp_path, change, message):
     path = save_record(pruned(), tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(InputError, match=str(tmp_path)) as caught:
         load_record(tmp_path)
-    assert told in str(caught.value)
-    assert str(caught.value).count("record.json") <= 1  # said once
+    assert message in str(caught.value)
+    assert str(caught.value).count("record.json") <= 1  # named once
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "\x00", "{}"])
-def test_no_json(tmp_path, text):
+def test_malformed_json_is_refused(tmp_path, text):
     (tmp_path / "record.json").write_text(text)
     with pytest.raises(InputError, match=r"record\.json"):
         load_record(tmp_path)
 
 
-def test_wrong_selections_and_pictures(tmp_path):
+def test_invalid_selections_and_pictures_are_refused(tmp_path):
     path = save_record(pruned(), tmp_path)
     whole = (tmp_path / "stage_00.safetensors").read_bytes()
     (tmp_path / "stage_00.safetensors").write_bytes(whole[:100])
@@ -111,7 +111,7 @@ def test_wrong_selections_and_pictures(tmp_path):
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"record\.json: record .* expected 9"):
         load_record(tmp_path)
-    Image.new("1", (9000, 9000)).save(tmp_path / "picture_00.png")  # eleven kilobytes
+    Image.new("1", (9000, 9000)).save(tmp_path / "picture_00.png")  # 11 kB on disk
     with pytest.raises(InputError, match="9000 x 9000"):
         load_record(tmp_path)
     Image.new("RGB", (4, 4)).save(tmp_path / "picture_00.png", "EPS")  # reading it runs Ghostscript
@@ -125,7 +125,7 @@ def test_wrong_selections_and_pictures(tmp_path):
         load_record(tmp_path)
 
 
-def test_what_an_exhibit_refuses():
+def test_invalid_record_is_refused():
     scores = torch.rand(4)
     picture = {"image": Image.new("RGB", (4, 4))}
 
@@ -145,10 +145,10 @@ def test_what_an_exhibit_refuses():
         make(Stage("s", choice, Grid("image", 3, 3), candidates=(1, 2, 2, 9)))
 
 
-# ------------------------------------------------------------ what the page is given
+# ------------------------------------------------------------ data for the page
 
 
-def test_scores_keep_their_significant_digits():
+def test_scores_keep_four_significant_digits():
     scores = torch.tensor([1 / 4800, -123456.0, 0.0, torch.inf, -torch.inf, 0.5])
     mask = torch.tensor([True, True, True, True, True, False])
     items = tuple(map(Item, "abcdef"))
@@ -164,8 +164,8 @@ def test_scores_keep_their_significant_digits():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 12), st.data())
-def test_where_candidates_went(candidates, data):
-    """Against a loop over candidates, with rows that keep different numbers."""
+def test_merge_target_and_share_of_each_candidate(candidates, data):
+    """Compared with a loop over candidates."""
     kept = data.draw(st.integers(0, candidates))
     weights = torch.randint(0, 4, (kept, candidates)).float()
     order = torch.randperm(candidates)[:kept]
@@ -187,7 +187,7 @@ def test_where_candidates_went(candidates, data):
             assert row["share"][at] == pytest.approx(max(column) / sum(column), abs=0.006)
 
 
-def test_rows_are_shown_one_by_one():
+def test_each_row_has_its_own_selection():
     stage = inline(matched())["stages"][1]
     selection = matched().stages[1].selection
     assert len(stage["chosen"]) == len(stage["rows"]) == 7
@@ -196,7 +196,7 @@ def test_rows_are_shown_one_by_one():
     assert inline(pruned())["stages"][0]["rows"] == [""]
 
 
-def test_pictures_are_small_and_flat_ones_exact():
+def test_pictures_are_scaled_down_and_flat_ones_lossless():
     shown = inline(guided())["pictures"]
     for name, original in guided().pictures.items():
         kind, _, data = shown[name].partition(";base64,")

@@ -1,4 +1,4 @@
-"""What strangers send to the live server: files made to harm, numbers that are none, deep JSON."""
+"""Hostile input to the live server: harmful files, invalid numbers, deeply nested JSON."""
 
 import io
 import json
@@ -14,8 +14,8 @@ from eligo.explorer.uploads import MAX_PIXELS, MAX_SIDE, open_depth, open_pictur
 
 @pytest.fixture(scope="module")
 def server():
-    with serving() as made:
-        yield made
+    with serving() as running:
+        yield running
 
 
 def noisy(width: int = 64, height: int = 48) -> Image.Image:
@@ -23,7 +23,7 @@ def noisy(width: int = 64, height: int = 48) -> Image.Image:
 
 
 def png(width: int, height: int, colour: int = 0, body: bytes = b"") -> bytes:
-    """A PNG that claims a size, whatever its body is."""
+    """A PNG whose header claims the given size, with any body."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return (
@@ -39,14 +39,14 @@ def png(width: int, height: int, colour: int = 0, body: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("PNG", "png"), ("JPEG", "jpeg"), ("WEBP", "webp")])
-def test_formats(server, kind, name):
+def test_accepted_formats(server, kind, name):
     reply = upload(server, packed(noisy(), kind), name)
     assert reply.answers["image"] == "RGB 64 48"
-    # The bytes count, not the name that they are given.
+    # The content decides, not the declared type.
     assert upload(server, packed(noisy(), kind), "png").status == 200
 
 
-def test_modes_become_rgb(server):
+def test_every_mode_becomes_rgb(server):
     for mode in ("RGBA", "L", "LA", "P", "1", "I;16"):
         assert upload(server, packed(noisy().convert("L").convert(mode))).answers["image"] == (
             "RGB 64 48"
@@ -55,30 +55,30 @@ def test_modes_become_rgb(server):
     assert upload(server, cmyk, "jpeg").answers["image"] == "RGB 64 48"
 
 
-def test_photographs_stand_upright(server):
+def test_exif_orientation_is_applied(server):
     picture = Image.new("RGB", (60, 40))
     picture.paste((255, 255, 255), (0, 0, 30, 40))  # white on the left
     exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was held on its side: what is left belongs on top
+    exif[0x0112] = 6  # rotated camera: the left side belongs on top
     turned = open_picture(packed(picture, "JPEG", exif=exif, quality=95))
     assert turned.size == (40, 60)
     assert min(turned.getpixel((20, 5))) > 200
     assert max(turned.getpixel((20, 55))) < 50
 
 
-def test_large_ones_are_scaled_down(server):
+def test_large_images_are_scaled_down(server):
     reply = upload(server, packed(noisy(3000, 1500), "JPEG", quality=30), "jpeg")
     assert reply.answers["image"] == f"RGB {MAX_SIDE} {MAX_SIDE // 2}"
 
 
-def test_the_same_bytes_have_the_same_key(server):
+def test_equal_bytes_have_equal_keys(server):
     one, other = packed(noisy()), packed(noisy())
     keys = [upload(server, data).answers["key"] for data in (one, other, one)]
     assert keys[0] == keys[2] != keys[1]
     assert run(server).answers["key"] == "example red"
 
 
-def test_bombs_are_refused_unopened(server):
+def test_decompression_bombs_are_refused_unopened(server):
     for width, height in ((20000, 20000), (6000, 4001), (2**31 - 1, 2**31 - 1), (60000, 3000)):
         reply = upload(server, png(width, height))
         assert reply.status == 413, (width, height)
@@ -88,7 +88,7 @@ def test_bombs_are_refused_unopened(server):
     assert MAX_PIXELS == 6000 * 4000
 
 
-def test_strips_are_refused(server):
+def test_extreme_aspect_ratios_are_refused(server):
     # A processor that brings the shorter side to 336 pixels would make 10 million columns of it.
     for size in ((3000, 100), (100, 3000), (15, 15), (1, 1)):
         reply = upload(server, packed(Image.new("RGB", size)))
@@ -117,7 +117,7 @@ def test_damaged_files_never_break_the_server(server):
     assert run(server).status == 200
 
 
-def test_other_files_are_refused(server):
+def test_other_file_types_are_refused(server):
     others = [packed(RED, kind) for kind in ("GIF", "BMP", "TIFF", "PPM", "ICO")]
     others += [b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7", b"\0" * 100, b"PK\3\4"]
     for data in others:
@@ -128,7 +128,7 @@ def test_other_files_are_refused(server):
         assert run(server, image={"data": data_url(packed(RED), kind)}).status == 415
 
 
-def test_much_text_in_a_small_png(server):
+def test_text_bomb_in_a_png_is_refused(server):
     from PIL.PngImagePlugin import PngInfo
 
     text = PngInfo()
@@ -138,7 +138,7 @@ def test_much_text_in_a_small_png(server):
     assert upload(server, bomb).status == 400
 
 
-def test_depth_keeps_its_numbers():
+def test_depth_keeps_its_values():
     ramp = Image.new("I;16", (64, 48))
     ramp.putdata(list(range(64 * 48)))
     opened = open_depth(packed(ramp), (64, 48))
@@ -147,22 +147,22 @@ def test_depth_keeps_its_numbers():
     assert open_depth(packed(ramp.convert("L")), (64, 48)).mode == "L"
 
 
-def test_depth_that_is_none(server):
+def test_invalid_depth_is_refused(server):
     def status(data: bytes, **fields: object) -> int:
         return run(server, tool="deep", depth={"data": data_url(data)}, **fields).status
 
     assert status(packed(Image.new("I;16", (32, 24)))) == 200
     assert status(packed(RED)) == 415  # three channels
-    assert status(packed(Image.new("L", (32, 24)), "JPEG")) == 415  # with losses
-    assert status(packed(Image.new("L", (24, 32)))) == 400  # of another shape
+    assert status(packed(Image.new("L", (32, 24)), "JPEG")) == 415  # lossy
+    assert status(packed(Image.new("L", (24, 32)))) == 400  # another shape
     assert run(server, depth={"data": data_url(packed(Image.new("L", (32, 24))))}).status == 400
 
 
-# ------------------------------------------------------------------ words and numbers
+# ------------------------------------------------------------------ text and numbers
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"tool": ...}, "tool: got null"),
         ({"tool": "ekho"}, "echo"),
@@ -207,10 +207,10 @@ def test_depth_that_is_none(server):
         ({"tool": "deep", "depth": {"example": "deep"}}, "depth: got an object of 1"),
     ],
 )
-def test_bad_fields(server, fields, told):
+def test_invalid_fields_are_refused(server, fields, message):
     reply = run(server, **fields)
     assert reply.status == 400
-    assert told in reply.error
+    assert message in reply.error
     assert len(reply.error) < 300
 
 
@@ -224,20 +224,20 @@ def test_bad_fields(server, fields, told):
         b"[" * 2_000_000 + b"]" * 2_000_000,
     ],
 )  # fmt: skip
-def test_bad_bodies(server, body):
+def test_invalid_bodies_are_refused(server, body):
     reply = post(server, body)
     assert reply.status == 400
     assert reply.error.startswith(("body: ", "tool: "))
     assert len(reply.error) < 300
 
 
-def test_a_number_is_a_number(server):
+def test_budget_accepts_any_json_number(server):
     assert run(server, budget=3.0).status == 200
     assert post(server, b'{"tool":"echo","image":{"example":"red"},"budget":1e0}').status == 200
     assert post(server, b'{"tool":"echo","image":{"example":"red"},"budget":1e999}').status == 400
 
 
-def test_any_words_are_words(server):
+def test_any_text_is_accepted_and_echoed(server):
     for text in (
         "",
         "  ",
@@ -252,7 +252,7 @@ def test_any_words_are_words(server):
         assert json.loads(reply.body)["record"]["query"] == " ".join(text.split())
 
 
-def test_nothing_is_written(server, monkeypatch):
+def test_uploads_write_no_files(server, monkeypatch):
     opened = []
     real = io.open
 

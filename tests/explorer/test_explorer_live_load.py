@@ -1,4 +1,4 @@
-"""The live server as a process: it starts, tells where, bears a crowd, and ends when it is told."""
+"""The live server as a process: start, many clients at once, shutdown by signal."""
 
 import json
 import signal
@@ -38,12 +38,12 @@ def resident_mib() -> float:
 
 
 def connections() -> int:
-    """Threads of servers that talk to a client."""
+    """Number of server threads that serve a connection."""
     return sum("process_request" in thread.name for thread in threading.enumerate())
 
 
-def test_a_crowd_is_answered():
-    """Every client gets its own answers, none an error, and nothing is left behind."""
+def test_many_clients_at_once():
+    """Every client gets its own answers without errors; no thread or memory is leaked."""
     photograph = data_url(packed(Image.effect_noise((640, 480), 80).convert("RGB"), "JPEG"), "jpeg")
     kinds = (
         {"image": {"example": "red"}, "budget": 3},
@@ -77,12 +77,12 @@ def process():
     script = SERVER.format(here=str(here), tests=str(here.parent))
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as made:
-        yield made
-        made.kill()
+    ) as started:
+        yield started
+        started.kill()
 
 
-def test_from_start_to_end(process):
+def test_start_request_and_interrupt(process):
     place = process.stdout.readline()
     assert place.startswith("eligo explorer: http://127.0.0.1:")
     connection = HTTPConnection(urlsplit(place.split()[-1]).netloc, timeout=REPLY_SECONDS)
@@ -103,20 +103,20 @@ def test_from_start_to_end(process):
     assert "Traceback" not in error
 
 
-def test_a_polite_kill_is_an_end(process):
+def test_sigterm_stops_the_server(process):
     process.stdout.readline()
     process.terminate()
     assert process.communicate(timeout=PROCESS_SECONDS)[0] == "left in order\n"
     assert process.returncode == 0
 
 
-def test_nothing_to_serve(monkeypatch):
+def test_server_without_tools_is_refused(monkeypatch):
     monkeypatch.setattr("eligo.cli.explorer.live_tools", lambda device: [])
     with pytest.raises(InputError, match="nothing to try"):
         explore_live.serve(port=0, device="cpu")
 
 
-def test_a_taken_port(monkeypatch):
+def test_taken_port_is_refused(monkeypatch):
     monkeypatch.setattr("eligo.cli.explorer.live_tools", lambda device: tools())
     taken = LiveServer(PAGE, tools())
     with pytest.raises(InputError, match=f"--port: {taken.server_port} is taken"):

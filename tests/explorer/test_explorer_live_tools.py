@@ -1,4 +1,4 @@
-"""The tools of the live explorer, on tiny random models in the place of those that are shipped."""
+"""The tools of the live explorer, with tiny random models in place of the shipped ones."""
 
 import gc
 import json
@@ -38,7 +38,7 @@ def selector(folder: Path) -> None:
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     make_models(root, "vlm", "patches", "pixels", "shots_learner")
-    selector(root / "shots_v1")  # with examples of its own, as a user's may be
+    selector(root / "shots_v1")  # has its own pool, as a user's selector may
     (root / "shots_v1" / "README.md").write_text("# shots_v1\n")
     return root
 
@@ -47,14 +47,14 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tools(shipped: Path) -> Mapping[str, LiveTool]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrained, "SHIPPED", shipped)
-        made = {tool.name: tool for tool in live_tools("cpu")}
-        for tool in made.values():  # while the models can be found
+        loaded = {tool.name: tool for tool in live_tools("cpu")}
+        for tool in loaded.values():  # loads the models while SHIPPED is patched
             ask(tool)
-        return made
+        return loaded
 
 
 def ask(tool: LiveTool, example: int = 0, budget: float | None = None, **changes: object):
-    """The record of an example, as the page gets it, with changes of the request."""
+    """The record of an example as the page gets it; `changes` override fields of the request."""
     one = tool.examples[example]
     usual = budget if tool.budget is None or budget is not None else tool.budget.default
     fields = {"text": one.text, "image": one.image, "depth": one.depth, "budget": usual, **changes}
@@ -67,7 +67,7 @@ def kept(stage: dict) -> int:
     return len(stage["chosen"][0]["kept"])
 
 
-def said(shown: dict) -> dict[str, str]:
+def answers_by_name(shown: dict) -> dict[str, str]:
     return {answer["who"]: answer["text"] for answer in shown["answers"]}
 
 
@@ -75,10 +75,10 @@ def uploaded(size: tuple[int, int] = (90, 70)) -> LiveImage:
     return LiveImage("upload", Image.effect_noise(size, 80).convert("RGB"))
 
 
-# ------------------------------------------------------------------ all of them
+# ------------------------------------------------------------------ all tools
 
 
-def test_what_is_not_shipped_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_models_without_a_card_are_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
     assert live_tools("cpu") == []
     vlm(tmp_path / "vlm", VLM)
@@ -87,15 +87,15 @@ def test_what_is_not_shipped_is_not_offered(tmp_path: Path, monkeypatch: pytest.
     assert [tool.name for tool in live_tools("cpu")] == ["tokens"]
 
 
-def test_nothing_is_loaded_before_it_is_asked(shipped: Path, monkeypatch: pytest.MonkeyPatch):
+def test_models_are_loaded_on_first_use(shipped: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pretrained, "SHIPPED", shipped)
     monkeypatch.setattr(torch.nn.Module, "__init__", None)
-    made = live_tools("cpu")
-    assert [tool.name for tool in made] == ["tokens", "patches", "pixels", "shots"]
-    assert len(json.dumps(describe(made))) < 400_000
+    found = live_tools("cpu")
+    assert [tool.name for tool in found] == ["tokens", "patches", "pixels", "shots"]
+    assert len(json.dumps(describe(found))) < 400_000
 
 
-def test_examples_of_every_tool(tools: Mapping[str, LiveTool]):
+def test_examples_of_every_tool_run(tools: Mapping[str, LiveTool]):
     for tool in tools.values():
         assert len({one.id for one in tool.examples}) == len(tool.examples)
         for number in (0, len(tool.examples) - 1):
@@ -104,28 +104,28 @@ def test_examples_of_every_tool(tools: Mapping[str, LiveTool]):
             assert shown["stages"]
 
 
-def test_every_budget_of_every_tool(tools: Mapping[str, LiveTool]):
+def test_smallest_and_largest_budget_of_every_tool(tools: Mapping[str, LiveTool]):
     for tool in tools.values():
         if tool.budget is not None:
             for budget in (tool.budget.min, tool.budget.max):
                 ask(tool, budget=budget)
 
 
-def test_pictures_of_one_s_own(tools: Mapping[str, LiveTool]):
+def test_uploaded_images_of_any_shape(tools: Mapping[str, LiveTool]):
     for tool in tools.values():
         for size in ((90, 70), (1024, 128), (128, 1024)):
             shown = ask(tool, image=uploaded(size), depth=None)
             assert all(answer["right"] is None for answer in shown["answers"])
 
 
-def test_no_question(tools: Mapping[str, LiveTool]):
+def test_empty_text_is_refused(tools: Mapping[str, LiveTool]):
     for name in ("tokens", "patches", "shots"):
         with pytest.raises(InputError, match="text: is empty"):
             ask(tools[name], text="")
 
 
-def test_any_words(tools: Mapping[str, LiveTool]):
-    """Whatever is typed gets an answer or a reason; nothing else comes through."""
+def test_any_text_gives_an_answer_or_an_input_error(tools: Mapping[str, LiveTool]):
+    """Any text gives an answer or an `InputError`, no other exception."""
     for tool in tools.values():
         for text in ("<pad> ?", "🙂 {question}", "x" * 1000, "[CLS] \0", "a " * 400):
             with suppress(InputError):
@@ -138,7 +138,7 @@ def test_any_words(tools: Mapping[str, LiveTool]):
 # ------------------------------------------------------------------ tokens
 
 
-def test_tokens(tools: Mapping[str, LiveTool]):
+def test_tokens_tool(tools: Mapping[str, LiveTool]):
     tool = tools["tokens"]
     assert tool.budget is not None
     assert (tool.budget.min, tool.budget.max, tool.budget.default) == (1, 36, 18)
@@ -146,36 +146,36 @@ def test_tokens(tools: Mapping[str, LiveTool]):
     # In the proportions of 18, 12, 9 at layers 1 and 2 of 4.
     assert [kept(stage) for stage in shown["stages"]] == [12, 8, 6]
     assert [stage["layer"] for stage in shown["stages"]] == [0, 1, 2]
-    assert set(said(shown)) == {"all tokens", "divprune, then fastv"}  # who chose is named
+    assert set(answers_by_name(shown)) == {"all tokens", "divprune, then fastv"}
     assert all(isinstance(answer["right"], bool) for answer in shown["answers"])
     whole = ask(tool, budget=36)
     assert kept(whole["stages"][0]) == 36
-    asked = ask(tool, text="is there any red ball?")
-    assert all(answer["right"] is None for answer in asked["answers"])
-    assert asked["note"] == ""
+    other = ask(tool, text="is there any red ball?")
+    assert all(answer["right"] is None for answer in other["answers"])
+    assert other["note"] == ""
     assert "means little" in ask(tool, text="is there any zebra?")["note"]
     assert "generated scenes only" in ask(tool, image=uploaded())["note"]
 
 
-def test_the_whole_model_is_asked_once(tools: Mapping[str, LiveTool], monkeypatch):
+def test_answer_of_the_whole_model_is_cached(tools: Mapping[str, LiveTool], monkeypatch):
     from eligo.cli.explorer import tokens_tool as tokens
 
-    asked = []
+    calls = []
     real = tokens.predict
 
     def counted(*args, plan, **options):
-        asked.append(len(plan.stages))
+        calls.append(len(plan.stages))
         return real(*args, plan=plan, **options)
 
     monkeypatch.setattr(tokens, "predict", counted)
     first, again = (ask(tools["tokens"], text="what is red?", budget=n) for n in (6, 30))
-    assert asked == [0, 3, 3]
-    assert said(first)["all tokens"] == said(again)["all tokens"]
+    assert calls == [0, 3, 3]
+    assert answers_by_name(first)["all tokens"] == answers_by_name(again)["all tokens"]
     ask(tools["tokens"], text="what is red?", image=uploaded())
-    assert asked == [0, 3, 3, 0, 3]
+    assert calls == [0, 3, 3, 0, 3]
 
 
-def test_no_picture_is_kept(tools: Mapping[str, LiveTool]):
+def test_uploaded_images_are_released(tools: Mapping[str, LiveTool]):
     for tool in tools.values():
         image = uploaded()
         gone = weakref.ref(image.picture)
@@ -185,8 +185,8 @@ def test_no_picture_is_kept(tools: Mapping[str, LiveTool]):
         assert gone() is None, tool.name
 
 
-def test_nothing_waits_for_the_collector(tools: Mapping[str, LiveTool]):
-    """With a model in memory it comes every thousand requests: circles would pile up till then."""
+def test_requests_leave_no_reference_cycles(tools: Mapping[str, LiveTool]):
+    """Reference cycles would pile up: the collector runs rarely with a model in memory."""
     for tool in tools.values():
         gc.collect()
         gc.disable()
@@ -202,7 +202,7 @@ def test_nothing_waits_for_the_collector(tools: Mapping[str, LiveTool]):
         assert left == [], tool.name
 
 
-def test_what_is_remembered_is_limited(tools: Mapping[str, LiveTool], monkeypatch):
+def test_number_of_cached_answers_is_limited(tools: Mapping[str, LiveTool], monkeypatch):
     from eligo.cli.explorer import tokens_tool as tokens
 
     monkeypatch.setattr(tokens, "_CACHED", 3)
@@ -213,7 +213,7 @@ def test_what_is_remembered_is_limited(tools: Mapping[str, LiveTool], monkeypatc
         assert len(pruner._answers) == min(3, count)
 
 
-def test_shipped_plans_are_taken(shipped: Path, tmp_path: Path, monkeypatch):
+def test_nearest_shipped_plan_is_used(shipped: Path, tmp_path: Path, monkeypatch):
     near = Plan(Stage1(build("uniform"), 20), [Cut(2, build("fastv"), 10)])
     far = Plan(Stage1(build("divprune"), 4))
     for name, plan in (("tokens_a", near), ("tokens_b", far)):
@@ -230,22 +230,22 @@ def test_shipped_plans_are_taken(shipped: Path, tmp_path: Path, monkeypatch):
     assert [kept(stage) for stage in many] == [36, 18]
 
 
-def test_plans_stretch_and_squeeze():
+def test_plans_scale_to_the_budget():
     by_share = Plan(Stage1(build("uniform"), ratio=0.5), [Cut(0.5, build("fastv"), ratio=0.25)])
     inside = Plan(cuts=[Cut(2, build("fastv"), 100), Cut(5, build("fastv"), 50)])
     for plan, budget, counts in (
         (by_share, 288, (288, 144)), (by_share, 576, (576, 288)), (by_share, 1, (1, 1)),
         (inside, 100, (100, 50)), (inside, 576, (576, 288)), (inside, 3, (3, 2)),
     ):  # fmt: skip
-        made = plan_at([plan], budget, 576)
-        assert made.counts((24, 24)) == counts
-        assert (made.stage1 is None) == (plan.stage1 is None)
+        scaled = plan_at([plan], budget, 576)
+        assert scaled.counts((24, 24)) == counts
+        assert (scaled.stage1 is None) == (plan.stage1 is None)
 
 
 # ------------------------------------------------------------------ patches
 
 
-def test_patches(tools: Mapping[str, LiveTool]):
+def test_patches_tool(tools: Mapping[str, LiveTool]):
     tool = tools["patches"]
     assert tool.budget is not None
     assert tool.budget.default == 50
@@ -256,10 +256,10 @@ def test_patches(tools: Mapping[str, LiveTool]):
     scores = found["chosen"][0]["scores"]
     assert scores == sorted(scores, reverse=True)
     assert kept(ask(tool, budget=100)["stages"][0]) == 49
-    assert kept(ask(tool)["stages"][0]) == 25  # the share is back
+    assert kept(ask(tool)["stages"][0]) == 25  # the default share is restored
 
 
-def test_dense_captions_belong_to_examples(tmp_path: Path, monkeypatch):
+def test_model_with_dense_captions_takes_only_examples(tmp_path: Path, monkeypatch):
     RetrievalModel.tiny(kind="paper", dense=True).save_pretrained(tmp_path / "patches")
     (tmp_path / "patches" / "README.md").write_text("# tiny\n")
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
@@ -274,7 +274,7 @@ def test_dense_captions_belong_to_examples(tmp_path: Path, monkeypatch):
 # ------------------------------------------------------------------ pixels
 
 
-def test_pixels(tools: Mapping[str, LiveTool]):
+def test_pixels_tool(tools: Mapping[str, LiveTool]):
     tool = tools["pixels"]
     assert tool.depth
     assert tool.budget is None
@@ -282,9 +282,9 @@ def test_pixels(tools: Mapping[str, LiveTool]):
     assert list(shown["pictures"]) == [
         "image", "depth", "labels", "labels without tags", "the truth"
     ]  # fmt: skip
-    assert sorted(shown["stages"][0]["rows"]) == ["ball", "floor", "wall"]  # the loudest first
-    assert set(said(shown)) == {"with tags", "without tags"}
-    assert "of the pixels right" in said(shown)["with tags"]
+    assert sorted(shown["stages"][0]["rows"]) == ["ball", "floor", "wall"]
+    assert set(answers_by_name(shown)) == {"with tags", "without tags"}
+    assert "of the pixels right" in answers_by_name(shown)["with tags"]
     own = ask(tool, text="", image=uploaded(), depth=None)
     assert list(own["pictures"]) == ["image", "labels"]
     assert own["stages"] == []
@@ -296,7 +296,7 @@ def test_pixels(tools: Mapping[str, LiveTool]):
         ask(tool, image=uploaded((31, 40)), depth=None)
 
 
-def test_depth_counts(tools: Mapping[str, LiveTool]):
+def test_depth_changes_the_result(tools: Mapping[str, LiveTool]):
     tool = tools["pixels"]
     one = tool.examples[0]
     assert one.depth is not None
@@ -311,17 +311,17 @@ def test_depth_counts(tools: Mapping[str, LiveTool]):
 # ------------------------------------------------------------------ shots
 
 
-def test_shots(tools: Mapping[str, LiveTool]):
+def test_shots_tool(tools: Mapping[str, LiveTool]):
     shown = ask(tools["shots"], budget=3)
     assert [stage["name"] for stage in shown["stages"]] == ["pointer v1", "kNN", "random"]
     assert [kept(stage) for stage in shown["stages"]] == [3, 3, 3]
-    assert set(said(shown)) == {"zero-shot", "pointer v1", "kNN", "random"}
+    assert set(answers_by_name(shown)) == {"zero-shot", "pointer v1", "kNN", "random"}
     assert all(isinstance(answer["right"], bool) for answer in shown["answers"])
     assert len(shown["pictures"]) == 33
     assert shown["stages"][0]["items"][0]["text"].startswith("what ")
 
 
-def test_a_question_is_embedded_as_in_the_exam(tools: Mapping[str, LiveTool]):
+def test_question_is_embedded_as_in_the_study(tools: Mapping[str, LiveTool]):
     tool = tools["shots"]
     chooser = tool.run.__self__  # pyright: ignore[reportFunctionMemberAccess]
     one, queries = tool.examples[3], chooser.world.queries
@@ -335,15 +335,15 @@ def test_a_question_is_embedded_as_in_the_exam(tools: Mapping[str, LiveTool]):
     assert chooser.known[one.image, one.text] == known
 
 
-def test_the_learner_answers_as_in_the_exam(tools: Mapping[str, LiveTool]):
-    """The prompt of text and pictures, and the exam's prompt of vectors, lead to one word."""
+def test_learner_answers_as_in_the_study(tools: Mapping[str, LiveTool]):
+    """The prompt of text and images and the study's prompt of vectors give the same answer."""
     from eligo.shots.learner.scoring import LearnerScorer
 
     tool = tools["shots"]
     chooser = tool.run.__self__  # pyright: ignore[reportFunctionMemberAccess]
     world, one = chooser.world, tool.examples[0]
     picks = list(world.pool.ids[5:8])
-    said = chooser.answer(one.picture, one.text, picks).split()
+    answer = chooser.answer(one.picture, one.text, picks).split()
     query = next(
         row
         for row, (group, payload) in enumerate(
@@ -356,4 +356,4 @@ def test_the_learner_answers_as_in_the_exam(tools: Mapping[str, LiveTool]):
     length = int(world.blocks.lengths[blocks].sum())
     with torch.no_grad():
         best = int(scorer._logits(blocks, length).argmax())
-    assert said[:1] == chooser.learner[1].tokenizer.decode([best]).split()
+    assert answer[:1] == chooser.learner[1].tokenizer.decode([best]).split()

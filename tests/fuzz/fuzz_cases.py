@@ -1,4 +1,4 @@
-"""One command line after another, each with something wrong: seeded, and quick to run.
+"""Seeded command lines with one or more mistakes, quick to run.
 
 A case starts from a command line that would work (`TEMPLATES`), then damages its files, its config
 or its words. Work that takes long raises `ReachedError`, an error of our own, so that a case
@@ -41,7 +41,7 @@ _WORK = (
     "eligo.cli.demo.tokens:run",
     "eligo.cli.explorer.live:serve",
 )
-"""Where the work of a command begins that would take longer than all the rest of a case."""
+"""Functions that start the slow part of a command."""
 
 # {name} is a sample, {out} a new place to write to.
 TEMPLATES: tuple[tuple[str, ...], ...] = (
@@ -147,20 +147,20 @@ _JSON_TEXTS = (
 
 
 class ReachedError(EligoError):
-    """Everything was accepted: here the work would begin."""
+    """The input was accepted; the slow part would start here."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command line, and how it came about."""
+    """A command line and a description of its mistakes."""
 
     argv: list[str]
-    told: str
+    mistakes: str
 
 
 @contextmanager
 def without_work() -> Iterator[None]:
-    """Long work raises `ReachedError` meanwhile."""
+    """Slow functions raise `ReachedError` inside this context."""
 
     def reach(*_args: Any, **_options: Any) -> Any:
         raise ReachedError("the work would begin here")
@@ -184,10 +184,10 @@ def without_work() -> Iterator[None]:
 def make_case(seed: int, number: int, samples: Samples, folder: Path) -> Case:
     """The case of a seed and a number; its files are put into the folder."""
     rng = random.Random(f"{seed} {number}")
-    # In turn, so that few cases see every command.
+    # Round-robin, so that few cases cover every command.
     template = TEMPLATES[(number + rng.randrange(2) * len(TEMPLATES) // 2) % len(TEMPLATES)]
     command, *words = template
-    argv, files, told = command.split(), [], []
+    argv, files, mistakes = command.split(), [], []
     for word in words:
         if word == "{out}":
             argv.append("out")
@@ -203,10 +203,10 @@ def make_case(seed: int, number: int, samples: Samples, folder: Path) -> Case:
         ways += [_damaged_file] * 5
     if any(file.suffix == ".yaml" for file in files):
         ways += [_odd_config] * 6
-    told.append(rng.choice(ways)(rng, argv, files, folder))
+    mistakes.append(rng.choice(ways)(rng, argv, files, folder))
     if rng.random() < 0.2:
-        told.append(rng.choice(words[:2] + words[3:])(rng, argv, files, folder))
-    return Case(argv, "; ".join(told))
+        mistakes.append(rng.choice(words[:2] + words[3:])(rng, argv, files, folder))
+    return Case(argv, "; ".join(mistakes))
 
 
 # ------------------------------------------------------------------ words
@@ -250,7 +250,7 @@ def _flags(name: str) -> list[str]:
 
 
 def _odd_path(rng: random.Random, argv: list[str], files: list[Path], folder: Path) -> str:
-    """A path of another kind in the place of one that was given."""
+    """Replaces a given path by one of another kind."""
     odd = folder / "odd"
     way = rng.choice(
         ("long", "parts", "pipe", "loop", "folder", "file", "closed", "newline", "gone")
@@ -260,7 +260,7 @@ def _odd_path(rng: random.Random, argv: list[str], files: list[Path], folder: Pa
     }.get(way, "odd")  # fmt: skip
     if way == "pipe":
         os.mkfifo(odd)
-        # A command may write to a pipe, so somebody reads it; one that reads it waits for ever.
+        # A command may write to a pipe, so we read it; a command that reads it would block.
         threading.Thread(target=_drain, args=(os.open(odd, os.O_RDWR),), daemon=True).start()
     elif way == "loop":
         odd.symlink_to(odd)
@@ -293,7 +293,7 @@ def _drain(pipe: int) -> None:
 
 
 def _damaged_file(rng: random.Random, argv: list[str], files: list[Path], folder: Path) -> str:
-    """One of the files (of a folder: one in it) is not what it should be."""
+    """Damages one of the files (for a folder, one inside it)."""
     chosen = rng.choice(files)
     inside = [chosen] if chosen.is_file() else sorted(p for p in chosen.rglob("*") if p.is_file())
     path = rng.choice(inside)
@@ -318,15 +318,15 @@ def _damaged_file(rng: random.Random, argv: list[str], files: list[Path], folder
 
 
 def _other_kind(rng: random.Random, folder: Path) -> bytes:
-    """The start of any other file, or no file's."""
+    """The start of another file type, or random bytes."""
     others = sorted(path for path in folder.rglob("*") if path.is_file())
-    made = (b"", b"\x00" * 64, b"\xff\xfea\x00", rng.randbytes(500), b"PK\x03\x04", b"\x80\x02.",
+    data = (b"", b"\x00" * 64, b"\xff\xfea\x00", rng.randbytes(500), b"PK\x03\x04", b"\x80\x02.",
             b"\x93NUMPY\x01\x00\xff\xff", b"\xff" * 8 + b"{}",
             b"\x02\x00\x00\x00\x00\x00\x00\x00{}",
             b"\x89PNG\r\n\x1a\n", b"GIF89a", b"a: 1\n")  # fmt: skip
     if others and rng.random() < 0.3:
         return rng.choice(others).read_bytes()[:100_000]
-    return rng.choice(made)
+    return rng.choice(data)
 
 
 def _other_values(rng: random.Random, path: Path, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Valid inputs of every kind that the commands read, made on first use in one folder.
+"""Valid inputs of every kind that commands read, created on first use in one folder.
 
 A case gets copies (hard links) of those that it names, and damages some of them.
 """
@@ -26,14 +26,14 @@ _WORDS = "table"
 
 
 class Samples:
-    """The folder of all samples; `link` puts one where a case wants it."""
+    """The folder of all samples; `link` copies one into the folder of a case."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._made: dict[str, Path] = {}
 
     def path(self, name: str) -> Path:
-        """Where a sample lies; it is made if nobody asked for it before."""
+        """Path of a sample, which is created on first use."""
         if name not in self._made:
             self._made[name] = _MAKERS[name](self)
         return self._made[name]
@@ -60,7 +60,7 @@ class Samples:
         return self.file(name, "".join(json.dumps(row) + "\n" for row in rows))
 
     def run(self, *args: str) -> None:
-        """A command that must work, inside the folder of the samples."""
+        """Runs a command that must succeed, in the folder of the samples."""
         before = Path.cwd()
         os.chdir(self.root)
         try:
@@ -228,4 +228,4 @@ _MAKERS: dict[str, Callable[[Samples], Path]] = {
 }
 
 _BESIDE = {"vqa_lines": ("photo",), "tabs": ("photo",), "pixel_lines": ("photo", "depth", "label")}
-"""What the lines of a file name."""
+"""Samples that the lines of a file refer to."""

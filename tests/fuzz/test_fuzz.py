@@ -1,6 +1,6 @@
-"""No mistake of a user ends in a traceback: any command, config and file, with anything wrong.
+"""No invalid input ends in a traceback, for any command, config and file.
 
-ELIGO_FUZZ_CASES says how many cases are tried, ELIGO_FUZZ_SEED which; a failure names its number.
+ELIGO_FUZZ_CASES sets the number of cases, ELIGO_FUZZ_SEED the seed; a failure names its case.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from eligo.cli.commands import COMMANDS
 
 _CASES = int(os.environ.get("ELIGO_FUZZ_CASES", "100"))
 _SEED = int(os.environ.get("ELIGO_FUZZ_SEED", "0"))
-_PARTS = 4  # for as many processes
+_PARTS = 4  # parts that can run in parallel
 _HANGS = 120  # seconds
-_LONGEST = 40_000  # characters of a message: a path of 5,000 characters may come a few times
+_LONGEST = 40_000  # characters of a message: a path of 5,000 characters may be repeated
 _CODES = (0, 1, 2, 130)
 
 
 class _Hangs(BaseException):
-    """A case takes so long that it waits for something."""
+    """A case did not end in time."""
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def samples(tmp_path_factory):
 
 @pytest.fixture
 def enclosed(tmp_path, monkeypatch):
-    """A working folder; everything that is looked up or written by default lies inside it."""
+    """A working folder that contains all default paths for reading and writing."""
     for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setenv(name, str(tmp_path / name))
@@ -45,7 +45,7 @@ def enclosed(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_every_command_is_tried():
+def test_every_command_is_covered():
     assert {command for command, *_ in TEMPLATES} == set(COMMANDS)
 
 
@@ -60,13 +60,15 @@ def test_no_input_ends_in_a_traceback(part, samples, enclosed, monkeypatch):
         before = _outside(enclosed, number)
         if (problem := run(case.argv)) or (problem := _written(before, _outside(enclosed, number))):
             shown = [word if len(word) < 80 else f"{word[:77]}..." for word in case.argv]
-            found.append(f"seed {_SEED}, case {number}: eligo {shown}\n({case.told})\n{problem}")
+            found.append(
+                f"seed {_SEED}, case {number}: eligo {shown}\n({case.mistakes})\n{problem}"
+            )
         monkeypatch.chdir(enclosed)
     assert not found, f"{len(found)} of {_CASES // _PARTS} cases:\n\n" + "\n\n".join(found)
 
 
 def run(argv: list[str]) -> str | None:
-    """What is wrong with how a command line ends; None if nothing is."""
+    """The problem with the exit of a command line, or None."""
     out, err = io.StringIO(), io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")
 
     def hangs(*_: object) -> None:
@@ -84,8 +86,8 @@ def run(argv: list[str]) -> str | None:
             warnings.simplefilter("ignore")
             code = main(argv)
     except BaseException as error:
-        told = "".join(traceback.format_exception(error))
-        return told[-4000:]
+        report = "".join(traceback.format_exception(error))
+        return report[-4000:]
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
@@ -107,7 +109,7 @@ def _wrong(code: int, message: str) -> str | None:
 
 
 def _outside(enclosed: Path, number: int) -> set[Path]:
-    """What there is but for the case's own folder."""
+    """All paths except the folder of the case."""
     return {path for path in enclosed.iterdir() if path.name != str(number)}
 
 

@@ -1,3 +1,5 @@
+"""Cross-attention: parity with torch, masks, top-m, precision."""
+
 import pytest
 import torch
 from torch import nn
@@ -75,7 +77,7 @@ def test_both_paths_agree_forward_and_backward(mode: tuple):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_parameter_learns(mode: tuple):
+def test_every_parameter_gets_a_gradient(mode: tuple):
     module, (query, context, mask) = build(*mode), inputs()
     module(query, context, mask).pow(2).sum().backward()
     largest = max(p.grad.abs().max() for p in module.parameters())
@@ -106,7 +108,7 @@ def test_no_valid_key_gives_exactly_zero(mode: tuple, return_map: bool):
 
 
 @pytest.mark.parametrize("return_map", [False, True])
-def test_no_keys_at_all(return_map: bool):
+def test_empty_key_sequence(return_map: bool):
     module = build()
     result = module(torch.randn(2, 4, 8), torch.randn(2, 0, 6), return_map=return_map)
     output = result[0] if return_map else result
@@ -119,7 +121,7 @@ def test_no_keys_at_all(return_map: bool):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("return_map", [False, True])
-def test_ignores_padding_batch_mates_and_key_order(mode: tuple, return_map: bool):
+def test_independent_of_padding_batch_and_key_order(mode: tuple, return_map: bool):
     module, (query, context, mask) = build(*mode), inputs()
 
     def run(*arguments):
@@ -170,7 +172,7 @@ def test_top_m_keeps_the_best_keys_of_each_query_and_head():
     torch.testing.assert_close(module(query, context, mask, top_m=9), module(query, context, mask))
 
 
-def test_keys_and_values_can_be_made_once():
+def test_keys_and_values_can_be_precomputed():
     module, (query, context, mask) = build(), inputs()
     keys, values = module.keys_values(context, mask)
     output, attention_map = module.attend(query, keys, values, mask)
@@ -237,8 +239,8 @@ def test_bfloat16_module_and_autocast_keep_float32_logits():
 def test_autocast_does_not_reach_the_attention(return_map: bool):
     """Only the projections run in bfloat16; between them there is one rounding, at the end."""
     module, (query, context, mask) = build("cosine", init=14.285714), inputs()
-    seen = []
-    module.out_proj.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    dtypes = []
+    module.out_proj.register_forward_pre_hook(lambda _, arguments: dtypes.append(arguments[0]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         module(query, context, mask, return_map=return_map)
         queries = module.query_proj(query).unflatten(-1, (4, 4)).transpose(1, 2)
@@ -246,7 +248,7 @@ def test_autocast_does_not_reach_the_attention(return_map: bool):
     assert queries.dtype == keys.dtype == torch.bfloat16
     logits = module.scale(queries, keys).masked_fill(~mask[:, None, None], -torch.inf)
     exact = (logits.softmax(-1) @ values.float()).transpose(1, 2).flatten(2)
-    error = (seen[0].float() - exact)[mask.any(-1)].abs()
+    error = (dtypes[0].float() - exact)[mask.any(-1)].abs()
     assert (error <= exact[mask.any(-1)].abs() * 2**-8 + 1e-6).all()
 
 
@@ -257,6 +259,6 @@ def test_save_and_load():
     assert other(query, context, mask).equal(module(query, context, mask))
 
 
-def test_heads_must_share_the_width_evenly():
+def test_width_must_be_divisible_by_heads():
     with pytest.raises(InputError, match="dim=10 and num_heads=4"):
         CrossAttention(8, 6, 10, 4)

@@ -1,3 +1,5 @@
+"""Similarity scale: bounds, gradients, legacy formulas, precision."""
+
 import math
 
 import pytest
@@ -20,7 +22,7 @@ def extreme_logit(scale: SimilarityScale, dim: int = 16) -> float:
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("learnable", [False, True])
 @pytest.mark.parametrize("init", [1.0, DEFAULT, 100.0])
-def test_largest_logit(similarity: str, learnable: bool, init: float):
+def test_largest_logit_equals_the_scale(similarity: str, learnable: bool, init: float):
     scale = SimilarityScale(similarity, learnable=learnable, init=init)
     expected = init if similarity == "cosine" else init / math.sqrt(16)
     assert extreme_logit(scale) == pytest.approx(expected, rel=1e-5)
@@ -37,7 +39,7 @@ def test_largest_logit(similarity: str, learnable: bool, init: float):
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("learnable", [False, True])
 @pytest.mark.parametrize("init", [1.0, DEFAULT, 100.0])
-def test_legacy_formulas(similarity: str, learnable: bool, init: float):
+def test_legacy_formulas_by_hand(similarity: str, learnable: bool, init: float):
     scale = SimilarityScale(similarity, learnable=learnable, init=init, legacy=True)
     query, key = torch.randn(3, 5, 8), torch.randn(3, 7, 8)
     stored = math.log(init)

@@ -1,3 +1,5 @@
+"""Soft and hard assignments, fold and unfold, against loops."""
+
 import math
 
 import pytest

@@ -1,3 +1,5 @@
+"""Bipartite merging against a loop."""
+
 import math
 
 import pytest
@@ -62,7 +64,7 @@ def test_equals_loop(case: Ragged, share: float):
 
 @quick
 @given(ragged(batch=(3,)))
-def test_number_per_row(case: Ragged):
+def test_each_row_has_its_own_number_of_merges(case: Ragged):
     num_tokens = case.scores.shape[-1]
     numbers = torch.randint(0, num_tokens // 2 + 1, (3,), generator=case.generator)
     features = case.randn(3)
@@ -95,7 +97,7 @@ def test_equal_tokens_merge_without_loss():
     torch.testing.assert_close(unmerge(merged, matching), values)
 
 
-def test_ignores_batch_mates_and_padding_wherever_it_stands():
+def test_independent_of_batch_and_padding():
     features = torch.randn(2, 6, 3)
     alone = bipartite_match(features[0], 2)
     together = bipartite_match(features, 2)
@@ -130,7 +132,7 @@ def test_cannot_merge_more_than_half(num_merged: int):
         bipartite_match(torch.randn(1, 7, 2), torch.tensor([num_merged]))
 
 
-def test_matching_is_a_plain_pair():
+def test_matching_is_a_tuple():
     kept, destination = bipartite_match(torch.randn(4, 2), 0)
     assert isinstance(Matching(kept, destination), tuple)
     assert kept.tolist() == destination.tolist() == [0, 1, 2, 3]

@@ -1,3 +1,5 @@
+"""Farthest points, greedy DPP, distinctness and ordered dither."""
+
 import numpy as np
 import pytest
 import torch
@@ -71,7 +73,7 @@ def test_greedy_dpp_equals_determinants(case: Ragged, k: int):
         assert out.tolist() == padded(brute_dpp(exact @ exact.T, mask.tolist(), k), k)
 
 
-def test_greedy_dpp_beyond_the_rank_goes_on_by_the_diagonal():
+def test_greedy_dpp_beyond_the_rank_uses_the_diagonal():
     scale = torch.tensor([1.0, 2.0, 1.0, 4.0, 2.0, 0.0])
     axis = torch.tensor([0, 1, 1, 0, 0, 1])
     vectors = torch.nn.functional.one_hot(axis, 2) * scale[:, None]
@@ -88,7 +90,7 @@ def test_greedy_dpp_stays_exact_for_many_picks():
 
 
 @pytest.mark.parametrize("choose", [farthest_points, greedy_dpp])
-def test_budget_per_row_mates_and_padding(choose):
+def test_budget_per_row_and_independence_of_batch_and_padding(choose):
     vectors = torch.nn.functional.normalize(torch.randn(4, 9, 16), dim=-1)
     matrix = vectors @ vectors.transpose(-1, -2)
     if choose is farthest_points:
@@ -96,7 +98,7 @@ def test_budget_per_row_mates_and_padding(choose):
     mask = torch.rand(4, 9) < 0.7
     mask[2] = False
     hidden = ~(mask[:, :, None] & mask[:, None, :])
-    matrix = matrix.masked_fill(hidden, torch.nan)  # nobody may look
+    matrix = matrix.masked_fill(hidden, torch.nan)  # must not be read
     budgets = torch.tensor([3, 9, 2, 0])
     together = choose(matrix, budgets, mask)
     assert together.shape == (4, 9)
@@ -109,7 +111,7 @@ def test_budget_per_row_mates_and_padding(choose):
 
 
 @pytest.mark.parametrize("choose", [farthest_points, greedy_dpp])
-def test_empty_and_single_candidates(choose):
+def test_no_candidate_and_single_candidate(choose):
     assert choose(torch.zeros(2, 0, 0), 3).tolist() == [[-1] * 3] * 2
     assert choose(torch.ones(1, 1), 2).tolist() == [0, -1]
     assert choose(torch.ones(3, 3, dtype=torch.bfloat16), 3).tolist() == [0, 1, 2]
@@ -118,7 +120,7 @@ def test_empty_and_single_candidates(choose):
         choose(torch.ones(2, 2), -1)
 
 
-def test_nearest_other():
+def test_nearest_other_by_hand():
     distances = torch.tensor([[0.0, 2.0, 9.0], [2.0, 0.0, 1.0], [9.0, 1.0, 0.0]])
     assert nearest_other(distances).tolist() == [2.0, 1.0, 1.0]
     mask = torch.tensor([True, True, False])

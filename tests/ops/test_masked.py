@@ -1,3 +1,5 @@
+"""Masked softmax and mean against loops."""
+
 import math
 
 import pytest
@@ -82,6 +84,6 @@ def test_extreme_logits_stay_exact():
     assert result.tolist() == [0.5, 0.5, 0.0]
 
 
-def test_mismatched_mask_is_named():
+def test_mismatched_mask_is_refused():
     with pytest.raises(InputError, match="begin with the mask's shape"):
         masked_mean(torch.zeros(2, 3), torch.ones(2, 4, dtype=torch.bool))

@@ -1,3 +1,5 @@
+"""MaxSim against a loop."""
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+"""Gather and align of ragged rows against loops."""
+
 import pytest
 import torch
 from hypothesis import given
@@ -50,7 +52,7 @@ def test_gather_gradient_skips_padding_and_nan():
 @pytest.mark.parametrize(
     ("values", "indices"), [((3,), (2, 2)), ((3, 5), (2, 2)), ((2, 3, 5), (3, 2, 2))]
 )
-def test_gather_names_mismatched_batches(values: tuple[int, ...], indices: tuple[int, ...]):
+def test_mismatched_batches_are_refused(values: tuple[int, ...], indices: tuple[int, ...]):
     with pytest.raises(InputError, match="gather"):
         gather(torch.zeros(values), torch.zeros(indices, dtype=torch.long))
 
@@ -68,7 +70,7 @@ def test_align_equals_loop(case: Ragged, extra: int):
     assert align_left(case.mask).shape == case.mask.shape
 
 
-def test_align_refuses_to_cut():
+def test_align_never_truncates():
     with pytest.raises(InputError, match="covers the fullest row"):
         align_left(torch.ones(2, 3, dtype=torch.bool), 2)
 

@@ -1,3 +1,5 @@
+"""The relaxed top-k: exact sums, gradients, hard limit."""
+
 import math
 
 import pytest
@@ -57,13 +59,13 @@ def test_a_large_common_offset_costs_no_precision():
     torch.testing.assert_close(ties, torch.full((1000,), 1e-3))
 
 
-def test_becomes_the_hard_top_k():
+def test_converges_to_the_hard_top_k():
     scores = torch.randn(3, 20)
     p = relaxed_top_k(scores, 5, 1e-5)
     assert (p > 0.5).equal(top_k_mask(scores, 5))
 
 
-def test_gradient_is_the_implicit_one():
+def test_gradient_equals_the_implicit_gradient():
     scores = torch.randn(2, 6, requires_grad=True)
     weights = torch.randn(2, 6)
     (relaxed_top_k(scores, 2, 0.7) * weights).sum().backward()
@@ -116,7 +118,7 @@ def test_straight_through_never_rounds():
 
 @quick
 @given(ragged(batch=(3,), min_candidates=1), st.integers(1, 5))
-def test_ignores_batch_mates_and_padding(case: Ragged, k: int):
+def test_independent_of_batch_and_padding(case: Ragged, k: int):
     together = relaxed_top_k(case.scores, k, 0.3, case.mask)
     wide = torch.nn.functional.pad(case.scores, (2, 3), value=torch.nan)
     wide_mask = torch.nn.functional.pad(case.mask, (2, 3), value=False)

@@ -1,3 +1,5 @@
+"""Exact top-k and Gumbel top-k."""
+
 import pytest
 import torch
 from hypothesis import given
@@ -26,7 +28,7 @@ def test_equals_sorting_in_python(case: Ragged, k: int, dtype: torch.dtype):
 
 @quick
 @given(ragged())
-def test_budget_per_row(case: Ragged):
+def test_each_row_has_its_own_budget(case: Ragged):
     budgets = torch.randint(0, 10, case.scores.shape[:-1], generator=case.generator)
     width = int(budgets.max())
     result = top_k(case.scores, budgets, case.mask)
@@ -58,7 +60,7 @@ def test_ties_go_to_the_lowest_index_in_long_rows():
 
 @quick
 @given(ragged(batch=(3,)), st.integers(0, 5))
-def test_ignores_batch_mates_and_padding(case: Ragged, k: int):
+def test_independent_of_batch_and_padding(case: Ragged, k: int):
     together = top_k(case.scores, k, case.mask)
     padded = top_k(
         torch.nn.functional.pad(case.scores, (0, 3), value=9.0),

@@ -21,7 +21,7 @@ _ARGUMENTS = (
 )
 
 
-# Ways to run the documented network (`compat`) that no golden file shows, name: (network, batch).
+# Cases of the documented network (`compat`) without a golden file, name: (network, batch).
 DOCUMENTED = {
     "rectangular": ({}, {"images": 2, "texts": 5, "dense": 7}),
     "no_cls": ({}, {"tokens": 16, "dense": 4}),
@@ -38,7 +38,7 @@ DOCUMENTED = {
 # Open, paper, paper with a single aggregation.
 VARIANTS = [(False, True), (True, True), (True, False)]
 
-# Ways to run our defaults, name: (network, batch).
+# Cases of our defaults, name: (network, batch).
 DEFAULTS = {
     "open": ({}, {"dense": 0}),
     "open_dense": ({}, {"dense": 5}),
@@ -127,18 +127,18 @@ def batch(
         lengths[0] = longest
         return lengths
 
-    made = Batch(randn(images, tokens, width), randn(texts, words, width), lengths(texts, words))
+    inputs = Batch(randn(images, tokens, width), randn(texts, words, width), lengths(texts, words))
     if dense:
         owners = texts if compat else images
-        made.dense, made.dense_lengths = randn(owners, dense, width), lengths(owners, dense)
+        inputs.dense, inputs.dense_lengths = randn(owners, dense, width), lengths(owners, dense)
     if masked:
-        made.patch_mask = torch.ones(images, tokens - 1, dtype=torch.bool)
-        made.patch_mask[0, -masked:] = False
-    return made
+        inputs.patch_mask = torch.ones(images, tokens - 1, dtype=torch.bool)
+        inputs.patch_mask[0, -masked:] = False
+    return inputs
 
 
 def perturbed(net: CrossSparseAggrNet, seed: int = 1) -> CrossSparseAggrNet:
-    """Weights far from their start, so that aggregation is far from uniform."""
+    """Large random weights, so that aggregation is far from uniform."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -154,7 +154,7 @@ def tiny(seed: int = 0, **more) -> CrossSparseAggrNet:
 
 @dataclass
 class Documented:
-    """What the definition says of a case, in float64: scores, masks, gradients."""
+    """Scores, masks and gradients of a case by definition, in float64."""
 
     scores: Tensor
     masks: tuple[Tensor, ...]
@@ -194,13 +194,13 @@ class Documented:
         known = {
             name: part
             for name, part in zip(leaves, found, strict=True)
-            if part is not None and part.abs().max() > 1e-12  # else it is 0, but for rounding
+            if part is not None and part.abs().max() > 1e-12  # otherwise it is 0 up to rounding
         }
         return Documented(scores.detach(), tuple(mask.detach() for mask in masks), probes, known)
 
 
 def documented(name: str, paper: bool, dual: bool) -> tuple[dict[str, Any], Batch, Documented]:
-    """A documented case: the network's settings, its inputs, and what the definition says."""
+    """Settings of a documented case, its inputs, and the result by definition."""
     settings, shape = DOCUMENTED[name]
     rules = {**settings, "use_paper_version": paper, "use_dual_aggr": dual, "compat": True}
     inputs = batch(**shape, compat=True, seed=3)
@@ -220,11 +220,11 @@ def gradients(net: CrossSparseAggrNet, inputs: Batch, probe: Tensor) -> dict[str
 
 
 def assert_close_gradients(
-    got: dict[str, Tensor], wanted: dict[str, Tensor], share: float = 1e-4
+    got: dict[str, Tensor], expected: dict[str, Tensor], share: float = 1e-4
 ) -> None:
     """Each within `share` of its tensor's largest value."""
-    assert got.keys() == wanted.keys()
-    for name, value in wanted.items():
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
         largest = value.abs().max()
         worst = (got[name].double() - value.double()).abs().max()
         assert worst <= share * largest + 1e-9, f"{name}: {worst} of {largest}"

@@ -1,4 +1,4 @@
-"""Tiny models, scenes and files that the tests of training share."""
+"""Tiny models, scenes and files shared by the training tests."""
 
 import json
 from pathlib import Path

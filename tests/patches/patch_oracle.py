@@ -1,4 +1,4 @@
-"""The documented network written again from its definition: one pair at a time, in float64.
+"""The documented network from its definition: one pair at a time, in float64.
 
 Shares no code with eligo: no kernel, no op, no module. Autograd goes through it.
 """

@@ -43,8 +43,8 @@ def test_triton_agrees_with_the_loop(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["open", "masked"])
-def test_the_narrow_factor_agrees_with_the_loop(name, monkeypatch):
-    """The association that half precision takes, in float32, where a wrong term would show."""
+def test_narrow_factor_agrees_with_the_loop(name, monkeypatch):
+    """The order of products used in half precision, in float32, where errors are visible."""
     monkeypatch.setattr(algebra, "prefers_gram", lambda *_: True)
     monkeypatch.setattr(
         blocks, "_with_factor", lambda rows, _: blocks.replace(rows, factor=span(rows.patches))
@@ -62,16 +62,16 @@ def test_half_precision_agrees_at_equal_selection(name, gram, monkeypatch):
     settings, shape = DEFAULTS[name]
     inputs = batch(**shape, images=2, texts=4, tokens=5, seed=5).to(torch.float16)
     net = tiny(**settings, num_patches=4, kernel="reference").half()
-    wanted = inputs(net, return_selection=True)
+    expected = inputs(net, return_selection=True)
     images, texts = net.sides(*inputs.arguments())
     rows = hoist(net.parts(), images)
     patches, norms = halved(images.patches, rows.norms)  # as on a GPU
     rows = blocks.replace(rows, patches=patches, norms=norms)
     assert blocks._with_factor(rows, 4).factor is not None
     got = blocks.match_rows(net.parts(), rows, texts, decisions=True, fused=True)
-    same = (wanted.sparse.kept_mask == (got.sparse.live > 0.5)).all(-1)
+    same = (expected.sparse.kept_mask == (got.sparse.live > 0.5)).all(-1)
     assert same.float().mean() > 0.9
-    assert (wanted.scores - got.scores).abs()[same].max() < 3e-3
+    assert (expected.scores - got.scores).abs()[same].max() < 3e-3
 
 
 @pytest.mark.parametrize(("count", "kept"), [(1, 1), (5, 5), (20, 7)])
@@ -85,13 +85,13 @@ def test_kept_patches_are_the_exact_top_k(count, kept):
     live, extra = keep_best(score, kept, None)
     keep = ops.top_k_mask(score, kept)
     assert torch.equal(live > 0.5, keep)
-    wanted = algebra.dropped_weights(PatchDecision(score, keep.float()), None)
-    assert torch.allclose(extra, wanted, atol=1e-6)
+    expected = algebra.dropped_weights(PatchDecision(score, keep.float()), None)
+    assert torch.allclose(extra, expected, atol=1e-6)
     score[1, 0, 0], score[1, 1, -1] = torch.nan, -torch.inf
     assert torch.equal(keep_best(score, kept, None)[0] > 0.5, ops.top_k_mask(score, kept))
 
 
-def test_kept_patches_are_real_ones():
+def test_padded_patches_are_never_kept():
     score = torch.randn(3, 4, 20, generator=torch.Generator().manual_seed(0)).round()
     mask = torch.rand(3, 20, generator=torch.Generator().manual_seed(1)) < 0.5
     mask[2] = False
@@ -99,12 +99,12 @@ def test_kept_patches_are_real_ones():
     live, extra = keep_best(score, budget, mask)
     every = mask[:, None].expand(score.shape)
     assert torch.equal(live > 0.5, ops.top_k_mask(score, budget[:, None].expand(3, 4), every))
-    wanted = algebra.dropped_weights(PatchDecision(score, live), mask)
-    assert torch.allclose(extra, wanted, atol=1e-6)
+    expected = algebra.dropped_weights(PatchDecision(score, live), mask)
+    assert torch.allclose(extra, expected, atol=1e-6)
 
 
 @torch.no_grad()
-def test_alike_patches_have_a_factor():
+def test_singular_gram_matrix_has_a_factor():
     """A singular Gram matrix, and one of zeros."""
     patches = torch.randn(3, 9, 16, generator=torch.Generator().manual_seed(0))
     patches[1] = patches[1, :1]
@@ -119,14 +119,15 @@ def test_alike_patches_have_a_factor():
     ("name", "paper", "dual"),
     [("one_word", False, True), ("ratio_one", True, True), ("gumbel", True, False)],
 )
-def test_documented_network_against_the_oracle(name, paper, dual):
-    rules, inputs, wanted = documented(name, paper, dual)
+def test_documented_network_matches_the_oracle(name, paper, dual):
+    rules, inputs, expected = documented(name, paper, dual)
     with torch.no_grad():
         scores, masks = inputs(tiny(**rules, kernel="triton").train())
-    assert (scores.double() - wanted.scores).abs().max() < 2e-6
+    assert (scores.double() - expected.scores).abs().max() < 2e-6
     masks = masks if isinstance(masks, tuple) else (masks,)
     assert all(
-        torch.equal(mine.double(), theirs) for mine, theirs in zip(masks, wanted.masks, strict=True)
+        torch.equal(mine.double(), theirs)
+        for mine, theirs in zip(masks, expected.masks, strict=True)
     )
 
 
@@ -145,7 +146,7 @@ def test_triton_reproduces_the_golden_files(name):
 
 
 @torch.no_grad()
-def test_triton_at_its_limits():
+def test_extreme_inputs_are_finite_or_refused():
     """Nothing underflows; gradients, float64 and large inputs are refused."""
     inputs = batch(images=1, texts=2)
     scores = []
@@ -170,7 +171,7 @@ def test_triton_at_its_limits():
 
 
 @torch.no_grad()
-def test_auto_logs_its_kernel(caplog):
+def test_auto_logs_the_chosen_kernel(caplog):
     caplog.set_level("DEBUG", "eligo.patches.kernels")
     batch(images=1, texts=1)(tiny())
     assert "kernel auto: triton" in caplog.text

@@ -1,4 +1,4 @@
-"""A retrieval model reads texts with the tokenizer that it was trained with, or says so."""
+"""A retrieval model uses the tokenizer it was trained with, or is refused."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def config_of(text: str) -> RetrievalConfig:
     )
 
 
-def test_a_text_encoder_without_a_tokenizer(tmp_path: Path):
+def test_text_encoder_without_a_tokenizer_is_refused(tmp_path: Path):
     folder = Path(text_folder(tmp_path))
     assert RetrievalModel.build(config_of(str(folder)))
     for file in folder.glob("tokenizer*"):
@@ -28,7 +28,7 @@ def test_a_text_encoder_without_a_tokenizer(tmp_path: Path):
         RetrievalModel.build(config_of(str(folder)))
 
 
-def test_a_saved_model_keeps_its_tokenizer(tmp_path: Path):
+def test_saved_model_keeps_its_tokenizer(tmp_path: Path):
     RetrievalModel.tiny().save_pretrained(tmp_path)
     loaded = RetrievalModel.from_pretrained(tmp_path)
     assert loaded.config.encoders.tokenizer is not None
@@ -40,19 +40,21 @@ def test_a_saved_model_keeps_its_tokenizer(tmp_path: Path):
 def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path):
     RetrievalModel.tiny().save_pretrained(tmp_path)
     path = tmp_path / "text" / "tokenizer.json"
-    made = Tokenizer.from_file(str(path)).to_str()
-    swapped = made.replace('"red":', '"@":').replace('"blue":', '"red":').replace('"@":', '"blue":')
-    assert swapped != made
+    content = Tokenizer.from_file(str(path)).to_str()
+    swapped = (
+        content.replace('"red":', '"@":').replace('"blue":', '"red":').replace('"@":', '"blue":')
+    )
+    assert swapped != content
     path.write_text(swapped)
     with pytest.raises(InputError, match=r"text: its tokenizer is not the one"):
         RetrievalModel.from_pretrained(tmp_path)
     written = (tmp_path / "config.yaml").read_text().splitlines()
     kept = [line for line in written if not line.strip().startswith("tokenizer:")]
-    (tmp_path / "config.yaml").write_text("\n".join(kept) + "\n")  # as an older eligo wrote it
+    (tmp_path / "config.yaml").write_text("\n".join(kept) + "\n")  # as written by an older eligo
     assert RetrievalModel.from_pretrained(tmp_path)
 
 
-def test_a_saved_model_without_its_tokenizer(tmp_path: Path):
+def test_saved_model_without_its_tokenizer_is_refused(tmp_path: Path):
     RetrievalModel.tiny().save_pretrained(tmp_path)
     for file in (tmp_path / "text").glob("tokenizer*"):
         file.unlink()

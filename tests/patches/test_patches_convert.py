@@ -1,4 +1,4 @@
-"""A checkpoint as LAPS and SEPS write it, read without running anything that is in it."""
+"""Conversion of LAPS and SEPS checkpoints, without running code from the file."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ class Given:
         self.vision, self.text = vision_folder(folder, "vit"), text_folder(folder)
         self.net = CrossSparseAggrNet(8, 16, compat=True, **net)
         self.heads = {"img_enc.vision_proj": nn.Linear(16, 8), "txt_enc.fc": nn.Linear(16, 8)}
-        # As the hub's files name them, which is how a checkpoint of any age does.
+        # Names as in the files of the hub, which all checkpoints use.
         self.state = {
             f"{prefix}.{key}": value
             for prefix, where in (
@@ -53,8 +53,8 @@ class Given:
 @pytest.mark.parametrize(
     "net", [{}, {"use_paper_version": True}, {"use_paper_version": True, "use_dual_aggr": False}]
 )
-def test_scores_of_the_checkpoint(tmp_path, prefix, net):
-    """Against the parts put together by hand, in the documented wiring."""
+def test_converted_model_has_the_scores_of_the_checkpoint(tmp_path, prefix, net):
+    """Compared with the modules combined by hand as documented."""
     given = Given(tmp_path, **net)
     model, left = convert_checkpoint(
         given.save(prefix, sparse_ratio=0.5, aggr_ratio=0.4), given.vision, given.text
@@ -70,12 +70,12 @@ def test_scores_of_the_checkpoint(tmp_path, prefix, net):
         ids, mask = model.text_encoder.tokenize(texts)
         states = model.text_encoder.backbone(ids, mask.long())[0]
         words = given.heads["txt_enc.fc"](states)
-        wanted = given.net.eval()(tokens, words, mask)
-    assert torch.allclose(found, wanted, atol=2e-6)
+        expected = given.net.eval()(tokens, words, mask)
+    assert torch.allclose(found, expected, atol=2e-6)
 
 
-def test_weights_of_the_encoders_are_the_checkpoints(tmp_path):
-    """Not those of the folders, which lend their configs only."""
+def test_encoder_weights_come_from_the_checkpoint(tmp_path):
+    """The encoder folders provide only their configs."""
     given = Given(tmp_path)
     given.state = {key: value + 0.125 if key.startswith("img_enc.visual") else value
                    for key, value in given.state.items()}  # fmt: skip
@@ -103,7 +103,7 @@ def test_registers_of_errors(tmp_path):
         convert_checkpoint(tmp_path / "none.pth", given.vision, given.text)
 
 
-def test_an_encoder_of_another_size_is_refused(tmp_path):
+def test_encoder_of_another_size_is_refused(tmp_path):
     given = Given(tmp_path)
     key = next(key for key in given.state if key.endswith("position_embeddings"))
     given.state[key] = torch.zeros(1, 99, 16)
@@ -116,7 +116,7 @@ class Malicious:
         return (Path.touch, (Path("owned"),))
 
 
-def test_nothing_in_the_file_is_run(tmp_path, monkeypatch):
+def test_checkpoint_code_is_never_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = Given(tmp_path)
     torch.save({"model": given.state, "opt": Malicious()}, given.path)
@@ -125,7 +125,7 @@ def test_nothing_in_the_file_is_run(tmp_path, monkeypatch):
     assert not Path("owned").exists()
 
 
-def test_command(tmp_path, capsys):
+def test_convert_command(tmp_path, capsys):
     given = Given(tmp_path)
     path, out = given.save(sparse_ratio=0.5, aggr_ratio=0.4), tmp_path / "model"
     assert main(["patches", "convert", str(path), "--out", str(out)]) == 2

@@ -1,4 +1,4 @@
-"""Texts that are longer than a model reads: Python functions say so, once for each text."""
+"""Texts longer than the model accepts are logged, once per text."""
 
 import pytest
 

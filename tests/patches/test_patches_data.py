@@ -1,4 +1,4 @@
-"""Captioned images from files and scenes: splits, dense captions, augmentation, truth."""
+"""Captioned images from files and scenes: splits, dense captions, augmentation, positives."""
 
 import json
 
@@ -35,12 +35,12 @@ def test_restval_is_training_data(tmp_path):
     assert read_captions(data, "test")[0].path.name == "picture_3.png"
 
 
-def test_only_five_captions_count(tmp_path):
+def test_only_five_captions_are_used(tmp_path):
     data = data_of(tmp_path, captions_each=7)
     assert {len(image.captions) for image in read_captions(data, "train")} == {5}
 
 
-def test_coco_folders(tmp_path):
+def test_coco_folder_layout(tmp_path):
     data = data_of(tmp_path)
     content = json.loads(data.captions.read_text())
     content["images"][2]["filepath"] = "val2014"
@@ -49,7 +49,7 @@ def test_coco_folders(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda entry: entry.pop("filename"), r"images\[1\]\.filename: missing"),
         (lambda entry: entry.update(split="dev"), "split: got 'dev', expected 'train', 'restval'"),
@@ -61,18 +61,18 @@ def test_coco_folders(tmp_path):
         (lambda _: "picture_1.png", r"images\[1\]: got 'picture_1.png'"),
     ],
 )
-def test_bad_karpathy_files(tmp_path, change, said):
+def test_invalid_karpathy_files_are_refused(tmp_path, change, message):
     data = data_of(tmp_path)
     content = json.loads(data.captions.read_text())
-    made = change(content["images"][1])
-    if isinstance(made, str) and said.endswith("'picture_1.png'"):
-        content["images"][1] = made
+    changed = change(content["images"][1])
+    if isinstance(changed, str) and message.endswith("'picture_1.png'"):
+        content["images"][1] = changed
     data.captions.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         read_captions(data, "train")
 
 
-def test_no_such_split_or_file(tmp_path):
+def test_missing_splits_and_files_are_refused(tmp_path):
     data = data_of(tmp_path, splits=("train",))
     with pytest.raises(InputError, match="no image of split 'val', found train"):
         read_captions(data, "val")
@@ -81,8 +81,8 @@ def test_no_such_split_or_file(tmp_path):
         read_captions(data, "train")
 
 
-def test_the_checkpoint_is_chosen_on_val(tmp_path):
-    """Never on the test split, whatever the config says."""
+def test_checkpoint_is_chosen_on_val(tmp_path):
+    """Never on the test split, for any config."""
     source = FileSource(data_of(tmp_path), RetrievalModel.tiny(), dense=False)
     assert [image.index for image in source.validation().given] == [2]
 
@@ -102,7 +102,7 @@ def test_dense_captions_by_name(tmp_path, name):
 
 
 def test_dense_captions_in_order(tmp_path):
-    """The second form: no ids, as many lines as images, of the file or of the split."""
+    """Lines without ids, as many as images of the file or of the split."""
     data = data_of(tmp_path, dense=tmp_path / "dense.jsonl")
     line = {"model_id": "some", "metadata": {}}
     texts = [json.dumps(line | {"text": f"all of {n}"}) for n in range(len(SPLITS))]
@@ -116,7 +116,7 @@ def test_dense_captions_in_order(tmp_path):
         read_captions(data, "train")
 
 
-def test_a_missing_or_broken_dense_caption(tmp_path):
+def test_missing_or_invalid_dense_captions_are_refused(tmp_path):
     data = data_of(tmp_path, dense=tmp_path / "dense.jsonl")
     data.dense.write_text('{"image_id": 0, "text": "a"}\n{"image_id": 1, "text": "b"}\n')
     with pytest.raises(InputError, match=r"no dense caption for 1 of 3 images.*imgid 4"):
@@ -131,7 +131,7 @@ def test_a_missing_or_broken_dense_caption(tmp_path):
     mixed = [
         {"image_id": 0, "text": "a"},
         *[{"text": "b"}] * 4,
-    ]  # as many as images: whose are they?
+    ]  # as many as images, but ambiguous
     data.dense.write_text("\n".join(map(json.dumps, mixed)))
     with pytest.raises(InputError, match=r"dense\.jsonl:2: image_id: missing"):
         read_captions(data, "train")
@@ -142,7 +142,7 @@ def test_a_missing_or_broken_dense_caption(tmp_path):
         )  # fmt: skip
 
 
-def test_files_as_other_programs_write_them(tmp_path):
+def test_text_encodings_of_other_programs(tmp_path):
     """A byte-order mark, CRLF, names and texts in any script, line separators inside a text."""
     data = data_of(tmp_path, dense=tmp_path / "dense.jsonl", splits=("train", "train"))
     content = json.loads(data.captions.read_text())
@@ -172,14 +172,14 @@ def test_batches_of_files(tmp_path):
     data = data_of(tmp_path, dense=tmp_path / "dense.jsonl")
     whole = next(FileSource(data, model, dense=True).batches(6, 0, 0, 0, 1))
     assert whole.images.shape == (6, 3, 56, 56)
-    assert sorted(whole.image_ids.tolist()) == [0, 0, 1, 1, 4, 4]  # every pair once an epoch
+    assert sorted(whole.image_ids.tolist()) == [0, 0, 1, 1, 4, 4]  # every pair once per epoch
     assert len(whole.dense[0]) == 6
     halves = [next(FileSource(data, model, dense=True).batches(6, 0, 0, r, 2)) for r in (0, 1)]
     assert torch.equal(torch.cat([half.images for half in halves]), whole.images)
     assert torch.equal(torch.cat([half.image_ids for half in halves]), whole.image_ids)
 
 
-def test_without_augmentation_texts_are_whole(tmp_path):
+def test_texts_are_unchanged_without_augmentation(tmp_path):
     model = RetrievalModel.tiny()
     data = data_of(tmp_path, augment=False)
     batch = next(FileSource(data, model, dense=False).batches(6, 0, 0, 0, 1))
@@ -189,7 +189,7 @@ def test_without_augmentation_texts_are_whole(tmp_path):
     assert len(found) == 2
 
 
-def test_unreadable_images(tmp_path, caplog):
+def test_unreadable_images_are_skipped_or_refused(tmp_path, caplog):
     model = RetrievalModel.tiny()
     data = data_of(tmp_path, splits=("train", "train", "val", "val"))
     (data.images / "picture_0.png").write_bytes(b"no image")
@@ -201,7 +201,7 @@ def test_unreadable_images(tmp_path, caplog):
     assert [path.endswith("picture_3.png") for path in dev.unreadable] == [True]
     assert dev.positive.tolist() == [[True, True]]
     whole = (data.images / "picture_2.png").read_bytes()
-    (data.images / "picture_2.png").write_bytes(whole[: len(whole) // 2])  # a broken download
+    (data.images / "picture_2.png").write_bytes(whole[: len(whole) // 2])  # truncated
     with pytest.raises(InputError, match="none of 2 validation images can be read"):
         FileSet(read_captions(data, "val"), model).kept  # noqa: B018
 
@@ -210,7 +210,7 @@ def test_unreadable_images(tmp_path, caplog):
 
 
 def test_crops_keep_most_of_the_image():
-    ramp = torch.arange(80, dtype=torch.uint8).repeat(3, 60, 1)  # columns say where they come from
+    ramp = torch.arange(80, dtype=torch.uint8).repeat(3, 60, 1)  # the value is the column index
     widths, mirrored = [], 0
     for _ in range(200):
         row = augment.random_crop(ramp, 80)[0, 0].int()
@@ -225,14 +225,14 @@ def test_crops_keep_most_of_the_image():
     )
 
 
-def test_a_whole_crop_is_the_image(monkeypatch):
+def test_full_crop_is_the_image(monkeypatch):
     monkeypatch.setattr(augment, "_SMALLEST", 1.0)
     image = torch.randint(256, (3, 24, 24), dtype=torch.uint8)
     monkeypatch.setattr(augment.math, "exp", lambda _: 1.0)
     assert torch.equal(augment.random_crop(image, 24, flip=False), image)
 
 
-def test_a_fifth_of_the_pieces_changes():
+def test_a_fifth_of_the_word_pieces_is_changed():
     pieces = list(range(100, 200)) * 100
     changed = augment.change_pieces(pieces, mask_id=4, num_pieces=50)
     masked = changed.count(4)
@@ -246,7 +246,7 @@ def test_a_fifth_of_the_pieces_changes():
 # ------------------------------------------------------------------ scenes
 
 
-def test_pieces_are_what_the_tokenizer_makes_of_the_text():
+def test_word_pieces_equal_those_of_the_tokenizer():
     scenes = SceneSet(SCENES, "train", 6, 3, torch.device("cpu"))
     tokenizer = scene_tokenizer()
     ids, mask = pieces_of(scenes.captions.words.flatten(0, 1))
@@ -265,7 +265,7 @@ def test_every_true_image_is_a_positive():
     assert batch.positive.shape == (32, 64)
     own = torch.arange(32).repeat_interleave(2)
     assert batch.positive[own, torch.arange(64)].all()
-    assert batch.positive.sum() > 64  # some captions are true of other scenes too
+    assert batch.positive.sum() > 64  # some captions also fit other scenes
     assert batch.dense[0].shape[0] == 32
     assert torch.equal(batch.rendered.rgb, batch.images)
     again = next(source.batches(32, 0, 1, 0, 1))

@@ -1,4 +1,4 @@
-"""Real encoder classes: prefix tokens and grids from their configs, saving, bad input."""
+"""Real encoder classes: prefix tokens and grids from their configs, saving, invalid input."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from eligo.patches.model.retrieval_model import RetrievalModel
 
 CASES = [
     ("vit", None, 1, (4, 4)),
-    ("vit", 48, 1, (6, 6)),  # its position embeddings are stretched
+    ("vit", 48, 1, (6, 6)),  # interpolated position embeddings
     ("dinov2", 42, 1, (6, 6)),
     ("registers", None, 5, (4, 4)),
     ("swin", None, 0, (8, 8)),
@@ -31,7 +31,7 @@ def model_of(tmp_path, kind, image_size=None, **match) -> RetrievalModel:
 
 
 @pytest.mark.parametrize(("kind", "size", "prefix", "grid"), CASES)
-def test_layout_is_read_off_the_config(tmp_path, kind, size, prefix, grid):
+def test_token_layout_is_read_from_the_config(tmp_path, kind, size, prefix, grid):
     model = model_of(tmp_path, kind, size)
     layout = model.image_encoder.layout
     assert (layout.num_prefix, layout.grid_hw) == (prefix, grid)
@@ -45,19 +45,19 @@ def test_layout_is_read_off_the_config(tmp_path, kind, size, prefix, grid):
 
 
 @pytest.mark.parametrize("kind", ["vit", "dinov2", "registers", "swin"])
-def test_tokens_are_the_backbones_own(tmp_path, kind):
-    """The head of what stock `transformers` returns for normalised pixels."""
+def test_tokens_equal_those_of_the_backbone(tmp_path, kind):
+    """The tokens that stock `transformers` returns for normalised pixels, projected."""
     model = model_of(tmp_path, kind)
     side = model.image_encoder.image_size
     image = torch.randint(256, (1, 3, side, side), dtype=torch.uint8)
     pixels = image / 255 - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)
     pixels = pixels / torch.tensor([1.0, 1.0, 2.0]).view(3, 1, 1)
     states = model.image_encoder.backbone(pixel_values=pixels).last_hidden_state
-    wanted = model.image_encoder.head(states)
-    assert torch.allclose(model.encode_images(image), wanted, atol=1e-5)
+    expected = model.image_encoder.head(states)
+    assert torch.allclose(model.encode_images(image), expected, atol=1e-5)
 
 
-def test_given_backbones_learn_more_slowly(tmp_path):
+def test_pretrained_backbones_have_a_lower_learning_rate(tmp_path):
     from eligo.train.config import OptimizerConfig
     from eligo.train.optimization import parameter_groups
 
@@ -72,7 +72,7 @@ def test_given_backbones_learn_more_slowly(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["global", "filip", "open", "paper"])
-def test_saved_and_loaded(tmp_path, kind):
+def test_model_round_trip(tmp_path, kind):
     model = RetrievalModel.tiny(kind=kind).eval()
     images = torch.randint(256, (2, 3, 56, 56), dtype=torch.uint8)
     texts = ["there is a red ball.", "a star is left of a box."]
@@ -83,13 +83,13 @@ def test_saved_and_loaded(tmp_path, kind):
 
     model.save_pretrained(tmp_path / "model")
     assert torch.equal(scores(RetrievalModel.from_pretrained(tmp_path / "model")), scores(model))
-    model.save_pretrained(tmp_path / "model", dtype=torch.float16)  # writes over the first
+    model.save_pretrained(tmp_path / "model", dtype=torch.float16)  # overwrites the first
     half = RetrievalModel.from_pretrained(tmp_path / "model")
     assert torch.allclose(scores(half), scores(model), atol=2e-3)
     assert next(model.parameters()).dtype == torch.float32
 
 
-def test_a_saved_model_needs_nothing_else(tmp_path):
+def test_saved_model_is_self_contained(tmp_path):
     model = model_of(tmp_path, "registers")
     model.save_pretrained(tmp_path / "model")
     for folder in ("registers", "bert"):
@@ -100,14 +100,14 @@ def test_a_saved_model_needs_nothing_else(tmp_path):
     assert torch.equal(loaded.encode_images(image), model.encode_images(image))
 
 
-def test_a_folder_of_something_else_is_not_written_over(tmp_path):
+def test_other_folders_are_not_overwritten(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match="already holds"):
         RetrievalModel.tiny().save_pretrained(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
-def test_words_and_pieces():
+def test_encoded_texts_and_their_limits():
     model = RetrievalModel.tiny()
     assert model.text_encoder.pieces("a red zebra.") == [
         "[CLS]", "a", "red", "[UNK]", ".", "[SEP]"
@@ -121,7 +121,7 @@ def test_words_and_pieces():
     assert model.encode_texts(long, dense=True).mask.shape[1] == 160
 
 
-def test_pictures_of_any_size():
+def test_images_of_any_size():
     model = RetrievalModel.tiny()
     pixels = torch.randint(256, (30, 20, 3), dtype=torch.uint8)
     picture = Image.fromarray(pixels.numpy())
@@ -130,7 +130,7 @@ def test_pictures_of_any_size():
     assert torch.equal(model.encode_images([pixels.permute(2, 0, 1)]), same)
 
 
-def test_baselines_against_plain_loops():
+def test_baselines_match_plain_loops():
     for kind in ("global", "filip"):
         model = RetrievalModel.tiny(kind=kind)
         images = model.image_side(torch.randint(256, (2, 3, 56, 56), dtype=torch.uint8))
@@ -142,14 +142,14 @@ def test_baselines_against_plain_loops():
                 words = texts.words.of(j)
                 if kind == "global":
                     mean = images.cls[i] + images.patches[i].mean(0)
-                    wanted = torch.cosine_similarity(mean, words.mean(0), dim=0)
+                    expected = torch.cosine_similarity(mean, words.mean(0), dim=0)
                 else:
                     cosines = torch.cosine_similarity(tokens[:, None], words[None], dim=2)
-                    wanted = cosines.amax(0).mean() + cosines.amax(1).mean()
-                assert torch.allclose(found[i, j], wanted, atol=1e-5)
+                    expected = cosines.amax(0).mean() + cosines.amax(1).mean()
+                assert torch.allclose(found[i, j], expected, atol=1e-5)
 
 
-def test_bad_input(tmp_path):
+def test_invalid_input_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"expected one of vit, dinov2"):
         RetrievalModel.build(
             RetrievalConfig.model_validate({"encoders": {"vision": text_folder(tmp_path)}})
@@ -169,14 +169,14 @@ def test_bad_input(tmp_path):
         model.encode_images([torch.rand(3, 8, 8)])
 
 
-def test_the_default_is_small_enough_to_ship():
+def test_default_model_is_small_enough_to_ship():
     config = RetrievalConfig.model_validate({"encoders": {"embed_dim": 128}})
     model = RetrievalModel.build(config)
     assert 2 * sum(part.numel() for part in model.parameters()) <= 4e6
     assert model.grid_hw == (14, 14)
 
 
-def test_a_large_image_from_memory_is_read_as_from_a_file(tmp_path):
+def test_large_image_in_memory_equals_its_file(tmp_path):
     encoder = RetrievalModel.tiny().image_encoder
     exif = Image.Exif()
     exif[0x0112] = 6

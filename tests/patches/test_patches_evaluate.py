@@ -1,4 +1,4 @@
-"""Measuring: exhaustive scores, folds, the oracle's leak, the command."""
+"""Evaluation: exhaustive scores, folds, the check for leaks, pointing, the command."""
 
 import json
 
@@ -27,7 +27,7 @@ def scenes(count=6, captions=2) -> SceneSet:
 
 
 @pytest.mark.parametrize(("kind", "dense"), [("global", False), ("open", True), ("paper", True)])
-def test_scores_are_those_of_single_pairs(kind, dense):
+def test_scores_equal_those_of_single_pairs(kind, dense):
     data, model = scenes(), RetrievalModel.tiny(kind=kind, dense=dense).eval()
     found = score_set(model, data)
     assert found.shape == (6, 12)
@@ -45,11 +45,11 @@ def test_scores_are_those_of_single_pairs(kind, dense):
         assert torch.allclose(found[image, text], alone[0, 0], atol=1e-5)
 
 
-def test_folds_are_coco_folds():
+def test_folds_follow_coco():
     scores, owners = torch.randn(10, 50), torch.arange(10).repeat_interleave(5)
     positive = owners == torch.arange(10).unsqueeze(1)
-    wanted = coco_folds(scores, num_folds=5)
-    assert fold_means(scores, positive, owners, 5) == pytest.approx(wanted)
+    expected = coco_folds(scores, num_folds=5)
+    assert fold_means(scores, positive, owners, 5) == pytest.approx(expected)
     for wrong in (3, 0):
         with pytest.raises(InputError, match=f"folds: got {wrong}, expected a divisor of the 10"):
             fold_means(scores, positive, owners, wrong)
@@ -59,7 +59,7 @@ def test_folds_are_coco_folds():
 def test_published_network_leaks_and_ours_does_not(kind):
     model = RetrievalModel.tiny(kind=kind, dense=True).eval()
     assert leak_test(model, scenes()) == {"passes": True, "documented_leaks": True}
-    # Where every dense caption is the same, what a query brings says nothing.
+    # If all dense captions are equal, they carry no information about the pair.
     data = scenes()
     data.dense_words = data.dense_words[:1].expand(6, -1)
     assert torch.equal(
@@ -69,8 +69,8 @@ def test_published_network_leaks_and_ours_does_not(kind):
         score_with_oracle(RetrievalModel.tiny(kind="global"), data)
 
 
-def test_a_leak_would_be_found(monkeypatch):
-    """The test of a trained model fails where an image's dense text reaches other rows."""
+def test_leak_check_detects_a_leak(monkeypatch):
+    """The check fails if the dense text of an image reaches other rows."""
     model = RetrievalModel.tiny(dense=True).eval()
     honest = RetrievalModel.image_side
 
@@ -83,7 +83,7 @@ def test_a_leak_would_be_found(monkeypatch):
     assert not leak_test(model, scenes())["passes"]
 
 
-def test_mentioned_patches_against_pixels():
+def test_mentioned_patches_match_the_pixels():
     data = scenes(3)
     share = mentioned(data, (7, 7))
     for scene in range(3):
@@ -100,12 +100,12 @@ def test_mentioned_patches_against_pixels():
 
 
 def test_pointing_with_known_selection():
-    """A selection that scores patches by what they really show points right, always."""
+    """A selection that scores patches by their true content always points correctly."""
     data, model = scenes(4), RetrievalModel.tiny().eval()
     found = pointing(model, data)
     assert 0 <= found["hit"] <= 1
     assert 0 < found["chance"] < 0.5
-    # Mentioned objects are some of the things: who draws among those hits more often.
+    # Chance among mentioned objects is higher than among all things.
     shown = torch.stack([
         (data.rendered.instances[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] > 0)
         .float().mean((1, 2)) >= 0.25
@@ -119,16 +119,16 @@ def test_pointing_with_known_selection():
     match = model.net.match
 
     def oracle(images, texts, decisions):
-        made = match(images, texts, decisions=decisions)
+        output = match(images, texts, decisions=decisions)
         score = share.expand(len(images.patches), -1, -1)
-        return made._replace(sparse=made.sparse._replace(score=score))
+        return output._replace(sparse=output.sparse._replace(score=score))
 
     model.net.match = oracle
     best = share.amax(1) >= 0.25
     assert pointing(model, data)["hit"] == pytest.approx(float(best.float().mean()))
 
 
-def test_command(tmp_path, capsys, monkeypatch):
+def test_evaluate_command(tmp_path, capsys, monkeypatch):
     RetrievalModel.tiny(kind="open").save_pretrained(tmp_path / "model")
     arguments = ["patches", "evaluate", str(tmp_path / "model"), "--device", "cpu", "--json"]
     assert (
@@ -141,14 +141,14 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert main([*arguments, "--scenes", "6", "--oracle"]) == 0
     assert json.loads(capsys.readouterr().out)["wiring"].startswith("ORACLE")
     with monkeypatch.context() as never:
-        never.setattr(RetrievalModel, "match", None)  # folds are checked before long work
+        never.setattr(RetrievalModel, "match", None)  # folds are checked before any scoring
         assert main([*arguments, "--scenes", "6", "--folds", "4"]) == 2
         assert "divisor of the 6 images" in capsys.readouterr().err
     assert main([*arguments, "--captions", "some.json"]) == 2
     assert "go together" in capsys.readouterr().err
 
 
-def test_command_on_files(tmp_path, capsys):
+def test_evaluate_command_on_files(tmp_path, capsys):
     model = RetrievalModel.tiny(kind="open")
     model.save_pretrained(tmp_path / "model")
     captions, images = karpathy(tmp_path, ("test", "test", "val", "test"), captions=5)
@@ -160,7 +160,7 @@ def test_command_on_files(tmp_path, capsys):
     data = FileSet(
         read_captions(KarpathyDataConfig(captions=captions, images=images), "test"), model
     )
-    wanted = retrieval_metrics(score_set(model.eval(), data), data.positive).as_dict()
-    assert found["rsum"] == pytest.approx(wanted["rsum"])
+    expected = retrieval_metrics(score_set(model.eval(), data), data.positive).as_dict()
+    assert found["rsum"] == pytest.approx(expected["rsum"])
     assert main([*arguments, "--captions", str(captions), "--images", str(images), "--oracle"]) == 2
     assert "no dense caption" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The documented network, reproduced: scores, masks, gradients, losses, metrics, every kernel."""
+"""The documented network: scores, masks, gradients, losses and metrics, for every kernel."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def run(net, tensors, images=None, words=None):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_scores_and_masks(model, kernel):
+def test_scores_and_masks_match_the_golden_files(model, kernel):
     config, tensors = model
     net = golden_net(config, tensors, kernel=kernel)
     assert sum(part.numel() for part in net.parameters()) == config["params"]
@@ -48,7 +48,7 @@ def test_scores_and_masks(model, kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_gradients(model, kernel):
+def test_gradients_match_the_golden_files(model, kernel):
     config, tensors = model
     net = golden_net(config, tensors, kernel=kernel)
     leaves = {name: tensors[f"in.{name}"].clone().requires_grad_() for name in ("img", "cap")}
@@ -59,31 +59,31 @@ def test_gradients(model, kernel):
     (scores * tensors["in.probe"]).sum().backward()
     leaves |= dict(net.named_parameters())
     for name, leaf in leaves.items():
-        wanted = tensors.get(f"grad.probe.{name}")
-        if wanted is None:
+        expected = tensors.get(f"grad.probe.{name}")
+        if expected is None:
             assert name in config.get("no_grad", []) + config["zero_grad_in_theory"]
             assert leaf.grad is None or leaf.grad.abs().max() < 1e-6
         else:
             assert leaf.grad is not None
-            assert (leaf.grad - wanted).abs().max() <= 1e-4 * wanted.abs().max(), name
-    assert long is None or long.grad is None  # dense words only guide
+            assert (leaf.grad - expected).abs().max() <= 1e-4 * expected.abs().max(), name
+    assert long is None or long.grad is None  # dense words only guide the selection
 
 
 @pytest.mark.parametrize("kernel", ["reference", "torch"])
 @pytest.mark.parametrize("hardest", [False, True])
 @pytest.mark.parametrize("margin", [0.2, 1.0])
-def test_losses_of_the_network(model, kernel, hardest, margin):
+def test_losses_match_the_golden_files(model, kernel, hardest, margin):
     config, tensors = model
     net = golden_net(config, tensors, kernel=kernel)
     loss = PatchLoss(margin, hardest, ratio_weight=2.0, target_ratio=0.3)
     named = loss(net, run(net, tensors), tensors["in.img_ids"])
     got = torch.stack([named[name] for name in ("total", "align", "ratio")])
-    wanted = tensors[f"loss.{'hard' if hardest else 'sum'}_m{margin}"]
-    assert torch.allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    expected = tensors[f"loss.{'hard' if hardest else 'sum'}_m{margin}"]
+    assert torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_steps_between(model):
-    """s_im, s_st, s_dt, the combined scores, extra tokens and slots, by the modules alone."""
+def test_intermediate_values_match_the_golden_files(model):
+    """s_im, s_st, s_dt, combined scores, extra tokens and slots, module by module."""
     config, tensors = model
     net = golden_net(config, tensors)
     patches = tensors["in.img"][:, config["has_cls"] :]
@@ -115,7 +115,7 @@ def test_steps_between(model):
 
 @pytest.mark.parametrize("kind", ["sum", "hard"])
 @pytest.mark.parametrize("ids", ["ids", "noids"])
-def test_alignment_loss(kind, ids):
+def test_alignment_loss_matches_the_golden_files(kind, ids):
     _, tensors = golden("losses.safetensors")
     scores = tensors["in.scores"].clone().requires_grad_()
     given = tensors["in.img_ids"] if ids == "ids" else None
@@ -125,7 +125,7 @@ def test_alignment_loss(kind, ids):
     assert torch.allclose(scores.grad, tensors[f"out.grad.{kind}_{ids}"])
 
 
-def test_ratio_losses():
+def test_ratio_losses_match_the_golden_files():
     _, tensors = golden("losses.safetensors")
     sparse, dense = tensors["in.mask_sparse"], tensors["in.mask_dense"]
     got = {
@@ -138,12 +138,12 @@ def test_ratio_losses():
         assert torch.allclose(value, tensors[f"out.ratio.{name}"], rtol=1e-5), name
 
 
-def test_metrics():
-    wanted = np.load(GOLDEN / "metrics.npz")
-    found = retrieval_metrics(torch.from_numpy(wanted["sims"]))
+def test_metrics_match_the_golden_files():
+    expected = np.load(GOLDEN / "metrics.npz")
+    found = retrieval_metrics(torch.from_numpy(expected["sims"]))
     for name, side in (("i2t", found.image_to_text), ("t2i", found.text_to_image)):
         got = [*side.any_hit.values(), side.median_rank, side.mean_rank]
-        assert np.allclose(got, wanted[f"{name}_r"], rtol=0, atol=1e-9)
-        assert np.array_equal(side.ranks.numpy(), wanted[f"{name}_ranks"])
-        assert np.array_equal(side.best.numpy(), wanted[f"{name}_top1"])
-    assert found.rsum == pytest.approx(float(wanted["rsum"]), abs=1e-9)
+        assert np.allclose(got, expected[f"{name}_r"], rtol=0, atol=1e-9)
+        assert np.array_equal(side.ranks.numpy(), expected[f"{name}_ranks"])
+        assert np.array_equal(side.best.numpy(), expected[f"{name}_top1"])
+    assert found.rsum == pytest.approx(float(expected["rsum"]), abs=1e-9)

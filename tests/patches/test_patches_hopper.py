@@ -1,4 +1,4 @@
-"""The Triton kernels compile for an H200 (no GPU is needed for that) and fit on the chip.
+"""The Triton kernels compile for an H200 (without a GPU) and fit its registers and memory.
 
 Values that do not fit in registers are spilled to memory, which costs more than the kernel saves.
 """
@@ -36,10 +36,10 @@ def compiled(kernel, constants, *, half=(), integers=(), **options):
         return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def spilled(made, folder) -> int:
-    """Bytes of registers that went to memory, per thread."""
+def spilled(kernel, folder) -> int:
+    """Bytes of spilled registers per thread."""
     path = folder / "kernel.cubin"
-    path.write_bytes(made.asm["cubin"])
+    path.write_bytes(kernel.asm["cubin"])
     command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
     usage = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(re.findall(r"STACK:(\d+)", usage.stdout + usage.stderr)[0])
@@ -50,7 +50,7 @@ def spilled(made, folder) -> int:
     [(torch.float16, True, 1), (torch.float16, True, 2), (torch.float16, False, 1),
      (torch.float32, False, 1)],
 )  # fmt: skip
-def test_matching_fits(dtype, gram, nets, tmp_path):
+def test_matching_kernel_fits(dtype, gram, nets, tmp_path):
     """ViT-224: 196 patches, 39 slots, up to 16 words."""
     tiles = triton_kernels.tiles_of(dtype, gram=gram, nets=nets)
     constants = {
@@ -59,17 +59,17 @@ def test_matching_fits(dtype, gram, nets, tmp_path):
         "PATCHES": 256, "WORDS": 16, "COLUMNS": tiles.columns,
     }  # fmt: skip
     is_half = dtype == torch.float16
-    made = compiled(
+    kernel = compiled(
         triton_kernels._best_cosines, constants, half=("vectors", "words") if is_half else (),
         integers=("num_texts", "num_words"), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    assert made.metadata.shared <= SHARED_MEMORY
-    assert ("wgmma" in made.asm["ptx"]) == is_half  # tensor cores
+    assert kernel.metadata.shared <= SHARED_MEMORY
+    assert ("wgmma" in kernel.asm["ptx"]) == is_half  # tensor cores
     if is_half or Version(triton.__version__) >= Version("3.9"):  # older ones spill 32 bytes
-        assert spilled(made, tmp_path) == 0
+        assert spilled(kernel, tmp_path) == 0
 
 
-def test_keeping_fits(tmp_path):
+def test_top_k_kernel_fits(tmp_path):
     constants = {
         "MASKED": False,
         "LOWEST": -(2**31),
@@ -77,5 +77,5 @@ def test_keeping_fits(tmp_path):
         "PATCHES": 256,
     }
     sizes = ("num_rows", "num_texts", "num_patches")
-    made = compiled(triton_kernels._keep_best, constants, integers=sizes, num_warps=4)
-    assert spilled(made, tmp_path) == 0
+    kernel = compiled(triton_kernels._keep_best, constants, integers=sizes, num_warps=4)
+    assert spilled(kernel, tmp_path) == 0

@@ -1,4 +1,4 @@
-"""The files of an index: exact contents, resumed byte by byte, refused where they cannot fit."""
+"""Files of an index: exact contents, resuming, and mismatches that are refused."""
 
 import json
 import multiprocessing
@@ -69,7 +69,7 @@ def test_index_folder_contents(model, tmp_path):
 
 @pytest.mark.parametrize("settings", [{"kind": "open"}, {"kind": "paper", "dense": True}])
 @pytest.mark.parametrize(("dtype", "close"), [("float32", 2e-6), ("float16", 3e-3)])
-def test_the_index_scores_as_the_model(settings, dtype, close, tmp_path):
+def test_index_gives_the_scores_of_the_model(settings, dtype, close, tmp_path):
     torch.manual_seed(1)
     model = RetrievalModel.tiny(**settings).eval()
     source = scenes(dense=model.uses_dense)
@@ -79,33 +79,33 @@ def test_the_index_scores_as_the_model(settings, dtype, close, tmp_path):
     dense = [item.dense for item in items] if model.uses_dense else None
     images = model.image_side([item.value for item in items], dense)
     with torch.no_grad():
-        if dtype == "float16":  # selections are made from rounded patches
+        if dtype == "float16":  # the selection uses rounded patches
             images = replace(images, patches=images.patches.half().float())
-        wanted = model.match(images, texts)
+        expected = model.match(images, texts)
     got = Searcher(model, tmp_path).scores(texts, torch.arange(NUM_SCENES))
-    torch.testing.assert_close(got, wanted, rtol=0, atol=close)
+    torch.testing.assert_close(got, expected, rtol=0, atol=close)
 
 
-def test_blank_image_is_finite():
+def test_blank_image_gives_finite_vectors():
     net = CrossSparseAggrNet(8, 4, num_prefix_tokens=1)
     packed = pack_images(net, Images(torch.zeros(1, 4, 8), torch.zeros(1, 8)))
     assert all(bool(part.isfinite().all()) for part in packed.values())
 
 
 @pytest.mark.gpu
-def test_an_index_of_a_cpu_on_a_gpu(model, tmp_path):
+def test_index_from_a_cpu_works_on_a_gpu(model, tmp_path):
     build(model, scenes(), tmp_path)
     rows, words = torch.arange(NUM_SCENES), ["a red ball."]
-    wanted = Searcher(model, tmp_path).scores(model.text_side(words), rows)
+    expected = Searcher(model, tmp_path).scores(model.text_side(words), rows)
     again = RetrievalModel.tiny(kind="open").eval()
     again.load_state_dict(model.state_dict())
     again = again.cuda()
     got = Searcher(again, tmp_path).scores(again.text_side(words), rows)
-    torch.testing.assert_close(got, wanted, rtol=0, atol=3e-3)
+    torch.testing.assert_close(got, expected, rtol=0, atol=3e-3)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-def test_files_are_mapped_not_loaded(model, tmp_path):
+def test_files_are_memory_mapped(model, tmp_path):
     build(model, scenes(4), tmp_path)
     patches = IndexFolder(tmp_path).shards[0].tensors["patches"]
     path = str(tmp_path / "shard_00000.safetensors")
@@ -119,7 +119,7 @@ def test_files_are_mapped_not_loaded(model, tmp_path):
 
 
 class Dies(ScenePictures):
-    """Kills its own process when the third shard begins."""
+    """Kills the process at the start of the third shard."""
 
     def load(self, places):
         if 8 in places:
@@ -133,7 +133,7 @@ def _build_and_die(model, folder):
     build(model, Dies(source.ids, source.size), folder)
 
 
-def test_killed_and_resumed_byte_by_byte(model, tmp_path):
+def test_killed_index_resumes_to_the_same_bytes(model, tmp_path):
     build(model, scenes(), tmp_path / "whole")
     process = multiprocessing.get_context("fork").Process(
         target=_build_and_die, args=(model, tmp_path / "index")
@@ -153,7 +153,7 @@ def test_killed_and_resumed_byte_by_byte(model, tmp_path):
     assert contents(tmp_path / "index") == contents(tmp_path / "whole")
 
 
-def test_a_finished_index_stays_as_it_is(model, tmp_path):
+def test_finished_index_is_not_rewritten(model, tmp_path):
     build(model, scenes(), tmp_path)
     before = contents(tmp_path)
     assert build(model, scenes(), tmp_path).resumed == 3
@@ -170,13 +170,13 @@ def test_another_model_is_refused(model, tmp_path):
         build(other, scenes(), tmp_path)
 
 
-def test_a_copy_of_the_model_is_the_model(model, tmp_path):
+def test_copy_of_the_model_is_accepted(model, tmp_path):
     model.save_pretrained(tmp_path)
     again = RetrievalModel.from_pretrained(tmp_path)
     assert hash_of(again) == hash_of(model)
 
 
-def test_other_settings_are_another_model():
+def test_other_settings_are_refused():
     one, other = (RetrievalModel.tiny(kind="paper", beta=beta) for beta in (0.25, 0.1))
     other.load_state_dict(one.state_dict())
     assert hash_of(other) != hash_of(one)
@@ -186,12 +186,12 @@ def test_other_inputs_are_refused(model, tmp_path):
     build(model, scenes(), tmp_path)
     with pytest.raises(InputError, match=r"of other images: 0 new and 4 gone since; give"):
         build(model, scenes(7), tmp_path)
-    (tmp_path / "ids.jsonl").unlink()  # as if it were killed before the end
+    (tmp_path / "ids.jsonl").unlink()  # as after a kill before the end
     with pytest.raises(InputError, match="of other images than those there are now; give another"):
         build(model, scenes(7), tmp_path)
 
 
-def test_images_that_came_and_went_are_counted(model, tmp_path):
+def test_added_and_removed_images_are_counted(model, tmp_path):
     folder, index = tmp_path / "images", tmp_path / "index"
     folder.mkdir()
     for name in ("a.png", "b.png", "c.png"):
@@ -211,7 +211,7 @@ def test_images_that_came_and_went_are_counted(model, tmp_path):
     assert contents(index) == before
 
 
-def test_no_index_among_other_files(model, tmp_path):
+def test_folder_with_other_files_is_refused(model, tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()
     Image.new("RGB", (60, 40), "red").save(folder / "a.png")
@@ -228,7 +228,7 @@ def test_no_index_among_other_files(model, tmp_path):
 
 
 def test_foreign_shards_are_refused(model, tmp_path):
-    """Of an older format, or without the file that says what they are of."""
+    """Shards of an older format, or without a description."""
     build(model, scenes(), tmp_path)
     manifest = tmp_path / "index.json"
     older = json.loads(manifest.read_text()) | {"format": 1}
@@ -241,8 +241,8 @@ def test_foreign_shards_are_refused(model, tmp_path):
         build(model, scenes(), tmp_path)
 
 
-def test_changed_files_are_other_inputs(model, tmp_path):
-    """The same names, and something else in them: an old index would answer for what is gone."""
+def test_changed_files_are_refused(model, tmp_path):
+    """Same names with other contents: the index would be stale."""
     texts, images = tmp_path / "texts.txt", tmp_path / "images"
     images.mkdir()
     texts.write_text("a red ball.\na blue box.\n")
@@ -300,7 +300,7 @@ def test_unreadable_images_are_skipped_and_listed(model, tmp_path):
     assert "cannot be read as an image" in json.loads(lines[0])["why"]
 
 
-def test_a_shard_of_unreadable_images(model, tmp_path):
+def test_shard_of_unreadable_images_only(model, tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()
     for place in range(4):
@@ -312,19 +312,19 @@ def test_a_shard_of_unreadable_images(model, tmp_path):
     assert [entry["id"] for entry in searcher.ids(hits)] == ["b.png"]
 
 
-def test_dense_captions_are_needed_or_refused(model, tmp_path):
+def test_dense_captions_are_required_or_refused(model, tmp_path):
     with pytest.raises(InputError, match="trained without"):
         build(model, scenes(dense=True), tmp_path / "a")
     with pytest.raises(InputError, match="got none, but the model was trained with"):
         build(RetrievalModel.tiny(kind="open", dense=True), scenes(), tmp_path / "b")
 
 
-def test_a_baseline_has_no_index(tmp_path):
+def test_baselines_cannot_be_indexed(tmp_path):
     with pytest.raises(InputError, match="kind 'global', which selects no patches"):
         build(RetrievalModel.tiny(kind="global"), scenes(), tmp_path)
 
 
-def test_texts_of_files(tmp_path):
+def test_texts_from_files(tmp_path):
     (tmp_path / "plain.txt").write_text("a ball.\n\n  a box.  \n")
     found = TextLines.of(tmp_path / "plain.txt")
     assert (list(found.ids), list(found.texts)) == (["1", "3"], ["a ball.", "a box."])
@@ -338,7 +338,7 @@ def test_texts_of_files(tmp_path):
         TextLines.of(tmp_path / "empty.txt")
 
 
-def test_no_folder_no_index(model, tmp_path):
+def test_missing_folder_is_refused(model, tmp_path):
     with pytest.raises(InputError, match="is no folder"):
         ImageFiles.under(tmp_path / "nowhere")
     with pytest.raises(InputError, match="holds no images"):
@@ -350,7 +350,7 @@ def test_no_folder_no_index(model, tmp_path):
         IndexFolder(tmp_path)
 
 
-def test_a_folder_of_images_is_no_index(tmp_path, monkeypatch):
+def test_folder_of_images_is_not_an_index(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     deep = Path("photos/deep")
     deep.mkdir(parents=True)
@@ -363,7 +363,7 @@ def test_a_folder_of_images_is_no_index(tmp_path, monkeypatch):
         IndexFolder(".")
 
 
-def test_a_damaged_shard_is_named(model, tmp_path):
+def test_damaged_shard_is_refused(model, tmp_path):
     build(model, scenes(), tmp_path)
     path = tmp_path / "shard_00001.safetensors"
     path.write_bytes(path.read_bytes()[:100])
@@ -372,7 +372,7 @@ def test_a_damaged_shard_is_named(model, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[1]\n", "{}\n", "[" * 100_000, "\x00"])
-def test_damaged_files_beside_the_shards_are_named(model, tmp_path, text):
+def test_other_damaged_files_are_refused(model, tmp_path, text):
     build(model, scenes(), tmp_path)
     (tmp_path / "stage1.json").write_text(text)
     with pytest.raises(InputError, match=r"stage1\.json.*remove it|stage1\.json:1"):

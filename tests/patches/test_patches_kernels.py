@@ -1,4 +1,4 @@
-"""All kernels are one function: against an independent oracle, and against each other."""
+"""All kernels compute the same function: against an independent oracle and each other."""
 
 import os
 import subprocess
@@ -30,25 +30,25 @@ FAST = ("torch", "auto")
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 @pytest.mark.parametrize(("paper", "dual"), VARIANTS)
-def test_documented_network_against_the_oracle(name, paper, dual):
-    """Scores, masks and gradients, of masks too: those are live with Gumbel noise, or constant."""
-    rules, inputs, wanted = documented(name, paper, dual)
+def test_documented_network_matches_the_oracle(name, paper, dual):
+    """Scores, masks and gradients; masks have a gradient only with Gumbel noise."""
+    rules, inputs, expected = documented(name, paper, dual)
     for kernel in ("reference", *FAST):
         net = tiny(**rules, kernel=kernel).train()
         images, words = (part.clone().requires_grad_() for part in (inputs.images, inputs.words))
         torch.manual_seed(11)
         scores, masks = Batch(images, words, *inputs.arguments()[2:])(net)
         masks = masks if isinstance(masks, tuple) else (masks,)
-        assert (scores.double() - wanted.scores).abs().max() < 2e-6
-        for mine, theirs in zip(masks, wanted.masks, strict=True):
+        assert (scores.double() - expected.scores).abs().max() < 2e-6
+        for mine, theirs in zip(masks, expected.masks, strict=True):
             assert torch.equal(mine.double(), theirs)
-        parts = zip((scores, *masks), wanted.probes, strict=True)
+        parts = zip((scores, *masks), expected.probes, strict=True)
         sum((part * probe).sum() for part, probe in parts).backward()
         leaves = {"images": images, "words": words, **dict(net.named_parameters())}
         assert_close_gradients(
-            {name: leaves[name].grad for name in wanted.gradients}, wanted.gradients
+            {name: leaves[name].grad for name in expected.gradients}, expected.gradients
         )
-        unknown = leaves.keys() - wanted.gradients.keys()
+        unknown = leaves.keys() - expected.gradients.keys()
         zeros = [leaves[name].grad for name in unknown]
         assert all(part is None or part.abs().max() < 1e-6 for part in zeros)
 
@@ -56,7 +56,7 @@ def test_documented_network_against_the_oracle(name, paper, dual):
 @pytest.mark.parametrize("name", DEFAULTS)
 @pytest.mark.parametrize("gram", [False, True])
 def test_our_defaults_agree_with_the_loop(name, gram, monkeypatch):
-    """Scores and gradients in float64: a difference in the algebra, not in rounding, would show."""
+    """Scores and gradients in float64, where rounding does not hide errors."""
     monkeypatch.setattr(algebra, "prefers_gram", lambda *_: gram)
     settings, shape = DEFAULTS[name]
     inputs = batch(**shape, seed=5).to(torch.float64)
@@ -92,8 +92,8 @@ def test_selection_and_share_agree(name):
 
 @pytest.mark.parametrize("paper", [False, True])
 @pytest.mark.parametrize("dense", [0, 4])
-def test_documented_gumbel_noise(paper, dense):
-    """Same seed, same noise, whatever the kernel; it moves gradients, never scores or masks."""
+def test_gumbel_noise_does_not_depend_on_the_kernel(paper, dense):
+    """Every kernel draws the same noise; it affects gradients, never scores or masks."""
     inputs = batch(dense=dense, compat=True)
     grads, plain = {}, None
     for kernel in ("reference", "torch"):
@@ -118,7 +118,7 @@ def test_documented_gumbel_noise(paper, dense):
         assert_close_gradients(grads["torch"], grads["reference"])
 
 
-def test_recorded_noise(monkeypatch):
+def test_recorded_noise_is_reproduced(monkeypatch):
     """The documented draws: per text, sparse then dense, each (images, patches)."""
     inputs = batch(images=3, texts=2, dense=4, compat=True)
     for kernel in ("reference", "torch"):
@@ -133,8 +133,8 @@ def test_recorded_noise(monkeypatch):
         assert drawn == [(3, 16)] * 4
 
 
-def test_underflow():
-    """Kept patches that weigh e^-200 beside a dropped one: the softmax is made again."""
+def test_weights_that_underflow():
+    """Kept patches with weights e^-200 of a dropped one: the softmax is renormalised."""
     inputs = batch(images=2, texts=3)
     probe = torch.randn(2, 3)
     results = []
@@ -149,7 +149,7 @@ def test_underflow():
 
 def test_ties_go_to_the_lowest_index():
     inputs = batch()
-    inputs.images[:, 1:] = inputs.images[:, 1:2]  # all patches alike
+    inputs.images[:, 1:] = inputs.images[:, 1:2]  # all patches equal
     for kernel in ("reference", "torch"):
         output = inputs(tiny(kernel=kernel), return_selection=True)
         assert torch.equal(output.sparse.in_order().indices, torch.arange(8).expand(3, 4, 8))
@@ -158,17 +158,17 @@ def test_ties_go_to_the_lowest_index():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kernel", ["reference", "torch"])
 @pytest.mark.parametrize("paper", [False, True])
-def test_half_precision_is_finite(dtype, kernel, paper):
+def test_half_precision_gives_finite_scores(dtype, kernel, paper):
     inputs = batch(dense=5, masked=7)
     net = tiny(use_paper_version=paper, kernel=kernel)
-    wanted = inputs(net, return_selection=True)
+    expected = inputs(net, return_selection=True)
     got = inputs.to(dtype)(net.to(dtype), return_selection=True)
     assert got.scores.dtype == torch.float32
     assert got.scores.isfinite().all()
-    same = (wanted.sparse.kept_mask == got.sparse.kept_mask).all(-1)
-    same &= (wanted.dense.kept_mask == got.dense.kept_mask).all(-1)
+    same = (expected.sparse.kept_mask == got.sparse.kept_mask).all(-1)
+    same &= (expected.dense.kept_mask == got.dense.kept_mask).all(-1)
     # Weights are rounded too, and perturbed ones are large: wider than the bound of one product.
-    difference = (wanted.scores - got.scores).abs()[same]
+    difference = (expected.scores - got.scores).abs()[same]
     assert same.any()
     assert difference.max() < (1e-2 if dtype == torch.float16 else 6e-2)
 
@@ -183,7 +183,7 @@ def test_autocast_changes_nothing(paper):
 
 @pytest.mark.parametrize("compat", [False, True])
 @pytest.mark.parametrize("paper", [False, True])
-def test_blocks_of_any_size(compat, paper):
+def test_block_size_does_not_matter(compat, paper):
     inputs = batch(images=3, texts=7, dense=5, compat=compat)
     net = tiny(use_paper_version=paper, compat=compat)
     images, texts = net.sides(*inputs.arguments())
@@ -243,16 +243,16 @@ def test_two_passes_refuse_random_patches():
 def test_few_pairs_get_a_gradient(monkeypatch):
     inputs = batch(images=8, texts=8)
     net = tiny()
-    seen = []
+    pairs_seen = []
     once = blocks.match_pairs
 
     def spy(parts, images, texts, image_ids, text_ids):
-        seen.append(len(image_ids))
+        pairs_seen.append(len(image_ids))
         return once(parts, images, texts, image_ids, text_ids)
 
     monkeypatch.setattr(blocks, "match_pairs", spy)
     two_pass_loss(net, *net.sides(*inputs.arguments()))
-    assert seen[0] <= 24
+    assert pairs_seen[0] <= 24
 
 
 def test_triton_reports_what_is_missing():
@@ -261,10 +261,10 @@ def test_triton_reports_what_is_missing():
         batch()(tiny(kernel="triton"))
 
 
-def test_triton_interpreted():
+def test_interpreted_triton_kernel():
     """Runs `patch_triton.py`, where the kernel is interpreted on the CPU."""
     pytest.importorskip("triton")
-    # A process of its own: Triton reads the variable when it is first imported.
+    # In a new process: Triton reads the variable on import.
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "patch_triton.py"]
     settings = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(
@@ -284,9 +284,9 @@ def test_gpu_kernels_agree_with_the_loop(name, dtype):
         kernel: inputs(tiny(**settings, kernel=kernel).to("cuda", dtype), return_selection=True)
         for kernel in ("reference", "torch", "triton")
     }
-    wanted = outputs.pop("reference")
+    expected = outputs.pop("reference")
     for got in outputs.values():
-        same = (wanted.sparse.kept_mask == got.sparse.kept_mask).all(-1)
+        same = (expected.sparse.kept_mask == got.sparse.kept_mask).all(-1)
         assert same.float().mean() > 0.9
         tolerance = 2e-6 if dtype == torch.float32 else 3e-3
-        assert (wanted.scores - got.scores).abs()[same].max() < tolerance
+        assert (expected.scores - got.scores).abs()[same].max() < tolerance

@@ -1,4 +1,4 @@
-"""Metrics against brute force and torchmetrics, with ties, several positives and none."""
+"""Metrics against brute force and torchmetrics: ties, several positives, no positive."""
 
 import pytest
 import torch
@@ -19,10 +19,10 @@ def brute_force(scores, positive):
 
 
 @pytest.mark.parametrize("levels", [4, 10**6])
-def test_ranks_by_brute_force(levels):
+def test_ranks_match_brute_force(levels):
     scores = torch.randint(1, levels, (15, 40)).float()
     positive = torch.rand(15, 40) < 0.1
-    positive[3] = False  # a query without any
+    positive[3] = False  # a query without a positive
     positive[0, 0] = True
     found = retrieval_metrics(scores, positive)
     assert found.image_to_text.ranks.tolist() == brute_force(scores, positive)
@@ -33,7 +33,7 @@ def test_ranks_by_brute_force(levels):
     assert found.image_to_text.any_hit[5] == pytest.approx(100 * float((valid < 5).float().mean()))
 
 
-def test_recalls_against_torchmetrics():
+def test_recalls_match_torchmetrics():
     scores = torch.randperm(12 * 30).view(12, 30).float()
     positive = torch.rand(12, 30) < 0.2
     positive[:, 0] = True
@@ -48,12 +48,12 @@ def test_recalls_against_torchmetrics():
 
 def test_ties_count_against_the_model():
     found = retrieval_metrics(torch.zeros(10, 50))
-    assert found.rsum == 100  # ten images: even the last one is among the first ten
+    assert found.rsum == 100  # with ten images, every rank is within the first ten
     assert found.text_to_image.ranks.tolist() == [9] * 50
     assert found.image_to_text.mean_recall[10] == 0
 
 
-def test_coco_folds():
+def test_coco_folds_by_hand():
     scores = torch.randn(10, 50)
     folds = coco_folds(scores)
     blocks = [retrieval_metrics(scores[2 * f : 2 * f + 2, 10 * f : 10 * f + 10]) for f in range(5)]
@@ -63,7 +63,7 @@ def test_coco_folds():
     )
 
 
-def test_bad_input():
+def test_invalid_input_is_refused():
     with pytest.raises(InputError, match="captions per image"):
         retrieval_metrics(torch.zeros(3, 4))
     with pytest.raises(InputError, match="marks no pair"):

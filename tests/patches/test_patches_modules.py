@@ -1,4 +1,4 @@
-"""The parts by themselves: TokenSparse, the aggregations, HRPA; their masks and their pages."""
+"""Single modules: TokenSparse, aggregation and HRPA, with their masks and help texts."""
 
 import doctest
 import importlib
@@ -24,13 +24,13 @@ def test_token_sparse_by_hand():
     assert torch.allclose(extra[0, 0], weights @ tokens[0, [0, 2]])
 
 
-def test_equation_3():
+def test_token_sparse_follows_equation_3():
     sparse = TokenSparse(8, 0.5, use_paper_version=True)
     tokens, (x, y, z) = torch.randn(2, 6, 8), torch.randn(3, 2, 6)
     p = sparse.score_predictor(tokens).squeeze(-1)
-    wanted = 0.4 * p + 0.3 * (min_max(y) + min_max(z) + 2 * min_max(x))
+    expected = 0.4 * p + 0.3 * (min_max(y) + min_max(z) + 2 * min_max(x))
     _, _, mask = sparse(tokens, x, y, z, beta=0.3)
-    assert torch.equal(mask.bool(), functional.exact_top_k(wanted, 3))
+    assert torch.equal(mask.bool(), functional.exact_top_k(expected, 3))
     without = 0.4 * p + 0.3 * (min_max(y) + 2 * min_max(x))
     _, _, mask = sparse(tokens, x, y, beta=0.3)
     assert torch.equal(mask.bool(), functional.exact_top_k(without, 3))
@@ -46,7 +46,7 @@ def test_nothing_dropped_gives_a_zero_extra_token():
 
 
 @pytest.mark.parametrize("compat", [False, True])
-def test_keep_policy_excludes(compat):
+def test_keep_policy_excludes_patches(compat):
     x = torch.randn(2, 6, 8)
     policy = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0]).expand(2, 6)
     net = TokenAggregation(8, 3, compat=compat)
@@ -59,12 +59,12 @@ def test_keep_policy_excludes(compat):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_masks_in_half_precision(dtype):
+def test_masks_work_in_half_precision(dtype):
     x = torch.randn(2, 6, 8, dtype=dtype)
     policy = torch.tensor([[1, 0, 1, 1, 0, 1], [0] * 6], dtype=dtype)
     folded = TokenAggregation(8, 3).to(dtype)(x, policy)
     assert folded.isfinite().all()
-    assert not folded[1].any()  # an empty row is 0
+    assert not folded[1].any()  # an empty row gives zeros
     score = HRPA(8)(unit(x).to(dtype), unit(x).to(dtype), policy.bool())
     assert score.isfinite().all()
     assert score[1] == 0
@@ -80,24 +80,24 @@ def test_hrpa_by_hand(paper, scan, bidirectional):
     if scan:
         similarity = torch.where(similarity > 0, similarity, 0.1 * similarity)
     r, c = similarity.max(2).values, similarity.max(1).values
-    wanted = r.mean(1) + (c.mean(1) if bidirectional else 0)
+    expected = r.mean(1) + (c.mean(1) if bidirectional else 0)
     if paper:
         for values in (r, c):
             top = values.sort(descending=True).values
             top = torch.cat([top, torch.zeros(2, 5 - top.shape[1])], 1)
-            wanted = wanted + net.relevance_mlp(top).squeeze(1)
-    assert torch.allclose(net(patches, words).squeeze(1), wanted, atol=1e-6)
+            expected = expected + net.relevance_mlp(top).squeeze(1)
+    assert torch.allclose(net(patches, words).squeeze(1), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("paper", [False, True])
-def test_masked_patches_are_absent(paper):
+def test_masked_patches_have_no_effect(paper):
     patches, words = unit(torch.randn(2, 6, 8)), unit(torch.randn(2, 3, 8))
     mask = torch.tensor([True, True, False, True, True, True]).expand(2, 6)
     net = HRPA(8, 5, paper)
     assert torch.allclose(net(patches, words, mask), net(patches[:, mask[0]], words), atol=1e-6)
 
 
-def test_documented_mask():
+def test_documented_mask_by_hand():
     """-1000 after the leaky ReLU, a count + 1e-8, and a top-k that sees the fill."""
     patches, words = unit(torch.randn(1, 3, 8)), unit(torch.randn(1, 2, 8))
     mask = torch.tensor([[1.0, 1.0, 0.0]])
@@ -105,19 +105,19 @@ def test_documented_mask():
     a = torch.nn.functional.leaky_relu(words @ patches.transpose(1, 2), 0.1)
     a = a.masked_fill(mask.unsqueeze(1) == 0, -1000.0)
     r, c = a.max(2).values, a.max(1).values
-    wanted = r.mean(1) + (c * mask).sum(1) / (mask.sum(1) + 1e-8)
+    expected = r.mean(1) + (c * mask).sum(1) / (mask.sum(1) + 1e-8)
     r = torch.cat([r.sort(descending=True).values, torch.zeros(1, 1)], 1)  # two words, k = 3
     for top in (r, c.sort(descending=True).values):
-        wanted = wanted + net.relevance_mlp(top).squeeze(1)
-    assert torch.allclose(net(patches, words, mask).squeeze(1), wanted, rtol=1e-5)
+        expected = expected + net.relevance_mlp(top).squeeze(1)
+    assert torch.allclose(net(patches, words, mask).squeeze(1), expected, rtol=1e-5)
 
 
-def test_widths():
+def test_mismatched_widths_are_refused():
     with pytest.raises(InputError, match="8 and words 7 wide"):
         HRPA(8)(torch.rand(1, 2, 8), torch.rand(1, 2, 7))
 
 
-def test_straight_through_gradient():
+def test_straight_through_gradient_by_hand():
     score = torch.tensor([[0.9, 0.2, 0.6, 0.5]], requires_grad=True)
     live = functional.straight_through(score, functional.exact_top_k(score, 2))
     assert torch.equal(live.detach(), torch.tensor([[1.0, 0.0, 1.0, 0.0]]))
@@ -126,7 +126,7 @@ def test_straight_through_gradient():
     assert torch.allclose(score.grad, q * (1 - q) / 0.1)
     score.grad = None
     functional.straight_through(score, torch.ones(1, 4, dtype=torch.bool)).sum().backward()
-    assert not score.grad.any()  # nothing competes
+    assert not score.grad.any()  # no competing patch
 
 
 def test_bernoulli_keeps_at_least_one():
@@ -166,7 +166,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples(name):
+def test_docstring_examples(name):
     module = importlib.import_module(f"eligo.patches.{name}")
     found = doctest.DocTestFinder().find(module, extraglobs={"torch": torch})
     found = [test for test in found if test.examples]

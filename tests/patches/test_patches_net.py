@@ -1,4 +1,4 @@
-"""Our defaults: no leak, live decisions, explicit tokens, one output type, errors that help."""
+"""The default network: no leaks, gradients of decisions, explicit tokens, output, errors."""
 
 import pytest
 import torch
@@ -56,21 +56,21 @@ def test_documented_weights_load_into_ours(paper):
     weights = old.state_dict()
     ours = CrossSparseAggrNet(**TINY, use_paper_version=paper)
     ours.load_state_dict(weights)
-    assert any(key.endswith("3.bias") for key in weights)  # the caller's dictionary is untouched
+    assert any(key.endswith("3.bias") for key in weights)  # the caller's dictionary is unchanged
     inputs = batch()
     assert torch.allclose(inputs(ours).scores, inputs(old), atol=2e-6)
 
 
-# The leak. Each image has a dense description; `pairing` says which image a query is about.
+# Leak: each image has a dense description; `pairing` assigns an image to each query.
 
 
 def leaks(net, pairing) -> bool:
-    """Whether scores depend on which image a query is *said* to be about, as at test time."""
+    """Whether scores depend on which image is assigned to a query."""
     inputs = batch(images=4, texts=4, dense=6)
 
     def scores(pairing):
         dense, lengths = inputs.dense, inputs.dense_lengths
-        if net.compat:  # the documented wiring: a query brings its own image's description
+        if net.compat:  # as documented: a query comes with the description of its image
             dense, lengths = dense[pairing], lengths[pairing]
         output = net(inputs.images, inputs.words, inputs.lengths, dense, lengths)
         return output if net.compat else output.scores
@@ -80,7 +80,7 @@ def leaks(net, pairing) -> bool:
 
 @pytest.mark.parametrize("paper", [False, True])
 @pytest.mark.parametrize("kernel", ["reference", "torch"])
-def test_no_leak(paper, kernel):
+def test_dense_text_of_the_query_does_not_leak(paper, kernel):
     shuffled = torch.tensor([2, 0, 3, 1])
     settings = {"use_paper_version": paper, "kernel": kernel}
     assert not leaks(tiny(**settings).eval(), shuffled)
@@ -89,7 +89,7 @@ def test_no_leak(paper, kernel):
 
 @pytest.mark.parametrize("paper", [False, True])
 @pytest.mark.parametrize("kernel", ["reference", "torch"])
-def test_dense_text_changes_its_own_image_only(paper, kernel):
+def test_dense_text_changes_only_its_own_image(paper, kernel):
     inputs, net = batch(images=4, texts=5, dense=6), tiny(use_paper_version=paper, kernel=kernel)
     before = inputs(net).scores
     inputs.dense[1] = torch.randn_like(inputs.dense[1])
@@ -99,7 +99,7 @@ def test_dense_text_changes_its_own_image_only(paper, kernel):
 
 @pytest.mark.parametrize("kernel", ["reference", "torch"])
 def test_scores_do_not_depend_on_other_pairs(kernel):
-    """Permutation, padding, batch mates, sharding."""
+    """Permutation, padding, other items of the batch, sharding."""
     inputs = batch(images=5, texts=6, dense=4, masked=3)
     net = tiny(use_paper_version=True, kernel=kernel).eval()
     scores = inputs(net).scores
@@ -136,7 +136,7 @@ def test_scores_do_not_depend_on_other_pairs(kernel):
         assert torch.allclose(alone(net).scores, scores[one, :2], atol=1e-6)
 
 
-def test_lengths_and_masks_are_the_same():
+def test_lengths_and_masks_are_equivalent():
     inputs, net = batch(dense=4), tiny(use_paper_version=True)
     scores = inputs(net).scores
     inputs.lengths = torch.arange(6) < inputs.lengths[:, None]
@@ -150,8 +150,8 @@ def test_lengths_and_masks_are_the_same():
     assert torch.allclose(inputs(net).scores, packed(net).scores, atol=1e-6)
 
 
-def test_prefix_and_registers():
-    """Token 0 is [CLS]; registers are dropped; the count is explicit, never a guess."""
+def test_prefix_tokens_and_registers():
+    """Token 0 is [CLS]; registers are dropped; their number is always explicit."""
     inputs = batch(tokens=49)
     net = tiny(num_patches=48, grid_hw=(6, 8))
     assert net.sides(*inputs.arguments())[0].patches.shape == (3, 48, 32)
@@ -173,15 +173,15 @@ def test_budgets_are_rounded_correctly():
     assert tiny(num_patches=4, aggr_ratio=0.1).aggr_net.weight[3].out_features == 1
 
 
-def test_k_follows_the_real_patches():
+def test_k_counts_unmasked_patches():
     inputs = batch(masked=11)
     selection = inputs(tiny(), return_selection=True).sparse
     assert selection.num_kept.tolist() == [[3] * 4, [8] * 4, [8] * 4]
     assert not (selection.kept_mask & ~selection.mask).any()
 
 
-def test_no_extra_token_where_nothing_is_dropped():
-    """With words opposite to all patches a zero token would lift every maximum to 0."""
+def test_no_extra_token_if_nothing_is_dropped():
+    """If all similarities are negative, a zero token would raise every maximum to 0."""
     inputs = batch(tokens=16)
     inputs.images = inputs.images.abs()
     inputs.words = -inputs.words.abs()
@@ -191,7 +191,7 @@ def test_no_extra_token_where_nothing_is_dropped():
     assert (inputs(documented) > inputs(net).scores + 0.02).all()
 
 
-def test_output_type():
+def test_output_fields():
     inputs, net = batch(dense=3), tiny(use_paper_version=True)
     plain = inputs(net)
     assert isinstance(plain, PatchScores)
@@ -211,7 +211,7 @@ def test_output_type():
 
 @pytest.mark.parametrize("paper", [False, True])
 @pytest.mark.parametrize("kernel", ["reference", "torch"])
-def test_every_parameter_learns(paper, kernel):
+def test_every_parameter_gets_a_gradient(paper, kernel):
     inputs, net = batch(images=4, texts=4, dense=5), tiny(use_paper_version=paper, kernel=kernel)
     found = gradients(net, inputs, torch.randn(4, 4))
     names = {name for name, _ in net.named_parameters()}
@@ -223,12 +223,14 @@ def test_every_parameter_learns(paper, kernel):
     assert (found["images"][:, 1:].abs().amax(-1)[kept] > 0).all()
 
 
-def test_the_decision_is_live():
-    """A dropped patch reaches the predictor; with the documented mask it cannot."""
+def test_selection_decision_gets_a_gradient():
+    """A dropped patch gives a gradient to the predictor, unlike with the documented mask."""
     live, dead = [], []
     for compat, found in ((False, live), (True, dead)):
         net = tiny(use_paper_version=True, compat=compat, kernel="reference")
-        with torch.no_grad():  # the extra token is the other way to the predictor: [CLS] covers it
+        with (
+            torch.no_grad()
+        ):  # the extra token also reaches the predictor, so it is made equal to [CLS]
             for part in (net.sparse_net_cap, net.sparse_net_long):
                 part.score_predictor[2].weight *= 0.01
         inputs = batch(images=4, texts=4)
@@ -237,7 +239,7 @@ def test_the_decision_is_live():
     assert live[0][name].abs().max() > 3 * dead[0][name].abs().max()
 
 
-def test_ratio_loss_is_live_under_bernoulli():
+def test_ratio_loss_has_a_gradient_under_bernoulli():
     inputs = batch(images=4, texts=4, dense=5)
     net = tiny(use_paper_version=True, decision="bernoulli")
     output = inputs(net)
@@ -277,7 +279,7 @@ def test_training_lowers_the_loss():
 
 @pytest.mark.parametrize("paper", [False, True])
 @pytest.mark.parametrize("ratio", [0.5, 1.0])
-def test_explain(paper, ratio):
+def test_explanation_adds_up_to_the_score(paper, ratio):
     inputs = batch(images=1, texts=1, tokens=49, dense=4)
     net = tiny(num_patches=48, grid_hw=(6, 8), use_paper_version=paper, sparse_ratio=ratio)
     why = net.explain(inputs.images[0], inputs.words[0], inputs.dense[0])
@@ -288,7 +290,7 @@ def test_explain(paper, ratio):
     assert why.heat_map.shape == (6, 8)
     assert why.mixing.shape == (len(why.token_names), 48)
     sums = why.mixing.sum(1)
-    assert sums[0] == 0  # [CLS] is made of no patch
+    assert sums[0] == 0  # [CLS] contains no patch
     slots = why.mixing[1:25] if ratio == 1.0 else why.mixing[1:13]
     assert torch.allclose(slots.sum(1), torch.full((len(slots),), 2.0 if paper else 1.0))
     assert (why.token_names[-1] == "extra") == (ratio < 1)
@@ -321,7 +323,7 @@ BAD_SETTINGS = {
 
 
 @pytest.mark.parametrize("message", BAD_SETTINGS)
-def test_bad_settings(message):
+def test_invalid_settings_are_refused(message):
     with production(), pytest.raises(InputError, match=message):
         CrossSparseAggrNet(**{**TINY, **BAD_SETTINGS[message]})
 
@@ -354,13 +356,13 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("message", BAD_INPUT)
-def test_bad_input(message):
+def test_invalid_input_is_refused(message):
     inputs, net = batch(dense=5), tiny()
     BAD_INPUT[message](inputs)
     with production(), pytest.raises(InputError, match=message):
         inputs(net)
 
 
-def test_compat_has_no_patch_mask():
+def test_compat_refuses_a_patch_mask():
     with pytest.raises(InputError, match="patch_mask"):
         batch(masked=3)(tiny(compat=True))

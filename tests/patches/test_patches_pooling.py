@@ -1,4 +1,4 @@
-"""LearnedTokenPooling: exact counts, unit vectors, nested clusters, files; it learns."""
+"""LearnedTokenPooling: exact counts, unit vectors, nested clusters, files, training."""
 
 import json
 
@@ -36,7 +36,7 @@ def spread(points, weights, clusters) -> float:
 
 
 def greedy(points, weights, count):
-    """The definition: merge the pair that adds least, again and again."""
+    """By definition: repeatedly merge the pair with the smallest increase."""
     clusters = np.arange(len(points))
     while len(set(clusters.tolist())) > count:
         names = sorted(set(clusters.tolist()))
@@ -52,7 +52,7 @@ def greedy(points, weights, count):
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 8))
-def test_the_tree_is_wards(seed, count):
+def test_tree_follows_ward(seed, count):
     random = np.random.default_rng(seed)
     points, weights = random.normal(size=(8, 3)), random.uniform(0.1, 3.0, 8)
     squared = ((points[:, None] - points) ** 2).sum(-1)
@@ -60,16 +60,16 @@ def test_the_tree_is_wards(seed, count):
     assert got.tolist() == greedy(points, weights, count).tolist()
 
 
-def test_with_equal_weights_it_is_scipys():
+def test_equal_weights_give_the_tree_of_scipy():
     from scipy.cluster.hierarchy import fcluster, linkage
 
     points = np.random.default_rng(0).normal(size=(60, 5))
     squared = ((points[:, None] - points) ** 2).sum(-1)
     for count in (1, 7, 30, 60):
         got = cut_tree(ward_tree(squared, np.ones(60)), count)
-        wanted = fcluster(linkage(points, "ward"), count, "maxclust")
-        pairs = set(zip(got.tolist(), wanted.tolist(), strict=True))
-        assert len(pairs) == len(set(got.tolist())) == len(set(wanted.tolist())) == count
+        expected = fcluster(linkage(points, "ward"), count, "maxclust")
+        pairs = set(zip(got.tolist(), expected.tolist(), strict=True))
+        assert len(pairs) == len(set(got.tolist())) == len(set(expected.tolist())) == count
 
 
 # ------------------------------------------------------------------ pooling
@@ -82,7 +82,7 @@ def tokens(count: int, dim: int = 8, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("protected", [0, 1])
 @pytest.mark.parametrize("factor", [1, 1.5, 2, 4, 8, 1000])
-def test_as_many_vectors_as_the_hierarchical_one(factor, protected):
+def test_same_number_of_vectors_as_hierarchical_pooling(factor, protected):
     ours = LearnedTokenPooling(8, factor, num_protected_tokens=protected)
     theirs = HierarchicalTokenPooling(factor, num_protected_tokens=protected)
     for count in (1, 2, 3, 17, 50):
@@ -103,13 +103,13 @@ def test_equal_weights_give_plain_clusters():
     pooling = equal_worth(pool_factor=2, num_protected_tokens=0)
     some = tokens(20)
     clusters = cut_tree(ward_tree((2 - 2 * some @ some.T).double().numpy(), np.ones(20)), 10)
-    wanted = {tuple(np.flatnonzero(clusters == c)) for c in range(10)}
-    means = {key: F.normalize(some[list(key)].mean(0), dim=-1) for key in wanted}
+    expected = {tuple(np.flatnonzero(clusters == c)) for c in range(10)}
+    means = {key: F.normalize(some[list(key)].mean(0), dim=-1) for key in expected}
     for vector in pooling.pool_one(some).detach():
         assert min(float((vector - mean).norm()) for mean in means.values()) < 1e-5
 
 
-def test_the_dropped_become_the_extra_token():
+def test_dropped_tokens_become_the_extra_token():
     pooling = LearnedTokenPooling(8, 8, num_protected_tokens=0, dropped_share=0.3)
     some = tokens(32)
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_the_dropped_become_the_extra_token():
         rest = LearnedTokenPooling(8, num_protected_tokens=0, dropped_share=0.0)
         rest.load_state_dict(pooling.state_dict())
         kept = [token for token in range(32) if token not in dropped]
-        # The others are clusters of what was kept, as if nothing else had been there.
+        # The other vectors are clusters of the kept tokens only.
         clusters = rest._clusters(some[kept], pooling.score(some)[kept], 3)
         sums = torch.zeros(3, 8).index_add(0, clusters, worth[kept].unsqueeze(1) * some[kept])
         for vector in F.normalize(sums, dim=-1):
@@ -145,7 +145,7 @@ def test_budgets_are_nested():
         tree = clusters
 
 
-def test_the_order_of_tokens_does_not_matter():
+def test_token_order_does_not_matter():
     pooling = LearnedTokenPooling(8, 3, num_protected_tokens=0)
     some = tokens(30)
     with torch.no_grad():
@@ -166,13 +166,13 @@ def test_padding_does_not_matter():
             torch.testing.assert_close(got, pooling.pool_one(own))
 
 
-def test_queries_pass_through():
+def test_queries_are_unchanged():
     pooling = LearnedTokenPooling(8, 4)
     assert pooling.pool([tokens(9)], task="query")[0].shape == (9, 8)
     assert pooling.pool([tokens(9)], task="document")[0].shape == (3, 8)
 
 
-def test_half_precision():
+def test_half_precision_is_supported():
     pooled = LearnedTokenPooling(8, 4).pool_one(tokens(33).half())
     assert pooled.dtype == torch.float16
     assert bool(pooled.isfinite().all())
@@ -181,7 +181,7 @@ def test_half_precision():
 @pytest.mark.parametrize(
     "wrong", [{"pool_factor": 0.5}, {"num_protected_tokens": -1}, {"dropped_share": 1.0}]
 )
-def test_mistakes(wrong):
+def test_invalid_settings_are_refused(wrong):
     with pytest.raises(InputError, match="expected"):
         LearnedTokenPooling(8, **wrong)
     with pytest.raises(InputError, match="dim=8"):
@@ -189,7 +189,7 @@ def test_mistakes(wrong):
 
 
 def world(count: int, seed: int):
-    """Documents of dull tokens with a few that queries ask for."""
+    """Documents of noise tokens and a few that queries match."""
     draw = torch.Generator().manual_seed(seed)
     ideas = torch.randn(12, 16, generator=torch.Generator().manual_seed(99))
     dull = torch.randn(2, 16, generator=torch.Generator().manual_seed(98))
@@ -223,13 +223,13 @@ def test_pooling_learns_which_tokens_queries_match():
     assert pooling.pool_factor == 8
 
 
-def test_every_parameter_learns():
+def test_every_parameter_gets_a_gradient():
     pooling = LearnedTokenPooling(16, 8)
     before = {name: value.clone() for name, value in pooling.state_dict().items()}
     losses = fit_pooling(pooling, *world(4, 1), steps=2, batch_size=2)
     assert len(losses) == 2
     for name, value in pooling.state_dict().items():
-        if name != "predictor.2.bias":  # a constant changes no share
+        if name != "predictor.2.bias":  # softmax cancels a constant
             assert not torch.equal(value, before[name]), name
 
 
@@ -258,7 +258,7 @@ def encoder(tmp_path_factory) -> MultiVectorEncoder:
 DOCUMENT = "a red ball is left of a blue box and a star is behind a green gem."
 
 
-def test_inside_an_encoder(encoder):
+def test_pooling_inside_an_encoder(encoder):
     document = encoder.encode_document([DOCUMENT])[0]
     query = encoder.encode_query([DOCUMENT])[0]
     assert len(document) == encoder[1].num_out(len(query)) < len(query)
@@ -268,7 +268,7 @@ def test_inside_an_encoder(encoder):
     assert encoder.similarity([query], [document]).shape == (1, 1)
 
 
-def test_saved_and_loaded(encoder, tmp_path):
+def test_encoder_round_trip(encoder, tmp_path):
     encoder.save_pretrained(str(tmp_path))
     again = MultiVectorEncoder(str(tmp_path), device="cpu", trust_remote_code=True)
     for name, value in encoder[1].state_dict().items():
@@ -277,13 +277,13 @@ def test_saved_and_loaded(encoder, tmp_path):
     torch.testing.assert_close(one, other)
 
 
-def test_per_call(encoder):
+def test_pooling_per_call(encoder):
     plain = MultiVectorEncoder(modules=[encoder[0]], device="cpu")
     pooled = plain.encode_document([DOCUMENT], token_pooling=encoder[1])[0]
     assert len(pooled) == len(encoder.encode_document([DOCUMENT])[0])
 
 
-def test_the_benchmark_runs(capsys, tmp_path, monkeypatch):
+def test_benchmark_runs(capsys, tmp_path, monkeypatch):
     pooling_benchmark.main(smoke=True)
     printed = capsys.readouterr().out.splitlines()
     rows = [json.loads(line) for line in printed if line.startswith('{"factor"')]
@@ -291,7 +291,7 @@ def test_the_benchmark_runs(capsys, tmp_path, monkeypatch):
 
 
 def test_no_slot_is_empty_with_few_weighted_tokens():
-    """A zero vector would be a floor under the cosine of every word."""
+    """A zero vector would bound the maximum cosine of every word from below."""
     torch.manual_seed(0)
     pooling = LearnedTokenPooling(8, 2.0)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""`eligo patches predict`: the score is the model's, the picture shows what was kept."""
+"""`eligo patches predict`: the score equals that of the model, the picture shows kept patches."""
 
 import json
 
@@ -36,28 +36,28 @@ def folder(tmp_path_factory, scene):
 
 
 @pytest.mark.parametrize("settings", [{"kind": "open"}, {"kind": "paper", "dense": True}])
-def test_prediction(settings, scene, tmp_path):
+def test_prediction_has_the_score_of_the_model(settings, scene, tmp_path):
     model = RetrievalModel.tiny(**settings).eval()
     dense = "a red ball. a blue box." if model.uses_dense else None
-    made = predict(scene, TEXT, model=model, dense=dense)
+    prediction = predict(scene, TEXT, model=model, dense=dense)
     with torch.no_grad():
         images = model.image_side([scene], None if dense is None else [dense])
-        wanted = model.match(images, model.text_side([TEXT]))
-    assert made.score == pytest.approx(float(wanted), abs=2e-6)
-    assert [row["word"] for row in made.words] == model.text_encoder.pieces(TEXT)
-    assert made.explanation.sparse.num_kept == made.cost.kept == 25
-    assert made.cost.patches == 49
-    assert made.cost.tokens == len(made.explanation.token_names)
+        expected = model.match(images, model.text_side([TEXT]))
+    assert prediction.score == pytest.approx(float(expected), abs=2e-6)
+    assert [row["word"] for row in prediction.words] == model.text_encoder.pieces(TEXT)
+    assert prediction.explanation.sparse.num_kept == prediction.cost.kept == 25
+    assert prediction.cost.patches == 49
+    assert prediction.cost.tokens == len(prediction.explanation.token_names)
 
 
-def test_any_form_of_image_and_model(folder, scene):
-    wanted = predict(scene, TEXT, model=RetrievalModel.from_pretrained(folder))
+def test_image_and_model_in_any_form(folder, scene):
+    expected = predict(scene, TEXT, model=RetrievalModel.from_pretrained(folder))
     pixels = np.asarray(scene)
     forms = (folder / "scene.png", pixels, torch.from_numpy(pixels.copy()).permute(2, 0, 1))
     for image in forms:
-        made = predict(image, TEXT, model=str(folder), device="cpu")
-        assert made.score == wanted.score
-        assert torch.equal(made.selection.indices, wanted.selection.indices)
+        prediction = predict(image, TEXT, model=str(folder), device="cpu")
+        assert prediction.score == expected.score
+        assert torch.equal(prediction.selection.indices, expected.selection.indices)
     with pytest.raises(InputError, match=r"nowhere\.png: there is no such image"):
         predict("nowhere.png", TEXT, model="nowhere")
     with pytest.raises(InputError, match="empty text"):
@@ -65,26 +65,26 @@ def test_any_form_of_image_and_model(folder, scene):
 
 
 def test_saved_prediction(folder, scene, tmp_path):
-    made = predict(scene, TEXT, model=folder, device="cpu")
-    made.save(tmp_path)
+    prediction = predict(scene, TEXT, model=folder, device="cpu")
+    prediction.save(tmp_path)
     saved = json.loads((tmp_path / "result.json").read_text("utf-8"))
-    assert saved == made.summary() | {"text": TEXT}
-    assert saved["kept"] == sorted(made.selection.indices.tolist())
+    assert saved == prediction.summary() | {"text": TEXT}
+    assert saved["kept"] == sorted(prediction.selection.indices.tolist())
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "explore", "patches.png", "result.json"
     ]  # fmt: skip
 
 
-def test_the_cost_in_an_index_is_what_an_index_takes(scene, tmp_path):
+def test_index_cost_equals_the_size_of_an_index(scene, tmp_path):
     model = RetrievalModel.tiny(kind="open").eval()
-    made = predict(scene, TEXT, model=model)
+    prediction = predict(scene, TEXT, model=model)
     build_index(lambda: model, ScenePictures.first(3, 56), tmp_path)
     shard = Searcher(model, tmp_path).index.shards[0].tensors
     stored = sum(part[0].numel() * part.element_size() for part in shard.values())
-    assert made.cost.index_bytes == stored
+    assert prediction.cost.index_bytes == stored
 
 
-def test_the_gram_order_of_vit_224():
+def test_association_and_index_size_of_vit_224():
     net, images = CrossSparseAggrNet(), Images(torch.randn(1, 196, 512), torch.randn(1, 512))
     few, many = (count_cost(net, images, words, 41, (0.0, 0.0, 0.0)) for words in (28, 29))
     assert (few.association, many.association) == ("gram", "direct")
@@ -92,7 +92,7 @@ def test_the_gram_order_of_vit_224():
     assert few.index_bytes == 215_992 + 39_936 + 3_616
 
 
-def test_the_picture_greys_what_was_dropped(scene):
+def test_dropped_patches_are_grey(scene):
     kept = torch.zeros(7, 7, dtype=torch.bool)
     kept[2:4, 2:4] = True
     weights = torch.zeros(7, 7)
@@ -107,12 +107,12 @@ def test_the_picture_greys_what_was_dropped(scene):
     is_red = (below[..., 0] > 150) & (below[..., 1] < 50)
     assert is_red.sum() == pytest.approx(161 * 161 / 49, rel=0.15)
     small = np.asarray(_word_picture(red, words[0]))[:161]
-    assert (small < 40).all(-1).sum() == 2 * 23  # a line around its patch, which is in a corner
-    whole = sheet[-240:-40, 189:350]  # [CLS]: all of the image
+    assert (small < 40).all(-1).sum() == 2 * 23  # an outline around its patch, which is in a corner
+    whole = sheet[-240:-40, 189:350]  # [CLS]: the whole image
     assert ((whole[..., 0] > 150) & (whole[..., 1] < 50)).sum() == pytest.approx(161 * 161, rel=0.1)
 
 
-def test_the_command(folder, tmp_path, capsys):
+def test_predict_command(folder, tmp_path, capsys):
     command = ["patches", "predict", "--image", str(folder / "scene.png"), "--model", str(folder)]
     command += ["--out", str(tmp_path), "--device", "cpu"]
     assert main([*command, "--text", TEXT]) == 0
@@ -139,7 +139,7 @@ def test_the_command(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"--text": " "}, "--text: is empty"),
         ({"--image": "nowhere.png"}, "nowhere.png: there is no such image"),
@@ -147,8 +147,8 @@ def test_the_command(folder, tmp_path, capsys):
         ({"--model": "nowhere"}, "nowhere: there is no such folder"),
     ],
 )
-def test_mistakes(folder, tmp_path, capsys, change, says):
+def test_invalid_arguments_are_refused(folder, tmp_path, capsys, change, message):
     flags = {"--image": str(folder / "scene.png"), "--text": TEXT, "--model": str(folder)}
     flags |= {"--out": str(tmp_path)} | change
     assert main(["patches", "predict", *(part for pair in flags.items() for part in pair)]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A text and its image as an record: words are linked to the patches that speak for them."""
+"""A text and its image as a record: words are linked to the patches that match them."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def pair(request):
     return predict(image, TEXT, model=model), image
 
 
-def test_every_patch_adds_its_part(pair):
+def test_patch_contributions_add_up_to_the_score(pair):
     why = pair[0].explanation
     named = torch.tensor([name != "[CLS]" for name in why.token_names])
     is_made = named[why.word_tokens]
@@ -32,8 +32,8 @@ def test_every_patch_adds_its_part(pair):
 
 def test_kept_patches_and_links(pair):
     found, _ = pair
-    made = record(found)
-    kept, links = made.stages[0], made.stages[-1]
+    shown = record(found)
+    kept, links = shown.stages[0], shown.stages[-1]
     assert (kept.over.rows, kept.over.columns) == (7, 7)
     assert torch.equal(kept.selection.indices, found.explanation.sparse.indices)
     assert len(links.rows) == len(found.words)
@@ -44,21 +44,21 @@ def test_kept_patches_and_links(pair):
         if not linked:
             assert for_it.sum() == 0
             continue
-        # The fewest: with the last of them half is reached, without it not.
+        # The smallest set: half is reached only with its last patch.
         assert for_it[linked].sum() >= 0.5 * for_it.sum() - 1e-6
         assert for_it[linked[:-1]].sum() < 0.5 * for_it.sum()
-    assert made.cost["patches"] == "49 > 25 kept"
-    assert made.pictures["image"].size == (70, 50)
+    assert shown.cost["patches"] == "49 > 25 kept"
+    assert shown.pictures["image"].size == (70, 50)
 
 
 def test_results_are_items_with_pictures(pair, tmp_path):
     found, image = pair
     results = [SearchResult("a", image, 0.9, "true of it"), SearchResult("b", image, 0.4)]
-    made = record(found, results=results, title="a title")
-    items = made.stages[-1]
+    shown = record(found, results=results, title="a title")
+    items = shown.stages[-1]
     assert [item.text for item in items.over] == ["a", "b"]
-    assert [made.pictures[item.picture].size for item in items.over] == [(70, 50)] * 2
+    assert [shown.pictures[item.picture].size for item in items.over] == [(70, 50)] * 2
     assert items.selection.indices.tolist() == [0]
     assert items.selection.scores.tolist() == pytest.approx([0.9, 0.4])
-    save_record(made, tmp_path)
+    save_record(shown, tmp_path)
     assert load_record(tmp_path).stages[-1].over == items.over

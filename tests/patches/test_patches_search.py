@@ -1,4 +1,4 @@
-"""Search finds what an exhaustive search finds: both directions, any cut into shards, any R."""
+"""Search equals exhaustive search: both directions, any shards, any number of candidates."""
 
 import pytest
 import torch
@@ -47,28 +47,28 @@ def texts(model, tmp_path_factory):
     return folder / "index"
 
 
-def same(got: Hits, wanted: Hits) -> None:
-    assert got.rows.tolist() == wanted.rows.tolist()
-    assert torch.equal(got.scores, wanted.scores)
-    assert torch.equal(got.guesses, wanted.guesses)
+def same(got: Hits, expected: Hits) -> None:
+    assert got.rows.tolist() == expected.rows.tolist()
+    assert torch.equal(got.scores, expected.scores)
+    assert torch.equal(got.guesses, expected.guesses)
 
 
 @pytest.mark.parametrize("text", QUERIES)
-def test_reranking_all_is_exhaustive(model, images, text):
+def test_reranking_all_equals_exhaustive_search(model, images, text):
     searcher, query = Searcher(model, images), model.text_side([text])
-    wanted = searcher.search(query, k=10, rerank=None)
-    same(searcher.search(query, k=10, rerank=COUNT), wanted)
-    same(searcher.search(query, k=10, rerank=COUNT + 100), wanted)
-    # and it is what sorting all scores gives
+    expected = searcher.search(query, k=10, rerank=None)
+    same(searcher.search(query, k=10, rerank=COUNT), expected)
+    same(searcher.search(query, k=10, rerank=COUNT + 100), expected)
+    # equal to sorting all scores
     scores = searcher.scores(query, torch.arange(COUNT))[:, 0]
     order = scores.argsort(descending=True, stable=True)[:10]
-    assert wanted.rows.tolist() == order.tolist()
-    assert torch.equal(wanted.scores, scores[order])
+    assert expected.rows.tolist() == order.tolist()
+    assert torch.equal(expected.scores, scores[order])
 
 
 @torch.no_grad()
 def guess_by_hand(model, place: int, text: str) -> torch.Tensor:
-    """Equation 4 with every patch kept; then each word and each slot its best, one by one."""
+    """Equation 4 with every patch kept, then the best match of each word and each slot."""
     picture = ScenePictures.first(COUNT, 56).load([place])[0].value
     (slots,) = model.net.aggr_net(model.image_side([picture]).patches)
     words = model.encode_texts([text]).words[0]
@@ -80,15 +80,15 @@ def guess_by_hand(model, place: int, text: str) -> torch.Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["open", "paper"])
 @pytest.mark.parametrize("with_dense", [False, True])
-def test_slots_are_the_networks_own(kind, with_dense):
-    """Folded as its aggregation folds all patches; masked ones as if they were not there."""
+def test_slots_equal_those_of_the_network(kind, with_dense):
+    """Slots equal the aggregation of all unmasked patches."""
     net = RetrievalModel.tiny(kind=kind, dense=with_dense).eval().net
     patches, cls = torch.randn(2, 16, net.embed_size), torch.randn(2, net.embed_size)
     dense = torch.randn(2, net.embed_size) if with_dense else None
     found = fold(hoist(net.parts(), Images(patches, cls, None, dense)))
     both = (patches, patches) if kind == "paper" and with_dense else (patches,)
-    wanted = torch.nn.functional.normalize(net.aggr_net(*both), dim=-1)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    expected = torch.nn.functional.normalize(net.aggr_net(*both), dim=-1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     mask = torch.arange(16) < torch.tensor([[16], [9]])
     masked = fold(hoist(net.parts(), Images(patches, cls, mask, dense)))
     fewer = None if dense is None else dense[1:]
@@ -114,13 +114,13 @@ def test_texts_found_by_an_image(model, texts):
     picture = ScenePictures.first(1, 56).load([0])[0].value
     query = model.image_side([picture])
     searcher = Searcher(model, texts)
-    wanted = searcher.search(query, k=10, rerank=None)
-    same(searcher.search(query, k=10, rerank=COUNT), wanted)
+    expected = searcher.search(query, k=10, rerank=None)
+    same(searcher.search(query, k=10, rerank=COUNT), expected)
     with torch.no_grad():
         scores = model.match(query, model.text_side(scene_captions(COUNT)))[0]
     best = ops.top_k(scores, 10)
-    torch.testing.assert_close(wanted.scores, scores[best], atol=2e-6, rtol=0)
-    assert searcher.ids(wanted)[0]["text"] == scene_captions(COUNT)[int(best[0])]
+    torch.testing.assert_close(expected.scores, scores[best], atol=2e-6, rtol=0)
+    assert searcher.ids(expected)[0]["text"] == scene_captions(COUNT)[int(best[0])]
 
 
 def test_texts_in_two_stages_by_hand(model, texts):
@@ -136,17 +136,17 @@ def test_texts_in_two_stages_by_hand(model, texts):
 
 @pytest.mark.parametrize("rerank", [6, 12, None])
 @pytest.mark.parametrize("parts", [[[0], [1], [2], [3], [4]], [[4, 0], [2, 1], [3]]])
-def test_parts_merge_exactly(model, images, rerank, parts):
+def test_partial_results_merge_exactly(model, images, rerank, parts):
     query = model.text_side([QUERIES[0]])
-    wanted = Searcher(model, images).search(query, k=6, rerank=rerank)
+    expected = Searcher(model, images).search(query, k=6, rerank=rerank)
     found = [
         Searcher(model, images, shards=shards).search(query, k=rerank or COUNT, rerank=rerank)
         for shards in parts
     ]
-    same(merge_hits(found, k=6, rerank=rerank), wanted)
+    same(merge_hits(found, k=6, rerank=rerank), expected)
 
 
-def test_the_cut_into_shards_changes_nothing(model, images, tmp_path):
+def test_number_of_shards_does_not_matter(model, images, tmp_path):
     build_index(lambda: model, ScenePictures.first(COUNT, 56), tmp_path, shard_size=COUNT)
     query = model.text_side([QUERIES[0]])
     one, many = (Searcher(model, folder).search(query, k=8) for folder in (tmp_path, images))
@@ -154,7 +154,7 @@ def test_the_cut_into_shards_changes_nothing(model, images, tmp_path):
     torch.testing.assert_close(one.scores, many.scores, atol=3e-3, rtol=0)
 
 
-def test_queries_of_the_wrong_kind(model, images, texts):
+def test_queries_of_the_wrong_kind_are_refused(model, images, texts):
     image = model.image_side([ScenePictures.first(1, 56).load([0])[0].value])
     with pytest.raises(InputError, match="is an index of images, and the query is an image"):
         Searcher(model, images).search(image)
@@ -164,7 +164,7 @@ def test_queries_of_the_wrong_kind(model, images, texts):
         Searcher(model, images).search(model.text_side(["a ball."]), k=10, rerank=3)
 
 
-def test_calibration_against_brute_force(model, images):
+def test_calibration_matches_brute_force(model, images):
     searcher = Searcher(model, images)
     sides = [model.text_side([text]) for text in QUERIES]
     found = calibrate(searcher, sides, "test")
@@ -174,8 +174,8 @@ def test_calibration_against_brute_force(model, images):
     for rerank in (10, 12, 17, COUNT):
         hit = 0
         for side in sides:
-            wanted = searcher.search(side, k=10, rerank=None).rows
-            hit += int(torch.isin(searcher.candidates(side, rerank).rows, wanted).sum())
+            expected = searcher.search(side, k=10, rerank=None).rows
+            hit += int(torch.isin(searcher.candidates(side, rerank).rows, expected).sum())
         assert found.recall(rerank) == hit / 30
     smallest = found.smallest(0.9)
     assert found.recall(smallest) >= 0.9 > found.recall(smallest - 1)
@@ -185,7 +185,7 @@ def test_calibration_against_brute_force(model, images):
     assert Calibration.load(searcher.index) == found
 
 
-def test_ties_go_to_the_first(model, tmp_path):
+def test_ties_go_to_the_lowest_index(model, tmp_path):
     class Same(ScenePictures):
         def load(self, places):
             return [super(Same, self).load([0])[0] for _ in places]
@@ -197,15 +197,15 @@ def test_ties_go_to_the_first(model, tmp_path):
     assert searcher.candidates(query, 6).rows.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_faiss_finds_the_same(model, images, monkeypatch, caplog):
+def test_faiss_gives_the_same_results(model, images, monkeypatch, caplog):
     pytest.importorskip("faiss")
     query = model.text_side([QUERIES[2]])
     exact = Searcher(model, images)
-    for _ in range(2):  # built, then read
+    for _ in range(2):  # built, then loaded
         near = Searcher(model, images, approximate=True)
-        got, wanted = near.candidates(query, 8), exact.candidates(query, 8)
-        assert got.rows.tolist() == wanted.rows.tolist()
-        torch.testing.assert_close(got.guesses, wanted.guesses)
+        got, expected = near.candidates(query, 8), exact.candidates(query, 8)
+        assert got.rows.tolist() == expected.rows.tolist()
+        torch.testing.assert_close(got.guesses, expected.guesses)
     monkeypatch.setattr("eligo.patches.index.stage1._WIDER", 2)  # means choose 6, slots 3
     vectors = torch.cat([shard.tensors["direction"] for shard in near.index.shards]).float()
     mean = model.encode_texts([QUERIES[2]]).words[0].mean(0)
@@ -216,7 +216,7 @@ def test_faiss_finds_the_same(model, images, monkeypatch, caplog):
     (images / "stage1.faiss").unlink()
     monkeypatch.setattr("eligo.patches.index.stage1._WIDER", 16)
     monkeypatch.setattr("eligo.patches.index.stage1.write_bytes", _refuse)
-    near = Searcher(model, images, approximate=True)  # an index that may only be read
+    near = Searcher(model, images, approximate=True)  # a read-only index
     assert near.candidates(query, 8).rows.tolist() == got.rows.tolist()
     assert "is not stored: " in caplog.text
 
@@ -225,7 +225,7 @@ def _refuse(path, content):
     raise OutputError(f"{path}: cannot be written")
 
 
-def test_without_faiss(model, images, monkeypatch):
+def test_missing_faiss_is_refused(model, images, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(MissingExtraError, match=r"eligo\[faiss\]"):
         Searcher(model, images, approximate=True)

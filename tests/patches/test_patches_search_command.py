@@ -84,13 +84,15 @@ def test_images_found_by_text(world, capsys):
     assert scores == sorted(scores, reverse=True)
     assert search(world, "by_text", "a red ball.", "--k", "3", "--exhaustive", "--json") == 0
     exhaustive = json.loads(capsys.readouterr().out)
-    assert exhaustive["found"] == found["found"]  # R = 128 is all of them
+    assert exhaustive["found"] == found["found"]  # R = 128 covers all images
     assert exhaustive["stage 1 recall of top 10 here"] == 1
     few = ("--rerank", "3", "--exhaustive", "--json")
     assert search(world, "by_text", "a red ball.", "--k", "3", *few) == 0
     fewer = json.loads(capsys.readouterr().out)
     assert fewer["found"] == found["found"]
-    assert fewer["stage 1 recall of top 10 here"] <= 0.3  # three candidates hold three of ten
+    assert (
+        fewer["stage 1 recall of top 10 here"] <= 0.3
+    )  # three candidates contain at most three of ten
 
 
 def test_texts_found_by_image(world, capsys):
@@ -128,10 +130,10 @@ def test_rerank_auto_of_a_text_index(world, capsys):
     image = next((world / "images").glob("*.png"))
     words = ["--image", str(image), "--rerank", "auto", "--dev", str(world / "images")]
     assert search(world, "by_image", *words, "--k", "1") == 0
-    assert "(14 dev queries" in capsys.readouterr().out  # the broken one is left out
+    assert "(14 dev queries" in capsys.readouterr().out  # the unreadable one is left out
 
 
-def test_an_index_of_scenes_brings_its_own_dev_queries(world, tmp_path, capsys, monkeypatch):
+def test_index_of_scenes_has_its_own_dev_queries(world, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("eligo.cli.patches.search._DEV_QUERIES", 3)
     index = ["--scenes", "12", "--out", str(tmp_path / "index"), "--model", str(world / "model")]
     assert main(["patches", "index", *index, "--device", "cpu"]) == 0
@@ -151,18 +153,18 @@ def test_cut_texts_are_logged_once(world, tmp_path, capsys):
     assert "cut" not in capsys.readouterr().err
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(["a box.", long, *["a gem."] * 8, long + "a gem."]))
-    says = "2 of 11 texts are cut: the longest has 69 word pieces, and the model reads 64"
+    message = "2 of 11 texts are cut: the longest has 69 word pieces, and the model reads 64"
     flags = ["--model", str(world / "model"), "--device", "cpu", "--shard-size", "4"]
     index = ["patches", "index", "--texts", str(texts), "--out", str(tmp_path / "index"), *flags]
     assert main(index) == 0
-    assert capsys.readouterr().err.count(says) == 1
+    assert capsys.readouterr().err.count(message) == 1
     assert search(world, "by_text", "a gem.", "--k", "1", "--dev", str(texts)) == 0
-    assert capsys.readouterr().err.count(says) == 1
-    (world / "by_text" / "stage1.json").unlink()  # as the other tests want it
+    assert capsys.readouterr().err.count(message) == 1
+    (world / "by_text" / "stage1.json").unlink()  # restores the state for other tests
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("by_text",), "expected a query"),
         (("by_text", " "), "is empty"),
@@ -176,15 +178,15 @@ def test_cut_texts_are_logged_once(world, tmp_path, capsys):
         (("by_image", "--image", "scene", "--rerank", "auto"), "a folder of images of your"),
     ],
 )
-def test_mistakes(world, capsys, words, says):
+def test_invalid_searches_are_refused(world, capsys, words, message):
     scene = str(next((world / "images").glob("*.png")))
     (world / "by_image" / "stage1.json").unlink(missing_ok=True)
     assert search(world, *(scene if word == "scene" else word for word in words)) == 2
-    assert says.format(images=world / "images") in capsys.readouterr().err
+    assert message.format(images=world / "images") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ((), "expected one of a folder of images"),
         (("--scenes", "3", "--texts", "a.txt"), "expected one of a folder of images"),
@@ -193,10 +195,10 @@ def test_mistakes(world, capsys, words, says):
         (("nowhere",), "is no folder"),
     ],
 )
-def test_mistakes_when_indexing(world, tmp_path, capsys, words, says):
+def test_invalid_index_arguments_are_refused(world, tmp_path, capsys, words, message):
     flags = ["--out", str(tmp_path), "--model", str(world / "model"), "--device", "cpu"]
     assert main(["patches", "index", *words, *flags]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_dense_captions_of_a_file(tmp_path, capsys):

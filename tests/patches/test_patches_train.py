@@ -1,4 +1,4 @@
-"""Training: every arm learns, resumes exactly, and every shipped config runs a few steps."""
+"""Training: every variant learns and resumes exactly; every shipped config runs."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def first_batch(task):
 
 @pytest.mark.parametrize(("kind", "dense"), KINDS)
 def test_every_variant_learns(kind, dense):
-    """On one batch, again and again, the loss falls well below where it began."""
+    """Repeated steps on one batch lower the loss well below its start."""
     sizes = {"image_size": 56, "patch_size": 14, "width": 16, "layers": 1, "heads": 2}
     task = PatchesTask(
         smoke(
@@ -56,11 +56,11 @@ def test_every_parameter_gets_a_gradient(kind, dense):
         for name, parameter in task.model.named_parameters()
         if parameter.grad is None or not parameter.grad.abs().max() > 0
     }
-    # Scores are compared with each other, so what is added to all of them cancels.
+    # Only differences of scores matter, so a constant cancels.
     assert without <= {"net.hrpa.relevance_mlp.2.bias"}
 
 
-def test_first_all_violations_ramped_then_the_hardest():
+def test_all_violations_first_then_the_hardest():
     task = PatchesTask(smoke(train__total_steps=40, ramp=0.25, hardest_after=0.3))
     batch = first_batch(task)
     scores = task.model.match(*task._sides(batch)).detach()
@@ -83,7 +83,7 @@ def test_first_all_violations_ramped_then_the_hardest():
     assert found[12] == found[39] == pytest.approx(violations(True), rel=1e-4)
 
 
-def test_drawn_patches_have_a_live_ratio_loss():
+def test_ratio_loss_of_sampled_patches_has_a_gradient():
     task = PatchesTask(
         smoke(model__match__kind="paper", model__match__decision="bernoulli", ratio_weight=2.0,
               model__match__dense=True)
@@ -102,7 +102,7 @@ def test_patch_classification_comes_first():
     assert set(task.step(batch, Progress(2, 4)).losses) == {"align"}
 
 
-def test_centred_heads():
+def test_heads_are_centred():
     task = PatchesTask(smoke(centre_heads=True, ramp=0.0, see_steps=1))
     batch = first_batch(task)
     for step, zero in ((0, False), (1, True)):
@@ -114,7 +114,7 @@ def test_centred_heads():
     before = task.model.text_encoder.head.bias.clone()
     task.step(batch, Progress(2, 4))
     assert torch.equal(task.model.text_encoder.head.bias, before)  # once
-    # The image's head is drawn back in every step, by sixty times the learning rate.
+    # The image head is pulled back in every step, by sixty times the learning rate.
     bias, left = task.model.image_encoder.head.bias, 1.0
     bias.data += 1.0
     for step in (2, 3):
@@ -126,7 +126,7 @@ def test_centred_heads():
     assert 0.98 < left < 0.9999
 
 
-def test_a_backbone_that_does_not_learn_gets_no_gradient(tmp_path):
+def test_frozen_backbone_gets_no_gradient(tmp_path):
     vision = tmp_path / "vision"
     PatchesTask(smoke()).model.image_encoder.backbone.save_pretrained(vision)
     for rate, learns in ((0.1, True), (0.0, False)):
@@ -141,7 +141,7 @@ def test_a_backbone_that_does_not_learn_gets_no_gradient(tmp_path):
         assert any(name.startswith("text_encoder.backbone.") for name in got)
 
 
-def test_a_run_resumes_to_the_same_losses(tmp_path):
+def test_resumed_run_has_the_same_losses(tmp_path):
     def losses(folder):
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         return [line["loss"] for line in lines if line["split"] == "train"]
@@ -170,7 +170,7 @@ def test_shipped_configs_run(name, tmp_path):
     assert math.isfinite(result.best["rsum"])
 
 
-def test_recipe():
+def test_default_recipe():
     """AdamW 2e-4, decay 1e-4, x0.3 at epochs 9, 15, 20, 25 of 30, clip 2, batch 128."""
     config = load_config(PatchesTrainConfig, "patches/f30k_vit224")
     assert (config.train.batch_size, config.train.clip_norm, config.epochs) == (128, 2.0, 30)
@@ -182,8 +182,8 @@ def test_recipe():
         lr_factor(config.optimizer.schedule, epoch * per_epoch + 1, 30 * per_epoch)
         for epoch in range(30)
     ]
-    wanted = [0.3 ** sum(epoch >= cut for cut in (9, 15, 20, 25)) for epoch in range(30)]
-    assert factors == pytest.approx(wanted)
+    expected = [0.3 ** sum(epoch >= cut for cut in (9, 15, 20, 25)) for epoch in range(30)]
+    assert factors == pytest.approx(expected)
     assert config.model.encoders.backbone_lr == 0.1
     assert round(config.ramp * 30) == round(config.hardest_after * 30) == 1
 
@@ -209,7 +209,7 @@ def test_training_on_files_with_real_encoders(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"ratio_weight": 1.0}, "keeps an exact share"),
         ({"train.gradient_accumulation": 2}, "negatives come from the whole batch"),
@@ -218,6 +218,6 @@ def test_training_on_files_with_real_encoders(tmp_path):
         ({"see_steps": 5000}, "more than train.total_steps"),
     ],
 )
-def test_invalid_configs_are_refused(change, said):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_configs_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
         PatchesTrainConfig().replace(change)

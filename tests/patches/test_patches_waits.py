@@ -1,4 +1,4 @@
-"""A training step on scenes never waits for the device: it reads no value of a tensor.
+"""A training step on scenes never waits for the device: it reads no tensor values.
 
 On a GPU such a read costs more than the work of a small step. Checked on the CPU, with
 `values_are_free` patched as on a GPU.
@@ -62,7 +62,7 @@ def as_on_a_gpu(monkeypatch):
 
 def run(learner: PatchesTask, as_on_a_gpu) -> list[str]:
     stream = learner.batches(0, 0, 1, torch.device("cpu"))
-    next(stream)  # scenes are painted, constants made
+    next(stream)  # renders scenes and creates constants
     as_on_a_gpu()
     progress = Progress(1, 4)
     with WaitRecorder() as recorder:
@@ -72,13 +72,13 @@ def run(learner: PatchesTask, as_on_a_gpu) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["global", "filip", "open", "open_dense", "paper"])
-def test_a_step_reads_no_value(name, as_on_a_gpu):
+def test_step_reads_no_value(name, as_on_a_gpu):
     learner = task(name, hardest_after=1.0)
     assert run(learner, as_on_a_gpu) == []
 
 
 def test_patch_classification_reads_no_value(as_on_a_gpu, monkeypatch):
-    # On a GPU `one_hot` looks at nothing.
+    # On a GPU `one_hot` reads no values.
     one_hot = lambda index, count: (index[..., None] == torch.arange(count)).long()  # noqa: E731
     monkeypatch.setattr(torch.nn.functional, "one_hot", one_hot)
     learner = task("global", see_steps=4)
@@ -87,31 +87,31 @@ def test_patch_classification_reads_no_value(as_on_a_gpu, monkeypatch):
 
 @pytest.mark.parametrize("name", ["open", "paper"])
 def test_hardest_negatives_read_one_value(name, as_on_a_gpu):
-    """How many pairs get a gradient is not known before they are scored."""
+    """The number of pairs with a gradient is known only after scoring."""
     learner = task(name, hardest_after=0.0)
     assert run(learner, as_on_a_gpu) == ["nonzero"]
 
 
 def test_losses_are_the_same_without_reading_values(as_on_a_gpu):
-    """All violations at once are those of each positive in turn; values and gradient."""
+    """Value and gradient are the same with and without reading values."""
     scores = torch.randn(5, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     positive = torch.rand(5, 8, generator=torch.Generator().manual_seed(1)) < 0.3
     looked = alignment_loss(scores, None, positive, hardest=False)
-    (wanted,) = torch.autograd.grad(looked, scores)
+    (expected,) = torch.autograd.grad(looked, scores)
     as_on_a_gpu()
     blind = alignment_loss(scores, None, positive, hardest=False)
     torch.testing.assert_close(blind, looked)
-    torch.testing.assert_close(torch.autograd.grad(blind, scores)[0], wanted)
+    torch.testing.assert_close(torch.autograd.grad(blind, scores)[0], expected)
 
 
 @pytest.mark.parametrize("name", ["open_dense", "paper_dense", "masked"])
 def test_scores_are_the_same_without_reading_values(name, as_on_a_gpu):
-    """Blocks of unsorted short texts and softmaxes that cannot underflow: the same numbers."""
+    """Unsorted text blocks and the underflow-safe softmax give the same values."""
     settings, shape = DEFAULTS[name]
     inputs = batch(**shape, seed=5).to(torch.float64)
     probe = torch.randn(len(inputs.images), len(inputs.words))
     net = tiny(**settings, kernel="torch").double()
-    wanted = inputs.scores(net).detach(), gradients(net, inputs, probe)
-    as_on_a_gpu(lists=True)  # the caller's tensors are checked
-    assert torch.allclose(inputs.scores(net), wanted[0], atol=1e-12)
-    assert_close_gradients(gradients(net, inputs, probe), wanted[1], 1e-9)
+    expected = inputs.scores(net).detach(), gradients(net, inputs, probe)
+    as_on_a_gpu(lists=True)  # `tolist` stays allowed: inputs of the caller are checked
+    assert torch.allclose(inputs.scores(net), expected[0], atol=1e-12)
+    assert_close_gradients(gradients(net, inputs, probe), expected[1], 1e-9)

@@ -1,4 +1,4 @@
-"""Inputs for the tests of `eligo.pixels`: golden files, tiny models, made-up official weights."""
+"""Inputs for the tests of `eligo.pixels`: golden files, tiny models, random official weights."""
 
 import lzma
 from pathlib import Path
@@ -24,7 +24,7 @@ TINY = {
 
 
 def golden(name: str) -> dict[str, Tensor]:
-    """The tensors of a reference file, which lie here compressed (without loss)."""
+    """The tensors of a golden file, which is stored compressed (lossless)."""
     return load(lzma.decompress((GOLDEN / f"{name}.safetensors.xz").read_bytes()))
 
 
@@ -41,7 +41,7 @@ def sized(size: str, **changes) -> PixelsConfig:
 
 
 def tiny_model(**changes) -> PixelsModel:
-    """With gates wide open and lively norms, so that words and depth matter."""
+    """With open gates and random norms, so that words and depth have an effect."""
     model = PixelsModel(tiny_config(**changes)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

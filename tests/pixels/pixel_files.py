@@ -1,4 +1,4 @@
-"""Rooms exported to disk, for the tests of readers, training and commands."""
+"""Rooms exported to disk for the tests of readers, training and commands."""
 
 from pathlib import Path
 

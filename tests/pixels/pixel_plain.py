@@ -41,26 +41,26 @@ class PlainModel(benchmark.Plain):
         group = int(name.rpartition(".")[2]) // sam.groups[stage]
         align = f"encoder_sam_blocks.{stage}.{group}"
         gate = self.weights[f"{align}.gamma"] * self.weights[f"{align}.gamma_scale"]
-        heard = self.hear(branch, align, "encoder", stage)
+        update = self.text_attention(branch, align, "encoder", stage)
         has_words = torch.tensor([len(words) > 0 for words in self.words])[:, None, None, None]
-        return torch.where(has_words, branch + gate * heard, branch)
+        return torch.where(has_words, branch + gate * update, branch)
 
     def decode(self, x: Tensor, level: int) -> Tensor:
         name = f"decode_head.dec_sam_layers.{level - 1}"
         z = self.layer_norm(x, f"{name}.norm1", 1e-5)
         y = z
         if any(len(words) for words in self.words):
-            y = z + self.weights[f"{name}.alpha"] * self.hear(z, name, "decoder", level)
+            y = z + self.weights[f"{name}.alpha"] * self.text_attention(z, name, "decoder", level)
         y = self.layer_norm(y, f"{name}.norm2", 1e-5)
         return y + self.linear(F.gelu(self.linear(y, f"{name}.ffn.0")), f"{name}.ffn.3")
 
-    def hear(self, x: Tensor, name: str, side: str, stage: int) -> Tensor:
+    def text_attention(self, x: Tensor, name: str, side: str, stage: int) -> Tensor:
         """Wo Attn(x, t); Attn is 0 without words."""
         config = getattr(self.whole.sam, side)
         heads = self.config.heads[stage]
         log_scale = self.weights[f"{name}.{side}_logit_scale"]
         scale = log_scale.clamp(-2, 2).exp() if config.learnable_temp else log_scale.exp()
-        heard = torch.zeros_like(x)
+        update = torch.zeros_like(x)
         for sample, words in enumerate(self.words):
             if not len(words):
                 continue
@@ -70,8 +70,8 @@ class PlainModel(benchmark.Plain):
             if config.use_cosine:
                 q, k = F.normalize(q, dim=-1, eps=1e-6), F.normalize(k, dim=-1, eps=1e-6)
             logits = scale * torch.einsum("ijhd,thd->ijht", q, k) / math.sqrt(q.shape[-1])
-            heard[sample] = torch.einsum("ijht,thd->ijhd", logits.softmax(-1), v).flatten(-2)
-        return self.linear(heard, f"{name}.out_proj")
+            update[sample] = torch.einsum("ijht,thd->ijhd", logits.softmax(-1), v).flatten(-2)
+        return self.linear(update, f"{name}.out_proj")
 
     def hamburger(self, x: Tensor, B: Tensor) -> Tensor:
         name = "decode_head.hamburger"

@@ -53,7 +53,7 @@ def filtered(x, weight, bias, onto):
         ((1, 2, 3, 8), 5, F16), ((1, 1, 33, 40), 3, F32), ((1, 1, 33, 40), 3, BF16),
     ],
 )  # fmt: skip
-def test_filter(shape: tuple[int, ...], kernel: int, dtype: torch.dtype):
+def test_depthwise_filter_matches_torch(shape: tuple[int, ...], kernel: int, dtype: torch.dtype):
     """Odd sizes, partly filled tiles, images smaller than the filter."""
     x, onto = torch.randn(2, *shape, dtype=dtype)
     weight, bias = torch.randn(shape[-1], 1, kernel, kernel).div(kernel), torch.randn(shape[-1])
@@ -66,7 +66,7 @@ def test_filter(shape: tuple[int, ...], kernel: int, dtype: torch.dtype):
     close(kernels.depthwise(x, *half_weights, onto), filtered(x, *half_weights, onto))
 
 
-def test_filter_of_views():
+def test_filter_accepts_strided_views():
     """Not contiguous: transposed, every second token, some channels; mixed types."""
     wide = torch.randn(2, 3, 4, 24)
     views = (
@@ -95,20 +95,22 @@ def test_filter_of_views():
         (2, 3, 4, 32, F32), (1, 40, 7, 16, BF16),
     ],
 )  # fmt: skip
-def test_rotary_embedding(height: int, width: int, heads: int, head_dim: int, dtype: torch.dtype):
+def test_rotary_embedding_matches_torch(
+    height: int, width: int, heads: int, head_dim: int, dtype: torch.dtype
+):
     together = torch.randn(2, height, width, 3 * heads * head_dim, dtype=dtype)
     turns = pair_cos_sin(*rotary_tables(height, width, rotary_frequencies(head_dim)))
     for given in (together, together.transpose(0, 1).contiguous().transpose(0, 1)):
         found = kernels.rotated(given, turns)
         expected = given.view(2, height, width, 3, heads, head_dim).unbind(3)
-        assert all(part.is_contiguous() for part in found)  # attention needs no copy
+        assert all(part.is_contiguous() for part in found)  # so attention makes no copy
         close(found[0], rotate(expected[0].float(), turns))
         close(found[1], rotate(expected[1].float(), turns))
         assert torch.equal(found[2], expected[2])
 
 
 @pytest.mark.parametrize(("height", "width", "dtype"), [(1, 1, F16), (2, 33, F32), (5, 7, BF16)])
-def test_biases(height: int, width: int, dtype: torch.dtype):
+def test_attention_biases_match_torch(height: int, width: int, dtype: torch.dtype):
     depth = Depth(torch.randn(2, 1, height, width), torch.rand(2, 1, height, width) < 0.6)
     decay, weights = -torch.rand(3), torch.tensor([0.7, 1.9])
     rates = prior_rates(decay, weights)
@@ -131,7 +133,7 @@ def test_biases(height: int, width: int, dtype: torch.dtype):
     ("shape", "dtype"),
     [((1, 1, 1, 1), F32), ((2, 3, 5, 16), F16), ((1, 7, 11, 80), BF16), ((1, 2, 3, 600), F32)],
 )
-def test_norms(shape: tuple[int, ...], dtype: torch.dtype):
+def test_norms_match_torch(shape: tuple[int, ...], dtype: torch.dtype):
     x = 3 * torch.randn(shape, dtype=dtype) + 5  # far from 0
     weight, bias = torch.randn(2, shape[-1])
     for given in (x, x.transpose(1, 2)):
@@ -144,7 +146,7 @@ def test_norms(shape: tuple[int, ...], dtype: torch.dtype):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("full", "scale"), [(False, None), (True, 0.5)])
-def test_block(full: bool, scale: float | None, monkeypatch: pytest.MonkeyPatch):
+def test_block_matches_torch(full: bool, scale: float | None, monkeypatch: pytest.MonkeyPatch):
     block = Block(24, 3, 40, scale)
     for parameter in block.parameters():
         parameter.copy_(torch.randn(parameter.shape) * 0.3)
@@ -158,12 +160,12 @@ def test_block(full: bool, scale: float | None, monkeypatch: pytest.MonkeyPatch)
         with monkeypatch.context() as patch:
             patch.setattr(layers, "_triton_works", lambda *_: False)
             expected = block(x, geometry)
-        assert not torch.equal(found, expected)  # two ways
+        assert not torch.equal(found, expected)  # two implementations
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
-def test_model_under_autocast(monkeypatch: pytest.MonkeyPatch):
+def test_model_under_autocast_matches_torch(monkeypatch: pytest.MonkeyPatch):
     """With words, depth partly unknown, an odd size, LayerScale; the blocks cover float32."""
     model = tiny_model(
         **{"encoder.depths": (1, 1, 1, 1), "encoder.layer_scale": (None, 0.5, 1.0, None)}
@@ -181,7 +183,7 @@ def test_model_under_autocast(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_gradient_passes_a_frozen_filter():
-    """`onto` may need one where the filter and what it filters do not."""
+    """`onto` may require a gradient although filter and input do not."""
     filtered = layers.Depthwise(4, 3).requires_grad_(False)
     onto = torch.randn(1, 5, 6, 4, requires_grad=True)
     assert filtered(torch.randn(1, 5, 6, 4), onto).requires_grad
@@ -189,7 +191,7 @@ def test_gradient_passes_a_frozen_filter():
 
 
 @pytest.mark.parametrize("which", ["norm", "depthwise", "rotated", "biases"])
-def test_torch_is_used_where_triton_fails(
+def test_torch_is_used_if_triton_fails(
     which: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     def fail(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Adapters: whatever wraps a layer of the encoder takes part, in training and without."""
+"""Adapters: wrapped layers of the encoder are used, in training and inference."""
 
 import torch
 from pixel_cases import pictures, tiny_model
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Adapted(nn.Module):
-    """A frozen layer and a correction that learns, as LoRA has it."""
+    """A frozen layer and a trainable correction, as in LoRA."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -19,16 +19,16 @@ class Adapted(nn.Module):
 
 
 def test_forward_hooks_on_attention_layers_run():
-    """And changes nothing by it."""
+    """Hooks run and do not change the output."""
     encoder = tiny_model(**{"sam.encoder.stages": ()}).encoder
     inputs = pictures()
     before = encoder(*inputs)
     layers = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
-    seen = []
+    called = []
     for layer in layers:
-        layer.register_forward_hook(lambda layer, *_: seen.append(layer))
+        layer.register_forward_hook(lambda layer, *_: called.append(layer))
     after = encoder(*inputs)
-    assert set(map(id, seen)) == set(map(id, layers))
+    assert set(map(id, called)) == set(map(id, layers))
     for one, other in zip(before, after, strict=True):
         assert torch.equal(one, other)
 

@@ -1,4 +1,4 @@
-"""A model is used as it was trained: its class names as words, its text encoder, its classes."""
+"""A model is used as trained: class names as words, the same text encoder and classes."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ def image(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", [".", "best", "model"])
-def test_predict_gives_the_class_names_of_the_training(labels_run: Path, image: Path, place: str):
+def test_predict_uses_the_class_names_of_training(labels_run: Path, image: Path, place: str):
     model = Segmenter.from_pretrained(labels_run / place)
     found = predict(image, model=model)
     assert found.words == model.config.classes
@@ -101,7 +101,7 @@ def test_evaluate_refuses_other_classes(labels_run: Path, tmp_path: Path, capsys
 
 
 def clip(folder: Path, seed: int = 0, *, tokenizer: str = "own", words: str = "") -> Path:
-    """A tiny CLIP with a tokenizer of its own, an empty one, or one of few words."""
+    """A tiny CLIP with its own tokenizer, an empty one, or one with few words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
 
@@ -113,31 +113,31 @@ def clip(folder: Path, seed: int = 0, *, tokenizer: str = "own", words: str = ""
         num_attention_heads=2, projection_dim=12, max_position_embeddings=24, eos_token_id=1,
     )  # fmt: skip
     CLIPTextModelWithProjection(config).save_pretrained(folder)
-    if tokenizer == "empty":  # as transformers makes it of a folder without a vocabulary
+    if tokenizer == "empty":  # as transformers creates it without a vocabulary
         (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
         return folder
     kept = listed[:6] if tokenizer == "small" else listed
     kept = [*kept, "more", "words"] if tokenizer == "large" else kept
-    made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(kept)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    word_level = Tokenizer(models.WordLevel({w: i for i, w in enumerate(kept)}, unk_token="<unk>"))
+    word_level.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", unk_token="<unk>"
+        tokenizer_object=word_level, pad_token="<pad>", unk_token="<unk>"
     ).save_pretrained(folder)
     return folder
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "said"),
+    ("tokenizer", "message"),
     [("empty", "no tokenizer"), ("small", "got 6 tokens"), ("large", "another model's")],
 )
-def test_tokenizer_of_another_encoder_is_refused(tmp_path: Path, tokenizer: str, said: str):
+def test_tokenizer_of_another_encoder_is_refused(tmp_path: Path, tokenizer: str, message: str):
     folder = clip(tmp_path / "clip", tokenizer=tokenizer)
-    with pytest.raises(InputError, match=said) as error:
+    with pytest.raises(InputError, match=message) as error:
         ClipEncoder(ClipTextConfig(model=str(folder))).encode(["chair"])
     assert str(folder) in str(error.value)
 
 
-def test_a_cache_of_another_encoder_is_refused(tmp_path: Path):
+def test_cache_of_another_encoder_is_refused(tmp_path: Path):
     folder, cache = clip(tmp_path / "clip"), tmp_path / "cache.safetensors"
     config = ClipTextConfig(model=str(folder), cache=cache)
     first = ClipEncoder(config).encode(["chair"])
@@ -154,19 +154,19 @@ def test_another_encoder_than_in_training_is_refused(tmp_path: Path, changed: st
     folder = clip(tmp_path / "clip")
     encoder = ClipEncoder(ClipTextConfig(model=str(folder)))
     segmenter = Segmenter.from_pretrained(train_model(TINY.replace({"train.out": tmp_path})).folder)
-    told = {"text.encoder": {"kind": "clip", "model": str(folder)}, "text_dim": 12}
-    segmenter.config = segmenter.config.replace({**told, "text_probe": encoder.probe()})
+    changes = {"text.encoder": {"kind": "clip", "model": str(folder)}, "text_dim": 12}
+    segmenter.config = segmenter.config.replace({**changes, "text_probe": encoder.probe()})
     assert segmenter.text(["chair"]) is not None
     words = "chair the on a photo an image of in room red box table wall floor ball , . "
     clip(folder, seed=changed == "weights", words=words if changed == "tokenizer" else "")
     segmenter._encoder = None
     with pytest.raises(InputError, match=r"text.encoder: .* trained with"):
         segmenter.text(["chair"])
-    segmenter.config = segmenter.config.replace({"text_probe": None})  # a model of an older eligo
+    segmenter.config = segmenter.config.replace({"text_probe": None})  # saved by an older eligo
     assert segmenter.text(["chair"]) is not None
 
 
-def test_a_training_keeps_the_probe(tmp_path: Path, monkeypatch):
+def test_training_saves_the_text_probe(tmp_path: Path, monkeypatch):
     class Known(WordsEncoder):
         def probe(self) -> tuple[float, ...]:
             return (0.5, 0.25)

@@ -1,4 +1,4 @@
-"""Configs: the four sizes, the seven presets, what is refused; and what full-size models weigh."""
+"""Configs: the four sizes, the seven presets, invalid settings, parameters and FLOPs."""
 
 import subprocess
 import sys
@@ -17,20 +17,20 @@ COSINE, DOT = 14.285714, 1.0
 
 
 @pytest.mark.parametrize("size", PARAMETERS)
-def test_encoder_parameters(size: str):
+def test_number_of_encoder_parameters(size: str):
     with torch.device("meta"):
         encoder = Encoder(sized(size).encoder)
     assert sum(parameter.numel() for parameter in encoder.parameters()) == PARAMETERS[size]
 
 
 @pytest.mark.parametrize("size", GIGA_MACS)
-def test_encoder_flops(size: str):
+def test_flops_of_the_encoder(size: str):
     found = benchmark.giga_macs(benchmark.Case(size=size))
     assert found == pytest.approx(GIGA_MACS[size], abs=0.05)
 
 
 @pytest.mark.parametrize(("size", "modules"), [("S", [2, 5, 2]), ("L", [4, 4, 2])])
-def test_modules_of_a_stage(size: str, modules: list[int]):
+def test_alignment_modules_per_stage(size: str, modules: list[int]):
     with torch.device("meta"):
         model = PixelsModel(sized(size))
     assert [len(model.encoder.align[stage]) for stage in "123"] == modules
@@ -54,19 +54,19 @@ DL, DF = (False, True, DOT), (False, False, DOT)
     ("number", "decoder", "encoder"),
     [(1, CL, DF), (2, CL, CL), (3, DF, DF), (4, DF, CL), (5, CF, CF), (6, DL, DL)],
 )
-def test_presets(number: int, decoder: tuple, encoder: tuple):
+def test_presets_set_encoder_and_decoder(number: int, decoder: tuple, encoder: tuple):
     sam = tiny_config(**PRESETS[number]).sam
     for side, modes in ((sam.decoder, decoder), (sam.encoder, encoder)):
         assert (side.use_cosine, side.learnable_temp, side.logit_init) == modes
 
 
-def test_preset_0_is_without_words():
+def test_preset_0_uses_no_words():
     model = PixelsModel(tiny_config(**PRESETS[0]))
     assert not any("align" in name or "text" in name for name, _ in model.named_parameters())
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"sam.decoder.logit_init": 0.0}, "greater than 0"),
         ({"sam.decoder.logit_init": 101.0}, "0.01 to 100"),
@@ -81,12 +81,12 @@ def test_preset_0_is_without_words():
         ({"encoder.dims": (65, 128, 256, 512)}, "even number"),
     ],
 )
-def test_bad_configs(changes: dict, said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_configs_are_refused(changes: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
         PixelsConfig().replace(changes)
 
 
-def test_bounds_bind_learnable_multipliers_only():
+def test_bounds_apply_only_to_learnable_multipliers():
     tiny_config(**{"sam.decoder.logit_init": 500.0, "sam.decoder.learnable_temp": False})
     tiny_config(**{"sam.decoder.logit_init": 500.0, "sam.form": "legacy"})
 

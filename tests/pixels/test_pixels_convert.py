@@ -1,4 +1,4 @@
-"""Official files as model folders: what is in the file is read off it, and nothing else wins."""
+"""Conversion of official files: settings found in the file override everything else."""
 
 from pathlib import Path
 
@@ -22,17 +22,17 @@ def config_of(size: str, **changes) -> PixelsConfig:
 @pytest.mark.parametrize("base", ["nyu_l", "scenes"])
 @pytest.mark.parametrize("size", ["S", "small"])
 def test_size_is_read_from_the_file(tmp_path: Path, base: str, size: str):
-    """Whatever config is given for the rest."""
+    """For any given base config."""
     torch.save(official_encoder(config_of(size).encoder), tmp_path / "w.pth")
     given = load_config(PixelsTrainConfig, f"pixels/{base}")
-    made = convert_official(tmp_path / "w.pth", given).config
+    converted = convert_official(tmp_path / "w.pth", given).config
     kept = {"depth_stem": given.encoder.depth_stem, "drop_path": given.encoder.drop_path}
-    assert made.encoder == config_of(size).encoder.replace(kept)
-    assert made.sam.encoder.groups == config_of(size).sam.encoder.groups
+    assert converted.encoder == config_of(size).encoder.replace(kept)
+    assert converted.sam.encoder.groups == config_of(size).sam.encoder.groups
 
 
 def test_fixed_multiplier_is_read_from_the_file(tmp_path: Path):
-    """What multiplies the logits is a number in the weights: no flag may say another."""
+    """The multiplier of the logits is stored in the weights; flags cannot change it."""
     config = config_of("S", num_classes=7, text_dim=24, **FEW, **WORDS)
     state = official_model(config)
     for key in state:
@@ -52,7 +52,7 @@ def test_fixed_multiplier_is_read_from_the_file(tmp_path: Path):
     with pytest.raises(InputError, match=r"decoder\.logit_init: got 1\.0, but .* 14\.2857"):
         converted(decoder__learnable_temp=False, decoder__logit_init=1.0)
     converted(decoder__learnable_temp=False, decoder__logit_init=14.2857)
-    # Where a learned one started is not in the file.
+    # The initial value of a learned multiplier is not in the file.
     assert converted(decoder__logit_init=9.0).decoder.logit_init == 9.0
     state["decode_head.dec_sam_layers.0.decoder_logit_scale"] = torch.tensor(1.0)
     torch.save(state, tmp_path / "w.pth")
@@ -61,7 +61,7 @@ def test_fixed_multiplier_is_read_from_the_file(tmp_path: Path):
 
 
 def test_words_are_read_only_if_used(tmp_path: Path):
-    """Without words no CLIP is looked for, which may have to be downloaded first."""
+    """Without words no CLIP is loaded."""
     config = config_of("S", num_classes=7, text_dim=24, **FEW, **WORDS)
     state = official_model(config)
     for key in [key for key in state if key.endswith("encoder_logit_scale")]:
@@ -69,12 +69,12 @@ def test_words_are_read_only_if_used(tmp_path: Path):
     torch.save(state, tmp_path / "w.pth")
     base = load_config(PixelsTrainConfig, "pixels/nyu_s")
     base = base.replace({"text.encoder.model": str(tmp_path / "no clip")})
-    made = convert_official(tmp_path / "w.pth", base, changes=FEW)
-    made.save_pretrained(tmp_path / "model")
+    converted = convert_official(tmp_path / "w.pth", base, changes=FEW)
+    converted.save_pretrained(tmp_path / "model")
     again = Segmenter.from_pretrained(tmp_path / "model")
     assert again.text(()) is None
     with torch.no_grad():
         assert again.model(torch.randn(1, 3, 32, 32), text=again.text(())).logits.isfinite().all()
-    for segmenter in (made, again):
+    for segmenter in (converted, again):
         with pytest.raises(InputError, match=r"text\.encoder\.model: .*no clip: there is no such"):
             segmenter.text(["desk"])

@@ -1,4 +1,4 @@
-"""Readers of data sets on disk, against the scenes that were written there; and bad files."""
+"""Readers of data sets on disk, compared with the exported scenes; invalid files."""
 
 import json
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_exported_data_is_read_back(folders: dict[str, Path], kind: str, depth: 
     assert int(text.mask.sum()) == len(own)
 
 
-def test_standard_names():
+def test_standard_class_names():
     assert len(NYU_40) == len(set(NYU_40)) == 40
     assert (NYU_40[0], NYU_40[1], NYU_40[-1]) == ("wall", "floor", "otherprop")
     assert class_names(SunDataConfig(root=Path())) == SUN_37
@@ -125,7 +125,7 @@ def test_validation_is_a_seeded_share_of_train_and_never_test(folders: dict[str,
     assert len(seeds) > 2
 
 
-def test_words_join_by_exact_id(folders: dict[str, Path], tmp_path: Path, caplog):
+def test_words_are_joined_by_exact_id(folders: dict[str, Path], tmp_path: Path, caplog):
     config = config_of(folders, "nyu")
     assert config.words is not None
     lines = config.words.read_text().splitlines()
@@ -142,8 +142,8 @@ def test_words_join_by_exact_id(folders: dict[str, Path], tmp_path: Path, caplog
     read_records(config_of(folders, "nyu").replace({"words": None}), "train")
 
 
-def test_line_formats_of_other_programs(tmp_path: Path):
-    """A byte order mark, line ends of Windows, a separator of paragraphs within a sentence."""
+def test_text_files_of_other_programs(tmp_path: Path):
+    """Byte order mark, Windows line ends, a paragraph separator inside a sentence."""
     rows = [{"id": f"é {n}", "image": "ä.png", "captions": ["one\u2028two"]} for n in range(3)]
     text = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     (tmp_path / "train.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\r\n\r\n")
@@ -154,28 +154,28 @@ def test_line_formats_of_other_programs(tmp_path: Path):
     assert records[0].image == tmp_path / "ä.png"
 
 
-def test_words_of_the_configured_kind(tmp_path: Path):
-    """Tags are no captions: a model of captions would train without a word."""
+def test_only_words_of_the_configured_kind_are_used(tmp_path: Path):
+    """A model of captions must not train on tags."""
     images = [{"id": name, "image": f"{name}.png"} for name in "abcd"]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, images)))
-    said = [{"id": name, "tags": ["desk"]} for name in "abcd"]
-    (tmp_path / "words.jsonl").write_text("\n".join(map(json.dumps, said)))
+    lines = [{"id": name, "tags": ["desk"]} for name in "abcd"]
+    (tmp_path / "words.jsonl").write_text("\n".join(map(json.dumps, lines)))
     config = JsonlDataConfig(
         train=tmp_path / "train.jsonl", classes=tmp_path / "c.txt", words=tmp_path / "words.jsonl"
     )
     with pytest.raises(InputError, match="has no captions for 4 of 4 images") as caught:
         read_records(config, "train", words=("captions",))
-    assert "did you mean" not in str(caught.value)  # the ids are right
+    assert "did you mean" not in str(caught.value)  # the ids match
     assert len(read_records(config, "train", words=("tags", "captions"))) == 3
-    (tmp_path / "words.jsonl").write_text("\n".join(map(json.dumps, [*said, said[1]])))
+    (tmp_path / "words.jsonl").write_text("\n".join(map(json.dumps, [*lines, lines[1]])))
     with pytest.raises(InputError, match=r"words\.jsonl:5: id: got 'b', which line 2"):
         read_records(config, "train", words=("tags",))
 
 
-def test_provenances(folders: dict[str, Path]):
+def test_provenances_of_words(folders: dict[str, Path]):
     config = config_of(folders, "jsonl")
     found = source(config.replace({"words_are": "oracle"}))
-    assert found.provenances == ("none", "oracle", "shuffled")  # the truth is no headline
+    assert found.provenances == ("none", "oracle", "shuffled")  # ground truth is never first
     assert source(config).provenances == ("predicted", "none", "shuffled")
     none, own, other = (next(found.images("test", p, 4)).text for p in found.provenances)
     assert none is None
@@ -205,11 +205,11 @@ def test_implausible_depth_is_logged_once(folders: dict[str, Path], caplog):
     found = source(config_of(folders, "nyu8"), "metric")
     stream = found.batches(4, 3, 0, 0, 1)
     next(stream), next(stream)
-    (said,) = caplog.messages
-    assert "inputs.depth png8" in said
+    (message,) = caplog.messages
+    assert "inputs.depth png8" in message
 
 
-def test_training_batches_repeat_and_split(folders: dict[str, Path]):
+def test_training_batches_repeat_and_are_split_over_ranks(folders: dict[str, Path]):
     found = source(config_of(folders, "nyu"), scales=(0.75, 1.25), crop=(40, 72))
     whole = found.batches(4, seed=3, start_step=0, rank=0, world_size=1)
     first, second = next(whole), next(whole)
@@ -224,7 +224,7 @@ def test_training_batches_repeat_and_split(folders: dict[str, Path]):
 # ------------------------------------------------------------------ depth
 
 
-def test_depth_formats():
+def test_depth_formats_by_hand():
     values = np.array([[0, 255, 122]], dtype=np.uint8)
     z, known = decode_depth(values, InputsConfig(depth="png8"))
     assert known.all()
@@ -247,9 +247,9 @@ def test_depth_formats():
 def test_colours_by_hand():
     rgb = torch.tensor([255, 51, 102], dtype=torch.uint8).view(3, 1, 1)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    for order, seen in (("rgb", [1.0, 0.2, 0.4]), ("bgr", [0.4, 0.2, 1.0])):
-        wanted = (torch.tensor(seen) - mean) / std  # the statistics stay in their places
-        torch.testing.assert_close(normalise_rgb(rgb, order).flatten(), wanted)
+    for order, values in (("rgb", [1.0, 0.2, 0.4]), ("bgr", [0.4, 0.2, 1.0])):
+        expected = (torch.tensor(values) - mean) / std  # mean and std are not reordered
+        torch.testing.assert_close(normalise_rgb(rgb, order).flatten(), expected)
 
 
 def test_arrays_and_tripled_depth_are_read(tmp_path: Path):
@@ -264,7 +264,7 @@ def test_arrays_and_tripled_depth_are_read(tmp_path: Path):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("size", [(40, 48), (40, 40)])
 def test_depth_and_labels_are_turned_with_the_image(tmp_path: Path, orientation: int, size):
-    """All three show the same numbers in the same places, however the image is stored."""
+    """Image, depth and labels stay aligned for every EXIF orientation."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     values = np.random.default_rng(0).integers(1, 200, size, dtype=np.uint8)
@@ -281,11 +281,11 @@ def test_depth_and_labels_are_turned_with_the_image(tmp_path: Path, orientation:
         label = read_label(tmp_path / f"{name}.png", 200, photo)
         assert (label.numpy() + 1 == upright).all()
     inputs = InputsConfig(depth="png8")
-    wanted = torch.from_numpy((upright.astype(np.float32) / 255 - 0.48) / 0.28)
+    expected = torch.from_numpy((upright.astype(np.float32) / 255 - 0.48) / 0.28)
     for name in ("stored.png", "stored.npy", "own.png"):
         z, _ = read_depth(tmp_path / name, inputs, photo)
-        torch.testing.assert_close(z[0], wanted)
-    if orientation >= 5 and size[0] != size[1]:  # the size tells that it is upright already
+        torch.testing.assert_close(z[0], expected)
+    if orientation >= 5 and size[0] != size[1]:  # the size shows that it is already upright
         Image.fromarray(upright).save(tmp_path / "upright.png")
         assert (read_label(tmp_path / "upright.png", 200, photo).numpy() + 1 == upright).all()
 
@@ -303,7 +303,7 @@ def test_labels_of_a_reduced_image_are_reduced(tmp_path: Path, monkeypatch, capl
     assert (labels.bool() == (photo.pixels[0] > 127)).all()
 
 
-# ------------------------------------------------------------------ bad files
+# ------------------------------------------------------------------ invalid files
 
 
 def _image(path: Path, value: int = 1, size: tuple[int, ...] = (40, 48)) -> Path:
@@ -345,7 +345,7 @@ def test_invalid_image_files_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", r"train\.jsonl:2:2: not valid JSON"),
         ("[]", "expected a JSON object"),
@@ -361,15 +361,15 @@ def test_invalid_image_files_are_refused(tmp_path: Path):
         ('{"id": "a", "image": "a.png"}', "id: got 'a', which line 1 has"),
     ],
 )
-def test_invalid_lines_are_refused(tmp_path: Path, line: str, said: str):
+def test_invalid_lines_are_refused(tmp_path: Path, line: str, message: str):
     good = json.dumps({"id": "a", "image": "a.png", "label": "a.png", "tags": []})
     (tmp_path / "train.jsonl").write_text(f"{good}\n{line}\n")
     config = JsonlDataConfig(train=tmp_path / "train.jsonl", classes=tmp_path / "c.txt")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         read_records(config, "train", words=("tags",))
 
 
-def test_empty_and_absent_splits(tmp_path: Path):
+def test_empty_and_missing_splits_are_refused(tmp_path: Path):
     (tmp_path / "train.txt").write_text("\n")
     with pytest.raises(InputError, match=r"train\.txt: lists no image"):
         read_records(NyuDataConfig(root=tmp_path), "train")

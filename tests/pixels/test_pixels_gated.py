@@ -1,4 +1,4 @@
-"""The gated form, which is ours alone: by its equations, sample by sample."""
+"""The gated form of the alignment, from its equations, sample by sample."""
 
 import math
 
@@ -31,8 +31,8 @@ def lively(module: torch.nn.Module) -> None:
                 parameter.add_(0.3 * torch.randn(parameter.shape))
 
 
-def heard(attention: CrossAttention, x: Tensor, words: Tensor, cosine: bool) -> Tensor:
-    """CA(x, t) of one sample, one head at a time; nothing without words."""
+def cross_attention(attention: CrossAttention, x: Tensor, words: Tensor, cosine: bool) -> Tensor:
+    """CA(x, t) of one sample, one head at a time; zero without words."""
     if not len(words):
         return torch.zeros_like(x)
     q, k, v = attention.query_proj(x), attention.key_proj(words), attention.value_proj(words)
@@ -58,7 +58,7 @@ def text() -> Text:
 @pytest.mark.parametrize("cosine", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_encoder_by_hand(text: Text, cosine: bool, scaled: bool):
-    """g1 o + m gamma CA(LN(o), t): the words stand outside LayerScale."""
+    """g1 o + m gamma CA(LN(o), t): LayerScale does not apply to the words."""
     module = EncoderAlignment(DIM, TEXT_DIM, HEADS, config(cosine))
     lively(module)
     branch = torch.randn(*GRID, DIM)
@@ -67,10 +67,12 @@ def test_encoder_by_hand(text: Text, cosine: bool, scaled: bool):
     norm = module.norm
     for sample in range(2):
         o, words = branch[sample], text.embeddings[sample][text.mask[sample]]
-        asked = F.layer_norm(o, (DIM,), norm.weight, norm.bias, 1e-5)
-        wanted = o if layer_scale is None else layer_scale * o
-        wanted = wanted + module.gate * heard(module.attention, asked, words, cosine)
-        torch.testing.assert_close(found[sample], wanted)
+        queries = F.layer_norm(o, (DIM,), norm.weight, norm.bias, 1e-5)
+        expected = o if layer_scale is None else layer_scale * o
+        expected = expected + module.gate * cross_attention(
+            module.attention, queries, words, cosine
+        )
+        torch.testing.assert_close(found[sample], expected)
 
 
 @pytest.mark.parametrize("cosine", [True, False])
@@ -82,8 +84,8 @@ def test_decoder_by_hand(text: Text, cosine: bool):
     found, _ = module(x, module.words(text))
     one, two, ffn = module.norm_attention, module.norm_ffn, module.ffn
     words = text.embeddings[0][text.mask[0]]
-    asked = F.layer_norm(x[0], (DIM,), one.weight, one.bias, 1e-5)
-    y = x[0] + module.gate * heard(module.attention, asked, words, cosine)
+    queries = F.layer_norm(x[0], (DIM,), one.weight, one.bias, 1e-5)
+    y = x[0] + module.gate * cross_attention(module.attention, queries, words, cosine)
     hidden = ffn.expand(F.layer_norm(y, (DIM,), two.weight, two.bias, 1e-5))
     hidden = 0.5 * hidden * (1 + torch.erf(hidden / math.sqrt(2)))
     torch.testing.assert_close(found[0], y + module.gate_ffn * ffn.contract(hidden))
@@ -103,8 +105,8 @@ def test_length_and_mean_of_word_vectors_do_not_matter():
 
 
 @pytest.mark.parametrize("form", ["gated", "legacy"])
-def test_a_block_uses_the_module_of_its_group(form: str):
-    """Block b the one of number b // group, with that module's own keys: by hand, one by one."""
+def test_block_uses_the_module_of_its_group(form: str):
+    """Block b uses module b // group with the keys of that module."""
     encoder = tiny_model(**{"sam.form": form, "sam.encoder.groups": (1, 1, 2, 1)}).encoder
     stage, modules = encoder.stages[2], list(encoder.align["2"])
     assert (len(stage.blocks), len(modules)) == (3, 2)
@@ -121,11 +123,11 @@ def test_a_block_uses_the_module_of_its_group(form: str):
     assert (whole - first_only).abs().max() > 1e-2
 
 
-def test_every_stage_has_groups_of_its_own():
+def test_every_stage_has_its_own_groups():
     model = tiny_model(**{"sam.encoder.groups": (1, 1, 2, 1)})
-    heard: list[str] = []
+    called: list[str] = []
     for path, module in model.encoder.align.named_modules():
         if isinstance(module, SemanticAlignment):
-            module.register_forward_hook(lambda *_, path=path: heard.append(path))
+            module.register_forward_hook(lambda *_, path=path: called.append(path))
     model(*pictures(), None, some_text(3, 1))
-    assert heard == ["1.0", "1.1", "2.0", "2.0", "2.1", "3.0", "3.1"]
+    assert called == ["1.0", "1.1", "2.0", "2.0", "2.1", "3.0", "3.1"]

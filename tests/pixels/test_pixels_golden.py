@@ -40,7 +40,7 @@ def close(found: Tensor, expected: Tensor, atol: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize(("kind", "head_dim", "spread"), [("split", 16, 4.0), ("full", 32, 6.0)])
-def test_prior(kind: str, head_dim: int, spread: float):
+def test_prior_matches_the_original(kind: str, head_dim: int, spread: float):
     tensors = under(golden("geo_prior"), f"{kind}.")
     height, width = tensors["sin"].shape[:2]
     decay, frequencies = head_decay(4, spread), rotary_frequencies(head_dim)
@@ -60,7 +60,7 @@ def test_prior(kind: str, head_dim: int, spread: float):
 
 
 @pytest.mark.parametrize("kind", ["decomposed", "full"])
-def test_block(kind: str):
+def test_block_matches_the_original(kind: str):
     tensors = under(golden("rgbd_block"), f"{kind}.")
     block = Block(32, 4, 96, layer_scale=1.0 if kind == "full" else None).eval()
     state = under(tensors, "state.")
@@ -85,7 +85,7 @@ def test_block(kind: str):
     close(block(x, geometry), tensors["y"])
 
 
-def test_encoder():
+def test_encoder_matches_the_original():
     tensors = golden("encoder_tiny_official")
     config = EncoderConfig(
         dims=(16, 32, 48, 64),
@@ -130,7 +130,7 @@ def run(module: SemanticAlignment, side: str, x: Tensor, text: Tensor) -> tuple[
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_alignment(case: str):
+def test_alignment_matches_the_original(case: str):
     side, cosine, learnable, rest = case.split(".", 3)
     init, _, top = rest.rpartition(".")
     module = alignment(
@@ -157,18 +157,18 @@ def test_alignment(case: str):
         assert not log_scale.requires_grad
         return
     close(log_scale.grad.view(1), expected, 2e-5)
-    if init != "init1":  # the clamp at 2: a dead temperature
+    if init != "init1":  # clamped at 2: the temperature has no gradient
         assert log_scale.grad == 0
         assert torch.equal(SAM[f"{case}.y"], SAM[f"{case.replace(init, 'init100')}.y"])
 
 
-def test_there_are_36_cases():
+def test_golden_files_have_36_alignment_cases():
     assert len(CASES) == len(META) == 36
 
 
 @pytest.mark.parametrize("side", ["decoder", "encoder"])
 @pytest.mark.parametrize("kind", ["shared_text", "empty_batch", "holes"])
-def test_alignment_extras(side: str, kind: str):
+def test_alignment_with_shared_empty_or_partial_text(side: str, kind: str):
     decoder = side == "decoder"
     module = alignment(side, cosine=decoder, learnable=False, init=1 / 0.07 if decoder else 1.0)
     x, text = SAM["in.x"], SAM["in.text"]
@@ -178,7 +178,7 @@ def test_alignment_extras(side: str, kind: str):
         text = torch.zeros_like(text)
     elif decoder:
         text = SAM["in.text_holes"]
-    else:  # the original read only as many slots as there are words
+    else:  # the original reads only as many slots as there are words
         x, text = x[:1], SAM["in.text_holes"][:1, :5]
     y, _ = run(module, side, x, text)
     close(y, SAM[f"{side}.{kind}.y"])
@@ -186,7 +186,7 @@ def test_alignment_extras(side: str, kind: str):
         assert torch.equal(y, x)
 
 
-def test_metrics():
+def test_metrics_match_the_original():
     tensors = golden("metrics")
     expected = json.loads((GOLDEN / "metrics_lr.json").read_text())
     for suffix, classes in (("", 7), ("_absent6", 6)):
@@ -211,7 +211,7 @@ def test_metrics():
             assert found.iou_per_class[:6] == pytest.approx(absent["iou_per_class"][:6], abs=0.01)
 
 
-def test_legacy_poly():
+def test_polynomial_schedule_matches_the_original():
     expected = json.loads((GOLDEN / "metrics_lr.json").read_text())["lr_schedule"]
     schedule = ScheduleConfig(kind="legacy_poly", warmup=500, power=0.9)
     for step, rate in expected["values"].items():

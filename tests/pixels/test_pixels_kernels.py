@@ -18,10 +18,10 @@ from eligo.pixels.model.layers import use_kernels
 HERE = Path(__file__).parent
 
 
-def test_interpreted():
+def test_interpreted_kernels():
     """Run `pixel_triton.py`, where the kernels are interpreted on the CPU."""
     pytest.importorskip("triton")
-    # A process of its own: Triton reads the variable when it is first imported.
+    # In a new process: Triton reads the variable on import.
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "pixel_triton.py"]
     settings = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(
@@ -34,8 +34,10 @@ def test_interpreted():
     ("device", "grad"),
     [("cpu", False), ("cpu", True), pytest.param("cuda", True, marks=pytest.mark.gpu)],
 )
-def test_torch_is_used(device: str, grad: bool, monkeypatch: pytest.MonkeyPatch):
-    """On a CPU, and where gradients are needed."""
+def test_torch_is_used_on_a_cpu_and_with_gradients(
+    device: str, grad: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """On a CPU, and if gradients are needed."""
 
     def fail(*_: object) -> bool:
         raise AssertionError("Triton was tried")
@@ -49,15 +51,15 @@ def test_torch_is_used(device: str, grad: bool, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch.func.jvp's own
 def test_no_kernels_under_function_transforms_and_counters(monkeypatch: pytest.MonkeyPatch):
-    """Gradients and counts would miss a kernel; a failed trial there would be cached."""
+    """Transforms and counters do not see kernels; a failed trial would be cached."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     tried = []
     monkeypatch.setattr(layers, "_triton_works", lambda *_: not tried.append(0))
-    x, seen = torch.randn(3), []
+    x, used = torch.randn(3), []
 
     def look(value: torch.Tensor) -> torch.Tensor:
-        seen.append(use_kernels(x))  # what is not wrapped itself
-        seen.append(use_kernels(value))
+        used.append(use_kernels(x))  # a tensor that is not wrapped
+        used.append(use_kernels(value))
         return (value * value).sum()
 
     torch.func.grad(look)(x)
@@ -67,14 +69,14 @@ def test_no_kernels_under_function_transforms_and_counters(monkeypatch: pytest.M
         look(torch.autograd.forward_ad.make_dual(x, x))
     with FlopCounterMode(display=False):
         look(x)
-    assert seen == [False] * 10
+    assert used == [False] * 10
     assert not tried
     assert use_kernels(x)
 
 
-def test_choice_of_kernels(monkeypatch: pytest.MonkeyPatch):
-    """Kernels run wherever they can, unless gradients, tracing or the data type forbid it."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # a CPU will do
+def test_conditions_for_kernels(monkeypatch: pytest.MonkeyPatch):
+    """Kernels run unless gradients, tracing or the data type forbid it."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # works on a CPU
     monkeypatch.setattr(layers, "_triton_works", lambda *_: True)
     x, learns = torch.randn(2), torch.randn(2, requires_grad=True)
     assert use_kernels(x, x)
@@ -111,8 +113,8 @@ def test_choice_of_kernels(monkeypatch: pytest.MonkeyPatch):
         ("_norm", {"TOKENS": 8, "CHANNELS": 256}),
     ],
 )
-def test_compiles_for_an_h200(name: str, constants: dict[str, int], half: bool):
-    """The interpreter knows fewer rules than the compiler, which needs no GPU."""
+def test_kernels_compile_for_an_h200(name: str, constants: dict[str, int], half: bool):
+    """The compiler is stricter than the interpreter and needs no GPU."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
 
@@ -133,7 +135,9 @@ def test_compiles_for_an_h200(name: str, constants: dict[str, int], half: bool):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [(96, 128), (75, 109)])
 @torch.no_grad()
-def test_on_a_gpu(size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+def test_kernels_match_torch_on_a_gpu(
+    size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
     """The encoder with kernels and without."""
     pytest.importorskip("triton")
     encoder = tiny_model().encoder.cuda()
@@ -150,6 +154,6 @@ def test_on_a_gpu(size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest
             found.append(encoder(rgb, depth, mask))
     for ours, expected in zip(*found, strict=True):
         assert ours.dtype == expected.dtype
-        assert not torch.equal(ours, expected)  # two ways
+        assert not torch.equal(ours, expected)  # two implementations
         gap = (ours - expected).float().abs().max() / expected.float().std()
         assert gap < {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.2}[dtype]

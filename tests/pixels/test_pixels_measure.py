@@ -1,4 +1,4 @@
-"""Evaluation: views against a slow oracle, rows by provenance, no image twice."""
+"""Evaluation: multi-scale and sliding windows against a slow oracle, rows by provenance."""
 
 import pytest
 import torch
@@ -36,14 +36,14 @@ def model():
 
 
 @torch.no_grad()
-def test_single_pass_is_the_plain_softmax(model):
+def test_single_pass_equals_the_softmax(model):
     batch = a_batch(70, 90)
     plain = model(batch.rgb, batch.depth, batch.depth_mask, batch.text).logits.softmax(1)
     torch.testing.assert_close(probabilities(model, batch, MultiScale()), plain)
 
 
 @torch.no_grad()
-def test_multi_scale_and_flip(model):
+def test_multi_scale_and_flip_match_the_oracle(model):
     batch = a_batch()
     scales, size = (0.5, 1.25), (64, 96)
     parts = []
@@ -64,17 +64,17 @@ def test_multi_scale_and_flip(model):
     torch.testing.assert_close(found, torch.stack(parts).mean(0), atol=1e-5, rtol=1e-5)
 
 
-def test_a_scaled_size_is_rounded_up_once():
-    seen = ModelInputs(torch.randn(2, 3, 96, 128), None, None, None)
-    assert scaled(seen, 1.0) is seen
-    assert scaled(seen, 0.75).rgb.shape[-2:] == (96, 96)  # 72 and exactly 96
+def test_scaled_size_is_rounded_up_once():
+    inputs = ModelInputs(torch.randn(2, 3, 96, 128), None, None, None)
+    assert scaled(inputs, 1.0) is inputs
+    assert scaled(inputs, 0.75).rgb.shape[-2:] == (96, 96)  # 72 and exactly 96
 
 
 @torch.no_grad()
-def test_sliding(model):
+def test_sliding_windows_match_the_oracle(model):
     batch = a_batch(64, 100)
     window = (40, 48)  # steps of 27 and 32
-    total, seen = torch.zeros(2, 5, 64, 100), torch.zeros(64, 100)
+    total, count = torch.zeros(2, 5, 64, 100), torch.zeros(64, 100)
     assert batch.depth is not None
     assert batch.depth_mask is not None
     for top in (0, 24):
@@ -82,22 +82,22 @@ def test_sliding(model):
             place = (..., slice(top, top + 40), slice(left, left + 48))
             part = (batch.rgb[place], batch.depth[place], batch.depth_mask[place])
             total[place] += model(*part, batch.text).logits.softmax(1)
-            seen[place] += 1
+            count[place] += 1
     found = probabilities(model, batch, MultiScale(window=window))
-    torch.testing.assert_close(found, total / seen, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found, total / count, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.sum(1), torch.ones(2, 64, 100))
     whole = probabilities(model, batch, MultiScale(window=(480, 640)))  # smaller than the window
     torch.testing.assert_close(whole, probabilities(model, batch, MultiScale()))
 
 
 @pytest.mark.parametrize(("size", "window"), [(480, 480), (481, 480), (1000, 480), (96, 40)])
-def test_windows_cover_everything(size: int, window: int):
+def test_windows_cover_every_pixel(size: int, window: int):
     starts = list(_starts(size, window))
-    seen = torch.zeros(size, dtype=torch.bool)
+    covered = torch.zeros(size, dtype=torch.bool)
     for start in starts:
         assert 0 <= start <= size - window
-        seen[start : start + window] = True
-    assert seen.all()
+        covered[start : start + window] = True
+    assert covered.all()
     assert len(starts) == len(set(starts))
 
 
@@ -117,7 +117,7 @@ def test_evaluation_rows():
     assert {"words", "images", "miou", "miou_reference", "pixel_acc", "macc", "f1"} <= set(shown)
     one, images = split_confusion(model, task.source, "test", "oracle", batch_size=3)
     other, _ = split_confusion(model, task.source, "test", "oracle", batch_size=1)
-    assert torch.equal(one, other)  # whatever the batches
+    assert torch.equal(one, other)  # for any batch size
     assert int(one.sum()) == 4 * 48 * 64
     assert images == 4
     assert segmentation_metrics(one).miou == rows[2].metrics.miou

@@ -1,4 +1,4 @@
-"""The whole model: what words and depth may and may not change, and what is refused."""
+"""The whole model: effects of words and depth, gradients, maps, invalid input."""
 
 import itertools
 import re
@@ -36,7 +36,7 @@ def learnable(similarity: str, init: float, form: str = "gated") -> dict:
     return {**sides[0], **sides[1], "sam.form": form}
 
 
-def test_words_and_depth_matter():
+def test_words_and_depth_change_the_output():
     model = tiny_model()
     rgb, depth = pictures()
     text, mask = some_text(3, 5), torch.rand(2, 1, 64, 96) < 0.5
@@ -50,8 +50,8 @@ def test_words_and_depth_matter():
 
 
 @pytest.mark.parametrize("preset", range(1, 7))
-def test_exact_identity_without_words(preset: int):
-    """Sample 1 has no word: nothing that its mates have may change a bit of its answer."""
+def test_samples_without_words_are_unchanged(preset: int):
+    """Sample 1 has no words: the words of other samples do not change a bit of its output."""
     model = tiny_model(**PRESETS[preset])
     rgb, depth = pictures(3)
     silent = logits(model, rgb, depth)
@@ -62,7 +62,7 @@ def test_exact_identity_without_words(preset: int):
     assert torch.equal(logits(model, rgb, depth, None, some_text(0, 0, 0, words=0)), silent)
 
 
-def test_identity_without_words_in_training():
+def test_samples_without_words_are_unchanged_in_training():
     """The same gradient as without text, sample by sample."""
     model = tiny_model(**{"head.dropout": 0.0})
     bases = model.head.hamburger.bases[None]
@@ -75,8 +75,8 @@ def test_identity_without_words_in_training():
     assert torch.equal(*found)
 
 
-def test_legacy_form_is_no_identity():
-    """What the gated form repairs: a sample without words feels its mates' words."""
+def test_legacy_form_changes_samples_without_words():
+    """In the legacy form, a sample without words depends on the words of others."""
     model = tiny_model(**{"sam.form": "legacy"})
     rgb, depth = pictures()
     alone = logits(model, rgb, depth, None, some_text(0, 0))
@@ -103,7 +103,7 @@ def test_samples_of_a_batch_are_independent(form: str):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_padding_and_order_of_words(form: str):
+def test_padding_and_order_of_words_do_not_matter(form: str):
     model = tiny_model(**{"sam.form": form})
     rgb, depth = pictures()
     text = some_text(3, 2, words=4)
@@ -129,7 +129,7 @@ def test_padding_gets_no_gradient():
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_no_depth_is_constant_depth():
+def test_no_depth_equals_constant_depth():
     model = tiny_model()
     rgb, _ = pictures()
     plain = logits(model, rgb)
@@ -166,7 +166,7 @@ def test_depth_stem_starts_at_zero_and_learns():
     with_stem(rgb, depth).logits.square().sum().backward()
     assert with_stem.encoder.depth_stem.weight.grad.abs().min() > 0
     torch.nn.init.normal_(with_stem.encoder.depth_stem.weight)
-    assert torch.equal(logits(with_stem, rgb), logits(without, rgb))  # no depth: no picture of it
+    assert torch.equal(logits(with_stem, rgb), logits(without, rgb))  # no depth, no effect
     assert not torch.allclose(logits(with_stem, rgb, depth), logits(without, rgb, depth))
 
 
@@ -179,7 +179,7 @@ def test_only_channel_0_of_depth_is_read():
 
 @pytest.mark.parametrize(("similarity", "init"), MODES)
 def test_learnable_temperature_learns(similarity: str, init: float):
-    """From the start, with the gates as they start, in encoder and decoder."""
+    """With the initial gates, in encoder and decoder."""
     model = PixelsModel(tiny_config(**learnable(similarity, init)))
     model(*pictures(), None, some_text(3, 5)).logits.square().sum().backward()
     scales = [m.log_scale for m in model.modules() if isinstance(m, SimilarityScale)]
@@ -201,7 +201,7 @@ def test_legacy_temperature_never_changes():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_parameter_gets_a_gradient(form: str):
-    """With all parts in; in eval mode, because BatchNorm takes out the biases before it."""
+    """With all modules; in eval mode, because BatchNorm cancels the biases before it."""
     changes = {
         **learnable("cosine", 1.0, form),
         "encoder.depth_stem": True,
@@ -247,7 +247,7 @@ def test_scales_stay_in_bounds():
         assert scale.scale.item() == pytest.approx(100.0, rel=1e-5)
 
 
-def test_temperatures_to_log():
+def test_temperatures_are_reported():
     found = PixelsModel(tiny_config()).temperatures()
     assert found["scale/head.align.1"].item() == pytest.approx(14.285714)
     assert found["gate/encoder.align.2.0"].item() == pytest.approx(1e-3)
@@ -273,8 +273,8 @@ def test_selection_and_maps():
     assert (silent.selection, silent.tag_maps, silent.entropy) == (None, None, None)
 
 
-def test_maps_do_not_change_the_answer():
-    """The explicit softmax of the maps and the fused path are the same attention."""
+def test_returning_maps_does_not_change_the_output():
+    """The explicit softmax of the maps and the fused path agree."""
     model = tiny_model()
     inputs = (*pictures(), None, some_text(3, 5))
     torch.testing.assert_close(
@@ -290,13 +290,13 @@ def test_maps_of_the_finest_level_with_words():
     assert model(*pictures(), None, some_text(3, 5)).tag_maps is None
 
 
-def test_top_m():
+def test_top_m_keeps_one_word_per_head():
     model = tiny_model(**{"sam.decoder.top_m": 1})
     maps = model(*pictures(), None, some_text(5, 3)).tag_maps
-    assert set((2 * maps).unique().tolist()) <= {0.0, 1.0, 2.0}  # two heads, a word each
+    assert set((2 * maps).unique().tolist()) <= {0.0, 1.0, 2.0}  # two heads, one word each
 
 
-def test_legacy_text_mask():
+def test_text_mask_of_the_legacy_form():
     changes = {"sam.form": "legacy", "sam.legacy_text_mask": True}
     model = tiny_model(**changes)
     text = some_text(3, 2)
@@ -316,13 +316,13 @@ def test_evaluation_is_repeatable_and_training_is_not():
     again.load_state_dict(model.state_dict())
     assert torch.equal(logits(again, *inputs), logits(model, *inputs))
     model.train()
-    assert not torch.equal(logits(model, *inputs), logits(model, *inputs))  # fresh bases
+    assert not torch.equal(logits(model, *inputs), logits(model, *inputs))  # random bases
     bases = torch.rand(1, 24, 8)
     assert torch.equal(logits(model, *inputs, bases=bases), logits(model, *inputs, bases=bases))
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (33, 47), (70, 101)])
-def test_any_size(height: int, width: int):
+def test_images_of_any_size(height: int, width: int):
     rgb, depth = pictures(1, height, width)
     found = logits(tiny_model(), rgb, depth, None, some_text(2))
     assert found.shape == (1, 5, height, width)
@@ -341,7 +341,7 @@ def test_float32_logits_under_autocast():
 
 
 @pytest.mark.parametrize(
-    ("inputs", "said"),
+    ("inputs", "message"),
     [
         ((torch.zeros(1, 3, 31, 64),), "at least 32 x 32"),
         ((torch.zeros(1, 3, 64, 64), torch.zeros(1, 1, 64, 60)), "same batch, height and width"),
@@ -350,12 +350,12 @@ def test_float32_logits_under_autocast():
         ((torch.zeros(1, 3, 64, 64), None, None, some_text(1, 2)), "got 2 samples"),
     ],
 )
-def test_invalid_inputs_are_refused(inputs: tuple, said: str):
-    with production(), pytest.raises(InputError, match=said):
+def test_invalid_inputs_are_refused(inputs: tuple, message: str):
+    with production(), pytest.raises(InputError, match=message):
         tiny_model()(*inputs)
 
 
-def test_text_batch():
+def test_text_batch_operations_and_checks():
     text = TextBatch(torch.randn(2, 2, 4), torch.ones(2, 2).bool(), (("a", "b"), ("c", "d")))
     dropped = text.without(torch.tensor([True, False]))
     assert dropped.words == ((), ("c", "d"))

@@ -1,4 +1,4 @@
-"""Official weights: into our model and back unchanged, strictly."""
+"""Official weights load strictly and round-trip unchanged."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name].dtype == value.dtype, name
-        assert torch.equal(found[name], value), name  # equal in shape too
+        assert torch.equal(found[name], value), name  # including the shape
 
 
 @pytest.mark.parametrize("size", ["S", "B", "L", "small"])
@@ -45,8 +45,8 @@ def test_size_s_with_words_round_trip():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_read(dtype: torch.dtype):
-    """What is derived and stored beside the weights is rounded there as well."""
+def test_half_precision_weights_load(dtype: torch.dtype):
+    """Derived values stored with the weights are rounded as well."""
     config = tiny_config(**LEGACY)
     state = {
         name: value.to(dtype) if value.is_floating_point() else value
@@ -66,7 +66,7 @@ def test_stacking_keeps_each_projection():
 
 
 def test_effective_gate_of_the_encoder():
-    """gamma * gamma_scale: moving a factor from one to the other changes nothing."""
+    """gamma * gamma_scale: moving a factor between them changes nothing."""
     config = tiny_config(**LEGACY)
     state = official_model(config)
     rgb, depth = pictures()
@@ -90,7 +90,7 @@ def test_batch_counts_may_be_absent():
 
 
 @pytest.mark.parametrize("wrapper", [None, "model", "state_dict"])
-def test_names_of_parallel_training(wrapper: str | None):
+def test_prefixes_of_parallel_training_are_removed(wrapper: str | None):
     config = tiny_config(**LEGACY)
     state = official_model(config)
     named = {f"module.{name}": value for name, value in state.items()}
@@ -98,7 +98,7 @@ def test_names_of_parallel_training(wrapper: str | None):
     assert all(torch.equal(value, state[name]) for name, value in to_official(model).items())
 
 
-def test_a_scalar_may_be_a_row_of_one():
+def test_scalars_may_have_one_dimension():
     config = tiny_config(**LEGACY)
     state = official_model(config)
     rows = {name: value[None] if value.ndim == 0 else value for name, value in state.items()}
@@ -106,7 +106,7 @@ def test_a_scalar_may_be_a_row_of_one():
     assert all(torch.equal(value, state[name]) for name, value in back.items())
 
 
-def test_encoder_out_of_a_whole_model():
+def test_encoder_of_a_whole_model():
     config = tiny_config(**LEGACY)
     state = official_model(config)
     drop = ("decode_head.", "backbone.encoder_sam_blocks.")
@@ -121,8 +121,8 @@ def test_pretrained_encoder_into_a_new_model():
     model = from_official(state, config, drop=["head."], fresh=fresh)
     expected = from_official(state, config.encoder, drop=["head."])
     rgb, depth = pictures()
-    for found, wanted in zip(model.encoder(rgb, depth), expected(rgb, depth), strict=True):
-        assert torch.equal(found, wanted)
+    for found, original in zip(model.encoder(rgb, depth), expected(rgb, depth), strict=True):
+        assert torch.equal(found, original)
     with pytest.raises(InputError, match=r"unexpected: backbone\.head\.weight"):
         from_official(state, config, fresh=fresh)
     with pytest.raises(InputError, match=r"sam\.form: legacy"):
@@ -155,7 +155,7 @@ def _other_angle(state: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (_without, r"missing: layers\.2\.blocks\.1\.Attention\.k_proj\.bias"),
         (_with_more, r"unexpected: layers\.9"),
@@ -165,11 +165,11 @@ def _other_angle(state: dict[str, Tensor]) -> None:
         (_other_angle, r"value: layers\.0\.blocks\.0\.Geo\.angle"),
     ],
 )
-def test_strict(spoil, said: str):
+def test_loading_is_strict(spoil, message: str):
     config = tiny_config().encoder
     state = official_encoder(config)
     spoil(state)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         from_official(state, config)
 
 
@@ -180,8 +180,8 @@ def test_another_size_is_refused_in_few_lines():
     assert len(str(caught.value).splitlines()) < 40
 
 
-def test_not_a_state_dict():
-    with pytest.raises(InputError, match="not a tensor"):
+def test_invalid_state_dicts_are_refused():
+    with pytest.raises(InputError, match="no tensor"):
         from_official({"weights": [1, 2]}, tiny_config().encoder)
 
 

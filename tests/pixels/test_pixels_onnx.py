@@ -1,4 +1,4 @@
-"""ONNX: the exported model agrees with torch, for any batch, also without words and depth."""
+"""ONNX: the exported model agrees with torch for any batch, also without words and depth."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ flags = ["--height", "48", "--width", "64", "--num_words", "5", "--json"]
 sys.exit(main(["pixels", "export", "--model", model, "--out", out, *flags]))
 """
 
-# One of each part: the export takes seconds for every module.
+# One of each module: the export of each takes seconds.
 SMALL = {
     "encoder.depths": (1, 1, 1, 1),
     "sam.encoder.stages": (3,),
@@ -38,7 +38,7 @@ SMALL = {
 
 
 def lively(**changes) -> Segmenter:
-    """With gates open, so that words matter."""
+    """With open gates, so that words have an effect."""
     base = load_config(PixelsTrainConfig, "pixels/scenes").smoke().replace(SMALL)
     config = plain_config(base.replace(changes))
     model = PixelsModel(config).eval()
@@ -51,7 +51,7 @@ def lively(**changes) -> Segmenter:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, exported in a process of its own: checks of annotations cannot be traced."""
+    """A model exported in a new process: annotation checks cannot be traced."""
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("models")
     lively().save_pretrained(root / "model")
@@ -76,7 +76,7 @@ def outputs_of(session: Any, inputs: tuple[torch.Tensor, ...]) -> list[torch.Ten
     return [torch.from_numpy(value) for value in found]
 
 
-def test_onnx_agrees(folder: Path):
+def test_onnx_agrees_with_torch(folder: Path):
     """One test, so that parallel workers export once."""
     segmenter, session, about = opened(folder)
     for batch in (1, 3):
@@ -87,12 +87,12 @@ def test_onnx_agrees(folder: Path):
         logits, maps = outputs_of(session, inputs)
         torch.testing.assert_close(logits, expected.logits, atol=1e-3, rtol=0)
         torch.testing.assert_close(maps, expected.tag_maps, atol=1e-3, rtol=0)
-        assert (expected.logits - wordless.logits).abs().max() > 0.01  # the words do matter
+        assert (expected.logits - wordless.logits).abs().max() > 0.01  # the words have an effect
     rgb, depth, mask, words, word_mask = example_inputs(16, 48, 64, 5, 1)
     found = outputs_of(session, (rgb, depth, mask & False, words, word_mask & False))[0]
     with torch.no_grad():
         expected = segmenter.model(rgb).logits
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)  # masked is absent
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)  # masked words have no effect
     assert about["inputs"]["rgb"] == {"shape": ["batch", 3, 48, 64], "dtype": "float32"}
     assert about["outputs"] == ["logits", "tag_maps"]
 
@@ -100,7 +100,7 @@ def test_onnx_agrees(folder: Path):
 @pytest.mark.parametrize(
     ("flags", "size"), [([], (96, 128)), (["--width", "160"], (96, 160)), (["--height", "0"], None)]
 )
-def test_export_size_is_that_of_the_training(
+def test_export_size_is_the_training_size(
     flags: list[str], size: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The shipped model is exported in the size of its training images."""

@@ -1,4 +1,4 @@
-"""A model told only some of what is there: which words, and the command that measures it."""
+"""Evaluation with only some of the tags: which tags are given, and the command."""
 
 import json
 from pathlib import Path
@@ -21,20 +21,22 @@ def masks(source, size: int) -> torch.Tensor:
     return torch.cat(found)
 
 
-def test_partial_tags():
+def test_given_tags_of_each_kind():
     source = PixelsTask(TINY).source
     assert isinstance(source, SceneSource)
     tags = source.scenes("test").tags("oracle")
-    assert tags.labels[:, :2].eq(torch.tensor([0, 1])).all()  # wall and floor come first
+    assert tags.labels[:, :2].eq(torch.tensor([0, 1])).all()  # wall and floor are first
     whole = masks(source, 5)
-    less, one = (masks(PartialTags(source, told), 5) for told in PARTIAL_TAGGINGS)
+    less, one = (masks(PartialTags(source, tagging), 5) for tagging in PARTIAL_TAGGINGS)
     assert (whole & ~less).sum(1).eq(1).all()
     assert not (whole & ~less)[:, :2].any()
-    assert torch.equal(one[:, 2:], whole[:, 2:] & ~less[:, 2:])  # the one that is else left out
+    assert torch.equal(
+        one[:, 2:], whole[:, 2:] & ~less[:, 2:]
+    )  # exactly the tag that is otherwise left out
     assert one[:, :2].all()
     assert len({tuple(row) for row in one.tolist()}) > 2  # not always the first
-    for told, found in zip(PARTIAL_TAGGINGS, (less, one), strict=True):
-        assert torch.equal(masks(PartialTags(source, told), 3), found)  # whatever the batch
+    for tagging, found in zip(PARTIAL_TAGGINGS, (less, one), strict=True):
+        assert torch.equal(masks(PartialTags(source, tagging), 3), found)  # for any batch
 
 
 def test_sources_without_true_tags_are_refused():
@@ -45,10 +47,10 @@ def test_sources_without_true_tags_are_refused():
         PartialTags(PixelsTask(TINY.replace({"preset": 0})).source, PARTIAL_TAGGINGS[0])
 
 
-def test_command(capsys, tmp_path: Path):
+def test_evaluate_command_with_partial_tags(capsys, tmp_path: Path):
     run = train_model(TINY.replace({"train.out": tmp_path, "train.total_steps": 1})).folder
-    asked = ["evaluate", run, "--some_tags", "--classes", "--device", "cpu", "--json"]
-    assert main(["pixels", *map(str, asked)]) == 0
+    arguments = ["evaluate", run, "--some_tags", "--classes", "--device", "cpu", "--json"]
+    assert main(["pixels", *map(str, arguments)]) == 0
     found = json.loads(capsys.readouterr().out)
     names = ["oracle, one thing unnamed", "oracle, one thing named"]
     assert [row["words"] for row in found["metrics"]][-2:] == names

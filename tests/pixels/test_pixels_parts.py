@@ -1,4 +1,4 @@
-"""The parts against slow oracles: prior, rotary, Hamburger, drop path, loss, metrics."""
+"""Modules against slow oracles: prior, rotary embedding, Hamburger, drop path, loss, metrics."""
 
 import math
 
@@ -79,10 +79,10 @@ def test_rotation_by_hand():
         assert turned[0, i, j, 0, 2 * m : 2 * m + 2].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_rotation_is_the_same_traced():
+def test_rotation_is_the_same_when_traced():
     x = torch.randn(2, 2, 3, 2, 6)
     turns = pair_cos_sin(*rotary_tables(2, 3, rotary_frequencies(6)))
-    with production():  # the checks of annotations cannot be traced
+    with production():  # annotation checks cannot be traced
         traced = torch.compile(rotate, backend="eager", fullgraph=True)
         torch.testing.assert_close(traced(x, turns), rotate(x, turns))
 
@@ -100,13 +100,13 @@ def test_factorise_by_hand():
         torch.testing.assert_close(found, (B @ K.T).float(), atol=1e-5, rtol=1e-5)
 
 
-def test_factorise_improves():
+def test_factorisation_reduces_the_error():
     x, bases = torch.rand(1, 6, 20), F.normalize(torch.rand(1, 6, 3), dim=1)
     errors = [(factorise(x, bases, steps) - x).square().sum().item() for steps in (1, 5, 40)]
     assert errors == sorted(errors, reverse=True)
 
 
-def test_hamburger_bases():
+def test_bases_of_the_hamburger():
     config = tiny_config().head
     first, second = Hamburger(config), Hamburger(config)
     other = Hamburger(config.replace({"bases_seed": 1}))
@@ -123,7 +123,7 @@ def test_hamburger_bases():
     torch.testing.assert_close(first(x), F.relu(x + first.output(low_rank)))
 
 
-def test_drop_path():
+def test_drop_path_drops_whole_samples():
     drop = DropPath(0.25)
     x = torch.ones(4000, 2, 3)
     kept = drop(x)
@@ -135,30 +135,30 @@ def test_drop_path():
 
 def test_whole_channels_are_dropped_before_the_classifier():
     head = tiny_model(**{"head.dropout": 0.25}).head
-    seen: dict[str, torch.Tensor] = {}
-    head.refine.register_forward_hook(lambda _, __, out: seen.update(before=F.relu(out)))
-    head.classifier.register_forward_pre_hook(lambda _, inputs: seen.update(after=inputs[0]))
+    recorded: dict[str, torch.Tensor] = {}
+    head.refine.register_forward_hook(lambda _, __, out: recorded.update(before=F.relu(out)))
+    head.classifier.register_forward_pre_hook(lambda _, inputs: recorded.update(after=inputs[0]))
     features = tuple(torch.randn(16, dim, 4, 6) for dim in (16, 32, 48, 64))
     head.train()
     head(features)
-    lively = seen["before"].amax((2, 3)) > 0  # (samples, channels)
-    kept = (seen["after"].amax((2, 3)) > 0)[lively]
+    lively = recorded["before"].amax((2, 3)) > 0  # (samples, channels)
+    kept = (recorded["after"].amax((2, 3)) > 0)[lively]
     assert 0.65 < kept.float().mean() < 0.85
-    expected = seen["before"] / 0.75 * (seen["after"].amax((2, 3), keepdim=True) > 0)
-    torch.testing.assert_close(seen["after"], expected)
+    expected = recorded["before"] / 0.75 * (recorded["after"].amax((2, 3), keepdim=True) > 0)
+    torch.testing.assert_close(recorded["after"], expected)
     head.eval()
     head(features)
-    assert torch.equal(seen["after"], seen["before"])
+    assert torch.equal(recorded["after"], recorded["before"])
 
 
-def test_drop_path_rises_over_all_blocks():
+def test_drop_path_rate_rises_over_the_blocks():
     config = tiny_config(**{"encoder.drop_path": 0.28}).encoder
     encoder = Encoder(config)
     rates = [block.drop_path.probability for stage in encoder.stages for block in stage.blocks]
     assert rates == pytest.approx([0.04 * number for number in range(8)])
 
 
-def test_start_of_the_encoder():
+def test_initial_weights_of_the_encoder():
     config = tiny_config(**{"encoder.layer_scale": (None, None, 1e-6, 1e-6)}).encoder
     encoder = Encoder(config)
     block = encoder.stages[2].blocks[0]
@@ -171,7 +171,7 @@ def test_start_of_the_encoder():
     assert {block.norm_ffn.eps, encoder.stages[1].norm_out.eps} == {1e-6, 1e-5}
 
 
-def test_loss():
+def test_loss_by_hand():
     logits, labels = torch.randn(2, 4, 5, 6), torch.randint(0, 4, (2, 5, 6))
     labels[0, :3] = 255
     counted = labels != 255
@@ -183,7 +183,7 @@ def test_loss():
     assert not logits.grad.any()
 
 
-def test_confusion_is_torchmetrics():
+def test_confusion_matrix_matches_torchmetrics():
     predictions, labels = torch.randint(0, 6, (2, 3, 40, 50))
     labels[torch.rand(labels.shape) < 0.2] = 255
     oracle = MulticlassConfusionMatrix(6, ignore_index=255)
@@ -193,7 +193,7 @@ def test_confusion_is_torchmetrics():
     assert torch.equal(sum(halves), found)
 
 
-def test_metrics_of_a_perfect_answer_and_of_none():
+def test_metrics_of_perfect_and_missing_predictions():
     perfect = segmentation_metrics(torch.diag(torch.tensor([3, 0, 5])))
     assert (perfect.miou, perfect.pixel_acc, perfect.macc, perfect.f1) == (100.0,) * 4
     assert perfect.miou_reference == pytest.approx(200 / 3)
@@ -201,6 +201,6 @@ def test_metrics_of_a_perfect_answer_and_of_none():
 
 
 @pytest.mark.parametrize("label", [6, -1, 254])
-def test_labels_out_of_range(label: int):
+def test_labels_out_of_range_are_refused(label: int):
     with pytest.raises(InputError, match="expected 0 to 5"):
         confusion_matrix(torch.zeros(2, 2).long(), torch.full((2, 2), label), 6)

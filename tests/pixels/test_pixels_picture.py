@@ -1,4 +1,4 @@
-"""Pictures of a prediction: classes in their colours with a legend, words where they were heard."""
+"""Pictures of a prediction: class colours with a legend, attention of words."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_only_walls_and_floors_are_grey():
     assert len(set(class_palette(NYU_40[2:]))) == 38
 
 
-def test_overlay():
+def test_overlay_shows_image_and_labels():
     labels = torch.zeros(48, 64, dtype=torch.uint8)
     labels[:, 32:] = 3
     classes = ("wall", "floor", "ball", "ring")
@@ -44,27 +44,27 @@ def test_overlay():
     assert picture.height > 480  # the legend
     palette = class_palette(classes)
     for x, number in ((100, 0), (500, 3)):
-        wanted = [round(0.45 * part + 0.55 * 128) for part in palette[number]]
-        assert np.allclose(picture.getpixel((x, 200)), wanted, atol=1)
+        expected = [round(0.45 * part + 0.55 * 128) for part in palette[number]]
+        assert np.allclose(picture.getpixel((x, 200)), expected, atol=1)
     assert picture.getpixel((319, 200)) == (24, 24, 32)  # a line between them
     colours = {colour for _, colour in picture.crop((0, 480, 640, picture.height)).getcolors(9999)}
     assert {palette[0], palette[3]} <= colours
-    assert palette[2] not in colours  # which is nowhere
+    assert palette[2] not in colours  # a class that does not occur
 
 
 def test_word_pictures_are_bright_where_attended():
-    heard = torch.zeros(6, 8)
-    heard[2, 6] = 0.5
-    picture = word_picture(IMAGE, heard, "ring", highest=0.5)
+    attention = torch.zeros(6, 8)
+    attention[2, 6] = 0.5
+    picture = word_picture(IMAGE, attention, "ring", highest=0.5)
     brightness = np.asarray(picture.convert("L"), dtype=float)[-514:-34]  # above the scale
     assert brightness[200, 520] > brightness[200, 100] + 50
-    dimmer = word_picture(IMAGE, heard, "ring", highest=1.0)
+    dimmer = word_picture(IMAGE, attention, "ring", highest=1.0)
     assert np.asarray(dimmer.convert("L"), dtype=float)[-514:-34][200, 520] < brightness[200, 520]
     scale = np.asarray(picture.convert("L"), dtype=int)[-20, 30:180]
     assert (np.diff(scale) >= -1).all()  # from dark to bright
     assert scale[-1] - scale[0] > 150
-    sentence = word_picture(IMAGE, heard, "a ring " * 40, highest=0.5)
+    sentence = word_picture(IMAGE, attention, "a ring " * 40, highest=0.5)
     assert sentence.height > picture.height
     assert sentence.width == picture.width
     with pytest.raises(InputError, match="highest"):
-        word_picture(IMAGE, heard, "ring", highest=0.0)
+        word_picture(IMAGE, attention, "ring", highest=0.0)

@@ -1,4 +1,4 @@
-"""Whole models against their definition written down plainly, from the same official weights."""
+"""Whole models against a plain implementation with the same official weights."""
 
 import doctest
 import importlib
@@ -14,7 +14,9 @@ from eligo.pixels import from_official
 @pytest.mark.parametrize("cosine", [True, False])
 @pytest.mark.parametrize("learnable", [True, False])
 @pytest.mark.parametrize("counts", [(3, 5), (2, 0), (0, 0)])
-def test_a_whole_text_guided_model(cosine: bool, learnable: bool, counts: tuple[int, int]):
+def test_whole_model_matches_the_plain_implementation(
+    cosine: bool, learnable: bool, counts: tuple[int, int]
+):
     """With LayerScale, groups of blocks, some samples without words; encoder and decoder differ."""
     config = tiny_config(
         **{
@@ -39,7 +41,7 @@ def test_a_whole_text_guided_model(cosine: bool, learnable: bool, counts: tuple[
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_plain_encoder_of_the_benchmark_agrees():
+def test_plain_encoder_of_the_benchmark_matches():
     case = benchmark.Case(size="small", height=64, width=96, batch=2)
     model, rgb, depth = case.build()
     with torch.no_grad():
@@ -51,7 +53,7 @@ def test_plain_encoder_of_the_benchmark_agrees():
 
 
 @pytest.mark.parametrize("name", ["model.encoder", "model.model", "text.batch"])
-def test_examples(name: str):
+def test_docstring_examples(name: str):
     module = importlib.import_module(f"eligo.pixels.{name}")
     found = doctest.DocTestFinder().find(module, extraglobs={"torch": torch})
     found = [test for test in found if test.examples]

@@ -1,4 +1,4 @@
-"""What people give to `predict` by mistake: few words, other sizes, other depth; it is said."""
+"""`predict` with unusual input: unknown words, other sizes, implausible depth."""
 
 import json
 import logging
@@ -56,7 +56,7 @@ def test_words_as_strings_and_lists(run: Path, image: Path):
     assert predict(image, captions=["a ball", ""], model=model).words == ("a ball",)
 
 
-def test_output_folder_that_is_not_utf8(run: Path, image: Path, tmp_path: Path):
+def test_output_folder_with_undecodable_name(run: Path, image: Path, tmp_path: Path):
     out = tmp_path / "caf\udce9"
     for tags in ("wall", "floor"):
         predict(image, tags=tags, model=run).save(out)
@@ -65,13 +65,13 @@ def test_output_folder_that_is_not_utf8(run: Path, image: Path, tmp_path: Path):
     assert [file.name for file in (out / "tags").iterdir()] == ["00_floor.png"]
 
 
-def test_an_image_in_memory(run: Path, image: Path):
+def test_image_in_memory_equals_its_file(run: Path, image: Path):
     model = Segmenter.from_pretrained(run)
     with Image.open(image) as opened:
         found = predict(opened, model=model)
     assert torch.equal(found.confidence, predict(str(image), model=model).confidence)
     sideways = Image.new("RGB", (64, 40))
-    sideways.getexif()[0x0112] = 6  # turn it to see it
+    sideways.getexif()[0x0112] = 6  # rotated by EXIF
     assert predict(sideways, model=model).labels.shape == (64, 40)
     with pytest.raises(InputError, match=r"image: got 31 x 40 pixels"):
         predict(Image.new("RGB", (40, 31)), model=model)
@@ -80,14 +80,14 @@ def test_an_image_in_memory(run: Path, image: Path):
         predict(image, depth, model=model)
 
 
-def test_unknown_words_name_the_vocabulary(run: Path, image: Path):
+def test_error_for_unknown_words_lists_the_vocabulary(run: Path, image: Path):
     with pytest.raises(InputError) as caught:
         predict(image, tags="desk,chair,lamp", model=run)
-    said = str(caught.value)
-    assert "'desk' is not in its vocabulary" in said
-    assert "wall, floor, ball, box" in said
-    assert "did you mean" not in said  # no nonce word
-    assert "eligo pixels convert" in said
+    message = str(caught.value)
+    assert "'desk' is not in its vocabulary" in message
+    assert "wall, floor, ball, box" in message
+    assert "did you mean" not in message  # nonce words are never suggested
+    assert "eligo pixels convert" in message
     with pytest.raises(InputError, match=r"did you mean ring\?"):
         predict(image, tags="wring", model=run)
     with pytest.raises(InputError, match=r"did you mean striped\?"):
@@ -100,7 +100,7 @@ def test_help_explains_tags(capsys):
     assert "Name everything that is visible" in shown
     assert "generated rooms only" in shown
     about = shown.split("Require a model with these settings;", 1)[1]
-    assert about.index("--sam_decoder_use_cosine") < 200  # a box of its own, with that title
+    assert about.index("--sam_decoder_use_cosine") < 200  # in its own section
 
 
 # ------------------------------------------------------------------ sizes
@@ -114,20 +114,20 @@ def test_another_size_is_logged(run: Path, image: Path, caplog: pytest.LogCaptur
     large = image.with_name("large.png")
     Image.open(image).resize((320, 240)).save(large)
     found = predict(large, model=model)
-    (said,) = caplog.messages
-    assert "large.png: got 240 x 320 pixels" in said
-    assert "--size 48 64" in said
+    (message,) = caplog.messages
+    assert "large.png: got 240 x 320 pixels" in message
+    assert "--size 48 64" in message
     caplog.clear()
-    asked = predict(large, model=model, size=(48, 64))
+    resized = predict(large, model=model, size=(48, 64))
     assert not caplog.messages
-    assert asked.labels.shape == found.labels.shape == (240, 320)
-    assert not torch.equal(asked.confidence, found.confidence)
+    assert resized.labels.shape == found.labels.shape == (240, 320)
+    assert not torch.equal(resized.confidence, found.confidence)
     with pytest.raises(InputError, match=r"size: got 16 x 64"):
         predict(large, model=model, size=(16, 64))
 
 
-def test_the_shipped_model_needs_its_size(tmp_path: Path):
-    """The same rooms, painted larger: most things are missed, and found again with a size."""
+def test_shipped_model_needs_its_training_size(tmp_path: Path):
+    """Rooms rendered larger: most objects are missed without `size`, and found with it."""
     model = Segmenter.from_pretrained()
     assert model.config.image_size == (96, 128)
     right: dict[str, list[float]] = {"small": [], "large": [], "resized": []}
@@ -147,8 +147,8 @@ def test_the_shipped_model_needs_its_size(tmp_path: Path):
 def test_size_on_the_command_line(run: Path, image: Path, tmp_path: Path):
     large = image.with_name("large.png")
     Image.open(image).resize((320, 240)).save(large)
-    asked = ["--image", large, "--out", tmp_path / "o", "--model", run, "--size", 48, 64]
-    assert main(["pixels", "predict", *map(str, asked)]) == 0
+    arguments = ["--image", large, "--out", tmp_path / "o", "--model", run, "--size", 48, 64]
+    assert main(["pixels", "predict", *map(str, arguments)]) == 0
     assert Image.open(tmp_path / "o" / "label.png").size == (320, 240)
 
 
@@ -156,7 +156,7 @@ def test_size_on_the_command_line(run: Path, image: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "inputs", "said"),
+    ("name", "values", "inputs", "expected"),
     [
         ("d.npy", np.full((48, 64), 2.5, dtype=np.float32), {}, "--depth_scale 1"),
         ("d.png", np.full((48, 64), 200, dtype=np.uint8), {}, "--depth_format png8"),
@@ -168,17 +168,17 @@ def test_size_on_the_command_line(run: Path, image: Path, tmp_path: Path):
     ],
 )
 def test_implausible_depth_is_logged(
-    run: Path, image: Path, caplog: pytest.LogCaptureFixture, name, values, inputs, said
+    run: Path, image: Path, caplog: pytest.LogCaptureFixture, name, values, inputs, expected
 ):
     model = Segmenter.from_pretrained(run)
     depth = stored(image.with_name(name), values)
     predict(image, depth, model=model, inputs=model.config.inputs.replace(inputs))
-    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    if said is None:
-        assert not told
+    messages = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    if expected is None:
+        assert not messages
     else:
-        assert said in " ".join(told)
-        assert name in " ".join(told)
+        assert expected in " ".join(messages)
+        assert name in " ".join(messages)
 
 
 # ------------------------------------------------------------------ images and depth in memory
@@ -221,7 +221,7 @@ def test_depth_of_another_shape_is_refused(run: Path, image: Path):
 
 
 def test_depth_of_a_reduced_array(run: Path, monkeypatch: pytest.MonkeyPatch):
-    """An array that is too large is reduced as a file is, and its depth with it."""
+    """A large array and its depth are reduced like a file."""
     monkeypatch.setattr("eligo.images.MOST_PIXELS", 40 * 60)
     pixels = np.zeros((80, 120, 3), np.uint8)
     for photo in (pixels, torch.from_numpy(pixels).permute(2, 0, 1)):

@@ -1,4 +1,4 @@
-"""A segmented image as an record: every place belongs to the word that it looks at most."""
+"""A segmented image as a record: every cell belongs to the word it attends to most."""
 
 import torch
 from PIL import Image, ImageColor
@@ -32,35 +32,35 @@ def test_maps_and_words_in_the_record(tmp_path):
     depth = Image.new("RGB", (48, 32))
     truth = torch.zeros(32, 48, dtype=torch.uint8)
     truth[:8] = 2
-    made = record(found, depth=depth, labels={"truth": truth}, cost={"forward": "3 ms"})
-    assert list(made.pictures) == ["image", "depth", "labels", "truth"]
-    shapes = {picture.width / picture.height for picture in made.pictures.values()}
-    assert shapes == {1.5}  # no legend inside
-    assert [key.text for key in made.legends["truth"]] == ["wall  75.0 %", "ball  25.0 %"]
-    wanted = [class_palette(found.classes)[number] for number in (0, 2)]
-    assert [ImageColor.getrgb(key.colour) for key in made.legends["truth"]] == wanted
-    assert len(made.legends["labels"]) == 3
-    heard, words = made.stages
-    assert heard.over.picture == "image"
+    shown = record(found, depth=depth, labels={"truth": truth}, cost={"forward": "3 ms"})
+    assert list(shown.pictures) == ["image", "depth", "labels", "truth"]
+    shapes = {picture.width / picture.height for picture in shown.pictures.values()}
+    assert shapes == {1.5}  # without the legend
+    assert [key.text for key in shown.legends["truth"]] == ["wall  75.0 %", "ball  25.0 %"]
+    expected = [class_palette(found.classes)[number] for number in (0, 2)]
+    assert [ImageColor.getrgb(key.colour) for key in shown.legends["truth"]] == expected
+    assert len(shown.legends["labels"]) == 3
+    attended, words = shown.stages
+    assert attended.over.picture == "image"
     peaks = dict(zip(WORDS, found.tag_maps.amax((1, 2)).tolist(), strict=True))
-    assert list(heard.rows) == sorted(WORDS, key=lambda word: -peaks[word])
+    assert list(attended.rows) == sorted(WORDS, key=lambda word: -peaks[word])
     owner = found.tag_maps.flatten(1).argmax(0)
     places = []
-    for number, row in enumerate(heard.selection.indices.tolist()):
+    for number, row in enumerate(attended.selection.indices.tolist()):
         mine = [place for place in row if place >= 0]
-        assert (owner[mine] == WORDS.index(heard.rows[number])).all()
-        scores = heard.selection.scores[number][mine]
+        assert (owner[mine] == WORDS.index(attended.rows[number])).all()
+        scores = attended.selection.scores[number][mine]
         assert torch.equal(scores, scores.sort(descending=True).values)
         places += mine
     assert sorted(places) == list(range(24))
     assert [item.text for item in words.over] == list(WORDS)
     assert torch.equal(words.selection.indices, found.selection.indices[0])
-    save_record(made, tmp_path)
+    save_record(shown, tmp_path)
     assert load_record(tmp_path).query == "ball, wall, floor"
 
 
-def test_without_words_or_depth():
-    made = record(prediction(()))
-    assert made.stages == ()
-    assert made.query == "no words"
-    assert list(made.pictures) == ["image", "labels"]
+def test_record_without_words_or_depth():
+    shown = record(prediction(()))
+    assert shown.stages == ()
+    assert shown.query == "no words"
+    assert list(shown.pictures) == ["image", "labels"]

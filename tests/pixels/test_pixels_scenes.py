@@ -1,4 +1,4 @@
-"""Rooms as batches: what is seen, what is said, and that nothing waits for the device."""
+"""Rooms as batches: images, words, splits, and no device synchronisation."""
 
 import pytest
 import torch
@@ -46,9 +46,9 @@ def test_batches_hold_images_and_words():
         assert text.provenance == "oracle"
 
 
-def test_provenances_are_different_words():
+def test_each_provenance_has_its_own_words():
     found = source()
-    assert found.provenances[0] == "predicted"  # the truth is never the headline
+    assert found.provenances[0] == "predicted"  # ground truth is never first
     texts = {p: next(found.images("test", p, 6)).text for p in found.provenances}
     assert texts["none"] is None
     masks = {p: text.mask.sum(1).tolist() for p, text in texts.items() if text is not None}
@@ -61,7 +61,7 @@ def test_provenances_are_different_words():
     assert source(TEXT.replace({"source": "none"})).provenances == ("none",)
 
 
-def test_a_tagger_of_this_precision_and_recall():
+def test_predicted_tags_have_the_given_precision_and_recall():
     found = source(precision=0.7, recall=0.6)
     tags = found.scenes("test").tags("predicted")
     graph = draw_scenes(SCENES, "test", range(6))
@@ -74,7 +74,7 @@ def test_only_the_first_tags_are_used():
     assert text.mask.shape == (6, 3)
 
 
-def test_binding_draws_numbers_of_phrases():
+def test_number_of_binding_phrases_varies():
     scenes = SCENES.replace({"binding": True, "twins": False, "camouflaged": 0, "painted": 0,
                              "max_objects": 4})  # fmt: skip
     found = source(scenes=scenes, phrases=(4, 8, 32))
@@ -94,10 +94,10 @@ def test_binding_draws_numbers_of_phrases():
 def test_epochs_visit_every_scene_once_and_ranks_split_batches():
     found = source()
     stream = found.batches(5, seed=1, start_step=0, rank=0, world_size=1)
-    seen = torch.cat([next(stream).rgb for _ in range(2)])
-    assert len(torch.unique(seen.flatten(1), dim=0)) == 10
+    images = torch.cat([next(stream).rgb for _ in range(2)])
+    assert len(torch.unique(images.flatten(1), dim=0)) == 10
     again = next(found.batches(5, 1, start_step=1, rank=0, world_size=1))
-    torch.testing.assert_close(again.rgb, seen[5:])
+    torch.testing.assert_close(again.rgb, images[5:])
     parts = [next(found.batches(4, 1, 0, rank, 2)).rgb for rank in range(2)]
     torch.testing.assert_close(torch.cat(parts), next(found.batches(4, 1, 0, 0, 1)).rgb)
     with pytest.raises(InputError, match="batch_size: got 11, expected at most 10"):
@@ -124,6 +124,6 @@ def test_no_sync_in_a_step(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("eligo.pixels.text.batch.values_are_free", lambda *_: False)
     found = source()
     stream = found.batches(4, seed=0, start_step=0, rank=0, world_size=1)
-    next(stream)  # paints
+    next(stream)  # renders scenes
     with Watch():
         found.augmented(next(stream))

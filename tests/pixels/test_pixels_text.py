@@ -1,4 +1,4 @@
-"""Words: sources, templates, the three encoders, and the table that batches are made from."""
+"""Words: sources, templates, the three encoders, and the phrase table of batches."""
 
 import itertools
 from pathlib import Path
@@ -32,7 +32,7 @@ CAPTIONS = [f"sentence {n}" for n in range(12)]
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected_phrases"),
     [
         ("none", []),
         ("tags", [(tag, False) for tag in TAGS[:6]]),
@@ -42,19 +42,19 @@ CAPTIONS = [f"sentence {n}" for n in range(12)]
         ("both", [(tag, False) for tag in TAGS[:6]] + [(text, True) for text in CAPTIONS[:10]]),
     ],
 )
-def test_sources(source: str, said: list):
+def test_phrases_of_each_source(source: str, expected_phrases: list):
     config = load_config(TextConfig, {"source": source})
     found = words_of(config, CLASSES, TAGS, CAPTIONS)
-    assert found == said
-    assert config.num_words(len(CLASSES)) == len(said)
+    assert found == expected_phrases
+    assert config.num_words(len(CLASSES)) == len(expected_phrases)
 
 
-def test_an_unknown_source_is_refused():
+def test_unknown_source_is_refused():
     with pytest.raises(ConfigError, match="source"):
         load_config(TextConfig, {"source": "tag"})
 
 
-def test_articles():
+def test_articles_of_nouns():
     assert with_article("night_stand") == "a night stand"
     assert with_article("Umbrella") == "an Umbrella"
 
@@ -93,7 +93,7 @@ def test_sentences_of_scenes_can_be_read():
     assert encoder.encode(["a red ball, left of the box."], sentences=True).isfinite().all()
 
 
-def test_an_unknown_word_names_the_nearest():
+def test_error_for_an_unknown_word_suggests_the_nearest():
     with pytest.raises(InputError, match=r"'bal'.*ball"):
         WordsEncoder(WordsTextConfig()).encode(["red bal"])
 
@@ -101,7 +101,7 @@ def test_an_unknown_word_names_the_nearest():
 # ------------------------------------------------------------------ table
 
 
-def test_table(tmp_path: Path):
+def test_table_encoder_reads_vectors(tmp_path: Path):
     save_file({"night_stand": torch.tensor([3.0, 4.0]), "desk": torch.tensor([0.0, 2.0])},
               tmp_path / "t.safetensors")  # fmt: skip
     encoder = build_text_encoder(TableTextConfig(file=tmp_path / "t.safetensors"))
@@ -152,7 +152,7 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_clip_means_over_templates(clip_folder: Path):
+def test_clip_averages_over_templates(clip_folder: Path):
     from transformers import AutoTokenizer, CLIPTextModelWithProjection
 
     encoder = ClipEncoder(ClipTextConfig(model=str(clip_folder)))
@@ -173,7 +173,9 @@ def test_clip_reads_sentences_without_templates(clip_folder: Path):
     encoder = ClipEncoder(ClipTextConfig(model=str(clip_folder)))
     bare = encoder.encode(["desk"], sentences=True)
     assert not torch.allclose(bare, encoder.encode(["desk"]))
-    assert encoder.encode(["desk " * 40], sentences=True).isfinite().all()  # longer than it reads
+    assert (
+        encoder.encode(["desk " * 40], sentences=True).isfinite().all()
+    )  # longer than the context
 
 
 def test_clip_cache_avoids_loading_the_model(clip_folder: Path, tmp_path: Path):
@@ -192,14 +194,14 @@ def test_missing_clip_is_refused():
 # ------------------------------------------------------------------ tables of phrases
 
 
-def test_phrase_table():
+def test_phrase_table_stores_each_phrase_once():
     encoder = WordsEncoder(WordsTextConfig(dim=16))
-    said = [("wall", False), ("red ball", False), ("wall", False), ("a red ball.", True)]
-    table = PhraseTable(encoder, said, max_words=3)
+    phrases = [("wall", False), ("red ball", False), ("wall", False), ("a red ball.", True)]
+    table = PhraseTable(encoder, phrases, max_words=3)
     assert len(table.phrases) == 3
-    numbers = torch.stack([table.ids([said[1], said[0]]), table.ids([])])
+    numbers = torch.stack([table.ids([phrases[1], phrases[0]]), table.ids([])])
     text = table.batch(numbers, "oracle")
     assert text.mask.tolist() == [[True, True, False], [False] * 3]
     assert text.provenance == "oracle"
     torch.testing.assert_close(text.embeddings[0, :2], encoder.encode(["red ball", "wall"]))
-    assert len(table.ids([said[0]] * 5)) == 3  # cut to its places
+    assert len(table.ids([phrases[0]] * 5)) == 3  # cut to the number of slots

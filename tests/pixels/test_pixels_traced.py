@@ -1,4 +1,4 @@
-"""The forward pass compiles as one graph, never waits for the device, and attends through SDPA."""
+"""The forward pass compiles as one graph, never waits for the device, and uses SDPA."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ kernels = "eligo.pixels.model.kernels"
 with torch.no_grad():
     found = [compiled(*inputs)]
     torch.jit.trace(model.encoder, inputs[:2], check_trace=False)
-    assert kernels not in sys.modules  # a trace would not see them
+    assert kernels not in sys.modules  # tracing does not see kernels
     assert use_kernels(inputs[0])
     assert kernels in sys.modules
     os.environ["ELIGO_PIXELS_KERNELS"] = "torch"
@@ -46,7 +46,7 @@ torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-3)
 """
 
 
-def test_compiled_whole():
+def test_compiled_model_agrees():
     """A compiled model agrees with torch; compiling and tracing use no kernels that could run.
 
     In a process of its own: the runtime checks of annotations cannot be traced.
@@ -58,24 +58,24 @@ def test_compiled_whole():
 
 
 class Watch(TorchDispatchMode):
-    """Records every operation; one whose value or shape Python must wait for is an error."""
+    """Records operators and raises for one that waits for the device."""
 
     SYNCS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2", "bincount")
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[str] = []
+        self.operators: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
         assert name not in self.SYNCS, f"{name} waits for the device"
-        self.seen.append(name)
+        self.operators.append(name)
         return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks of values are made on the CPU only; leave them out as a GPU would."""
+    """Skips checks of values, which run only on the CPU."""
     for name, module in list(sys.modules.items()):
         if name.startswith("eligo.") and hasattr(module, "values_are_free"):
             monkeypatch.setattr(module, "values_are_free", lambda *_: False)
@@ -91,12 +91,12 @@ def test_no_host_sync(form: str, training: bool):
     with Watch() as watch:
         output = model(*inputs)
     assert output.selection is not None
-    assert watch.seen
+    assert watch.operators
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
 def test_no_shape_depends_on_a_value():
-    """Fake tensors have no values: whatever needs one raises."""
+    """Fake tensors have no values, so reading one raises."""
     model = tiny_model()
     with FakeTensorMode(allow_non_fake_inputs=True):  # the weights
         output = model(*pictures(), None, some_text(3, 0))
@@ -112,7 +112,7 @@ def test_watch_detects_syncs():
 
 
 def test_attention_is_fused_and_distances_are_shared(monkeypatch: pytest.MonkeyPatch):
-    """Every attention is one call of SDPA; depth is resized once per stage, not once per block."""
+    """Each attention is one SDPA call; depth is resized once per stage, not per block."""
     calls: list[str] = []
     for owner, name in (
         (attention.F, "scaled_dot_product_attention"),
@@ -132,7 +132,7 @@ def test_attention_is_fused_and_distances_are_shared(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ["gated", "legacy"])
-def test_on_a_gpu(form: str):
+def test_gpu_agrees_with_the_cpu_without_sync(form: str):
     """The same result as on the CPU, without a synchronisation."""
     model = tiny_model(**{"sam.form": form, "encoder.depth_stem": True})
     inputs = (*pictures(), torch.rand(2, 1, 64, 96) < 0.7, some_text(3, 0))
@@ -142,7 +142,7 @@ def test_on_a_gpu(form: str):
     there = [part.to("cuda") for part in inputs]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        with torch.backends.cudnn.flags(allow_tf32=False):  # the CPU has no such thing
+        with torch.backends.cudnn.flags(allow_tf32=False):  # not available on the CPU
             logits = model(*there).logits
             logits.square().mean().backward()
     finally:

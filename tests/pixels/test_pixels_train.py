@@ -1,4 +1,4 @@
-"""Training: presets, exact resume, dropout, what is refused; every YAML builds and runs."""
+"""Training: presets, exact resume, dropout, invalid configs; every YAML builds and runs."""
 
 import json
 from dataclasses import replace
@@ -35,13 +35,13 @@ def losses(folder: Path) -> list[float]:
 # ------------------------------------------------------------------ configs
 
 
-def test_yamls_exist():
+def test_shipped_yamls():
     sizes = [f"{data}_{size}" for data in ("nyu", "sun") for size in "slb"]
     assert set(YAMLS) >= {"scenes", "shipped", *sizes}
 
 
-def test_only_the_shipped_model_learns_from_some_words():
-    """The exam's arms are changes of scenes.yaml, which stays as it was."""
+def test_only_the_shipped_model_trains_with_word_dropout():
+    """The variants of the study change scenes.yaml, which itself stays unchanged."""
     dropped = {n: load_config(PixelsTrainConfig, f"pixels/{n}").word_dropout for n in YAMLS}
     assert dropped.pop("shipped") == 0.5
     assert set(dropped.values()) == {0.0}
@@ -52,13 +52,13 @@ def test_only_the_shipped_model_learns_from_some_words():
 
 
 @pytest.mark.parametrize("name", [name for name in YAMLS if "_" in name])
-def test_full_sizes(name: str):
+def test_full_size_configs_have_the_published_settings(name: str):
     config = load_config(PixelsTrainConfig, f"pixels/{name}")
     data, size = name.split("_")
-    wanted = PixelsConfig().replace(SIZES[size.upper()])
+    expected = PixelsConfig().replace(SIZES[size.upper()])
     drop = config.encoder.drop_path
-    assert config.encoder == wanted.encoder.replace({"drop_path": drop})
-    assert config.sam == wanted.sam
+    assert config.encoder == expected.encoder.replace({"drop_path": drop})
+    assert config.sam == expected.sam
     rates = {"nyu": {"s": 0.25, "b": 0.2, "l": 0.3}, "sun": {"s": 0.1, "b": 0.1, "l": 0.27}}
     batches = {"nyu": {"s": 16, "b": 8, "l": 12}, "sun": dict.fromkeys("sbl", 16)}
     assert drop == rates[data][size]
@@ -89,7 +89,7 @@ def test_presets_override_files_and_flags_override_presets(number: int, tmp_path
         "sam:\n  decoder: {use_cosine: false, logit_init: 3.0}\n"
     )
     config = load_config(PixelsTrainConfig, file, {"preset": number})
-    assert config.preset is None  # saved as what it stands for
+    assert config.preset is None  # saved as the settings it stands for
     for key, value in PRESETS[number].items():
         found = config
         for part in key.split("."):
@@ -99,7 +99,7 @@ def test_presets_override_files_and_flags_override_presets(number: int, tmp_path
     config = load_config(PixelsTrainConfig, file, flags)
     assert config.sam.decoder.logit_init == 5.0
     assert config.sam.encoder.stages == (3,)
-    # Read back from where it was saved, nothing moves.
+    # The saved config loads unchanged.
     assert load_config(PixelsTrainConfig, config.model_dump(mode="json")) == config
 
 
@@ -113,7 +113,7 @@ def test_every_preset_trains(number: int):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"preset": 7}, r"--preset: got 7, expected one of 0 to 6"),
         ({"text.encoder": {"kind": "clip"}}, "vocabulary of their own"),
@@ -122,8 +122,8 @@ def test_every_preset_trains(number: int):
         ({"classes": ["a", "b"]}, "number of class names"),
     ],
 )
-def test_bad_configs(changes: dict, said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_configs_are_refused(changes: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
         TINY.replace(changes)
 
 
@@ -142,8 +142,8 @@ def test_epochs_count_steps():
 
 
 @pytest.mark.parametrize("gate_rate", [10.0, 1.0])
-def test_groups(gate_rate: float):
-    """Decay on matrices only; scales and prior weights at ten times the rate, gates as asked."""
+def test_optimiser_groups(gate_rate: float):
+    """Decay on matrices only; scales and prior weights at ten times the rate, gates as set."""
     task = PixelsTask(TINY.replace({"gate_rate": gate_rate}))
     groups = parameter_groups(task.modules, task.config.optimizer)
     rate = {id(p): (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
@@ -151,15 +151,15 @@ def test_groups(gate_rate: float):
     gates, fast = ("gate", "gate_ffn"), ("gate", "gate_ffn", "log_scale", "prior_weights")
     for name, parameter in task.model.named_parameters():
         times = gate_rate if name.endswith(gates) else 10.0 if name.endswith(fast) else 1.0
-        wanted = times * lr
-        assert rate[id(parameter)][0] == pytest.approx(wanted), name
+        expected = times * lr
+        assert rate[id(parameter)][0] == pytest.approx(expected), name
         undecayed = parameter.ndim < 2 or name.endswith(fast)
         assert (rate[id(parameter)][1] == 0) == undecayed, name
 
 
-def test_initial_gates():
-    """Legacy weights carry their own; nothing else changes."""
-    for form, start, wanted in (
+def test_initial_gates_are_set():
+    """Legacy weights keep their own gates."""
+    for form, start, expected in (
         ("gated", 0.3, {0.3}),
         ("gated", None, {1e-3}),
         ("legacy", 0.3, {0.5, 0.1}),
@@ -170,7 +170,7 @@ def test_initial_gates():
             for name, p in task.model.named_parameters()
             if name.endswith(("gate", "gate_ffn"))
         }
-        assert found == wanted
+        assert found == expected
 
 
 # ------------------------------------------------------------------ steps
@@ -178,44 +178,46 @@ def test_initial_gates():
 
 def test_dropout_of_words_and_depth():
     task = PixelsTask(TINY.replace({"text_dropout": 1.0, "depth_dropout": 1.0}))
-    seen = []
-    task._forward = lambda *inputs, **_: seen.append(inputs) or task.model(*inputs, maps=False)
+    batches = []
+    task._forward = lambda *inputs, **_: batches.append(inputs) or task.model(*inputs, maps=False)
     batch = next(task.batches(0, 0, 1, torch.device("cpu")))
     task.step(batch, Progress(0, 4))
-    _, _, mask, text = seen[0]
+    _, _, mask, text = batches[0]
     assert not mask.any()
     assert not text.mask.any()
     assert batch.text is not None
     assert batch.text.mask.any()
 
 
-def test_some_words_are_dropped():
-    """Of half of the images, each word stays with a chance of the image's own."""
+def test_word_dropout_keeps_some_words():
+    """In half of the images, each word is kept with a probability drawn per image."""
     task = PixelsTask(TINY.replace({"text_dropout": 0.0, "word_dropout": 0.5}))
-    seen = []
+    texts = []
     batch = next(task.batches(0, 0, 1, torch.device("cpu")))
     assert batch.text is not None
     found = task.model(batch.rgb, batch.depth, batch.depth_mask, batch.text, maps=False)
-    task._forward = lambda *inputs, **_: seen.append(inputs[3]) or found  # only words matter here
+    task._forward = lambda *inputs, **_: (
+        texts.append(inputs[3]) or found
+    )  # only the words are used here
     many = TextBatch(torch.randn(4, 400, 16), torch.arange(400).expand(4, 400) < 300)
     shares = []
     for seed in range(100):
-        for _ in range(2):  # the same again
+        for _ in range(2):  # repeatable
             seed_everything(seed)
             task.step(replace(batch, text=many), Progress(0, 4))
-        assert torch.equal(seen[-1].mask, seen[-2].mask)
-        assert not (seen[-1].mask & ~many.mask).any()
-        shares += (seen[-1].mask.sum(1) / 300).tolist()
+        assert torch.equal(texts[-1].mask, texts[-2].mask)
+        assert not (texts[-1].mask & ~many.mask).any()
+        shares += (texts[-1].mask.sum(1) / 300).tolist()
     whole = torch.tensor(shares) == 1
     assert 0.4 < whole.float().mean() < 0.6
     some = torch.tensor(shares)[~whole]
     assert 0.4 < some.mean() < 0.6
-    assert 0.2 < (some < 0.3).float().mean() < 0.4  # few and many words alike
+    assert 0.2 < (some < 0.3).float().mean() < 0.4  # few and many words equally often
     assert 0.2 < (some > 0.7).float().mean() < 0.4
 
 
 def test_no_word_dropout_draws_no_random_numbers():
-    """What was trained before comes out the same."""
+    """Earlier trainings are reproduced exactly."""
     task = PixelsTask(TINY)
     assert task.config.word_dropout == 0
     batch = next(task.batches(0, 0, 1, torch.device("cpu")))
@@ -224,7 +226,7 @@ def test_no_word_dropout_draws_no_random_numbers():
     after = torch.rand(())
     seed_everything(3)
     task.source.augmented(batch)
-    torch.rand(2, 4)  # of text_dropout and depth_dropout
+    torch.rand(2, 4)  # for text_dropout and depth_dropout
     task.model(batch.rgb, batch.depth, batch.depth_mask, batch.text, maps=False)
     assert torch.equal(torch.rand(()), after)
 
@@ -242,7 +244,7 @@ def test_no_sync_in_a_step_on_a_gpu():
     task, device = PixelsTask(TINY.replace({"depth_dropout": 0.5})), torch.device("cuda")
     task.to(device)
     stream = task.batches(0, 0, 1, device)
-    task.step(next(stream), Progress(0, 4)).losses["segmentation"].backward()  # paints
+    task.step(next(stream), Progress(0, 4)).losses["segmentation"].backward()  # renders scenes
     torch.cuda.set_sync_debug_mode("error")
     try:
         task.step(next(stream), Progress(1, 4)).losses["segmentation"].backward()
@@ -250,7 +252,7 @@ def test_no_sync_in_a_step_on_a_gpu():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_resumed_run_repeats_the_unbroken_one(tmp_path: Path):
+def test_resumed_run_equals_the_uninterrupted_one(tmp_path: Path):
     config = TINY.replace({"train.total_steps": 6, "train.evaluate_every": 3, "train.log_every": 1,
                            "train.checkpoint_every": 3, "train.ema_decay": 0.9,
                            "train.out": tmp_path})  # fmt: skip
@@ -287,13 +289,13 @@ def test_validation_reports_words_and_temperatures(tmp_path: Path):
 
 def test_validation_never_uses_test_images(monkeypatch: pytest.MonkeyPatch):
     task = PixelsTask(TINY)
-    source, asked = task.source, []
+    source, splits = task.source, []
     look = source.images
-    monkeypatch.setattr(source, "images", lambda *args: asked.append(args[0]) or look(*args))
+    monkeypatch.setattr(source, "images", lambda *args: splits.append(args[0]) or look(*args))
     task.model.eval()
     with torch.no_grad():
         task.evaluate()
-    assert set(asked) == {"validation"}
+    assert set(splits) == {"validation"}
 
 
 def test_initial_weights_with_other_settings_are_refused(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A trained model in use: load, predict, convert, export, time; and the commands that do it."""
+"""A trained model in use: loading, prediction, conversion, and the commands."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def pair(rooms: Path) -> tuple[Path, Path]:
 # ------------------------------------------------------------------ folders
 
 
-def test_saved_and_loaded(run: Path, tmp_path: Path):
+def test_segmenter_round_trip(run: Path, tmp_path: Path):
     one = Segmenter.from_pretrained(run)
     one.save_pretrained(tmp_path / "copy")
     other = Segmenter.from_pretrained(tmp_path / "copy")
@@ -89,7 +89,7 @@ def test_word_table_is_saved_with_the_weights(tmp_path: Path):
     other = Segmenter.from_pretrained(tmp_path / "moved")
     texts = [segmenter.text(["lamp", "desk"]) for segmenter in (one, other)]
     assert torch.equal(*(text.embeddings for text in texts if text is not None))
-    other.save_pretrained(tmp_path / "moved")  # over itself
+    other.save_pretrained(tmp_path / "moved")  # overwrites itself
     Segmenter.from_pretrained(tmp_path / "moved")
 
 
@@ -99,7 +99,7 @@ def test_every_kind_of_folder_is_found(run: Path):
     assert Segmenter.from_pretrained(run / "last").config == Segmenter.from_pretrained(run).config
 
 
-def test_strict_weights_and_foreign_folders(run: Path, tmp_path: Path):
+def test_loading_is_strict_and_other_folders_are_refused(run: Path, tmp_path: Path):
     segmenter = Segmenter.from_pretrained(run)
     segmenter.save_pretrained(tmp_path / "m")
     state = load_file(tmp_path / "m" / "model.safetensors")
@@ -126,31 +126,33 @@ def test_missing_shipped_model_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.mark.parametrize("with_depth", [True, False])
 @pytest.mark.parametrize("tags", [("wall", "red ball", "ring"), ()])
-def test_predict(run: Path, pair, tmp_path: Path, with_depth: bool, tags: tuple[str, ...]):
-    made = predict(pair[0], pair[1] if with_depth else None, tags=tags, model=run, device="cpu")
-    assert made.labels.shape == (48, 64)
-    result = json.loads((made.save(tmp_path / "out") / "result.json").read_text("utf-8"))
+def test_predict_and_save(run: Path, pair, tmp_path: Path, with_depth: bool, tags: tuple[str, ...]):
+    prediction = predict(
+        pair[0], pair[1] if with_depth else None, tags=tags, model=run, device="cpu"
+    )
+    assert prediction.labels.shape == (48, 64)
+    result = json.loads((prediction.save(tmp_path / "out") / "result.json").read_text("utf-8"))
     names = [path.relative_to(tmp_path / "out").as_posix() for path in map(Path, result["files"])]
     shown = ["tags/00_wall.png", "tags/01_red_ball.png", "tags/02_ring.png"]
     assert names == ["label.png", "overlay.png", *(shown if tags else []), "result.json"]
     stored = Image.open(tmp_path / "out" / "label.png")
     assert stored.mode == "P"
-    assert np.array_equal(np.asarray(stored), made.labels.numpy())
-    assert json.loads(json.dumps(made.summary())).items() <= result.items()
+    assert np.array_equal(np.asarray(stored), prediction.labels.numpy())
+    assert json.loads(json.dumps(prediction.summary())).items() <= result.items()
     assert result["provenance"] == ("predicted" if tags else "none")
     assert result["depth"] is with_depth
     assert sum(row["share"] for row in result["classes"]) == pytest.approx(1)
     values = {row["label"]: row["class"] for row in result["classes"]}
-    assert values == {n: made.classes[n] for n in np.unique(np.asarray(stored)).tolist()}
+    assert values == {n: prediction.classes[n] for n in np.unique(np.asarray(stored)).tolist()}
     assert {row["word"] for row in result["words"]} == set(tags)
     if tags:
         assert sum(row["attention"] for row in result["words"]) == pytest.approx(1, abs=1e-4)
-        assert made.tag_maps is not None
-        torch.testing.assert_close(made.tag_maps.sum(0), torch.ones(6, 8))
+        assert prediction.tag_maps is not None
+        torch.testing.assert_close(prediction.tag_maps.sum(0), torch.ones(6, 8))
 
 
 def test_channel_order_of_the_model_is_used(run: Path, pair, tmp_path: Path):
-    """A picture with red and blue exchanged is, to a model that wants blue first, the same."""
+    """A BGR model gives the same output for an image with red and blue swapped."""
     pixels = np.asarray(Image.open(pair[0]).convert("RGB"))
     Image.fromarray(pixels[..., ::-1].copy()).save(tmp_path / "turned.png")
     segmenter = Segmenter.from_pretrained(run)
@@ -174,7 +176,7 @@ def test_pictures_of_earlier_words_are_removed(run: Path, pair, tmp_path: Path):
     assert [path.name for path in (tmp_path / "tags").iterdir()] == ["00_ball.png"]
 
 
-def test_unknown_depth_is_no_depth(run: Path, pair, tmp_path: Path):
+def test_unknown_depth_equals_no_depth(run: Path, pair, tmp_path: Path):
     Image.fromarray(np.zeros((48, 64), dtype=np.uint16)).save(tmp_path / "d.png")
     segmenter = Segmenter.from_pretrained(run)
     one = predict(pair[0], tmp_path / "d.png", model=segmenter)
@@ -198,29 +200,31 @@ def test_invalid_words_are_refused(run: Path, pair, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("classes", "order"), [(7, "rgb"), (40, "bgr")])
-def test_a_whole_official_model(tmp_path: Path, classes: int, order: str):
+def test_convert_a_whole_official_model(tmp_path: Path, classes: int, order: str):
     config = PixelsConfig(num_classes=classes, text_dim=24).replace(
         {"encoder.depths": (1, 1, 1, 1), "head.channels": 32, "head.ham_channels": 16,
          "sam.form": "legacy", "sam.decoder.stages": (1, 3), "sam.encoder.stages": (2,)}
     )  # fmt: skip
     state = official_model(config)
-    state["backbone.encoder_sam_blocks.2.0.encoder_logit_scale"] = torch.zeros(())  # ln 1, fixed
+    state["backbone.encoder_sam_blocks.2.0.encoder_logit_scale"] = torch.zeros(
+        ()
+    )  # log of 1, fixed
     fewer = {"encoder.depths": (1, 1, 1, 1), "encoder.drop_path": 0.0}
     base = load_config(PixelsTrainConfig, "pixels/nyu_s", fewer)
     changes = {"encoder.depths": (1, 1, 1, 1)}
     torch.save({"model": state}, tmp_path / "w.pth")
-    made = convert_official(tmp_path / "w.pth", base, changes=changes)
+    converted = convert_official(tmp_path / "w.pth", base, changes=changes)
     for key in ("num_classes", "text_dim", "encoder", "head"):
-        assert getattr(made.config, key) == getattr(config, key), key
-    assert made.config.sam == config.sam
-    assert made.config.inputs.channel_order == order
-    there = to_official(made.model)
+        assert getattr(converted.config, key) == getattr(config, key), key
+    assert converted.config.sam == config.sam
+    assert converted.config.inputs.channel_order == order
+    there = to_official(converted.model)
     assert all(
         torch.equal(there[name], value.view_as(there[name])) for name, value in state.items()
     )
 
 
-def test_an_encoder_alone_starts_a_training(tmp_path: Path):
+def test_converted_encoder_starts_a_training(tmp_path: Path):
     config = PixelsConfig().replace(SIZES["small"]).encoder
     save_file(
         official_encoder(config) | {"head.weight": torch.zeros(3)}, tmp_path / "w.safetensors"
@@ -228,10 +232,10 @@ def test_an_encoder_alone_starts_a_training(tmp_path: Path):
     base = load_config(PixelsTrainConfig, "pixels/scenes", {"encoder.drop_path": 0.0})
     with pytest.raises(InputError, match=r"unexpected: backbone\.head\.weight"):
         convert_official(tmp_path / "w.safetensors", base)
-    made = convert_official(tmp_path / "w.safetensors", base, drop=["head."])
+    converted = convert_official(tmp_path / "w.safetensors", base, drop=["head."])
     stem = load_file(tmp_path / "w.safetensors")["patch_embed.proj.0.weight"]
-    assert torch.equal(made.model.encoder.stem[0].conv.weight, stem)  # pyright: ignore[reportAttributeAccessIssue]
-    made.save_pretrained(tmp_path / "start")
+    assert torch.equal(converted.model.encoder.stem[0].conv.weight, stem)  # pyright: ignore[reportAttributeAccessIssue]
+    converted.save_pretrained(tmp_path / "start")
     Segmenter.from_pretrained(tmp_path / "start")
 
 
@@ -278,7 +282,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_train_flags(capsys, tmp_path: Path):
+def test_flags_of_the_train_command(capsys, tmp_path: Path):
     base = ("train", "scenes", "--smoke", "--train.total_steps", "1", "--train.out", tmp_path)
     flags = ("--no-sam-decoder-use-cosine", "--sam-encoder-learnable-temp",
              "--sam-decoder-logit-init", "1.5", "--preset", "5")  # fmt: skip
@@ -306,8 +310,8 @@ def test_flag_defaults_are_the_documented_ones(capsys):
 
 
 def test_repeated_words_count_once(run: Path, pair):
-    made = predict(pair[0], tags="wall, ring,wall", model=run, device="cpu")
-    assert made.words == ("wall", "ring")
+    prediction = predict(pair[0], tags="wall, ring,wall", model=run, device="cpu")
+    assert prediction.words == ("wall", "ring")
 
 
 def test_smoke_names_unused_flags(capsys):
@@ -327,10 +331,10 @@ def test_predict_command(capsys, run: Path, pair, tmp_path: Path):
     result_of(capsys, "predict", "--image", pair[0], "--model", run, "--out", tmp_path, *agreeing)
 
 
-def test_contradictions_and_bad_input_exit_2(capsys, run: Path, pair, tmp_path: Path):
+def test_invalid_arguments_exit_with_2(capsys, run: Path, pair, tmp_path: Path):
     base = ("predict", "--image", pair[0], "--model", run, "--out", tmp_path, "--device", "cpu")
-    said = refused(capsys, *base, "--no-sam-decoder-use-cosine")
-    assert "trained with sam.decoder.use_cosine True, got False" in said
+    err = refused(capsys, *base, "--no-sam-decoder-use-cosine")
+    assert "trained with sam.decoder.use_cosine True, got False" in err
     assert "sam.encoder.use_cosine" in refused(capsys, *base, "--preset", "2")
     assert "expected one of 0 to 6" in refused(capsys, *base, "--preset", "8")
     with pytest.raises(InputError, match=r"trained without words \(preset 0\), got sam\.decoder"):
@@ -361,8 +365,8 @@ def test_evaluate_command(capsys, run: Path, tmp_path: Path):
     assert written["command"]
 
 
-def test_a_model_is_evaluated_on_the_data_of_a_config(capsys, run: Path):
-    """The data come from the config, the settings from the model."""
+def test_evaluate_uses_the_data_of_a_config(capsys, run: Path):
+    """Data from the config, settings from the model."""
     own = result_of(capsys, "evaluate", run / "best", "--device", "cpu")["metrics"]
     given = ("--data", run / "config.yaml", "--device", "cpu")
     lent = result_of(capsys, "evaluate", run / "model", *given)["metrics"]
@@ -371,7 +375,7 @@ def test_a_model_is_evaluated_on_the_data_of_a_config(capsys, run: Path):
 
 
 def test_depth_format_of_the_data_config_is_used(run: Path, tmp_path: Path):
-    """How depth is stored belongs to the data; all other settings are those of the model."""
+    """The depth format belongs to the data; all other settings come from the model."""
     path = tmp_path / "sun.yaml"
     path.write_text("task: pixels.train\ndata: {kind: sun, root: sun}\n")
     stored = _training_config(run / "model", str(path), None, None)
@@ -392,7 +396,7 @@ def test_convert_command(capsys, run: Path, tmp_path: Path):
                  "scenes", "--channel_order", "bgr")  # fmt: skip
     assert found["channel order"] == "bgr"
     assert found["words"] == "gated"
-    for preset in (0, 2):  # a pretrained encoder starts a study of presets
+    for preset in (0, 2):  # a pretrained encoder can start any preset
         start = tmp_path / str(preset)
         result_of(capsys, "convert", tmp_path / "w.pth", "--out", start, "--config", "scenes",
              "--preset", str(preset))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Pages are one well-formed file that needs nothing else."""
+"""Pages are one well-formed, self-contained file; intervals of proportions."""
 
 import base64
 import doctest
@@ -19,7 +19,7 @@ VOID = {"meta", "img", "br"}
 
 
 class Balanced(HTMLParser):
-    """Raises where an end tag does not close the last open element; collects the text."""
+    """Raises if an end tag does not close the last open element; collects the text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def sample() -> Html:
     )
 
 
-def test_a_page_is_well_formed_and_self_contained():
+def test_page_is_well_formed_and_self_contained():
     text = sample()
     words = "".join(Balanced(text).text)
     for expected in ("Title <1>", "plain & simple", "x<y", "1.235", "more", "foot", "lead"):
@@ -66,7 +66,7 @@ def test_a_page_is_well_formed_and_self_contained():
     assert 'name="viewport"' in text
 
 
-def test_pictures_are_inside():
+def test_pictures_are_embedded():
     image = Image.new("RGB", (8, 6), (1, 2, 3))
     kind, _, data = page.data_uri(image).partition(",")
     assert kind == "data:image/png;base64"
@@ -84,13 +84,13 @@ def test_text_is_never_markup(text: str):
     assert page.html(page.html(text)) == page.html(text)
 
 
-def test_numbers_stand_to_the_right():
+def test_numbers_are_right_aligned():
     text = page.table([{"name": "x", "n": 1}, {"name": "y", "n": 2.5}])
     assert '<td class="number">2.5</td>' in text
     assert "<th>name</th>" in text
 
 
-def test_writing(tmp_path):
+def test_page_is_written_to_a_file(tmp_path):
     path = page.write_page(tmp_path / "new" / "index.html", sample())
     assert path.read_text(encoding="utf-8") == sample()
     assert [p.name for p in path.parent.iterdir()] == ["index.html"]
@@ -99,13 +99,13 @@ def test_writing(tmp_path):
         page.write_page(tmp_path / "file" / "index.html", sample())
 
 
-def test_interval_examples():
+def test_known_intervals():
     assert doctest.testmod(intervals).failed == 0
     assert doctest.testmod(intervals).attempted
 
 
 @given(st.integers(0, 500), st.integers(0, 500))
-def test_an_interval_holds_its_share(successes: int, failures: int):
+def test_interval_contains_the_observed_share(successes: int, failures: int):
     trials = successes + failures
     low, high = intervals.wilson_interval(successes, trials)
     assert 0 <= low <= high <= 1
@@ -115,7 +115,7 @@ def test_an_interval_holds_its_share(successes: int, failures: int):
     assert mirrored == pytest.approx((1 - high, 1 - low), abs=1e-12)
 
 
-def test_more_trials_are_surer_and_nonsense_is_refused():
+def test_more_trials_narrow_the_interval_and_invalid_counts_are_refused():
     few, many = intervals.wilson_interval(5, 10), intervals.wilson_interval(500, 1000)
     assert many[1] - many[0] < few[1] - few[0]
     for pair in ((-1, 3), (4, 3)):

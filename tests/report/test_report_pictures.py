@@ -1,4 +1,4 @@
-"""Pictures show the tensors they are made of."""
+"""Pictures of RGB, depth, labels and masks show the values of their tensors."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(image).astype(int)
 
 
-def test_rgb_is_left_alone():
+def test_rgb_is_unchanged():
     rgb = torch.randint(0, 256, (3, 5, 7), dtype=torch.uint8)
     assert (pixels(pictures.rgb_picture(rgb)) == rgb.permute(1, 2, 0).numpy()).all()
 
@@ -24,11 +24,11 @@ def test_depth_is_bright_near_and_dark_far():
     assert (np.diff(luminance) < 0).all()
 
 
-def test_depth_ends_of_the_scale():
+def test_depth_range_can_be_fixed():
     depth = torch.tensor([[1.0, 2.0, 3.0]])
     ends = pixels(pictures.depth_picture(depth))[0]
     fixed = pixels(pictures.depth_picture(depth, near=1.5, far=2.5))[0]
-    assert (ends[[0, 2]] == fixed[[0, 2]]).all()  # beyond the ends is at the ends
+    assert (ends[[0, 2]] == fixed[[0, 2]]).all()  # values beyond the range are clamped
     clipped = pixels(pictures.depth_picture(depth, near=0.0, far=6.0))[0]
     assert (clipped[0] != ends[0]).any()
 
@@ -78,19 +78,19 @@ def test_highlight_keeps_the_masked_pixels():
     assert (nothing == nothing[..., :1]).all()
 
 
-def test_contact_sheet_holds_every_picture():
+def test_contact_sheet_contains_every_picture():
     colours = [(200, 10, 10), (10, 200, 10), (10, 10, 200), (200, 200, 10)]
     images = [Image.new("RGB", (20, 10), colour) for colour in colours]
     rows = [images[:2], images[2:]]
     plain = pictures.contact_sheet(rows, cell=40)
-    told = pictures.contact_sheet(
+    captioned = pictures.contact_sheet(
         rows, cell=40, title="all", columns=("one", "two"), captions=("a " * 60, "b\nc")
     )
-    for sheet in (plain, told):
+    for sheet in (plain, captioned):
         counts = {colour: count for count, colour in sheet.getcolors(1 << 20)}
         assert all(counts[colour] == 40 * 20 for colour in colours)
-    assert told.width == plain.width
-    assert told.height > plain.height + 100  # the long caption is wrapped
+    assert captioned.width == plain.width
+    assert captioned.height > plain.height + 100  # the long caption is wrapped
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every result file says when, on what, and by which command it was made."""
+"""Provenance of result files: date, versions, device and command."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ import eligo
 from eligo.report.provenance import provenance
 
 
-def test_provenance(monkeypatch):
+def test_provenance_has_date_versions_and_command(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/eligo", "scenes", "--out", "a b.json"])
     head = provenance("eligo")
     assert head["command"] == "eligo scenes --out 'a b.json'"
@@ -26,6 +26,6 @@ def test_provenance(monkeypatch):
     )
 
 
-def test_a_gpu_is_named(monkeypatch):
+def test_provenance_names_the_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     assert provenance("eligo", "cuda")["hardware"] == "NVIDIA H200"

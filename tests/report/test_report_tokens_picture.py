@@ -1,3 +1,5 @@
+"""Pictures of kept and dropped tokens."""
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from eligo.errors import InputError
 from eligo.report.tokens_picture import kept_picture, stages_picture
 
 
-def test_kept_tokens_stay_in_colour_and_dropped_ones_fade():
+def test_kept_tokens_keep_their_colour_and_dropped_ones_fade():
     image = Image.new("RGB", (60, 30), (200, 20, 20))
     kept = torch.tensor([[True, False, False], [False, False, True]])
     shown = np.asarray(kept_picture(image, kept))
@@ -22,7 +24,7 @@ def test_kept_tokens_stay_in_colour_and_dropped_ones_fade():
     assert tuple(shown[height // 2, width - 1]) == (20, 20, 28), "a line where kept meets dropped"
 
 
-def test_a_panel_for_every_stage_and_a_row_for_every_tile():
+def test_one_panel_per_stage_and_one_row_per_tile():
     images = [Image.new("RGB", (28, 28), "blue")] * 2
     masks = [torch.eye(4, dtype=torch.bool)] * 2
     one = stages_picture(images[:1], [("merged", masks[:1])], title="what?", caption="that")
@@ -33,7 +35,7 @@ def test_a_panel_for_every_stage_and_a_row_for_every_tile():
     assert whole.width < one.width
 
 
-def test_mistakes():
+def test_invalid_input_is_refused():
     image, mask = Image.new("RGB", (28, 28)), torch.ones(2, 2, dtype=torch.bool)
     with pytest.raises(InputError, match="another number of masks for"):
         stages_picture([image], [("merged", [mask, mask])])

@@ -1,6 +1,6 @@
-"""A second painter: analytic shapes at pixel centres, nearest thing wins; plain numpy.
+"""A second renderer in plain NumPy: analytic shapes at pixel centres, the nearest wins.
 
-It says nothing of pixels within a texel of an outline, where rounding decides.
+Pixels within a texel of an outline are UNSURE: there, rounding decides.
 """
 
 from math import cos, pi, sin
@@ -48,7 +48,7 @@ def _inside(thing: Thing, u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def cover(thing: Thing, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where a thing surely is, and where it may be. (height, width)"""
+    """Masks of where a thing surely is, and where it may be. (height, width)"""
     radius = thing.radius * min(height, width) / UNIT
     x, y = thing.x * width / UNIT, thing.y * height / UNIT
     top, left = max(0, int(y - radius) - 2), max(0, int(x - radius) - 2)
@@ -65,7 +65,7 @@ def cover(thing: Thing, height: int, width: int) -> tuple[np.ndarray, np.ndarray
 
 
 def owners(scene: list[Thing], height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Whose pixel it is in RGB and in the instance map: 0 the room, slot + 1, or UNSURE."""
+    """Owner of each pixel in RGB and in the instance map: 0 (room), slot + 1, or UNSURE."""
     maps = []
     covers = {t.slot: cover(t, height, width) for t in scene}
     for picture in (True, False):

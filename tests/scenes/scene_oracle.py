@@ -1,4 +1,4 @@
-"""A slow second opinion on everything said of a scene: plain Python, regular expressions, loops.
+"""A slow oracle for the language of scenes: plain Python, regular expressions, loops.
 
 Shares nothing with the generator but its vocabulary. Reads the *text* of questions and captions, so
 that wording and meaning are checked together.
@@ -37,7 +37,7 @@ class Thing:
 
 
 def things(graph: Any, scene: int) -> list[Thing]:
-    """All that stands in a scene."""
+    """All things in a scene."""
     found = []
     for slot in range(graph.exists.shape[1]):
         if graph.exists[scene, slot]:
@@ -54,7 +54,7 @@ def things(graph: Any, scene: int) -> list[Thing]:
 
 
 def objects(graph: Any, scene: int) -> list[Thing]:
-    """What may be spoken of."""
+    """Things that questions and captions may mention."""
     return [thing for thing in things(graph, scene) if thing.kind == OBJECT]
 
 
@@ -153,11 +153,11 @@ def answer(text: str, scene: list[Thing]) -> tuple[str, set[int]]:
         else:
             place = ORDINALS[(thing.x if got[0] == "column" else thing.y) // (UNIT // 4)]
         return place, {thing.slot}
-    raise AssertionError(f"nobody asks {text!r}")
+    raise AssertionError(f"unknown question {text!r}")
 
 
 def _strip(noun: str) -> str:
-    """The phrase after its article, which must be the right one."""
+    """The phrase without its article, which must be the correct one."""
     article, phrase = noun.split(" ", 1)
     assert article == ("an" if phrase[0] in "aeiou" else "a"), noun
     return phrase
@@ -172,7 +172,7 @@ def readings(text: str, scene: list[Thing]) -> list[set[int]]:
         one, relation, other = got[1], None, got[2]
     else:
         got = re.fullmatch(rf"{noun} is {_RELATION} {noun}\.", text)
-        assert got, f"nobody says {text!r}"
+        assert got, f"unknown caption {text!r}"
         one, relation, other = got.groups()
     return [
         {a.slot, b.slot}
@@ -186,16 +186,16 @@ def readings(text: str, scene: list[Thing]) -> list[set[int]]:
 
 
 def read_dense(text: str) -> tuple[list[tuple[str, ...]], list[str]]:
-    """(size, colour, texture, shape, row, column) of every object told, and the other sentences."""
+    """(size, colour, texture, shape, row, column) of every listed object; the other sentences."""
     place = rf"(an? .*) is in the ({_any(ORDINALS)}) row, ({_any(ORDINALS)}) column"
-    told, rest = [], []
+    listed, rest = [], []
     for sentence in text.removesuffix(".").split(". "):
         if got := re.fullmatch(place, sentence):
             named = read_phrase(_strip(got[1]))
-            told.append((*(named[name] for name in words.ATTRIBUTES), got[2], got[3]))
+            listed.append((*(named[name] for name in words.ATTRIBUTES), got[2], got[3]))
         else:
             rest.append(sentence + ".")
-    return told, rest
+    return listed, rest
 
 
 def class_of(thing: Thing, twin: list[bool]) -> str:

@@ -1,3 +1,5 @@
+"""Counter-based random draws: uniform, independent, reproducible."""
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,9 +14,9 @@ KEYS = draws.scene_keys(7, 0, torch.arange(20_000))
 
 def chi_square(values: torch.Tensor, expected: torch.Tensor) -> float:
     """Per degree of freedom: near 1 if the values follow the expected frequencies."""
-    seen = torch.bincount(values.flatten(), minlength=len(expected)).double()
-    wanted = expected.double() / expected.sum() * values.numel()
-    return ((seen - wanted) ** 2 / wanted).sum().item() / (len(expected) - 1)
+    observed = torch.bincount(values.flatten(), minlength=len(expected)).double()
+    scaled = expected.double() / expected.sum() * values.numel()
+    return ((observed - scaled) ** 2 / scaled).sum().item() / (len(expected) - 1)
 
 
 @pytest.mark.parametrize("below", [2, 3, 7, 8, 161, 200])
@@ -46,7 +48,7 @@ def test_every_input_bit_matters() -> None:
     assert (ones.double().mean((0, 2)) - 0.5).abs().max() < 0.03
 
 
-def test_splits_and_seeds_share_no_key() -> None:
+def test_splits_and_seeds_have_distinct_keys() -> None:
     indices = torch.arange(50_000)
     keys = [draws.scene_keys(seed, split, indices) for seed in (0, 1, 99) for split in range(3)]
     assert len(SPLITS) == 3
@@ -55,7 +57,7 @@ def test_splits_and_seeds_share_no_key() -> None:
 
 @quick
 @given(st.data())
-def test_choose_takes_only_what_is_allowed(data: st.DataObject) -> None:
+def test_choose_takes_only_allowed_values(data: st.DataObject) -> None:
     options = data.draw(st.integers(1, 9))
     rows = st.lists(st.booleans(), min_size=options, max_size=options)
     allowed = torch.tensor(data.draw(st.lists(rows, min_size=1, max_size=5)))
@@ -66,24 +68,24 @@ def test_choose_takes_only_what_is_allowed(data: st.DataObject) -> None:
     assert (index[~found] == 0).all()
 
 
-def test_choose_is_uniform_over_what_is_allowed() -> None:
+def test_choose_is_uniform_over_allowed_values() -> None:
     allowed = torch.tensor([True, False, True, True, False]).expand(len(KEYS), -1)
     index, _ = draws.choose(KEYS, "choice", allowed)
     assert chi_square(index, torch.tensor([1, 1e-9, 1, 1, 1e-9])) < 3
 
 
-def test_choose_weighted() -> None:
+def test_choose_follows_the_weights() -> None:
     index = draws.choose_weighted(KEYS, "weighted", (1, 0, 5, 2))
     assert not (index == 1).any()
     assert chi_square(index, torch.tensor([1, 1e-9, 5, 2])) < 3
 
 
-def test_permutations() -> None:
+def test_permutations_are_uniform() -> None:
     order = draws.permutations(KEYS, "order", 6)
     assert torch.equal(order.sort(-1).values, torch.arange(6).expand_as(order))
     for column in order.T:
         assert chi_square(column, torch.ones(6)) < 3.5
 
 
-def test_fewer_draws_are_the_first_of_many() -> None:
+def test_fewer_draws_are_a_prefix() -> None:
     assert torch.equal(draws.subkeys(KEYS, "a", 9)[:, :4], draws.subkeys(KEYS, "a", 4))

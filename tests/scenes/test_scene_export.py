@@ -1,4 +1,4 @@
-"""Exported files, read back with json and Pillow alone, say what the scene graph says."""
+"""Exported files, read back with json and Pillow, agree with the scene graph."""
 
 import json
 from collections import Counter
@@ -35,7 +35,7 @@ def export(folder: Path, kind: str, **changes) -> ExportConfig:
     config = ExportConfig(format=kind, scenes=ROOM if rooms else SMALL, **SPLITS, **changes)
     result = export_scenes(config, folder)
     assert result.scenes == 10
-    assert not list(folder.rglob(".*"))  # no half-written file
+    assert not list(folder.rglob(".*"))  # no temporary file
     return config
 
 
@@ -48,7 +48,7 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_vqa_files(tmp_path):
+def test_vqa_files_match_the_scenes(tmp_path):
     export(tmp_path, "vqa", questions=4)
     for split, (folder, first) in {
         "train": ("train2014", 1),
@@ -56,10 +56,10 @@ def test_vqa_files(tmp_path):
         "test": ("test2015", 2_000_001),
     }.items():
         size = SPLITS[split]
-        asked = json.loads((tmp_path / f"v2_OpenEnded_mscoco_{folder}_questions.json").read_text())
-        told = json.loads((tmp_path / f"v2_mscoco_{folder}_annotations.json").read_text())
-        assert asked["task_type"] == "Open-Ended"
-        assert asked["data_subtype"] == told["data_subtype"] == folder
+        listed = json.loads((tmp_path / f"v2_OpenEnded_mscoco_{folder}_questions.json").read_text())
+        annotated = json.loads((tmp_path / f"v2_mscoco_{folder}_annotations.json").read_text())
+        assert listed["task_type"] == "Open-Ended"
+        assert listed["data_subtype"] == annotated["data_subtype"] == folder
         graph = draw_scenes(SMALL, split, range(size))
         drawn, rgb = draw_questions(graph, 4), render(graph).rgb
         expected = [
@@ -68,9 +68,9 @@ def test_vqa_files(tmp_path):
             for place in range(4)
             if drawn.valid[scene, place]
         ]
-        answers = {a["question_id"]: a for a in told["annotations"]}
-        assert len(answers) == len(asked["questions"]) == len(expected)
-        for question, (image, text, answer) in zip(asked["questions"], expected, strict=True):
+        answers = {a["question_id"]: a for a in annotated["annotations"]}
+        assert len(answers) == len(listed["questions"]) == len(expected)
+        for question, (image, text, answer) in zip(listed["questions"], expected, strict=True):
             assert (question["image_id"], question["question"]) == (image, text)
             annotation = answers[question["question_id"]]
             assert annotation["image_id"] == image
@@ -89,15 +89,15 @@ def test_vqa_files(tmp_path):
 
 def test_answer_types_follow_the_answers(tmp_path):
     export(tmp_path, "vqa", questions=16)
-    told = json.loads((tmp_path / "v2_mscoco_train2014_annotations.json").read_text())
-    for annotation in told["annotations"]:
+    annotated = json.loads((tmp_path / "v2_mscoco_train2014_annotations.json").read_text())
+    for annotation in annotated["annotations"]:
         answer = annotation["multiple_choice_answer"]
         kind = "yes/no" if answer in ("yes", "no") else "number" if answer.isdigit() else "other"
         assert annotation["answer_type"] == kind
-    assert len(Counter(a["answer_type"] for a in told["annotations"])) == 3
+    assert len(Counter(a["answer_type"] for a in annotated["annotations"])) == 3
 
 
-def test_caption_files(tmp_path):
+def test_caption_files_match_the_scenes(tmp_path):
     export(tmp_path, "captions", captions=5, image="png")
     content = json.loads((tmp_path / "dataset_scenes.json").read_text())
     dense = {row["image_id"]: row for row in lines(tmp_path / "dense_captions.jsonl")}
@@ -134,16 +134,16 @@ def test_caption_files(tmp_path):
         ("sun", "labels", {"sensor": True}),
     ],
 )
-def test_room_folders(tmp_path, kind, labels, options):
+def test_room_folders_match_the_scenes(tmp_path, kind, labels, options):
     config = export(tmp_path, kind, **options)
     names = (tmp_path / "classes.txt").read_text().split()
     assert tuple(names) == label_names(ROOM)
     tags = {row["id"]: row["tags"] for row in lines(tmp_path / "tags.jsonl")}
     for split, short in (("train", "train"), ("validation", "val"), ("test", "test")):
         rendered = render(draw_scenes(ROOM, split, range(SPLITS[split])))
-        depth, seen = rendered.depth, torch.ones_like(rendered.depth, dtype=torch.bool)
+        depth, valid = rendered.depth, torch.ones_like(rendered.depth, dtype=torch.bool)
         if config.sensor:
-            depth, seen = rendered.sensor_depth()
+            depth, valid = rendered.sensor_depth()
         rows = (tmp_path / f"{short}.txt").read_text().splitlines()
         assert len(rows) == SPLITS[split]
         for scene, row in enumerate(rows):
@@ -156,7 +156,7 @@ def test_room_folders(tmp_path, kind, labels, options):
             label = read(tmp_path / label_path)
             disk = read(tmp_path / "Depth" / f"{scene_id}.png")
             assert image.shape[:2] == label.shape == disk.shape == (48, 64)
-            assert (label == rendered.labels[scene].numpy() + 1).all()  # 0 is kept to be ignored
+            assert (label == rendered.labels[scene].numpy() + 1).all()  # 0 means ignore
             assert {names[value - 1] for value in np.unique(label)} <= set(tags[scene_id])
             metres = depth[scene].numpy()
             if config.depth == "png8":
@@ -166,15 +166,15 @@ def test_room_folders(tmp_path, kind, labels, options):
             raw = disk.astype(np.uint16)
             millimetres = (raw >> 3) | (raw << 13) if kind == "sun" else raw
             assert disk.max() > 255
-            assert ((millimetres > 0) == seen[scene].numpy()).all()
+            assert ((millimetres > 0) == valid[scene].numpy()).all()
             error = np.abs(millimetres / 1000 - metres)
             assert error.max() <= 0.0005 + 1e-6
 
 
-def test_json_lines(tmp_path):
+def test_json_lines_match_the_scenes(tmp_path):
     export(tmp_path, "jsonl", image="png", questions=3, captions=2)
     graph = draw_scenes(SMALL, "test", range(3))
-    rendered, asked = render(graph), draw_questions(graph, 3)
+    rendered, drawn = render(graph), draw_questions(graph, 3)
     captions, dense = draw_captions(graph, 2), draw_dense_captions(graph)
     rows = lines(tmp_path / "test.jsonl")
     questions = lines(tmp_path / "test_questions.jsonl")
@@ -188,9 +188,9 @@ def test_json_lines(tmp_path):
         assert row["captions"] == [captions.text(scene, place) for place in range(2)]
         assert row["dense_caption"] == dense.text(scene)
         mine = [q for q in questions if q["image"] == row["image"]]
-        valid = [place for place in range(3) if asked.valid[scene, place]]
-        assert [q["question"] for q in mine] == [asked.text(scene, place) for place in valid]
-        assert [q["answers"] for q in mine] == [[asked.answer_text(scene, p)] for p in valid]
+        valid = [place for place in range(3) if drawn.valid[scene, place]]
+        assert [q["question"] for q in mine] == [drawn.text(scene, place) for place in valid]
+        assert [q["answers"] for q in mine] == [[drawn.answer_text(scene, p)] for p in valid]
     assert len({q["id"] for q in questions}) == len(questions)
 
 
@@ -198,7 +198,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_stopped_export_continues_to_the_same_files(tmp_path):
+def test_stopped_export_resumes_to_the_same_files(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     config = export(whole, "jsonl")
 
@@ -208,7 +208,7 @@ def test_a_stopped_export_continues_to_the_same_files(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         export_scenes(config, broken, stop)
-    assert not (broken / "train.jsonl").exists()  # the index comes last
+    assert not (broken / "train.jsonl").exists()  # the index is written last
     half = broken / "images" / ".eligo-0123456789ab.tmp"
     half.mkdir()
     (half / "train_000003.jpg").write_bytes(b"half a file")
@@ -220,10 +220,10 @@ def test_a_stopped_export_continues_to_the_same_files(tmp_path):
     assert export_scenes(config, broken).pictures_written == 0
 
 
-def test_ray_writes_the_same_bytes_and_continues(tmp_path, monkeypatch):
+def test_ray_writes_the_same_bytes_and_resumes(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="ray is not installed (extra: ray)")
     local, spread = tmp_path / "local", tmp_path / "ray"
-    monkeypatch.setattr(scene_export, "_CHUNK_PIXELS", 2 * 48 * 64)  # two scenes a shard
+    monkeypatch.setattr(scene_export, "_CHUNK_PIXELS", 2 * 48 * 64)  # two scenes per shard
     config = export(local, "jsonl")
     done = []
     result = export_scenes(config, spread, done.append, engine="ray", num_workers=2)
@@ -236,7 +236,7 @@ def test_ray_writes_the_same_bytes_and_continues(tmp_path, monkeypatch):
     assert contents(spread) == contents(local)
 
 
-def test_an_export_can_grow(tmp_path):
+def test_export_can_be_extended(tmp_path):
     config = export(tmp_path / "grown", "nyu")
     more = config.replace({"train": 7})
     assert export_scenes(more, tmp_path / "grown").pictures_written == 6
@@ -265,7 +265,7 @@ def test_other_folders_are_refused(tmp_path):
         export_scenes(config, tmp_path / "export")
 
 
-def test_a_full_disk_is_told_from_a_bug(tmp_path, monkeypatch):
+def test_full_disk_is_reported_as_an_eligo_error(tmp_path, monkeypatch):
     def fail(self, data):
         raise OSError(28, "No space left on device")
 
@@ -275,7 +275,7 @@ def test_a_full_disk_is_told_from_a_bug(tmp_path, monkeypatch):
         export_scenes(config, tmp_path / "export")
 
 
-def test_contradictions_are_refused():
+def test_contradictory_configs_are_refused():
     for changes, message in (
         ({"format": "sun", "depth": "png8"}, "encoding of its own"),
         ({"train": 0, "validation": 0, "test": 0}, "nothing to export"),
@@ -294,7 +294,7 @@ EXPORTS = [
 ]
 
 
-def test_every_format_ships_a_config():
+def test_every_format_has_a_shipped_config():
     assert sorted(EXPORTS) == sorted(FORMATS)
 
 
@@ -306,12 +306,12 @@ def test_every_shipped_config_exports(tmp_path, name):
     assert export_scenes(small, tmp_path).scenes == 6
 
 
-def test_the_room_configs_are_the_rooms():
+def test_room_configs_use_the_room_world():
     for name in ("nyu", "sun"):
         assert load_config(ExportConfig, f"scenes/{name}").scenes == ROOMS
 
 
-def test_a_damaged_manifest_is_told(tmp_path):
+def test_damaged_manifest_is_refused(tmp_path):
     config = ExportConfig(format="captions", scenes=SMALL, train=1, validation=0, test=0)
     export_scenes(config, tmp_path)
     manifest = tmp_path / "export.json"

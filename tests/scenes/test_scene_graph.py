@@ -1,3 +1,5 @@
+"""Scene graphs: reproducible per scene, disjoint splits, values within the config."""
+
 import subprocess
 import sys
 from dataclasses import fields
@@ -32,7 +34,7 @@ BOUND = SceneConfig(height=48, width=64, binding=True)
 
 
 def differences(one: object, other: object) -> list[str]:
-    """Names of the tensors that are not equal."""
+    """Names of the tensors that differ."""
     return [
         field.name
         for field in fields(one)  # pyright: ignore[reportArgumentType]
@@ -42,7 +44,7 @@ def differences(one: object, other: object) -> list[str]:
 
 
 def everything(config: SceneConfig, split: str, indices: torch.Tensor, device: str = "cpu") -> list:
-    """All that is made of scenes, as dataclasses of tensors."""
+    """Graph, language, tags and images of scenes, as dataclasses of tensors."""
     graph = draw_scenes(config, split, indices, device)  # pyright: ignore[reportArgumentType]
     tags = [
         binding_tags(graph, 16, source=source)
@@ -50,8 +52,8 @@ def everything(config: SceneConfig, split: str, indices: torch.Tensor, device: s
         else class_tags(graph, source=source, precision=0.8, recall=0.8)
         for source in ("own", "shuffled")
     ]
-    said = [draw_questions(graph, 5), draw_captions(graph, 3), draw_dense_captions(graph)]
-    return [graph, *said, *tags, render(graph)]
+    texts = [draw_questions(graph, 5), draw_captions(graph, 3), draw_dense_captions(graph)]
+    return [graph, *texts, *tags, render(graph)]
 
 
 @settings(parent=quick, max_examples=12)
@@ -61,7 +63,7 @@ def everything(config: SceneConfig, split: str, indices: torch.Tensor, device: s
     st.sampled_from(SPLITS),
     st.data(),
 )
-def test_a_scene_does_not_depend_on_its_batch(indices, config, split, data) -> None:
+def test_scene_does_not_depend_on_its_batch(indices, config, split, data) -> None:
     together = everything(config, split, torch.tensor(indices))
     order = data.draw(st.permutations(range(len(indices))))
     shuffled = everything(config, split, torch.tensor([indices[place] for place in order]))
@@ -72,23 +74,23 @@ def test_a_scene_does_not_depend_on_its_batch(indices, config, split, data) -> N
             if torch.is_tensor(value) and field.name != "kind":
                 assert torch.equal(value[order], getattr(mixed, field.name)), field.name
                 assert torch.equal(value[1:2], getattr(single, field.name)), field.name
-            elif torch.is_tensor(value) and value.ndim == 2:  # a question's kind
+            elif torch.is_tensor(value) and value.ndim == 2:  # kinds of questions
                 assert torch.equal(value[1:2], getattr(single, field.name))
 
 
-def test_slices_are_the_same_scenes() -> None:
+def test_slices_keep_the_scenes() -> None:
     graph = draw_scenes(SMALL, "train", range(10))
     assert not differences(graph[3:7], draw_scenes(SMALL, "train", range(3, 7)))
     assert not differences(render(graph)[3:7], render(graph[3:7]))
 
 
-def test_fewer_questions_and_captions_are_the_first_of_many() -> None:
+def test_fewer_questions_and_captions_are_a_prefix() -> None:
     graph = draw_scenes(SMALL, "train", range(10))
     assert torch.equal(draw_questions(graph, 6).words[:, :2], draw_questions(graph, 2).words)
     assert torch.equal(draw_captions(graph, 6).words[:, :2], draw_captions(graph, 2).words)
 
 
-def test_splits_and_seeds_are_other_worlds() -> None:
+def test_splits_and_seeds_share_no_scene() -> None:
     graphs = [draw_scenes(SceneConfig(), split, range(500)) for split in SPLITS]
     graphs.append(draw_scenes(SceneConfig(seed=1), "train", range(500)))
     for number, graph in enumerate(graphs):
@@ -98,7 +100,7 @@ def test_splits_and_seeds_are_other_worlds() -> None:
             assert not same.any()
 
 
-def test_held_out_pairs_are_in_the_test_split_only() -> None:
+def test_held_out_pairs_occur_only_in_the_test_split() -> None:
     assert len(set(words.HELD_OUT)) == len({shape for _, shape in words.HELD_OUT}) == 8
     for config in (SceneConfig(), ROOMS):
         for split in SPLITS:
@@ -111,7 +113,7 @@ def test_held_out_pairs_are_in_the_test_split_only() -> None:
             assert len(pairs) == (64 if split == "test" else 56)
 
 
-def test_graph_is_as_the_config_says() -> None:
+def test_graph_follows_the_config() -> None:
     graph = draw_scenes(ROOMS, "train", range(2000))
     count = [(graph.exists & (graph.kind == kind)).sum(1) for kind in range(4)]
     assert set(count[0].tolist()) == set(range(ROOMS.min_objects, ROOMS.max_objects + 1))
@@ -119,7 +121,7 @@ def test_graph_is_as_the_config_says() -> None:
         assert set(kind.tolist()) == set(range(most + 1))
     cells = (graph.y * GRID // UNIT) * GRID + graph.x * GRID // UNIT
     assert all(len(set(row.tolist())) == graph.exists.shape[1] for row in cells)
-    # Off the lines of the grid, so that row, column and quarter are plain to see.
+    # Away from grid lines, so that row, column and quarter are unambiguous.
     assert ((graph.x % (UNIT // GRID)) > 250).all()
     assert (graph.depth > 400).all()
     for index, names in enumerate(words.VALUES):
@@ -128,7 +130,7 @@ def test_graph_is_as_the_config_says() -> None:
         assert ((share * len(names)) - 1).abs().max() < 0.1
 
 
-def test_one_object_is_enough() -> None:
+def test_scene_with_one_object() -> None:
     config = SceneConfig(min_objects=1, max_objects=1, decoys=0)
     graph = draw_scenes(config, "train", range(50))
     captions, dense = draw_captions(graph), draw_dense_captions(graph)
@@ -149,23 +151,23 @@ def test_one_object_is_enough() -> None:
         {"objects": 3},
     ],
 )
-def test_wrong_configs_are_refused(wrong: dict) -> None:
+def test_invalid_configs_are_refused(wrong: dict) -> None:
     with pytest.raises(ValidationError):
         SceneConfig(**wrong)
 
 
-def test_wrong_splits_are_refused() -> None:
+def test_invalid_splits_are_refused() -> None:
     with production(), pytest.raises(InputError, match="train, validation, test; got 'dev'"):
         draw_scenes(SceneConfig(), "dev", range(2))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
-    "say", [lambda g: draw_questions(g, 1), draw_captions, draw_dense_captions]
+    "draw", [lambda g: draw_questions(g, 1), draw_captions, draw_dense_captions]
 )
-def test_nothing_is_said_where_rgb_cannot_tell(say) -> None:
+def test_text_of_scenes_with_painted_objects_is_refused(draw) -> None:
     graph = draw_scenes(ROOMS, "train", range(2))
     with pytest.raises(InputError, match="painted=2, set painted=0"):
-        say(graph)
+        draw(graph)
 
 
 def test_public_names() -> None:

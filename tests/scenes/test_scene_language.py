@@ -1,4 +1,4 @@
-"""What is said of scenes, against the slow second opinion of `scene_oracle`."""
+"""Questions, captions and lexicons of scenes, checked with `scene_oracle`."""
 
 from collections import Counter, defaultdict
 from functools import cache
@@ -27,7 +27,7 @@ from eligo.scenes.phrases import VOCABULARY
 from eligo.scenes.question_kinds import CHANCE, FAMILIES, FAMILY_OF, KINDS, Questions
 
 CONFIG = SceneConfig(camouflaged=2)
-SCENES = 1000  # of each split: 2,000 in all
+SCENES = 1000  # per split: 2,000 in total
 
 
 @cache
@@ -55,9 +55,9 @@ def no_pair_is_held_out(text: str) -> bool:
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_every_question_has_its_answer(split: Split) -> None:
+def test_answers_match_the_oracle(split: Split) -> None:
     questions = draw_questions(world(split), 4)
-    asked = Counter()
+    counts = Counter()
     for scene, place in questions.valid.nonzero().tolist():
         text = questions.text(scene, place)
         expected, deciding = answer(text, plain(split)[scene])
@@ -67,8 +67,8 @@ def test_every_question_has_its_answer(split: Split) -> None:
         assert slots(questions.deciding[scene, place]) == deciding, text
         if split == "train" and "more" not in text:
             assert no_pair_is_held_out(text), text
-        asked[kind.name] += 1
-    assert set(asked) == {kind.name for kind in KINDS}
+        counts[kind.name] += 1
+    assert set(counts) == {kind.name for kind in KINDS}
     assert questions.valid.float().mean() > 0.9
     assert (questions.words[~questions.valid] == -1).all()
 
@@ -89,11 +89,11 @@ def family_accuracy(guess, questions: Questions) -> dict[str, tuple[float, float
     }
 
 
-def test_the_question_alone_tells_nothing() -> None:
+def test_blind_accuracy_is_at_chance() -> None:
     """The most frequent training answer to the same text, else to the same kind of question."""
     config = SceneConfig()
     train = draw_questions(draw_scenes(config, "train", range(2500)), 16)
-    seen: dict[object, Counter] = defaultdict(Counter)
+    counts: dict[object, Counter] = defaultdict(Counter)
     for row, kind, truth in zip(
         train.words.flatten(0, 1).tolist(),
         train.kind.flatten().tolist(),
@@ -101,11 +101,11 @@ def test_the_question_alone_tells_nothing() -> None:
         strict=True,
     ):
         if truth >= 0:
-            seen[tuple(row)][truth] += 1
-            seen[kind][truth] += 1
+            counts[tuple(row)][truth] += 1
+            counts[kind][truth] += 1
 
     def guess(row: tuple[int, ...], kind: int) -> int:
-        return (seen.get(row) or seen[kind]).most_common(1)[0][0]
+        return (counts.get(row) or counts[kind]).most_common(1)[0][0]
 
     tested = draw_questions(draw_scenes(config, "validation", range(800)), 16)
     result = family_accuracy(guess, tested)
@@ -114,28 +114,34 @@ def test_the_question_alone_tells_nothing() -> None:
         assert abs(blind - chance) <= 0.05, f"{family}: blind {blind:.3f}, chance {chance:.3f}"
 
 
-def test_the_form_of_a_comparison_tells_nothing() -> None:
+def test_form_of_a_comparison_does_not_reveal_the_answer() -> None:
     """The most frequent answer given which attributes the phrases name, and which they share."""
-    asked = draw_questions(draw_scenes(SceneConfig(), "train", range(1500)), 16, ("comparison",))
-    phrases = torch.stack([asked.first, asked.second], -1)[asked.valid]  # (questions, 4, 2)
+    questions = draw_questions(
+        draw_scenes(SceneConfig(), "train", range(1500)), 16, ("comparison",)
+    )
+    phrases = torch.stack([questions.first, questions.second], -1)[
+        questions.valid
+    ]  # (questions, 4, 2)
     shared = (phrases[..., 0] == phrases[..., 1]) & (phrases >= 0).all(-1)
-    form = torch.cat([asked.kind[asked.valid][:, None], (phrases >= 0).flatten(1), shared], 1)
+    form = torch.cat(
+        [questions.kind[questions.valid][:, None], (phrases >= 0).flatten(1), shared], 1
+    )
     rows = [tuple(row) for row in form.tolist()]
-    truths = asked.answer[asked.valid].tolist()
+    truths = questions.answer[questions.valid].tolist()
     half = len(rows) // 2
-    seen: dict[tuple, Counter] = defaultdict(Counter)
+    counts: dict[tuple, Counter] = defaultdict(Counter)
     for row, truth in zip(rows[:half], truths[:half], strict=True):
-        seen[row][truth] += 1
+        counts[row][truth] += 1
     right: dict[int, list] = defaultdict(list)
     for row, truth in zip(rows[half:], truths[half:], strict=True):
-        right[row[0]].append(seen[row].most_common(1)[0][0] == truth if row in seen else 0.5)
+        right[row[0]].append(counts[row].most_common(1)[0][0] == truth if row in counts else 0.5)
     assert len(right) == 6
     for kind, hits in right.items():
         blind = sum(hits) / len(hits)
         assert blind <= 0.56, f"{KINDS[kind].name}: blind {blind:.3f} of {len(hits)}"
 
 
-def test_families_and_weights_are_kept() -> None:
+def test_families_follow_their_weights() -> None:
     graph = world("train")[:200]
     families = ("count", "relation")
     questions = draw_questions(graph, 8, families, weights=(3, 1))
@@ -162,12 +168,12 @@ def test_sparse_captions_are_true(split: Split) -> None:
             assert slots(captions.deciding[scene, place]) == set().union(*true), text
             assert len(text.replace(".", " .").split()) <= SPARSE_LENGTH
     share = torch.bincount(captions.relation.flatten(), minlength=6) / captions.relation.numel()
-    wanted = torch.tensor([1 / 8] * 4 + [1 / 4] * 2)
-    assert (share - wanted).abs().max() < 0.05
+    expected = torch.tensor([1 / 8] * 4 + [1 / 4] * 2)
+    assert (share - expected).abs().max() < 0.05
     assert captions.words.shape[-1] == SPARSE_LENGTH
 
 
-def test_captions_are_true_of_exactly_the_scenes_they_fit() -> None:
+def test_caption_truth_matches_the_oracle() -> None:
     graph = world("test")[:90]
     captions = draw_captions(world("train")[:60], 2)
     true = is_true(captions, graph)
@@ -179,7 +185,7 @@ def test_captions_are_true_of_exactly_the_scenes_they_fit() -> None:
             assert true[scene, place].tolist() == expected, text
 
 
-def test_truth_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caption_truth_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = world("test")[:40]
     captions = draw_captions(graph, 3)
     whole = is_true(captions, graph)
@@ -190,26 +196,26 @@ def test_truth_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_dense_captions_tell_everything(split: Split) -> None:
+def test_dense_captions_list_every_object(split: Split) -> None:
     captions = draw_dense_captions(world(split))
     ordinals = ("first", "second", "third", "fourth")
-    for scene, seen in enumerate(plain(split)):
+    for scene, things in enumerate(plain(split)):
         text = captions.text(scene)
-        told, rest = read_dense(text)
-        places = sorted((thing.y // 1024, thing.x // 1024, thing.look) for thing in seen)
-        assert told == [(*look, ordinals[y], ordinals[x]) for y, x, look in places], text
-        assert len(rest) == min(DENSE_RELATIONS, len(seen) * (len(seen) - 1) // 2)
-        assert all(readings(sentence, seen) for sentence in rest), text
+        listed, rest = read_dense(text)
+        places = sorted((thing.y // 1024, thing.x // 1024, thing.look) for thing in things)
+        assert listed == [(*look, ordinals[y], ordinals[x]) for y, x, look in places], text
+        assert len(rest) == min(DENSE_RELATIONS, len(things) * (len(things) - 1) // 2)
+        assert all(readings(sentence, things) for sentence in rest), text
         pairs = [frozenset(pair) for pair in captions.pairs[scene].tolist() if pair[0] >= 0]
         assert len(set(pairs)) == len(pairs) == len(rest)
-        assert slots(captions.deciding[scene]) == {thing.slot for thing in seen}
+        assert slots(captions.deciding[scene]) == {thing.slot for thing in things}
         assert [slot for slot in captions.order[scene].tolist() if slot >= 0] == [
-            thing.slot for thing in sorted(seen, key=lambda t: (t.y // 1024, t.x // 1024))
+            thing.slot for thing in sorted(things, key=lambda t: (t.y // 1024, t.x // 1024))
         ]
     assert captions.words.shape[1] == DENSE_LENGTH
 
 
-def test_lexicons_are_fresh_and_disjoint() -> None:
+def test_lexicons_are_unique_and_their_names_distinct() -> None:
     lexicons = [draw_lexicons(3, split, range(300)) for split in ("train", "validation", "test")]
     names = torch.cat([lexicon.names for lexicon in lexicons])
     assert len(names.unique(dim=0)) == 900
@@ -227,7 +233,7 @@ def test_lexicons_are_fresh_and_disjoint() -> None:
     assert len(common[common > 0]) == len(words.NONCE)
 
 
-def test_questions_in_nonce_words_mean_the_same() -> None:
+def test_questions_in_nonce_words_keep_their_meaning() -> None:
     graph = world("train")[:150]
     lexicon = draw_lexicons(0, "train", graph.indices)
     plainly = draw_questions(graph, 4)
@@ -240,29 +246,29 @@ def test_questions_in_nonce_words_mean_the_same() -> None:
             for value, name in enumerate(names)
         }
         text = nonce.text(scene, place)
-        said = text.removesuffix("?").split()
-        assert not {"red", "ball", "balls", "large", "plain"} & set(said), text
+        spoken = text.removesuffix("?").split()
+        assert not {"red", "ball", "balls", "large", "plain"} & set(spoken), text
         plural = dict(zip(words.SHAPES, words.PLURALS, strict=True))
-        meant = [back.get(word, word) for word in said]
-        if said[:2] in (["how", "many"], ["are", "there"]):
+        meant = [back.get(word, word) for word in spoken]
+        if spoken[:2] in (["how", "many"], ["are", "there"]):
             meant = [plural.get(word, word) for word in meant]
         assert " ".join(meant) + "?" == plainly.text(scene, place)
 
 
-def test_which_examples_teach_a_word() -> None:
+def test_unambiguous_examples_teach_a_word() -> None:
     graph = world("train")[:200]
     taught = teaches(graph)
     share = taught.sum((0, 1)) / graph.askable.sum()
-    assert ((share > 0.2) & (share < 0.95)).all()  # some do, some do not
-    for scene, seen in enumerate(plain("train")[:200]):
-        for thing in seen:
+    assert ((share > 0.2) & (share < 0.95)).all()  # some objects do, some do not
+    for scene, things in enumerate(plain("train")[:200]):
+        for thing in things:
             for index, attribute in enumerate(words.ATTRIBUTES):
                 pointer = thing.colour if attribute == "shape" else thing.shape
-                meanings = {getattr(other, attribute) for other in seen if fits(other, pointer)}
+                meanings = {getattr(other, attribute) for other in things if fits(other, pointer)}
                 assert bool(taught[scene, thing.slot, index]) == (len(meanings) == 1)
     assert not taught[~graph.askable].any()
     phrase = torch.tensor([-1, 0, -1, -1]).expand(200, 1, -1)  # what shape is the red thing?
     meant = could_mean(graph, phrase, torch.full((200, 1), words.SHAPE))[:, 0]
-    for scene, seen in enumerate(plain("train")[:200]):
-        shapes = {words.SHAPES.index(thing.shape) for thing in seen if thing.colour == "red"}
+    for scene, things in enumerate(plain("train")[:200]):
+        shapes = {words.SHAPES.index(thing.shape) for thing in things if thing.colour == "red"}
         assert slots(meant[scene]) == shapes

@@ -1,4 +1,4 @@
-"""Pixels, labels, depth and tags, against the second painter of `pixel_oracle`."""
+"""Images, labels, depth and tags, checked with the renderer of `pixel_oracle`."""
 
 from dataclasses import replace
 from functools import cache
@@ -31,7 +31,7 @@ WORLDS = {
     "binding": SceneConfig(height=96, width=128, binding=True, max_objects=4),
 }
 SCENES = 100
-CHUNKS = 10  # of SCENES: the second painter sees 1,000 scenes of each of two worlds, 2,000 in all
+CHUNKS = 10  # of SCENES each: the oracle renders 1,000 scenes of each of two worlds
 
 
 @cache
@@ -45,7 +45,7 @@ def painted_chunk(world: str, chunk: int) -> Rendered:
 
 
 @pytest.mark.parametrize("world", ["rooms", "default"])
-def test_pixels_show_what_the_graph_says(world: str) -> None:
+def test_pixels_match_the_oracle(world: str) -> None:
     darkness = {texture: [0, 0] for texture in words.TEXTURES}
     for chunk in range(CHUNKS):
         check_pixels(painted_chunk(world, chunk), darkness)
@@ -55,7 +55,7 @@ def test_pixels_show_what_the_graph_says(world: str) -> None:
 
 
 def check_pixels(shown: Rendered, darkness: dict[str, list[int]]) -> None:
-    """Every pixel of every scene; adds to (dark pixels, pixels) of each texture."""
+    """Checks every pixel; adds to (dark pixels, pixels) of each texture."""
     graph, config = shown.graph, shown.graph.config
     rgb, instances = shown.rgb.int().numpy(), shown.instances.numpy()
     depth = shown.depth.numpy()
@@ -126,7 +126,7 @@ def test_labels_follow_instances(world: str) -> None:
         assert (labels[scene] == expected).all()
 
 
-def test_camouflage_is_only_in_depth_and_pictures_only_in_rgb() -> None:
+def test_camouflage_is_only_in_depth_and_painted_objects_only_in_rgb() -> None:
     shown = painted("rooms")
     graph = shown.graph
     without = render(replace(graph, exists=graph.exists & (graph.kind != CAMOUFLAGED)))
@@ -134,7 +134,7 @@ def test_camouflage_is_only_in_depth_and_pictures_only_in_rgb() -> None:
     assert not torch.equal(shown.depth, without.depth)
     hidden = shown.visible_pixels()[graph.exists & (graph.kind == CAMOUFLAGED)]
     assert (hidden >= 8).all()
-    # They hide nothing that RGB shows.
+    # They occlude nothing that is visible in RGB.
     visible = graph.kind != CAMOUFLAGED
     assert torch.equal(shown.visible_pixels()[:, visible], without.visible_pixels()[:, visible])
 
@@ -146,32 +146,32 @@ def test_camouflage_is_only_in_depth_and_pictures_only_in_rgb() -> None:
 
 def test_sensor_depth_is_noisy_and_has_holes() -> None:
     shown = painted("rooms")
-    noisy, seen = shown.sensor_depth()
+    noisy, valid = shown.sensor_depth()
     exact = shown.depth
     sigma = 0.0012 + 0.0019 * (exact - 0.4) ** 2
-    error = ((noisy - exact) / sigma)[seen]
-    assert (noisy[~seen] == 0).all()
+    error = ((noisy - exact) / sigma)[valid]
+    assert (noisy[~valid] == 0).all()
     assert abs(error.mean()) < 0.01
     assert abs(error.std() - 1) < 0.02
     assert error.abs().max() < 4
-    assert 0.005 < (~seen).float().mean() < 0.05
+    assert 0.005 < (~valid).float().mean() < 0.05
 
 
 @pytest.mark.parametrize("size", [(96, 128), (128, 96), (97, 33), (224, 224), (336, 336)])
-def test_any_resolution(size: tuple[int, int]) -> None:
+def test_any_resolution_is_rendered(size: tuple[int, int]) -> None:
     config = SceneConfig(height=size[0], width=size[1])
     graph = draw_scenes(config, "train", range(3))
     shown = render(graph)
     assert shown.rgb.shape == (3, 3, *size)
     assert shown.labels.shape == shown.depth.shape == (3, *size)
     assert (shown.visible_pixels()[graph.askable] > 0).all()
-    # The graph and what is said of it do not depend on the size of the image.
+    # The graph and its questions do not depend on the image size.
     usual = draw_scenes(SceneConfig(), "train", range(3))
     assert torch.equal(graph.attributes, usual.attributes)
     assert torch.equal(draw_questions(graph, 4).words, draw_questions(usual, 4).words)
 
 
-def test_class_tags_name_what_the_label_map_shows() -> None:
+def test_class_tags_are_the_classes_of_the_label_map() -> None:
     shown = painted("rooms")
     tags, swapped = class_tags(shown.graph), class_tags(swap_twins(shown.graph))
     other = {**words.TWINS, **{second: first for first, second in words.TWINS.items()}}
@@ -199,11 +199,11 @@ def test_swapped_twins_look_the_same() -> None:
 
 
 @pytest.mark.parametrize(("precision", "recall"), [(1.0, 1.0), (0.8, 1.0), (1.0, 0.5), (0.6, 0.7)])
-def test_noisy_tags(precision: float, recall: float) -> None:
+def test_noisy_tags_have_the_given_precision_and_recall(precision: float, recall: float) -> None:
     graph = draw_scenes(ROOMS, "test", range(1000))
-    true, said = class_tags(graph), class_tags(graph, precision=precision, recall=recall)
-    right = sum(len(set(true.text(scene)) & set(said.text(scene))) for scene in range(len(graph)))
-    assert abs(right / said.mask.sum() - precision) < 0.02
+    true, noisy = class_tags(graph), class_tags(graph, precision=precision, recall=recall)
+    right = sum(len(set(true.text(scene)) & set(noisy.text(scene))) for scene in range(len(graph)))
+    assert abs(right / noisy.mask.sum() - precision) < 0.02
     assert abs(right / true.mask.sum() - recall) < 0.02
 
 
@@ -221,7 +221,7 @@ def test_missing_and_shuffled_tags() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 8, 16, 32])
-def test_binding_tags_tie_every_object_to_its_class(count: int) -> None:
+def test_binding_tags_link_every_object_to_its_class(count: int) -> None:
     shown = painted("binding")
     names = label_names(shown.graph.config)
     tags = binding_tags(shown.graph, count)
@@ -240,7 +240,7 @@ def test_binding_tags_tie_every_object_to_its_class(count: int) -> None:
     assert 0 < sum(first) < SCENES or count == 4  # objects and distractors are mixed
 
 
-def test_tags_that_cannot_be_are_refused() -> None:
+def test_invalid_tag_requests_are_refused() -> None:
     plain, bound = (draw_scenes(SceneConfig(binding=b), "train", range(2)) for b in (False, True))
     with pytest.raises(InputError, match="use binding_tags"):
         class_tags(bound)
@@ -252,7 +252,7 @@ def test_tags_that_cannot_be_are_refused() -> None:
         class_tags(plain, precision=0.0)
 
 
-def test_many_scenes_are_painted_as_few_are(monkeypatch):
+def test_rendering_in_chunks_equals_rendering_at_once(monkeypatch):
     monkeypatch.setattr("eligo.scenes.painter._TOGETHER", 2)
     graph = draw_scenes(SceneConfig(height=56, width=56), "train", range(5))
     whole, parts = render(graph), render_all(graph)

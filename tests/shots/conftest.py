@@ -1,4 +1,4 @@
-"""The tiny hosts of the tokens' tests serve here too."""
+"""Makes the tiny hosts of the tokens tests importable here."""
 
 import sys
 from pathlib import Path

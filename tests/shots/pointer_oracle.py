@@ -29,8 +29,8 @@ def first_query(model, query: Tensor, candidates: Tensor) -> Tensor:
         theirs.out_proj.weight.copy_(ours.out_proj.weight)
         theirs.out_proj.bias.copy_(ours.out_proj.bias)
     keys = (candidates @ model.input_proj.weight.T)[None]
-    seen = theirs(hidden[None, None], keys, keys)[0][0, 0]
-    return model.look.norm(hidden + seen)
+    attended = theirs(hidden[None, None], keys, keys)[0][0, 0]
+    return model.look.norm(hidden + attended)
 
 
 def moved(model, hidden: Tensor, candidate: Tensor) -> Tensor:

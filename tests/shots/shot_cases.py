@@ -34,7 +34,7 @@ STATIC = [name for name, config in CONFIGS.items() if getattr(config, "state", "
 
 
 def small_model(kind: str, **changes) -> PointerSelector:
-    """A model with random weights everywhere: zeros and identities of a fresh one hide mistakes."""
+    """A model with random weights; zeros and identities of a new one would hide errors."""
     torch.manual_seed(3)
     model = build_model(CONFIGS[kind].replace(changes))
     with torch.no_grad():
@@ -65,7 +65,7 @@ class Case:
 
 
 def make_case(rows: int = 5, pool: int = 7, steps: int = 4, seed: int = 0, width: int = 12) -> Case:
-    """With padding, an empty row, ignored and repeated labels, scores that are missing or equal."""
+    """With padding, an empty row, ignored and repeated labels, missing and equal scores."""
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> Tensor:

@@ -32,21 +32,21 @@ _SPECIAL = {
     "text": ["<i>", "<v>", "<x>", "<y>"],
 }
 _IMAGE = {"qwen": "<|vision_start|><|image_pad|><|vision_end|>", "internvl": "<IMG_CONTEXT>"}
-_ROLE_END = {"qwen": "\n", "internvl": "\n"}  # the others' answers begin with a space
+_ROLE_END = {"qwen": "\n", "internvl": "\n"}  # for the others, answers start with a space
 
 
 def tokenizer(family: str, **options: Any) -> Fast:
-    """64 tokens: 0-2 pad, end, begin; 60-63 the family's own."""
+    """64 tokens: 0-2 pad, end, begin; 60-63 specific to the family."""
     words = ["<pad>", "<eos>", "<bos>", *_LETTERS]
     words += [f"<unused{n}>" for n in range(60 - len(words))] + _SPECIAL[family]
     vocabulary = {word: number for number, word in enumerate(words)}
     merges = [("r", "e"), ("re", "d"), ("Ġ", "red"), ("l", "l")]
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    bpe = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     special = {"additional_special_tokens": _SPECIAL[family]}
     return Fast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>",
+        tokenizer_object=bpe, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>",
         clean_up_tokenization_spaces=False, **special, **options,
     )  # fmt: skip
 
@@ -75,7 +75,7 @@ def _lax(kind: type) -> Any:
 
 
 def processor(family: str) -> Any:
-    """The stock one of a family."""
+    """The stock processor of a family."""
     chat = {"chat_template": template(family)}
     if family == "llava":
         images = CLIPImageProcessorPil(
@@ -94,7 +94,7 @@ def processor(family: str) -> Any:
         smolvlm.num2words = str  # pyright: ignore[reportPrivateImportUsage]
         side = {"longest_edge": 32}
         images = SmolVLMImageProcessorPil(do_image_splitting=False, size=side, max_image_size=side)
-        videos = SimpleNamespace(num_frames=1, fps=1)  # only asked for its numbers
+        videos = SimpleNamespace(num_frames=1, fps=1)  # only its numbers are used
         return _lax(smolvlm.SmolVLMProcessor)(
             images, tokenizer(family), videos, image_seq_len=16, **chat
         )

@@ -17,7 +17,7 @@ WORDS = ["red ball", "blue cube", "green cone", "red cone", "blue ball", "green 
 
 
 def text_items(count: int = 18, start: int = 0) -> list[Item]:
-    """Two of a group each."""
+    """Two examples per group."""
     return [
         Item(f"t{n}", f"what is number {n}?", (f"the {WORDS[n % 6]}",), None, f"g{n // 2}")
         for n in range(start, start + count)
@@ -40,7 +40,7 @@ def teach_config(folder: Path, **changes) -> TeachConfig:
 
 
 class FakeScorer:
-    """Scores by a formula of the names; counts its calls."""
+    """Scores by a formula of the ids; counts its calls."""
 
     def __init__(self, calls: list | None = None) -> None:
         self.calls = [] if calls is None else calls
@@ -59,7 +59,7 @@ class FakeScorer:
 
 
 class KillingScorer(FakeScorer):
-    """Kills its process at a query, once."""
+    """Kills its process once, at a given query."""
 
     def __init__(self, mark: Path, at: str) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class KillingScorer(FakeScorer):
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """All that a run left."""
+    """All files of a run."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))

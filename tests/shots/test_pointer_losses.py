@@ -93,7 +93,7 @@ def test_losses_and_gradients_are_finite(kind, form, rows, pool, steps, seed, de
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
-def test_ignored_steps(kind: str):
+def test_ignored_steps_have_no_loss(kind: str):
     """-1 and repeated labels add no loss, pick nothing and are counted."""
     model, case = small_model(kind), make_case(rows=2, pool=6)
     case.mask = torch.ones(2, 6, dtype=torch.bool)
@@ -109,7 +109,7 @@ def test_ignored_steps(kind: str):
     torch.testing.assert_close(output["logits"][0, 1], output["logits"][0, 2])
 
 
-def test_row_weights():
+def test_rows_are_weighted():
     model, case = small_model("v1"), make_case(rows=4)
     alone = []
     for row in range(3):

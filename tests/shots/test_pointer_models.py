@@ -133,7 +133,7 @@ def test_published_examples_run(code: str):
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
-def test_predict(kind: str):
+def test_predict_picks_the_best_candidates(kind: str):
     model, case = small_model(kind).train(), make_case()
     found = model.predict(case.query, case.candidates, cand_mask=case.mask, shots=9)
     assert model.training
@@ -145,7 +145,7 @@ def test_predict(kind: str):
         assert sorted(picks[:real]) == case.mask[row].nonzero().flatten().tolist()
         assert picks[real:] == [-1] * (9 - real)
         assert scores[row, real:].eq(-torch.inf).all()
-        if real:  # the last one left is certain
+        if real:  # the last remaining candidate is certain
             assert found.log_probs[row, real - 1].item() == pytest.approx(0, abs=1e-6)
     assert torch.equal(found.selection.indices, predictions)
     assert torch.equal(found.selection.num_kept, case.mask.sum(1))
@@ -203,7 +203,7 @@ def test_independent_of_padding_order_and_batch(kind: str):
 
 @pytest.mark.parametrize("kind", ["v0", "v1", "v2", "v2_gru"])
 def test_untrained_model_ranks_by_similarity(kind: str):
-    """What is added to the query does not dominate it."""
+    """Terms added to the query do not dominate it."""
     model = build_model(CONFIGS[kind].replace({"d_model": 64, "hidden_dim": 64})).eval()
     query, candidates = torch.randn(64, 64), torch.randn(64, 16, 64)
     query, candidates = (torch.nn.functional.normalize(v, dim=-1) for v in (query, candidates))
@@ -317,7 +317,7 @@ def test_weights_save_and_load(kind: str, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["v2_gru", "v3"])
-def test_compiles(kind: str):
+def test_models_compile(kind: str):
     model, case = small_model(kind), make_case(rows=2, steps=2)
     case.candidates = case.candidates.nan_to_num()
     with production():
@@ -326,7 +326,7 @@ def test_compiles(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["v0", "v1", "v2_gru", "v3"])
-def test_half_precision(kind: str):
+def test_half_precision_is_supported(kind: str):
     model, case = small_model(kind), make_case()
     exact = case.call(model)["logits"]
     with torch.autocast("cpu", torch.bfloat16):

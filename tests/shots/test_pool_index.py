@@ -75,14 +75,14 @@ def test_faiss_reaches_calibrated_recall():
     exact = PoolIndex.build(vectors, precision="float32").search(queries, 32).slots
     index = PoolIndex.build(vectors, approximate=True)
     recalls = []
-    for wanted in (0.5, 0.9, 0.99):
-        reported = index.calibrate(queries, 32, wanted)
+    for expected in (0.5, 0.9, 0.99):
+        reported = index.calibrate(queries, 32, expected)
         found = index.search(queries, 32).slots
         real = sum(
             len(set(a) & set(b)) for a, b in zip(found.tolist(), exact.tolist(), strict=True)
         )
         recalls.append(real / exact.numel())
-        assert reported >= wanted
+        assert reported >= expected
         assert recalls[-1] == pytest.approx(reported, abs=0.01)  # half precision
     assert recalls[0] < 0.9
     assert index.store.index.nprobe < index.store.index.nlist

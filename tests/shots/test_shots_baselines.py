@@ -1,4 +1,4 @@
-"""Every baseline against brute force, and what all selectors have in common."""
+"""Every baseline against brute force, and properties of all selectors."""
 
 import itertools
 import math
@@ -57,7 +57,7 @@ def a_table(pool: Pool, queries, shots: int) -> UtilityTable:
     return UtilityTable(table)
 
 
-def test_knn():
+def test_knn_matches_brute_force():
     pool, query = a_pool(), a_query()
     cosines = [float(torch.cosine_similarity(v, query.vector, dim=0)) for v in pool.vectors]
     expected = sorted(range(9), key=lambda i: -cosines[i])[:4]
@@ -67,7 +67,7 @@ def test_knn():
 
 
 @pytest.mark.parametrize("balance", [0.0, 0.3, 0.7, 1.0])
-def test_mmr(balance: float):
+def test_mmr_matches_brute_force(balance: float):
     pool, query = a_pool(), a_query()
     v = pool.vectors
     picks: list[int] = []
@@ -92,8 +92,8 @@ def test_mmr_is_tuned_on_records():
         MMR().fit([], pool)
 
 
-def test_dpp():
-    """Greedy by the determinants themselves, of OpenICL's kernel."""
+def test_dpp_matches_brute_force():
+    """Greedy by determinants, with the kernel of OpenICL."""
     pool, query = a_pool(), a_query()
     v = pool.vectors.double()
     relevance = ((v @ query.vector.double() + 1) / 2 / (2 * 0.5)).exp()
@@ -104,10 +104,10 @@ def test_dpp():
         rest = [i for i in near if i not in picks]
         picks.append(max(rest, key=lambda i: float(kernel[[*picks, i]][:, [*picks, i]].det())))
     assert DPP(top=7, scale=0.5).fit([], pool).select(query, 4).indices.tolist() == picks
-    assert (DPP().top, DPP().scale) == (100, 0.1)  # OpenICL's
+    assert (DPP().top, DPP().scale) == (100, 0.1)  # as in OpenICL
 
 
-def test_bm25():
+def test_bm25_matches_brute_force():
     pool, query = a_pool(), a_query()
     documents = [text.split() for text in pool.texts]
     mean = sum(map(len, documents)) / len(documents)
@@ -143,7 +143,7 @@ def test_random_depends_only_on_seed_and_query():
     assert one.select(a_query("q0"), 2, exclude=[gone]).indices.tolist() == picks[0][1:]
 
 
-def test_best_fixed():
+def test_best_fixed_matches_brute_force():
     pool, queries = a_pool(5), [a_query(f"q{i}") for i in range(4)]
     table = a_table(pool, queries, 3)
     fixed = BestFixed(table, length=3).fit([Record(q, []) for q in queries], pool)
@@ -160,7 +160,7 @@ def test_best_fixed():
     assert shown == list(prefix[1:])
 
 
-def test_best_fixed_by_domain(tmp_path):
+def test_best_fixed_per_domain(tmp_path):
     pool = a_pool(6, domains=["x", "y"] * 3)
     queries = [a_query(f"q{i}", domain="xy"[i % 2]) for i in range(4)]
     table = a_table(pool, queries, 2)
@@ -175,7 +175,7 @@ def test_best_fixed_by_domain(tmp_path):
 
 
 @pytest.mark.parametrize("shots", [1, 2, 3])
-def test_oracles(shots: int):
+def test_oracles_match_brute_force(shots: int):
     pool, query = a_pool(6), a_query()
     table = a_table(pool, [query], 3)
     values = table.table[query.id]
@@ -237,7 +237,7 @@ def all_selectors(pool: Pool):
         yield selector.fit(records, pool)
 
 
-def test_exclusion_padding_and_candidates():
+def test_excluded_and_given_candidates_and_padding():
     pool = a_pool(6, groups=["g", None, None, None, None, "g"], domains=["x"] * 5 + ["x"])
     query = a_query(group="g", domain="x")
     for selector in all_selectors(pool):
@@ -289,7 +289,7 @@ def test_save_load_add_remove(selector, tmp_path):
     assert again._settings() == selector._settings()
 
 
-def test_mistakes_are_refused(tmp_path):
+def test_invalid_input_is_refused(tmp_path):
     with pytest.raises(InputError, match="has no pool yet"):
         KNN().select(a_query(), 1)
     knn = KNN().fit([], a_pool())

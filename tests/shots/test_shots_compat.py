@@ -25,7 +25,7 @@ def written(path: Path, document) -> Path:
     return path
 
 
-def test_v3_file(tmp_path: Path):
+def test_v3_files_are_read(tmp_path: Path):
     [[found]] = read_legacy(written(tmp_path / "a.json", V3_FILE))
     assert found.picks == ["t4", "t9"]
     assert found.scores == [0.5, 0.2]
@@ -62,7 +62,7 @@ def test_drawn_candidates_include_the_labels(tmp_path: Path):
         (["t0", "t4"], "its answer would leak"),
     ],
 )
-def test_invalid_labels(tmp_path: Path, picks: list[str], message: str):
+def test_invalid_labels_are_refused(tmp_path: Path, picks: list[str], message: str):
     document = {"t0": {"icds": picks, "scores": [0.5, 0.2]}}
     with pytest.raises(InputError, match=message):
         read(tmp_path, document)
@@ -90,7 +90,7 @@ def test_invalid_labels(tmp_path: Path, picks: list[str], message: str):
         ({"0": {"id_list": [[1, 0]]}}, "score_list: got None, expected 1 numbers"),
     ],
 )
-def test_bad_files(tmp_path: Path, document, message: str):
+def test_invalid_files_are_refused(tmp_path: Path, document, message: str):
     with pytest.raises(InputError, match=message):
         read_legacy(written(tmp_path / "a.json", document))
 
@@ -101,7 +101,7 @@ def test_pickles_are_refused(tmp_path: Path):
             read_it(tmp_path / "best_checkpoint.pth")
 
 
-def test_find_records(tmp_path: Path):
+def test_find_records_by_name(tmp_path: Path):
     for name in ("random_train_gain", "random_train_actual", "random_val_gain"):
         written(tmp_path / f"{name}.json", V3_FILE)
     found = find_records(RecordsConfig(path=tmp_path, split="train", objective="gain"))
@@ -112,7 +112,7 @@ def test_find_records(tmp_path: Path):
         find_records(RecordsConfig(path=tmp_path / "nothing"))
 
 
-def test_published_command_line(tmp_path: Path):
+def test_published_command_line_is_accepted(tmp_path: Path):
     given = (
         f"--model_version v3 {tmp_path} --num_epochs 20 --batch-size=64 --lr 1e-4 --weight_decay "
         "1e-2 --sample_num 4949 --icds_origin random_train --scoring_method gain --json"
@@ -143,7 +143,7 @@ def test_group_of_an_image_does_not_depend_on_its_path(tmp_path: Path, monkeypat
     assert len({read_items(path)[0].group for path in paths}) == 1
 
 
-def test_items_of_every_format(tmp_path: Path):
+def test_items_of_every_format_are_read(tmp_path: Path):
     text = written(tmp_path / "t.jsonl", '{"id": 1, "input": "a?", "output": "b"}\n')
     assert read_items(text) == [Item("1", "a?", ("b",))]
     (tmp_path / "x.png").touch()

@@ -1,4 +1,4 @@
-"""Models as folders, and weights of other programs as models."""
+"""Models as folders, and conversion of weights of other programs."""
 
 import json
 from pathlib import Path
@@ -122,8 +122,8 @@ class Foreign(nn.Module):
 
     def forward(self, query, candidates):
         query, candidates = self.input_proj(query), self.input_proj(candidates)
-        seen = self.cross_attn(query[:, None], candidates, candidates)[0].squeeze(1)
-        query = self.query_proj(self.attn_norm(query + seen))
+        attended = self.cross_attn(query[:, None], candidates, candidates)[0].squeeze(1)
+        query = self.query_proj(self.attn_norm(query + attended))
         cosines = nn.functional.cosine_similarity(query[:, None], self.cand_proj(candidates), -1)
         return cosines / 0.1
 

@@ -98,7 +98,7 @@ def test_run_without_held_out_comparison_gives_no_warning(call):
     assert "no better" not in err
 
 
-def test_number_of_steps():
+def test_number_of_training_steps():
     config = SelectorTrainConfig()
     many = {"total_steps": 1540, "evaluate_every": 77, "checkpoint_every": 77}
     assert counted_steps(config, 77) == many
@@ -108,7 +108,7 @@ def test_number_of_steps():
     assert "patience" not in counted_steps(config, 15)
 
 
-def test_outcomes():
+def test_outcomes_of_the_comparison():
     def judged(mine: list[float], start: list[float], near: list[float], changed: int = 1):
         rows = {"trained": mine, "untrained": start, "nearest": near}
         return _outcome({name: torch.tensor(row) for name, row in rows.items()}, changed)

@@ -1,4 +1,4 @@
-"""Hosts: which tokens are scored, what their probability is, what is answered."""
+"""Hosts: which tokens are scored, their probabilities, and generated answers."""
 
 import pytest
 import torch
@@ -99,15 +99,15 @@ def test_generation_picks_the_likeliest_token(family: str, tmp_path, monkeypatch
     with torch.no_grad():
         best = host.model(**inputs).logits[0, -1].argmax()
     assert answer == host.tokenizer.decode([best], skip_special_tokens=True).strip()
-    # Also where a host comes with settings of its own (Qwen2.5-VL does).
+    # Also for hosts with their own generation settings (such as Qwen2.5-VL).
     monkeypatch.setattr(host.model.generation_config, "num_beams", 3)
-    for penalty in (50.0, 0.01):  # against and for what the prompt holds
+    for penalty in (50.0, 0.01):  # penalising and favouring tokens of the prompt
         monkeypatch.setattr(host.model.generation_config, "repetition_penalty", penalty)
         assert HostGenerator(host, pool, queries, max_new_tokens=1).answer("q0", ["d0"]) == answer
 
 
 class Counted:
-    """Tokens that a model reads meanwhile."""
+    """Records the tokens that a model processes."""
 
     def __init__(self, model) -> None:
         self.tokens = 0
@@ -124,8 +124,8 @@ class Counted:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "text"])
-def test_append_reads_the_picks_once(family: str, tmp_path):
-    """The same scores from fewer tokens; a host that counts positions itself reads all."""
+def test_append_processes_the_picks_once(family: str, tmp_path):
+    """Same scores from fewer tokens; hosts that compute positions themselves process all."""
     host = reader(family)
     pool, queries = world(tmp_path, family != "text")
     scorers = [
@@ -145,8 +145,8 @@ def test_append_reads_the_picks_once(family: str, tmp_path):
     assert float(shared.logprob[1]) == pytest.approx(hand, abs=2e-4)
 
 
-def test_a_template_that_does_not_split_is_read_whole(tmp_path):
-    """One that says how many turns are to come."""
+def test_template_that_cannot_be_split_is_processed_whole(tmp_path):
+    """A template that depends on the number of later turns."""
     counting = "{{ messages | length }}" + tokenizer_template()
     host = Reader(text_model(), tokenizer("text", chat_template=counting))
     pool, queries = world(tmp_path, False)
@@ -161,12 +161,12 @@ def tokenizer_template() -> str:
     return str(reader("text").processor.chat_template)
 
 
-def test_placement():
+def test_order_of_shots_in_the_prompt():
     assert in_prompt_order([1, 2, 3], "prepend") == [3, 2, 1]
     assert in_prompt_order([1, 2, 3], "append") == [1, 2, 3]
 
 
-def test_a_host_without_a_template(tmp_path):
+def test_host_without_a_template(tmp_path):
     plain = Reader(text_model(), tokenizer("text"), "be brief!")
     shots = [Turn("one?", "1"), Turn("two?", "2")]
     assert plain.prompt(shots, Turn("three?", "3")) == (
@@ -182,7 +182,7 @@ def test_a_host_without_a_template(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_control_tokens_in_the_words_stay_text(family: str, tmp_path):
+def test_control_tokens_in_text_stay_text(family: str, tmp_path):
     host = reader(family)
     sign, end = host.processor.image_token, host.tokenizer.eos_token
     image = host.tokenizer.convert_tokens_to_ids(sign)
@@ -198,7 +198,7 @@ def test_control_tokens_in_the_words_stay_text(family: str, tmp_path):
     assert placed == host.prompt([], Turn("two?", "", shown))
     with pytest.raises(InputError, match="got 2 <image>"):
         host.prompt([], Turn("<image><image> two?", "", shown))
-    plain = reader("text")  # to which it is a word like any other
+    plain = reader("text")  # an ordinary word for this tokenizer
     assert sign in plain.prompt([], Turn(f"what is {sign}?", ""))
 
 
@@ -211,8 +211,8 @@ def test_unscorable_answers_are_refused(tmp_path):
     foreign = Pool(["q"], torch.eye(4)[:1], payload=[{"question": "x?", "answer": "Größe"}])
     with pytest.raises(UnscorableError, match=r"reads .* in the host's tokens"):
         HostScorer(host, pool, foreign).baseline(query("q"))
-    _, seen = world(tmp_path, True)
+    _, queries_of_world = world(tmp_path, True)
     with pytest.raises(InputError, match="reads text only"):
-        HostScorer(host, pool, seen).baseline(query("q0"))
+        HostScorer(host, pool, queries_of_world).baseline(query("q0"))
     with pytest.raises(InputError, match="expected a mapping with question"):
         HostScorer(host, pool, Pool(["q"], torch.eye(4)[:1])).baseline(query("q"))

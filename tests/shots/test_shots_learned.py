@@ -65,8 +65,10 @@ def test_records_without_picks_are_ignored():
     pool, records = world(20, 12)
     none = [Record(Query(f"n{n}", torch.randn(10)), []) for n in range(40)]
     few = FitConfig(num_epochs=1, min_steps=2)
-    made = [LearnedSelector("v1", fit=few).fit(some, pool) for some in (records, records + none)]
-    first, second = (selector.model.input_proj.weight for selector in made)
+    selectors = [
+        LearnedSelector("v1", fit=few).fit(some, pool) for some in (records, records + none)
+    ]
+    first, second = (selector.model.input_proj.weight for selector in selectors)
     assert torch.equal(first, second)
     with pytest.raises(InputError, match="got 0 records with picks"):
         LearnedSelector("v1", fit=few).fit(none, pool)

@@ -1,4 +1,4 @@
-"""Lessons of the in-context learner: examples are true, questions need two of them."""
+"""Lessons of the in-context learner: true examples, questions that need two of them."""
 
 import pytest
 import torch
@@ -44,8 +44,8 @@ def test_examples_are_true_and_clear_examples_unambiguous(lessons):
                 if noun[-1] == "thing"
                 else (words.SHAPE, words.SHAPES)
             )
-            seen = objects(lessons, lesson * (EXAMPLES + 1) + demo)
-            meant = {o[attribute] for o in seen if by[1][o[by[0]]] == noun[0]}
+            visible = objects(lessons, lesson * (EXAMPLES + 1) + demo)
+            meant = {o[attribute] for o in visible if by[1][o[by[0]]] == noun[0]}
             assert value in meant
             assert bool(lessons.clear[lesson, demo]) == (len(meant) == 1)
             unclear += len(meant) > 1
@@ -61,20 +61,20 @@ def test_questions_need_two_examples_and_have_one_answer(lessons):
             )
             for demo in range(EXAMPLES)
         }
-        seen = objects(lessons, lesson * (EXAMPLES + 1) + EXAMPLES)
+        visible = objects(lessons, lesson * (EXAMPLES + 1) + EXAMPLES)
         for number in range(QUESTIONS):
             ids = [i for i in lessons.text[lesson, number].tolist() if i >= 0]
             used = [meaning[i] for i in ids if i in meaning]
             assert len(used) == 2
             needs = lessons.needs[lesson, number].nonzero().flatten().tolist()
             assert sorted(demo for _, demo in used) == needs
-            wanted = []
+            expected = []
             for value, _ in used:
                 attribute = max(a for a in range(4) if OFFSETS[a] <= value)
-                wanted.append((attribute, value - OFFSETS[attribute]))
+                expected.append((attribute, value - OFFSETS[attribute]))
             attribute = words.ATTRIBUTES.index(VOCABULARY[ids[1]])
-            assert attribute not in [attribute for attribute, _ in wanted]
-            found = [o for o in seen if all(o[a] == v for a, v in wanted)]
+            assert attribute not in [attribute for attribute, _ in expected]
+            found = [o for o in visible if all(o[a] == v for a, v in expected)]
             assert bool(lessons.valid[lesson, number]) == (len(found) == 1)
             if len(found) == 1:
                 assert lessons.meant[lesson, number].tolist() == found[0]
@@ -83,7 +83,7 @@ def test_questions_need_two_examples_and_have_one_answer(lessons):
     assert lessons.valid.float().mean() > 0.5
 
 
-def test_plain_words_are_an_option():
+def test_lessons_in_plain_words():
     drawn = draw_lessons(SCENES, "train", torch.arange(3), CPU, plain=1.0)
     assert VOCABULARY[int(drawn.example_word[0, 0])] in {n for row in words.VALUES for n in row}
     nonce = draw_lessons(SCENES, "validation", torch.arange(3), CPU)

@@ -90,7 +90,7 @@ def test_text_pipeline_without_a_model(call):
     assert first["next best"] not in (None, first["id"])
     assert "cosine with the question" in first["why not"]
     assert "picked before" in found[1]["why not"]
-    usual = call("predict", *flags[:2], "--json")  # as many as were taught
+    usual = call("predict", *flags[:2], "--json")  # the number used in teaching
     assert len(usual["chosen"]) == 2
     assert usual["among"] == "8 of 40 examples, drawn by the sampler random"
     shown = call("predict", *flags, "--out", "seen")
@@ -112,9 +112,9 @@ def test_selector_without_examples_is_refused(call):
         assert "eligo shots train" in message
 
 
-def check_record(made: ExplorerRecord, found: list[dict]) -> None:
-    """The record shows the chosen in order, beside all other candidates, with scores and notes."""
-    (stage,) = made.stages
+def check_record(shown: ExplorerRecord, found: list[dict]) -> None:
+    """The record shows the picks in order and all other candidates, with scores and notes."""
+    (stage,) = shown.stages
     chosen = stage.selection.indices.tolist()
     assert isinstance(stage.over, tuple)
     assert len(stage.over) == 8
@@ -145,23 +145,23 @@ def test_pipeline_with_a_host(call, monkeypatch):
     # Prompts are written as in teaching.
     prompt = json.loads(Path("runs/run/selector/pipeline.json").read_text())["prompt"]
     assert prompt == {"placement": "append", "instruction": "be brief!"}
-    read, seen = Reader.prompt, []
+    read, prompts = Reader.prompt, []
 
     def spied(self: Reader, shots, question):
-        seen.append(read(self, shots, question))
-        return seen[-1]
+        prompts.append(read(self, shots, question))
+        return prompts[-1]
 
     monkeypatch.setattr(Reader, "prompt", spied)
     flags = ["--selector", "runs/run", "--question", "where is it?", "--model", folder]
     found = call("predict --json --device cpu", *flags)
     assert isinstance(found["answer"], str)
-    assert seen[-1].count("be brief!") == len(found["chosen"]) + 1
+    assert prompts[-1].count("be brief!") == len(found["chosen"]) + 1
     report = call(
         f"evaluate --selector runs/run --data embedded --model {folder} --device cpu "
         "--shots 1 --num_queries 3 --json"
     )
     assert all(0 <= row["accuracy"] <= 1 for row in report["answers"])
-    assert all("be brief!" in prompt for prompt in seen)
+    assert all("be brief!" in prompt for prompt in prompts)
 
 
 def test_all_drawn_candidates_are_scored(call):

@@ -27,7 +27,7 @@ def a_pool(**changes) -> Pool:
     return Pool(["a", "b", "c", "d"], views, **columns)
 
 
-def test_joined_views_are_unit_means():
+def test_joined_views_are_normalised_means():
     pool = a_pool()
     for row in range(4):
         image, text = pool.views["image"][row], pool.views["text"][row]
@@ -37,7 +37,7 @@ def test_joined_views_are_unit_means():
     torch.testing.assert_close(joined({"a": one, "b": -one}), F.normalize(one, dim=0))
 
 
-def test_save_load(tmp_path):
+def test_pool_round_trip(tmp_path):
     pool = a_pool()
     pool.save(tmp_path / "pool")
     again = Pool.load(tmp_path / "pool")
@@ -82,18 +82,18 @@ def test_single_view_needs_no_name():
 
 
 def test_unicode_line_separators_round_trip(tmp_path):
-    said = ["one\u2028two", "three\u0085four\u2029", "\x1cfive\x0b"]
-    Pool(["a", "b", "c"], torch.eye(3), payload=said).save(tmp_path / "pool")
-    assert list(Pool.load(tmp_path / "pool").payload) == said
+    texts = ["one\u2028two", "three\u0085four\u2029", "\x1cfive\x0b"]
+    Pool(["a", "b", "c"], torch.eye(3), payload=texts).save(tmp_path / "pool")
+    assert list(Pool.load(tmp_path / "pool").payload) == texts
 
 
-def test_allowed():
+def test_allowed_candidates_of_a_query():
     pool = a_pool()
     query = Query("c", torch.randn(6), group="x", domain="p")
     assert pool.allowed(query).tolist() == [False, False, False, True]
     assert pool.allowed(query, ["d"]).tolist() == [False] * 4
     assert a_pool(domains=None).allowed(Query("z", torch.randn(6))).all()
-    assert not pool.allowed(Query("z", torch.randn(6))).any()  # of no domain
+    assert not pool.allowed(Query("z", torch.randn(6))).any()  # without a domain
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_drawn_candidates_depend_only_on_the_query():
         assert not set(one.rows.tolist()) & {0, 1}  # its group
         assert one.rows[one.labels].tolist() == [4, 6]
         places.append(int(one.labels[0]))
-    assert len(set(places)) == 8  # position tells nothing
+    assert len(set(places)) == 8  # the position carries no information
     assert len(encode_record(Record(query, ["d4"]), pool, 99).rows) == 18
 
 
@@ -216,7 +216,7 @@ def test_invalid_records_are_refused(changes: dict, message: str):
 # Text ------------------------------------------------------------------------------------------
 
 
-def test_read_texts(tmp_path):
+def test_read_texts_from_files(tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text(
         '{"id": 1, "input": "a", "output": "b"}\n\n'
@@ -241,13 +241,13 @@ def test_read_texts(tmp_path):
         read_texts(path)
 
 
-def test_embed_texts():
+def test_embedded_texts_are_reproducible():
     texts = ["what colour is the ball?", "what colour is the box?", "count cats", "", "!"]
     vectors = embed_texts(texts, 256)
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(5))
     assert vectors[0] @ vectors[1] > 0.5 > vectors[0] @ vectors[2]
     assert torch.equal(embed_texts(texts[:1], 256)[0], vectors[0])
-    # The same on every machine: hashing is not Python's.
+    # Reproducible: does not use the hash of Python.
     number = int.from_bytes(hashlib.blake2b(b"ball", digest_size=8).digest(), "big")
     expected = torch.zeros(64)
     expected[(number >> 1) % 64] = 1.0 if number & 1 else -1.0

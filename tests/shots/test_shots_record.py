@@ -17,7 +17,7 @@ def pool():
     return Pool(list("abcdef"), torch.eye(6), payload=payload)
 
 
-def test_picks_among_candidates(pool, tmp_path):
+def test_picks_are_positions_among_the_candidates(pool, tmp_path):
     query = Query("q", torch.tensor([0.0, 0.1, 0.9, 0.2, 0.5, 0.0]))
     names = ["e", "b", "c"]
     chosen = {
@@ -25,19 +25,19 @@ def test_picks_among_candidates(pool, tmp_path):
         for kind, selector in {"kNN": KNN(), "random": Random(), "none": ZeroShot()}.items()
     }
     image = Image.new("RGB", (8, 8))
-    made = record(
+    shown = record(
         "what is it?", pool, names, chosen, picture=image, pictures={"b": image, "a": image},
         answers=[Answer("zero-shot", "a", False)], cost={"candidates": "3"},
     )  # fmt: skip
-    near, chance, none = made.stages
+    near, chance, none = shown.stages
     assert [item.text for item in near.over] == [f"what is {n}? {n}" for n in names]
     assert [item.picture for item in near.over] == [None, "b", None]
-    assert list(made.pictures) == ["question", "b"]  # that of "a" is no candidate's
+    assert list(shown.pictures) == ["question", "b"]  # "a" is not a candidate
     assert near.selection.indices.tolist() == [2, 0]  # c, then e
     expected = pool.vectors[pool.rows(names)] @ query.vector
     torch.testing.assert_close(near.selection.scores, expected)
     assert len(chance.selection.indices) == 2
     assert none.selection.indices.tolist() == []
     assert none.name == "none"
-    save_record(made, tmp_path)
+    save_record(shown, tmp_path)
     assert load_record(tmp_path).stages[0].over == near.over

@@ -1,4 +1,4 @@
-"""Which candidates a query gets."""
+"""The candidates of a query."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_nearest_equal_brute_force(view: str):
     allowed = pool.allowed(query).nonzero().flatten().tolist()
     best = sorted(allowed, key=lambda row: -float(cosines[row]))[:5]
     assert sorted(rows.tolist()) == sorted(best)
-    assert rows.tolist() != best  # the order tells nothing
+    assert rows.tolist() != best  # the order carries no information
 
 
 def test_shares_of_the_mix():

@@ -29,7 +29,7 @@ QUERY = Query("q", torch.ones(2))
 
 
 @pytest.mark.parametrize("objective", ["gain", "actual", "logprob"])
-def test_a_wide_beam_finds_the_best_list(objective):
+def test_wide_beam_finds_the_best_list(objective):
     scorer, names = FakeScorer(), list("abcde")
     found = teach_query(QUERY, names, scorer, shots=3, beam=100, objective=objective)
     best = max(permutations(names, 3), key=lambda picks: FakeScorer().value("q", picks))
@@ -38,7 +38,7 @@ def test_a_wide_beam_finds_the_best_list(objective):
     assert found.beams[0].value == pytest.approx(float(list_value(mean, objective)))
 
 
-def test_the_cost_matches_num_calls():
+def test_cost_matches_num_calls():
     scorer = FakeScorer()
     teach_query(QUERY, list("abcdefg"), scorer, shots=4, beam=3, objective="gain")
     assert len(scorer.calls) == num_calls(7, 4, 3)
@@ -58,7 +58,7 @@ def test_every_scored_pair_is_kept():
     assert int((~found.logprob.isnan()).sum()) + 1 == num_calls(6, 3, 2)
 
 
-def test_objectives():
+def test_objectives_by_hand():
     after, before = torch.tensor([-1.0, -2.0]), torch.tensor(-3.0)
     assert torch.equal(step_score(after, before, "logprob"), torch.tensor([2.0, 1.0]))
     assert torch.allclose(step_score(after, before, "gain"), after.exp() - before.exp())
@@ -97,11 +97,11 @@ def test_weighted_labels_are_all_beams(tmp_path: Path):
     assert len(records) == 36
     first = records[:2]
     assert sum(record.weight for record in first) == pytest.approx(1.0)
-    z = torch.tensor([1.0, -1.0])  # two different values, whatever they are
+    z = torch.tensor([1.0, -1.0])  # any two different values
     assert [record.weight for record in first] == pytest.approx(z.softmax(0).tolist())
 
 
-def test_files_have_the_documented_form(tmp_path: Path):
+def test_files_have_the_documented_format(tmp_path: Path):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
     teach(config, lambda *_: FakeScorer())
@@ -124,7 +124,7 @@ def test_files_have_the_documented_form(tmp_path: Path):
     assert teach(config, lambda *_: 1 / 0)["state"] == "was finished before"
 
 
-def test_a_killed_run_resumes_to_the_same_files(tmp_path: Path):
+def test_killed_run_resumes_to_the_same_files(tmp_path: Path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         embedded(folder / "embedded")
@@ -145,7 +145,7 @@ def test_a_killed_run_resumes_to_the_same_files(tmp_path: Path):
     assert mine == theirs
 
 
-def test_a_stopped_run_keeps_its_finished_queries(tmp_path: Path):
+def test_stopped_run_keeps_its_finished_queries(tmp_path: Path):
     class Stopped(FakeScorer):
         def baseline(self, query):
             if query.id == "t6":
@@ -169,7 +169,7 @@ def test_a_stopped_run_keeps_its_finished_queries(tmp_path: Path):
 
 
 def test_all_examples_and_queries_are_checked_first(tmp_path: Path):
-    """An image that is gone, and a text where the host would look for an image."""
+    """A missing image, and a text with an image placeholder."""
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"no image")
 
@@ -192,10 +192,10 @@ def test_all_examples_and_queries_are_checked_first(tmp_path: Path):
     assert "example 's': " in lines[1]
     assert "got 2 <image>" in lines[1]
     assert "b.png: cannot be read as an image" in lines[2]
-    check_turns(set_of(["p", "q"]), queries, [0], Processor())  # the other is not used
+    check_turns(set_of(["p", "q"]), queries, [0], Processor())  # the other one is not used
 
 
-def test_a_failed_check_leaves_no_folder(tmp_path: Path, monkeypatch):
+def test_failed_check_leaves_no_folder(tmp_path: Path, monkeypatch):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
 
@@ -209,7 +209,7 @@ def test_a_failed_check_leaves_no_folder(tmp_path: Path, monkeypatch):
     assert teach(config.replace({"check_data": False}), lambda *_: FakeScorer())["taught"] == 18
 
 
-def test_queries_that_fail_are_listed_and_tried_again(tmp_path: Path):
+def test_failed_queries_are_listed_and_retried(tmp_path: Path):
     class Broken(FakeScorer):
         tries = 0
 
@@ -245,7 +245,7 @@ def test_nan_log_probabilities_are_an_error(tmp_path: Path, at: int):
     assert "try --host.dtype float32" in (config.out / "failed.jsonl").read_text()
 
 
-def test_a_kill_after_the_last_shard_loses_nothing(tmp_path: Path, monkeypatch):
+def test_kill_after_the_last_shard_loses_nothing(tmp_path: Path, monkeypatch):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
     rename = Path.rename
@@ -264,7 +264,7 @@ def test_a_kill_after_the_last_shard_loses_nothing(tmp_path: Path, monkeypatch):
     assert not [name for name in files_of(config.out) if "parts" in name]
 
 
-def test_a_query_without_candidates_is_left_out(tmp_path: Path):
+def test_query_without_candidates_is_left_out(tmp_path: Path):
     embedded(tmp_path / "embedded", 2)  # one group: each would leak the other's answer
     config = teach_config(tmp_path)
     assert teach(config, lambda *_: FakeScorer())["taught"] == 2
@@ -284,7 +284,7 @@ def test_other_settings_need_another_folder(tmp_path: Path):
         read_records(config.out, pool, queries)
 
 
-def test_a_plan_counts_calls(tmp_path: Path):
+def test_plan_counts_calls(tmp_path: Path):
     embedded(tmp_path / "embedded")
     found = plan(teach_config(tmp_path, num_queries=10), lambda *_: FakeScorer())
     assert found["calls per query"] == num_calls(6, 2, 2)
@@ -293,7 +293,7 @@ def test_a_plan_counts_calls(tmp_path: Path):
     assert not (tmp_path / "taught").exists()
 
     class Mute(FakeScorer):
-        """Cannot say the first answer."""
+        """Cannot score the first answer."""
 
         def baseline(self, query):
             if query.id == "t0":
@@ -318,7 +318,7 @@ def test_overlap_scorer_needs_no_model(tmp_path: Path):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x08\0\0\0\0\0\0\0{}      "])
-def test_a_damaged_part_of_a_shard_is_named(tmp_path, data):
+def test_damaged_part_of_a_shard_is_refused(tmp_path, data):
     (path := tmp_path / "00000.safetensors").write_bytes(data)
     with pytest.raises(InputError, match=r"00000\.safetensors: cannot be read.*remove it"):
         _read_interrupted(path)
@@ -340,7 +340,7 @@ def test_a_damaged_part_of_a_shard_is_named(tmp_path, data):
         {"beams": [{"ids": ["t16", "t17", "t16"], "value": 0, "step_values": []}]},
     ],
 )
-def test_a_damaged_line_of_a_taught_folder_is_one_error(tmp_path: Path, damage: dict):
+def test_damaged_line_of_a_taught_folder_is_one_error(tmp_path: Path, damage: dict):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
     teach(config, lambda *_: FakeScorer())
@@ -354,7 +354,7 @@ def test_a_damaged_line_of_a_taught_folder_is_one_error(tmp_path: Path, damage: 
 
 
 @pytest.mark.parametrize("changes", [{"pool": None}, {"objective": "luck"}, {"objective": None}])
-def test_a_damaged_meta_file_of_a_taught_folder_is_one_error(tmp_path: Path, changes: dict):
+def test_damaged_meta_file_of_a_taught_folder_is_one_error(tmp_path: Path, changes: dict):
     embedded(tmp_path / "embedded")
     config = teach_config(tmp_path)
     teach(config, lambda *_: FakeScorer())

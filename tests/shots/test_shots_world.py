@@ -1,4 +1,4 @@
-"""The learner's world: its pools, and that its scorer matches a host's."""
+"""The world of the learner: its pools, and a scorer that matches that of a host."""
 
 from collections import Counter
 from pathlib import Path
@@ -42,7 +42,7 @@ def drawn():
     )  # fmt: skip
 
 
-def test_a_domain_is_a_lexicon(world):
+def test_each_domain_is_a_lexicon(world):
     domains = [f"test {FIRST_LEXICON + n}" for n in range(2)]
     assert Counter(world.pool.domains) == dict.fromkeys(domains, 64)
     assert len(world.queries) > 150
@@ -74,7 +74,7 @@ def test_lessons_of_a_lexicon_share_its_words(drawn):
     assert not torch.equal(names[0], names[PER_LEXICON])
 
 
-def test_guess_is_the_most_frequent_value(drawn):
+def test_blind_guess_is_the_most_frequent_value(drawn):
     graph = drawn.rendered.graph
     for lesson in range(len(drawn)):
         objects = graph.attributes[lesson * (EXAMPLES + 1) + EXAMPLES, :4].tolist()
@@ -137,7 +137,7 @@ def test_scores_match_a_host_scorer(world, model, drawn, tmp_path: Path):
 
 
 def test_batches_of_prompts_match_single_prompts(world, model):
-    """In any order, number, length; -1 is no example."""
+    """In any order, number and length; -1 means no example."""
     scorer = LearnerScorer(model, world)
     queries = torch.tensor([0, 5, 9, 0, 5])
     picks = torch.tensor([[-1, -1], [3, -1], [40, 2], [7, 8], [3, 1]])

@@ -1,4 +1,4 @@
-"""What the plug-in needs of lmms-eval 0.7, where that is not installed: names, and nothing behind.
+"""A minimal stand-in for lmms-eval 0.7, used where that package is not installed.
 
 Read off its interface: `lmms_eval.api.model.lmms`, `lmms_eval.models.registry_v2.ModelManifest`,
 `lmms_eval.models.model_utils.gen_metrics.log_metrics`.
@@ -59,8 +59,8 @@ def modules() -> dict[str, ModuleType]:
         "lmms_eval.models.model_utils": {},
         "lmms_eval.models.model_utils.gen_metrics": {"log_metrics": log_metrics},
     }
-    made = {}
+    fakes = {}
     for name, names in contents.items():
-        made[name] = ModuleType(name)
-        made[name].__dict__.update(names, __path__=[])
-    return made
+        fakes[name] = ModuleType(name)
+        fakes[name].__dict__.update(names, __path__=[])
+    return fakes

@@ -22,12 +22,12 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A LLaVA with random weights, 36 vision tokens and 4 layers."""
-    made = tmp_path_factory.mktemp("host")
+    path = tmp_path_factory.mktemp("host")
     sizes = VlmConfig(
         image_size=84, vision_layers=2, vision_width=16, layers=4, width=16, hidden=32, heads=2
     )
-    save_vlm(build_vlm(sizes), build_processor(sizes), made)
-    return made
+    save_vlm(build_vlm(sizes), build_processor(sizes), path)
+    return path
 
 
 @pytest.fixture(scope="module")

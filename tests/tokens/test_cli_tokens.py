@@ -55,11 +55,11 @@ def test_plan_as_json(capsys):
     assert main(["tokens", "plan", "--target", "0.7", "--text", "30", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["warnings"] == []
-    for made in found["proposals"]:
-        assert made["flops_reduction_llm"] >= 0.7
-        if made["name"] != "default":
-            assert made["flops_reduction_llm"] < 0.71
-            assert all(saved >= 0.01 for saved in made["cut_savings"])
+    for proposal in found["proposals"]:
+        assert proposal["flops_reduction_llm"] >= 0.7
+        if proposal["name"] != "default":
+            assert proposal["flops_reduction_llm"] < 0.71
+            assert all(saved >= 0.01 for saved in proposal["cut_savings"])
 
 
 def test_late_cuts_are_warned_about(capsys):
@@ -206,9 +206,11 @@ def test_prediction_has_trace_and_cost(host):
     model, processor = load_host(HostConfig(model=str(folder)))
     image = Image.open(folder / "scene.png")
     plan = Plan(Stage1(build("uniform"), 16), [Cut(1, build("uniform"), 8)])
-    made = predict(image, question, model=model, processor=processor, plan=plan, max_new_tokens=3)
-    assert [stage.layer for stage in made.trace.stages] == [0, 1]
-    assert made.cost.schedule.vision_by_layer == (16, 8, 8, 8)
+    prediction = predict(
+        image, question, model=model, processor=processor, plan=plan, max_new_tokens=3
+    )
+    assert [stage.layer for stage in prediction.trace.stages] == [0, 1]
+    assert prediction.cost.schedule.vision_by_layer == (16, 8, 8, 8)
     whole = predict(
         image, question, model=model, processor=processor, plan=Plan(), max_new_tokens=3
     )
@@ -276,15 +278,17 @@ def quantised(folder):
 
 def test_quantised_hosts_are_not_cast(host, tmp_path, capsys, monkeypatch):
     folder, _ = host
-    made = quantised(folder)
-    assert any(not p.is_floating_point() for p in made.parameters())
-    monkeypatch.setattr("eligo.pretrained.hosts.load_stock", lambda *_, **__: made)
+    model_8bit = quantised(folder)
+    assert any(not p.is_floating_point() for p in model_8bit.parameters())
+    monkeypatch.setattr("eligo.pretrained.hosts.load_stock", lambda *_, **__: model_8bit)
     assert ask(host, tmp_path / "out", "--method", "uniform", "--budget", "9") == 0
     printed = capsys.readouterr()
     assert "vision 36>9 @ 0" in printed.out
     assert "is quantised" in printed.err
     inputs = {"pixel_values": torch.zeros(1), "input_ids": torch.zeros(1, dtype=torch.long)}
-    first = torch.nn.Sequential(made.model.vision_tower.embeddings.position_embedding, made)
+    first = torch.nn.Sequential(
+        model_8bit.model.vision_tower.embeddings.position_embedding, model_8bit
+    )
     assert [value.dtype for value in floats_of(first, inputs).values()] == [
         torch.float32, torch.int64,
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Costs: the published numbers, torch's own counter on real forwards, bad schedules."""
+"""Costs: published numbers, the counter of torch on real forward passes, invalid schedules."""
 
 import json
 
@@ -58,7 +58,7 @@ def test_late_cuts_save_less_than_the_target():
     assert "the cut to 100 at layer 31 saves only 0.2%" in notes[1]
 
 
-def test_default_plan():
+def test_cost_of_the_default_plan():
     cost = count_cost(LLAVA_7B, DEFAULT)
     assert f"{cost.reduction_llm:.1%}" == "64.4%"
     assert cost.mean_length == 243
@@ -71,7 +71,7 @@ def test_default_plan():
     assert "200 text tokens are always kept" in longer.warnings(target=0.6)[0]
 
 
-def test_formula_by_hand():
+def test_flops_formula_by_hand():
     layer = LayerShape(width=8, hidden=16, heads=2, kv_heads=1, head_size=4)
     n, d, f, h, kv, e = 5, 8, 16, 2, 1, 4
     products = n * d * (2 * h * e + 2 * kv * e) + 3 * n * d * f
@@ -160,7 +160,7 @@ PROJECTORS = ("multi_modal_projector", "connector", "visual.merger")
 
 @pytest.mark.parametrize("build", [llava, internvl, paligemma, smolvlm, qwen2_5_vl])
 def test_flops_agree_with_the_counter_of_torch(build):
-    """Torch counts a causal layer as if every token saw all, so the bidirectional form is due."""
+    """Torch counts causal attention as bidirectional, so the bidirectional formula applies."""
     model, vision, pixels = build()
     model.eval().set_attn_implementation("eager")
     text = 9
@@ -177,7 +177,7 @@ def test_flops_agree_with_the_counter_of_torch(build):
     shape = HostShape.of(model)
     layers = shape.num_layers * shape.layer.flops(vision + text, causal=False)
     text_model = "language_model" if "language_model" in counted else "text_model"
-    angles = counted.get(f"{text_model}.rotary_emb", 0)  # a product in some versions only
+    angles = counted.get(f"{text_model}.rotary_emb", 0)  # a matrix product in some versions only
     assert layers == counted[text_model] - angles
     projector = next(counted[name] for name in PROJECTORS if name in counted)
     tower = next(counted[name] for name in TOWERS if name in counted)
@@ -188,8 +188,8 @@ def test_flops_agree_with_the_counter_of_torch(build):
     assert shape.vision in (None, vision, vision // 2)
 
 
-def test_flops_of_a_pruned_forward_pass():
-    """The layers of a language model, on the lengths of a schedule."""
+def test_flops_of_a_pruned_forward_pass_agree_with_the_counter():
+    """Each layer of a language model runs on the length that its schedule gives."""
     model = llava()[0].eval()
     model.set_attn_implementation("eager")
     schedule = Schedule(16, 10, ((1, 6), (2, 3)), 9, 3)
@@ -242,7 +242,7 @@ class _Greedy(_Known):
         return 1e14
 
 
-def test_printed_line():
+def test_cost_as_one_printed_line():
     cost = count_cost(LLAVA_7B, DEFAULT)
     assert cost.line() == (
         "vision 576>288>200>150>100 @ 0,2,8,16 | text 100 | mean length 243 of 676 | "
@@ -277,7 +277,7 @@ def test_merged_features_are_projected_again():
     assert cost.projector == pytest.approx(1.5 * cost.projector_full)
     cut = count_cost(LLAVA_7B, Schedule(576, 576, DEFAULT.cuts, 100, 32))
     assert cut.projector == cut.projector_full
-    shape = shape_of(qwen2_5_vl()[0].config)  # gives features that are projected already
+    shape = shape_of(qwen2_5_vl()[0].config)  # its tower returns projected features
     whole = count_cost(shape, Schedule(4, 2, (), 5, 3))
     assert whole.projector == whole.projector_full
     assert shape.feature_width == 96

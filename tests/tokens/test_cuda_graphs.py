@@ -56,12 +56,12 @@ def test_replay_equals_eager_selection(kind: str):
             context = make_context(seed, device="cuda")
             found.append((context, cuda_graphs.select_tokens(part, context, budget)))
         assert len(cuda_graphs._GRAPHS[part].graphs) == 1
-        for context, chosen in found:  # at the end: later replays must not change earlier choices
-            wanted = part.select(context, budget).in_order(padded=False)
-            torch.testing.assert_close(chosen.indices, wanted.indices, atol=0, rtol=0)
-            torch.testing.assert_close(chosen.scores, wanted.scores, atol=0, rtol=0)
-            if wanted.assignment is not None:
-                torch.testing.assert_close(chosen.assignment, wanted.assignment, atol=0, rtol=0)
+        for context, chosen in found:  # last: later replays must not change earlier selections
+            expected = part.select(context, budget).in_order(padded=False)
+            torch.testing.assert_close(chosen.indices, expected.indices, atol=0, rtol=0)
+            torch.testing.assert_close(chosen.scores, expected.scores, atol=0, rtol=0)
+            if expected.assignment is not None:
+                torch.testing.assert_close(chosen.assignment, expected.assignment, atol=0, rtol=0)
 
 
 @pytest.mark.gpu
@@ -96,8 +96,8 @@ def test_number_of_graphs_is_limited_and_new_weights_reset_them():
         for parameter in part.parameters():
             parameter.data = parameter.data.clone() + 0.1
         context = make_context(0, device="cuda")
-        wanted = part.select(context, budget).in_order(padded=False)
-        assert cuda_graphs.select_tokens(part, context, budget).scores.equal(wanted.scores)
+        expected = part.select(context, budget).in_order(padded=False)
+        assert cuda_graphs.select_tokens(part, context, budget).scores.equal(expected.scores)
         assert not module_graphs.graphs
 
 

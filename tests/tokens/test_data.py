@@ -30,7 +30,7 @@ def examples():
     return SceneExamples(SMALL, "train", 60, grid=(4, 4)).__getitems__(range(12))
 
 
-def test_scene_examples(examples):
+def test_scene_examples_have_question_answer_and_image(examples):
     assert [example.family for example in examples[:6]] == list(FAMILIES)
     assert len({example.id for example in examples}) == 12
     for example in examples:
@@ -41,7 +41,7 @@ def test_scene_examples(examples):
     assert any(0 < int(example.deciding.sum()) < 16 for example in examples)
 
 
-def test_an_example_depends_only_on_its_index(examples):
+def test_example_depends_only_on_its_index(examples):
     dataset = SceneExamples(SMALL, "train", 60, grid=(4, 4))
     shuffled = dataset.__getitems__([7, 3, 11, 0])
     for index, example in zip([7, 3, 11, 0], shuffled, strict=True):
@@ -55,13 +55,13 @@ def test_an_example_depends_only_on_its_index(examples):
         dataset[60]
 
 
-def test_the_test_split_has_held_out_pairs():
-    made = SceneExamples(SMALL, "test", 60, families=("lookup",), grid=(4, 4))
-    assert any(example.held_out for example in made.__getitems__(range(60)))
+def test_test_split_has_held_out_pairs():
+    examples = SceneExamples(SMALL, "test", 60, families=("lookup",), grid=(4, 4))
+    assert any(example.held_out for example in examples.__getitems__(range(60)))
 
 
-def test_deciding_tokens_show_the_object():
-    """The tokens of the oracle are those with pixels of the deciding objects, at full size."""
+def test_deciding_tokens_cover_the_object():
+    """The tokens of the oracle contain the pixels of the deciding objects, at full size."""
     from eligo.scenes.dataset import SceneDataset
 
     example = SceneExamples(SceneConfig(), "train", 12)[0]
@@ -70,7 +70,7 @@ def test_deciding_tokens_show_the_object():
     shown = scene.instances[tokens].unique().tolist()
     hidden = scene.instances[~tokens].unique().tolist()
     gone = set(range(1, 20)) & (set(scene.instances.unique().tolist()) - set(hidden))
-    assert len(gone) == 1  # a look-up is decided by one object, and all of it is covered
+    assert len(gone) == 1  # one object decides a look-up question, and it is fully covered
     assert gone <= set(shown)
     assert 0 < int(example.deciding.sum()) < 24 * 24 // 4
 
@@ -128,7 +128,7 @@ def test_answers_are_at_the_end_and_not_in_the_question_mask(processor, examples
     assert torch.equal(texts, answered.inputs["input_ids"][answered.question_mask])
 
 
-def test_a_row_does_not_depend_on_the_rest_of_the_batch(processor, examples):
+def test_row_does_not_depend_on_the_rest_of_the_batch(processor, examples):
     batch = Collator(processor, answers=True)(examples)
     for row in (0, 5):
         alone = Collator(processor, answers=True)([examples[row]])
@@ -146,7 +146,7 @@ def test_instruction_and_device(processor, examples):
 
 
 def test_processor_of_paligemma(examples):
-    """PaliGemma's: no chat template, types of tokens, images of any size."""
+    """No chat template, token types, images of any size."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PaliGemmaProcessor, PreTrainedTokenizerFast, SiglipImageProcessorPil
 

@@ -1,4 +1,4 @@
-"""Stage 1 for serving engines: the written module does what the reducer does."""
+"""Export of stage 1 for serving engines: the saved module equals the reducer."""
 
 import json
 
@@ -30,17 +30,17 @@ def test_exported_module_equals_the_reducer(name, tmp_path):
     loaded = torch.export.load(tmp_path / "stage1.pt2").module()
     for seed in range(3):
         features = torch.randn(1, 36, 12, generator=torch.Generator().manual_seed(seed))
-        made = loaded(features)
-        wanted = Stage1Module(reducer, 9, GRID)(features)
-        for one, other in zip(made, wanted, strict=True):
+        exported = loaded(features)
+        expected = Stage1Module(reducer, 9, GRID)(features)
+        for one, other in zip(exported, expected, strict=True):
             torch.testing.assert_close(one, other)
-        folded, positions, sizes = made
+        folded, positions, sizes = exported
         assert folded.shape == (1, 9, 12)
         assert positions.tolist()[0] == sorted(positions.tolist()[0])
         assert (sizes > 0).all()
 
 
-def test_question_of_any_length(tmp_path):
+def test_exported_module_accepts_questions_of_any_length(tmp_path):
     reducer = merger(kind="question_aware", question_width=10)
     plan = Plan(Stage1(reducer, ratio=0.25), size_bias=False)
     export_stage1(plan, tmp_path, grid=GRID, width=12, question_width=10)
@@ -52,8 +52,8 @@ def test_question_of_any_length(tmp_path):
         given = (
             torch.randn(1, 36, 12), torch.randn(1, words, 10), torch.arange(words)[None] > 0,
         )  # fmt: skip
-        wanted = Stage1Module(reducer, 9, GRID)(*given)
-        for one, other in zip(loaded(*given), wanted, strict=True):
+        expected = Stage1Module(reducer, 9, GRID)(*given)
+        for one, other in zip(loaded(*given), expected, strict=True):
             torch.testing.assert_close(one, other)
     with pytest.raises(InputError, match="give question_width"):
         export_stage1(plan, tmp_path, grid=GRID, width=12)
@@ -70,7 +70,7 @@ def test_cuts_are_left_out(tmp_path):
 def test_plans_that_cannot_be_exported_are_refused(tmp_path):
     with pytest.raises(InputError, match="train with size_bias: false"):
         export_stage1(Plan(Stage1(merger(), 9)), tmp_path, grid=GRID, width=12)
-    # What folds nothing needs no bias.
+    # Without merging, no size bias is needed.
     export_stage1(Plan(Stage1(build("uniform"), 9)), tmp_path / "u", grid=GRID, width=12)
     zip_like = Plan(Stage1(build("visionzip"), 9), size_bias=False)
     with pytest.raises(InputError, match="reads cls_row"):
@@ -82,7 +82,7 @@ def test_plans_that_cannot_be_exported_are_refused(tmp_path):
 
 
 class _Moody:
-    """Does something else where the first feature is positive."""
+    """Branches on the sign of the first feature, which cannot be exported."""
 
     name = "moody"
     where = frozenset({"before"})

@@ -31,12 +31,12 @@ def names(fraction: float = 1.0, **changes: float) -> list[str]:
     return [problem.name for problem in find_problems(FINE | changes, fraction)]
 
 
-def test_a_healthy_run_has_no_problems():
+def test_healthy_run_has_no_problems():
     assert names() == []
     assert find_problems({}, 0.5) == []
 
 
-def test_tokens_not_shrinking():
+def test_number_of_tokens_that_does_not_fall_is_reported():
     assert names(vision_keep_mean=0.95) == ["tokens_not_shrinking"]
     (problem,) = find_problems(FINE | {"vision_keep_mean": 0.95, "avg_merged_tokens": 570}, 1.0)
     assert "570 of 576" in str(problem)
@@ -45,19 +45,19 @@ def test_tokens_not_shrinking():
 
 def test_falling_accuracy_is_reported_late_with_its_stage():
     assert names(accuracy_hard=0.90) == ["accuracy_falling"]
-    assert names(0.3, accuracy_hard=0.5) == []  # the choices are still noisy
+    assert names(0.3, accuracy_hard=0.5) == []  # selections are still noisy
     (by_cuts,) = find_problems(FINE | {"accuracy_hard": 0.90}, 1.0)
     assert "by the cuts" in by_cuts.symptom
     (by_merge,) = find_problems(FINE | {"accuracy_hard": 0.90, "accuracy_merge_only": 0.91}, 1.0)
     assert "by merging" in by_merge.symptom
 
 
-def test_discriminator_too_strong():
+def test_strong_discriminator_is_reported():
     assert names(disc_prob_real=0.97, disc_prob_fake=0.02) == ["discriminator_too_strong"]
     assert names(disc_prob_real=0.97, disc_prob_fake=0.4) == []
 
 
-def test_temperature_stuck():
+def test_constant_temperature_is_reported():
     assert names(0.5, temperature=1.0) == ["temperature_stuck"]
     assert names(0.05, temperature=1.0) == []
     assert names(0.5, temperature=1.0, temperature_end=1.0) == []  # as configured
@@ -78,7 +78,7 @@ def test_remedies_name_keys_that_exist():
     assert words <= keys, words - keys
 
 
-def test_a_problem_is_logged_once_while_it_lasts(caplog):
+def test_problem_is_logged_once_while_it_lasts(caplog):
     validation = Validation.__new__(Validation)
     validation.reported = set()
     problem = Problem("temperature_stuck", "still 1.00")

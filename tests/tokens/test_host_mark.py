@@ -30,7 +30,7 @@ def marked(host) -> Plan:
     return replace(FREE, host=HostMark.of(host_of(host.model)))
 
 
-def test_same_host_in_any_precision(caplog):
+def test_same_host_is_accepted_in_any_precision(caplog):
     host = build("llava")
     plan = marked(host)
     with caplog.at_level(logging.WARNING):
@@ -40,7 +40,7 @@ def test_same_host_in_any_precision(caplog):
     assert not caplog.text
 
 
-def test_other_weights_warn_once(caplog):
+def test_other_weights_give_one_warning(caplog):
     plan, other = marked(build("llava")), build("llava")
     with torch.no_grad():
         other.model.model.language_model.embed_tokens.weight.mul_(1.5)

@@ -1,4 +1,4 @@
-"""Pruned `generate` is the full cacheless recompute with masked keys, on every host."""
+"""Pruned `generate` equals a full recompute without cache, with masked keys, on every host."""
 
 from typing import Any
 

@@ -50,7 +50,7 @@ HERE = ByContent()
         (lambda: Plan(None, [Cut(0.5, HERE, 8)]).layers, "plan.resolve"),
     ],
 )
-def test_bad_plans(make: Callable[[], Any], message: str) -> None:
+def test_invalid_plans_are_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
 
@@ -63,7 +63,7 @@ def test_reducer_in_the_wrong_place_is_refused() -> None:
         Cut(1, OnlyBefore(), 4)
 
 
-def test_plan_counts() -> None:
+def test_token_counts_of_a_plan() -> None:
     plan = Plan(Stage1(HERE, ratio=0.6), [Cut(1 / 16, HERE, 200), Cut(0.5, HERE, ratio=0.1)])
     assert plan.counts((24, 24)) == (346, 200, 58)
     assert plan.count((24, 24)) == 346
@@ -83,7 +83,7 @@ def run(host: Any, plan: Plan | None = None, **changed: Any) -> Any:
         return host.model(**inputs)
 
 
-def test_bad_calls() -> None:
+def test_unsupported_calls_are_refused() -> None:
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 5]])
     ids = inputs["input_ids"]
@@ -112,7 +112,7 @@ def test_bad_calls() -> None:
         run(host, past_key_values=DynamicCache(config=sliding))
 
 
-def test_bad_masks() -> None:
+def test_invalid_masks_are_refused() -> None:
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 5]])
 
@@ -144,13 +144,13 @@ def test_empty_question_is_refused_if_the_reducer_reads_it(place: str) -> None:
     run_with(build_method("divprune"))
 
 
-def test_padding_on_the_right() -> None:
+def test_right_padding_is_refused_in_generation() -> None:
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 8], [2, IMAGE, 3]], padding="right")
     with pruning(host.model, make_plan("both")):
         with pytest.raises(InputError, match="padding_side = 'left'"):
             host.model.generate(**inputs, max_new_tokens=2)
-        with torch.no_grad():  # training may pad as it likes
+        with torch.no_grad():  # training accepts padding on either side
             right = host.model(**inputs, use_cache=False).logits
             left = host.model(**host.batch([[3, IMAGE, 8], [2, IMAGE, 3]]), use_cache=False).logits
     assert torch.allclose(right[1, :-6], left[1, 6:], atol=1e-4)
@@ -241,7 +241,7 @@ def test_unsupported_models_are_refused() -> None:
     refused(shared("llava").model, "made for a width of 99", Plan(None, [Cut(1, Wide(), 4)]))
 
 
-def test_nested_contexts() -> None:
+def test_nested_contexts_are_refused() -> None:
     host = shared("llava")
     with (
         pruning(host.model, make_plan("both")),

@@ -1,4 +1,4 @@
-"""The training form: equals pruning with hard masks, and gives gradients to all scores."""
+"""The masked (training) form equals pruning, and gives gradients to all scores."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -134,9 +134,9 @@ def test_pruners_get_the_input_of_their_layer() -> None:
     inputs = host.batch([[3, IMAGE, 5]])
     relaxer = Scores({2: 32})
     plan = Plan(None, [Cut(2, ByContent(), 6)])
-    seen: list[Tensor] = []
+    inputs_seen: list[Tensor] = []
     handle = host.text.layers[1].register_forward_hook(
-        lambda _m, _a, out: seen.append(out[0] if isinstance(out, tuple) else out)
+        lambda _m, _a, out: inputs_seen.append(out[0] if isinstance(out, tuple) else out)
     )
     question_mask = inputs["attention_mask"].bool()
     question_mask[:, -2:] = False
@@ -144,7 +144,7 @@ def test_pruners_get_the_input_of_their_layer() -> None:
         host.model(**inputs)
     handle.remove()
     context = relaxer.contexts[2]
-    assert torch.equal(context.features[0], seen[0][0, 3:19])
+    assert torch.equal(context.features[0], inputs_seen[0][0, 3:19])
     assert context.question is None or context.question_mask is not None
     plan = Plan(None, [Cut(2, reducer := ByContent(), 6)])
     with masking(host.model, plan, question_mask):
@@ -152,11 +152,11 @@ def test_pruners_get_the_input_of_their_layer() -> None:
     words = reducer.seen[0]
     assert words.question is not None
     assert words.question_mask is not None
-    expected = torch.cat([seen[0][0, :3], seen[0][0, 19:22]])
+    expected = torch.cat([inputs_seen[0][0, :3], inputs_seen[0][0, 19:22]])
     assert torch.equal(words.question[0][words.question_mask[0]], expected)
 
 
-def test_folding_inside_cannot_be_masked() -> None:
+def test_merging_inside_the_model_cannot_be_masked() -> None:
     host = shared("llava")
     plan = Plan(None, [Cut(1, ByContent(folds=True), 4)])
     with masking(host.model, plan), pytest.raises(EligoError, match="a method that drops"):
@@ -184,18 +184,18 @@ def test_scaled_states_differ_from_removal() -> None:
     host, inputs = shared("llava"), shared("llava").batch(rows_of("one", "llava"))
     plan = make_plan("2")
     layer = plan.layers[0]
-    seen: list[Tensor] = []
+    states_seen: list[Tensor] = []
     block = host.model.model.language_model.layers[layer]
     with torch.no_grad():
         with masking(host.model, plan) as trace:
             by_keys = host.model(**inputs).logits
         with masking(host.model, plan, acts_on="states"):
             hook = block.input_layernorm.register_forward_pre_hook(
-                lambda _module, args: seen.append(args[0])
+                lambda _module, args: states_seen.append(args[0])
             )
             by_states = host.model(**inputs).logits
             hook.remove()
-    dropped = (seen[0] == 0).all(-1).sum().item()
+    dropped = (states_seen[0] == 0).all(-1).sum().item()
     stage = trace.stages[0]
     assert dropped == (stage.selection.mask.sum() - stage.selection.num_kept.sum()).item() > 0
     assert (by_keys - by_states).abs().max() > 1e-3

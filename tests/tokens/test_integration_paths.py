@@ -14,7 +14,7 @@ from eligo.tokens.plan import Cut, Plan, Stage1
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_folded_tokens_weigh_by_their_size(family: str, attention: str) -> None:
+def test_merged_tokens_are_weighted_by_size(family: str, attention: str) -> None:
     host, rows = shared(family, attention), rows_of("ragged", family)
     inputs = host.batch(rows)
     plan = make_plan("both", folds=True)
@@ -29,7 +29,7 @@ def test_folded_tokens_weigh_by_their_size(family: str, attention: str) -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_folding_inside(attention: str) -> None:
+def test_merging_inside_the_model(attention: str) -> None:
     host, rows = shared("llava", attention), rows_of("ragged", "llava")
     plan = Plan(None, [Cut(1, ByContent(folds=True), ratio=0.5), Cut(2, ByContent(), ratio=0.25)])
     with pruning(host.model, plan):
@@ -41,7 +41,7 @@ def test_folding_inside(attention: str) -> None:
 
 @pytest.mark.parametrize("stages", ["1", "both"])
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f != "qwen"])
-def test_reindexed_positions(family: str, stages: str) -> None:
+def test_reindexed_positions_match_the_oracle(family: str, stages: str) -> None:
     host, rows = shared(family), rows_of("ragged", family)
     plan, inputs = make_plan(stages, positions="reindex"), host.batch(rows)
     with pruning(host.model, plan):
@@ -56,7 +56,7 @@ def test_reindexed_positions(family: str, stages: str) -> None:
 
 @pytest.mark.parametrize("kind", ["padded", "ragged"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_beams(family: str, kind: str) -> None:
+def test_beam_search_is_pruned(family: str, kind: str) -> None:
     if not ENCODES_FIRST and kind == "ragged" and family != "qwen":
         pytest.skip("these transformers mix up the images of a row with several, pruned or not")
     host, rows = shared(family), rows_of(kind, family)
@@ -81,7 +81,7 @@ def test_beams(family: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["one", "padded", "ragged"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_second_turn(family: str, kind: str) -> None:
+def test_second_turn_of_a_conversation(family: str, kind: str) -> None:
     host, rows = shared(family), rows_of(kind, family)
     plan, inputs = make_plan("both", folds=True), host.batch(rows)
     options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
@@ -109,7 +109,7 @@ def test_second_turn(family: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_without_cache(family: str) -> None:
+def test_generation_without_cache(family: str) -> None:
     if not ENCODES_FIRST and family == "paligemma":
         pytest.skip("these transformers count generated tokens to the prefix, pruned or not")
     host, inputs = shared(family), shared(family).batch(rows_of("ragged", family))

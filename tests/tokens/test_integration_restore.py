@@ -95,7 +95,7 @@ def test_model_is_restored_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen"])
-def test_lora(family: str) -> None:
+def test_lora_adapters_are_supported(family: str) -> None:
     peft = pytest.importorskip("peft")
     host, rows = build(family), rows_of("ragged", family)
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
@@ -127,7 +127,7 @@ class Int8Linear(nn.Module):
         return nn.functional.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
 
 
-def test_quantised() -> None:
+def test_quantised_models_are_supported() -> None:
     """Hooks only use activations, so quantised weights work."""
     host, rows = build("llava"), rows_of("ragged", "llava")
     for module in list(host.model.model.modules()):
@@ -142,7 +142,7 @@ def test_quantised() -> None:
         assert_same(logits[number], expected.logits[-NEW:])
 
 
-def test_bfloat16() -> None:
+def test_bfloat16_models_are_supported() -> None:
     host = build("llava")
     host.model.bfloat16()
     inputs = host.batch(rows_of("ragged", "llava"))
@@ -152,7 +152,7 @@ def test_bfloat16() -> None:
     assert logits.isfinite().all()
 
 
-def test_custom_host() -> None:
+def test_custom_host_class_is_used() -> None:
     """The core alone, and an unknown family with an adapter."""
     host = build("llava")
     inputs = host.batch([[3, IMAGE, 5]])
@@ -166,22 +166,22 @@ def test_custom_host() -> None:
     class Mine(Llava):
         family = "Mine"
 
-    made: list[Host] = []
+    hosts: list[Host] = []
 
     def make(model: nn.Module) -> Host:
-        made.append(Mine(model))
-        return made[0]
+        hosts.append(Mine(model))
+        return hosts[0]
 
     host.model.config.model_type = "mine"
     with pruning(host.model, make_plan("both"), host=make) as trace, torch.no_grad():
         host.model(**inputs)
-    assert made
+    assert hosts
     assert len(trace.stages) == 3
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
-def test_on_a_gpu(family: str) -> None:
+def test_pruning_on_a_gpu(family: str) -> None:
     host = build(family)
     inputs, plan = host.batch(rows_of("ragged", family)), all_needs()
     with pruning(host.model, plan):

@@ -80,7 +80,7 @@ def test_attention_rows_of_all_words(family: str, attention: str) -> None:
     context, _, _ = found[attention]
     _, weights, trace = found["eager"]
     ids, mask = host.batch(rows)["input_ids"], host.batch(rows)["attention_mask"]
-    seen = trace.columns[2]
+    visible = trace.columns[2]
     assert trace.rows is not None
     assert context.question_rows is not None
     assert context.question_mask is not None
@@ -92,12 +92,12 @@ def test_attention_rows_of_all_words(family: str, attention: str) -> None:
         first = trace.rows[:image].tolist().count(number)
         offset = sum(host.tokens(seg) for seg in before[:first])
         places = (ids[number] == IMAGE_ID).nonzero()[:, 0][offset:]
-        columns = [_where(seen[number], places[p]) for p in vision[vision >= 0].tolist()]
+        columns = [_where(visible[number], places[p]) for p in vision[vision >= 0].tolist()]
         for word, column in enumerate(words):
             assert context.question_mask[image, word] == bool(mask[number, column])
             if not mask[number, column]:
                 continue
-            row = weights[number, :, _where(seen[number], column)].mean(0)
+            row = weights[number, :, _where(visible[number], column)].mean(0)
             given = context.question_rows[image, word, : len(columns)]
             assert torch.allclose(given, row[columns], atol=1e-5)
             compared += 1
@@ -147,10 +147,10 @@ def test_attention_row_of_a_tower_with_windows() -> None:
     host, reducer = shared("qwen"), ByContent(needs=("cls_row",))
     inputs = host.batch([[3, (4, 6), 5], [2, (2, 4), 6]])
     tower = host.model.model.visual
-    block, seen = tower.blocks[-1].attn, {}
+    block, recorded = tower.blocks[-1].attn, {}
 
     def look(_module: Any, args: Any, kwargs: Any) -> None:
-        seen.update(hidden=args[0], **kwargs)
+        recorded.update(hidden=args[0], **kwargs)
 
     handle = block.register_forward_pre_hook(look, with_kwargs=True)
     with pruning(host.model, Plan(Stage1(reducer, 4))), torch.no_grad():
@@ -168,8 +168,8 @@ def test_attention_row_of_a_tower_with_windows() -> None:
     handle.remove()
     embed.remove()
     with torch.no_grad():
-        qkv = block.qkv(seen["hidden"]).reshape(128, 3, 2, 8).permute(1, 2, 0, 3)
-    cos, sin = (table[None] for table in seen["position_embeddings"])
+        qkv = block.qkv(recorded["hidden"]).reshape(128, 3, 2, 8).permute(1, 2, 0, 3)
+    cos, sin = (table[None] for table in recorded["position_embeddings"])
 
     def rotate(x: Tensor) -> Tensor:
         return x * cos + torch.cat([-x[..., 4:], x[..., :4]], -1) * sin
@@ -185,7 +185,7 @@ def test_attention_row_of_a_tower_with_windows() -> None:
     assert torch.allclose(torch.cat([found[0, :24], found[1, :8]]), expected, atol=1e-5)
 
 
-def test_scene_follows_its_tokens() -> None:
+def test_scene_is_passed_with_its_tokens() -> None:
     class Shown(ByContent):
         def select(self, context: Any, budget: Tensor) -> Any:
             assert context.scene is not None
@@ -232,7 +232,7 @@ def test_plans_are_saved_with_their_modules(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "own", {"content": ByContent}).cuts[0].layer == 0.5
 
 
-def test_bad_plan_files(tmp_path: Path) -> None:
+def test_invalid_plan_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no plan\.json"):
         Plan.load(tmp_path)
     path = tmp_path / "plan.json"
@@ -273,7 +273,7 @@ def test_public_names() -> None:
         tokens.prune  # noqa: B018
 
 
-def test_shipped_model() -> None:
+def test_shipped_model_can_be_pruned() -> None:
     """576 tokens through the weights shipped with the package."""
     from eligo.scenes import load_vlm
 

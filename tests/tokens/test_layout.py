@@ -19,8 +19,8 @@ def prompts(draw: st.DrawFn) -> list[tuple[list[int], list[int]]]:
     kinds = st.lists(st.sampled_from("wv-"), min_size=1, max_size=9)
     rows = draw(st.lists(kinds, min_size=1, max_size=4))
 
-    def of_kind(row: list[str], wanted: str) -> list[int]:
-        return [column for column, kind in enumerate(row) if kind == wanted]
+    def of_kind(row: list[str], expected: str) -> list[int]:
+        return [column for column, kind in enumerate(row) if kind == expected]
 
     return [(of_kind(row, "w"), of_kind(row, "v")) for row in rows]
 
@@ -81,14 +81,14 @@ def test_masks_with_a_bias_are_aligned() -> None:
     assert found.equal(expected)
 
 
-def test_masks_of_decoding_grow() -> None:
+def test_decoding_masks_grow_by_one_key() -> None:
     layout = biased(5)
     assert layout.bias is not None
-    made = set()
+    masks_made = set()
     for later in [*range(1, 300), 4]:
         found = later_mask(None, layout, 5, later, torch.zeros(2, 1, 4), flat=False)
         assert found is not None
         assert found[:, 0, 0].equal(F.pad(layout.bias, (0, later)))
         assert all(stride % 16 == 0 for stride in found.stride()[:-1])
-        made.add(found.data_ptr())
-    assert len(made) == 2, "made anew at every step"
+        masks_made.add(found.data_ptr())
+    assert len(masks_made) == 2, "made anew at every step"

@@ -1,4 +1,4 @@
-"""The plug-in for lmms-eval: against the real interface where it is installed, else against a fake.
+"""The lmms-eval plug-in: against the real interface if it is installed, else a stand-in.
 
 A request is what lmms-eval gives a chat model: `args` are context, document -> messages, generation
 settings, document id, task, split.
@@ -37,10 +37,10 @@ def interface() -> Iterator[None]:
     if importlib.util.find_spec("lmms_eval") is not None:
         yield
         return
-    made = lmms_eval_fake.modules()
-    sys.modules.update(made)
+    fakes = lmms_eval_fake.modules()
+    sys.modules.update(fakes)
     yield
-    for name in [*made, PLUGIN]:
+    for name in [*fakes, PLUGIN]:
         sys.modules.pop(name, None)
 
 
@@ -48,12 +48,12 @@ def interface() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A narrow LLaVA with random weights: 36 vision tokens, 4 layers."""
     torch.manual_seed(0)
-    made = tmp_path_factory.mktemp("host")
+    path = tmp_path_factory.mktemp("host")
     sizes = VlmConfig(
         image_size=84, vision_layers=2, vision_width=16, layers=4, width=16, hidden=32, heads=2
     )
-    save_vlm(build_vlm(sizes), build_processor(sizes), made)
-    return made
+    save_vlm(build_vlm(sizes), build_processor(sizes), path)
+    return path
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def expected(folder: Path, plan: Plan) -> list[str]:
     ]
 
 
-def test_lmms_eval_finds_it():
+def test_lmms_eval_finds_the_plugin():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     entry = project["project"]["entry-points"]["lmms_eval.models"]["eligo"]
     assert entry == "eligo.tokens.inference.lmms_eval:manifest"
@@ -138,11 +138,11 @@ def test_lmms_eval_finds_it():
         ),
     ],
 )
-def test_answers_are_those_of_predict(make, folder, given, plan, batch_size):
+def test_answers_equal_those_of_predict(make, folder, given, plan, batch_size):
     assert ask(make(batch_size=batch_size, **given), documents()) == expected(folder, plan)
 
 
-def test_a_plan_of_a_folder(make, folder, logged, tmp_path):
+def test_plan_from_a_folder(make, folder, logged, tmp_path):
     merger = TokenMerger(MergerShape(width=16, dim=8)).eval()
     plan = Plan(Stage1(merger, 12), [Cut(2, build("uniform"), 6)])
     plan.save_pretrained(tmp_path)
@@ -151,7 +151,7 @@ def test_a_plan_of_a_folder(make, folder, logged, tmp_path):
     assert 0 < logged[0]["flops_reduction_with_selector"] < logged[0]["flops_reduction_llm"] < 1
 
 
-def test_order_is_kept_whatever_is_asked_together(make, logged):
+def test_answers_keep_the_order_of_requests(make, logged):
     model = make(method="uniform", budget=9, batch_size=2)
     short = {**GREEDY, "max_new_tokens": 1}
     settings = [GREEDY, short, GREEDY, short]
@@ -169,11 +169,11 @@ def test_prompts_without_images_and_with_two(make, folder):
     host, processor = load_vlm(folder)
     inputs = processor(text="USER: is it? ASSISTANT:", return_tensors="pt")
     output = host.generate(**inputs, max_new_tokens=5, do_sample=False)
-    said = processor.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert alone[0] == said.strip()
+    answer = processor.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert alone[0] == answer.strip()
 
 
-def test_images_are_opened_when_their_turn_comes(make, monkeypatch):
+def test_images_are_opened_lazily(make, monkeypatch):
     model = make(method="uniform", budget=9)
     events = []
     generate = model._generate
@@ -189,7 +189,7 @@ def test_images_are_opened_when_their_turn_comes(make, monkeypatch):
     assert events == ["read", "answer"] * 2
 
 
-def test_files_and_transparent_pictures(make, tmp_path):
+def test_image_files_and_transparent_images(make, tmp_path):
     model = make(method="uniform", budget=9)
     picture(0).save(tmp_path / "a.png")
     answers = ask(model, [user(picture(0), "is it?"), user(picture(0).convert("RGBA"), "is it?")])
@@ -223,7 +223,7 @@ def test_generation_settings():
     assert plugin.truncate("a", None) == "a"
 
 
-def test_the_batch_size_is_looked_at_before_the_model_is_read(make, monkeypatch):
+def test_batch_size_is_checked_before_the_model_is_loaded(make, monkeypatch):
     monkeypatch.setattr(import_module(PLUGIN), "load_host", lambda *_, **__: pytest.fail("read"))
     with pytest.raises(InputError, match="batch_size: got -1"):
         make(method="none", batch_size=-1)
@@ -244,12 +244,12 @@ def test_the_batch_size_is_looked_at_before_the_model_is_read(make, monkeypatch)
         ({"method": "none", "dtype": "int4"}, "dtype"),
     ],
 )
-def test_mistakes_are_said_before_any_question_is_asked(make, given, message):
+def test_invalid_arguments_are_refused_before_any_request(make, given, message):
     with pytest.raises(InputError, match=message):
         make(**given)
 
 
-def test_what_it_does_not_do(make):
+def test_unsupported_requests_are_refused(make):
     model = make(method="none")
     content = [{"type": "video", "url": "x.mp4"}]
     with pytest.raises(InputError, match="document 0 has video, expected text and images"):

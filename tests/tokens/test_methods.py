@@ -48,8 +48,8 @@ def test_exact_budgets_of_real_tokens(method: Method, context: ReducerContext, d
     budget = torch.tensor(data.draw(st.lists(st.integers(0, 14), min_size=3, max_size=3)))
     selection = method.select(context, budget)
     selection.check()
-    wanted = torch.minimum(budget, context.mask.sum(-1))
-    assert selection.num_kept.equal(wanted)
+    expected = torch.minimum(budget, context.mask.sum(-1))
+    assert selection.num_kept.equal(expected)
     assert not (selection.kept_mask & ~context.mask).any()
     assert selection.scores.isfinite().all()
     assert selection.mask is context.mask
@@ -103,7 +103,7 @@ def test_rounding_does_not_break_ties():
 
 
 @every_method
-def test_budget_for_all_keeps_all(method: Method):
+def test_full_budget_keeps_all_tokens(method: Method):
     context = make_context(1, num_images=4, share=0.6)
     context.mask[2] = False
     selection = method.select(context, torch.full((4,), 50))
@@ -209,7 +209,7 @@ def test_random_is_uniform_over_places():
     torch.testing.assert_close(together, torch.full((600,), 0.2 * 4 / 24), atol=0.02, rtol=0)
 
 
-def test_scores_are_those_of_the_first_choice():
+def test_scores_are_those_before_the_first_pick():
     context = full_context(2, 4)
     units = torch.nn.functional.normalize(context.features, dim=-1)[0]
     gaps = (1 - units @ units.T).fill_diagonal_(torch.inf).amin(-1)
@@ -248,8 +248,8 @@ def test_methods_before_the_language_model_can_be_exported(name: str):
     module, features = Exported(build(name, **options)), torch.randn(1, 6, 8)
     with production(), torch.no_grad():
         program = torch.export.export(module, (torch.randn(1, 6, 8),), strict=False)
-        for found, wanted in zip(program.module()(features), module(features), strict=True):
-            torch.testing.assert_close(found, wanted)
+        for found, expected in zip(program.module()(features), module(features), strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.gpu
@@ -315,7 +315,7 @@ def test_cdpruner_where_and_needs():
         assert method.needs == {relevance}
 
 
-def test_bad_names_and_options():
+def test_invalid_names_and_options_are_refused():
     with pytest.raises(InputError, match="did you mean divprune"):
         build("divprun")
     with pytest.raises(ConfigError, match="rounds"):
@@ -325,7 +325,7 @@ def test_bad_names_and_options():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_proposals(name: str):
+def test_proposed_settings_of_each_method(name: str):
     most = 1
     for values in METHODS[name].space.values():
         most *= len(values)

@@ -1,4 +1,4 @@
-"""Each method against plain loops, written from the papers and not from our code.
+"""Each method against plain loops, written from the papers alone.
 
 A slow method sees one image as lists of its real tokens, in float64, and returns the picks and,
 where it folds, the members of each: `{kept: [tokens]}`.
@@ -100,8 +100,8 @@ def window_of(place: int, pieces: int, length: int, phase: str) -> tuple[int, Fr
         members.setdefault(int(Fraction(other * pieces, length)), []).append(other)
     piece = int(Fraction(place * pieces, length))
     first, last = members[piece][0], members[piece][-1]
-    wanted = {"middle": Fraction(first + last, 2), "first": first, "last": last}[phase]
-    return piece, Fraction(abs(place - wanted))
+    expected = {"middle": Fraction(first + last, 2), "first": first, "last": last}[phase]
+    return piece, Fraction(abs(place - expected))
 
 
 def slow_windows(
@@ -274,7 +274,7 @@ CASES: list[tuple[str, Callable[..., Answer], dict]] = [
     sizes=st.booleans(),
     budgets=st.lists(st.integers(0, 15), min_size=2, max_size=2),
 )
-def test_equals_loops(
+def test_every_method_equals_its_loops(
     name: str,
     slow: Callable[..., Answer],
     options: dict,

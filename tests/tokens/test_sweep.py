@@ -34,7 +34,7 @@ def read(out):
     return json.loads((out / "sweep.json").read_text())
 
 
-def test_written_files(swept):
+def test_sweep_writes_results(swept):
     names = {"sweep.json", "sweep.csv", "accuracy.png", "families.png"}
     assert {path.name for path in swept.iterdir()} == names
     variants = read(swept)["variants"]
@@ -47,12 +47,14 @@ def test_written_files(swept):
     assert fastv["layers"] == [0, 2]
     assert whole["flops_reduction_total"] == 0
     assert 0 < pool["flops_reduction_with_selector"] < pool["flops_reduction_llm"]
-    assert fastv["flops_reduction_llm"] < pool["flops_reduction_llm"]  # two layers see all
+    assert (
+        fastv["flops_reduction_llm"] < pool["flops_reduction_llm"]
+    )  # two layers process all tokens
     assert whole["mean_length"] - pool["mean_length"] == pytest.approx(16 - 9)
     assert "flops_llm" not in blind
 
 
-def test_csv(swept):
+def test_csv_has_one_row_per_variant(swept):
     with (swept / "sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == sum(len(one["rows"]) for one in read(swept)["variants"])
@@ -81,7 +83,7 @@ def test_finished_variants_are_skipped(swept, capsys, monkeypatch):
     }
 
 
-def test_plans_and_no_matplotlib(swept, tmp_path, capsys, monkeypatch):
+def test_saved_plans_are_swept_without_matplotlib(swept, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     plan = Plan(Stage1(build("uniform"), 9), [Cut(1, build("uniform"), 4)])
     plan.save(tmp_path / "mine")
@@ -117,7 +119,7 @@ def test_invalid_input_is_refused(swept, tmp_path, capsys):
     assert "not a result of this version's sweep" in capsys.readouterr().err
 
 
-def test_variants():
+def test_variants_of_a_sweep():
     config = load_run_config("sweep", family="tokens")
     assert isinstance(config, SweepConfig)
     variants = variants_of(config)

@@ -30,7 +30,7 @@ FAMILIES = ("llava", "qwen", "internvl")
 
 @pytest.fixture(autouse=True)
 def _contention() -> Iterator[None]:
-    """Threads take turns as often as Python lets them."""
+    """Switch threads as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-4)
     yield
@@ -243,7 +243,7 @@ def test_thread_without_context_is_refused_if_several_are_open() -> None:
                 for call in (answer, lambda host, inputs: host.model(**inputs)):
                     with pytest.raises(EligoError, match="2 contexts are open on this model"):
                         pool.submit(call, host, inputs).result()
-        answer(host, inputs)  # one is left
+        answer(host, inputs)  # one context is left
     finally:
         done.set()
         thread.join()
@@ -330,7 +330,7 @@ def test_exit_waits_for_passes_of_other_threads() -> None:
 
 def test_failed_pass_leaves_no_state() -> None:
     host = build("llava")
-    answer(host, prompts(host)[0])  # transformers installs hooks of its own
+    answer(host, prompts(host)[0])  # transformers installs its own hooks
     hooks = [len(module._forward_hooks) for module in host.model.modules()]
 
     class Failing(ByContent):
@@ -414,7 +414,7 @@ def test_cuda_graphs_in_threads() -> None:
             return model(**inputs[number % 6]).logits[:, -1], kept(trace)
 
     with pruning(model, plan) as trace:
-        alone = [work(number) for number in range(6)]  # recorded on the way
+        alone = [work(number) for number in range(6)]  # this also records the graphs
         assert any(module_graphs.graphs for module_graphs in _GRAPHS.values())
         for number, (logits, positions) in enumerate(in_threads(work, calls=MANY)):
             assert torch.allclose(logits, alone[number % 6][0], atol=1e-3), number

@@ -1,4 +1,4 @@
-"""Training configs, those of the two-stage pruning design, and the shipped YAMLs."""
+"""Training configs, including keys of the two-stage pruning design, and the shipped YAMLs."""
 
 import pytest
 
@@ -113,7 +113,7 @@ def test_unknown_keys_of_the_two_stage_design_are_named():
         ({"ratio": 0.01}, 16, 1),
     ],
 )
-def test_ratio_and_budget(settings, tokens, merged):
+def test_ratio_or_budget_sets_the_merged_tokens(settings, tokens, merged):
     assert MergerConfig(**settings).resolve(tokens) == merged
 
 
@@ -136,7 +136,7 @@ def test_impossible_counts_are_refused():
         load_config(TokensTrainConfig, {"temperature": {"start": 0.1, "end": 1.0}})
 
 
-def test_the_default_plan_on_two_depths():
+def test_default_plan_for_two_model_depths():
     config = TokensTrainConfig()
     assert config.schedule(576, 32).cuts == ((2, 200), (8, 150), (16, 100))
     assert config.schedule(576, 12).cuts == ((1, 200), (3, 150), (6, 100))
@@ -160,7 +160,7 @@ OURS = ("default", "llava15", "quick", "search", "two_stage")
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_shipped_config_trains_when_shrunk(name, tmp_path):
+def test_every_shipped_config_trains_in_smoke_form(name, tmp_path):
     config = shipped(name)
     assert name in shipped_configs("tokens")
     assert config.train.monitor == "accuracy_hard"

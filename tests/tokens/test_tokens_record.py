@@ -1,4 +1,4 @@
-"""A prediction as a record of the explorer: stages show what the trace says."""
+"""A prediction as an explorer record: its stages agree with the trace."""
 
 import json
 
@@ -33,7 +33,7 @@ def found():
     )
 
 
-def test_the_selection_has_what_survives_all_stages(found):
+def test_selection_is_what_survives_all_stages(found):
     selection = found.selection
     assert selection.indices.tolist() == found.trace.stages[-1].positions.tolist()
     assert selection.scores.shape == (1, 36)
@@ -58,40 +58,40 @@ def test_summary_and_saved_files(found, tmp_path):
     assert len(find_records(tmp_path)) == 1
 
 
-def test_stages_are_on_the_image(found):
-    made = record(found)
-    assert [stage.layer for stage in made.stages] == [0, 1, 2]
-    assert [int(stage.selection.num_kept) for stage in made.stages] == [20, 12, 5]
-    assert made.pictures["image"].size == (84, 84)
-    for stage, traced in zip(made.stages, found.trace.stages, strict=True):
+def test_stages_refer_to_the_image(found):
+    shown = record(found)
+    assert [stage.layer for stage in shown.stages] == [0, 1, 2]
+    assert [int(stage.selection.num_kept) for stage in shown.stages] == [20, 12, 5]
+    assert shown.pictures["image"].size == (84, 84)
+    for stage, traced in zip(shown.stages, found.trace.stages, strict=True):
         assert (stage.over.rows, stage.over.columns) == (6, 6)
         reached = stage.candidates or range(36)
         cells = [reached[place] for place in stage.selection.indices.tolist()]
         assert cells == traced.positions[0].tolist()
-    assert made.stages[0].candidates is None
-    assert made.stages[0].selection.assignment is not None  # ToMe folds
-    assert [answer.text for answer in made.answers] == [found.answer]
-    assert made.cost["vision tokens"] == "36 > 20 > 12 > 5"
-    assert made.cost["cut before layer"] == "0, 1, 2"
-    assert "ms" in made.cost["time to the first token"]
+    assert shown.stages[0].candidates is None
+    assert shown.stages[0].selection.assignment is not None  # ToMe folds
+    assert [answer.text for answer in shown.answers] == [found.answer]
+    assert shown.cost["vision tokens"] == "36 > 20 > 12 > 5"
+    assert shown.cost["cut before layer"] == "0, 1, 2"
+    assert "ms" in shown.cost["time to the first token"]
     saved = 1 - (found.cost.llm + found.cost.selector) / found.cost.llm_full
-    assert made.cost["saved, net of selector"] == f"{saved:.1%}"
+    assert shown.cost["saved, net of selector"] == f"{saved:.1%}"
 
 
-def test_it_comes_back_from_disk(found, tmp_path):
-    said = (Answer("whole", "yes", True), Answer("pruned", found.answer, False))
-    made = record(found, answers=said, title="first", note="why")
-    save_record(made, tmp_path)
+def test_record_round_trip(found, tmp_path):
+    answers = (Answer("whole", "yes", True), Answer("pruned", found.answer, False))
+    original = record(found, answers=answers, title="first", note="why")
+    save_record(original, tmp_path)
     again = load_record(tmp_path)
-    assert (again.title, again.answers, again.note) == ("first", said, "why")
-    for mine, theirs in zip(made.stages, again.stages, strict=True):
+    assert (again.title, again.answers, again.note) == ("first", answers, "why")
+    for mine, theirs in zip(original.stages, again.stages, strict=True):
         assert (mine.name, mine.candidates, mine.over) == (
             theirs.name, theirs.candidates, theirs.over
         )  # fmt: skip
         assert torch.equal(mine.selection.indices, theirs.selection.indices)
 
 
-def test_tiles_of_unequal_size_lose_their_padding():
+def test_padding_of_unequal_tiles_is_removed():
     """Two tiles, 2 x 2 and 1 x 2; kept 2 and 1, then 1 and 1."""
     mask = torch.tensor([[True] * 4, [True, True, False, False]])
     first = Selection(

@@ -1,4 +1,4 @@
-"""Training steps: soft and hard forms agree, every loss reaches the right parts."""
+"""Training steps: soft and hard forms agree, every loss reaches the right modules."""
 
 from contextlib import nullcontext
 
@@ -23,7 +23,7 @@ from eligo.train import Progress
 
 @pytest.mark.parametrize("kind", ["simple", "question_aware"])
 @pytest.mark.parametrize("positions", ["original", "reindex"])
-def test_after_annealing_the_training_form_is_the_hard_gather(kind, positions):
+def test_training_form_equals_the_hard_form_after_annealing(kind, positions):
     task = make(merger__kind=kind, positions=positions)
     batch = first_batch(task)
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_every_parameter_gets_a_gradient():
                 assert parameter.grad.isfinite().all(), (name, path)
             sizes = {n: p.grad.abs().max().item() for n, p in module.named_parameters()}
             largest = max(sizes.values())
-            # Shifting all scores is cancelled by top-k; sparsity alone moves these.
+            # Top-k cancels a shift of all scores; only the sparsity loss trains these.
             weak = [n for n, size in sizes.items() if size <= 1e-5 * largest]
             cancelled = [n for n in sizes if n.startswith("heads.") and n.endswith("mlp.2.bias")]
             assert set(weak) <= set(cancelled), (objective, name, weak)
@@ -87,14 +87,16 @@ def test_discriminator_losses_train_only_the_discriminator():
     task = make(objective="adversarial")
     batch = first_batch(task)
     student, _ = task.observe_pruned(batch, task.relaxation(0.2, training=True))
-    found, seen = adversarial_losses(task.discriminator, student, task.observe_whole(batch), batch)
+    found, metrics = adversarial_losses(
+        task.discriminator, student, task.observe_whole(batch), batch
+    )
     (found["real"] + found["fake"]).backward()
     assert flat_gradient(task.discriminator).abs().max() > 0
     assert all(p.grad is None for p in task.merger.parameters())
-    assert 0 < seen["disc_prob_real"] < 1
+    assert 0 < metrics["disc_prob_real"] < 1
 
 
-def test_the_adversarial_pair_differs_only_by_the_pruning():
+def test_adversarial_pair_differs_only_by_pruning():
     keep_all = {"merger": None, "pruners__budgets": [16, 16]}
     task = make(objective="adversarial", **keep_all)
     batch = first_batch(task)
@@ -110,12 +112,12 @@ def test_the_adversarial_pair_differs_only_by_the_pruning():
     )  # fmt: skip
 
 
-def test_the_choice_does_not_depend_on_the_answer():
+def test_selection_does_not_depend_on_the_answer():
     task = make()
     batch = first_batch(task)
     other = dict(batch.inputs)
-    said = batch.labels != -100
-    other["input_ids"] = torch.where(said, (other["input_ids"] + 1) % 100, other["input_ids"])
+    is_answer = batch.labels != -100
+    other["input_ids"] = torch.where(is_answer, (other["input_ids"] + 1) % 100, other["input_ids"])
     changed = type(batch)(**{**vars(batch), "inputs": other})
     relaxation = task.relaxation(0.3, training=False)
     with torch.no_grad():
@@ -138,7 +140,7 @@ def test_cuts_are_nested_and_exact():
     assert torch.equal(last.mask, first.choice.kept)
 
 
-def test_a_row_does_not_depend_on_the_rest_of_the_batch():
+def test_row_does_not_depend_on_the_rest_of_the_batch():
     task = make(data__questions_per_image=1)
     batch = first_batch(task)
     relaxation = task.relaxation(0.3, training=False)
@@ -174,15 +176,17 @@ def test_packed_rows_equal_separate_rows():
         apart = observe(task.model, task.watched, batch, nullcontext())
     packed, mask = task.observe_whole(batch), text_mask(batch)
     torch.testing.assert_close(packed.states[:, mask], apart.states[:, mask], atol=1e-3, rtol=1e-3)
-    said = batch.labels[:, -3:] != -100
-    torch.testing.assert_close(packed.logits[said], apart.logits[said], atol=1e-3, rtol=1e-3)
+    is_answer = batch.labels[:, -3:] != -100
+    torch.testing.assert_close(
+        packed.logits[is_answer], apart.logits[is_answer], atol=1e-3, rtol=1e-3
+    )
     torch.testing.assert_close(
         hidden_loss(packed, apart, batch), torch.zeros(()), atol=1e-6, rtol=0
     )
 
 
 def test_training_brings_the_hard_form_closer_to_the_whole_model():
-    """Two seeds, since single runs vary: of seeds 0 to 3, the worst (0) and the best (3)."""
+    """Single runs vary: of seeds 0 to 3, this uses the worst (0) and the best (3)."""
     left = [_distance_left(seed) for seed in (0, 3)]
     assert sum(left) / len(left) < 0.8
     assert max(left) < 1
@@ -216,7 +220,7 @@ def _distance_left(seed: int, steps: int = 60) -> float:
     return distance() / before
 
 
-def test_temperature_falls_and_noise_fades():
+def test_temperature_and_noise_are_annealed():
     task = make()
     steps = [task.relaxation(step / 10, training=True) for step in range(11)]
     values = [one.temperature for one in steps]
@@ -227,7 +231,7 @@ def test_temperature_falls_and_noise_fades():
     assert task.relaxation(0.2, training=False).noise == 0
 
 
-def test_reinitialising_resets_the_optimiser_too():
+def test_reinitialising_resets_the_optimiser():
     task = make(objective="adversarial", discriminator__reinit_prob=1.0)
     optimizer = torch.optim.AdamW(task.discriminator.parameters())
     batch = first_batch(task)
@@ -244,7 +248,7 @@ def test_reinitialising_resets_the_optimiser_too():
     never.after_step(Progress(0, 4), {})
 
 
-def test_only_one_stage_can_be_trained():
+def test_each_stage_can_be_trained_alone():
     for changes in ({"merger": None}, {"pruners": None}):
         task = make(**changes)
         output = task.step(first_batch(task), Progress(0, 4))
@@ -257,9 +261,9 @@ def test_right_answers_agree_with_greedy_decoding():
     task = make()
     batch = first_batch(task)
     observed = task.observe_whole(batch)
-    wanted = observed.logits.argmax(-1)
+    expected = observed.logits.argmax(-1)
     labels = batch.labels.clone()
-    labels[:, -batch.num_answer :] = wanted
+    labels[:, -batch.num_answer :] = expected
     assert right_answers(observed, type(batch)(**{**vars(batch), "labels": labels})).all()
     labels[0, -1] += 1
     wrong = right_answers(observed, type(batch)(**{**vars(batch), "labels": labels}))

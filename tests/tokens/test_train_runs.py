@@ -22,8 +22,8 @@ from eligo.tokens.training.task import TokensTask, with_counted_steps
 from eligo.train import Progress, SearchConfig, fit, run_search
 
 
-def test_a_run_logs_losses_and_evaluations(tmp_path: Path, caplog):
-    """Losses by optimiser and before weights, temperature, tokens, discriminator, evaluations."""
+def test_run_logs_losses_and_evaluations(tmp_path: Path, caplog):
+    """Losses (total per optimiser and unweighted), temperature, tokens, discriminator, metrics."""
     config = tiny(tmp_path, objective="adversarial", train__log_every=2)
     with caplog.at_level("INFO", logger="eligo.tokens"):
         fit(TokensTask(config), config.train)
@@ -59,7 +59,7 @@ METRICS = {
 }  # fmt: skip
 
 
-def test_a_run_resumes_to_the_same_weights_and_is_a_plan(tmp_path: Path):
+def test_resumed_run_has_the_same_weights_and_loads_as_a_plan(tmp_path: Path):
     changes = {"objective": "adversarial", "discriminator__reinit_prob": 0.5}
     whole = tiny(tmp_path / "whole", **changes)
     result = fit(TokensTask(whole), whole.train)

@@ -39,7 +39,7 @@ def layout(index: torch.Tensor | None, lengths: list[int], **options: Any) -> La
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gaps_in_positions_are_no_packed_sequences(family: str) -> None:
+def test_gaps_in_positions_are_not_packed_sequences(family: str) -> None:
     """Without mask and cache, the host looks for jumps in the positions."""
     host = shared(family)
     inputs = host.batch([[3, IMAGE, 5]])
@@ -54,18 +54,18 @@ def test_gaps_in_positions_are_no_packed_sequences(family: str) -> None:
 def test_rotary_tables_follow_hidden_states() -> None:
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 5]])
-    seen: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
 
     def look(_module: Any, args: Any, kwargs: Any) -> None:
-        seen["hidden"], seen["cos"] = args[0].shape[1], kwargs["position_embeddings"][0]
+        recorded["hidden"], recorded["cos"] = args[0].shape[1], kwargs["position_embeddings"][0]
 
     with pruning(host.model, make_plan("both")) as trace, torch.no_grad():
         handle = host.text.layers[3].register_forward_pre_hook(look, with_kwargs=True)
         host.model(**inputs)
         handle.remove()
     full, _ = host.text.rotary_emb(torch.zeros(1, 1, 1), torch.arange(24)[None])
-    assert seen["hidden"] == seen["cos"].shape[1] == trace.lengths[3]
-    assert torch.equal(seen["cos"][0], full[0, trace.columns[3][0]])
+    assert recorded["hidden"] == recorded["cos"].shape[1] == trace.lengths[3]
+    assert torch.equal(recorded["cos"][0], full[0, trace.columns[3][0]])
 
 
 def test_decode_masks_follow_padding() -> None:
@@ -83,7 +83,7 @@ def test_decode_masks_follow_padding() -> None:
 
 
 def test_masks_stay_causal() -> None:
-    """Original positions as compact causal indices would: columns 0, 3, 5 are rows 0, 1, 2."""
+    """As with compact causal indices: columns 0, 3, 5 are rows 0, 1, 2."""
     causal = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
     index = torch.tensor([[0, 3, 5]])
     found = prompt_mask(causal, layout(index, [3]), torch.zeros(1, 3, 4), flat=False)
@@ -91,7 +91,7 @@ def test_masks_stay_causal() -> None:
     assert found[0, 0].tolist() == [[True, False, False], [True, True, False], [True] * 3]
 
 
-def test_lowest_number_is_never_added_twice() -> None:
+def test_mask_bias_is_never_added_twice() -> None:
     lowest = torch.finfo(torch.float32).min
     mask = torch.tensor([[0.0, lowest], [0.0, 0.0]])[None, None]
     biased = add_bias(mask, torch.tensor([[[[1.0, -20.7]]]]), torch.zeros(1))
@@ -139,7 +139,7 @@ def test_question_mask_differs_by_row() -> None:
     ids[0, -1:], ids[1, -5:] = 33, 33
     assert torch.equal(scores(input_ids=ids), base)
     ids = inputs["input_ids"].clone()
-    ids[:, -3] = 33  # a question's word in row 0, an answer's in row 1
+    ids[:, -3] = 33  # part of the question in row 0, of the answer in row 1
     changed = scores(input_ids=ids)
     assert not torch.equal(changed[0], base[0])
     assert torch.equal(changed[1], base[1])
@@ -202,7 +202,7 @@ def test_indices_move_to_the_device_of_their_values() -> None:
     assert prompt_mask(mask, ragged, like, flat=False).shape == (2, 1, 2, 2)  # pyright: ignore
 
 
-def test_dispatched_models() -> None:
+def test_models_dispatched_over_devices() -> None:
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
     host = build("llava")
@@ -255,7 +255,7 @@ def test_answer_loss_gathers_labels() -> None:
         answer_loss(output, labels, type(trace)())
 
 
-def test_generated_placeholders_are_no_images() -> None:
+def test_generated_placeholders_are_not_images() -> None:
     """A model may generate the placeholder."""
     host = build("llava")
     with torch.no_grad():

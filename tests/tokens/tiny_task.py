@@ -35,7 +35,7 @@ def tiny(out: Path | None = None, **changes: Any) -> TokensTrainConfig:
 
 
 def make(**changes: Any) -> TokensTask:
-    """A task whose host and heads say something: random weights of a narrow model hardly do."""
+    """A task with enlarged random weights, so that outputs depend visibly on the input."""
     task = TokensTask(tiny(**changes))
     with torch.no_grad():
         for parameter in task.model.parameters():

@@ -1,4 +1,4 @@
-"""The slow, plain truth: the whole sequence at once, no cache, nothing removed, keys masked.
+"""A slow oracle: the whole sequence at once, no cache, nothing removed, keys masked.
 
 One row at a time, without padding: each layer of the stock model is called with a mask of its own,
 in which a dropped token is invisible to all but itself. It shares no code with eligo.tokens apart
@@ -18,7 +18,7 @@ from eligo.tokens.reducer import ReducerContext
 
 
 class ByContent:
-    """Ranks by a fixed random direction, and by the question's mean; may fold what it drops."""
+    """Ranks by a fixed random direction and the mean question; can merge dropped tokens."""
 
     def __init__(self, *, folds: bool = False, seed: int = 0, needs: tuple[str, ...] = ()) -> None:
         self.folds, self.seed = folds, seed
@@ -212,5 +212,5 @@ def _positions(host: TinyHost, ids: Tensor, prompt: dict[str, Any]) -> Tensor:
 
 
 def _closed(positions: Tensor, visible: Tensor) -> Tensor:
-    """Positions without gaps; those of dropped tokens do not matter."""
+    """Positions without gaps; those of dropped tokens are arbitrary."""
     return positions - (~visible).long().cumsum(0)[None]

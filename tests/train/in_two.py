@@ -1,4 +1,4 @@
-"""What each of two processes does that train the toy task together."""
+"""Programs for two processes that train the toy task together."""
 
 import os
 import signal

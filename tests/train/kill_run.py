@@ -1,7 +1,7 @@
-"""Train the toy task while it is killed again and again.
+"""Trains the toy task while it is killed repeatedly.
 
-Every attempt is a fork. Attempts die by SIGKILL at named places (inside a step, at every stage of
-writing a checkpoint) and at random moments; the last one ends well.
+Every attempt is a fork. Attempts are killed at named places (inside a step, at every stage of
+writing a checkpoint) and at random times; the last one completes.
 """
 
 import os

@@ -1,3 +1,5 @@
+"""Batches: order, splitting over processes, resuming at any step."""
+
 import random
 from itertools import islice
 
@@ -31,16 +33,16 @@ def take(count: int, *, start: int = 0, rank: int = 0, world: int = 1, workers: 
     return torch.stack(list(islice(batches, count)))
 
 
-def test_any_step_can_be_the_first() -> None:
+def test_batch_stream_can_start_at_any_step() -> None:
     assert torch.equal(take(8)[5:], take(3, start=5))
 
 
-def test_parts_make_up_the_same_batch() -> None:
+def test_parts_of_all_ranks_form_the_same_batch() -> None:
     parts = [take(5, rank=rank, world=3) for rank in range(3)]
     assert torch.equal(take(5), torch.cat(parts, dim=1))
 
 
-def test_workers_repeat_the_augmentations() -> None:
+def test_workers_reproduce_the_augmentations() -> None:
     assert torch.equal(take(5), take(5, workers=1))
 
 
@@ -51,7 +53,7 @@ def test_epochs_are_different_permutations() -> None:
     assert first != second
 
 
-def test_impossible_batches_are_refused() -> None:
+def test_invalid_batch_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match="batch_size: got 32, expected at most 22"):
         epoch_batches(Augmented(), 32, 0, 0, 0, 1)
     with pytest.raises(ConfigError, match="multiple"):
@@ -72,7 +74,7 @@ def test_device_rows_do_not_repeat_within_an_epoch() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 5])
-def test_any_step_can_be_the_first_row(start: int) -> None:
+def test_row_stream_can_start_at_any_step(start: int) -> None:
     for (step, found), (again, repeated) in zip(
         rows(8)[start:], rows(8 - start, start), strict=True
     ):
@@ -80,7 +82,7 @@ def test_any_step_can_be_the_first_row(start: int) -> None:
         assert torch.equal(found, repeated)
 
 
-def test_an_epoch_counts_whole_batches() -> None:
+def test_epoch_counts_whole_batches() -> None:
     assert (steps_per_epoch(22, 6), steps_per_epoch(22, 22)) == (3, 1)
     with pytest.raises(ConfigError, match="batch_size: got 23, expected at most 22"):
         rows(1, batch_size=23)
@@ -100,7 +102,7 @@ def no_batch(_: list) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_all_workers_report_bad_data_alike(workers: int) -> None:
+def test_every_worker_reports_invalid_data_equally(workers: int) -> None:
     with pytest.raises(InputError) as caught:
         list(islice(epoch_batches(Torn(), 6, 5, 0, 0, 1, num_workers=workers), 4))
     assert str(caught.value) == "7.png: cannot be read as an image"

@@ -1,3 +1,5 @@
+"""Local and Ray engines: order, failures, retries."""
+
 import os
 import signal
 import sys
@@ -40,7 +42,7 @@ def squares(folder: Path) -> Callable[[], Callable[[int], int]]:
     return factory
 
 
-def test_local_keeps_order_and_collects_failures(tmp_path: Path) -> None:
+def test_local_engine_keeps_order_and_collects_failures(tmp_path: Path) -> None:
     (tmp_path / "killed").touch()
     done: list[int] = []
     results = map_shards(squares(tmp_path), range(7), on_done=done.append)
@@ -49,7 +51,7 @@ def test_local_keeps_order_and_collects_failures(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("built_*"))) == 1
 
 
-def test_local_tries_again() -> None:
+def test_local_engine_retries() -> None:
     failures = iter([OSError("busy"), OSError("busy")])
 
     def once_in_three(shard: str) -> str:
@@ -60,7 +62,7 @@ def test_local_tries_again() -> None:
     assert map_shards(lambda: once_in_three, ["a", "b"]) == ["A", "B"]
 
 
-def test_ray_gives_the_same_and_survives_a_killed_worker(tmp_path: Path, ray: Any) -> None:
+def test_ray_gives_the_same_results_after_a_killed_worker(tmp_path: Path, ray: Any) -> None:
     results = map_shards(squares(tmp_path), range(7), engine="ray", num_workers=2)
     assert results == [0, 1, 4, 9, 16, ShardFailure(5, "ValueError: five is bad"), 36]
     assert (tmp_path / "killed").exists()
@@ -69,7 +71,7 @@ def test_ray_gives_the_same_and_survives_a_killed_worker(tmp_path: Path, ray: An
 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
-def test_the_first_failure_can_end_the_map(engine: Any, request: pytest.FixtureRequest) -> None:
+def test_first_failure_can_stop_the_map(engine: Any, request: pytest.FixtureRequest) -> None:
     if engine == "ray":
         request.getfixturevalue("ray")
 
@@ -84,7 +86,7 @@ def test_the_first_failure_can_end_the_map(engine: Any, request: pytest.FixtureR
     assert done == []
 
 
-def test_an_error_in_on_done_is_not_a_failed_shard() -> None:
+def test_error_in_on_done_is_not_a_failed_shard() -> None:
     def stop(count: int) -> None:
         raise RuntimeError(f"enough after {count}")
 

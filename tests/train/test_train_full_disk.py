@@ -1,4 +1,4 @@
-"""Whichever write fails: one line says so, older checkpoints are whole, and the run resumes."""
+"""Any failing write gives one line; older checkpoints stay valid and the run resumes."""
 
 import errno
 from collections.abc import Callable, Iterator
@@ -92,12 +92,14 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
-def test_every_failing_write_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_failing_write_gives_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = Disk(monkeypatch)
     run(toy(tmp_path, "whole", **OPTIONS))
     writes, whole = disk.count, RunFolder(tmp_path / "whole")
     assert writes > 50
-    wanted = weights(whole.path / "best")
+    expected = weights(whole.path / "best")
     for number in range(0, writes, _EVERY):
         folder = RunFolder(tmp_path / f"run{number}")
         with disk.full_after(number), pytest.raises(OutputError, match=FULL) as caught:
@@ -108,7 +110,7 @@ def test_every_failing_write_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
             load_weights(folder.checkpoint(step), toy(tmp_path, "other", **OPTIONS).modules)
         run(toy(tmp_path, folder.path.name, **OPTIONS), resume=True)
         assert folder.steps() == whole.steps(), number
-        assert same(weights(folder.path / "best"), wanted), number
+        assert same(weights(folder.path / "best"), expected), number
         leftovers = list(folder.path.rglob(".*"))
         assert not leftovers, (number, leftovers)
 
@@ -122,7 +124,7 @@ def test_files_of_a_run_follow_the_umask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "/x", "a/b", "", "a\nb", "x" * 300])
-def test_the_name_of_a_run_stays_in_its_folder(tmp_path: Path, name: str) -> None:
+def test_run_name_cannot_leave_its_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"train\.name"):
         toy(tmp_path, name)
     with pytest.raises(ValueError, match="expected"):
@@ -130,13 +132,13 @@ def test_the_name_of_a_run_stays_in_its_folder(tmp_path: Path, name: str) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_the_name_of_a_module_stays_in_its_folder(tmp_path: Path) -> None:
+def test_module_name_cannot_leave_its_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected the name"):
         save_weights(tmp_path / "here", {"../there": torch.nn.Linear(1, 1)})
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_other_files_among_the_checkpoints_stay(tmp_path: Path) -> None:
+def test_other_files_among_the_checkpoints_are_kept(tmp_path: Path) -> None:
     """Copies that a user made, files of the system, and a checkpoint moved to another disk."""
     run(toy(tmp_path, train__keep_checkpoints=3))
     folder = RunFolder(tmp_path / "run")

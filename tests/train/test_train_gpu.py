@@ -1,4 +1,4 @@
-"""What only a GPU shows: nothing waits for the device inside a step; fp16 finds its loss scale."""
+"""On a GPU: no synchronisation inside a step; fp16 finds its loss scale."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The training loop: steps, checkpoints, early stopping, logging, errors."""
+
 import json
 import math
 import sys
@@ -39,7 +41,7 @@ def weights(task: ToyTask) -> dict[str, Tensor]:
     }
 
 
-def test_equals_a_plain_loop(tmp_path: Path) -> None:
+def test_training_equals_a_plain_loop(tmp_path: Path) -> None:
     """Two optimisers, own schedules, clipping, decay groups, projection: against plain torch."""
     changes = {"noise": False, "train__clip_norm": 0.2, "head__weight_decay": 0.3}
     task, other = toy(tmp_path, **changes), toy(tmp_path, **changes)
@@ -90,7 +92,7 @@ def test_equals_a_plain_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_accumulation_equals_the_large_batch(tmp_path: Path, precision: str) -> None:
+def test_accumulation_equals_a_large_batch(tmp_path: Path, precision: str) -> None:
     whole = toy(tmp_path, "whole", noise=False, train__precision=precision)
     parts = toy(
         tmp_path,
@@ -118,7 +120,7 @@ class Uneven(ToyTask):
         return StepOutput({"fit": (error * kept).sum() / count.clamp(min=1)}, weight=count.float())
 
 
-def test_parts_count_by_their_weight(tmp_path: Path) -> None:
+def test_accumulated_parts_are_weighted(tmp_path: Path) -> None:
     whole = Uneven(toy(tmp_path, "whole").config)
     parts = Uneven(toy(tmp_path, "parts", train__gradient_accumulation=2).config)
     load_like(parts, whole)
@@ -135,10 +137,10 @@ def load_like(task: ToyTask, other: ToyTask) -> None:
 
 def test_bf16_runs_under_autocast(tmp_path: Path) -> None:
     task = toy(tmp_path, train__precision="bf16", train__total_steps=2)
-    seen = []
-    task.body.register_forward_hook(lambda *args: seen.append(args[2].dtype))
+    dtypes = []
+    task.body.register_forward_hook(lambda *args: dtypes.append(args[2].dtype))
     run(task)
-    assert set(seen) == {torch.bfloat16}
+    assert set(dtypes) == {torch.bfloat16}
     assert task.head.linear.weight.dtype == torch.float32
 
 
@@ -165,7 +167,7 @@ def scripted(tmp_path: Path, **changes: Any) -> Scripted:
     return Scripted(toy(tmp_path, **(base | changes)).config)
 
 
-def test_early_stopping_and_best_and_last(tmp_path: Path) -> None:
+def test_early_stopping_keeps_best_and_last(tmp_path: Path) -> None:
     result = run(scripted(tmp_path, train__patience=3, train__keep_checkpoints=1))
     assert (result.ended, result.last_step) == ("patience", 10)
     assert (result.best_step, result.best) == (4, {"score": 1.0})
@@ -189,7 +191,7 @@ def test_unknown_monitor_is_named(tmp_path: Path) -> None:
         run(scripted(tmp_path, train__monitor="scores"))
 
 
-def test_tensorboard_has_the_same_metrics(tmp_path: Path) -> None:
+def test_tensorboard_and_log_have_the_same_metrics(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     result = run(toy(tmp_path))
     board = reader.EventAccumulator(str(result.folder / "tensorboard"))
@@ -201,7 +203,7 @@ def test_tensorboard_has_the_same_metrics(tmp_path: Path) -> None:
     assert len(board.Scalars("validation/loss")) == 3
 
 
-def test_without_tensorboard_metrics_are_written(
+def test_metrics_are_written_without_tensorboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
@@ -224,7 +226,7 @@ def test_single_nonfinite_steps_are_skipped(tmp_path: Path) -> None:
     assert [line["skipped"] for line in written] == [0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 3, 3]
 
 
-def test_a_skipped_step_changes_nothing(tmp_path: Path) -> None:
+def test_skipped_step_changes_nothing(tmp_path: Path) -> None:
     task = toy(tmp_path, "none", nonfinite_steps=list(range(12)), train__max_nonfinite=20)
     before = weights(task)
     run(task)
@@ -238,7 +240,7 @@ def test_persistent_nonfinite_steps_stop_the_run(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "last").resolve().name == "step_000004"
 
 
-def test_a_run_is_never_overwritten_or_mixed(tmp_path: Path) -> None:
+def test_runs_are_never_overwritten_or_mixed(tmp_path: Path) -> None:
     run(toy(tmp_path, train__total_steps=4))
     with pytest.raises(InputError, match="already holds a run; continue it with --resume"):
         run(toy(tmp_path, train__total_steps=4))
@@ -253,7 +255,7 @@ def test_a_run_is_never_overwritten_or_mixed(tmp_path: Path) -> None:
     assert run(toy(tmp_path, train__total_steps=4), resume=True).last_step == 4
 
 
-def test_out_of_time_stops_with_a_checkpoint_and_resumes(tmp_path: Path) -> None:
+def test_time_limit_stops_with_a_checkpoint_and_resumes(tmp_path: Path) -> None:
     whole, parts = toy(tmp_path, "whole"), toy(tmp_path, "parts", train__max_minutes=1e-9)
     result = run(parts)
     assert (result.ended, result.last_step) == ("max_minutes", 1)
@@ -274,7 +276,7 @@ def test_out_of_time_stops_with_a_checkpoint_and_resumes(tmp_path: Path) -> None
     torch.testing.assert_close(weights(whole), weights(parts), rtol=0, atol=0)
 
 
-def test_the_end_is_evaluated_when_time_runs_out_before_the_first_evaluation(
+def test_time_limit_before_the_first_evaluation_evaluates_at_the_end(
     tmp_path: Path,
 ) -> None:
     result = run(toy(tmp_path, train__max_minutes=1e-9, train__evaluate_every=100))
@@ -304,7 +306,7 @@ def test_max_minutes_evaluates_once_without_using_patience(tmp_path: Path) -> No
     assert [line["step"] for line in validation] == [1, 2, 3, 4, 5, 6]
 
 
-def test_meter_sums_survive_a_stop(tmp_path: Path) -> None:
+def test_running_means_survive_a_stop(tmp_path: Path) -> None:
     """The mean of a line covers steps before and after the checkpoint."""
     whole = run(toy(tmp_path, "whole", train__log_every=3, train__evaluate_every=2))
     options = {"train__log_every": 3, "train__evaluate_every": 2}
@@ -354,7 +356,7 @@ class Forgetful(ToyTask):
         self.states = {name: optimizer.state for name, optimizer in optimizers.items()}
 
 
-def test_a_task_can_reset_an_optimiser(tmp_path: Path) -> None:
+def test_task_can_reset_an_optimiser(tmp_path: Path) -> None:
     task = Forgetful(toy(tmp_path).config)
     run(task)
     steps = {
@@ -365,13 +367,13 @@ def test_a_task_can_reset_an_optimiser(tmp_path: Path) -> None:
     assert len(set(task.draws)) == 12
 
 
-def test_checkpoints_hold_nothing_pickled(tmp_path: Path) -> None:
+def test_checkpoints_contain_no_pickles(tmp_path: Path) -> None:
     result = run(toy(tmp_path, train__total_steps=2))
     files = {path.suffix for path in (result.folder / "last").resolve().rglob("*.*")}
     assert files == {".safetensors", ".json", ".yaml"}
 
 
-def test_batches_that_end_are_an_error(tmp_path: Path) -> None:
+def test_batches_that_run_out_are_an_error(tmp_path: Path) -> None:
     task = toy(tmp_path)
     task.batches = lambda *_: iter([(torch.zeros(16, 8), torch.zeros(16, 1))])
     with pytest.raises(EligoError, match="ended at step 1 of 12"):

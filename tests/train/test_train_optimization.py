@@ -32,7 +32,7 @@ def test_groups_follow_what_modules_declare() -> None:
     assert len(found) == sum(1 for module in (body, head) for _ in module.parameters())
 
 
-def test_a_misspelt_declaration_fails() -> None:
+def test_misspelt_declaration_is_refused() -> None:
     head = Head(4)
     head.no_weight_decay = ("scal",)  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError, match="scal"):
@@ -79,7 +79,7 @@ def test_loading_is_strict(tmp_path: Path) -> None:
         load_weights(tmp_path, {"b": nn.Linear(2, 3)})
 
 
-def test_an_error_names_a_few_weights_of_many(tmp_path: Path) -> None:
+def test_error_lists_only_a_few_weights(tmp_path: Path) -> None:
     save_weights(tmp_path, {"a": nn.Sequential(*(nn.Linear(2, 2) for _ in range(20)))})
     with pytest.raises(EligoError) as error:
         load_weights(tmp_path, {"a": nn.ModuleList([nn.Sequential(nn.Linear(2, 2))])})
@@ -94,7 +94,7 @@ def test_an_error_names_a_few_weights_of_many(tmp_path: Path) -> None:
     assert entries[-1] == "... and 32 more like it"
 
 
-def test_average_swaps_in_and_out() -> None:
+def test_average_is_swapped_in_and_out() -> None:
     module = nn.Linear(2, 2)
     average = WeightAverage({"m": module}, decay=0.5)
     before = module.weight.detach().clone()

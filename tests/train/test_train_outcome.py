@@ -18,7 +18,7 @@ from eligo.train.log import no_improvement
         ((), None, False),
     ],
 )
-def test_a_warning_if_the_first_evaluation_is_the_best(tmp_path: Path, steps, best, expected: bool):
+def test_best_first_evaluation_gives_a_warning(tmp_path: Path, steps, best, expected: bool):
     lines = [{"step": 1, "split": "train"}]
     lines += [{"step": step, "split": "validation"} for step in steps]
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -29,5 +29,5 @@ def test_a_warning_if_the_first_evaluation_is_the_best(tmp_path: Path, steps, be
         assert f"the first of {len(steps)} evaluations, at step {best}" in warning
 
 
-def test_a_run_without_metrics(tmp_path: Path):
+def test_run_without_metrics_gives_no_warning(tmp_path: Path):
     assert no_improvement(tmp_path, None) is None

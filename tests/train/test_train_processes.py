@@ -1,4 +1,4 @@
-"""Two processes give what one gives at the same global batch."""
+"""Two processes give the same result as one with the same global batch."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
         assert abs(first["loss"] - second["loss"]) < 1e-5
 
 
-def test_only_programs_of_several_processes_exit_at_once(monkeypatch) -> None:
+def test_only_programs_with_several_processes_exit_at_once(monkeypatch) -> None:
     ended = []
     monkeypatch.setattr("os._exit", ended.append)
     monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: ended.append("left"))
@@ -46,7 +46,7 @@ def test_only_programs_of_several_processes_exit_at_once(monkeypatch) -> None:
     assert ended == ["left", 3]
 
 
-def test_processes_that_are_not_connected(monkeypatch) -> None:
+def test_unconnected_processes_are_refused(monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="one of 2 processes that are not connected"):
         Processes()

@@ -20,7 +20,7 @@ def timeless(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_killed_runs_repeat_the_unbroken_one(tmp_path: Path) -> None:
+def test_killed_run_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     run_forked(train_and_kill, (tmp_path / "broken",))
     assert int((tmp_path / "broken" / "killed.txt").read_text()) >= len(PLACES)
     task = toy(tmp_path / "whole", **OPTIONS)

@@ -1,4 +1,4 @@
-"""A run folder finishes what a killed run left half done; one that cannot be written says so."""
+"""Run folders: cleanup after a killed run, unwritable folders, concurrent runs."""
 
 import json
 from pathlib import Path
@@ -14,14 +14,14 @@ from eligo.train.checkpoint import RunFolder, TrainState
 KEEP_TWO = {"train": {"keep_checkpoints": 2}}
 
 
-def test_an_impossible_folder(tmp_path: Path) -> None:
+def test_invalid_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     config = toy(tmp_path / "file").config
     with pytest.raises(OutputError, match="cannot be written"):
         fit(config.build(), config.train)
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_full_disk_is_reported(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.prepare(KEEP_TWO, TrainState())
     with pytest.raises(OutputError, match=r"No space left.*--resume"), folder.writing(3):
@@ -29,7 +29,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert not folder.steps()
 
 
-def test_a_run_killed_before_old_checkpoints_were_removed(tmp_path: Path) -> None:
+def test_old_checkpoints_are_removed_after_a_kill(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (4, 80, 85, 90):
         folder.checkpoint(step).mkdir(parents=True)
@@ -57,7 +57,7 @@ def failing(out: Path, at: int, **changes: Any) -> ToyTask:
     return task
 
 
-def test_a_run_that_failed_before_its_first_checkpoint_can_start_again(tmp_path: Path) -> None:
+def test_run_that_failed_before_its_first_checkpoint_can_restart(tmp_path: Path) -> None:
     """There is nothing to go on from, so the mended command must not be refused."""
     for changes in ({}, {"head__lr": 0.5}):
         with pytest.raises(InputError, match="torn"):
@@ -83,7 +83,7 @@ def test_invalid_metrics_are_refused(tmp_path: Path, bad: bytes) -> None:
         run(toy(tmp_path), resume=True)
 
 
-def test_a_failure_leaves_another_run_unchanged(tmp_path: Path) -> None:
+def test_failure_leaves_other_runs_unchanged(tmp_path: Path) -> None:
     """A second process with --resume, before the first checkpoint of the first one."""
     task = toy(tmp_path)
 
@@ -97,7 +97,7 @@ def test_a_failure_leaves_another_run_unchanged(tmp_path: Path) -> None:
     assert run(task).last_step == 12
 
 
-def test_a_running_run_is_not_started_twice(tmp_path: Path) -> None:
+def test_running_run_cannot_be_started_twice(tmp_path: Path) -> None:
     """Before its first checkpoint neither."""
     task = toy(tmp_path)
 

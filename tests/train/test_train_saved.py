@@ -1,4 +1,4 @@
-"""A step is saved before it is evaluated: an error or a kill in between costs an evaluation."""
+"""A step is saved before its evaluation, so an error or kill loses only the evaluation."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("good", [0, 1])
-def test_a_failed_evaluation_keeps_the_step_and_is_repeated(tmp_path: Path, good: int) -> None:
+def test_failed_evaluation_keeps_the_step_and_is_repeated(tmp_path: Path, good: int) -> None:
     options = {"train__patience": 2, "train__evaluate_every": 3, "train__checkpoint_every": 100}
     whole = toy(tmp_path, "whole", **options)
     expected = run(whole)
@@ -65,7 +65,7 @@ def test_a_failed_evaluation_keeps_the_step_and_is_repeated(tmp_path: Path, good
     torch.testing.assert_close(weights(whole), weights(parts), rtol=0, atol=0)
 
 
-def test_a_bug_in_an_evaluation_notes_what_is_saved(tmp_path: Path) -> None:
+def test_error_in_an_evaluation_names_the_saved_step(tmp_path: Path) -> None:
     task = broken(tmp_path)
     task.error = ZeroDivisionError("a bug")
     with pytest.raises(ZeroDivisionError) as caught:
@@ -79,7 +79,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_best_and_patience_are_those_of_the_unbroken_run(
+def test_best_and_patience_equal_the_uninterrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     """Scores 3, 1, 2, NaN, 1: killed at every evaluation, beside the small file it writes."""
@@ -134,7 +134,7 @@ def test_weights_are_written_once_per_step(tmp_path: Path, monkeypatch: pytest.M
     assert saved == [4, 6, 8, 12]
 
 
-def test_an_unknown_monitor_is_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_unknown_monitor_is_refused_before_the_first_step(tmp_path: Path) -> None:
     task = scripted(tmp_path, train__monitor="scor")
     task.metric_names = lambda: ("loss", "score")
     with pytest.raises(ConfigError, match=r"'scor' is not among .*: loss, score; did you mean sc"):
@@ -143,7 +143,7 @@ def test_an_unknown_monitor_is_refused_before_the_first_step(tmp_path: Path) -> 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_task_without_metric_names_can_change_its_monitor(tmp_path: Path) -> None:
+def test_task_without_metric_names_can_change_its_monitor(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="step 2 is saved"):
         run(scripted(tmp_path, train__monitor="scores"))
     result = run(scripted(tmp_path), resume=True)
@@ -195,7 +195,7 @@ def test_all_data_are_checked_before_the_first_step(tmp_path: Path) -> None:
     assert run(task, resume=True).last_step == 12  # nothing is left to train, nor to check
 
 
-def test_a_smoke_run_replaces_only_a_smoke_run(tmp_path: Path) -> None:
+def test_smoke_run_replaces_only_a_smoke_run(tmp_path: Path) -> None:
     run(toy(tmp_path, train__smoke=True, train__total_steps=4))
     assert run(toy(tmp_path, train__smoke=True, train__total_steps=8)).last_step == 8
     with pytest.raises(InputError, match="already holds a run"):

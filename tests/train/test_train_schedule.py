@@ -1,3 +1,5 @@
+"""Learning-rate schedules and annealing."""
+
 import math
 from itertools import pairwise
 

@@ -1,3 +1,5 @@
+"""Hyperparameter search: spaces, pruning, workers, errors."""
+
 import json
 import os
 import re
@@ -53,13 +55,13 @@ def test_missing_optuna_names_the_extra(tmp_path: Path, monkeypatch: pytest.Monk
         run_search(toy(tmp_path).config, SearchConfig(space={"head.lr": LR}))
 
 
-def test_a_trial_that_diverges_is_pruned(tmp_path: Path) -> None:
+def test_diverging_trial_is_pruned(tmp_path: Path) -> None:
     config = toy(tmp_path, nonfinite_steps=[1, 2], train__max_nonfinite=2).config
     result = run_search(config, SearchConfig(trials=2, space={"head.lr": LR}))
     assert (result.num_trials, result.best_value, result.best_config) == (2, None, None)
 
 
-def test_the_space_is_checked_first(tmp_path: Path) -> None:
+def test_space_is_checked_before_any_trial(tmp_path: Path) -> None:
     config = toy(tmp_path).config
     bad: dict[str, Any] = {
         "wdth": [1],
@@ -73,7 +75,7 @@ def test_the_space_is_checked_first(tmp_path: Path) -> None:
     assert not (tmp_path / "run_search").exists()
 
 
-def test_trials_may_change_but_not_the_config(tmp_path: Path) -> None:
+def test_number_of_trials_may_change_but_not_the_config(tmp_path: Path) -> None:
     search = SearchConfig(trials=1, space={"head.lr": LR})
     run_search(toy(tmp_path).config, search)
     with pytest.raises(ConfigError, match=r"config\.body\.lr"):
@@ -101,7 +103,7 @@ def test_killed_workers_are_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "run_search" / "best.yaml").exists()
 
 
-def test_command_with_two_workers(
+def test_search_command_with_two_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(Path(__file__).parent)  # where `toy_task` is found
@@ -124,7 +126,7 @@ def test_command_with_two_workers(
         search_command(str(source))
 
 
-def test_the_config_in_the_docs_runs(
+def test_config_from_the_docs_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -148,7 +150,7 @@ def test_the_config_in_the_docs_runs(
         assert f"`{name}`" in page.read_text("utf-8")
 
 
-def test_the_tasks_that_can_be_searched() -> None:
+def test_searchable_tasks() -> None:
     buildable = [name for name in TASKS if hasattr(resolve_task(name), "build")]
     assert list(command_module.SEARCHED) == buildable
 
@@ -188,26 +190,26 @@ def test_invalid_spaces_are_refused(tmp_path: Path, key: str, choices: Any, mess
         run_search(toy(tmp_path).config, search)
 
 
-def test_an_infinite_range_is_refused() -> None:
+def test_infinite_range_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^space\.head\.lr\.high: got inf, expected a finite"):
         load_config(SearchConfig, {"space": {"head.lr": {"low": 0, "high": float("inf")}}})
 
 
-def test_names_with_special_characters_of_urls(tmp_path: Path) -> None:
+def test_names_with_special_url_characters(tmp_path: Path) -> None:
     config = toy(tmp_path, train__name="a?b#c%20{d}").config
     result = run_search(config, SearchConfig(trials=1, space={"head.lr": LR}))
     assert result.num_trials == 1
     assert (tmp_path / "a?b#c%20{d}_search" / "study.db").is_file()
 
 
-def test_an_impossible_search_folder(tmp_path: Path) -> None:
+def test_invalid_search_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         run_search(toy(tmp_path / "file").config, SearchConfig(space={"head.lr": LR}))
 
 
 @pytest.mark.parametrize("workers", [0, -1, 1000])
-def test_the_number_of_workers_is_bounded(workers: int) -> None:
+def test_number_of_workers_is_limited(workers: int) -> None:
     with pytest.raises(InputError, match=f"--workers: got {workers}, expected 1 to"):
         search_command("tokens/search", workers=workers)
 

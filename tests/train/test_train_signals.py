@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run with a checkpoint and one line; a second one ends it at once."""
+"""Ctrl-C and SIGTERM end a run with a checkpoint and one line; a second signal exits at once."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def send(number: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("number", BOTH)
-def test_a_signal_ends_with_the_step_and_a_checkpoint(tmp_path: Path, number: int) -> None:
+def test_signal_finishes_the_step_and_writes_a_checkpoint(tmp_path: Path, number: int) -> None:
     whole = toy(tmp_path, "whole")
     expected = run(whole)
     with pytest.raises(Interrupted) as caught:
@@ -65,7 +65,7 @@ def test_a_signal_ends_with_the_step_and_a_checkpoint(tmp_path: Path, number: in
     assert result.best == expected.best
 
 
-def test_a_signal_in_an_evaluated_step_defers_the_evaluation(
+def test_signal_in_an_evaluated_step_defers_the_evaluation(
     tmp_path: Path,
 ) -> None:
     expected = lines(run(toy(tmp_path, "whole")), "validation")
@@ -74,14 +74,14 @@ def test_a_signal_in_an_evaluated_step_defers_the_evaluation(
     assert lines(run(toy(tmp_path), resume=True), "validation") == expected
 
 
-def test_a_signal_in_an_evaluation_ends_it_at_once(tmp_path: Path) -> None:
+def test_signal_in_an_evaluation_stops_it_at_once(tmp_path: Path) -> None:
     expected = lines(run(toy(tmp_path, "whole")), "validation")
     with pytest.raises(Interrupted, match="stopped at step 8,"):
         run(at(toy(tmp_path), "evaluate", 2, send(signal.SIGINT)))
     assert lines(run(toy(tmp_path), resume=True), "validation") == expected
 
 
-def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+def test_second_signal_exits_at_once(tmp_path: Path) -> None:
     def twice() -> None:
         send(signal.SIGINT)()
         send(signal.SIGINT)()
@@ -91,7 +91,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         run(at(toy(tmp_path), "step", 6, twice))
 
 
-def test_a_library_that_turns_the_signal_into_an_error(tmp_path: Path) -> None:
+def test_signal_that_a_library_turns_into_an_error(tmp_path: Path) -> None:
     def failing() -> None:
         send(signal.SIGTERM)()
         raise RuntimeError("a worker died")
@@ -101,7 +101,7 @@ def test_a_library_that_turns_the_signal_into_an_error(tmp_path: Path) -> None:
     assert caught.value.code == 143
 
 
-def test_a_signal_before_the_first_checkpoint(tmp_path: Path) -> None:
+def test_signal_before_the_first_checkpoint(tmp_path: Path) -> None:
     task = toy(tmp_path)
     task.check = lambda _: send(signal.SIGTERM)()
     with pytest.raises(Interrupted, match="before the first checkpoint; the same command"):
@@ -109,7 +109,7 @@ def test_a_signal_before_the_first_checkpoint(tmp_path: Path) -> None:
     assert run(toy(tmp_path)).last_step == 12
 
 
-def test_a_signal_after_the_last_step_is_not_lost(tmp_path: Path) -> None:
+def test_signal_after_the_last_step_is_not_lost(tmp_path: Path) -> None:
     def stop(step: int, _: Any) -> bool:
         if step == 12:
             send(signal.SIGINT)()
@@ -120,7 +120,7 @@ def test_a_signal_after_the_last_step_is_not_lost(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "best").exists()
 
 
-def test_ignored_signals_and_own_handlers_stay(tmp_path: Path) -> None:
+def test_ignored_signals_and_custom_handlers_are_kept(tmp_path: Path) -> None:
     got = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
@@ -133,7 +133,7 @@ def test_ignored_signals_and_own_handlers_stay(tmp_path: Path) -> None:
     assert got == [signal.SIGTERM]
 
 
-def test_in_another_thread_signals_are_left_alone(tmp_path: Path) -> None:
+def test_other_threads_install_no_handlers(tmp_path: Path) -> None:
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(run(toy(tmp_path)).last_step))
     with Delayed() as outer:
@@ -174,9 +174,7 @@ def test_data_workers_ignore_signals(tmp_path: Path) -> None:
         run(at(task, "step", 5, to_all))
 
 
-def test_the_end_of_the_launcher_stops_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_the_launcher_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`accelerate launch` passes no signal on to a single process."""
     real = os.getppid()
     monkeypatch.setattr(Path, "read_bytes", lambda _: b"python\0bin/accelerate\0launch\0")

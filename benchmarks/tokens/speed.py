@@ -31,7 +31,7 @@ from eligo.errors import InputError
 from eligo.pretrained.devices import resolve_device
 from eligo.scenes.config import SceneConfig
 from eligo.tokens.config import HostConfig
-from eligo.tokens.cost.count import Cost
+from eligo.tokens.cost.flops import Cost
 from eligo.tokens.cost.plan_cost import plan_cost
 from eligo.tokens.cost.proposals import default_schedule
 from eligo.tokens.cost.shapes import HostShape

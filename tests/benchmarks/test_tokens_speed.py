@@ -17,7 +17,7 @@ from benchmarks.tokens.speed import (
 )
 from eligo.cli import run_script
 from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm
-from eligo.tokens.cost.count import count_cost
+from eligo.tokens.cost.flops import count_cost
 from eligo.tokens.cost.proposals import default_schedule
 from eligo.tokens.cost.shapes import LLAVA_7B
 from eligo.tokens.inference.bench import Timings

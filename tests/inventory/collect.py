@@ -49,7 +49,7 @@ FILES = {
     "JSON lines of image, question, answers": "eligo.vqa:read_vqa_lines",
     "VQAv2 or JSON lines for tokens": "eligo.tokens.data.file_source:read_examples",
     "folder of an exported VQAv2": "eligo.tokens.data.file_source:read_folder",
-    "Karpathy JSON": "eligo.patches.data.captions:read_captions",
+    "Karpathy JSON": "eligo.patches.data.readers:read_captions",
     "LAPS and SEPS checkpoints": "eligo.patches.inference.convert:read_checkpoint",
     "index of images or texts": "eligo.patches.index.store:read_manifest",
     "NYUDepthv2, SUN RGB-D and JSON lines of rooms": "eligo.pixels.data.records:read_records",

@@ -9,8 +9,8 @@ from patch_models import karpathy
 from eligo.errors import ConfigError, InputError
 from eligo.patches.config import KarpathyDataConfig, PatchesTrainConfig, ScenesDataConfig
 from eligo.patches.data import augment
-from eligo.patches.data.captions import read_captions
 from eligo.patches.data.file_source import FileSet, FileSource
+from eligo.patches.data.readers import read_captions
 from eligo.patches.data.scene_source import SceneSet, SceneSource, pieces_of
 from eligo.patches.model.build import scene_tokenizer
 from eligo.patches.model.retrieval_model import RetrievalModel

@@ -11,8 +11,8 @@ from benchmarks.patches.pointing import mentioned, pointing
 from eligo.cli import main
 from eligo.errors import InputError
 from eligo.patches.config import KarpathyDataConfig
-from eligo.patches.data.captions import read_captions
 from eligo.patches.data.file_source import FileSet
+from eligo.patches.data.readers import read_captions
 from eligo.patches.data.scene_source import SceneSet
 from eligo.patches.inference.evaluate import score_set, score_with_oracle
 from eligo.patches.metrics import coco_folds, fold_means, retrieval_metrics

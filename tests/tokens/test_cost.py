@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from eligo.errors import InputError
-from eligo.tokens.cost.count import Measured, Schedule, SelectorCost, count_cost
+from eligo.tokens.cost.flops import Measured, Schedule, SelectorCost, count_cost
 from eligo.tokens.cost.shapes import LLAVA_7B, HostShape, LayerShape, shape_of
 
 GUIDE = Schedule(576, 288, ((10, 200), (20, 150), (31, 100)), 100, 32)

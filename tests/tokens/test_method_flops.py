@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from eligo.tokens.cost.count import SelectorCost
+from eligo.tokens.cost.flops import SelectorCost
 from eligo.tokens.cost.plan_cost import plan_cost
 from eligo.tokens.cost.shapes import LLAVA_7B
 from eligo.tokens.hooks.attention import attention_of_rows

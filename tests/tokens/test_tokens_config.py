@@ -7,7 +7,7 @@ from eligo.cli.search import _read
 from eligo.config import load_config, shipped_configs
 from eligo.errors import ConfigError
 from eligo.tokens.config import MergerConfig, PrunersConfig, TokensTrainConfig
-from eligo.tokens.cost.count import count_cost
+from eligo.tokens.cost.flops import count_cost
 from eligo.tokens.cost.shapes import LLAVA_7B
 from eligo.tokens.training.task import TokensTask
 from eligo.train import fit

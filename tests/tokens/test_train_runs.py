@@ -13,7 +13,7 @@ from eligo.config import load_config
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.export import ExportConfig, export_scenes
 from eligo.tokens.config import TokensTrainConfig
-from eligo.tokens.cost.count import count_cost
+from eligo.tokens.cost.flops import count_cost
 from eligo.tokens.cost.shapes import LLAVA_7B
 from eligo.tokens.model.layer_pruners import LayerPruners
 from eligo.tokens.model.token_merger import TokenMerger

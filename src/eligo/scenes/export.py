@@ -22,7 +22,7 @@ from eligo.scenes.config import ExportConfig
 from eligo.scenes.dataset import SceneDataset, SceneItem, SceneText, scene_texts
 from eligo.scenes.formats import FORMATS, Choices, Encode
 from eligo.scenes.graph import SPLITS, Split, draw_scenes
-from eligo.train.engine import Engine, map_shards
+from eligo.train.shards import Engine, map_shards
 
 MANIFEST = "export.json"
 _MAY_GROW = SPLITS

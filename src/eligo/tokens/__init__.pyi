@@ -1,9 +1,9 @@
 from .config import HostConfig as HostConfig
 from .config import SweepConfig as SweepConfig
 from .config import TokensTrainConfig as TokensTrainConfig
-from .cost.count import Cost as Cost
-from .cost.count import Schedule as Schedule
-from .cost.count import count_cost as count_cost
+from .cost.flops import Cost as Cost
+from .cost.flops import Schedule as Schedule
+from .cost.flops import count_cost as count_cost
 from .cost.plan_cost import plan_cost as plan_cost
 from .cost.proposals import Proposal as Proposal
 from .cost.proposals import default_schedule as default_schedule

@@ -16,7 +16,7 @@ from eligo.config.bounds import Whole
 from eligo.errors import ConfigError
 from eligo.scenes.config import FamilyWeights, SceneConfig
 from eligo.tokens.compat import from_two_stage_design
-from eligo.tokens.cost.count import Schedule
+from eligo.tokens.cost.flops import Schedule
 from eligo.tokens.cost.proposals import DEPTHS, PROPORTIONS
 from eligo.train.config import (
     SMOKE,

@@ -7,8 +7,6 @@ from .data import counted_steps as counted_steps
 from .data import epoch_batches as epoch_batches
 from .data import epoch_rows as epoch_rows
 from .data import steps_per_epoch as steps_per_epoch
-from .engine import ShardFailure as ShardFailure
-from .engine import map_shards as map_shards
 from .loop import FitResult as FitResult
 from .loop import fit as fit
 from .optimization import lr_factor as lr_factor
@@ -18,6 +16,8 @@ from .rng import mix as mix
 from .rng import seed_everything as seed_everything
 from .search import SearchResult as SearchResult
 from .search import run_search as run_search
+from .shards import ShardFailure as ShardFailure
+from .shards import map_shards as map_shards
 from .task import OptimizerSpec as OptimizerSpec
 from .task import Progress as Progress
 from .task import Source as Source

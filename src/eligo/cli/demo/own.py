@@ -16,7 +16,7 @@ from eligo.io.reading import numbered_lines
 from eligo.pretrained.chat import place_image
 from eligo.pretrained.load import shipped_models
 from eligo.tokens.config import HostConfig
-from eligo.tokens.cost.count import Cost
+from eligo.tokens.cost.flops import Cost
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.inference.equal_cost import spending
 from eligo.tokens.inference.load import load_host

@@ -83,8 +83,8 @@ def _scenes(model: Any, split: Literal["validation", "test"], count: int) -> Any
 
 def _files(model: Any, captions: Path, images: Path, dense: Path | None, split: str) -> Any:
     from eligo.patches.config import KarpathyDataConfig
-    from eligo.patches.data.captions import read_captions
     from eligo.patches.data.file_source import FileSet
+    from eligo.patches.data.readers import read_captions
 
     config = KarpathyDataConfig(captions=captions, images=images, dense=dense)
     return FileSet(read_captions(config, "val" if split == "validation" else "test"), model)

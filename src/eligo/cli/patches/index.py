@@ -57,7 +57,7 @@ def run(
         raise InputError("expected one of a folder of images, --texts FILE and --scenes COUNT")
     if dense is not None and images is None:
         raise InputError("--dense: goes with a folder of images")
-    from eligo.patches.data.captions import read_dense_captions
+    from eligo.patches.data.readers import read_dense_captions
     from eligo.patches.index import ImageFiles, ScenePictures, TextLines, build_index
     from eligo.patches.index.store import MANIFEST, shards_in
     from eligo.train.check import listed

@@ -97,7 +97,7 @@ def _measure(
 
     from eligo.images import open_image, side_of
     from eligo.tokens.config import HostConfig
-    from eligo.tokens.cost.count import count_cost
+    from eligo.tokens.cost.flops import count_cost
     from eligo.tokens.cost.plan_cost import selectors_of, trace_schedules
     from eligo.tokens.cost.shapes import HostShape
     from eligo.tokens.data.examples import Collator, TokenExample

@@ -10,7 +10,7 @@ from rich.table import Table
 from eligo.cli.console import compact_table, messages, print_result, results
 from eligo.cli.flags import Count, Share
 from eligo.errors import InputError
-from eligo.tokens.cost.count import Cost, Schedule, count_cost
+from eligo.tokens.cost.flops import Cost, Schedule, count_cost
 from eligo.tokens.cost.proposals import Proposal, propose
 from eligo.tokens.cost.shapes import LLAVA_7B, HostShape
 

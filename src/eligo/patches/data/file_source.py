@@ -19,7 +19,7 @@ from eligo.images import open_image, upright_size, warn_shared_images
 from eligo.patches.config import KarpathyDataConfig
 from eligo.patches.data.augment import change_pieces, random_crop
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
-from eligo.patches.data.captions import CaptionedImage, read_captions
+from eligo.patches.data.readers import CaptionedImage, read_captions
 from eligo.patches.model.encoders import TextEncoder
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pretrained.chat import plain_text, tokenize

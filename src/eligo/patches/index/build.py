@@ -16,7 +16,7 @@ from eligo.patches.index import store
 from eligo.patches.index.entries import join, pack_images, pack_texts
 from eligo.patches.index.sources import ImageFiles, Loaded, Source, TextLines, Unreadable
 from eligo.patches.model.retrieval_model import RetrievalModel
-from eligo.train.engine import Engine, map_shards
+from eligo.train.shards import Engine, map_shards
 
 Dtype = Literal["float16", "float32"]
 _BAD_NAME = "its name is not UTF-8; rename the file"

@@ -15,7 +15,7 @@ from eligo.errors import InputError
 from eligo.images import SUFFIXES, image_files, open_image, printable_name, upright_size
 from eligo.io.json_lines import read_json_lines
 from eligo.io.reading import numbered_lines
-from eligo.patches.data.captions import TextRow
+from eligo.patches.data.readers import TextRow
 from eligo.patches.index.store import Kind
 from eligo.train.check import DataCheck, listed
 

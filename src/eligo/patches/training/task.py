@@ -219,7 +219,7 @@ def with_counted_steps(config: PatchesTrainConfig) -> PatchesTrainConfig:
     if isinstance(config.data, ScenesDataConfig):
         pairs = config.data.train_images
     else:
-        from eligo.patches.data.captions import read_captions
+        from eligo.patches.data.readers import read_captions
 
         pairs = sum(len(image.captions) for image in read_captions(config.data, "train"))
     steps = counted_steps(config.epochs, pairs, config.train)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eligo.errors import InputError
-from eligo.tokens.cost.count import Cost, Measured, Schedule, count_cost
+from eligo.tokens.cost.flops import Cost, Measured, Schedule, count_cost
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import Reducer

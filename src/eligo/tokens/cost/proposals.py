@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from eligo.errors import InputError
-from eligo.tokens.cost.count import SMALL_CUT, Cost, Schedule, count_cost
+from eligo.tokens.cost.flops import SMALL_CUT, Cost, Schedule, count_cost
 from eligo.tokens.cost.shapes import HostShape
 
 DEPTHS = (1 / 16, 1 / 4, 1 / 2)

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from eligo.errors import InputError
-from eligo.tokens.cost.count import Cost
+from eligo.tokens.cost.flops import Cost
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.hosts import host_of
 from eligo.tokens.plan import Plan

@@ -16,7 +16,7 @@ from torch import nn
 from eligo.config.bounds import check_count
 from eligo.pretrained.chat import ContextWatch
 from eligo.scenes.blind import fit_blind
-from eligo.tokens.cost.count import Schedule
+from eligo.tokens.cost.flops import Schedule
 from eligo.tokens.cost.plan_cost import mean_cost, trace_schedules
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import Collator, SceneExamples, TokenBatch

@@ -22,7 +22,7 @@ from eligo.images import open_image
 from eligo.pretrained.chat import plain_text, render_chat, tokenize
 from eligo.pretrained.devices import resolve_device
 from eligo.tokens.config import HostConfig
-from eligo.tokens.cost.count import Schedule
+from eligo.tokens.cost.flops import Schedule
 from eligo.tokens.cost.plan_cost import mean_cost, trace_schedules
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.prompts import build_prompt

@@ -22,7 +22,7 @@ from eligo.pretrained.load import SHIPPED, load_part
 from eligo.report.tokens_picture import stages_picture
 from eligo.selection import Selection
 from eligo.tokens.config import HostConfig
-from eligo.tokens.cost.count import Cost, Measured, count_cost
+from eligo.tokens.cost.flops import Cost, Measured, count_cost
 from eligo.tokens.cost.plan_cost import selectors_of, trace_schedules
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import Collator, TokenExample

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from eligo.explorer.record import Answer, ExplorerRecord, Grid, Stage
 from eligo.selection import Selection
-from eligo.tokens.cost.count import Cost
+from eligo.tokens.cost.flops import Cost
 from eligo.tokens.inference.predict import Prediction
 from eligo.tokens.trace import Trace
 

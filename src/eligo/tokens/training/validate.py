@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from eligo.tokens.cost.count import Cost, count_cost
+from eligo.tokens.cost.flops import Cost, count_cost
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.hooks.masking import masking
 from eligo.tokens.hooks.pruning import pruning

@@ -22,10 +22,11 @@ def main(rgb: str, depth: str, words: str, *given: str) -> None:
         tags=[word.strip() for word in words.split(",") if word.strip()],
         model=segmenter,
     )
-    result = found.save("runs/segment_rgbd")  # label.png, overlay.png, a map for each word
-    for row in result["classes"]:
+    found.save("runs/segment_rgbd")  # label.png, overlay.png, a map for each word
+    summary = found.summary()
+    for row in summary["classes"]:
         print(f"{row['share']:6.1%}  {row['class']}  (sure: {row['confidence']:.0%})")
-    for row in result["words"]:
+    for row in summary["words"]:
         print(f"{row['word']}: attention {row['attention']:.2f}")
 
 

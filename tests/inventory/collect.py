@@ -193,8 +193,8 @@ def commands() -> dict[str, dict[str, str]]:
     found = {name: dict(flags(command.load())) for name, command in mine.items()}
     for path in sorted((ROOT / BENCHMARKS).glob("*/*.py")):
         module = f"{BENCHMARKS}.{path.parent.name}.{path.stem}"
-        if (run := getattr(import_module(module), "run", None)) is not None:
-            found[f"python -m {module}"] = dict(flags(run))
+        if "run_script(run)" in path.read_text(encoding="utf-8"):
+            found[f"python -m {module}"] = dict(flags(import_module(module).run))
     return found
 
 

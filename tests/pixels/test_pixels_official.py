@@ -181,7 +181,7 @@ def test_another_size_is_refused_in_few_lines():
 
 
 def test_invalid_state_dicts_are_refused():
-    with pytest.raises(InputError, match="no tensor"):
+    with pytest.raises(InputError, match="not a tensor"):
         from_official({"weights": [1, 2]}, tiny_config().encoder)
 
 

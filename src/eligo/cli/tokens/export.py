@@ -44,10 +44,11 @@ def run(
         raise InputError("--plain: needs --method; a plan was trained with its bias or without")
     chosen = replace(chosen, size_bias=chosen.size_bias and not plain)
     from eligo.pretrained.load import shipped_model
+    from eligo.scenes.vlm import MADE_BY
     from eligo.tokens.cost.shapes import HostShape
     from eligo.tokens.inference.export import export_stage1
 
-    host = HostShape.load(model or shipped_model("vlm", made_by="eligo scenes train-vlm"))
+    host = HostShape.load(model or shipped_model("vlm", made_by=MADE_BY))
     if grid is None:
         if host.vision is None:
             raise InputError(f"--grid: needed, as a {host.name} takes images of any size")

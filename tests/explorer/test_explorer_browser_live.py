@@ -174,7 +174,7 @@ def test_late_reply_does_not_clear_an_error(tab, recorder):
     recorder.wait(1)
     look.fill("#live-text", "typed, and not sent yet")
     look.set_input_files("#live-image", TEXT)
-    look.wait_for_selector(".error:has-text('a.txt is no picture')")
+    look.wait_for_selector(".error:has-text('a.txt is not a picture')")
     with suppress(Exception):  # the browser has aborted the request
         recorder.answer(0, title="late")
     look.wait_for_timeout(700)  # longer than the delay after typing
@@ -275,7 +275,7 @@ def test_uploads_are_scaled_down(tab, recorder):
     look.set_input_files("input[type=file]", {**own, "buffer": b"no picture at all"})
     look.wait_for_selector(".error:has-text('room.png cannot be read')")
     look.set_input_files("input[type=file]", TEXT)
-    look.wait_for_selector(".error:has-text('a.txt is no picture')")
+    look.wait_for_selector(".error:has-text('a.txt is not a picture')")
     assert len(recorder.routes) == 2
 
 

@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
+EXTRA  ?= dev
 # A worker keeps to neighbouring tests, which share what they set up.
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 # Flags and configs, exact results, and of each family a prediction and a training.
@@ -41,7 +42,7 @@ $(VENV)/.user: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.user
 	echo "setting up the test tools (once) ..."
-	$(PIP) install $(OPTIONS) -e '.[dev]'
+	$(PIP) install $(OPTIONS) -e '.[$(EXTRA)]'
 	touch $@
 
 demo: $(VENV)/.user
@@ -68,7 +69,7 @@ check: lint types contracts test
 
 lowest: $(BIN)/python
 	$(BIN)/python .ci/lowest.py > $(VENV)/lowest.txt
-	$(MAKE) --no-print-directory quick VENV=$(VENV)/lowest OPTIONS='--no-compile -c $(VENV)/lowest.txt'
+	$(MAKE) --no-print-directory quick VENV=$(VENV)/lowest EXTRA=test OPTIONS='--no-compile -c $(VENV)/lowest.txt'
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """Old names give one line with the new name."""
 
 import importlib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def test_removed_commands_name_a_module_of_the_repository():
         assert name not in COMMANDS
         module = new.split("`")[1].removeprefix("python -m ")
         assert module.split(".")[:2] == ["benchmarks", name.split()[0]]
+        assert find_spec(module) is not None, module
 
 
 @pytest.mark.parametrize(

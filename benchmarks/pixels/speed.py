@@ -18,7 +18,6 @@ Writes an entry for the case to benchmarks/pixels/results/speed.json; other entr
 
 import json
 import multiprocessing
-import resource
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -34,6 +33,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.timing import used_bytes
 from eligo.cli import run_script
 from eligo.cli.flags import Count
 from eligo.io.files import write_text
@@ -362,7 +362,7 @@ def _peak(case: Case, name: str, backward: bool) -> float:
     if backward:
         plain.require_grad()
     fast = sides(model, "encoder", rgb, depth, case.compile)["eligo"]
-    before = _used(case.device)
+    before = used_bytes(case.device)
     with torch.set_grad_enabled(backward), case.precision():
         outputs = plain(rgb, depth) if name == "plain" else fast()
     if backward:
@@ -370,13 +370,7 @@ def _peak(case: Case, name: str, backward: bool) -> float:
     if case.device == "cuda":
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    return _used(case.device) - before
-
-
-def _used(device: str) -> float:
-    if device == "cuda":
-        return torch.cuda.memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return used_bytes(case.device) - before
 
 
 if __name__ == "__main__":

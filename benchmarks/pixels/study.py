@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from benchmarks.pixels.measure import MEASURES
 from benchmarks.pixels.summary import summarise
 from benchmarks.pixels.variants import PARTS, StudyConfig
+from benchmarks.studies import print_end, study_folder
 from eligo.cli import run_script
-from eligo.cli.console import print_result, print_text
+from eligo.cli.console import print_result
 from eligo.cli.flags import Count
 from eligo.config import load_config
 from eligo.config.bounds import Bounds
@@ -49,7 +50,6 @@ from eligo.train.progress import ProgressBar
 
 CONFIG = Path(__file__).with_name("study.yaml")
 RESULT = "result.json"
-QUICK = "--quick: this was a smoke run; the numbers and targets mean nothing"
 Job = tuple[str, int]  # variant and seed
 _log = logging.getLogger("eligo.pixels")
 
@@ -75,18 +75,17 @@ def run(
         minutes: Start no training after this time; the result lists what is missing.
         json: Print one JSON document.
     """
-    config, out = (config.quick(), out / "quick") if quick else (config, out)
+    config, out = config.quick() if quick else config, study_folder(out, quick)
     with ProgressBar("runs", len(config.jobs())) as bar:
         limit = math.inf if minutes is None else minutes
         tables = run_study(config, out, workers=workers, minutes=limit, report=bar.update)
-    head: dict[str, Any] = provenance("eligo", str(PartialState().device)) | {"quick": quick}
+    device = str(PartialState().device)
+    head = provenance("python -m benchmarks.pixels.study", device) | {"quick": quick}
     document = head | {"config": config.model_dump(mode="json")} | tables
     written = write_text(out / "study.json", json_module.dumps(document, indent=1) + "\n")
     print_result(document if json else _tables(tables), json)
     if not json:
-        if quick:
-            print_text(QUICK)
-        print_text(f"written: {written}")
+        print_end(quick, written)
 
 
 _TITLES = {

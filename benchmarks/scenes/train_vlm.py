@@ -348,12 +348,16 @@ def train_vlm(config: VlmTrainConfig, *, resume: bool = False) -> FitResult:
     Not the best: the schedule anneals to the end. `best` stays in the run folder.
     """
     seed_everything(config.train.seed)
-    task = config.build()
-    result = fit(task, config.train, resume=resume)
+    return fit_and_save(config.build(), config.train, config.model, resume=resume)
+
+
+def fit_and_save(task: Task, train: TrainConfig, size: VlmConfig, *, resume: bool) -> FitResult:
+    """Train a task whose module `vlm` is a LLaVA of this size; save its last weights."""
+    result = fit(task, train, resume=resume)
     if PartialState().is_main_process:
-        model = build_vlm(config.model)
+        model = build_vlm(size)
         load_weights(result.folder / "last", {"vlm": model})
-        save_vlm(model, build_processor(config.model), result.folder / "model")
+        save_vlm(model, build_processor(size), result.folder / "model")
     return result
 
 

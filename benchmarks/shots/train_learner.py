@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
-from accelerate import PartialState
 from jaxtyping import Float
 from torch import Tensor
 
-from benchmarks.scenes.train_vlm import compile_layers, pixel_values
+from benchmarks.scenes.train_vlm import compile_layers, fit_and_save
 from benchmarks.shots.config import LearnerConfig
 from benchmarks.shots.packing import Batch, Packed, pack
 from benchmarks.shots.readouts import (
@@ -34,7 +33,7 @@ from eligo.cli.console import print_outcome
 from eligo.nn import record_outputs
 from eligo.scenes import draws
 from eligo.scenes.graph import Split
-from eligo.scenes.vlm import EOS, IMAGE, build_processor, build_vlm, save_vlm
+from eligo.scenes.vlm import EOS, IMAGE, build_vlm, pixel_values
 from eligo.scenes.vlm_heads import PatchTargets, VisionHeads, patch_targets
 from eligo.shots.learner.lessons import EXAMPLES, draw_lessons
 from eligo.train import (
@@ -43,8 +42,6 @@ from eligo.train import (
     Progress,
     StepOutput,
     Task,
-    fit,
-    load_weights,
     seed_everything,
 )
 
@@ -210,12 +207,7 @@ class LearnerTask(Task):
 def train_learner(config: LearnerConfig, *, resume: bool = False) -> FitResult:
     """Train, then write the last weights as a model folder: `<run>/model`."""
     seed_everything(config.train.seed)
-    result = fit(LearnerTask(config), config.train, resume=resume)
-    if PartialState().is_main_process:
-        model = build_vlm(config.model)
-        load_weights(result.folder / "last", {"vlm": model})
-        save_vlm(model, build_processor(config.model), result.folder / "model")
-    return result
+    return fit_and_save(LearnerTask(config), config.train, config.model, resume=resume)
 
 
 def run(

@@ -16,7 +16,7 @@ def _in_repository(module: str) -> str:
 _LEFT_THE_PACKAGE = {
     "patches bench": _in_repository("patches.speed"),
     "patches exam": _in_repository("patches.study"),
-    "pixels bench": _in_repository("pixels.model_speed"),
+    "pixels bench": _in_repository("pixels.speed"),
     "pixels exam": _in_repository("pixels.study"),
     "scenes evaluate-vlm": _in_repository("scenes.evaluate_vlm"),
     "scenes stats": _in_repository("scenes.stats"),

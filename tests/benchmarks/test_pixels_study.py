@@ -24,6 +24,7 @@ from benchmarks.pixels.variants import (
     VARIANTS,
     StudyConfig,
 )
+from benchmarks.studies import QUICK as REMARK
 from eligo.cli import run_script
 from eligo.errors import ConfigError, EligoError
 from eligo.pixels import PixelsModel, PixelsOutput
@@ -368,7 +369,7 @@ def test_quick_study_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     depth = {name for name in VARIANTS if name.startswith("depth")}
     assert {row["variant"] for row in found["depth"]} == depth
     assert run_script(study.run, args) == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == [study.QUICK, f"written: {file}"]
+    assert capsys.readouterr().out.splitlines()[-2:] == [REMARK, f"written: {file}"]
 
 
 def test_selected_variants_only():

@@ -53,7 +53,9 @@ class FinetuneTask(Task):
                 "`eligo tokens build` writes"
             )
         seed_everything(config.train.seed)
-        self.adapter = add_adapter(self.host.text, config.lora)
+        self.adapter = add_adapter(
+            self.host.text, config.lora, autocast=config.train.precision != "no"
+        )
         projector = self.host.projector.float().requires_grad_(True)
         self.modules = {"projector": projector, "adapter": self.adapter}
         self.optimizers = {
@@ -137,14 +139,8 @@ class FinetuneTask(Task):
     @torch.no_grad()
     def _tower(self, pixels: Tensor) -> Float[Tensor, "photos tokens width"]:
         tower = next(self.host.tower.parameters())
-        hooks = self.host.hooks()
-        try:
-            with torch.autocast(tower.device.type, enabled=False):
-                self.host.encode({"pixel_values": pixels.to(tower.device, tower.dtype)})
-            return torch.stack(list(self.host.capture.features))
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with torch.autocast(tower.device.type, enabled=False):
+            return self.host.features(pixels.to(tower.device, tower.dtype))
 
     def _hidden(self, batch: PackedBatch, split: str) -> Float[Tensor, "photos length width"]:
         """Return the last states of the language model."""
@@ -208,8 +204,9 @@ class FinetuneTask(Task):
 
     def merge(self) -> nn.Module:
         """Merge the adapter into the language model; return the whole model."""
+        model = self.model.cpu().float()  # first: the sum is rounded once, when it is saved
         merge_adapter(self.host.text)
-        return self.model.cpu().float()
+        return model
 
 
 class _Pixels:
@@ -235,8 +232,14 @@ def with_counted_steps(config: FinetuneConfig) -> FinetuneConfig:
 # ------------------------------------------------------------------ LoRA
 
 
-def add_adapter(language: nn.Module, settings: LoraSettings) -> nn.ModuleDict:
-    """Add LoRA (Hu et al., 2022) to all linear layers; return its matrices, in float32."""
+def add_adapter(
+    language: nn.Module, settings: LoraSettings, *, autocast: bool = False
+) -> nn.ModuleDict:
+    """Add LoRA (Hu et al., 2022) to all linear layers; return its matrices, in float32.
+
+    Under `autocast`, inputs stay in half precision: casting them to that of the matrices and back
+    costs memory and time.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
@@ -247,6 +250,7 @@ def add_adapter(language: nn.Module, settings: LoraSettings) -> nn.ModuleDict:
     parts: dict[str, nn.Module] = {}
     for name, layer in _lora_layers(language):
         layer.requires_grad_(False)
+        layer.cast_input_dtype_enabled = not autocast
         part = {"a": layer.lora_A, "b": layer.lora_B, "dropout": layer.lora_dropout}
         parts[name.replace(".", "/")] = nn.ModuleDict(
             {key: value[_ADAPTER].float().requires_grad_(True) for key, value in part.items()}

@@ -21,6 +21,7 @@ from eligo.io.files import clear_unfinished, write_text
 from eligo.io.locks import one_writer
 from eligo.io.reading import read_json, reading
 from eligo.shots.config import ShotsTrainConfig
+from eligo.shots.teacher.shards import mean_difference
 from eligo.shots.training.train import train_selector
 
 
@@ -51,8 +52,9 @@ class Study:
             return {"health": health}
         taught = self.stages.teach("train")
         self.stages.teach("test")
+        labels = {"examples that differ between beams": mean_difference(taught)}
         if part == "teach":
-            return {"health": health, "taught": taught}
+            return {"health": health, "labels": labels, "taught": taught}
         train_variants(self.config, taught, self.selectors, workers=workers, report=self.report)
         if part == "train":
             return {"health": health, "selectors": self.selectors}
@@ -76,8 +78,8 @@ class Study:
         }
         figures = expected_figures(summary["tables"][str(self.config.shots[0])], training)
         return {
-            "health": health, "tuned": tuned, "training": training, "near best": self.near_best(),
-            "expected figures": figures, **summary, "right": right,
+            "health": health, "labels": labels, "tuned": tuned, "training": training,
+            "near best": self.near_best(), "expected figures": figures, **summary, "right": right,
         }  # fmt: skip
 
     @cached_property

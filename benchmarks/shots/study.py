@@ -67,7 +67,9 @@ def run(
         return
     for table in study_tables(result):
         results().print(table)
-    shown = ("health", "near best", "targets", "formula targets", "taught", "selectors")
+    shown = (
+        "health", "labels", "near best", "targets", "formula targets", "taught", "selectors",
+    )  # fmt: skip
     print_result({name: result[name] for name in shown if name in result}, json=False)
     print_end(quick, written)
 

@@ -113,6 +113,21 @@ def test_taught_folder_can_train_selectors(finished: Path, tmp_path: Path, monke
     assert (tmp_path / "runs/shots_v1/selector/selector.json").is_file()
 
 
+def test_diverse_labels_need_another_folder(finished: Path, learner: Path, tmp_path: Path, capsys):
+    """A penalty changes the lists that selectors learn from, not those they are compared with."""
+    smoke = [str(FOLDER / "study_smoke.yaml"), "--learner", str(learner), "--part", "teach"]
+    diverse = [*smoke, "--beam_diversity", "5"]
+    assert run_script(study.run, [*diverse, "--out", str(finished)]) == 2
+    assert "was started with beam_diversity 0.0, got 5.0" in capsys.readouterr().err
+    assert run_script(study.run, [*diverse, "--out", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["labels"]
+    before = json.loads((finished / "study.json").read_text())["labels"]
+    name = "examples that differ between beams"
+    assert found[name] > before[name]
+    records = Path("taught", "test", "records.jsonl")
+    assert (tmp_path / records).read_bytes() == (finished / records).read_bytes()
+
+
 def test_splits_are_disjoint(finished: Path):
     domains: dict[str, set[str]] = {}
     for split in ("train", "validation", "test"):

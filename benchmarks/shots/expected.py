@@ -1,8 +1,8 @@
 """The figures that the published pointer-selector designs expect, beside those that were measured.
 
-The designs (docs/sources.md) state them without data or code to check them: lists of 6 of 32
-candidates, embeddings of width 768. Ours are on the test queries, at the study's first number of
-examples. Accuracies and the ranking of V1 and V3 are stated twice, by V2 and by V3.
+The designs (docs/sources.md) state them for lists of 6 of 32 candidates and embeddings of width
+768, without data or code to check them. The design of V2 has the lower bounds and the epochs, that
+of V3 compares V1 and V3. Ours are of the test queries, with the study's first number of examples.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -70,6 +70,9 @@ class TeachConfig(Config):
     """Examples in a list."""
     beam: int = Field(default=5, ge=1)
     """Lists kept at each step."""
+    beam_diversity: float = Field(default=0.0, ge=0)
+    """Penalty for lists that share examples with better ones, in units of a list's value; 0: none.
+    It decides which lists are kept; stored values are without it."""
     num_queries: int | None = Field(default=None, ge=1)
     """Number of queries to label, drawn by seed; none: all."""
     shard_size: int = Field(default=256, ge=1)

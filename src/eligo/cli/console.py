@@ -21,6 +21,8 @@ from eligo.io.files import check_file, check_folder, write_text
 
 OutFile = Annotated[Path, "file"]
 """The type of an `--out` that names a file; any other `--out` names a folder."""
+OutFileOrFolder = Annotated[Path, "file or folder"]
+"""The type of an `--out` that names either, depending on other flags; the command checks it."""
 _MAX_WORDS = 12
 
 
@@ -89,7 +91,10 @@ def print_outcome(result: Any, json: bool) -> None:
 
 def check_out(out: Path, hint: Any) -> None:
     """Refuse an `--out` of this type that cannot be written, without writing."""
-    if hint != OutFile and OutFile not in get_args(hint):
+    kinds = (hint, *get_args(hint))
+    if OutFileOrFolder in kinds:
+        return
+    if OutFile not in kinds:
         check_folder(out)
     elif out.is_dir():
         raise InputError(f"--out names a file to write, {out} is a folder")

@@ -25,9 +25,9 @@ from eligo.pretrained.chat import place_image
 from eligo.pretrained.load import shipped_models
 from eligo.selection import Selection
 from eligo.shots.baselines import BM25, DPP, KNN, MMR, Random, ZeroShot
-from eligo.shots.config import PointerConfig, SamplerConfig, ShotsHostConfig
-from eligo.shots.data.pickles import refuse_pickle
-from eligo.shots.data.query import Query
+from eligo.shots.config import NAMED, PointerConfig, SamplerConfig, ShotsHostConfig
+from eligo.shots.data.pickles import is_pickle
+from eligo.shots.data.query import ONLY, Query
 from eligo.shots.hosts.generator import HostGenerator
 from eligo.shots.hosts.load import load_reader
 from eligo.shots.inference.embed import CandidateText, embed_query, open_embedded
@@ -35,7 +35,7 @@ from eligo.shots.inference.encoders import WORDS, Encoder, open_encoder
 from eligo.shots.inference.learned_selector import LearnedSelector, Option
 from eligo.shots.inference.record import among_candidates, candidate_pictures, record
 from eligo.shots.model.pointer import PointerSelector
-from eligo.shots.model.pretrained import FILE, load_pointer
+from eligo.shots.model.pretrained import FILE, find_pointer, import_pointer, load_pointer
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler
 from eligo.shots.selector import ABOUT, INNER, PoolSelector, load_selector
@@ -154,6 +154,7 @@ def predict(
     encoder: str | Encoder | None = None,
     host: str | None = None,
     device: str = "auto",
+    model_version: str | None = None,
 ) -> ShotsPrediction:
     """Choose examples for a question, and let a host answer it if one is given.
 
@@ -170,17 +171,22 @@ def predict(
         encoder: Encoder of the question, where neither selector nor shots name it.
         host: Folder or hub name of the model that answers.
         device: Where encoder and host run: auto, cpu or cuda.
+        model_version: Version that the selector must have (v0 to v3); `selector` may then also be a
+            file of weights (.pth) of the published designs' programs.
     """
     if image is not None:
         question = place_image(question, "question")
     if not question.strip():
         raise InputError("question: is empty")
     with _image_file(image) as path:
-        pipeline = load_pipeline(selector, shots, encoder=encoder, num_candidates=num_candidates)
+        pipeline = load_pipeline(
+            selector, shots,
+            encoder=encoder, num_candidates=num_candidates, model_version=model_version,
+        )  # fmt: skip
         pool = pipeline.selector.pool
         query = _embed(pipeline, question, path, group, device)
         names = pipeline.sampler.names(query)
-        count = _default_shots(pipeline.selector) if num_shots is None else num_shots
+        count = default_shots(pipeline.selector) if num_shots is None else num_shots
         check_count("num_shots", count)
         if count > len(names):
             _log.warning(
@@ -195,7 +201,7 @@ def predict(
             selection = pipeline.selector.select(query, count, candidates=names)
             chosen = [
                 {"pick": number, "id": pool.ids[row], "score": score, "says": _text(pool, row)}
-                for number, (row, score) in enumerate(_scored_rows(selection), start=1)
+                for number, (row, score) in enumerate(scored_rows(selection), start=1)
             ]
         answer = None
         if host is not None:
@@ -211,11 +217,11 @@ def load_pipeline(
     *,
     encoder: str | Encoder | None = None,
     num_candidates: int | None = None,
+    model_version: str | None = None,
 ) -> SelectorPipeline:
     """Load a selector with its sampler and encoder; the arguments are those of `predict`."""
     about: dict[str, Any] = {}
     if isinstance(selector, str | Path):
-        refuse_pickle(Path(selector))
         about = _read_pipeline(Path(selector))
     embed = about.get("embed", {})
     pool = shots if isinstance(shots, Pool) else None
@@ -227,7 +233,8 @@ def load_pipeline(
                 f"vectors of {embed['encoder']}; embed the examples with that encoder"
             )
         embed = described
-    loaded = _load_selector(selector, pool)
+    loaded = _load_selector(selector, pool, model_version)
+    _check_version(selector, loaded, model_version)
     encoder = encoder or embed.get("encoder")
     if encoder is None:
         raise InputError(
@@ -240,6 +247,25 @@ def load_pipeline(
     candidate_text = embed.get("candidate_text", "question_answer")
     sampler = Sampler(loaded.pool, config)
     return SelectorPipeline(loaded, sampler, encoder, about.get("prompt", {}), candidate_text)
+
+
+def holds_examples(selector: str | Path | PoolSelector | PointerSelector) -> bool:
+    """Return whether a selector has examples of its own; models and methods have none."""
+    if isinstance(selector, str | Path):
+        folders = (Path(selector), Path(selector) / INNER)
+        return not _is_named(str(selector)) and any((f / ABOUT).is_file() for f in folders)
+    return isinstance(selector, PoolSelector)
+
+
+def check_examples(pipeline: SelectorPipeline, pool: Pool, where: str | Path) -> None:
+    """Raise if the examples of a folder are not those that the selector chooses from."""
+    expected = pipeline.selector.pool.content_hash
+    if pool.content_hash != expected:
+        raise InputError(
+            f"{where}: its examples have hash {pool.content_hash}, but the selector was trained on "
+            f"{expected}, or is used with those (--embedded); embed the same examples in the same "
+            "way"
+        )
 
 
 def _read_pipeline(folder: Path) -> dict[str, Any]:
@@ -262,36 +288,78 @@ def _read_pipeline(folder: Path) -> dict[str, Any]:
 
 
 def _load_selector(
-    selector: str | Path | PoolSelector | PointerSelector, pool: Pool | None
+    selector: str | Path | PoolSelector | PointerSelector, pool: Pool | None, version: str | None
 ) -> PoolSelector:
     """Load a selector, to choose from `pool` if one is given."""
     if isinstance(selector, str | Path):
-        folder, name = Path(selector), str(selector)
-        is_model = name in TRAINING_FREE or name in shipped_models(f"{FILE}.safetensors")
-        if pool is None and (is_model or not folder.is_dir()):
-            why = "comes without examples to choose from" if is_model else "is not a folder"
+        selector = _read_selector(str(selector), pool is not None, version)
+    if isinstance(selector, PoolSelector):
+        loaded = selector if pool is None else selector.with_pool(pool)
+    elif pool is None:
+        raise InputError("shots: a model has no examples of its own; give a folder or a pool")
+    else:
+        loaded = LearnedSelector.of(selector, pool)
+    if isinstance(loaded, LearnedSelector):
+        expected, got = loaded.model.config.d_model, loaded.pool.vectors.shape[1]
+        if expected != got:
             raise InputError(
-                f"{name}: {why}; expected the folder of a run of `eligo shots train`, which learns "
-                "from your own examples, or give them as `shots`"
+                f"selector: reads vectors of width {expected}, but those of the examples have "
+                f"width {got}; embed them with the encoder that it was trained on"
             )
-        if name in TRAINING_FREE:
-            selector = TRAINING_FREE[name]()
-        elif any((parent / ABOUT).is_file() for parent in (folder, folder / INNER)):
-            selector = load_selector(folder)
-        elif pool is not None:
-            selector = load_pointer(name)
-        else:
+    return loaded
+
+
+def _read_selector(
+    name: str, has_pool: bool, version: str | None
+) -> PoolSelector | PointerSelector:
+    path = Path(name)
+    if is_pickle(path) and version is None:
+        raise InputError(
+            f"{path}: is a pickle that does not name the version of its model; give "
+            f"--model_version v1, v2 or v3, or convert it first: `eligo shots convert {path} "
+            f"--version v1 --out {path.with_suffix('')}`"
+        )
+    if is_pickle(path) and not path.is_file():
+        raise InputError(f"{path}: there is no such file")
+    if not has_pool and not holds_examples(path):
+        if _is_named(name) or is_pickle(path) or find_pointer(path) is not None:
+            why = "comes without examples to choose from"
+        elif path.is_dir():
             raise InputError(
                 f"{name}: holds no trained selector (no {PIPELINE}); `eligo shots train` writes one"
             )
-    if isinstance(selector, PoolSelector):
-        return selector if pool is None else selector.with_pool(pool)
-    if pool is None:
-        raise InputError("shots: a model has no examples of its own; give a folder or a pool")
-    return LearnedSelector.of(selector, pool)
+        else:
+            why = "is not a folder"
+        raise InputError(
+            f"{name}: {why}; expected the folder of a run of `eligo shots train`, which learns "
+            "from your own examples, or give them: --embedded FOLDER of `eligo shots embed` (in "
+            "Python, `shots`)"
+        )
+    if name in TRAINING_FREE:
+        return TRAINING_FREE[name]()
+    if holds_examples(path):
+        return load_selector(path)
+    if is_pickle(path) and version is not None:
+        return import_pointer(path, NAMED[version])
+    return load_pointer(name)
 
 
-def _default_shots(selector: PoolSelector) -> int:
+def _is_named(name: str) -> bool:
+    return name in TRAINING_FREE or name in shipped_models(f"{FILE}.safetensors")
+
+
+def _check_version(selector: Any, loaded: PoolSelector, version: str | None) -> None:
+    if version is None:
+        return
+    is_learned = isinstance(loaded, LearnedSelector)
+    got = loaded.model.config.version if is_learned else loaded.kind
+    if got != version:
+        name = selector if isinstance(selector, str | Path) else "the selector"
+        raise InputError(f"model_version: got {version}, but {name} is {got}; give that, or none")
+
+
+def default_shots(selector: PoolSelector) -> int:
+    """Return the number of examples that a selector was trained for, or 6."""
     if isinstance(selector, LearnedSelector):
         return selector.model.config.shot_num
     return PointerConfig.model_fields["shot_num"].default
@@ -327,6 +395,11 @@ def _embed(
     check_encoder(pipeline, encoder)
     query = embed_query(encoder, f"question: {question}", question, image, group)
     views = pipeline.selector.pool.views
+    if ONLY in views:
+        raise InputError(
+            "shots: the pool has vectors without a name, so a question cannot be compared with "
+            'them; name them: Pool(ids, {"text": vectors}), or {"image": ..., "text": ...}'
+        )
     if set(query.views) != set(views):
         got = "no image" if image is None else "an image"
         raise InputError(f"image: got {got}, but the examples have {', '.join(views)}")
@@ -411,7 +484,8 @@ def _notes(chosen: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return notes
 
 
-def _scored_rows(selection: Selection) -> list[tuple[int, float]]:
+def scored_rows(selection: Selection) -> list[tuple[int, float]]:
+    """Return row and score (of the first step) of each pick."""
     return [(row, float(selection.scores[row])) for row in selection.indices.tolist() if row >= 0]
 
 
@@ -430,8 +504,21 @@ def _answer(
     """Return the host's answer after the picked examples; the question needs no vector here."""
     payload = {"question": question, "answer": "", "image": image}
     queries = Pool(["question"], torch.ones(1, 1), payload=[payload])
-    settings = {"model": model, "device": device, **pipeline.prompt}
-    config = load_config(ShotsHostConfig, None, settings)
-    pool = pipeline.selector.pool
-    generator = HostGenerator(load_reader(config), pool, queries, placement=config.placement)
+    generator = open_generator(pipeline, pipeline.selector.pool, queries, model, device)
     return generator.answer("question", picks)
+
+
+def open_generator(
+    pipeline: SelectorPipeline,
+    pool: Pool,
+    queries: Pool,
+    model: str,
+    device: str,
+    batch_size: int = 1,
+) -> HostGenerator:
+    """Load a host that answers queries after examples of the pool, with prompts as in teaching."""
+    settings = {"model": model, "device": device, "batch_size": batch_size, **pipeline.prompt}
+    config = load_config(ShotsHostConfig, None, settings)
+    return HostGenerator(
+        load_reader(config), pool, queries, placement=config.placement, batch_size=batch_size
+    )

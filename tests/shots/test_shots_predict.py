@@ -121,6 +121,7 @@ def test_mistakes_are_refused(folder: Path, tmp_path: Path):
         ({"selector": "knn", "shots": pool}, "encoder: knn names none"),
         ({"selector": KNN(), "encoder": "words"}, "has no pool yet"),
         ({"selector": model(5), "shots": folder}, "width 5, but .* the examples have width 768"),
+        ({"selector": "knn", "shots": pool, "encoder": "words"}, r'name them: Pool\(ids, {"text"'),
         ({"selector": "knn", "shots": tmp_path}, "holds no embedded examples"),
         ({"selector": "knn", "shots": folder, "num_shots": 0}, "num_shots: got 0"),
     ]:

@@ -91,15 +91,18 @@ def print_outcome(result: Any, json: bool) -> None:
 
 def check_out(out: Path, hint: Any) -> None:
     """Refuse an `--out` of this type that cannot be written, without writing."""
-    kinds = (hint, *get_args(hint))
-    if OutFileOrFolder in kinds:
+    if _has(hint, OutFileOrFolder):
         return
-    if OutFile not in kinds:
+    if not _has(hint, OutFile):
         check_folder(out)
     elif out.is_dir():
         raise InputError(f"--out names a file to write, {out} is a folder")
     else:
         check_file(out)
+
+
+def _has(hint: Any, kind: Any) -> bool:
+    return hint == kind or any(_has(inner, kind) for inner in get_args(hint))
 
 
 def write_result_file(out: Path | None, device: Any, result: Mapping[str, Any]) -> None:

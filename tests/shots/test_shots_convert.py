@@ -208,7 +208,7 @@ def test_published_weights_choose_examples(
         report = call(
             f"evaluate --selector {selector} --embedded embedded --data embedded --shots 1 --json"
         )
-        assert [row["selector"] for row in report["answers"]] == ["none", "random", "knn", "learned"]
+        assert {row["selector"] for row in report["answers"]} >= {"none", "knn", "learned"}
         same = call(f"evaluate --selector {selector} --data embedded --shots 1 --json")
         assert same == report
     embedded(Path("others"), 12)

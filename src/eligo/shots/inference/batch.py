@@ -36,7 +36,7 @@ from eligo.shots.inference.predict import (
     SelectorPipeline,
     check_examples,
     default_shots,
-    holds_examples,
+    is_bare,
     load_pipeline,
     open_generator,
     scored_rows,
@@ -100,7 +100,7 @@ def predict_batch(
     check_count("batch_size", batch_size)
     _check_out(out)
     pool, queries, about = open_embedded(data)
-    if shots is None and not holds_examples(selector):
+    if shots is None and is_bare(selector):
         shots = data
     pipeline = load_pipeline(
         selector, shots,
@@ -126,15 +126,15 @@ def predict_batch(
         file = GrowingFile(out)
         try:
             done = _finished(file, queries, settings)
+            left = [row for row, name in enumerate(queries.ids) if name not in done]
             generator = None
-            if host is not None:
+            if host is not None and left:
                 generator = open_generator(pipeline, pool, queries, host, device, batch_size)
                 _check_host(out, done, generator, settings)
                 if not done:
                     check_turns(pool, queries, range(len(queries)), generator.reader.processor)
             if not done:
                 write_text(_settings_file(out), json.dumps(settings, indent=1) + "\n")
-            left = [row for row, name in enumerate(queries.ids) if name not in done]
             bar = ProgressBar("predict", len(queries), len(done))
             message = f"stopped; {out} keeps what was finished, the same command continues"
             with stopped_with(lambda: message), bar:
@@ -330,5 +330,6 @@ def _summary(out: Path, done: Mapping[str, float | None]) -> dict[str, Any]:
     known = [value for value in done.values() if value is not None]
     if known:
         accuracy, low, high = paired_bootstrap([known])
-        summary |= {"with answers": len(known), "accuracy": accuracy, "from": low, "to": high}
+        interval = {"accuracy": accuracy, "95 % interval": [low, high]}
+        summary |= {"with answers": len(known), **interval}
     return {**summary, "written": out}

@@ -249,12 +249,21 @@ def load_pipeline(
     return SelectorPipeline(loaded, sampler, encoder, about.get("prompt", {}), candidate_text)
 
 
-def holds_examples(selector: str | Path | PoolSelector | PointerSelector) -> bool:
-    """Return whether a selector has examples of its own; models and methods have none."""
+def is_bare(selector: str | Path | PoolSelector | PointerSelector) -> bool:
+    """Return whether a selector is a model or a method without examples of its own."""
     if isinstance(selector, str | Path):
-        folders = (Path(selector), Path(selector) / INNER)
-        return not _is_named(str(selector)) and any((f / ABOUT).is_file() for f in folders)
-    return isinstance(selector, PoolSelector)
+        path = Path(selector)
+        is_model = is_pickle(path) or find_pointer(path) is not None
+        return _is_named(str(selector)) or (is_model and not _holds_examples(path))
+    return isinstance(selector, PointerSelector) or selector._pool is None
+
+
+def _is_named(name: str) -> bool:
+    return name in TRAINING_FREE or name in shipped_models(f"{FILE}.safetensors")
+
+
+def _holds_examples(folder: Path) -> bool:
+    return any((path / ABOUT).is_file() for path in (folder, folder / INNER))
 
 
 def check_examples(pipeline: SelectorPipeline, pool: Pool, where: str | Path) -> None:
@@ -321,15 +330,13 @@ def _read_selector(
         )
     if is_pickle(path) and not path.is_file():
         raise InputError(f"{path}: there is no such file")
-    if not has_pool and not holds_examples(path):
-        if _is_named(name) or is_pickle(path) or find_pointer(path) is not None:
-            why = "comes without examples to choose from"
-        elif path.is_dir():
+    has_examples = _holds_examples(path) and not _is_named(name)
+    if not has_pool and not has_examples:
+        if path.is_dir() and not is_bare(name):
             raise InputError(
                 f"{name}: holds no trained selector (no {PIPELINE}); `eligo shots train` writes one"
             )
-        else:
-            why = "is not a folder"
+        why = "comes without examples to choose from" if is_bare(name) else "is not a folder"
         raise InputError(
             f"{name}: {why}; expected the folder of a run of `eligo shots train`, which learns "
             "from your own examples, or give them: --embedded FOLDER of `eligo shots embed` (in "
@@ -337,15 +344,11 @@ def _read_selector(
         )
     if name in TRAINING_FREE:
         return TRAINING_FREE[name]()
-    if holds_examples(path):
+    if has_examples:
         return load_selector(path)
     if is_pickle(path) and version is not None:
         return import_pointer(path, NAMED[version])
     return load_pointer(name)
-
-
-def _is_named(name: str) -> bool:
-    return name in TRAINING_FREE or name in shipped_models(f"{FILE}.safetensors")
 
 
 def _check_version(selector: Any, loaded: PoolSelector, version: str | None) -> None:

@@ -343,6 +343,35 @@ def test_longest_end_of_a_path_wins(tmp_path: Path):
         assert found["image"] == str(tmp_path / expected)
 
 
+def test_questions_of_a_test_set_have_no_answers(tmp_path: Path, call):
+    image_world(tmp_path)
+    row = {"image": "photos/a/5.png", "question": "what?"}
+    Path("test.jsonl").write_text(json.dumps(row) + "\n")
+    shots = [{**row, "id": n, "image": f"photos/a/{n}.png", "answers": ["red"]} for n in range(4)]
+    Path("shots.jsonl").write_text("".join(json.dumps(shot) + "\n" for shot in shots))
+    embedding = "embed --encoder clip --device cpu --out tested --json"
+    message = call(f"{embedding} --data test.jsonl", code=2)
+    assert "test.jsonl:1: answers: got none" in message
+    call(f"{embedding} --data shots.jsonl --queries test.jsonl")
+    summary = call(
+        "predict --data tested --selector knn --model shots_learner --shots 1 --device cpu "
+        "--out found.jsonl --json"
+    )
+    assert summary == {"queries": 1, "written": "found.jsonl"}
+    (line,) = lines_of(Path("found.jsonl"))
+    assert line["accuracy"] is None
+    assert isinstance(line["answer"], str)
+
+
+def test_queries_without_answers_are_not_taught(tmp_path: Path, call):
+    lines = [{"id": n, "input": f"what is {n}?", "output": str(n) if n else ""} for n in range(6)]
+    Path("x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    call("embed --data x.jsonl --json")
+    summary = call("teach --shots 1 --beam 1 --json")
+    assert (summary["taught"], summary["skipped"]) == (5, 1)
+    assert "query '0' has no answer" in (tmp_path / "taught" / "skipped.jsonl").read_text()
+
+
 # ------------------------------------------------------------------ on the command line
 
 

@@ -169,7 +169,7 @@ def _predicted(
         answers = generator.answers([line["id"] for line in lines], picks)
         assert queries.payload is not None  # was checked
         for line, row, answer in zip(lines, rows, answers, strict=True):
-            known = [text for text in answers_of(queries.payload[row]) if text]
+            known = answers_of(queries.payload[row])
             line |= {"answer": answer, "accuracy": vqa_accuracy(answer, known) if known else None}
     return lines
 

@@ -15,6 +15,7 @@ from teach_cases import text_items
 
 from eligo.cli import main
 from eligo.errors import InputError
+from eligo.io.interrupts import Interrupted
 from eligo.io.locks import FileLock
 from eligo.shots import PointerSelectorV2Config, build_model, predict, predict_batch
 from eligo.shots.data.items import Item
@@ -171,6 +172,34 @@ def test_continues_after_the_last_whole_line(world: World, asked: list[str]):
         world.predict(batch_size=2)
         assert asked == left
         assert world.out.read_bytes() == whole
+
+
+def test_interrupted_run_says_what_is_kept(world: World, monkeypatch):
+    answers, calls = HostGenerator.answers, []
+
+    def interrupted(self, queries, picks):
+        calls.append(queries)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return answers(self, queries, picks)
+
+    monkeypatch.setattr(HostGenerator, "answers", interrupted)
+    with pytest.raises(Interrupted, match=r"out\.jsonl keeps what was finished"):
+        world.predict()
+    assert [line["id"] for line in lines_of(world.out)] == [item.id for item in QUERIES[:4]]
+    assert world.predict()["queries"] == 9
+
+
+def test_link_is_followed(world: World, tmp_path: Path):
+    world.predict(host=None)
+    link = world.out = tmp_path / "link.jsonl"
+    link.symlink_to(tmp_path / "there.jsonl")
+    world.predict(host=None)
+    assert link.is_symlink()
+    assert (tmp_path / "there.jsonl").read_bytes().count(b"\n") == 9
+    world.out = Path(os.devnull)
+    with pytest.raises(InputError, match="expected a file"):
+        world.predict(host=None)
 
 
 KILLED = """

@@ -27,7 +27,7 @@ CandidateText = Literal["question_answer", "question"]
 
 
 def embed(
-    out: Path,
+    out: str | Path,
     items: Sequence[Item],
     queries: Sequence[Item] | None,
     encoder: Encoder,
@@ -44,7 +44,7 @@ def embed(
             "expected images on both sides or on none"
         )
     about = {"format": 1, "encoder": name, "candidate_text": candidate_text}
-    save_embedded(out, pool, query_pool, about)
+    save_embedded(Path(out), pool, query_pool, about)
     return pool, query_pool
 
 

@@ -20,11 +20,10 @@ from eligo.io.locks import FileLock
 from eligo.shots import PointerSelectorV2Config, build_model, predict, predict_batch
 from eligo.shots.data.items import Item
 from eligo.shots.hosts.generator import HostGenerator
-from eligo.shots.inference import batch, embed
-from eligo.shots.inference import predict as predict_module
+from eligo.shots.inference import batch, embed, load
 from eligo.shots.inference.encoders import WordsEncoder, open_encoder
 from eligo.shots.inference.evaluate import answering
-from eligo.shots.inference.predict import load_pipeline
+from eligo.shots.inference.load import load_pipeline
 from eligo.vqa import vqa_accuracy
 
 QUERIES = text_items(9, start=40)
@@ -293,7 +292,7 @@ def test_one_writer_at_a_time(world: World):
 
 def test_everything_is_checked_before_the_host_is_loaded(world: World, tmp_path, monkeypatch):
     loaded = []
-    monkeypatch.setattr(predict_module, "load_reader", loaded.append)
+    monkeypatch.setattr(load, "load_reader", loaded.append)
     embed.embed(tmp_path / "others", text_items(20), QUERIES, WordsEncoder(), name="words")
     wide = build_model(PointerSelectorV2Config(d_model=5, hidden_dim=8))
     for changes, message in (

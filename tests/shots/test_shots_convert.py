@@ -151,15 +151,15 @@ class Projections(nn.Module):
     def __init__(self, biases: str, width: int = 768) -> None:
         super().__init__()
         torch.manual_seed(4)
-        for name, size in (("input_proj", width), ("query_proj", 8), ("cand_proj", 8)):
-            setattr(self, name, nn.Linear(size, 8, bias=name in biases))
-        self.temperature = 0.1
+        self.input_proj = nn.Linear(width, 8, bias="input_proj" in biases)
+        self.query_proj = nn.Linear(8, 8, bias="query_proj" in biases)
+        self.cand_proj = nn.Linear(8, 8, bias="cand_proj" in biases)
 
     def forward(self, query, candidates):
         query = self.query_proj(self.input_proj(query))
         keys = self.cand_proj(self.input_proj(candidates))
         cosines = nn.functional.cosine_similarity(query[:, None], keys, -1)
-        return cosines / self.temperature
+        return cosines / 0.1
 
 
 BIASES = ["", "input_proj query_proj cand_proj", "query_proj cand_proj"]
@@ -254,12 +254,13 @@ def test_invalid_files_are_refused(tmp_path: Path, capsys):
     torch.save({"a": 1}, path)
     assert main(["shots", "convert", str(path), "--version", "v1", "--out", out]) == 2
     good = Projections(BIASES[1]).state_dict()
-    for damage, message in (
+    damaged: list[tuple[dict, str]] = [
         ({"input_proj.weight": torch.zeros(3)}, "expected input_proj.weight (hidden, width)"),
         ({"query_proj.bias": torch.zeros(9)}, "shape of query_proj.bias: (9,) stored"),
         ({"cand_proj.bias": torch.full((8,), torch.nan)}, "not finite: cand_proj.bias"),
         ({3: torch.zeros(1)}, "expected weights by name"),
-    ):
+    ]
+    for damage, message in damaged:
         capsys.readouterr()
         torch.save({**good, **damage}, path)
         assert main(["shots", "convert", str(path), "--version", "v1", "--out", out]) == 2

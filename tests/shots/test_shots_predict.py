@@ -25,7 +25,7 @@ from eligo.shots import (
 from eligo.shots.data.items import Item
 from eligo.shots.inference.embed import embed, open_embedded
 from eligo.shots.inference.encoders import open_encoder
-from eligo.shots.inference.predict import TRAINING_FREE
+from eligo.shots.inference.load import TRAINING_FREE
 
 QUESTION = "what is number 7?"
 

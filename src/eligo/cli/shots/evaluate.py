@@ -48,7 +48,7 @@ def run(
     from eligo.shots.config import RecordsConfig
     from eligo.shots.inference.embed import open_embedded
     from eligo.shots.inference.evaluate import answering, ranking
-    from eligo.shots.inference.predict import check_examples, is_bare, load_pipeline
+    from eligo.shots.inference.load import check_examples, is_bare, load_pipeline
     from eligo.shots.training.train import load_records
 
     if embedded is None and is_bare(selector):

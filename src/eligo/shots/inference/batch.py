@@ -32,15 +32,15 @@ from eligo.shots.hosts.generator import HostGenerator
 from eligo.shots.hosts.prompt import template_hash
 from eligo.shots.inference.embed import open_embedded
 from eligo.shots.inference.learned_selector import LearnedSelector
-from eligo.shots.inference.predict import (
+from eligo.shots.inference.load import (
     SelectorPipeline,
     check_examples,
     default_shots,
     is_bare,
     load_pipeline,
     open_generator,
-    scored_rows,
 )
+from eligo.shots.inference.predict import scored_rows
 from eligo.shots.model.pointer import PointerSelector
 from eligo.shots.pool.pool import Pool
 from eligo.shots.selector import PoolSelector

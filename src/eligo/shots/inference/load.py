@@ -77,6 +77,8 @@ def load_pipeline(
     model_version: str | None = None,
 ) -> SelectorPipeline:
     """Load a selector with its sampler and encoder; the arguments are those of `predict`."""
+    if model_version not in (None, *NAMED):
+        raise InputError(f"model_version: got {model_version!r}, expected v0, v1, v2 or v3")
     about: dict[str, Any] = {}
     if isinstance(selector, str | Path):
         about = _read_pipeline(Path(selector))
@@ -129,8 +131,7 @@ def check_examples(pipeline: SelectorPipeline, pool: Pool, where: str | Path) ->
     if pool.content_hash != expected:
         raise InputError(
             f"{where}: its examples have hash {pool.content_hash}, but the selector was trained on "
-            f"{expected}, or is used with those (--embedded); embed the same examples in the same "
-            "way"
+            f"{expected} (or has those of --embedded); embed the same examples in the same way"
         )
 
 

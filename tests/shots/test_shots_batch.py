@@ -316,6 +316,24 @@ def test_everything_is_checked_before_the_host_is_loaded(world: World, tmp_path,
     assert not world.out.exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("embed.json", '"words"', "3", r"embed\.json: encoder: got 3, expected the name"),
+        ("embed.json", '"question_answer"', '"all"', "candidate_text: got 'all', expected quest"),
+        ("queries/items.jsonl", '"what is number 40?"', "4", r"items\.jsonl: 't40': got payload"),
+        ("pool/items.jsonl", '"answer"', '"output"', r"pool/items\.jsonl: 't0': got payload"),
+    ],
+)
+def test_damaged_data_are_refused(world: World, file: str, old: str, new: str, message: str):
+    path = world.data / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(InputError, match=message):
+        world.predict(host=None)
+    assert not world.out.exists()
+
+
 def test_failure_of_the_host_leaves_no_file(world: World, tmp_path: Path):
     with pytest.raises(InputError, match="there is no such folder"):
         world.predict(host=str(tmp_path / "none"))

@@ -349,6 +349,7 @@ CHANGED: dict[str, dict[str, str]] = {
             "The two speed commands became one, with the default of the recorded results."
         ),
         "demos bench --suite": "Without a suite, all are run.",
+        "demos predict --question": "A folder of queries (--data) may be given instead.",
         "pixels bench --device": "One script measures all modes; its default is the CPU.",
         "pixels bench --size": "One script measures all modes; its default size is S.",
         "tokens bench --threads": "The default is that of torch, for any model and machine.",

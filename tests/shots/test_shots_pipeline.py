@@ -28,7 +28,7 @@ from eligo.shots.config import (
 from eligo.shots.hosts.reader import Reader
 from eligo.shots.inference.embed import embed, embed_query, open_embedded
 from eligo.shots.inference.encoders import WordsEncoder
-from eligo.shots.inference.predict import load_pipeline
+from eligo.shots.inference.load import load_pipeline
 
 MODELS = {
     "v0": PointerSelectorV0Config(),

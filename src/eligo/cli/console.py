@@ -21,6 +21,8 @@ from eligo.io.files import check_file, check_folder, write_text
 
 OutFile = Annotated[Path, "file"]
 """The type of an `--out` that names a file; any other `--out` names a folder."""
+OutFileOrFolder = Annotated[Path, "file or folder"]
+"""The type of an `--out` that names either, depending on other flags; the command checks it."""
 _MAX_WORDS = 12
 
 
@@ -89,12 +91,18 @@ def print_outcome(result: Any, json: bool) -> None:
 
 def check_out(out: Path, hint: Any) -> None:
     """Refuse an `--out` of this type that cannot be written, without writing."""
-    if hint != OutFile and OutFile not in get_args(hint):
+    if _has(hint, OutFileOrFolder):
+        return
+    if not _has(hint, OutFile):
         check_folder(out)
     elif out.is_dir():
         raise InputError(f"--out names a file to write, {out} is a folder")
     else:
         check_file(out)
+
+
+def _has(hint: Any, kind: Any) -> bool:
+    return hint == kind or any(_has(inner, kind) for inner in get_args(hint))
 
 
 def write_result_file(out: Path | None, device: Any, result: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from eligo.shots.hosts.generator import HostGenerator
 from eligo.shots.hosts.load import load_reader
 from eligo.shots.hosts.prompt import UnscorableError
 from eligo.shots.hosts.scorer import HostScorer, Scorer
-from eligo.shots.inference.predict import SelectorPipeline
+from eligo.shots.inference.load import SelectorPipeline
 from eligo.shots.pool.pool import Pool
 from eligo.shots.selector import PoolSelector
 from eligo.shots.teacher.overlap import OverlapScorer

@@ -35,6 +35,7 @@ Ending = Literal["total_steps", "patience", "max_minutes", "stopped"]
 OnEvaluate = Callable[[int, Mapping[str, float]], bool]
 
 _DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_FALLING = ("loss", "_rank")  # ends of the names of metrics of which less is better
 _AFTER_STEP, _EVALUATION = -1, -2  # in seeds, in place of the part or the step
 
 
@@ -375,6 +376,11 @@ def _check_monitor(config: TrainConfig, names: Collection[str] | None) -> None:
         raise ConfigError(
             f"train.monitor {config.monitor!r} is not among the validation metrics: "
             f"{', '.join(names)}{did_you_mean(config.monitor, names)}"
+        )
+    if config.mode == "max" and config.monitor.endswith(_FALLING):
+        raise ConfigError(
+            f"train.mode: got max with train.monitor {config.monitor}, which should fall; expected "
+            "--train.mode min"
         )
 
 

@@ -377,7 +377,7 @@ def _check_monitor(config: TrainConfig, names: Collection[str] | None) -> None:
             f"train.monitor {config.monitor!r} is not among the validation metrics: "
             f"{', '.join(names)}{did_you_mean(config.monitor, names)}"
         )
-    if config.mode == "max" and config.monitor.endswith(_FALLING):
+    if config.mode == "max" and config.monitor.split("/")[0].endswith(_FALLING):
         raise ConfigError(
             f"train.mode: got max with train.monitor {config.monitor}, which should fall; expected "
             "--train.mode min"

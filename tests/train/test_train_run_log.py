@@ -109,7 +109,7 @@ def test_resumed_run_appends(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         run(at_step(toy(tmp_path, **SHORT), 3, fail(InputError("a picture is torn"))))
     first = messages(tmp_path / "run")
-    assert first[-1] == "error: a picture is torn"
+    assert first[-1] == "a picture is torn"
     assert "ERROR" in levels(tmp_path / "run")
     with pytest.raises(InputError, match="already holds a run"):
         run(toy(tmp_path, **SHORT))
@@ -216,4 +216,4 @@ def test_error_after_the_training_is_written(tmp_path: Path) -> None:
 
     with pytest.raises(EligoError):
         command()
-    assert messages(tmp_path / "run")[-1] == "error: the model cannot be saved"
+    assert messages(tmp_path / "run")[-1] == "the model cannot be saved"

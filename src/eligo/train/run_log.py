@@ -61,12 +61,13 @@ class RunLog(logging.Handler):
 
     def write_error(self, error: BaseException) -> None:
         """Write why the command ended, as far as that is possible."""
-        if isinstance(error, EligoError | KeyboardInterrupt):
-            message = f"error: {error}" if isinstance(error, EligoError) else str(error)
-        else:
+        message, level = str(error), logging.ERROR
+        if isinstance(error, KeyboardInterrupt):
+            message, level = message or "stopped by an interrupt", logging.WARNING
+        elif not isinstance(error, EligoError):
             message = "".join(traceback.format_exception(error)).rstrip()
         with suppress(OutputError):  # the first error matters more
-            self.write(message or "stopped by an interrupt", logging.ERROR)
+            self.write(message, level)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append a record, or keep it for the next run."""

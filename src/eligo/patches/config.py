@@ -259,7 +259,6 @@ class PatchesTrainConfig(Config):
         changes = {
             "data.validation_images": min(8, self.data.validation_images or 8), "epochs": None,
             "train.batch_size": min(SMOKE_BATCH, self.train.batch_size),
-            "train.gradient_accumulation": 1,
         }  # fmt: skip
         return self.replace(SMOKE | changes)
 

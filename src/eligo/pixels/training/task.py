@@ -116,8 +116,8 @@ class PixelsTask(SourcedTask[ImageSource]):
     def metric_names(self) -> list[str]:
         """Names of the metrics with the first two provenances, and of scales, gates and entropy."""
         kinds = self.source.provenances[:2]
-        means = [field.name for field in fields(SegmentationMetrics) if field.type is float]
-        means = ["loss", *means]
+        floats = (field.name for field in fields(SegmentationMetrics) if field.type is float)
+        means = ["loss", *floats]
         suffixes = ["", *(f"/{kind}" for kind in kinds[1:])]
         rows = [f"{name}{suffix}" for suffix in suffixes for name in means]
         entropy = ["attention_entropy"] if kinds[0] != "none" else []

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from eligo.config import Config
 from eligo.scenes.config import SceneConfig
-from eligo.train.config import SMOKE, OptimizerConfig, ScheduleConfig, TrainConfig
+from eligo.train.config import SMOKE, SMOKE_BATCH, OptimizerConfig, ScheduleConfig, TrainConfig
 
 _Deviation = Annotated[float, Field(gt=0)]
 
@@ -256,8 +256,11 @@ class PatchesTrainConfig(Config):
         """Return a run of two steps; for scenes also with small scenes and encoders."""
         if isinstance(self.data, ScenesDataConfig):
             return self.tiny()
-        count = min(8, self.data.validation_images or 8)
-        return self.replace(SMOKE | {"data.validation_images": count, "epochs": None})
+        changes = {
+            "data.validation_images": min(8, self.data.validation_images or 8), "epochs": None,
+            "train.batch_size": min(SMOKE_BATCH, self.train.batch_size),
+        }  # fmt: skip
+        return self.replace(SMOKE | changes)
 
     def tiny(self) -> "PatchesTrainConfig":
         """Return the same run on a few small scenes, with small random encoders."""
@@ -268,8 +271,8 @@ class PatchesTrainConfig(Config):
         return self.replace(
             {
                 "train.total_steps": 4, "train.batch_size": 4, "train.evaluate_every": 2,
-                "train.checkpoint_every": 4, "train.precision": "no", "epochs": None,
-                "see_steps": min(self.see_steps, 2),
+                "train.checkpoint_every": 4, "train.log_every": 1, "train.precision": "no",
+                "epochs": None, "see_steps": min(self.see_steps, 2),
                 "ramp": 0.25, "hardest_after": 0.5,
                 "data": data.model_dump(),
                 "model.encoders": {

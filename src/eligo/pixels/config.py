@@ -14,7 +14,7 @@ from eligo.config.bounds import Seed
 from eligo.config.layers import FLAG, override
 from eligo.errors import ConfigError
 from eligo.scenes.config import ROOMS, SceneConfig
-from eligo.train.config import SMOKE, OptimizerConfig, ScheduleConfig, TrainConfig
+from eligo.train.config import SMOKE, SMOKE_BATCH, OptimizerConfig, ScheduleConfig, TrainConfig
 
 MIN_SIZE = 32
 """Minimum height and width of an image: the stride of the last stage."""
@@ -566,8 +566,12 @@ class PixelsTrainConfig(SegmenterConfig):
         """Return a two-step run on the same files; for scenes, `tiny()`."""
         if isinstance(self.data, ScenesDataConfig):
             return self.tiny()
-        one_image = {"data.validation_share": 1e-9}
-        return self.replace(SMOKE | one_image | {"epochs": None, "compile": False})
+        changes = {
+            "data.validation_share": 1e-9, "epochs": None, "compile": False,  # one image
+            "train.batch_size": min(SMOKE_BATCH, self.train.batch_size),
+            "train.gradient_accumulation": 1,
+        }  # fmt: skip
+        return self.replace(SMOKE | changes)
 
     def tiny(self) -> "PixelsTrainConfig":
         """Return the same run on a few small rooms, with a tiny network."""
@@ -587,8 +591,8 @@ class PixelsTrainConfig(SegmenterConfig):
                 "inputs.depth": "metric", "inputs.depth_scale": 1000.0,
                 "augment.scales": (), "augment.crop": None,
                 "train.total_steps": 4, "train.batch_size": 4, "train.evaluate_every": 2,
-                "train.checkpoint_every": 4, "train.precision": "no", "train.init_from": None,
-                "compile": False,
+                "train.checkpoint_every": 4, "train.log_every": 1, "train.precision": "no",
+                "train.init_from": None, "compile": False,
             }
         )  # fmt: skip
 

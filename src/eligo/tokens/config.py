@@ -20,6 +20,7 @@ from eligo.tokens.cost.flops import Schedule
 from eligo.tokens.cost.proposals import DEPTHS, PROPORTIONS
 from eligo.train.config import (
     SMOKE,
+    SMOKE_BATCH,
     AnnealConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -341,8 +342,12 @@ class TokensTrainConfig(Config):
         """Return a run of two steps; for scenes also with a tiny host and small images."""
         if isinstance(self.data, ScenesDataConfig):
             return self.tiny()
-        count = min(4, self.data.validation)
-        return self.replace(SMOKE | {"data.validation": count, "epochs": None})
+        changes = {
+            "data.validation": min(4, self.data.validation), "epochs": None,
+            "train.batch_size": min(SMOKE_BATCH, self.train.batch_size),
+            "train.gradient_accumulation": 1,
+        }  # fmt: skip
+        return self.replace(SMOKE | changes)
 
     def tiny(self) -> "TokensTrainConfig":
         """Return the same run on 16 vision tokens, in a narrow random host."""
@@ -350,7 +355,8 @@ class TokensTrainConfig(Config):
         scenes = {"kind": "scenes", "scenes": {"height": 56, "width": 56}, "questions_per_image": 1}
         changes: dict[str, Any] = {
             "train.total_steps": 2, "train.batch_size": 2, "train.evaluate_every": 2,
-            "train.checkpoint_every": 2, "train.precision": "no", "epochs": None,
+            "train.checkpoint_every": 2, "train.log_every": 1, "train.precision": "no",
+            "epochs": None,
             "train.gradient_accumulation": 1, "host.model": None, "host.dtype": "float32",
             "host.random": RandomHostConfig(image_size=56, layers=layers).model_dump(),
             "data": scenes | {"validation": 2}, "discriminator.dim": 8,

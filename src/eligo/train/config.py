@@ -74,6 +74,8 @@ SMOKE: dict[str, Any] = {
     "train.log_every": 1, "train.max_minutes": None,
 }  # fmt: skip
 """Changes for a smoke run: two steps, then an evaluation."""
+SMOKE_BATCH = 8
+"""Largest batch of a smoke run on files, so that it takes less than a minute on a CPU."""
 
 
 class TrainConfig(Config):

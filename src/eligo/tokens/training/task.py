@@ -205,6 +205,12 @@ class TokensTask(Task):
         with shared_images(self.host.tower, batch.rows_per_image):
             return observe(self.model, self.watched, batch, context), relaxer
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a loss compares with the unpruned model."""
+        compares = self.weights["kl"] > 0 or self.weights["hidden"] > 0
+        return compares or self.discriminator is not None
+
     def step(self, batch: HostBatch, progress: Progress) -> StepOutput:
         """Compute all losses that have a weight."""
         if self._is_main:
@@ -212,18 +218,16 @@ class TokensTask(Task):
         weights, relaxation = self.weights, self.relaxation(progress.fraction, training=True)
         with memory_guard("a training step"):
             student, relaxer = self.observe_pruned(batch, relaxation)
-            losses = {"task": objective.task_loss(student, batch), "sparsity": relaxer.sparsity()}
             metrics: dict[str, Any] = {"temperature": relaxation.temperature}
             metrics["accuracy"] = right_answers(student, batch).float().mean()
-            if weights["kl"] or weights["hidden"] or self.discriminator is not None:
-                teacher = self.observe_whole(batch)
-                losses["kl"] = objective.kl_loss(student, teacher, batch)
-                losses["hidden"] = objective.hidden_loss(student, teacher, batch)
-                if self.discriminator is not None:
-                    adversarial, probabilities = objective.adversarial_losses(
-                        self.discriminator, student, teacher, batch
-                    )
-                    losses, metrics = losses | adversarial, metrics | probabilities
+            teacher = self.observe_whole(batch) if self.needs_teacher else None
+            losses = objective.losses_of(student, teacher, relaxer, batch)
+            if self.discriminator is not None:
+                assert teacher is not None
+                adversarial, probabilities = objective.adversarial_losses(
+                    self.discriminator, student, teacher, batch
+                )
+                losses, metrics = losses | adversarial, metrics | probabilities
         kept = {layer: stage.choice.kept.sum(-1) for layer, stage in relaxer.decisions.items()}
         metrics |= step_metrics(losses, kept)
         self._latest = metrics

@@ -178,7 +178,7 @@ def _search_in_training(
     reason = f"this is one training; `eligo search {source}` runs the search"
     if search.enable is False:
         reason = "this is one training, and `enable` is false"
-    unused = dict.fromkeys(("search", "search.trials", "search.gpus_per_worker"), reason)
+    unused = {"search": reason, "search.trials": reason, "search.gpus_per_worker": reason}
     unused["search.enable"] = ""  # it is what allows the training
     if search.gpus:
         count = max(search.gpus_per_worker, 2)

@@ -76,6 +76,16 @@ def run_search(config: Config, search: SearchConfig) -> SearchResult:
                 worker.finish(*outcome)
 
 
+def supervise_search(
+    config: Config, search: SearchConfig, work: Callable[[], None]
+) -> SearchResult:
+    """Check a search, let `work` run its workers in other processes, and return the result."""
+    with _storage_errors(_train_of(config)):
+        worker = Worker(config, search)
+        work()
+        return worker.result()
+
+
 def _train(
     config: Config, should_prune: Callable[[int, float], bool] | None
 ) -> tuple[float | None, bool]:
@@ -248,6 +258,8 @@ def _suggest(trial: "optuna.Trial", key: str, choices: RangeConfig | list[Any]) 
 
 def _check_space(config: Config, search: SearchConfig) -> None:
     """Check that both ends of every range and all choices give a valid config."""
+    num_processes = search.gpus_per_worker if search.gpus else 1
+    _check_batch(_train_of(config), num_processes, "")
     for key, choices in search.space.items():
         where = f"search.space.{key}: "
         if key in _NOT_SEARCHED:
@@ -259,9 +271,20 @@ def _check_space(config: Config, search: SearchConfig) -> None:
             raise ConfigError(f"{where}got no choices, expected at least one")
         for value in choices:
             try:
-                config.replace({key: value})
+                changed = config.replace({key: value})
             except ConfigError as error:
                 raise ConfigError(where + str(error).removeprefix(f"--{key}: ")) from None
+            _check_batch(_train_of(changed), num_processes, where)
+
+
+def _check_batch(train: TrainConfig, num_processes: int, where: str) -> None:
+    parts = num_processes * train.gradient_accumulation
+    if num_processes > 1 and train.batch_size % parts:
+        raise ConfigError(
+            f"{where}train.batch_size: got {train.batch_size}, expected a multiple of {parts}, for "
+            f"{num_processes} GPUs of each worker (search.gpus_per_worker) x "
+            f"{train.gradient_accumulation} accumulated"
+        )
 
 
 def _check_range(where: str, choices: RangeConfig) -> None:

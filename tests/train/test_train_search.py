@@ -230,6 +230,7 @@ def test_only_helpers_get_their_gpus_by_environment(
 
     monkeypatch.chdir(Path(__file__).parent)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # and put back afterwards
+    monkeypatch.setattr(command_module, "_num_gpus", lambda: 6)
     monkeypatch.setattr(command_module.subprocess, "Popen", Helper)
     monkeypatch.setattr("eligo.train.search.run_search", lambda *_: {})
     tree = toy(tmp_path).config.model_dump(mode="json")

@@ -51,8 +51,10 @@ def run(source: Source, workers: int | None = None, json: bool = False) -> None:
             f"--workers: got {workers}, expected 1: accelerate launch has started this worker"
         )
     is_first = os.environ.get("RANK", "0") == "0"
-    config, search = _read(source, report=is_first and _SHARED not in os.environ)
-    shares = _shares(search)
+    config, search, layer = _read_all(source)
+    if is_first and _SHARED not in os.environ:
+        _report_unused(config, search, layer)
+    shares = _shares(search, config.translated(layer).where(("search", "gpus")))
     if workers is None:
         workers = max(1, len(shares))
     if shares and search.gpus_per_worker > 1:
@@ -91,11 +93,18 @@ def _workers(source: str, numbers: Iterable[int], shares: Shares) -> Iterator[No
             codes = [process.wait() for process in processes]
             if any(codes):
                 messages.seek(0)
-                text = messages.read()[-4000:]
-                raise EligoError(f"a worker of the search failed:\n{text}".rstrip(":\n"))
+                raise EligoError(f"a worker of the search failed{_cause(messages.read())}")
         finally:
             for process in processes:
                 process.terminate()
+
+
+def _cause(messages: str) -> str:
+    """Return the error in the messages of workers; for a bug, the end of them."""
+    errors = [line for line in messages.splitlines() if line.startswith("error: ")]
+    if errors or not messages:
+        return f": {errors[0].removeprefix('error: ')}" if errors else "; see above"
+    return f":\n{messages[-4000:]}"
 
 
 def _command(source: str, num_processes: int) -> list[str]:
@@ -106,7 +115,7 @@ def _command(source: str, num_processes: int) -> list[str]:
     return [sys.executable, *launch, "-m", "eligo", "search", source, "--workers", "1"]
 
 
-def _shares(search: SearchConfig) -> Shares:
+def _shares(search: SearchConfig, where: str) -> Shares:
     """Return the GPUs of each worker; empty if all workers see all GPUs, or in such a worker."""
     if _SHARED in os.environ or _is_launched() or not search.gpus:
         return []
@@ -119,14 +128,15 @@ def _shares(search: SearchConfig) -> Shares:
     count = _num_gpus()
     if max(search.gpus) >= count:
         listed = ", ".join(map(str, search.gpus))
-        known = f"{count} GPUs, 0 to {count - 1}" if count > 1 else f"{count or 'no'} GPU"
+        known = f"{count} GPUs, 0 to {count - 1}" if count > 1 else ("no GPU", "one GPU, 0")[count]
         raise ConfigError(
-            f"search.gpus: got {listed}, but this machine has {known}; name only those, or leave "
-            "the key out"
+            f"{where}got {listed}, but this machine has {known}; "
+            f"{'name only those, or ' if count else ''}leave the key out"
         )
     starts = range(0, len(search.gpus) - each + 1, each)
     if left := search.gpus[len(starts) * each :]:
-        logger.warning("search.gpus: %s not used: a worker has %d", ", ".join(map(str, left)), each)
+        listed = ", ".join(map(str, left))
+        logger.warning("%snot used: GPU %s; every worker has %d", where, listed, each)
     return [search.gpus[start : start + each] for start in starts]
 
 
@@ -155,8 +165,13 @@ def _visible(shares: Shares, worker: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[i] if names else str(i) for i in chosen)}
 
 
-def _read(source: str, report: bool = False) -> tuple[Config, SearchConfig]:
-    """Return the config of a run and its section `search:`; log the keys without effect."""
+def _read(source: str) -> tuple[Config, SearchConfig]:
+    """Return the config of a run and its section `search:`."""
+    return _read_all(source)[:2]
+
+
+def _read_all(source: str) -> tuple[Config, SearchConfig, Layer]:
+    """Return the config of a run, its section `search:`, and both as they were read."""
     read = read_layer(source)
     cls = _class(read)
     layer = cls.translated(read)
@@ -171,9 +186,7 @@ def _read(source: str, report: bool = False) -> tuple[Config, SearchConfig]:
             f"{layer.where(('search', 'enable'))}is false: this file is for one training{train}; "
             "set it to true to search"
         )
-    if report:
-        _report_unused(config, search, read)
-    return config, search
+    return config, search, read
 
 
 def _class(layer: Layer) -> type[Config]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eligo.config import SHIPPED, Config
-from eligo.config.layers import Layer, override
+from eligo.config.layers import Layer, default_of, override
 from eligo.config.yaml import KeyPath
 
 
@@ -15,6 +15,8 @@ def unused_keys(
     also: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Return a line for each key without effect that a layer (not a shipped file) or a flag sets.
+
+    Keys that are set to their default are left out.
 
     `config` is what `validate` returned for them; its `without_effect` gives the reasons, `also`
     those of the command.
@@ -29,11 +31,13 @@ def unused_keys(
         if not path or not _is_given(origin) or any(outer in unused for outer in around):
             continue
         reason = next((reasons[outer] for outer in around[::-1] if outer in reasons), None)
+        if reason and _is_default(path, config):  # a saved config has every key
+            continue
         if reason := reason or _other_kind(path, config):
             unused[path] = f"{layer.where(path)}has no effect here: {reason}"
         elif reason := _replaced(path, given, layer):
             unused[path] = f"{given.where(path)}has no effect here: {reason}"
-    return list(unused.values())
+    return [unused[path] for path in layer.origins if path in unused]  # in the order of the file
 
 
 def _is_given(origin: str) -> bool:
@@ -49,12 +53,26 @@ def _reasons(config: Config, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield from _reasons(value, f"{prefix}{name}.")
 
 
+def _is_default(path: KeyPath, config: Any) -> bool:
+    default = default_of(type(config).model_fields[path[0]]) if _has(config, path[0]) else None
+    value = getattr(config, path[0], None)
+    for name in path[1:]:
+        if not (_has(default, name) and _has(value, name)):
+            return False
+        default, value = getattr(default, name), getattr(value, name)
+    return value is not None and value == default
+
+
+def _has(config: Any, name: str) -> bool:
+    return isinstance(config, Config) and name in type(config).model_fields
+
+
 def _other_kind(path: KeyPath, config: Any) -> str | None:
     """Return a reason if the key belongs to another member of a union than the chosen one."""
     for depth, name in enumerate(path):
         if not isinstance(config, Config):
             return None
-        if name not in type(config).model_fields:
+        if not _has(config, name):
             tags = (tag for tag in ("kind", "version") if hasattr(config, tag))
             key = next((".".join((*path[:depth], tag)) for tag in tags), None)
             return f"{key} is {getattr(config, key.split('.')[-1])}" if key else None

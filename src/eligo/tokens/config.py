@@ -366,9 +366,8 @@ class TokensTrainConfig(Config):
             if self.host.model is not None or self.host.random is not None:
                 raise
             raise ConfigError(
-                f"{error}. The config names no host, so this is the tiny LLaVA that comes with "
-                "eligo: name the model to prune with host.model "
-                "(--host.model llava-hf/llava-1.5-7b-hf, or its folder)"
+                f"{error}. No host.model is set, so this is the tiny LLaVA that comes with eligo; "
+                "name the model to prune, e.g. host.model: llava-hf/llava-1.5-7b-hf, or its folder"
             ) from None
         return Schedule(num_tokens, merged, cuts, num_text, num_layers)
 

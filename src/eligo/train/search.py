@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 from eligo.config import Config, save_config
 from eligo.config.yaml import dump_yaml
 from eligo.errors import ConfigError, EligoError, InputError, MissingExtraError, OutputError
-from eligo.io.files import make_folder, write_text
+from eligo.io.files import make_folder, remove_file, write_text
 from eligo.io.locks import FileLock
 from eligo.train.checkpoint import refuse_changes
 from eligo.train.config import RangeConfig, SearchConfig, TrainConfig
@@ -211,8 +211,22 @@ class Worker:
         record = {name: part.model_dump(mode="json") for name, part in parts.items()}
         saved = self.folder / "search.yaml"
         if saved.exists():
-            refuse_changes(saved, record, _MAY_CHANGE)
+            try:
+                refuse_changes(saved, record, _MAY_CHANGE)
+            except ConfigError:
+                if self._has_begun():
+                    raise
+                remove_file(self.folder / _STUDY)  # the old config trained nothing
         write_text(saved, dump_yaml(record))
+
+    def _has_begun(self) -> bool:
+        """Return whether a trial has a checkpoint, or is running."""
+        if any(self.folder.glob("trial_*/checkpoints/step_*")):
+            return True
+        locks = [FileLock.acquire(path) for path in (self.folder / "locks").glob("trial_*")]
+        for lock in filter(None, locks):
+            lock.release()
+        return None in locks
 
     def _lock_path(self, number: int) -> Path:
         return self.folder / "locks" / f"trial_{number:04d}"

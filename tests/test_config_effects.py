@@ -12,7 +12,6 @@ from eligo.config import dump_yaml, load_config, read_layer, save_config, shippe
 from eligo.config.effects import unused_keys
 
 KARPATHY = {"kind": "karpathy", "captions": "c.json", "images": "images"}
-SCENES = {"scenes": {"binding": False}, "kind": "scenes"}
 
 
 def lines(task: str, tree: dict[str, Any], tmp_path: Path, **flags: Any) -> list[str]:
@@ -35,13 +34,13 @@ RULES: list[tuple[str, dict[str, Any], str, str]] = [
     (TOKENS, {"data": {"examples": 5}}, "data.examples", "it counts for epochs"),
     (TOKENS, {"merger": {"num_heads": 2}}, "merger.num_heads", "merger.kind is simple"),
     (TOKENS, {"merger": None, "size_bias": False}, "size_bias", "merger is null"),
-    (TOKENS, {"merger": None, "optim": {"merger": {"lr": 1.0}}}, "optim.merger.lr", "merger is null"),
-    (TOKENS, {"pruners": None, "optim": {"pruners": {"lr": 1.0}}}, "optim.pruners.lr", "pruners is"),
+    (TOKENS, {"merger": None, "optim": {"merger": {"lr": 1.0}}}, "optim.merger", "merger is null"),
+    (TOKENS, {"pruners": None, "optim": {"pruners": {"lr": 1.0}}}, "optim.pruners", "pruners is"),
     (TOKENS, {"discriminator": {"dim": 8}}, "discriminator.dim", "no discriminator"),
     (TOKENS, {"discriminator": {"reinit_prob": 0.5}}, "discriminator.reinit_prob", "no discrim"),
     (TOKENS, {"discriminator": {"layers": [-1]}, "losses": {"hidden": 0}},
      "discriminator.layers", "no discriminator: losses.adversarial is 0 (objective distill)"),
-    (TOKENS, {"optim": {"discriminator": {"lr": 0.1}}}, "optim.discriminator.lr", "no discrim"),
+    (TOKENS, {"optim": {"discriminator": {"lr": 0.1}}}, "optim.discriminator", "no discrim"),
     (TOKENS, {"objective": "adversarial",
               "losses": {"task": 1, "kl": 1, "hidden": 1, "adversarial": 1, "sparsity": 1}},
      "objective", "losses sets all weights"),
@@ -66,7 +65,7 @@ RULES: list[tuple[str, dict[str, Any], str, str]] = [
      "model.encoders.image_size", "small_vision.image_size counts"),
     (PATCHES, {"model": {"encoders": {"max_dense_words": 20}}},
      "model.encoders.max_dense_words", "model.match.dense is false"),
-    (PATCHES, {"data": KARPATHY | {"dense": "d.jsonl"}}, "data.dense", "model.match.dense is false"),
+    (PATCHES, {"data": KARPATHY | {"dense": "d.jsonl"}}, "data.dense", "model.match.dense is"),
     (PATCHES, {"data": KARPATHY | {"augment": False, "flip": False}}, "data.flip", "data.augment"),
     (PIXELS, ROOMS | {"text": {"max_captions": 3}}, "text.max_captions", "text.source is tags"),
     (PIXELS, ROOMS | {"text": {"source": "none", "encoder": {"seed": 4}}},
@@ -91,8 +90,8 @@ RULES: list[tuple[str, dict[str, Any], str, str]] = [
     (SHOTS, {"model": {"version": "v1"}, "train": {"num_epochs": None, "min_steps": 7}},
      "train.min_steps", "train.num_epochs is null"),
     (SHOTS, {"model": {"version": "v3", "margin": 2.0}}, "model.margin", "is listwise"),
-    (SHOTS, {"model": {"version": "v3", "ranking_loss_type": "pairwise", "target_temperature": 2.0}},
-     "model.target_temperature", "is pairwise"),
+    (SHOTS, {"model": {"version": "v3", "ranking_loss_type": "pairwise",
+                       "target_temperature": 2.0}}, "model.target_temperature", "is pairwise"),
     (SHOTS, {"model": {"version": "v3", "ranking_form": "documented", "target_temperature": 2.0}},
      "model.target_temperature", "model.ranking_form is documented"),
     (SHOTS, {"model": {"version": "v3", "ranking_loss_weight": 0, "margin": 2.0}},
@@ -120,7 +119,7 @@ def test_key_of_another_kind_is_named(tmp_path: Path) -> None:
 
 
 def test_flags_are_named_and_flags_may_give_an_effect(tmp_path: Path) -> None:
-    assert lines(TOKENS, {}, tmp_path, merger__num_heads=2) == [
+    assert lines(TOKENS, {"task": TOKENS}, tmp_path, merger__num_heads=2) == [
         "--merger.num_heads: has no effect here: merger.kind is simple, which does not read the "
         "question"
     ]

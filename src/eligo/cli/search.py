@@ -30,7 +30,7 @@ _LAUNCH = (
 )
 
 Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONFIG")]
-Shares = list[tuple[int, ...]]
+Shares = list[tuple[str, ...]]
 logger = logging.getLogger("eligo.cli")
 
 
@@ -137,7 +137,10 @@ def _shares(search: SearchConfig, where: str) -> Shares:
     if left := search.gpus[len(starts) * each :]:
         listed = ", ".join(map(str, left))
         logger.warning("%snot used: GPU %s; every worker has %d", where, listed, each)
-    return [search.gpus[start : start + each] for start in starts]
+    before = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    visible = dict(enumerate(filter(None, before)))  # numbers count the GPUs that are visible
+    names = [visible.get(gpu, str(gpu)) for gpu in search.gpus]
+    return [tuple(names[start : start + each]) for start in starts]
 
 
 def _is_launched() -> bool:
@@ -159,10 +162,7 @@ def _num_gpus() -> int:
 def _visible(shares: Shares, worker: int) -> dict[str, str]:
     if not shares:
         return {}
-    before = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = before.split(",") if before else None  # numbers count the visible GPUs
-    chosen = shares[worker % len(shares)]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names[i] if names else str(i) for i in chosen)}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(shares[worker % len(shares)])}
 
 
 def _read(source: str) -> tuple[Config, SearchConfig]:

@@ -54,13 +54,15 @@ def _reasons(config: Config, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _is_default(path: KeyPath, config: Any) -> bool:
-    default = default_of(type(config).model_fields[path[0]]) if _has(config, path[0]) else None
-    value = getattr(config, path[0], None)
-    for name in path[1:]:
-        if not (_has(default, name) and _has(value, name)):
-            return False
-        default, value = getattr(default, name), getattr(value, name)
-    return value is not None and value == default
+    default: Any = None
+    for name in path:
+        if not _has(config, name):
+            break  # an item of a list: compare all of it
+        # An outer config may have another default for this key than its own class.
+        own = default_of(type(config).model_fields[name])
+        default = getattr(default, name) if _has(default, name) else own
+        config = getattr(config, name)
+    return config == default
 
 
 def _has(config: Any, name: str) -> bool:

@@ -71,7 +71,12 @@ def run_search(config: Config, search: SearchConfig) -> SearchResult:
             if changes == _WAIT:  # all processes: none may wait long for the first one
                 time.sleep(_POLL_SECONDS)
                 continue
-            outcome = _train(config.replace(changes), worker and worker.should_prune)
+            try:
+                outcome = _train(config.replace(changes), worker and worker.should_prune)
+            except BaseException:
+                if worker is not None:
+                    worker.lock.release()  # the trial is queued again, as after a kill
+                raise
             if worker is not None:
                 worker.finish(*outcome)
 

@@ -93,7 +93,10 @@ def _workers(source: str, numbers: Iterable[int], shares: Shares) -> Iterator[No
             codes = [process.wait() for process in processes]
             if any(codes):
                 messages.seek(0)
-                raise EligoError(f"a worker of the search failed{_cause(messages.read())}")
+                cause = _cause(messages.read())
+                raise EligoError(
+                    f"a worker of the search failed (the same command continues){cause}"
+                )
         finally:
             for process in processes:
                 process.terminate()

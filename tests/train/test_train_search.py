@@ -298,6 +298,36 @@ def test_killed_worker_of_two_processes_is_continued(tmp_path: Path) -> None:
     assert [line["step"] for line in lines if line["split"] == "train"] == list(range(1, 13))
 
 
+def test_search_reports_keys_without_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("eligo.train.search.run_search", lambda *_: {})
+    space = {
+        "optim.pruners.lr": [0.1],
+        "discriminator.dim": [8, 16],
+        "merger.num_heads": [2, 4],
+        "merger.kind": ["simple", "question_aware"],
+    }
+    tree = {
+        "task": "tokens.train",
+        "train": {"keep_checkpoints": 9},
+        "optim": {"pruners": {"lr": 0.5}},
+        "search": {"space": space, "gpus_per_worker": 2},
+    }
+    Path("run.yaml").write_text(dump_yaml(tree))
+    search_command("run.yaml")
+    assert caplog.messages == [
+        "run.yaml:3: train.keep_checkpoints: has no effect here: a trial keeps its best and its "
+        "last checkpoint",
+        "run.yaml:6: optim.pruners.lr: has no effect here: search.space chooses it",
+        "run.yaml:18: search.gpus_per_worker: has no effect here: search.gpus names no GPUs to "
+        "divide",
+        "search.space.discriminator.dim: has no effect here: no discriminator: losses.adversarial "
+        "is 0 (objective distill)",
+    ]
+
+
 def test_launched_search_is_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="accelerate launch has started this worker"):

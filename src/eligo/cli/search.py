@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import Annotated
 
@@ -14,7 +14,7 @@ import tyro
 from eligo.cli.console import print_result
 from eligo.cli.registry import config_class, resolve_task, split_search
 from eligo.config import Config, Layer, read_layer, validate
-from eligo.config.effects import unused_keys
+from eligo.config.effects import reason_of, unused_keys
 from eligo.errors import ConfigError, EligoError, InputError
 from eligo.tokens.compat import SECTIONS
 from eligo.train.config import SearchConfig
@@ -207,3 +207,19 @@ def _report_unused(config: Config, search: SearchConfig, layer: Layer) -> None:
     unused["train.keep_checkpoints"] = "a trial keeps its best and its last checkpoint"
     for line in unused_keys(config, layer, also=unused):
         logger.warning(line)
+    with suppress(ConfigError):  # an invalid space, which is reported later
+        for key in search.space:
+            reasons = [reason_of(variant, key) for variant in _variants(config, search, key)]
+            if all(reasons):
+                logger.warning("search.space.%s: has no effect here: %s", key, reasons[0])
+
+
+def _variants(config: Config, search: SearchConfig, key: str) -> list[Config]:
+    """Return the config, and what the other keys of the space may make of it, one at a time."""
+    changes = [
+        {other: value}
+        for other, choices in search.space.items()
+        if other != key
+        for value in (choices if isinstance(choices, list) else (choices.low, choices.high))
+    ]
+    return [config, *(config.replace(change) for change in changes)]

@@ -23,14 +23,16 @@ def unused_keys(
     """
     given = override(layer, overrides or {})
     layer = config.translated(given)
-    reasons = {tuple(key.split(".")): reason for key, reason in _reasons(config)}
-    reasons |= {tuple(key.split(".")): reason for key, reason in (also or {}).items()}
+    reasons = dict(_reasons(config)) | dict(also or {})
     unused: dict[KeyPath, str] = {}
     for path, (_, origin) in sorted(layer.origins.items(), key=lambda entry: len(entry[0])):
-        around = [path[:end] for end in range(1, len(path) + 1)]
-        if not path or not _is_given(origin) or any(outer in unused for outer in around):
+        if (
+            not path
+            or not _is_given(origin)
+            or any(path[:end] in unused for end in range(len(path)))
+        ):
             continue
-        reason = next((reasons[outer] for outer in around[::-1] if outer in reasons), None)
+        reason = _reason(path, reasons)
         if reason and _is_default(path, config):  # a saved config has every key
             continue
         if reason := reason or _other_kind(path, config):
@@ -38,6 +40,17 @@ def unused_keys(
         elif reason := _replaced(path, given, layer):
             unused[path] = f"{given.where(path)}has no effect here: {reason}"
     return [unused[path] for path in layer.origins if path in unused]  # in the order of the file
+
+
+def reason_of(config: Config, key: str) -> str | None:
+    """Return why a (dotted) key has no effect with the settings of a config; None if it has one."""
+    return _reason(tuple(key.split(".")), dict(_reasons(config)))
+
+
+def _reason(path: KeyPath, reasons: Mapping[str, str]) -> str | None:
+    """Return the reason of a key, or of the closest section around it."""
+    around = (".".join(path[:end]) for end in range(len(path), 0, -1))
+    return next((reasons[key] for key in around if key in reasons), None)
 
 
 def _is_given(origin: str) -> bool:
@@ -56,8 +69,10 @@ def _reasons(config: Config, prefix: str = "") -> Iterator[tuple[str, str]]:
 def _is_default(path: KeyPath, config: Any) -> bool:
     default: Any = None
     for name in path:
+        if isinstance(config, list | tuple | dict):
+            break  # compare all of it
         if not _has(config, name):
-            break  # an item of a list: compare all of it
+            return False
         # An outer config may have another default for this key than its own class.
         own = default_of(type(config).model_fields[name])
         default = getattr(default, name) if _has(default, name) else own

@@ -321,7 +321,7 @@ def test_search_reports_keys_without_effect(
         "run.yaml:3: train.keep_checkpoints: has no effect here: a trial keeps its best and its "
         "last checkpoint",
         "run.yaml:6: optim.pruners.lr: has no effect here: search.space chooses it",
-        "run.yaml:18: search.gpus_per_worker: has no effect here: search.gpus names no GPUs to "
+        "run.yaml:20: search.gpus_per_worker: has no effect here: search.gpus names no GPUs to "
         "divide",
         "search.space.discriminator.dim: has no effect here: no discriminator: losses.adversarial "
         "is 0 (objective distill)",

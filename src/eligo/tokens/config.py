@@ -63,6 +63,10 @@ class HostConfig(Config):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of the weights."""
 
+    def without_effect(self) -> dict[str, str]:
+        """The name of a model beside sizes of a random one."""
+        return {} if self.random is None else {"model": "host.random is used instead"}
+
 
 class _DataConfig(Config):
     validation: int = Field(default=512, ge=1)
@@ -142,6 +146,12 @@ class MergerConfig(_SelectorConfig):
     """Share of the tokens to keep; none: a half, or the budget."""
     budget: int | None = Field(default=None, ge=1)
     """Number of tokens to keep; must agree with the ratio if both are given."""
+
+    def without_effect(self) -> dict[str, str]:
+        """The heads of the attention to the question, if there is none."""
+        if self.kind == "question_aware":
+            return {}
+        return {"num_heads": "merger.kind is simple, which does not read the question"}
 
     def resolve(self, num_tokens: int) -> int:
         """Return how many of `num_tokens` are kept."""
@@ -300,7 +310,7 @@ class TokensTrainConfig(Config):
     optim: OptimConfig = OptimConfig()
     """Optimisers, one per part."""
     search: SearchConfig | None = None
-    """Search space of `eligo search`; not used in training."""
+    """The section that `eligo search` reads; not used in training."""
 
     @classmethod
     def translated(cls, layer: Layer) -> Layer:
@@ -321,6 +331,28 @@ class TokensTrainConfig(Config):
         """Return the number of steps of `epochs` passes over the data."""
         return max(1, math.ceil((self.epochs or 1) * num_examples / self.train.batch_size))
 
+    def without_effect(self) -> dict[str, str]:
+        """Keys of parts, losses and counts that this training does not use."""
+        unused = {}
+        if self.epochs is not None:
+            unused["train.total_steps"] = "epochs sets it"
+        elif isinstance(self.data, ScenesDataConfig) and self.host.model is None:
+            unused["data.examples"] = "it counts for epochs, which is not set"
+        if self.merger is None:
+            unused |= dict.fromkeys(("size_bias", "optim.merger"), "merger is null")
+        if self.pruners is None:
+            unused["optim.pruners"] = "pruners is null"
+        weights = self.weights
+        if not weights["adversarial"]:
+            keys = ["optim.discriminator"]
+            keys += [f"discriminator.{key}" for key in ("dim", "reinit_prob", "spectral_norm")]
+            keys += [] if weights["hidden"] else ["discriminator.layers"]
+            reason = f"no discriminator: losses.adversarial is 0 (objective {self.objective})"
+            unused |= dict.fromkeys(keys, reason)
+        if None not in self.losses.model_dump().values():
+            unused["objective"] = "losses sets all weights"
+        return unused
+
     @property
     def weights(self) -> dict[str, float]:
         """Weights of all losses."""
@@ -328,15 +360,23 @@ class TokensTrainConfig(Config):
 
     def schedule(self, num_tokens: int, num_layers: int, num_text: int = 100) -> Schedule:
         """Return the token counts for a host of this size; raise if they do not fit."""
-        merged = num_tokens if self.merger is None else self.merger.resolve(num_tokens)
-        cuts = () if self.pruners is None else self.pruners.resolve(merged, num_layers)
+        try:
+            merged = num_tokens if self.merger is None else self.merger.resolve(num_tokens)
+            cuts = () if self.pruners is None else self.pruners.resolve(merged, num_layers)
+        except ConfigError as error:
+            if self.host.model is not None or self.host.random is not None:
+                raise
+            raise ConfigError(
+                f"{error}. No host.model is set, so this is the tiny LLaVA that comes with eligo; "
+                "name the model to prune, e.g. host.model: llava-hf/llava-1.5-7b-hf, or its folder"
+            ) from None
         return Schedule(num_tokens, merged, cuts, num_text, num_layers)
 
     def build(self) -> Any:
         """Build the task for the training loop."""
-        from eligo.tokens.training.task import TokensTask
+        from eligo.tokens.training.task import TokensTask, with_counted_steps
 
-        return TokensTask(self)
+        return TokensTask(with_counted_steps(self))
 
     def smoke(self) -> "TokensTrainConfig":
         """Return a run of two steps; for scenes also with a tiny host and small images."""

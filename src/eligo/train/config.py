@@ -36,6 +36,19 @@ class ScheduleConfig(Config):
             raise ValueError(f"milestones are fractions of all steps, got {self.milestones}")
         return self
 
+    def without_effect(self) -> dict[str, str]:
+        """Keys of the other kinds."""
+        kinds = {
+            "final_ratio": ("linear", "cosine"),
+            "power": ("poly", "legacy_poly"),
+            "gamma": ("milestones",),
+        }
+        return {
+            key: f"schedule.kind is {self.kind}, not {' or '.join(users)}"
+            for key, users in kinds.items()
+            if self.kind not in users
+        }
+
 
 class OptimizerConfig(Config):
     """One AdamW optimiser with its own schedule."""
@@ -67,6 +80,10 @@ class AnnealConfig(Config):
         if fraction >= self.anneal_fraction:
             return self.end
         return self.start - fraction / self.anneal_fraction * (self.start - self.end)
+
+    def without_effect(self) -> dict[str, str]:
+        """The start of a constant value."""
+        return {} if self.anneal_fraction else {"start": "anneal_fraction is 0"}
 
 
 SMOKE: dict[str, Any] = {
@@ -151,6 +168,9 @@ class RangeConfig(Config):
 class SearchConfig(Config):
     """The section `search:` of a run's YAML."""
 
+    enable: bool | None = None
+    """Whether this file is for `eligo search` (true) or for one training (false): the other command
+    refuses it. None: both run it."""
     trials: int = Field(default=20, ge=1)
     """Trials in all, over all workers and restarts."""
     space: dict[str, RangeConfig | list[Any]] = Field(min_length=1)
@@ -162,4 +182,10 @@ class SearchConfig(Config):
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs to divide among the workers of `eligo search`; none: every worker sees all."""
     gpus_per_worker: int = Field(default=1, ge=1)
-    """GPUs that each worker sees; a trial trains on the first of them."""
+    """GPUs of each worker; its trials train on all of them, each on an equal part of a batch."""
+
+    def without_effect(self) -> dict[str, str]:
+        """GPUs per worker without GPUs to divide."""
+        if self.gpus or self.gpus_per_worker == 1:
+            return {}
+        return {"gpus_per_worker": "search.gpus names no GPUs to divide"}

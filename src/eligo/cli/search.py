@@ -16,7 +16,7 @@ from eligo.config import Config, Layer, read_layer, validate
 from eligo.errors import ConfigError, EligoError, InputError
 from eligo.train.config import SearchConfig
 
-SEARCHED = ("patches.train", "pixels.train", "tokens.train")
+SEARCHED = ("shots.train", "patches.train", "pixels.train", "tokens.train")
 """Registered tasks that can be searched: their configs have a method `build`."""
 _SHARED = "ELIGO_SEARCH_GPUS_SHARED"  # set in other workers, whose GPUs are chosen
 _MAX_WORKERS = 256

@@ -1,5 +1,6 @@
 """Configs of the training loop and of the hyper-parameter search. Imports no torch."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -149,15 +150,33 @@ class RangeConfig(Config):
 class SearchConfig(Config):
     """The section `search:` of a run's YAML."""
 
-    trials: int = Field(default=20, ge=1)
-    """Trials in all, over all workers and restarts."""
+    trials: int | None = Field(default=None, ge=1)
+    """Trials in all, over all workers and restarts; none: each combination once if the space has
+    only lists, else 20."""
     space: dict[str, RangeConfig | list[Any]] = Field(min_length=1)
     """Dotted config keys, each with a range or a list of choices."""
     reduction: int = Field(default=3, ge=2)
-    """Successive halving: 1/reduction of the trials go on at evaluations 1, reduction, ..."""
+    """Successive halving: 1/reduction of the trials go on at evaluations 1, reduction, ...; where
+    each combination is tried once, all go on."""
     seed: Seed = 0
     """Seed of the sampler."""
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs to divide among the workers of `eligo search`; none: every worker sees all."""
     gpus_per_worker: int = Field(default=1, ge=1)
     """GPUs that each worker sees; a trial trains on the first of them."""
+
+    @property
+    def num_combinations(self) -> int | None:
+        """Number of combinations of all lists; None if there is a range."""
+        lists = [choices for choices in self.space.values() if isinstance(choices, list)]
+        return math.prod(map(len, lists)) if len(lists) == len(self.space) else None
+
+    @property
+    def num_trials(self) -> int:
+        """Trials in all."""
+        return self.trials or self.num_combinations or 20
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether each combination is tried once."""
+        return self.num_trials == self.num_combinations

@@ -1,5 +1,7 @@
 """Hyper-parameter search with Optuna: trials train in the usual loop, weak ones are pruned.
 
+A grid (only lists, and as many trials as combinations) is queued whole and not pruned.
+
 The search folder `<out>/<name>_search` holds the study (SQLite), one run folder per trial and
 `best.yaml`. Any number of processes may work on it; starting the search again continues it. A
 worker holds a file lock for its trial, which the kernel releases however the worker ends: a trial
@@ -13,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +35,7 @@ logger = logging.getLogger("eligo.train")
 
 _POLL_SECONDS = 0.5
 _STUDY = "study.db"
+_MAX_GRID = 10_000
 _NOT_SEARCHED = {f"train.{key}" for key in ("monitor", "mode", "out", "name")}
 _MAY_CHANGE = {"search.trials", "search.gpus", "search.gpus_per_worker"}
 
@@ -80,11 +84,20 @@ class _Worker:
                 ),
                 study_name="search",
                 direction="maximize" if self.train.mode == "max" else "minimize",
-                pruner=self.optuna.pruners.SuccessiveHalvingPruner(
-                    min_resource=1, reduction_factor=search.reduction
-                ),
+                pruner=self._pruner(),
                 load_if_exists=True,
             )
+            if search.is_grid and not self.study.get_trials(deepcopy=False):
+                for values in product(*search.space.values()):
+                    self.study.enqueue_trial(dict(zip(search.space, values, strict=True)))
+
+    def _pruner(self) -> Any:
+        pruners = self.optuna.pruners
+        if self.search.is_grid:
+            return pruners.NopPruner()
+        return pruners.SuccessiveHalvingPruner(
+            min_resource=1, reduction_factor=self.search.reduction
+        )
 
     def take(self) -> "optuna.Trial | None":
         """Return the next trial, its values chosen and its lock held; None when all are done."""
@@ -94,7 +107,7 @@ class _Worker:
                 trials = self.study.get_trials(deepcopy=False)
                 waiting = [t for t in trials if t.state == self._state.WAITING]
                 done = [t for t in trials if t.state in (self._state.COMPLETE, self._state.PRUNED)]
-                if waiting or len(done) + unfinished < self.search.trials:
+                if waiting or len(done) + unfinished < self.search.num_trials:
                     # A new sampler for each trial: workers must not propose the same values.
                     self.study.sampler = self.optuna.samplers.TPESampler(
                         seed=mix(self.search.seed, len(trials)) % 2**32
@@ -119,16 +132,15 @@ class _Worker:
         )
 
         def on_evaluate(step: int, metrics: Mapping[str, float]) -> bool:
-            evaluation = math.ceil(step / _train_of(config).evaluate_every)
-            trial.report(metrics[self.train.monitor], evaluation)
+            trial.report(metrics[settings.monitor], math.ceil(step / settings.evaluate_every))
             return trial.should_prune()
 
         value = None
         state = self._state.PRUNED
         try:
-            result = fit(
-                cast(Any, config).build(), _train_of(config), resume=True, on_evaluate=on_evaluate
-            )
+            task = cast(Any, config).build()
+            settings = _train_of(task.config or config)  # with what follows from the data
+            result = fit(task, settings, resume=True, on_evaluate=on_evaluate)
         except InputError:
             raise
         except EligoError as error:
@@ -136,7 +148,7 @@ class _Worker:
             logger.warning("trial %d failed: %s", trial.number, error)
         else:
             if result.ended != "stopped" and result.best:
-                value, state = result.best[self.train.monitor], self._state.COMPLETE
+                value, state = result.best[settings.monitor], self._state.COMPLETE
         with self._locked():
             self.study.tell(trial, value, state=state)
             self.lock.release()
@@ -240,6 +252,11 @@ def _check_space(config: Config, search: SearchConfig) -> None:
                 config.replace({key: value})
             except ConfigError as error:
                 raise ConfigError(where + str(error).removeprefix(f"--{key}: ")) from None
+    if search.is_grid and search.num_trials > _MAX_GRID:
+        raise ConfigError(
+            f"search.space: got {search.num_trials} combinations, expected at most {_MAX_GRID} to "
+            "try each; set search.trials to try some of them"
+        )
 
 
 def _check_range(where: str, choices: RangeConfig) -> None:

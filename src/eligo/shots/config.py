@@ -6,7 +6,7 @@ by 0.1 (its text says 0.2), and its width is 128 (its 0.59 M parameters are thos
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -201,8 +201,9 @@ NAMED: dict[str, AnyPointerConfig] = {
     "v3": PointerSelectorV3Config(),
 }
 """Pointer selectors by name."""
+LOSSES: Final = ("loss", "ce_loss", "ranking_loss")
+"""Losses of a model's output; validation metrics of the same names."""
 _MODEL = "{model}"
-_LOSSES = ("loss", "ce_loss", "ranking_loss")
 
 
 def model_name(model: AnyPointerConfig) -> str:
@@ -269,7 +270,7 @@ class SelectorTrainConfig(TrainConfig):
 
     @model_validator(mode="after")
     def _losses_fall(self) -> "SelectorTrainConfig":
-        if self.monitor in _LOSSES and self.mode == "max":
+        if self.monitor in LOSSES and self.mode == "max":
             raise ValueError(
                 f"mode: got max for the monitor {self.monitor}, expected min (--train.mode min)"
             )

@@ -35,7 +35,7 @@ logger = logging.getLogger("eligo.train")
 
 _POLL_SECONDS = 0.5
 _STUDY = "study.db"
-_MAX_GRID = 10_000
+_MAX_GRID = 1000
 _NOT_SEARCHED = {f"train.{key}" for key in ("monitor", "mode", "out", "name")}
 _MAY_CHANGE = {"search.trials", "search.gpus", "search.gpus_per_worker"}
 
@@ -87,9 +87,10 @@ class _Worker:
                 pruner=self._pruner(),
                 load_if_exists=True,
             )
-            if search.is_grid and not self.study.get_trials(deepcopy=False):
+            if search.is_grid:
                 for values in product(*search.space.values()):
-                    self.study.enqueue_trial(dict(zip(search.space, values, strict=True)))
+                    params = dict(zip(search.space, values, strict=True))
+                    self.study.enqueue_trial(params, skip_if_exists=True)
 
     def _pruner(self) -> Any:
         pruners = self.optuna.pruners

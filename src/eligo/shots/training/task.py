@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.shots import metrics
-from eligo.shots.config import AnyPointerConfig, FitConfig, PointerSelectorV3Config
+from eligo.shots.config import LOSSES, AnyPointerConfig, FitConfig, PointerSelectorV3Config
 from eligo.shots.data.records import (
     EncodedRecord,
     Record,
@@ -198,7 +198,7 @@ def batch_metrics(model: PointerSelector, batch: RecordBatch) -> dict[str, Tenso
     steps = labels.shape[1]
     picks = model.predict(batch.query, batch.candidates, shots=steps, cand_mask=batch.mask)
     free = model(batch.query, batch.candidates, picks.predictions, cand_mask=batch.mask)["logits"]
-    losses = {name: output[name] for name in ("loss", "ce_loss", "ranking_loss")}
+    losses = {name: output[name] for name in LOSSES}
     values = {
         **{name: loss.expand(len(labels)) for name, loss in losses.items() if loss is not None},
         **{f"top{k}": metrics.step_hits(logits, labels, k) for k in (1, 3, 5)},

@@ -11,6 +11,7 @@ from eligo.config.bounds import Seed
 from eligo.io.files import checked_name
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
+_MAX_GRID = 1000  # combinations
 
 
 class ScheduleConfig(Config):
@@ -164,6 +165,15 @@ class SearchConfig(Config):
     """GPUs to divide among the workers of `eligo search`; none: every worker sees all."""
     gpus_per_worker: int = Field(default=1, ge=1)
     """GPUs that each worker sees; a trial trains on the first of them."""
+
+    @model_validator(mode="after")
+    def _grid_is_small(self) -> "SearchConfig":
+        if self.is_grid and self.num_trials > _MAX_GRID:
+            raise ValueError(
+                f"space: got {self.num_trials} combinations, expected at most {_MAX_GRID} to try "
+                "each; set trials to try some of them"
+            )
+        return self
 
     @property
     def num_combinations(self) -> int | None:

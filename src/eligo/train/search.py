@@ -35,7 +35,6 @@ logger = logging.getLogger("eligo.train")
 
 _POLL_SECONDS = 0.5
 _STUDY = "study.db"
-_MAX_GRID = 1000
 _NOT_SEARCHED = {f"train.{key}" for key in ("monitor", "mode", "out", "name")}
 _MAY_CHANGE = {"search.trials", "search.gpus", "search.gpus_per_worker"}
 
@@ -253,11 +252,6 @@ def _check_space(config: Config, search: SearchConfig) -> None:
                 config.replace({key: value})
             except ConfigError as error:
                 raise ConfigError(where + str(error).removeprefix(f"--{key}: ")) from None
-    if search.is_grid and search.num_trials > _MAX_GRID:
-        raise ConfigError(
-            f"search.space: got {search.num_trials} combinations, expected at most {_MAX_GRID} to "
-            "try each; set search.trials to try some of them"
-        )
 
 
 def _check_range(where: str, choices: RangeConfig) -> None:

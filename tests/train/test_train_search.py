@@ -89,7 +89,7 @@ def test_number_of_trials_without_a_grid() -> None:
 
 def test_huge_grid_is_refused() -> None:
     space: dict[str, Any] = {"width": list(range(1, 27)), "train.seed": list(range(40))}
-    with pytest.raises(ConfigError, match=r"^space: got 1040 combinations, .*1000 to try each; set"):
+    with pytest.raises(ConfigError, match=r"^space: got 1040 combinations, .*1000 to try each"):
         load_config(SearchConfig, {"space": space})
     assert load_config(SearchConfig, {"space": space, "trials": 9}).num_trials == 9
 

@@ -356,6 +356,11 @@ CHANGED: dict[str, dict[str, str]] = {
         "tokens bench --threads": "The default is that of torch, for any model and machine.",
     },
     "configs": {
+        "eligo.demos.pipeline.config:DemosTrainConfig train.name": "It follows the model.",
+        "eligo.demos.pipeline.config:SelectorTrainConfig name": "It follows the model.",
+        "eligo.train.search_config:SearchConfig trials": (
+            "It is still 20, unless the space has only lists: then each combination is tried once."
+        ),
         "eligo.pixels.config:SideConfig learnable_temp": (
             "A shared base class with defaults replaced two classes."
         ),

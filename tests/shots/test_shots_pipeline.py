@@ -11,6 +11,7 @@ from shot_hosts import picture, template, text_model, tokenizer
 from teach_cases import WORDS, text_items
 
 from eligo.cli import main
+from eligo.cli.search import _read as read_search
 from eligo.config import load_config, shipped_configs
 from eligo.explorer.folder import find_records, load_record
 from eligo.explorer.record import ExplorerRecord
@@ -296,6 +297,12 @@ def test_encoder_as_host_is_refused(call):
 
 @pytest.mark.parametrize("name", shipped_configs("shots"))
 def test_every_config_builds(name: str):
+    if name == "v3_grid":
+        config, search = read_search(f"shots/{name}")
+        assert config == load_config(ShotsTrainConfig, "shots/v3")
+        assert search.space == {"model.ranking_loss_weight": [0.05, 0.1, 0.15, 0.2]}
+        assert search.is_grid
+        return
     config = load_config(TeachConfig if name == "vqa" else ShotsTrainConfig, f"shots/{name}")
     if isinstance(config, ShotsTrainConfig):
         assert config.train.lr == 1e-4

@@ -49,6 +49,51 @@ def test_search_prunes_and_its_best_trains(tmp_path: Path) -> None:
     assert retrained.best["loss"] == result.best_value
 
 
+@pytest.mark.parametrize("trials", [None, 6])
+def test_lists_are_searched_as_a_grid(tmp_path: Path, trials: int | None) -> None:
+    config = toy(tmp_path, train__evaluate_every=1).config
+    space: dict[str, Any] = {"head.lr": [1e-4, 1e-2], "width": [4, 6, 8]}
+    search = SearchConfig(trials=trials, space=space, reduction=2)
+    assert search.is_grid
+    assert run_search(config, search).num_trials == 6
+    found = study(tmp_path / "run_search").trials
+    assert {trial.state.name for trial in found} == {"COMPLETE"}  # none is pruned
+    tried = [(trial.params["head.lr"], trial.params["width"]) for trial in found]
+    assert sorted(tried) == [(lr, width) for lr in (1e-4, 1e-2) for width in (4, 6, 8)]
+    assert run_search(config, search).num_trials == 6  # done: nothing is added
+
+
+def test_interrupted_grid_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = toy(tmp_path).config
+    search = SearchConfig(space={"width": [4, 6, 8]})
+    original, queued = optuna.Study.enqueue_trial, []
+
+    def enqueue(self: Any, params: Any, **options: Any) -> None:
+        if len(queued) == 2:
+            raise KeyboardInterrupt
+        queued.append(original(self, params, **options))
+
+    monkeypatch.setattr(optuna.Study, "enqueue_trial", enqueue)
+    with pytest.raises(KeyboardInterrupt):
+        run_search(config, search)
+    monkeypatch.undo()
+    run_search(config, search)
+    assert [t.params["width"] for t in study(tmp_path / "run_search").trials] == [4, 6, 8]
+
+
+def test_number_of_trials_without_a_grid() -> None:
+    assert SearchConfig(space={"head.lr": LR}).num_trials == 20
+    few = SearchConfig(trials=3, space={"width": [4, 6, 8, 16]})
+    assert (few.num_trials, few.is_grid) == (3, False)
+
+
+def test_huge_grid_is_refused() -> None:
+    space: dict[str, Any] = {"width": list(range(1, 27)), "train.seed": list(range(40))}
+    with pytest.raises(ConfigError, match=r"^space: got 1040 combinations, .*1000 to try each"):
+        load_config(SearchConfig, {"space": space})
+    assert load_config(SearchConfig, {"space": space, "trials": 9}).num_trials == 9
+
+
 def test_missing_optuna_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(MissingExtraError, match=r"eligo\[search\]"):
@@ -158,10 +203,10 @@ def test_searchable_tasks() -> None:
 @pytest.mark.parametrize(
     ("task", "says"),
     [
-        ("", "run.yaml: task: missing; expected a task: patches.train, pixels.train, "),
-        ("task: tokens.sweep", "run.yaml:1: task: got 'tokens.sweep'; expected a task: patches.t"),
+        ("", "run.yaml: task: missing; expected a task: shots.train, patches.train, "),
+        ("task: tokens.sweep", "run.yaml:1: task: got 'tokens.sweep'; expected a task: shots.tr"),
         ("task: demos.train", "run.yaml:1: task: the task demos.train is now shots.train"),
-        ("task: patches.trian", "did you mean patches.train? (known: patches.train, pixels.train"),
+        ("task: patches.trian", "did you mean patches.train? (known: shots.train, patches.train"),
     ],
 )
 def test_errors_list_the_tasks_that_can_be_searched(

@@ -1,5 +1,6 @@
 """Configs of the training loop and of the hyper-parameter search. Imports no torch."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from eligo.config.bounds import Seed
 from eligo.io.files import checked_name
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
+_MAX_GRID = 1000  # combinations
 
 
 class ScheduleConfig(Config):
@@ -171,12 +173,14 @@ class SearchConfig(Config):
     enable: bool | None = None
     """Whether this file is for `eligo search` (true) or for one training (false): the other command
     refuses it. None: both run it."""
-    trials: int = Field(default=20, ge=1)
-    """Trials in all, over all workers and restarts."""
+    trials: int | None = Field(default=None, ge=1)
+    """Trials in all, over all workers and restarts; none: each combination once if the space has
+    only lists, else 20."""
     space: dict[str, RangeConfig | list[Any]] = Field(min_length=1)
     """Dotted config keys, each with a range or a list of choices."""
     reduction: int = Field(default=3, ge=2)
-    """Successive halving: 1/reduction of the trials go on at evaluations 1, reduction, ..."""
+    """Successive halving: 1/reduction of the trials go on at evaluations 1, reduction, ...; where
+    each combination is tried once, all go on."""
     seed: Seed = 0
     """Seed of the sampler."""
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = ()
@@ -189,3 +193,28 @@ class SearchConfig(Config):
         if self.gpus or self.gpus_per_worker == 1:
             return {}
         return {"gpus_per_worker": "search.gpus names no GPUs to divide"}
+
+    @model_validator(mode="after")
+    def _grid_is_small(self) -> "SearchConfig":
+        if self.is_grid and self.num_trials > _MAX_GRID:
+            raise ValueError(
+                f"space: got {self.num_trials} combinations, expected at most {_MAX_GRID} to try "
+                "each; set trials to try some of them"
+            )
+        return self
+
+    @property
+    def num_combinations(self) -> int | None:
+        """Number of combinations of all lists; None if there is a range."""
+        lists = [choices for choices in self.space.values() if isinstance(choices, list)]
+        return math.prod(map(len, lists)) if len(lists) == len(self.space) else None
+
+    @property
+    def num_trials(self) -> int:
+        """Trials in all."""
+        return self.trials or self.num_combinations or 20
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether each combination is tried once."""
+        return self.num_trials == self.num_combinations

@@ -1,5 +1,7 @@
 """Hyper-parameter search with Optuna: trials train in the usual loop, weak ones are pruned.
 
+A grid (only lists, and as many trials as combinations) is queued whole and not pruned.
+
 The search folder `<out>/<name>_search` holds the study (SQLite), one run folder per trial and
 `best.yaml`. Any number of processes may work on it; starting the search again continues it. A
 worker holds a file lock for its trial, which the kernel releases however the worker ends: a trial
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -135,11 +138,21 @@ class _Worker:
                 ),
                 study_name="search",
                 direction="maximize" if self.train.mode == "max" else "minimize",
-                pruner=self.optuna.pruners.SuccessiveHalvingPruner(
-                    min_resource=1, reduction_factor=search.reduction
-                ),
+                pruner=self._pruner(),
                 load_if_exists=True,
             )
+            if search.is_grid:
+                for values in product(*search.space.values()):
+                    params = dict(zip(search.space, values, strict=True))
+                    self.study.enqueue_trial(params, skip_if_exists=True)
+
+    def _pruner(self) -> Any:
+        pruners = self.optuna.pruners
+        if self.search.is_grid:
+            return pruners.NopPruner()
+        return pruners.SuccessiveHalvingPruner(
+            min_resource=1, reduction_factor=self.search.reduction
+        )
 
     def take(self) -> dict[str, Any] | str | None:
         """Lock the next trial and return its changes of the config.
@@ -151,7 +164,7 @@ class _Worker:
             trials = self.study.get_trials(deepcopy=False)
             waiting = [t for t in trials if t.state == self._state.WAITING]
             done = [t for t in trials if t.state in (self._state.COMPLETE, self._state.PRUNED)]
-            if not waiting and len(done) + unfinished >= self.search.trials:
+            if not waiting and len(done) + unfinished >= self.search.num_trials:
                 return _WAIT if unfinished else None
             # A new sampler for each trial: workers must not propose the same values.
             self.study.sampler = self.optuna.samplers.TPESampler(

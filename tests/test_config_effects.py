@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eligo.cli import main
-from eligo.cli.registry import TASKS, resolve_task
+from eligo.cli.registry import TASKS, resolve_task, split_search
 from eligo.config import dump_yaml, load_config, read_layer, save_config, shipped_configs, validate
 from eligo.config.effects import unused_keys
 
@@ -137,7 +137,8 @@ def test_defaults_and_saved_configs_are_silent(task: str, tmp_path: Path) -> Non
     ]
     assert names
     for name in names:
-        layer, cls = read_layer(name, task.split(".")[0]), resolve_task(task)
+        layer, _ = split_search(read_layer(name, task.split(".")[0]))
+        cls = resolve_task(task)
         config = load_config(cls, layer.tree)
         assert not unused_keys(config, layer)
     if task != SHOTS:  # the model of a selector has no default

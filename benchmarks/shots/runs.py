@@ -142,7 +142,10 @@ def train_variants(
             report("train", number, len(runs))
     elif left:
         # Spawned, because a forked process cannot use the GPU.
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
+        # One thread each: by default every worker would start one per core.
+        with ProcessPoolExecutor(
+            workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+        ) as processes:
             futures = [processes.submit(train_variant, run) for run in left]
             for number, future in enumerate(as_completed(futures), done + 1):
                 future.result()

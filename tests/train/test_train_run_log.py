@@ -188,7 +188,7 @@ def test_failed_trial_is_named_in_its_log(tmp_path: Path) -> None:
     config = toy(tmp_path, nonfinite_steps=[1, 2], train__max_nonfinite=2, **SHORT).config
     with record_messages():
         folder = run_search(config, SearchConfig(trials=1, space={"width": [4]})).folder
-    assert messages(folder / "trial_0000")[-1].startswith("trial 0 failed: ")
+    assert messages(folder / "trial_0000")[-1].startswith("trial_0000 failed: ")
 
 
 def test_command_writes_its_description_and_result(

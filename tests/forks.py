@@ -33,20 +33,24 @@ def run_forked(function: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
 
 def run_in_two(function: Callable[..., Any], *args: Any) -> None:
     """Call a function in two processes that train together, with the variables of a launcher."""
+    run_forked(_launched, *((env, function, args) for env in launched()))
+
+
+def launched() -> list[dict[str, str]]:
+    """Variables that a launcher sets for two processes on a CPU."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    run_forked(_launched, *((rank, port, function, args) for rank in range(2)))
-
-
-def _launched(rank: int, port: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+    shared = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
     }
+    return [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+
+
+def _launched(env: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ |= env
     function(*args)

@@ -21,6 +21,7 @@ from eligo.scenes.export import export_scenes
 from eligo.tokens.config import TokensTrainConfig
 from eligo.train import Task
 from eligo.train.check import DataCheck
+from eligo.train.config import SMOKE_BATCH
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -181,3 +182,21 @@ def test_image_size_equals_that_of_the_opened_image(tmp_path: Path, turned: int)
     with pytest.raises(InputError) as usual:
         open_image(path)
     assert str(quick.value) == str(usual.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (PixelsTrainConfig, "pixels/nyu_s"),
+        (PatchesTrainConfig, "patches/f30k_vit224"),
+        (TokensTrainConfig, "tokens/llava15"),
+    ],
+)
+def test_smoke_on_files_has_a_small_batch(kind: Any, name: str) -> None:
+    config = load_config(kind, name)
+    assert config.train.batch_size > SMOKE_BATCH
+    assert config.smoke().train.batch_size == SMOKE_BATCH
+    if kind is not PatchesTrainConfig:  # which accumulates no gradients
+        parts = config.replace({"train.gradient_accumulation": 16}).smoke().train
+        assert parts.batch_size % parts.gradient_accumulation == 0
+    assert config.replace({"train.batch_size": 2}).smoke().train.batch_size == 2

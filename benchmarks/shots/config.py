@@ -63,6 +63,8 @@ class StudyConfig(Config):
     """Lengths of the lists that are compared; targets refer to the first."""
     beam: int = Field(default=5, ge=1)
     """Beam width of teacher and oracle."""
+    beam_diversity: float = Field(default=0.0, ge=0)
+    """Penalty for lists that share examples, when teaching training queries."""
     variants: dict[str, VariantConfig] = Field(
         default_factory=lambda: {
             name: VariantConfig.model_validate({"of": name}) for name in VARIANTS

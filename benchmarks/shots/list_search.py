@@ -13,7 +13,7 @@ from eligo import ops
 from eligo.shots.baselines import BestFixed
 from eligo.shots.data.items import as_query
 from eligo.shots.learner.scoring import LearnerScorer
-from eligo.shots.teacher.beam_search import Beam
+from eligo.shots.teacher.beam_search import Beam, best_extensions
 from eligo.shots.teacher.teacher import TeacherResult
 
 
@@ -24,10 +24,12 @@ def teach_together(
     *,
     shots: int,
     beam: int,
+    diversity: float = 0.0,
 ) -> list[TeacherResult]:
     """Find the best lists of `shots` candidates for each query, by log-probability.
 
-    Queries are rows of the world's queries, candidates rows of its pool.
+    Queries are rows of the world's queries, candidates rows of its pool; `diversity`: see
+    `beam_search`.
     """
     count, size = candidates.shape
     empty = torch.zeros(count, 0, dtype=torch.int64)
@@ -46,7 +48,7 @@ def teach_together(
         states.append(F.pad(picks, (0, shots - number), value=-1).to(torch.int32))
         logprobs.append(table)
         kept = min(beam, free.shape[1] * (size - number))
-        best = ops.top_k(table.flatten(1), kept, free.flatten(1))
+        best = best_extensions(picks, table, kept, diversity)
         new = table.flatten(1).gather(1, best)
         picks = torch.cat([ops.gather(picks, best // size), (best % size)[..., None]], -1)
         values = torch.cat([ops.gather(values, best // size), new[..., None]], -1)

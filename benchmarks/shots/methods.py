@@ -4,6 +4,7 @@ All choose among the same candidates, one example after the other, so a list of 
 of a list of four; except the beam oracle, and MMR, which has a balance for each length.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -33,9 +34,10 @@ def choose(name: str, stages: Stages, test: EvaluationSet, selectors: Path) -> C
     if name == ZERO:
         return Chosen(dict.fromkeys(shots, test.candidates[:, :0]), None)
     if name == STATIC:
-        return Chosen.nested(ops.top_k(test.first, most), test.first, shots)
+        picks = ops.top_k(test.first, most)
+        return Chosen.nested(picks, test.first, shots, test.fixed_steps(test.first))
     if name == BEAM:
-        return Chosen(test.labels, test.first)
+        return Chosen(test.labels, test.first, test.taught_steps())
     if name == TUNED:
         chosen, scores = {}, None
         for count, balance in balances(stages).items():
@@ -44,9 +46,8 @@ def choose(name: str, stages: Stages, test: EvaluationSet, selectors: Path) -> C
         return Chosen(chosen, scores)
     if name in BASELINES:
         picks_and_scores = picked_by(baseline(name, stages), test.results, test.candidates, most)
-    else:
-        picks_and_scores = picked_by_model(selectors / name, test, most, stages.device)
-    return Chosen.nested(*picks_and_scores, shots)
+        return Chosen.nested(*picks_and_scores, shots)
+    return picked_by_model(selectors / name, test, stages.device)
 
 
 def baseline(name: str, stages: Stages) -> PoolSelector:
@@ -96,15 +97,19 @@ def picked_by(
 
 
 @torch.no_grad()
-def picked_by_model(
-    run: Path, test: EvaluationSet, most: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Picks and first scores of the best model of a run, in batches of queries."""
+def picked_by_model(run: Path, test: EvaluationSet, device: torch.device) -> Chosen:
+    """Picks and scores of the best model of a run, in batches of queries."""
     model, world = load_pointer(run).to(device), test.scorer.world
-    picks, scores = [], []
-    for rows, own in zip(test.rows.split(_BATCH), test.candidates.split(_BATCH), strict=True):
-        vectors, candidates = world.queries.vectors[rows], world.pool.vectors[own]
-        selection = model.predict(vectors.to(device), candidates.to(device), shots=most).selection
-        picks.append(selection.indices.cpu())
-        scores.append(selection.scores.cpu())
-    return torch.cat(picks), torch.cat(scores)
+    most, parts = max(test.labels), defaultdict(list)
+    for batch in torch.arange(len(test.rows)).split(_BATCH):
+        vectors = world.queries.vectors[test.rows[batch]].to(device)
+        candidates = world.pool.vectors[test.candidates[batch]].to(device)
+        selection = model.predict(vectors, candidates, shots=most).selection
+        parts["picks"].append(selection.indices.cpu())
+        parts["scores"].append(selection.scores.cpu())
+        for count, labels in test.labels.items():
+            forced = model(vectors, candidates, labels[batch].to(device), return_loss=False)
+            parts[count].append(forced["logits"].cpu())
+    joined = {name: torch.cat(tensors) for name, tensors in parts.items()}
+    picks, scores = joined.pop("picks"), joined.pop("scores")
+    return Chosen.nested(picks, scores, list(test.labels), joined)

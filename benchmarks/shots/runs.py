@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from benchmarks.shots.config import Part, StudyConfig
-from benchmarks.shots.measure import Columns, EvaluationSet, bits, is_healthy
+from benchmarks.shots.expected import TRAINED, expected_figures, training_summary
+from benchmarks.shots.measure import COLUMNS, NEAR, Columns, EvaluationSet, bits, is_healthy
 from benchmarks.shots.methods import BASELINES, BEAM, FIXED, STATIC, TUNED, ZERO, balances, choose
 from benchmarks.shots.stages import Report, Stages
 from benchmarks.shots.summary import Runs, summarise
@@ -20,9 +21,8 @@ from eligo.io.files import clear_unfinished, write_text
 from eligo.io.locks import one_writer
 from eligo.io.reading import read_json, reading
 from eligo.shots.config import ShotsTrainConfig
+from eligo.shots.teacher.shards import mean_difference
 from eligo.shots.training.train import train_selector
-
-TRAINED = "trained.json"
 
 
 class Study:
@@ -52,8 +52,9 @@ class Study:
             return {"health": health}
         taught = self.stages.teach("train")
         self.stages.teach("test")
+        labels = {"examples that differ between beams": mean_difference(taught)}
         if part == "teach":
-            return {"health": health, "taught": taught}
+            return {"health": health, "labels": labels, "taught": taught}
         train_variants(self.config, taught, self.selectors, workers=workers, report=self.report)
         if part == "train":
             return {"health": health, "selectors": self.selectors}
@@ -69,7 +70,17 @@ class Study:
             for shots, columns in run.items()
         }
         tuned = {TUNED: balances(self.stages)}
-        return {"health": health, "tuned": tuned, **summary, "right": right}
+        training = {
+            variant: training_summary(
+                [self.selectors / f"{variant}_{seed}" for seed in self.config.seeds]
+            )
+            for variant in self.config.variants
+        }
+        figures = expected_figures(summary["tables"][str(self.config.shots[0])], training)
+        return {
+            "health": health, "labels": labels, "tuned": tuned, "training": training,
+            "near best": self.near_best(), "expected figures": figures, **summary, "right": right,
+        }  # fmt: skip
 
     @cached_property
     def test(self) -> EvaluationSet:
@@ -80,6 +91,12 @@ class Study:
             self.config.shots, self.config.beam,
         )  # fmt: skip
 
+    def near_best(self) -> list[dict[str, float]]:
+        """How many lists are nearly as good as the best one, for each number of shots."""
+        shots = self.config.shots
+        key = {"shots": shots, "near": NEAR}
+        return self.stages.kept("near_best.json", key, lambda: [*map(self.test.near_best, shots)])
+
     def measured(self) -> dict[str, Runs]:
         """Measure every row of the table, run by run."""
         trained = {f"{variant}_{seed}": variant for variant, seed in jobs(self.config)}
@@ -89,7 +106,7 @@ class Study:
         }
         for number, (name, row) in enumerate(names.items()):
             self.report("measure", number, len(names))
-            key: dict[str, Any] = {"shots": self.config.shots}
+            key: dict[str, Any] = {"shots": self.config.shots, "columns": COLUMNS}
             if name == FIXED:
                 key["fixed_queries"] = self.config.fixed_queries
             if name == TUNED:
@@ -125,7 +142,10 @@ def train_variants(
             report("train", number, len(runs))
     elif left:
         # Spawned, because a forked process cannot use the GPU.
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
+        # One thread each: by default every worker would start one per core.
+        with ProcessPoolExecutor(
+            workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+        ) as processes:
             futures = [processes.submit(train_variant, run) for run in left]
             for number, future in enumerate(as_completed(futures), done + 1):
                 future.result()

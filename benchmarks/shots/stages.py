@@ -139,14 +139,16 @@ class Stages:
     def _teach(self, split: Split, folder: Path) -> Path:
         config = self.config
         pool, queries = self.embed(split)
-        shots = config.train_shots if split == "train" else max(config.train_shots, *config.shots)
+        shots, diversity = max(config.train_shots, *config.shots), 0.0
+        if split == "train":
+            shots, diversity = config.train_shots, config.beam_diversity
         check_meta(
             folder,
             {
                 "format": FORMAT, "pool": pool.content_hash, "queries": queries.content_hash,
                 "sampler": self._sampler.model_dump(mode="json"), "host": self.learner_hash,
                 "objective": "logprob", "placement": "prepend", "shots": shots,
-                "beam": config.beam, "shard_size": SHARD,
+                "beam": config.beam, "beam_diversity": diversity, "shard_size": SHARD,
                 DATA: str(self.out / "embedded" / split),
             },
         )  # fmt: skip
@@ -159,7 +161,7 @@ class Stages:
                 drawn, rows = self.queries(split), slice(start, start + SHARD)
                 results = teach_together(
                     self.scorer(split), drawn.rows[rows], drawn.candidates[rows],
-                    shots=shots, beam=config.beam,
+                    shots=shots, beam=config.beam, diversity=diversity,
                 )  # fmt: skip
                 by_id = {result.query.id: result for result in results}
                 own = [result.query for result in results]

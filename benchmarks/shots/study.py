@@ -25,7 +25,8 @@ def run(
     """Teach, train and compare selectors on generated lexicons, then on formulas.
 
     A restart makes only what is missing. Writes study.json: health, tables with 95 % intervals,
-    differences, targets, and which answers were correct.
+    differences, targets, the figures that the published designs expect beside ours, and which
+    answers were correct.
 
     Args:
         out: The folder to write to.
@@ -66,7 +67,9 @@ def run(
         return
     for table in study_tables(result):
         results().print(table)
-    shown = ("health", "targets", "formula targets", "taught", "selectors")
+    shown = (
+        "health", "labels", "near best", "targets", "formula targets", "taught", "selectors",
+    )  # fmt: skip
     print_result({name: result[name] for name in shown if name in result}, json=False)
     print_end(quick, written)
 

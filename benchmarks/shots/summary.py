@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.shots.expected import expected_table
 from benchmarks.shots.measure import COLUMNS, HEADROOM, NEAR_CHANCE, ORACLE
 from eligo.cli.console import compact_table
 from eligo.report.intervals import bootstrap_means
@@ -28,6 +29,8 @@ _PAIRS = (
     ("beam_oracle", "static_oracle", _LEVEL),
 )  # fmt: skip
 _DIGITS = {"accuracy": 1, "utility": 2, "regret": 2, "ndcg": 3, "mrr": 3}
+_STEP_DIGITS = {"top1": 1, "top3": 1, "top5": 1, "logits_std": 2}
+_PERCENT = {"accuracy", "top1", "top3", "top5"}
 _COMPARED = ("accuracy", "ndcg", "mrr")
 
 
@@ -47,7 +50,7 @@ class Results:
         columns = [run[shots].get(column) for run in self.rows[row]]
         if any(values is None for values in columns):
             return None
-        scale = 100.0 if column == "accuracy" else 1.0
+        scale = 100.0 if column in _PERCENT else 1.0
         return [[scale * v for v in values or [] if v is not None] for values in columns]
 
     def means(self, shots: str) -> list[dict[str, Any]]:
@@ -164,13 +167,12 @@ def _selector_targets(comparisons: list[dict[str, Any]], shots: int) -> list[dic
 def study_tables(result: Mapping[str, Any]) -> Iterable[Table]:
     """Yield tables of 80 columns: rows and differences per number of shots, then formulas."""
     for count, rows in result.get("tables", {}).items():
-        caption = "± the longer half of the 95 % interval"
-        table = compact_table(f"{count} examples", caption, ["row"], list(_DIGITS))
-        for row in rows:
-            cells = (_spread(name, *row[name]) if name in row else "-" for name in _DIGITS)
-            table.add_row(row["row"], *cells)
-        yield table
+        yield _means(f"{count} examples", rows, _DIGITS)
+        if stepwise := [row for row in rows if "top1" in row]:
+            yield _means(f"{count} examples: steps of the best list, %", stepwise, _STEP_DIGITS)
         yield _differences(count, [c for c in result["comparisons"] if str(c["shots"]) == count])
+    if figures := result.get("expected figures"):
+        yield expected_table(figures)
     if formulas := result.get("formulas"):
         kinds = list(dict.fromkeys(entry["formula"] for entry in formulas))
         caption = "regret, as a share of that of random lists"
@@ -179,6 +181,15 @@ def study_tables(result: Mapping[str, Any]) -> Iterable[Table]:
             shares = [entry["of chance"] for entry in formulas if entry["row"] == row]
             table.add_row(row, *(f"{share:.2f}" for share in shares))
         yield table
+
+
+def _means(title: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, int]) -> Table:
+    caption = "± the longer half of the 95 % interval"
+    table = compact_table(title, caption, ["row"], list(columns))
+    for row in rows:
+        cells = (_spread(name, *row[name]) if name in row else "-" for name in columns)
+        table.add_row(row["row"], *cells)
+    return table
 
 
 def _differences(count: str, comparisons: Sequence[Mapping[str, Any]]) -> Table:
@@ -199,5 +210,5 @@ def _differences(count: str, comparisons: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _spread(column: str, mean: float, low: float, high: float, sign: str = "") -> str:
-    digits = _DIGITS[column]
+    digits = (_DIGITS | _STEP_DIGITS)[column]
     return f"{mean:{sign}.{digits}f} ±{max(mean - low, high - mean):.{digits}f}"

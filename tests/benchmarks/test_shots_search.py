@@ -41,16 +41,18 @@ class PairScorer(LearnerScorer):
         return Answers(found, found > 1, found.long())
 
 
-def test_teach_together_matches_teach_query(world, model):
+@pytest.mark.parametrize("diversity", [0.0, 0.3])
+def test_teach_together_matches_teach_query(world, model, diversity: float):
     sampler = Sampler(world.pool, SamplerConfig(num_candidates=5))
     rows = torch.tensor([3, 60, 150])
     candidates = torch.stack([sampler.rows(as_query(world.queries, int(row))) for row in rows])
+    settings = {"beam": 4, "diversity": diversity}
     for scorer in (PairScorer(model, world), LearnerScorer(model, world)):
-        together = teach_together(scorer, rows, candidates, shots=3, beam=4)
+        together = teach_together(scorer, rows, candidates, shots=3, **settings)
         for row, found in zip(rows.tolist(), together, strict=True):
             query = as_query(world.queries, row)
             alone = teach_query(
-                query, sampler.names(query), scorer, shots=3, beam=4, objective="logprob"
+                query, sampler.names(query), scorer, shots=3, objective="logprob", **settings
             )
             assert found.query.id == query.id
             assert list(found.candidates) == list(alone.candidates)
@@ -59,9 +61,9 @@ def test_teach_together_matches_teach_query(world, model):
             assert torch.equal(found.states, alone.states)
             assert torch.allclose(found.logprob, alone.logprob, atol=1e-5, equal_nan=True)
             shorter = teach_query(
-                query, sampler.names(query), scorer, shots=2, beam=4, objective="logprob"
+                query, sampler.names(query), scorer, shots=2, objective="logprob", **settings
             )
-            cut = found.shortened(2, 4, "logprob")
+            cut = found.shortened(2, 4, "logprob", diversity)
             assert [beam.picks for beam in cut] == [beam.picks for beam in shorter.beams]
 
 

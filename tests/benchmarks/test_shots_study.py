@@ -18,7 +18,7 @@ from benchmarks.shots.analytic import (
     clustered_pool,
 )
 from benchmarks.shots.config import StudyConfig
-from benchmarks.shots.measure import bits
+from benchmarks.shots.measure import bits, near_lists
 from benchmarks.shots.stages import Stages
 from benchmarks.shots.summary import study_tables, summarise
 from benchmarks.studies import QUICK as REMARK
@@ -28,7 +28,10 @@ from eligo.errors import InputError
 from eligo.report.intervals import bootstrap_means, paired_bootstrap
 from eligo.scenes.vlm import build_processor, build_vlm, save_vlm
 from eligo.shots.baselines import MMR, Random, StaticOracle
+from eligo.shots.data.query import Query
+from eligo.shots.model.pretrained import load_pointer
 from eligo.shots.selector import PoolSelector
+from eligo.shots.teacher.teacher import TeacherResult
 from shipped_models import LEARNER
 
 FOLDER = Path(study.__file__).parent
@@ -110,6 +113,21 @@ def test_taught_folder_can_train_selectors(finished: Path, tmp_path: Path, monke
     assert (tmp_path / "runs/shots_v1/selector/selector.json").is_file()
 
 
+def test_diverse_labels_need_another_folder(finished: Path, learner: Path, tmp_path: Path, capsys):
+    """A penalty changes the lists that selectors learn from, not those they are compared with."""
+    smoke = [str(FOLDER / "study_smoke.yaml"), "--learner", str(learner), "--part", "teach"]
+    diverse = [*smoke, "--beam_diversity", "5"]
+    assert run_script(study.run, [*diverse, "--out", str(finished)]) == 2
+    assert "was started with beam_diversity 0.0, got 5.0" in capsys.readouterr().err
+    assert run_script(study.run, [*diverse, "--out", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["labels"]
+    before = json.loads((finished / "study.json").read_text())["labels"]
+    name = "examples that differ between beams"
+    assert found[name] > before[name]
+    records = Path("taught", "test", "records.jsonl")
+    assert (tmp_path / records).read_bytes() == (finished / records).read_bytes()
+
+
 def test_splits_are_disjoint(finished: Path):
     domains: dict[str, set[str]] = {}
     for split in ("train", "validation", "test"):
@@ -152,6 +170,87 @@ def test_mmr_is_tuned_for_each_number_of_shots(finished: Path, learner: Path):
             found = stages.scorer("validation").answers(queries.rows, torch.stack(picks))
             means.append(float(found.logprob.mean()))
         assert tuned[str(count)] == methods.LAMBDAS[means.index(max(means))]
+
+
+@pytest.mark.parametrize("variant", ["v0", "v1", "v2_gru"])
+def test_step_accuracy_matches_a_plain_loop(finished: Path, learner: Path, variant: str):
+    """Query by query and step by step: is the teacher's next pick among the model's k best?"""
+    stages = Stages(StudyConfig(learner=str(learner)).quick(), finished, torch.device("cpu"))
+    queries, results = stages.queries("test"), stages.results("test")
+    model = load_pointer(finished / "selectors" / f"{variant}_1")
+    found = json.loads((finished / "measured" / f"{variant}_1.json").read_text())["made"]
+    for count in (2, 3):
+        for n, result in enumerate(results):
+            vector = queries.world.queries.vectors[queries.rows[n]][None]
+            candidates = queries.world.pool.vectors[queries.candidates[n]][None]
+            label = list(result.shortened(count, 2, "logprob")[0].picks)
+            ranks = []
+            for step in range(count):
+                labels = torch.tensor([label[: step + 1]])
+                logits = model(vector, candidates, labels)["logits"][0, -1].tolist()
+                left = [c for c in range(len(logits)) if c not in label[:step]]
+                ranks.append(sorted(left, key=lambda c: -logits[c]).index(label[step]) + 1)
+            columns = found[str(count)]
+            for k in (1, 3, 5):
+                share = sum(rank <= k for rank in ranks) / count
+                assert columns[f"top{k}"][n] == pytest.approx(share, abs=1e-4)
+            first = model(vector, candidates, torch.tensor([label[:1]]))["logits"][0, 0]
+            std = float(first.detach().std(correction=0))
+            assert columns["logits_std"][n] == pytest.approx(std, abs=1e-4)
+
+
+def test_step_accuracy_of_the_oracles(finished: Path, learner: Path):
+    """The last pick of the best list is the best of its step; the first is rarely the best one."""
+    stages = Stages(StudyConfig(learner=str(learner)).quick(), finished, torch.device("cpu"))
+    kept = {
+        name: json.loads((finished / "measured" / f"{name}.json").read_text())["made"]["2"]
+        for name in ("beam_oracle", "static_oracle")
+    }
+    for n, result in enumerate(stages.results("test")):
+        first, second = result.shortened(2, 2, "logprob")[0].picks
+        alone = result.logprob[0].tolist()
+        order = sorted(range(len(alone)), key=lambda c: -alone[c])
+        hit = float(order[0] == first)
+        assert kept["beam_oracle"]["top1"][n] == pytest.approx((hit + 1) / 2)
+        order.remove(first)
+        assert kept["static_oracle"]["top1"][n] == pytest.approx((hit + (order[0] == second)) / 2)
+    assert "top1" not in json.loads((finished / "measured" / "mmr.json").read_text())["made"]["2"]
+
+
+def test_expected_figures_stand_beside_measured_ones(finished: Path):
+    found = json.loads((finished / "study.json").read_text())
+    figures = {row["figure"]: row for row in found["expected figures"]}
+    by_name = {row["row"]: row for row in found["tables"]["2"]}
+    assert figures["step top-5, %"]["expected"] == ">= 70"
+    for version in ("v1", "v2", "v3"):
+        assert figures["step top-1, %"][version] == by_name[version]["top1"][0]
+        assert figures["std of the logits"][version] == by_name[version]["logits_std"][0]
+        marks = [
+            json.loads((finished / "selectors" / f"{version}_{seed}" / "trained.json").read_text())
+            for seed in (0, 1)
+        ]
+        epochs = found["training"][version]["best epoch"]
+        assert epochs == [2 * mark["best_step"] / mark["last_step"] for mark in marks]
+        assert found["training"][version]["last epoch"] == [2, 2]
+        assert figures["best epoch"][version] == pytest.approx(sum(epochs) / 2)
+    assert figures["parameters at width 768, M"]["v1"] == pytest.approx(0.131, abs=1e-3)
+    lines = printed(found)
+    assert any(line.startswith(" step top-1, %") and "V1 72.5" in line for line in lines)
+    assert any("steps of the best list" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_lists_near_the_best_are_counted(finished: Path):
+    logprob = torch.tensor([[-2.0, -1.0, -3.0], [torch.nan, -0.5, -0.9], [-0.54, torch.nan, -0.56]])
+    states = torch.tensor([[-1, -1], [0, -1], [1, -1]], dtype=torch.int32)
+    result = TeacherResult(Query("q", torch.ones(2)), "abc", -3.0, 1, [], states, logprob)
+    assert near_lists(result, 1) == [(1,)]
+    assert near_lists(result, 2) == [(0, 1), (1, 0)]
+    found = json.loads((finished / "study.json").read_text())["near best"]
+    assert [numbers["examples"] for numbers in found] == [2, 3]
+    for numbers in found:
+        assert numbers["lists"] >= numbers["sets"] >= 1
+        assert numbers["lists"] >= numbers["first picks"] >= 1
 
 
 def test_missing_learner_is_refused_with_a_hint(tmp_path: Path, monkeypatch, capsys):

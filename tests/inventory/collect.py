@@ -29,6 +29,7 @@ PLACES = {
     "commands": "eligo.cli.commands:COMMANDS",
     "tasks": "eligo.cli.registry:TASKS",
     "load run config": "eligo.cli.registry:load_run_config",
+    "resolve task": "eligo.cli.registry:resolve_task",
     "config": "eligo.config:Config",
     "shipped configs": "eligo.config:shipped_configs",
     "read layer": "eligo.config:read_layer",
@@ -283,9 +284,12 @@ def _words(annotation: Any) -> Iterator[str]:
 
 def resolved(name: str) -> dict[str, Any]:
     """A shipped YAML with every value; as it is written, if no task says what it is."""
-    if "task" in at("read layer")(name).tree:
-        return plain(at("load run config")(name))
-    return plain(dict(at("read layer")(name).tree))
+    tree = dict(at("read layer")(name).tree)
+    if "task" not in tree:
+        return plain(tree)
+    if "search" not in at("resolve task")(tree["task"]).model_fields:
+        tree.pop("search", None)  # only `eligo search` reads it
+    return plain(at("load run config")(tree))
 
 
 # ------------------------------------------------------------ tables and files

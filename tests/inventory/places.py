@@ -93,6 +93,7 @@ _CLASSES = {
     "eligo.tokens.training.inputs_config:VqaDataConfig*": "eligo.tokens.config:VqaDataConfig*",
     "eligo.tokens.training.inputs_config:_DataConfig*": "eligo.tokens.config:_DataConfig*",
     "eligo.tokens.training.inputs_config:_FilesConfig*": "eligo.tokens.config:_FilesConfig*",
+    "eligo.cli.search:_Section*": "eligo.cli.registry:_SearchSection*",
     "eligo.train.search_config:RangeConfig*": "eligo.train.config:RangeConfig*",
     "eligo.train.search_config:SearchConfig*": "eligo.train.config:SearchConfig*",
 }
@@ -349,11 +350,17 @@ CHANGED: dict[str, dict[str, str]] = {
             "The two speed commands became one, with the default of the recorded results."
         ),
         "demos bench --suite": "Without a suite, all are run.",
+        "demos predict --question": "A folder of queries (--data) may be given instead.",
         "pixels bench --device": "One script measures all modes; its default is the CPU.",
         "pixels bench --size": "One script measures all modes; its default size is S.",
         "tokens bench --threads": "The default is that of torch, for any model and machine.",
     },
     "configs": {
+        "eligo.demos.pipeline.config:DemosTrainConfig train.name": "It follows the model.",
+        "eligo.demos.pipeline.config:SelectorTrainConfig name": "It follows the model.",
+        "eligo.train.search_config:SearchConfig trials": (
+            "It is still 20, unless the space has only lists: then each combination is tried once."
+        ),
         "eligo.pixels.config:SideConfig learnable_temp": (
             "A shared base class with defaults replaced two classes."
         ),

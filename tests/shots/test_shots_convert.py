@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from teach_cases import embedded
 from torch import nn
 
 from eligo.cli import main
@@ -21,8 +22,10 @@ from eligo.shots import (
     Pool,
     load_selector,
 )
+from eligo.shots.data.items import as_query
+from eligo.shots.inference.embed import open_embedded
 from eligo.shots.inference.learned_selector import NAMED
-from eligo.shots.model.pretrained import build_model
+from eligo.shots.model.pretrained import build_model, import_pointer
 
 SMALL = {"d_model": 16, "hidden_dim": 8, "dropout": 0.0}
 
@@ -142,6 +145,96 @@ def test_published_weights_are_imported(tmp_path: Path, wrapped: bool):
     assert torch.allclose(found, foreign(query, candidates), atol=1e-5)
 
 
+class Projections(nn.Module):
+    """V1 and V3 of the published design; their programs may give each projection a bias."""
+
+    def __init__(self, biases: str, width: int = 768) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.input_proj = nn.Linear(width, 8, bias="input_proj" in biases)
+        self.query_proj = nn.Linear(8, 8, bias="query_proj" in biases)
+        self.cand_proj = nn.Linear(8, 8, bias="cand_proj" in biases)
+
+    def forward(self, query, candidates):
+        query = self.query_proj(self.input_proj(query))
+        keys = self.cand_proj(self.input_proj(candidates))
+        cosines = nn.functional.cosine_similarity(query[:, None], keys, -1)
+        return cosines / 0.1
+
+
+BIASES = ["", "input_proj query_proj cand_proj", "query_proj cand_proj"]
+
+
+@pytest.mark.parametrize("biases", BIASES)
+@pytest.mark.parametrize("version", ["v1", "v3"])
+def test_published_weights_choose_examples(
+    tmp_path: Path, capsys, monkeypatch, version: str, biases: str
+):
+    """A .pth file, converted or as it is, in `predict` and `evaluate`."""
+    monkeypatch.chdir(tmp_path)
+    embedded(Path("embedded"))
+    pool, queries, _ = open_embedded(Path("embedded"))
+    foreign = Projections(biases)
+    state = foreign.state_dict()
+    torch.save({"epoch": 1, "model_state_dict": state} if biases else state, "best.pth")
+
+    def call(words: str, code: int = 0):
+        result = main(["shots", *words.split()])
+        out, err = capsys.readouterr()
+        assert result == code, err
+        return json.loads(out) if code == 0 else err
+
+    summary = call(f"convert best.pth --version {version} --out made --half --json")
+    assert summary["parameters"] == sum(part.numel() for part in foreign.parameters()) + (
+        8 if biases == BIASES[2] else 0  # a bias of zero
+    )
+    call(f"convert best.pth --version {version} --out made --json")
+    with torch.no_grad():
+        logits = foreign(queries.vectors, pool.vectors.expand(len(queries), -1, -1))
+    for row in range(len(queries)):
+        logits[row, ~pool.allowed(as_query(queries, row))] = -torch.inf
+    expected = logits.topk(6)
+    for selector in ("made", f"best.pth --model_version {version}"):
+        out = Path(f"{selector[:4]}.jsonl")
+        call(f"predict --data embedded --selector {selector} --out {out} --json")
+        lines = [json.loads(line) for line in out.read_text().splitlines()]
+        for line, scores, places in zip(lines, *expected, strict=True):
+            assert line["picks"] == [pool.ids[place] for place in places.tolist()]
+            assert line["scores"] == pytest.approx(scores.tolist(), abs=1e-5)
+        asked = f"predict --question number? --selector {selector} --json"
+        found = call(f"{asked} --embedded embedded")
+        assert len(found["chosen"]) == 6
+        assert "made: comes without examples" in call(asked.replace(selector, "made"), code=2)
+        report = call(
+            f"evaluate --selector {selector} --embedded embedded --data embedded --shots 1 --json"
+        )
+        assert {row["selector"] for row in report["answers"]} >= {"none", "knn", "learned"}
+        same = call(f"evaluate --selector {selector} --data embedded --shots 1 --json")
+        assert same == report
+    embedded(Path("others"), 12)
+    message = call("evaluate --selector made --embedded others --data embedded", code=2)
+    assert "embedded: its examples have hash" in message
+    assert "convert best.pth" in call("evaluate --selector best.pth --data embedded", code=2)
+    wrong = "predict --data embedded --selector made --out x.jsonl --model_version v2"
+    assert f"model_version: got v2, but made is {version}" in call(wrong, code=2)
+
+
+def test_biases_are_saved_with_a_selector(tmp_path: Path):
+    torch.save(Projections(BIASES[1], 16).state_dict(), tmp_path / "x.pth")
+    model = import_pointer(tmp_path / "x.pth", NAMED["v1"])
+    pool = Pool(["a", "b", "c"], torch.eye(3, 16))
+    LearnedSelector.of(model, pool).save(tmp_path / "selector")
+    for back in (
+        LearnedSelector.load(tmp_path / "selector").model,
+        PointerSelector.from_pretrained(tmp_path / "selector"),
+    ):
+        assert torch.equal(back.query_proj.bias, model.query_proj.bias)
+        assert torch.equal(prediction(back).scores, prediction(model).scores)
+        back.save_pretrained(tmp_path / "again")
+        again = PointerSelectorV1.from_pretrained(tmp_path / "again")
+        assert torch.equal(prediction(again).scores, prediction(model).scores)
+
+
 class Trap:
     def __reduce__(self):
         return (exec, ("raise SystemExit('ran code')",))
@@ -160,3 +253,15 @@ def test_invalid_files_are_refused(tmp_path: Path, capsys):
     assert main(["shots", "convert", str(tmp_path / "no.pth"), "--out", out]) == 2
     torch.save({"a": 1}, path)
     assert main(["shots", "convert", str(path), "--version", "v1", "--out", out]) == 2
+    good = Projections(BIASES[1]).state_dict()
+    damaged: list[tuple[dict, str]] = [
+        ({"input_proj.weight": torch.zeros(3)}, "expected input_proj.weight (hidden, width)"),
+        ({"query_proj.bias": torch.zeros(9)}, "shape of query_proj.bias: (9,) stored"),
+        ({"cand_proj.bias": torch.full((8,), torch.nan)}, "not finite: cand_proj.bias"),
+        ({3: torch.zeros(1)}, "expected weights by name"),
+    ]
+    for damage, message in damaged:
+        capsys.readouterr()
+        torch.save({**good, **damage}, path)
+        assert main(["shots", "convert", str(path), "--version", "v1", "--out", out]) == 2
+        assert message in capsys.readouterr().err

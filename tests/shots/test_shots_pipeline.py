@@ -11,6 +11,7 @@ from shot_hosts import picture, template, text_model, tokenizer
 from teach_cases import WORDS, text_items
 
 from eligo.cli import main
+from eligo.cli.search import _read as read_search
 from eligo.config import load_config, shipped_configs
 from eligo.explorer.folder import find_records, load_record
 from eligo.explorer.record import ExplorerRecord
@@ -28,7 +29,7 @@ from eligo.shots.config import (
 from eligo.shots.hosts.reader import Reader
 from eligo.shots.inference.embed import embed, embed_query, open_embedded
 from eligo.shots.inference.encoders import WordsEncoder
-from eligo.shots.inference.predict import load_pipeline
+from eligo.shots.inference.load import load_pipeline
 
 MODELS = {
     "v0": PointerSelectorV0Config(),
@@ -296,6 +297,12 @@ def test_encoder_as_host_is_refused(call):
 
 @pytest.mark.parametrize("name", shipped_configs("shots"))
 def test_every_config_builds(name: str):
+    if name == "v3_grid":
+        config, search = read_search(f"shots/{name}")
+        assert config == load_config(ShotsTrainConfig, "shots/v3")
+        assert search.space == {"model.ranking_loss_weight": [0.05, 0.1, 0.15, 0.2]}
+        assert search.is_grid
+        return
     config = load_config(TeachConfig if name == "vqa" else ShotsTrainConfig, f"shots/{name}")
     if isinstance(config, ShotsTrainConfig):
         assert config.train.lr == 1e-4

@@ -25,7 +25,7 @@ from eligo.shots import (
 from eligo.shots.data.items import Item
 from eligo.shots.inference.embed import embed, open_embedded
 from eligo.shots.inference.encoders import open_encoder
-from eligo.shots.inference.predict import TRAINING_FREE
+from eligo.shots.inference.load import TRAINING_FREE
 
 QUESTION = "what is number 7?"
 
@@ -120,7 +120,8 @@ def test_mistakes_are_refused(folder: Path, tmp_path: Path):
         ({"selector": model()}, "a model has no examples of its own"),
         ({"selector": "knn", "shots": pool}, "encoder: knn names none"),
         ({"selector": KNN(), "encoder": "words"}, "has no pool yet"),
-        ({"selector": model(5), "shots": folder}, r"expected \(batch, 5\)"),
+        ({"selector": model(5), "shots": folder}, "width 5, but .* the examples have width 768"),
+        ({"selector": "knn", "shots": pool, "encoder": "words"}, r'name them: Pool\(ids, {"text"'),
         ({"selector": "knn", "shots": tmp_path}, "holds no embedded examples"),
         ({"selector": "knn", "shots": folder, "num_shots": 0}, "num_shots: got 0"),
     ]:

@@ -1,10 +1,16 @@
 """Training configs, including keys of the two-stage pruning design, and the shipped YAMLs."""
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+from PIL import Image
+
+from eligo.cli import main
 from eligo.cli.registry import load_run_config
 from eligo.cli.search import _read
-from eligo.config import load_config, shipped_configs
+from eligo.config import dump_yaml, load_config, read_layer, shipped_configs, validate
+from eligo.config.effects import unused_keys
 from eligo.errors import ConfigError
 from eligo.tokens.config import MergerConfig, PrunersConfig, TokensTrainConfig
 from eligo.tokens.cost.flops import count_cost
@@ -181,6 +187,111 @@ def test_search_reads_the_search_section_of_the_two_stage_design():
     assert search.trials == 50
     assert search.space
     assert config.search is None
+
+
+def switched(tmp_path, monkeypatch, **sections):
+    """A file of the design's own sections only, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    tree = {key: value for key, value in GUIDE.items() if not key.startswith(("search", "manag"))}
+    Path("design.yaml").write_text(dump_yaml(tree | sections))
+    return "design.yaml"
+
+
+ASKS = [
+    ({"mode": "optuna"}, {"enable": True, "n_trials": 50}, "search_settings.enable"),
+    ({"mode": "optuna"}, {"n_trials": 50}, "manager_settings.mode"),
+    ({"mode": "single"}, {"enable": True}, "search_settings.enable"),
+    ({}, {"enable": True}, "search_settings.enable"),
+]
+
+
+@pytest.mark.parametrize(("manager", "search", "key"), ASKS)
+def test_file_that_asks_for_a_search(manager, search, key, tmp_path, monkeypatch, capsys):
+    sections = {"manager_settings": manager, "search_settings": search}
+    source = switched(tmp_path, monkeypatch, **{k: v for k, v in sections.items() if v})
+    config, section = _read(source)  # without a task and a space
+    assert isinstance(config, TokensTrainConfig)
+    assert section.trials == search.get("n_trials", section.trials)
+    assert set(section.space) == {"optim.merger.lr", "optim.pruners.lr", "losses.task"}
+    assert main(["tokens", "train", source]) == 2
+    (line,) = capsys.readouterr().err.replace("\n", " ").split("error: ")[1:]
+    assert f"{key}: search.enable: asks for a search: run `eligo search design.yaml`" in line
+    assert "set `enable: false` to train once" in line
+
+
+@pytest.mark.parametrize(
+    ("manager", "search"),
+    [({"mode": "optuna"}, {"enable": False}), ({"mode": "single"}, {"n_trials": 3})],
+)
+def test_file_for_one_training(manager, search, tmp_path, monkeypatch):
+    sections = {"manager_settings": manager, "search_settings": search}
+    source = switched(tmp_path, monkeypatch, **sections)
+    assert load_config(TokensTrainConfig, source).search.enable is False
+    with pytest.raises(ConfigError, match="is false: this file is for one training: `eligo tokens"):
+        _read(source)
+
+
+def test_shipped_two_stage_config_trains_and_is_searched():
+    assert load_run_config("two_stage", family="tokens").search.enable is None
+    assert _read("tokens/two_stage")[1].enable is None
+
+
+def test_switches_that_disagree_are_reported(tmp_path, monkeypatch):
+    sections = {"manager_settings": {"mode": "optuna"}, "search_settings": {"enable": False}}
+    layer = read_layer(switched(tmp_path, monkeypatch, **sections))
+    lines = unused_keys(validate(TokensTrainConfig, layer), layer)
+    (line,) = [line for line in lines if "manager_settings.mode" in line]
+    assert line.endswith(": search_settings.enable decides")
+
+
+@pytest.mark.parametrize(
+    ("mode", "hint"), [("optina", "; did you mean optuna?"), (3, ""), ("grid", "")]
+)
+def test_unknown_mode_is_refused(mode, hint, tmp_path, monkeypatch):
+    source = switched(tmp_path, monkeypatch, manager_settings={"mode": mode})
+    with pytest.raises(ConfigError) as error:
+        load_config(TokensTrainConfig, source)
+    assert f"manager_settings.mode: got {mode!r}, expected optuna (a search) or single" in str(
+        error.value
+    )
+    assert str(error.value).endswith(f"(one training){hint}")
+
+
+def test_plain_config_of_the_design_names_the_missing_host():
+    config = load_config(TokensTrainConfig, GUIDE | {"method_settings": {"pruning_layers": [31]}})
+    with pytest.raises(ConfigError, match=r"the host has 12.* No host\.model is set") as error:
+        config.schedule(576, 12)
+    assert "e.g. host.model: llava-hf/llava-1.5-7b-hf" in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        config.replace({"host.model": "vlm"}).schedule(576, 12)
+    assert "host.model" not in str(error.value)
+
+
+def test_gpus_in_a_training_name_the_launcher(tmp_path, monkeypatch, caplog):
+    sections = {"manager_settings": {"available_gpus": [0, 1, 2, 3], "gpus_per_subtask": 2}}
+    source = switched(tmp_path, monkeypatch, **sections)
+    monkeypatch.setattr("eligo.cli.tokens.train.print_outcome", lambda *_: None)
+    monkeypatch.setattr("eligo.train.fit", lambda *_, **__: None)
+    args = ["tokens", "train", source, "--smoke", "--train.out", str(tmp_path)]
+    with caplog.at_level("WARNING", "eligo"):
+        assert main(args) == 0
+    first, second = [line for line in caplog.messages if "manager_settings" in line]
+    assert "available_gpus" in first
+    assert "accelerate launch --num_processes 2 -m eligo tokens train design.yaml" in first
+    assert "gpus_per_subtask" in second
+    assert "`eligo search design.yaml` runs the search" in second
+
+
+def test_epochs_over_files_are_counted_in_a_search(tmp_path):
+    image = tmp_path / "image.png"
+    Image.new("RGB", (56, 56)).save(image)
+    row = {"image": str(image), "question": "is there any red ball?", "answers": ["yes"]}
+    (tmp_path / "lines.jsonl").write_text(5 * (json.dumps(row) + "\n"))
+    lines = str(tmp_path / "lines.jsonl")
+    data = {"kind": "jsonl", "train_lines": lines, "validation_lines": lines, "validation": 2}
+    changes = {"data": data, "epochs": 2, "train.batch_size": 2}
+    task = TokensTrainConfig().tiny().replace(changes).build()
+    assert task.config.train.total_steps == 5
 
 
 def test_keys_without_effect_are_reported(caplog):

@@ -33,6 +33,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     for first, second in zip(*lines, strict=True):
         assert (first["step"], first["split"]) == (second["step"], second["split"])
         assert abs(first["loss"] - second["loss"]) < 1e-5
+    log = (two / "training.log").read_text()  # of the first process only
+    assert [log.count(part) for part in ("run run starts", "is resumed", "step 6/12,")] == [1] * 3
 
 
 def test_only_programs_with_several_processes_exit_at_once(monkeypatch) -> None:

@@ -195,9 +195,11 @@ def _dispatch(args: list[str]) -> int:
 def _call(function: Callable[..., Any], args: list[str], prog: str, family: str | None) -> None:
     from eligo.cli.console import configure_logging
     from eligo.cli.flags import call
+    from eligo.train.run_log import record_messages
 
     configure_logging()
-    call(function, args, prog=prog, family=family)
+    with record_messages():  # until a run folder exists
+        call(function, args, prog=prog, family=family)
 
 
 def _verbs(family: str) -> dict[str, Command]:

@@ -31,7 +31,7 @@ _HELP = {
     "shots embed": "embed examples and queries, to select by",
     "shots teach": "find the examples that make the right answer more likely",
     "shots train": "train a selector on what `teach` found",
-    "shots predict": "select examples for a question and explain the choice",
+    "shots predict": "select examples for a question, or for a folder of queries",
     "shots evaluate": "accuracy with a selector, next to nearest and random examples",
     "shots convert": "make a model folder from a run or from other weights",
     "patches train": "train a model to match images and texts",

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -21,6 +22,9 @@ from eligo.io.files import check_file, check_folder, write_text
 
 OutFile = Annotated[Path, "file"]
 """The type of an `--out` that names a file; any other `--out` names a folder."""
+OutFileOrFolder = Annotated[Path, "file or folder"]
+"""The type of an `--out` that names either, depending on other flags; the command checks it."""
+_LOG_COLUMNS = 100
 _MAX_WORDS = 12
 
 
@@ -49,9 +53,17 @@ def print_error(message: str) -> None:
     messages().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
 
+class _Messages(logging.StreamHandler):
+    """Writes to the current stderr, which a progress bar replaces to stay below all messages."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def configure_logging() -> None:
-    """Send log messages of eligo to the current stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Send log messages of eligo to stderr."""
+    handler = _Messages()
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("eligo")
     logger.handlers = [handler]
@@ -75,26 +87,39 @@ def print_result(result: Any, json: bool) -> None:
 
 
 def print_outcome(result: Any, json: bool) -> None:
-    """Print the result of a training, in the main process only."""
+    """Print the result of a training and write it to its log, in the main process only."""
     from accelerate import PartialState
 
     from eligo.train.log import no_improvement
+    from eligo.train.run_log import record_messages
 
-    if PartialState().is_main_process:
+    if not PartialState().is_main_process:
+        return
+    with record_messages() as run_log:
         print_result(result, json)
+        file = StringIO()
+        Console(file=file, width=_LOG_COLUMNS).print(_render(plain_data(result)))
+        run_log.write(f"result\n{file.getvalue().rstrip()}")
         values = result if isinstance(result, Mapping) else vars(result)
         if message := no_improvement(Path(values["folder"]), values["best_step"]):
             print_message(message)
+            run_log.write(message, logging.WARNING)
 
 
 def check_out(out: Path, hint: Any) -> None:
     """Refuse an `--out` of this type that cannot be written, without writing."""
-    if hint != OutFile and OutFile not in get_args(hint):
+    if _has(hint, OutFileOrFolder):
+        return
+    if not _has(hint, OutFile):
         check_folder(out)
     elif out.is_dir():
         raise InputError(f"--out names a file to write, {out} is a folder")
     else:
         check_file(out)
+
+
+def _has(hint: Any, kind: Any) -> bool:
+    return hint == kind or any(_has(inner, kind) for inner in get_args(hint))
 
 
 def write_result_file(out: Path | None, device: Any, result: Mapping[str, Any]) -> None:

@@ -13,6 +13,8 @@ which every key is optional, with the help and defaults of the config.
 
 import enum
 import inspect
+import logging
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout, suppress
@@ -35,16 +37,19 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from eligo.cli.console import check_out
-from eligo.cli.registry import config_class, configs_of
+from eligo.cli.registry import config_class, configs_of, split_search
 from eligo.config import Config, Layer, read_layer, validate
 from eligo.config.bounds import Bounds
-from eligo.config.layers import default_of, unusable
+from eligo.config.effects import unused_keys
+from eligo.config.layers import default_of, override, unusable
 from eligo.config.problems import configs_in, nearest, union_members
 from eligo.config.yaml import dump_yaml, parse_value
 from eligo.errors import ConfigError, InputError
 from eligo.io.files import check_folder, keeping
 from eligo.io.reading import is_special
-from eligo.train.config import TrainConfig
+from eligo.train.config import SearchConfig, TrainConfig
+
+logger = logging.getLogger("eligo.cli")
 
 # Types of flags.
 Count = Annotated[int, Bounds(1)]
@@ -94,6 +99,9 @@ def call(
         cls = expected
     else:
         cls = config_class(layer, expected)
+    search = None
+    if hasattr(cls, "build") and "search" not in cls.model_fields:
+        layer, search = split_search(layer)
     given = _parsed(_arguments_type(function, cls, layer, names), args[source is not None :], prog)
     check_bounds(hints, given)
     if (stray := given.pop("CONFIG")) is not None:
@@ -104,7 +112,18 @@ def call(
     flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
     if names and not (source is not None or default or _required(cls) <= flags.keys()):
         raise InputError(needs_config)
-    given["config"] = config = _build(cls, layer, flags, smoke)
+    config = validate(cls, layer, flags)
+    search = search or getattr(config, "search", None)
+    if isinstance(search, SearchConfig):
+        name = str(source or next(iter(default), "CONFIG"))
+        name = name if "/" in name or Path(name).is_file() else f"{family}/{name}"
+        unused = _search_in_training(search, override(layer, flags), cls, prog, name)
+    else:
+        unused = {}
+    if os.environ.get("RANK", "0") == "0":  # once, however many processes were launched
+        for line in unused_keys(config, layer, flags, unused):
+            logger.warning(line)
+    given["config"] = config = _small(config, flags) if smoke else config
     _check_values({**given, "config": None})
     _check_values(config.model_dump())
     return _checked_call(function, given)
@@ -147,10 +166,30 @@ def _written(flags: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in inner.items() if value != {}}
 
 
-def _build(cls: type[Config], layer: Layer, flags: dict[str, Any], smoke: bool) -> Config:
-    config = validate(cls, layer, flags)
-    if not smoke:
-        return config
+def _search_in_training(
+    search: SearchConfig, layer: Layer, cls: type[Config], prog: str, source: str
+) -> dict[str, str]:
+    """Refuse a file that asks for a search; return why its section has no effect in a training."""
+    if search.enable:
+        raise ConfigError(
+            f"{cls.translated(layer).where(('search', 'enable'))}asks for a search: run "
+            f"`eligo search {source}`, or set `enable: false` to train once"
+        )
+    reason = f"this is one training; `eligo search {source}` runs the search"
+    if search.enable is False:
+        reason = "this is one training, and `enable` is false"
+    unused = {"search": reason, "search.trials": reason, "search.gpus_per_worker": reason}
+    unused["search.enable"] = ""  # it is what allows the training
+    if search.gpus:
+        count = max(search.gpus_per_worker, 2)
+        launch = f"accelerate launch --num_processes {count} -m {prog} {source}"
+        unused["search.gpus"] = f"it divides GPUs in a search; to train on {count}: {launch}"
+        unused["search"] = f"{reason}; to train on {count} GPUs: {launch}"
+    return unused
+
+
+def _small(config: Config, flags: dict[str, Any]) -> Config:
+    """Return the config of a smoke test, in a folder of its own."""
     try:  # the user's flags win over the smaller settings too
         small = config.smoke().replace(flags)  # pyright: ignore[reportAttributeAccessIssue]
     except ConfigError as error:

@@ -7,6 +7,7 @@ so that saved configs name it too.
 
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from eligo.config import Config, Layer, Source, override, read_layer, shipped_co
 from eligo.config.problems import did_you_mean
 from eligo.errors import ConfigError
 from eligo.renamed import new_name
+from eligo.train.config import SearchConfig
 
 TASKS: dict[str, str] = {
     "shots.teach": "eligo.shots.config:TeachConfig",
@@ -83,6 +85,19 @@ def config_class(
     if not issubclass(cls, expected):
         raise ConfigError(f"{where}got {task!r}, but this command runs {expected.__name__} tasks")
     return cls
+
+
+class _SearchSection(Config):
+    search: SearchConfig
+
+
+def split_search(layer: Layer) -> tuple[Layer, SearchConfig | None]:
+    """Return the layer of a run without its section `search:`, and that section."""
+    if "search" not in layer.tree:
+        return layer, None
+    section = replace(layer, tree={"search": layer.tree["search"]})
+    run = {key: value for key, value in layer.tree.items() if key != "search"}
+    return replace(layer, tree=run), validate(_SearchSection, section).search
 
 
 def configs_of(expected: type[Config], family: str | None) -> list[str]:

@@ -52,6 +52,13 @@ class Config(BaseModel):
         """Return the layer in eligo's layout; overridden by configs that read other layouts."""
         return layer
 
+    def without_effect(self) -> dict[str, str]:
+        """Return the (dotted) keys that have no effect with the other settings, and why.
+
+        Overridden by configs that have such keys. Commands report those that the user has set.
+        """
+        return {}
+
 
 Source = str | Path | Mapping[str, Any] | Config | None
 

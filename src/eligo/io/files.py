@@ -151,6 +151,16 @@ class GrowingFile:
             while content:  # a nearly full disk takes a part
                 content = content[self._file.write(content) :]
 
+    def cut(self, size: int) -> None:
+        """Drop what follows the first `size` bytes, such as half a line of a killed process."""
+        with write_errors(self.path):
+            os.ftruncate(self._file.fileno(), size)
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        with write_errors(self.path):
+            os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from eligo.config import Config
 from eligo.scenes.config import SceneConfig
-from eligo.train.config import SMOKE, OptimizerConfig, ScheduleConfig, TrainConfig
+from eligo.train.config import SMOKE, SMOKE_BATCH, OptimizerConfig, ScheduleConfig, TrainConfig
 
 _Deviation = Annotated[float, Field(gt=0)]
 
@@ -88,6 +88,19 @@ class EncodersConfig(Config):
     max_dense_words: int = Field(default=160, ge=3)
     """Maximum word pieces of a dense caption."""
 
+    def without_effect(self) -> dict[str, str]:
+        """Sizes of small encoders beside given ones, and settings of given ones without them."""
+        unused = {}
+        if self.vision is None:
+            unused["image_size"] = "there is no given vision model; small_vision.image_size counts"
+        else:
+            unused["small_vision"] = "encoders.vision names a model"
+        if self.text is not None:
+            unused["small_text"] = "encoders.text names a model"
+        if self.vision is None and self.text is None:
+            unused["backbone_lr"] = "both encoders are trained from scratch"
+        return unused
+
 
 class MatchConfig(Config):
     """Matching of patches and words."""
@@ -121,6 +134,18 @@ class MatchConfig(Config):
         if self.decision == "bernoulli" and self.kind != "paper":
             raise ValueError(f"decision: bernoulli needs kind paper, got {self.kind}")
         return self
+
+    def without_effect(self) -> dict[str, str]:
+        """Keys of the other kinds and decisions."""
+        unused = {}
+        if self.decision == "topk":
+            unused["temperature"] = "match.decision is topk, not bernoulli"
+        if self.kind != "paper":
+            unused |= dict.fromkeys(("top_k", "dual_aggr", "beta"), f"match.kind is {self.kind}")
+        if self.kind in ("global", "filip"):
+            reason = f"match.kind is {self.kind}, which selects no patches"
+            unused |= dict.fromkeys(("sparse_ratio", "aggr_ratio", "kernel"), reason)
+        return unused
 
 
 class RetrievalConfig(Config):
@@ -177,6 +202,10 @@ class KarpathyDataConfig(Config):
     """Also mirror images; turn off if captions mention left and right."""
     num_workers: int = Field(default=0, ge=0)
     """Worker processes that load images."""
+
+    def without_effect(self) -> dict[str, str]:
+        """Mirroring without augmentation."""
+        return {} if self.augment else {"flip": "data.augment is false"}
 
 
 DataConfig = Annotated[ScenesDataConfig | KarpathyDataConfig, Field(discriminator="kind")]
@@ -246,18 +275,29 @@ class PatchesTrainConfig(Config):
             raise ValueError("model.match.dense needs data.dense, a file of dense captions")
         return self
 
+    def without_effect(self) -> dict[str, str]:
+        """Settings of dense captions that are not used; `counted_steps` reports total_steps."""
+        unused = {}
+        if not self.model.match.dense:
+            keys = ("model.encoders.max_dense_words", "data.dense")
+            unused |= dict.fromkeys(keys, "model.match.dense is false")
+        return unused
+
     def build(self) -> Any:
         """Build the task for the training loop."""
-        from eligo.patches.training.task import PatchesTask
+        from eligo.patches.training.task import PatchesTask, with_counted_steps
 
-        return PatchesTask(self)
+        return PatchesTask(with_counted_steps(self))
 
     def smoke(self) -> "PatchesTrainConfig":
         """Return a run of two steps; for scenes also with small scenes and encoders."""
         if isinstance(self.data, ScenesDataConfig):
             return self.tiny()
-        count = min(8, self.data.validation_images or 8)
-        return self.replace(SMOKE | {"data.validation_images": count, "epochs": None})
+        changes = {
+            "data.validation_images": min(8, self.data.validation_images or 8), "epochs": None,
+            "train.batch_size": min(SMOKE_BATCH, self.train.batch_size),
+        }  # fmt: skip
+        return self.replace(SMOKE | changes)
 
     def tiny(self) -> "PatchesTrainConfig":
         """Return the same run on a few small scenes, with small random encoders."""
@@ -268,8 +308,8 @@ class PatchesTrainConfig(Config):
         return self.replace(
             {
                 "train.total_steps": 4, "train.batch_size": 4, "train.evaluate_every": 2,
-                "train.checkpoint_every": 4, "train.precision": "no", "epochs": None,
-                "see_steps": min(self.see_steps, 2),
+                "train.checkpoint_every": 4, "train.log_every": 1, "train.precision": "no",
+                "epochs": None, "see_steps": min(self.see_steps, 2),
                 "ramp": 0.25, "hardest_after": 0.5,
                 "data": data.model_dump(),
                 "model.encoders": {

@@ -14,7 +14,7 @@ from eligo.config.bounds import Seed
 from eligo.config.layers import FLAG, override
 from eligo.errors import ConfigError
 from eligo.scenes.config import ROOMS, SceneConfig
-from eligo.train.config import SMOKE, OptimizerConfig, ScheduleConfig, TrainConfig
+from eligo.train.config import SMOKE, SMOKE_BATCH, OptimizerConfig, ScheduleConfig, TrainConfig
 
 MIN_SIZE = 32
 """Minimum height and width of an image: the stride of the last stage."""
@@ -84,6 +84,10 @@ class SideConfig(Config):
         return "cosine" if self.use_cosine else "dot"
 
 
+def _others(side: SideConfig) -> list[str]:
+    return [name for name in type(side).model_fields if name != "stages"]
+
+
 class EncoderSideConfig(SideConfig):
     """Words in the encoder: on the attention branch of every block of some stages."""
 
@@ -98,6 +102,10 @@ class EncoderSideConfig(SideConfig):
         if min(self.groups) < 1:
             raise ValueError("groups: expected at least one block for every module")
         return self
+
+    def without_effect(self) -> dict[str, str]:
+        """Everything else, without stages."""
+        return {} if self.stages else dict.fromkeys(_others(self), "sam.encoder.stages is empty")
 
 
 class DecoderSideConfig(SideConfig):
@@ -118,6 +126,10 @@ class DecoderSideConfig(SideConfig):
     def _check(self) -> "DecoderSideConfig":
         _check_stages(self.stages, first=1)
         return self
+
+    def without_effect(self) -> dict[str, str]:
+        """Everything else, without stages."""
+        return {} if self.stages else dict.fromkeys(_others(self), "sam.decoder.stages is empty")
 
 
 class SamConfig(Config):
@@ -302,6 +314,13 @@ class TextConfig(Config):
         kinds = ("tags", "captions")
         return tuple(kind for kind in kinds if self.source in (kind, "both"))
 
+    def without_effect(self) -> dict[str, str]:
+        """Limits of words that the source does not have, and the text encoder without words."""
+        limits = {"tags": "max_tags", "captions": "max_captions"}
+        unused = [key for kind, key in limits.items() if kind not in self.kinds]
+        unused += ["encoder"] if self.source == "none" else []
+        return dict.fromkeys(unused, f"text.source is {self.source}")
+
     def num_words(self, num_classes: int) -> int:
         """Number of words that every image is padded to."""
         tags, captions = self.max_tags, self.max_captions
@@ -325,6 +344,10 @@ class InputsConfig(Config):
     SUN RGB-D stores millimetres; none: the network gets no depth."""
     depth_scale: float = Field(default=1000.0, gt=0)
     """Stored units per metre, for metric depth."""
+
+    def without_effect(self) -> dict[str, str]:
+        """The scale of other kinds of depth."""
+        return {} if self.depth == "metric" else {"depth_scale": f"inputs.depth is {self.depth}"}
 
 
 class AugmentConfig(Config):
@@ -385,6 +408,10 @@ class ScenesDataConfig(Config):
         if self.scenes.binding and self.tags == "predicted":
             raise ValueError("tags: binding scenes have no tagger; expected oracle")
         return self
+
+    def without_effect(self) -> dict[str, str]:
+        """Phrases without binding scenes."""
+        return {} if self.scenes.binding else {"phrases": "data.scenes.binding is false"}
 
 
 class FilesConfig(Config):
@@ -536,7 +563,14 @@ class PixelsTrainConfig(SegmenterConfig):
             for path, (_, origin) in layer.origins.items()
             if origin == FLAG and path and path != ("preset",)
         }
-        return override(override(base, PRESETS[number]), given)
+        rank = layer.origins.get(("preset",), (0, ""))[0]
+        changed = override(override(base, PRESETS[number]), given)
+        set_by = {
+            path: (rank, layer.where(("preset",)).removesuffix(": "))
+            for path in (tuple(key.split(".")) for key in PRESETS[number])
+            if ".".join(path) not in given
+        }
+        return Layer(changed.tree, {**changed.origins, **set_by}, changed.height, changed.below)
 
     @model_validator(mode="after")
     def _check(self) -> "PixelsTrainConfig":
@@ -556,6 +590,18 @@ class PixelsTrainConfig(SegmenterConfig):
             raise ValueError("augment: scenes are only mirrored; expected no scales and no crop")
         return self
 
+    def without_effect(self) -> dict[str, str]:
+        """Settings of words and depth that do not reach the network; see also `counted_steps`."""
+        unused = {}
+        if not self.guided:
+            keys = ("text_dropout", "word_dropout", "gate_start", "gate_rate")
+            unused |= dict.fromkeys(keys, "no words reach the network")
+        elif self.sam.form == "legacy":
+            unused["gate_start"] = "sam.form is legacy"
+        if self.inputs.depth == "none":
+            unused["depth_dropout"] = "inputs.depth is none"
+        return unused
+
     def build(self) -> Any:
         """Return the task for the training loop."""
         from eligo.pixels.training.task import PixelsTask
@@ -566,8 +612,12 @@ class PixelsTrainConfig(SegmenterConfig):
         """Return a two-step run on the same files; for scenes, `tiny()`."""
         if isinstance(self.data, ScenesDataConfig):
             return self.tiny()
-        one_image = {"data.validation_share": 1e-9}
-        return self.replace(SMOKE | one_image | {"epochs": None, "compile": False})
+        changes = {
+            "data.validation_share": 1e-9, "epochs": None, "compile": False,  # one image
+            "train.batch_size": min(SMOKE_BATCH, self.train.batch_size),
+            "train.gradient_accumulation": 1,
+        }  # fmt: skip
+        return self.replace(SMOKE | changes)
 
     def tiny(self) -> "PixelsTrainConfig":
         """Return the same run on a few small rooms, with a tiny network."""
@@ -587,8 +637,8 @@ class PixelsTrainConfig(SegmenterConfig):
                 "inputs.depth": "metric", "inputs.depth_scale": 1000.0,
                 "augment.scales": (), "augment.crop": None,
                 "train.total_steps": 4, "train.batch_size": 4, "train.evaluate_every": 2,
-                "train.checkpoint_every": 4, "train.precision": "no", "train.init_from": None,
-                "compile": False,
+                "train.checkpoint_every": 4, "train.log_every": 1, "train.precision": "no",
+                "train.init_from": None, "compile": False,
             }
         )  # fmt: skip
 

@@ -16,6 +16,8 @@ from .config import PointerSelectorV1Config as PointerSelectorV1Config
 from .config import PointerSelectorV2Config as PointerSelectorV2Config
 from .config import PointerSelectorV3Config as PointerSelectorV3Config
 from .config import SamplerConfig as SamplerConfig
+from .config import TeachConfig as TeachConfig
+from .data.items import read_items as read_items
 from .data.query import Query as Query
 from .data.records import Record as Record
 from .data.text import embed_texts as embed_texts
@@ -26,6 +28,9 @@ from .hosts.generator import HostGenerator as HostGenerator
 from .hosts.reader import Reader as Reader
 from .hosts.scorer import HostScorer as HostScorer
 from .hosts.scorer import Scorer as Scorer
+from .inference.batch import predict_batch as predict_batch
+from .inference.embed import embed as embed
+from .inference.encoders import open_encoder as open_encoder
 from .inference.learned_selector import LearnedSelector as LearnedSelector
 from .inference.predict import ShotsPrediction as ShotsPrediction
 from .inference.predict import predict as predict
@@ -48,5 +53,7 @@ from .selector import PoolSelector as PoolSelector
 from .selector import load_selector as load_selector
 from .teacher.beam_search import beam_search as beam_search
 from .teacher.beam_search import num_calls as num_calls
+from .teacher.read import read_records as read_records
+from .teacher.run import teach as teach
 from .teacher.teacher import TeacherResult as TeacherResult
 from .teacher.teacher import teach_query as teach_query

@@ -6,9 +6,9 @@ by 0.1 (its text says 0.2), and its width is 128 (its 0.59 M parameters are thos
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from eligo.config import Config
 from eligo.config.bounds import Seed
@@ -70,6 +70,9 @@ class TeachConfig(Config):
     """Examples in a list."""
     beam: int = Field(default=5, ge=1)
     """Lists kept at each step."""
+    beam_diversity: float = Field(default=0.0, ge=0)
+    """Penalty for lists that share examples with better ones, in units of a list's value; 0: none.
+    It decides which lists are kept; stored values are without it."""
     num_queries: int | None = Field(default=None, ge=1)
     """Number of queries to label, drawn by seed; none: all."""
     shard_size: int = Field(default=256, ge=1)
@@ -84,6 +87,15 @@ class TeachConfig(Config):
     """Check all examples and queries before the first call of the model; off: start at once."""
     gpus_per_worker: float = Field(default=0.0, ge=0)
     """GPUs of each Ray worker."""
+
+    def without_effect(self) -> dict[str, str]:
+        """Settings of Ray workers without Ray, and of a host without one."""
+        unused = {}
+        if self.engine == "local":
+            unused |= dict.fromkeys(("num_workers", "gpus_per_worker"), "engine is local, not ray")
+        if self.host.model is None:
+            unused |= dict.fromkeys(("host.dtype", "host.device"), "host.model is not set")
+        return unused
 
 
 class PointerConfig(Config):
@@ -178,6 +190,19 @@ class PointerSelectorV3Config(PointerConfig):
         self.v2()
         return self
 
+    def without_effect(self) -> dict[str, str]:
+        """Settings of the other ranking losses, or of all if the loss has no weight."""
+        kind, form = self.ranking_loss_type, self.ranking_form
+        if not self.ranking_loss_weight:
+            keys = ("ranking_loss_type", "ranking_form", "margin", "target_temperature")
+            return dict.fromkeys(keys, "model.ranking_loss_weight is 0")
+        if kind == "pairwise":
+            return {"target_temperature": "model.ranking_loss_type is pairwise"}
+        unused = {"margin": "model.ranking_loss_type is listwise"}
+        if form == "documented":
+            unused["target_temperature"] = "model.ranking_form is documented"
+        return unused
+
     def v2(self) -> PointerSelectorV2Config | None:
         """Return the config of the base if it is V2."""
         if self.base == "v1":
@@ -201,6 +226,20 @@ NAMED: dict[str, AnyPointerConfig] = {
     "v3": PointerSelectorV3Config(),
 }
 """Pointer selectors by name."""
+LOSSES: Final = ("loss", "ce_loss", "ranking_loss")
+"""Losses of a model's output; validation metrics of the same names."""
+_MODEL = "{model}"
+
+
+def model_name(model: AnyPointerConfig) -> str:
+    """Return version, base (if it is not V1) and state (if any) of a model.
+
+    >>> model_name(PointerSelectorV3Config(base="v2", state="gru"))
+    'v3_v2_gru'
+    """
+    base, state = getattr(model, "base", "v1"), getattr(model, "state", "none")
+    parts = [model.version, base if base != "v1" else "", state if state != "none" else ""]
+    return "_".join(filter(None, parts))
 
 
 class FitConfig(Config):
@@ -231,8 +270,9 @@ class FitConfig(Config):
 class SelectorTrainConfig(TrainConfig):
     """The training loop and its optimiser."""
 
-    name: str = "shots"
-    """Name of the run: its folder is out/name."""
+    name: str = f"shots_{_MODEL}"
+    """Name of the run: its folder is out/name. {model} becomes version, base and state of the
+    model, such as v3 or v2_gru."""
     num_epochs: int | None = Field(default=20, ge=1)
     """Passes over the records; sets total_steps, and evaluates once in each. None: use
     total_steps."""
@@ -246,11 +286,20 @@ class SelectorTrainConfig(TrainConfig):
     weight_decay: float = Field(default=1e-2, ge=0)
     """Decoupled weight decay."""
     monitor: str = "ndcg"
-    """Validation metric that chooses the best checkpoint; mrr where no record has dense scores."""
+    """Validation metric that chooses the best checkpoint; ndcg becomes mrr where no record has
+    scores of all candidates."""
     mode: Literal["min", "max"] = "max"
     """Whether the monitored metric should fall or rise."""
     patience: int | None = Field(default=5, ge=1)
     """Stop after this many evaluations without a new best; none: never."""
+
+    @model_validator(mode="after")
+    def _losses_fall(self) -> "SelectorTrainConfig":
+        if self.monitor in LOSSES and self.mode == "max":
+            raise ValueError(
+                f"mode: got max for the monitor {self.monitor}, expected min (--train.mode min)"
+            )
+        return self
 
 
 class RecordsConfig(Config):
@@ -282,12 +331,35 @@ class ShotsTrainConfig(Config):
 
     task: Literal["shots.train"] = "shots.train"
     """Kind of run."""
-    train: SelectorTrainConfig = SelectorTrainConfig()
-    """The training loop."""
     model: AnyPointerConfig  # no default: another version would inherit its label smoothing
     """The model; d_model becomes the width of the embeddings."""
+    train: SelectorTrainConfig = SelectorTrainConfig()
+    """The training loop."""
     data: RecordsConfig = RecordsConfig()
     """The records to learn from."""
+
+    def without_effect(self) -> dict[str, str]:
+        """Steps beside epochs (total_steps is reported in training), and the width."""
+        unused = {"model.d_model": "it becomes the width of the embeddings"}
+        if self.train.num_epochs is None:
+            unused["train.min_steps"] = "train.num_epochs is null"
+        else:
+            reason = "train.num_epochs sets it"
+            unused |= dict.fromkeys(("train.evaluate_every", "train.checkpoint_every"), reason)
+        return unused
+
+    @field_validator("train")
+    @classmethod
+    def _name_the_model(cls, train: SelectorTrainConfig, info: Any) -> SelectorTrainConfig:
+        if _MODEL not in train.name or "model" not in info.data:  # a wrong model is reported
+            return train
+        return train.replace({"name": train.name.replace(_MODEL, model_name(info.data["model"]))})
+
+    def build(self) -> Any:
+        """Read the records and return the task for the training loop."""
+        from eligo.shots.training.train import load_records, selector_task
+
+        return selector_task(self, load_records(self.data, self.model.K, self.train.seed))
 
     def smoke(self) -> "ShotsTrainConfig":
         """Return the config of a run of two steps on the same records."""

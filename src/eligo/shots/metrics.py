@@ -8,6 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from eligo import ops
+from eligo.shots.model.losses import spread_beam_scores
+
+HEALTHY_STD = (0.8, 1.5)
+"""The range of `logits_std` that the published V3 design calls healthy."""
 
 
 def label_ranks(
@@ -56,13 +60,38 @@ def ndcg(
     low = torch.where(real, scores, torch.inf).amin(-1, keepdim=True)
     high = torch.where(real, scores, -torch.inf).amax(-1, keepdim=True)
     gains = torch.where(real, (scores - low) / (high - low), 0.0)
+    return torch.where((high > low).squeeze(-1), _ndcg(logits, gains, real, k), torch.nan)
+
+
+def ndcg_labels(
+    logits: Float[Tensor, "batch candidates"],
+    labels: Int[Tensor, "batch steps"],
+    scores: Float[Tensor, "batch steps"],
+    k: int,
+) -> Float[Tensor, " batch"]:
+    """Return NDCG@k of the first step where only the labels have scores, which are their gains.
+
+    All other candidates have gain 0, and so have labels without a score or with one below 0. NaN if
+    no gain is above 0.
+
+    >>> label, score = torch.tensor([[2]]), torch.tensor([[0.5]])
+    >>> ndcg_labels(torch.tensor([[1.0, 3.0, 2.0]]), label, score, 2)
+    tensor([0.6309])
+    """
+    real = logits > -torch.inf
+    gains = spread_beam_scores(labels, scores, logits.shape[-1])[:, 0]
+    gains = torch.where(real & gains.isfinite(), gains, 0.0).clamp_min(0.0)
+    return torch.where((gains > 0).any(-1), _ndcg(logits, gains, real, k), torch.nan)
+
+
+def _ndcg(logits: Tensor, gains: Tensor, real: Tensor, k: int) -> Tensor:
     discounts = 1 / torch.arange(2, k + 2, device=logits.device).log2()
 
     def dcg(ranking: Tensor) -> Tensor:
         best = ops.top_k(ranking, k, real)
         return (ops.gather(gains, best) * discounts).sum(-1)
 
-    return torch.where((high > low).squeeze(-1), dcg(logits) / dcg(gains), torch.nan)
+    return dcg(logits) / dcg(gains)
 
 
 def set_recall(
@@ -75,7 +104,7 @@ def set_recall(
 
 
 def logits_std(logits: Float[Tensor, "batch candidates"]) -> Float[Tensor, " batch"]:
-    """Return the standard deviation over the first step's candidates; healthy: 0.8 to 1.5."""
+    """Return the standard deviation over the first step's candidates; see `HEALTHY_STD`."""
     real = logits > -torch.inf
     values = torch.where(real, logits, 0.0)
     centred = values - ops.masked_mean(values, real).unsqueeze(-1)

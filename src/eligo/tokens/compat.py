@@ -2,7 +2,8 @@
 
 The sections `trainer_settings`, `method_settings`, `manager_settings` and `search_settings` are
 translated key by key. A key of ours that a flag or an extending file sets wins; a file that sets
-both keys to different values is an error.
+both keys to different values is an error. `mode: optuna` and `enable: true` ask for a search, which
+`eligo search` runs; where they disagree, `enable` decides.
 """
 
 from typing import Any
@@ -39,9 +40,11 @@ _KEYS: dict[str, str] = {
     "manager_settings.available_gpus": "search.gpus",
     "manager_settings.gpus_per_subtask": "search.gpus_per_worker",
     "search_settings.n_trials": "search.trials",
+    "search_settings.enable": "search.enable",
+    "manager_settings.mode": "search.enable",  # see `_asks_for_search`
 }
-# Ignored: the command decides, `eligo tokens train` or `eligo search`.
-_SET_BY_COMMAND = ("manager_settings.mode", "search_settings.enable")
+_MODE, _ENABLE = ("manager_settings", "mode"), ("search_settings", "enable")
+_ONE_RUN = ("single", "single_run", "train", "training", "normal", "default", "none")
 _SPACE = {
     "optim.merger.lr": {"low": 1e-5, "high": 1e-3, "log": True},
     "optim.pruners.lr": {"low": 1e-5, "high": 1e-3, "log": True},
@@ -56,21 +59,36 @@ def from_two_stage_design(layer: Layer) -> Layer:
         return layer
     tree = {key: value for key, value in layer.tree.items() if key not in SECTIONS}
     origins = dict(layer.origins)
-    for path, value in _leaves(sections, ()):
+    leaves = dict(_leaves(sections, ()))
+    for path, value in leaves.items():
         name = ".".join(path)
-        if name in _SET_BY_COMMAND:
-            continue
         if name not in _KEYS:
-            known = [*_KEYS, *_SET_BY_COMMAND]
-            raise ConfigError(f"{layer.where(path)}unknown key{did_you_mean(name, known)}")
+            raise ConfigError(f"{layer.where(path)}unknown key{did_you_mean(name, _KEYS)}")
+        if path == _MODE:
+            value = _asks_for_search(value, layer)
+            if _ENABLE in leaves:
+                if value != leaves[_ENABLE]:  # reported as a key without effect
+                    rank = layer.origins.get(path, (0, ""))[0]
+                    origins[path] = (rank, layer.where(_ENABLE).removesuffix(": "))
+                continue
         target = tuple(_KEYS[name].split("."))
         if _write(tree, target, value, layer, path):
-            origins[target] = layer.origins.get(path, (0, ""))
+            rank = layer.origins.get(path, (0, ""))[0]
+            origins[target] = (rank, layer.where(path).removesuffix(": "))
     if "method_settings" in sections:
         tree.setdefault("objective", "adversarial")
     if isinstance(search := tree.get("search"), dict):
         search.setdefault("space", _SPACE)
     return Layer(tree, origins, layer.height)
+
+
+def _asks_for_search(mode: Any, layer: Layer) -> bool:
+    if mode == "optuna" or mode in _ONE_RUN:
+        return mode == "optuna"
+    raise ConfigError(
+        f"{layer.where(_MODE)}got {mode!r:.80}, expected optuna (a search) or "
+        f"{_ONE_RUN[0]} (one training){did_you_mean(str(mode), ['optuna', *_ONE_RUN])}"
+    )
 
 
 def _write(tree: dict[str, Any], target: KeyPath, value: Any, layer: Layer, path: KeyPath) -> bool:

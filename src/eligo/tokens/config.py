@@ -20,6 +20,7 @@ from eligo.tokens.cost.flops import Schedule
 from eligo.tokens.cost.proposals import DEPTHS, PROPORTIONS
 from eligo.train.config import (
     SMOKE,
+    SMOKE_BATCH,
     AnnealConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -61,6 +62,10 @@ class HostConfig(Config):
     """A model with random weights of these sizes, instead of a trained one."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of the weights."""
+
+    def without_effect(self) -> dict[str, str]:
+        """The name of a model beside sizes of a random one."""
+        return {} if self.random is None else {"model": "host.random is used instead"}
 
 
 class _DataConfig(Config):
@@ -141,6 +146,12 @@ class MergerConfig(_SelectorConfig):
     """Share of the tokens to keep; none: a half, or the budget."""
     budget: int | None = Field(default=None, ge=1)
     """Number of tokens to keep; must agree with the ratio if both are given."""
+
+    def without_effect(self) -> dict[str, str]:
+        """The heads of the attention to the question, if there is none."""
+        if self.kind == "question_aware":
+            return {}
+        return {"num_heads": "merger.kind is simple, which does not read the question"}
 
     def resolve(self, num_tokens: int) -> int:
         """Return how many of `num_tokens` are kept."""
@@ -299,7 +310,7 @@ class TokensTrainConfig(Config):
     optim: OptimConfig = OptimConfig()
     """Optimisers, one per part."""
     search: SearchConfig | None = None
-    """Search space of `eligo search`; not used in training."""
+    """The section that `eligo search` reads; not used in training."""
 
     @classmethod
     def translated(cls, layer: Layer) -> Layer:
@@ -320,6 +331,28 @@ class TokensTrainConfig(Config):
         """Return the number of steps of `epochs` passes over the data."""
         return max(1, math.ceil((self.epochs or 1) * num_examples / self.train.batch_size))
 
+    def without_effect(self) -> dict[str, str]:
+        """Keys of parts, losses and counts that this training does not use."""
+        unused = {}
+        if self.epochs is not None:
+            unused["train.total_steps"] = "epochs sets it"
+        elif isinstance(self.data, ScenesDataConfig) and self.host.model is None:
+            unused["data.examples"] = "it counts for epochs, which is not set"
+        if self.merger is None:
+            unused |= dict.fromkeys(("size_bias", "optim.merger"), "merger is null")
+        if self.pruners is None:
+            unused["optim.pruners"] = "pruners is null"
+        weights = self.weights
+        if not weights["adversarial"]:
+            keys = ["optim.discriminator"]
+            keys += [f"discriminator.{key}" for key in ("dim", "reinit_prob", "spectral_norm")]
+            keys += [] if weights["hidden"] else ["discriminator.layers"]
+            reason = f"no discriminator: losses.adversarial is 0 (objective {self.objective})"
+            unused |= dict.fromkeys(keys, reason)
+        if None not in self.losses.model_dump().values():
+            unused["objective"] = "losses sets all weights"
+        return unused
+
     @property
     def weights(self) -> dict[str, float]:
         """Weights of all losses."""
@@ -327,22 +360,34 @@ class TokensTrainConfig(Config):
 
     def schedule(self, num_tokens: int, num_layers: int, num_text: int = 100) -> Schedule:
         """Return the token counts for a host of this size; raise if they do not fit."""
-        merged = num_tokens if self.merger is None else self.merger.resolve(num_tokens)
-        cuts = () if self.pruners is None else self.pruners.resolve(merged, num_layers)
+        try:
+            merged = num_tokens if self.merger is None else self.merger.resolve(num_tokens)
+            cuts = () if self.pruners is None else self.pruners.resolve(merged, num_layers)
+        except ConfigError as error:
+            if self.host.model is not None or self.host.random is not None:
+                raise
+            raise ConfigError(
+                f"{error}. No host.model is set, so this is the tiny LLaVA that comes with eligo; "
+                "name the model to prune, e.g. host.model: llava-hf/llava-1.5-7b-hf, or its folder"
+            ) from None
         return Schedule(num_tokens, merged, cuts, num_text, num_layers)
 
     def build(self) -> Any:
         """Build the task for the training loop."""
-        from eligo.tokens.training.task import TokensTask
+        from eligo.tokens.training.task import TokensTask, with_counted_steps
 
-        return TokensTask(self)
+        return TokensTask(with_counted_steps(self))
 
     def smoke(self) -> "TokensTrainConfig":
         """Return a run of two steps; for scenes also with a tiny host and small images."""
         if isinstance(self.data, ScenesDataConfig):
             return self.tiny()
-        count = min(4, self.data.validation)
-        return self.replace(SMOKE | {"data.validation": count, "epochs": None})
+        changes = {
+            "data.validation": min(4, self.data.validation), "epochs": None,
+            "train.batch_size": min(SMOKE_BATCH, self.train.batch_size),
+            "train.gradient_accumulation": 1,
+        }  # fmt: skip
+        return self.replace(SMOKE | changes)
 
     def tiny(self) -> "TokensTrainConfig":
         """Return the same run on 16 vision tokens, in a narrow random host."""
@@ -350,7 +395,8 @@ class TokensTrainConfig(Config):
         scenes = {"kind": "scenes", "scenes": {"height": 56, "width": 56}, "questions_per_image": 1}
         changes: dict[str, Any] = {
             "train.total_steps": 2, "train.batch_size": 2, "train.evaluate_every": 2,
-            "train.checkpoint_every": 2, "train.precision": "no", "epochs": None,
+            "train.checkpoint_every": 2, "train.log_every": 1, "train.precision": "no",
+            "epochs": None,
             "train.gradient_accumulation": 1, "host.model": None, "host.dtype": "float32",
             "host.random": RandomHostConfig(image_size=56, layers=layers).model_dump(),
             "data": scenes | {"validation": 2}, "discriminator.dim": 8,

@@ -1,10 +1,10 @@
 """The folder of a run, and its checkpoints.
 
-A run folder holds the config, metrics, checkpoints and the links `best` and `last`. A checkpoint
-holds `<module>.safetensors` (the averaged weights if there is an average) and `config.yaml`; its
-`state/` is needed only to resume. Generators, samplers and schedules have no state: they are
-functions of (seed, step). A checkpoint is written under another name and renamed, so a folder
-`step_...` is always complete. Nothing is pickled.
+A run folder holds the config, `training.log`, metrics, checkpoints and the links `best` and `last`.
+A checkpoint holds `<module>.safetensors` (the averaged weights if there is an average) and
+`config.yaml`; its `state/` is needed only to resume. Generators, samplers and schedules have no
+state: they are functions of (seed, step). A checkpoint is written under another name and renamed,
+so a folder `step_...` is always complete. Nothing is pickled.
 """
 
 import json

@@ -1,5 +1,6 @@
 """Configs of the training loop and of the hyper-parameter search. Imports no torch."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from eligo.config.bounds import Seed
 from eligo.io.files import checked_name
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
+_MAX_GRID = 1000  # combinations
 
 
 class ScheduleConfig(Config):
@@ -35,6 +37,19 @@ class ScheduleConfig(Config):
         if any(not 0 < milestone < 1 for milestone in self.milestones):
             raise ValueError(f"milestones are fractions of all steps, got {self.milestones}")
         return self
+
+    def without_effect(self) -> dict[str, str]:
+        """Keys of the other kinds."""
+        kinds = {
+            "final_ratio": ("linear", "cosine"),
+            "power": ("poly", "legacy_poly"),
+            "gamma": ("milestones",),
+        }
+        return {
+            key: f"schedule.kind is {self.kind}, not {' or '.join(users)}"
+            for key, users in kinds.items()
+            if self.kind not in users
+        }
 
 
 class OptimizerConfig(Config):
@@ -68,12 +83,18 @@ class AnnealConfig(Config):
             return self.end
         return self.start - fraction / self.anneal_fraction * (self.start - self.end)
 
+    def without_effect(self) -> dict[str, str]:
+        """The start of a constant value."""
+        return {} if self.anneal_fraction else {"start": "anneal_fraction is 0"}
+
 
 SMOKE: dict[str, Any] = {
     "train.total_steps": 2, "train.evaluate_every": 2, "train.checkpoint_every": 2,
     "train.log_every": 1, "train.max_minutes": None,
 }  # fmt: skip
 """Changes for a smoke run: two steps, then an evaluation."""
+SMOKE_BATCH = 8
+"""Largest batch of a smoke run on files, so that it takes less than a minute on a CPU."""
 
 
 class TrainConfig(Config):
@@ -149,15 +170,51 @@ class RangeConfig(Config):
 class SearchConfig(Config):
     """The section `search:` of a run's YAML."""
 
-    trials: int = Field(default=20, ge=1)
-    """Trials in all, over all workers and restarts."""
+    enable: bool | None = None
+    """Whether this file is for `eligo search` (true) or for one training (false): the other command
+    refuses it. None: both run it."""
+    trials: int | None = Field(default=None, ge=1)
+    """Trials in all, over all workers and restarts; none: each combination once if the space has
+    only lists, else 20."""
     space: dict[str, RangeConfig | list[Any]] = Field(min_length=1)
     """Dotted config keys, each with a range or a list of choices."""
     reduction: int = Field(default=3, ge=2)
-    """Successive halving: 1/reduction of the trials go on at evaluations 1, reduction, ..."""
+    """Successive halving: 1/reduction of the trials go on at evaluations 1, reduction, ...; where
+    each combination is tried once, all go on."""
     seed: Seed = 0
     """Seed of the sampler."""
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs to divide among the workers of `eligo search`; none: every worker sees all."""
     gpus_per_worker: int = Field(default=1, ge=1)
-    """GPUs that each worker sees; a trial trains on the first of them."""
+    """GPUs of each worker; its trials train on all of them, each on an equal part of a batch."""
+
+    def without_effect(self) -> dict[str, str]:
+        """GPUs per worker without GPUs to divide."""
+        if self.gpus or self.gpus_per_worker == 1:
+            return {}
+        return {"gpus_per_worker": "search.gpus names no GPUs to divide"}
+
+    @model_validator(mode="after")
+    def _grid_is_small(self) -> "SearchConfig":
+        if self.is_grid and self.num_trials > _MAX_GRID:
+            raise ValueError(
+                f"space: got {self.num_trials} combinations, expected at most {_MAX_GRID} to try "
+                "each; set trials to try some of them"
+            )
+        return self
+
+    @property
+    def num_combinations(self) -> int | None:
+        """Number of combinations of all lists; None if there is a range."""
+        lists = [choices for choices in self.space.values() if isinstance(choices, list)]
+        return math.prod(map(len, lists)) if len(lists) == len(self.space) else None
+
+    @property
+    def num_trials(self) -> int:
+        """Trials in all."""
+        return self.trials or self.num_combinations or 20
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether each combination is tried once."""
+        return self.num_trials == self.num_combinations

@@ -27,6 +27,7 @@ from eligo.train.optimization import Updater
 from eligo.train.processes import Processes
 from eligo.train.progress import ProgressBar
 from eligo.train.rng import seed_everything
+from eligo.train.run_log import RunLog, record_messages
 from eligo.train.task import Progress, Task
 from eligo.train.weights import WeightAverage, load_weights
 
@@ -34,6 +35,7 @@ Ending = Literal["total_steps", "patience", "max_minutes", "stopped"]
 OnEvaluate = Callable[[int, Mapping[str, float]], bool]
 
 _DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_FALLING = ("loss", "_rank")  # ends of the names of metrics of which less is better
 _AFTER_STEP, _EVALUATION = -1, -2  # in seeds, in place of the part or the step
 
 
@@ -75,11 +77,15 @@ def fit(
     `on_evaluate(step, metrics)` is called after every evaluation and may return True to stop. The
     last step is always evaluated, so that it can be the best.
     """
-    with RunFolder(config.folder).locked(Processes()), Delayed() as signals:
+    with (
+        record_messages() as run_log,
+        RunFolder(config.folder).locked(Processes()),
+        Delayed() as signals,
+    ):
         loop = None
         try:
             with signals.at_once():  # there is nothing to save yet
-                loop = _Loop(task, config, resume, on_evaluate, signals)
+                loop = _Loop(task, config, resume, on_evaluate, signals, run_log)
             result = loop.run()
         except BaseException as error:
             if loop is not None and loop.processes.is_main:
@@ -87,9 +93,17 @@ def fit(
             if signals.number:  # whatever exception a library turned the signal into
                 raise Interrupted(signals.number, _stopped(loop, resume)) from error
             raise
+        finally:
+            run_log.end_run()
         if signals.number:  # it came after the last step
             raise Interrupted(signals.number, _stopped(loop, resume))
         return result
+
+
+def _first_line(config: TrainConfig, saved_step: int | None) -> str:
+    if saved_step is None:
+        return f"run {config.name} starts"
+    return f"run {config.name} is resumed after step {saved_step}"
 
 
 def _stopped(loop: "_Loop | None", resume: bool) -> str:
@@ -108,19 +122,19 @@ class _Loop:
         resume: bool,
         on_evaluate: OnEvaluate | None,
         signals: Delayed,
+        run_log: RunLog,
     ) -> None:
         self.task, self.config, self.on_evaluate = task, config, on_evaluate
-        self.signals, self.launcher = signals, Launcher()
+        self.signals, self.launcher, self.run_log = signals, Launcher(), run_log
         self.processes = processes = Processes()
         self.num_parts = processes.count * config.gradient_accumulation
         _check(config, processes, self.num_parts)
         self.record = run_record(task.config, config)
         self.folder = RunFolder(config.folder)
         self.folder.check(self.record, resume)
-        if not resume:
-            self._clear_smoke_run()
+        replaces = not resume and self.folder.is_replaced(self.record)
         self.began = time.monotonic()
-        self.saved_step = max(self.folder.steps(), default=None)
+        self.saved_step = None if replaces else max(self.folder.steps(), default=None)
 
         task.to(processes.device)
         _check_monitor(config, task.metric_names())
@@ -146,7 +160,10 @@ class _Loop:
 
         processes.wait()  # all have read what the first one now changes
         if processes.is_main:
+            if replaces:
+                self.folder.clear()
             self.folder.prepare(self.record, self.train_state)
+            run_log.open(self.folder.path, _first_line(config, self.saved_step))
         self.log = MetricLog(self.folder.path, self.train_state.step) if processes.is_main else None
         self.bar = ProgressBar(
             config.name, config.total_steps, self.train_state.step, visible=processes.is_main
@@ -172,6 +189,9 @@ class _Loop:
                     close()
             if self.log is not None:
                 self.log.close()
+        if self.processes.is_main:
+            best = "no best step" if state.best_step is None else f"best step {state.best_step}"
+            self.run_log.write(f"ended at step {state.step} ({ended}), {best}")
         return FitResult(
             folder=self.folder.path,
             ended=ended,
@@ -204,13 +224,6 @@ class _Loop:
     def _is_scheduled(self) -> bool:
         step, config = self.train_state.step, self.config
         return step == config.total_steps or step % config.evaluate_every == 0
-
-    def _clear_smoke_run(self) -> None:
-        replaced = self.folder.is_replaced(self.record)
-        self.processes.wait()  # all have read the folder
-        if replaced and self.processes.is_main:
-            self.folder.clear()
-        self.processes.wait()
 
     def _streams(self) -> list[Iterator[Any]]:
         # For the task, an accumulated part is like the share of a process.
@@ -245,6 +258,7 @@ class _Loop:
     def _write_metrics(self) -> None:
         step, now = self.train_state.step, time.monotonic()
         values = self.run_state.meter.means()
+        loss = f"loss {values.get('loss', math.nan):.4g}"
         skipped = self.run_state.updater.check(step)
         if self.log is not None:
             last_step, last_time = self.logged
@@ -257,7 +271,9 @@ class _Loop:
                 "seconds": now - self.began,
             }
             self.log.write(step, "train", values)
-        self.bar.update(step, f"loss {values.get('loss', math.nan):.4g}")
+            shown = ", ".join(f"{rate:.3g} ({name})" for name, rate in rates.items())
+            self.run_log.write(f"step {step}/{self.config.total_steps}, {loss}, lr {shown}")
+        self.bar.update(step, loss)
 
     def _evaluate(self) -> bool:
         """Evaluate the step that was just saved, record a new best, and return whether to stop.
@@ -275,9 +291,14 @@ class _Loop:
             logger.warning(
                 "%s is NaN at step %d, which cannot be the best step", config.monitor, state.step
             )
-        if sign * metrics[config.monitor] > best:
+        is_best = sign * metrics[config.monitor] > best
+        if is_best:
             state.evaluations_since_best = 0
             state.best_step, state.best = state.step, metrics
+        if self.processes.is_main:
+            note = ", the best so far" if is_best else ""
+            value = metrics[config.monitor]
+            self.run_log.write(f"step {state.step}, validation {config.monitor} {value:.4g}{note}")
         stop = self.on_evaluate is not None and self.on_evaluate(state.step, metrics)
         state.evaluation_due = False
         if self.processes.is_main:
@@ -355,6 +376,11 @@ def _check_monitor(config: TrainConfig, names: Collection[str] | None) -> None:
         raise ConfigError(
             f"train.monitor {config.monitor!r} is not among the validation metrics: "
             f"{', '.join(names)}{did_you_mean(config.monitor, names)}"
+        )
+    if config.mode == "max" and config.monitor.split("/")[0].endswith(_FALLING):
+        raise ConfigError(
+            f"train.mode: got max with train.monitor {config.monitor}, which should fall; expected "
+            "--train.mode min"
         )
 
 

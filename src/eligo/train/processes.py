@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env
 from torch import Tensor
 
 from eligo.errors import InputError
@@ -34,7 +34,8 @@ class Processes:
     """This process and the others of the run; with one process, the methods do nothing."""
 
     def __init__(self) -> None:
-        self.state = PartialState()
+        # `Accelerator` reads this variable, `PartialState` does not.
+        self.state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
         self.count: int = self.state.num_processes
         launched = os.environ.get("WORLD_SIZE", "1")
         if self.count == 1 and launched != "1":  # all would train into the same folder

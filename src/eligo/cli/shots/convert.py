@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from eligo.cli.console import print_result
+from eligo.cli.console import print_result, print_text
 from eligo.errors import InputError
 
 Source = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="WEIGHTS_OR_RUN")]
@@ -22,8 +22,9 @@ def run(
 ) -> None:
     """Write a model folder from a run, or from weights of the published designs' programs.
 
-    A selector's folder holds the model alone, for PointerSelector.from_pretrained; its examples
-    stay where they are. A learner is always stored in half precision.
+    A selector's folder holds the model alone, for PointerSelector.from_pretrained, and for predict
+    and evaluate with --embedded; its examples stay where they are. A learner is always stored in
+    half precision.
 
     Args:
         source: The folder of a run, a selector, a model or a learner; or a file of weights (.pth,
@@ -54,6 +55,11 @@ def run(
         "MB": round(size / 1e6, 2),
     }
     print_result(summary, json)
+    if learner is None and not json:
+        print_text(
+            f"to use it: eligo shots predict --selector {out} --embedded FOLDER (of `eligo shots "
+            "embed`, with the examples to choose from)"
+        )
 
 
 def _find_learner(source: Path) -> Path | None:

@@ -24,8 +24,8 @@ def run(
         data: The examples: JSON lines with id, input, output (text), or with image, question,
             answers; or the questions of VQAv2 (.json).
         out: The folder to write to.
-        queries: The questions to choose examples for, in the same forms; by default every example
-            is also a query, which never gets itself.
+        queries: The questions to choose examples for, in the same forms, for predict also without
+            answers; by default every example is also a query, which never gets itself.
         images: Folder of the images; by default the folder of the lines.
         annotations: Annotations of VQAv2, for --data.
         query_annotations: Annotations of VQAv2, for --queries.
@@ -40,7 +40,9 @@ def run(
     from eligo.shots.inference.encoders import open_encoder
 
     items = read_items(data, annotations, images)
-    query_items = None if queries is None else read_items(queries, query_annotations, images)
+    query_items = None
+    if queries is not None:
+        query_items = read_items(queries, query_annotations, images, need_answers=False)
     model = open_encoder(encoder, device)
     pool, query_pool = embed(
         out, items, query_items, model, name=encoder, candidate_text=candidate_text

@@ -1,7 +1,7 @@
 """`eligo shots evaluate`: compare a trained selector with nearest and random examples."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from eligo.cli.console import OutFile, print_result, write_result_file
 from eligo.cli.flags import Count
@@ -12,10 +12,12 @@ def run(
     selector: Path = Path("runs/shots_v1"),
     data: Path | None = None,
     taught: Path | None = None,
+    embedded: Path | None = None,
     model: str | None = None,
     shots: Count = 6,
     num_queries: Count | None = None,
     batch_size: Count = 16,
+    model_version: Literal["v0", "v1", "v2", "v3"] | None = None,
     device: str = "auto",
     out: OutFile | None = None,
     json: bool = False,
@@ -23,15 +25,20 @@ def run(
     """Compare a selector with a teacher's choices (--taught), and by a host's answers (--data).
 
     Args:
-        selector: Folder of a run of `eligo shots train`, or of its selector.
+        selector: Folder of a run of `eligo shots train`, or of its selector. With --embedded or
+            --data also a model: a folder of `eligo shots convert`, a checkpoint of a run, a shipped
+            model, or with --model_version a file of weights (.pth).
         data: Folder of `eligo shots embed`, with the same examples and with queries that were not
             trained on; every number of shots from 0 on is tried.
         taught: Folder of `eligo shots teach`, with records that were not trained on.
+        embedded: Folder of `eligo shots embed` with the examples to choose from; by default those
+            of the selector, else of --data.
         model: Folder or hub name of the host that answers --data; none: answers are compared by
             shared pairs of words (text only).
         shots: The largest number of examples.
         num_queries: Use only this many queries, from the first; by default all.
         batch_size: Prompts per forward pass.
+        model_version: Refuse a selector of another version.
         device: Where the host runs: auto, cpu or cuda.
         out: Also write the result, with date, hardware and command, to this JSON file.
         json: Print one JSON document.
@@ -41,27 +48,21 @@ def run(
     from eligo.shots.config import RecordsConfig
     from eligo.shots.inference.embed import open_embedded
     from eligo.shots.inference.evaluate import answering, ranking
-    from eligo.shots.inference.predict import load_pipeline
+    from eligo.shots.inference.load import check_examples, is_bare, load_pipeline
     from eligo.shots.training.train import load_records
 
-    pipeline = load_pipeline(selector)
+    if embedded is None and is_bare(selector):
+        embedded = data
+    pipeline = load_pipeline(selector, embedded, model_version=model_version)
     measured: dict[str, Any] = {}
     if taught is not None:
         records = load_records(RecordsConfig(path=taught, embedded=data), 32, 0)
-        _check_pool(pipeline.learned.pool, records.pool, taught)
+        check_examples(pipeline, records.pool, taught)
         measured["ranking"] = ranking(pipeline, records.labelled.records)
     if data is not None:
         pool, queries, _ = open_embedded(data)
-        _check_pool(pipeline.learned.pool, pool, data)
+        check_examples(pipeline, pool, data)
         host = {"model": model, "batch_size": batch_size, "device": device}
         measured["answers"] = answering(pipeline, queries, shots, host, num_queries)
     write_result_file(out, device, measured)
     print_result(measured, json)
-
-
-def _check_pool(expected: Any, pool: Any, where: Path) -> None:
-    if expected.content_hash != pool.content_hash:
-        raise InputError(
-            f"{where}: its examples have hash {pool.content_hash}, but the selector was trained on "
-            f"{expected.content_hash}; embed the same examples in the same way"
-        )

@@ -21,15 +21,15 @@ def run(
         resume: Continue from the newest checkpoint in the run folder.
         json: Print one JSON document.
     """
-    from accelerate import PartialState
-
     from eligo.tokens.training.health import memory_guard
     from eligo.tokens.training.task import TokensTask, with_counted_steps
     from eligo.train import fit
+    from eligo.train.processes import Processes
 
+    processes = Processes()
     config = with_counted_steps(config)
     task = TokensTask(config)
-    if PartialState().is_main_process:
+    if processes.is_main:
         for line in task.describe():
             logger.info(line)
     with memory_guard("training"):

@@ -19,8 +19,9 @@ def match(parts: Parts, images: Images, texts: Texts, *, decisions: bool) -> Mat
     """Score every text against all images, one text after the other."""
     patches = wide(images.patches)  # (V, N, C)
     with torch.no_grad():
-        units = unit(patches)
+        units = unit(patches)  # (V, N, C)
         s_im = cosine_to_mean(patches, images.mask)  # (V, N)
+        # s_dt: (V, N, C), (V, C) -> (V, N)
         s_dt = None if images.dense is None else torch.einsum("vnc,vc->vn", units, images.dense)
     selects_dense = parts.selects_dense(images.dense is not None or texts.dense is not None)
     num_texts = len(texts.words.mask)
@@ -29,33 +30,34 @@ def match(parts: Parts, images: Images, texts: Texts, *, decisions: bool) -> Mat
     scores, shares, sparse, dense = [], [], [], []
     for text in range(num_texts):
         with torch.no_grad():
-            s_st = units @ unit(wide(texts.words.of(text)).mean(0))
+            s_st = units @ unit(wide(texts.words.of(text)).mean(0))  # (V, N, C) @ (C,) -> (V, N)
             if texts.dense is not None:
-                s_dt = units @ unit(wide(texts.dense.of(text)).mean(0))
+                s_dt = units @ unit(wide(texts.dense.of(text)).mean(0))  # (V, N)
         branch = _Branch(parts, patches, images, [None if n is None else n[:, text] for n in noise])
+        # folded (V, S, C), extra (V, 1, C), decision (V, N)
         folded, extra, first = branch.select(parts.sparse, s_im, s_st, s_dt, 0)
         chosen = [first]
         words = unit(texts.words.of(text))  # (M, C)
         if not selects_dense:
-            score = branch.align(folded, extra, words, chosen)
+            score = branch.align(folded, extra, words, chosen)  # (V,)
         else:
             assert s_dt is not None
             more, other_extra, second = branch.select(parts.dense, s_im, s_dt, s_st, 1)
             chosen.append(second)
             if parts.paper:
-                folded, extra = folded + more, (extra + other_extra) / 2
-                score = branch.align(folded, extra, words, chosen)
+                folded, extra = folded + more, (extra + other_extra) / 2  # (V, S, C), (V, 1, C)
+                score = branch.align(folded, extra, words, chosen)  # (V,)
             else:
-                other = words if texts.dense is None else unit(texts.dense.of(text))
-                score = branch.align(folded, extra, words, chosen[:1])
-                score = score + branch.align(more, other_extra, other, [second])
+                other = words if texts.dense is None else unit(texts.dense.of(text))  # (M, C)
+                score = branch.align(folded, extra, words, chosen[:1])  # (V,)
+                score = score + branch.align(more, other_extra, other, [second])  # (V,)
         scores.append(score)
         shares.append(torch.stack([decision.share(images.mask) for decision in chosen]).mean(0))
         sparse.append(chosen[0])
         dense.extend(chosen[1:])
     return Matches(
-        torch.stack(scores, 1),
-        torch.stack(shares, 1),
+        torch.stack(scores, 1),  # (V, T)
+        torch.stack(shares, 1),  # (V, T)
         _stack(sparse) if decisions else None,
         _stack(dense) if decisions and selects_dense else None,
     )
@@ -89,13 +91,14 @@ class _Branch:
     ) -> tuple[Tensor, Tensor, PatchDecision]:
         """Select with `net` and fold: (V, S, C), (V, 1, C), and score and D (V, N)."""
         parts, patches = self.parts, self.patches
+        # (V, N)
         score = combine(net.predict(patches), x, y, y_dense, parts.beta, self.images.mask)
         if parts.compat:
-            kept, extra, live = net(
+            kept, extra, live = net(  # (V, K, C), (V, 1, C), (V, N)
                 patches, x, y, y_dense, parts.beta, parts.gumbel, parts.temperature
             )
             return self._fold(kept, None, index), extra, PatchDecision(score, live)
-        live = parts.decide(
+        live = parts.decide(  # (V, N)
             score,
             parts.num_kept(patches.shape[1], self.images.mask),
             self.images.mask,
@@ -103,7 +106,7 @@ class _Branch:
             guides=1 if y_dense is None else 2,
         )
         dropped = 1 - live if self.images.mask is None else (1 - live) * self.images.mask
-        extra = weighted_softmax(score, dropped).unsqueeze(1) @ patches
+        extra = weighted_softmax(score, dropped).unsqueeze(1) @ patches  # (V, 1, C)
         return self._fold(patches, live, index), extra, PatchDecision(score, live)
 
     def align(

@@ -41,7 +41,8 @@ class SlotWeights(nn.Sequential):
         """Return `scale * MLP(LayerNorm(v))`, in at least float32."""
         norm = self[0]
         assert isinstance(norm, nn.LayerNorm)
-        return wide(self(tokens.to(norm.weight.dtype)).transpose(1, 2)) * wide(scale)
+        found = self(tokens.to(norm.weight.dtype))  # (B, n, C) -> (B, n, S)
+        return wide(found.transpose(1, 2)) * wide(scale)  # (B, S, n)
 
 
 def _drop_slot_bias(_: nn.Module, weights: dict[str, Any], prefix: str, *__: Any) -> None:
@@ -81,18 +82,22 @@ class _Aggregation(nn.Module):
         keep_policy: Policy | None = None,
     ) -> Float[Tensor, "batch slots dim"]:
         """Return one term of equation 4: softmax over the patches, times the raw patches."""
-        logits = weights.logits(tokens, self.scale)
+        logits = weights.logits(tokens, self.scale)  # (B, S, n)
         if keep_policy is None:
-            shares = logits.softmax(-1)
-        elif self.compat:
-            shares = (logits - (1 - keep_policy.to(logits.dtype).unsqueeze(1)) * 1e10).softmax(-1)
+            shares = logits.softmax(-1)  # (B, S, n), rows sum to 1
         else:
-            shares = weighted_softmax(logits, keep_policy.to(logits.dtype).unsqueeze(1))
-        return (shares @ wide(tokens)).to(tokens.dtype)
+            policy = keep_policy.to(logits.dtype).unsqueeze(1)  # (B, n) -> (B, 1, n)
+            if self.compat:
+                shares = (logits - (1 - policy) * 1e10).softmax(-1)  # (B, S, n)
+            else:
+                shares = weighted_softmax(logits, policy)  # (B, S, n)
+        return (shares @ wide(tokens)).to(tokens.dtype)  # (B, S, n) @ (B, n, C) -> (B, S, C)
 
 
 class TokenAggregation(_Aggregation):
     """Fold n patches into S = `keeped_patches` tokens, each a learned mean of all of them.
+
+    The first sum of equation 4 of arXiv 2511.01390:
 
         (4)  v^_j = sum_i W_ij v_i,   W_.j = softmax over i of (scale * MLP(LayerNorm(v_i))_j)
 
@@ -125,11 +130,13 @@ class TokenAggregation(_Aggregation):
         self, x: Float[Tensor, "batch patches dim"], keep_policy: Policy | None = None
     ) -> Float[Tensor, "batch slots dim"]:
         """S tokens per image."""
-        return self.fold(self.weight, x, keep_policy)
+        return self.fold(self.weight, x, keep_policy)  # (B, n, C) -> (B, S, C)
 
 
 class DualTokenAggregation(_Aggregation):
     """Fold the selections of the sparse and of the dense text into the same S tokens.
+
+    Equation 4 of arXiv 2511.01390:
 
         (4)  v^_j = sum_i W^s_ij v^s_i + sum_i W^d_ij v^d_i
 
@@ -163,7 +170,7 @@ class DualTokenAggregation(_Aggregation):
         ) = None,
     ) -> Float[Tensor, "batch slots dim"]:
         """S tokens per image."""
-        folded = self.fold(self.weight_sparse, tokens_sparse, mask_sparse)
+        folded = self.fold(self.weight_sparse, tokens_sparse, mask_sparse)  # (B, S, C)
         if tokens_dense is None:
             return folded
-        return folded + self.fold(self.weight_dense, tokens_dense, mask_dense)
+        return folded + self.fold(self.weight_dense, tokens_dense, mask_dense)  # (B, S, C)

@@ -19,6 +19,8 @@ _SLOPE = 0.1
 class HRPA(nn.Module):
     """Match words and patches both ways: every word with its best patch, and vice versa.
 
+    Equation 5 of arXiv 2511.01390:
+
         (5)  S = 1/M sum_m r_m + 1/P sum_p c_p + g(top_k(r)) + g(top_k(c))
              r_m = max_p A_mp,   c_p = max_m A_mp,   A = words . patches^T
 
@@ -80,18 +82,20 @@ class HRPA(nn.Module):
                 f"HRPA: got patches {widths[0]} and words {widths[1]} wide, expected both "
                 f"embed_dim={self.embed_dim} wide"
             )
-        similarity = wide(word_features) @ wide(patch_features).transpose(1, 2)  # (B, M, P)
+        # A: (B, M, C) @ (B, C, P) -> (B, M, P)
+        similarity = wide(word_features) @ wide(patch_features).transpose(1, 2)
         if self.scan:
-            similarity = F.leaky_relu(similarity, _SLOPE)
+            similarity = F.leaky_relu(similarity, _SLOPE)  # (B, M, P)
         if patch_mask is not None:
-            patch_mask = patch_mask > 0
+            patch_mask = patch_mask > 0  # (B, P)
             absent = -1000.0 if self.compat else -torch.inf
-            similarity = torch.where(patch_mask.unsqueeze(1), similarity, absent)
-        per_word, per_patch = similarity.amax(2), similarity.amax(1)  # (B, M), (B, P)
+            similarity = torch.where(patch_mask.unsqueeze(1), similarity, absent)  # (B, M, P)
+        per_word = similarity.amax(2)  # r: (B, M, P) -> (B, M)
+        per_patch = similarity.amax(1)  # c: (B, M, P) -> (B, P)
         if patch_mask is not None and not self.compat:
             # An image without patches scores 0, not -inf.
-            per_word = torch.where(patch_mask.any(1, keepdim=True), per_word, 0.0)
-        return self.pool(per_word, per_patch, None, patch_mask).unsqueeze(1)
+            per_word = torch.where(patch_mask.any(1, keepdim=True), per_word, 0.0)  # (B, M)
+        return self.pool(per_word, per_patch, None, patch_mask).unsqueeze(1)  # (B, 1)
 
     def squash(self, maxima: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Apply the leaky ReLU to maxima: it is monotone, so the order does not matter."""
@@ -105,30 +109,32 @@ class HRPA(nn.Module):
         patch_mask: Bool[Tensor, "*#batch patches"] | None = None,
     ) -> Float[Tensor, "*batch"]:
         """Return means of the maxima plus, in the paper's version, the relevance of the largest."""
-        score = self._mean(per_word, word_mask)
+        score = self._mean(per_word, word_mask)  # (B, M) -> (B,)
         if self.bidirectional:
-            score = score + self._mean(per_patch, patch_mask, 1e-8 if self.compat else 0.0)
+            eps = 1e-8 if self.compat else 0.0
+            score = score + self._mean(per_patch, patch_mask, eps)  # (B, P) -> (B,)
         if not self.use_paper_version:
-            return score
-        relevance = self._relevance(per_word, word_mask)
+            return score  # (B,)
+        relevance = self._relevance(per_word, word_mask)  # (B, M) -> (B,)
+        # (B, P) -> (B,)
         return score + relevance + self._relevance(per_patch, None if self.compat else patch_mask)
 
     def _mean(self, values: Tensor, mask: Tensor | None, eps: float = 0.0) -> Tensor:
         if mask is None:
-            return values.mean(-1)
-        count = mask.sum(-1).to(values.dtype)
+            return values.mean(-1)  # (*batch, items) -> (*batch)
+        count = mask.sum(-1).to(values.dtype)  # (*batch)
         return torch.where(mask, values, 0.0).sum(-1) / (count + eps if eps else count.clamp_min(1))
 
     def _relevance(self, values: Tensor, mask: Tensor | None) -> Tensor:
         """Return g of the k largest values: (*batch, items) -> (*batch)."""
         if mask is not None:
-            values = torch.where(mask, values, -torch.inf)
-        largest = values.topk(min(self.top_k, values.shape[-1]), dim=-1).values
+            values = torch.where(mask, values, -torch.inf)  # (*batch, items)
+        largest = values.topk(min(self.top_k, values.shape[-1]), dim=-1).values  # at most k
         if mask is not None:
             largest = torch.where(largest > -torch.inf, largest, 0.0)
         largest = F.pad(largest, (0, self.top_k - largest.shape[-1]))  # (*batch, k)
         first, _, second = self.relevance_mlp
         assert isinstance(first, nn.Linear)
         assert isinstance(second, nn.Linear)
-        hidden = F.gelu(F.linear(largest, wide(first.weight), wide(first.bias)))
-        return F.linear(hidden, wide(second.weight), wide(second.bias)).squeeze(-1)
+        hidden = F.gelu(F.linear(largest, wide(first.weight), wide(first.bias)))  # (*batch, 2k)
+        return F.linear(hidden, wide(second.weight), wide(second.bias)).squeeze(-1)  # (*batch)

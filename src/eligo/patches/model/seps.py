@@ -58,6 +58,7 @@ class PatchScores:
 class CrossSparseAggrNet(nn.Module):
     """Score V images against T texts; each text selects its own patches in every image.
 
+    Equations 1-7 of arXiv 2511.01390.
     Per pair of an image with N patches and a text with L words, both of width C = `embed_size`:
         (1-3) `TokenSparse` keeps K = ceil(N * sparse_ratio) patches for the text and folds the
               others into one extra token; a dense text makes a second selection

@@ -18,7 +18,7 @@ from eligo.patches.model.functional import mean_patch, min_max, unit, weighted_s
 
 
 class TokenSparse(nn.Module):
-    """Patches that matter to a text: select K of N, best first.
+    """Patches that matter to a text: select K of N, best first (arXiv 2511.01390, eq. 1-3).
 
     Open (`use_paper_version=False`, as LAPS):
         s_i = s_im_i + s_st_i
@@ -84,7 +84,8 @@ class TokenSparse(nn.Module):
             return None
         first = self.score_predictor[0]
         assert isinstance(first, nn.Linear)
-        return wide(self.score_predictor(tokens.to(first.weight.dtype)).squeeze(-1))
+        prediction = self.score_predictor(tokens.to(first.weight.dtype))  # (B, N, C) -> (B, N, 1)
+        return wide(prediction.squeeze(-1))  # (B, N)
 
     def forward(
         self,
@@ -106,18 +107,22 @@ class TokenSparse(nn.Module):
         the other way round). `use_gumbel` gives the mask the gradient of a noisy softmax.
         """
         check_beta(beta)
-        score = combine(self.predict(tokens), attention_x, attention_y, attention_y_dense, beta)
-        indices = ops.top_k(score, self.num_kept(tokens.shape[1]))  # (B, K)
-        keep = ops.kept_mask(indices, tokens.shape[1])  # (B, N)
+        prediction = self.predict(tokens)  # eq. 1: (B, N, C) -> (B, N)
+        # eq. 3: (B, N)
+        score = combine(prediction, attention_x, attention_y, attention_y_dense, beta)
+        indices = ops.top_k(score, self.num_kept(tokens.shape[1]))  # (B, K), best first
+        keep = ops.kept_mask(indices, tokens.shape[1])  # (B, N), K True in each row
         if use_gumbel:
-            live = functional.gumbel(score, keep, torch.rand_like(score), gumbel_tau)
+            noise = torch.rand_like(score)  # (B, N)
+            live = functional.gumbel(score, keep, noise, gumbel_tau)  # (B, N) of 0 and 1
         elif self.compat:
-            live = keep.to(score.dtype)
+            live = keep.to(score.dtype)  # (B, N) of 0 and 1, no gradient
         else:
-            live = functional.straight_through(score, keep)
-        weights = weighted_softmax(score, (~keep).to(score.dtype))  # (B, N)
-        extra = weights.unsqueeze(1) @ wide(tokens)  # (B, 1, C)
-        return ops.gather(tokens, indices), extra.to(tokens.dtype), live
+            live = functional.straight_through(score, keep)  # (B, N) of 0 and 1
+        weights = weighted_softmax(score, (~keep).to(score.dtype))  # (B, N), 0 where kept
+        extra = weights.unsqueeze(1) @ wide(tokens)  # (B, 1, N) @ (B, N, C) -> (B, 1, C)
+        kept = ops.gather(tokens, indices)  # (B, N, C), (B, K) -> (B, K, C)
+        return kept, extra.to(tokens.dtype), live
 
 
 def combine(
@@ -130,12 +135,12 @@ def combine(
 ) -> Float[Tensor, "*#batch patches"]:
     """Return equation 3, or `s_im + s_st` without a prediction (open); batch axes broadcast."""
     if prediction is None:
-        return wide(attention_x) + wide(attention_y)
-    guidance = min_max(wide(attention_y), mask)
+        return wide(attention_x) + wide(attention_y)  # (B, N)
+    guidance = min_max(wide(attention_y), mask)  # (B, N) in [0, 1]
     if attention_y_dense is not None:
-        guidance = guidance + min_max(wide(attention_y_dense), mask)
-    guidance = guidance + 2 * min_max(wide(attention_x), mask)
-    return (1 - 2 * beta) * prediction + beta * guidance
+        guidance = guidance + min_max(wide(attention_y_dense), mask)  # (B, N)
+    guidance = guidance + 2 * min_max(wide(attention_x), mask)  # (B, N)
+    return (1 - 2 * beta) * prediction + beta * guidance  # (B, N)
 
 
 @torch.no_grad()
@@ -144,7 +149,9 @@ def cosine_to_mean(
     mask: Bool[Tensor, "images patches"] | None = None,
 ) -> Float[Tensor, "images patches"]:
     """Return s_im of equation 2: the cosine of each patch with the mean patch of its image."""
-    return (unit(patches) @ unit(mean_patch(patches, mask)).unsqueeze(-1)).squeeze(-1)
+    mean = unit(mean_patch(patches, mask))  # (V, N, C) -> (V, C)
+    cosines = unit(patches) @ mean.unsqueeze(-1)  # (V, N, C) @ (V, C, 1) -> (V, N, 1)
+    return cosines.squeeze(-1)  # (V, N)
 
 
 def check_ratio(name: str, ratio: float) -> None:

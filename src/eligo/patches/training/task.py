@@ -17,7 +17,7 @@ from eligo.patches.config import PatchesTrainConfig, ScenesDataConfig
 from eligo.patches.data.batch import Batch, CaptionSource
 from eligo.patches.data.file_source import FileSource
 from eligo.patches.data.scene_source import SceneSet, SceneSource
-from eligo.patches.inference.evaluate import evaluate_set
+from eligo.patches.inference.evaluate import score_set
 from eligo.patches.metrics import retrieval_metrics
 from eligo.patches.model.encoders import ImageEncoder, TextEncoder
 from eligo.patches.model.inputs import Images, Texts
@@ -78,10 +78,15 @@ class PatchesTask(SourcedTask[CaptionSource]):
 
     def metric_names(self) -> list[str]:
         """Return the names of the metrics that `evaluate` returns."""
-        if self.config.see_steps == self.config.train.total_steps:
-            return ["seen"]
+        if self._only_sees:
+            return ["loss", "seen"]
         scores = torch.ones(1, 1)
-        return list(retrieval_metrics(scores, scores.bool()).as_dict())
+        return ["loss", *retrieval_metrics(scores, scores.bool()).as_dict()]
+
+    @property
+    def _only_sees(self) -> bool:
+        """Whether all steps classify patches."""
+        return self.config.see_steps == self.config.train.total_steps
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:
         """Classify patches in the first `see_steps`, then match images and texts."""
@@ -104,10 +109,20 @@ class PatchesTask(SourcedTask[CaptionSource]):
         return StepOutput(losses)
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return recalls and ranks on the validation split, every image with every text."""
-        if self.config.see_steps == self.config.train.total_steps:
-            return {"seen": self._shape_accuracy()}
-        return evaluate_set(self.model, self.source.validation(), self.peers).as_dict()
+        """Return loss, recalls and ranks on the validation split, every image with every text.
+
+        The loss is the alignment loss in its final form, without ramp, per true pair. The loss on
+        the share of kept patches is left out: in evaluation that share is fixed.
+        """
+        if self._only_sees:
+            return self._evaluate_patches()
+        data = self.source.validation()
+        scores = score_set(self.model, data, self.peers)
+        positive = data.positive.to(scores.device)
+        hardest = self.config.hardest_after < 1
+        total = alignment_loss(scores, None, positive, margin=self.config.margin, hardest=hardest)
+        loss = float(total / positive.sum().clamp_min(1))
+        return {"loss": loss, **retrieval_metrics(scores, positive).as_dict()}
 
     def _sides(self, batch: Batch) -> tuple[Images, Texts]:
         """Return this process's images, and the texts of all processes."""
@@ -182,14 +197,16 @@ class PatchesTask(SourcedTask[CaptionSource]):
         cls = states[:, 0] if prefix else states.mean(1)
         return heads.losses(states[:, prefix:], cls, patch_targets(rendered, size))
 
-    def _shape_accuracy(self) -> float:
-        """Return the accuracy of the shape class on the objects' patches."""
+    def _evaluate_patches(self) -> dict[str, float]:
+        """Return the loss of the patch classes, and the accuracy of the objects' shapes."""
         scenes = self.source.validation()
         assert isinstance(scenes, SceneSet)
         size = self.config.train.batch_size
         starts = range(0, len(scenes), size)
         parts = [self._patch_losses(scenes.rendered[i : i + size]) for i in starts]
-        return float(sum(part["accuracy_shape"] for part in parts)) / len(parts)
+        losses = [v for part in parts for k, v in part.items() if not k.startswith("accuracy")]
+        seen = [part["accuracy_shape"] for part in parts]
+        return {name: float(sum(v)) / len(parts) for name, v in (("loss", losses), ("seen", seen))}
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 Every image counts once; oracle words are never the main result.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from eligo.pixels.data.batch import ImageSource
+from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.records import Split
 from eligo.pixels.inference.multi_scale import MultiScale, probabilities
 from eligo.pixels.metrics import SegmentationMetrics, confusion_matrix, segmentation_metrics
@@ -42,14 +43,20 @@ def split_confusion(
     provenance: Provenance,
     passes: MultiScale = _ONE_PASS,
     batch_size: int = 32,
+    watch: Callable[[Batch, Tensor], None] | None = None,
 ) -> tuple[Int[Tensor, "classes classes"], int]:
-    """Return the confusion matrix of a split, and its number of images."""
+    """Return the confusion matrix of a split, and its number of images.
+
+    `watch` is called with every batch and its probabilities.
+    """
     classes = model.config.num_classes
     device = next(model.parameters()).device
     total, images = torch.zeros(classes, classes, dtype=torch.int64, device=device), 0
     for batch in source.images(split, provenance, batch_size):
-        predictions = probabilities(model, batch, passes).argmax(1)
-        total += confusion_matrix(predictions, batch.labels, classes)
+        found = probabilities(model, batch, passes)
+        total += confusion_matrix(found.argmax(1), batch.labels, classes)
+        if watch is not None:
+            watch(batch, found)
         images += len(batch.labels)
     return total, images
 

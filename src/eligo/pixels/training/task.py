@@ -14,7 +14,7 @@ from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.file_source import FileSource
 from eligo.pixels.data.records import class_names, read_records
 from eligo.pixels.data.scene_source import SceneSource
-from eligo.pixels.inference.evaluate import evaluate_rows
+from eligo.pixels.inference.evaluate import split_confusion
 from eligo.pixels.inference.segmenter import (
     Segmenter,
     check_sam_settings,
@@ -22,7 +22,7 @@ from eligo.pixels.inference.segmenter import (
     stored_config,
     text_encoder,
 )
-from eligo.pixels.metrics import SegmentationMetrics
+from eligo.pixels.metrics import SegmentationMetrics, segmentation_metrics
 from eligo.pixels.model.alignment import SemanticAlignment
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.text.encoders import TextEncoder, WordsEncoder
@@ -47,6 +47,25 @@ def segmentation_loss(
     """Mean cross-entropy over the pixels that are not ignored; 0 if all are."""
     total = F.cross_entropy(logits.float(), labels.long(), ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp_min(1)
+
+
+class LogLikelihood:
+    """The same loss over several batches, from probabilities: mean negative log-likelihood."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0.0
+
+    def add(self, batch: Batch, probabilities: Float[Tensor, "batch classes height width"]) -> None:
+        """Add the labelled pixels of a batch."""
+        found = probabilities.float()
+        logs = found.clamp_min(torch.finfo(found.dtype).tiny).log()
+        labels = batch.labels.long()
+        self.total += float(F.nll_loss(logs, labels, ignore_index=IGNORED, reduction="sum"))
+        self.count += float((labels != IGNORED).sum())
+
+    def loss(self) -> float:
+        """Return the mean over all pixels so far; 0 without any."""
+        return self.total / max(1.0, self.count)
 
 
 class PixelsTask(SourcedTask[ImageSource]):
@@ -97,22 +116,30 @@ class PixelsTask(SourcedTask[ImageSource]):
     def metric_names(self) -> list[str]:
         """Names of the metrics with the first two provenances, and of scales, gates and entropy."""
         kinds = self.source.provenances[:2]
-        means = [field.name for field in fields(SegmentationMetrics) if field.type is float]
+        floats = (field.name for field in fields(SegmentationMetrics) if field.type is float)
+        means = ["loss", *floats]
         suffixes = ["", *(f"/{kind}" for kind in kinds[1:])]
         rows = [f"{name}{suffix}" for suffix in suffixes for name in means]
         entropy = ["attention_entropy"] if kinds[0] != "none" else []
         return [*rows, *self.model.temperatures(), *entropy]
 
     def evaluate(self) -> Mapping[str, float]:
-        """Evaluate on the validation images, with words and without; read scales and gates."""
+        """Evaluate on the validation images, with words and without; read scales and gates.
+
+        The loss is that of the training, without dropout, over all labelled pixels.
+        """
         source = self.source
         main, kinds = source.provenances[0], source.provenances[:2]
         size = self.config.train.batch_size
-        rows = evaluate_rows(self.model, source, "validation", batch_size=size, provenances=kinds)
         metrics = {}
-        for row in rows:
-            suffix = "" if row.words == main else f"/{row.words}"
-            means = {k: v for k, v in row.summary().items() if isinstance(v, float)}
+        for kind in kinds:
+            likelihood = LogLikelihood()
+            total, _ = split_confusion(
+                self.model, source, "validation", kind, batch_size=size, watch=likelihood.add
+            )
+            found = {"loss": likelihood.loss(), **vars(segmentation_metrics(total))}
+            suffix = "" if kind == main else f"/{kind}"
+            means = {k: v for k, v in found.items() if isinstance(v, float)}
             metrics |= {f"{name}{suffix}": value for name, value in means.items()}
         metrics |= {name: float(value) for name, value in self.model.temperatures().items()}
         batch = next(source.images("validation", main, size))  # one batch is enough for the entropy

@@ -30,8 +30,10 @@ class Item:
 
     @property
     def answer(self) -> str:
-        """The most frequent answer, normalised; a single answer as it was given."""
-        return self.answers[0] if len(self.answers) == 1 else usual_answer(self.answers)
+        """The most frequent answer, normalised; a single answer as it was given; "" for none."""
+        if len(self.answers) > 1:
+            return usual_answer(self.answers)
+        return self.answers[0] if self.answers else ""
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -43,13 +45,21 @@ class Item:
 
 
 def read_items(
-    path: str | Path, annotations: str | Path | None = None, images: str | Path | None = None
+    path: str | Path,
+    annotations: str | Path | None = None,
+    images: str | Path | None = None,
+    *,
+    need_answers: bool = True,
 ) -> list[Item]:
-    """Read JSON lines (`id, input, output` or `image, question, answers`), or VQAv2's two files."""
+    """Read JSON lines (`id, input, output` or `image, question, answers`), or VQAv2's two files.
+
+    Without `need_answers`, questions on images may have none: lines without `answers`, VQAv2
+    without annotations.
+    """
     path = Path(path)
     refuse_pickle(path)
     if path.suffix == ".json":
-        if annotations is None or images is None:
+        if images is None or (annotations is None and need_answers):
             raise InputError(
                 f"{path}: questions of VQAv2 need --annotations (a .json file) and --images (the "
                 "folder of images); your own data must be JSON lines, .jsonl"
@@ -62,7 +72,7 @@ def read_items(
         raise InputError(f"{path}: holds no line")
     if "input" in first:
         return [Item(t.id, t.input, (t.output,), None, t.group) for t in read_texts(path)]
-    return [_of_vqa(example) for example in read_vqa_lines(path, images)]
+    return [_of_vqa(e) for e in read_vqa_lines(path, images, need_answers=need_answers)]
 
 
 def image_group(path: str) -> str:
@@ -82,12 +92,10 @@ def as_query(queries: Pool, row: int) -> Query:
 
 
 def answers_of(payload: Any) -> Sequence[str]:
-    """The answers of all annotators."""
-    return payload.get("answers") or [payload["answer"]]
+    """The answers of all annotators; empty for a query without any."""
+    return payload.get("answers") or [text for text in [payload["answer"]] if text.strip()]
 
 
 def _of_vqa(example: VqaExample) -> Item:
-    if not example.answers:
-        raise InputError(f"question {example.id}: has no answer; examples and queries need one")
     image = str(example.image)
     return Item(example.id, example.question, example.answers, image, image_group(image))

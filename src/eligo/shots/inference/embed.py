@@ -9,11 +9,14 @@ import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from pydantic import ValidationError
 
 from eligo.errors import InputError
 from eligo.io.files import writing, writing_folder
 from eligo.io.interrupts import Delayed, Interrupted
+from eligo.io.json_lines import JsonRow
 from eligo.io.locks import one_writer
 from eligo.io.reading import read_object
 from eligo.pretrained.chat import place_image
@@ -26,8 +29,15 @@ POOL, QUERIES, ABOUT = "pool", "queries", "embed.json"
 CandidateText = Literal["question_answer", "question"]
 
 
+class _Payload(JsonRow):
+    question: str
+    answer: str
+    image: str | None = None
+    answers: list[str] | None = None
+
+
 def embed(
-    out: Path,
+    out: str | Path,
     items: Sequence[Item],
     queries: Sequence[Item] | None,
     encoder: Encoder,
@@ -44,7 +54,7 @@ def embed(
             "expected images on both sides or on none"
         )
     about = {"format": 1, "encoder": name, "candidate_text": candidate_text}
-    save_embedded(out, pool, query_pool, about)
+    save_embedded(Path(out), pool, query_pool, about)
     return pool, query_pool
 
 
@@ -111,4 +121,25 @@ def open_embedded(folder: Path) -> tuple[Pool, Pool, dict[str, Any]]:
             f"--data examples.jsonl --out {folder}`"
         )
     about = read_object(folder / ABOUT, "`eligo shots embed`")
-    return Pool.load(folder / POOL), Pool.load(folder / QUERIES), about
+    for key, expected in (("encoder", None), ("candidate_text", get_args(CandidateText))):
+        value = about.get(key)
+        if not isinstance(value, str) or (expected and value not in expected):
+            raise InputError(
+                f"{folder / ABOUT}: {key}: got {value!r:.60}, expected "
+                f"{' or '.join(expected) if expected else 'the name of an encoder'}; embed again"
+            )
+    return _load_pool(folder / POOL), _load_pool(folder / QUERIES), about
+
+
+def _load_pool(folder: Path) -> Pool:
+    """Load examples or queries; their texts were perhaps edited by hand."""
+    pool = Pool.load(folder)
+    for name, payload in zip(pool.ids, pool.payload or (), strict=False):
+        try:
+            _Payload.model_validate(payload)
+        except ValidationError:
+            raise InputError(
+                f"{folder / ITEMS}: {name!r}: got payload {payload!r:.80}, expected question and "
+                "answer (and image, answers) as texts; embed again"
+            ) from None
+    return pool

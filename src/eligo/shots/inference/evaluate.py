@@ -9,6 +9,7 @@ from typing import Any
 
 from eligo.config import load_config
 from eligo.report.intervals import paired_bootstrap
+from eligo.shots import metrics
 from eligo.shots.baselines import KNN, Random
 from eligo.shots.config import ShotsHostConfig
 from eligo.shots.data.items import answers_of, as_query
@@ -18,7 +19,7 @@ from eligo.shots.hosts.generator import HostGenerator
 from eligo.shots.hosts.load import load_reader
 from eligo.shots.hosts.prompt import UnscorableError
 from eligo.shots.hosts.scorer import HostScorer, Scorer
-from eligo.shots.inference.predict import SelectorPipeline
+from eligo.shots.inference.load import SelectorPipeline
 from eligo.shots.pool.pool import Pool
 from eligo.shots.selector import PoolSelector
 from eligo.shots.teacher.overlap import OverlapScorer
@@ -26,7 +27,6 @@ from eligo.shots.training.task import mean_metrics, record_metrics
 from eligo.vqa import vqa_accuracy
 
 LEARNED, NEAREST = "learned", "knn"
-_HEALTHY = (0.8, 1.5)
 
 
 def ranking(pipeline: SelectorPipeline, records: Sequence[Record]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def ranking(pipeline: SelectorPipeline, records: Sequence[Record]) -> dict[str, 
     result: dict[str, Any] = {"records": len(encoded), **mean_metrics(values)}
     if "ndcg" in result:  # undefined if all of the teacher's scores are equal
         result["without ndcg"] = int(values["ndcg"].isnan().sum())
-    low, high = _HEALTHY
+    low, high = metrics.HEALTHY_STD
     if not low <= result.get("logits_std", low) <= high:
         result["note"] = f"logits_std is outside {low} to {high}: scores are too flat, or too sharp"
     return result

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,73 +13,32 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from eligo.config import load_config
 from eligo.config.bounds import check_count
 from eligo.errors import InputError
 from eligo.explorer.folder import save_prediction
 from eligo.explorer.record import Answer, ExplorerRecord
 from eligo.images import ImageLike, as_image
 from eligo.io.files import write_text
-from eligo.io.reading import read_object, reading
 from eligo.pretrained.chat import place_image
-from eligo.pretrained.load import shipped_models
 from eligo.selection import Selection
-from eligo.shots.baselines import BM25, DPP, KNN, MMR, Random, ZeroShot
-from eligo.shots.config import PointerConfig, SamplerConfig, ShotsHostConfig
-from eligo.shots.data.pickles import refuse_pickle
-from eligo.shots.data.query import Query
-from eligo.shots.hosts.generator import HostGenerator
-from eligo.shots.hosts.load import load_reader
-from eligo.shots.inference.embed import CandidateText, embed_query, open_embedded
+from eligo.shots.data.query import ONLY, Query
+from eligo.shots.inference.embed import embed_query
 from eligo.shots.inference.encoders import WORDS, Encoder, open_encoder
 from eligo.shots.inference.learned_selector import LearnedSelector, Option
+from eligo.shots.inference.load import (
+    SelectorPipeline,
+    default_shots,
+    load_pipeline,
+    open_generator,
+)
 from eligo.shots.inference.record import among_candidates, candidate_pictures, record
 from eligo.shots.model.pointer import PointerSelector
-from eligo.shots.model.pretrained import FILE, load_pointer
 from eligo.shots.pool.pool import Pool
-from eligo.shots.pool.sampler import Sampler
-from eligo.shots.selector import ABOUT, INNER, PoolSelector, load_selector
-from eligo.shots.training.train import PIPELINE
+from eligo.shots.selector import PoolSelector
 
-TRAINING_FREE: dict[str, Callable[[], PoolSelector]] = {
-    "knn": KNN,
-    "mmr": lambda: MMR(balance=0.5),
-    "dpp": DPP,
-    "bm25": BM25,
-    "random": Random,
-    "zero_shot": ZeroShot,
-}
-"""Selectors that need no training, by name."""
 _SAME = 0.99  # minimum cosine of vectors of the same text, computed on two devices
 _NOTE = "Scores are those of the first step; the score of a pick at its own step is in its note."
 _log = logging.getLogger("eligo.shots")
-
-
-@dataclass(frozen=True, eq=False)
-class SelectorPipeline:
-    """A selector, the sampler of its candidates, and the encoder of its queries."""
-
-    selector: PoolSelector
-    sampler: Sampler
-    encoder: str | Encoder
-    prompt: dict[str, str]
-    """How the teacher wrote prompts: placement, instruction."""
-    candidate_text: CandidateText = "question_answer"
-    """Which text of an example was embedded."""
-
-    @property
-    def learned(self) -> LearnedSelector:
-        """The selector, if it is a learned one."""
-        if not isinstance(self.selector, LearnedSelector):
-            raise InputError(f"selector: is a {self.selector.kind}, expected a learned selector")
-        return self.selector
-
-    def describe_candidates(self, count: int) -> str:
-        """Describe how many examples of the pool were candidates, and how they were drawn."""
-        size = len(self.selector.pool)
-        if count == size:
-            return f"all {size} examples"
-        return f"{count} of {size} examples, drawn by the sampler {self.sampler.config.kind}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +113,7 @@ def predict(
     encoder: str | Encoder | None = None,
     host: str | None = None,
     device: str = "auto",
+    model_version: str | None = None,
 ) -> ShotsPrediction:
     """Choose examples for a question, and let a host answer it if one is given.
 
@@ -170,17 +130,22 @@ def predict(
         encoder: Encoder of the question, where neither selector nor shots name it.
         host: Folder or hub name of the model that answers.
         device: Where encoder and host run: auto, cpu or cuda.
+        model_version: Version that the selector must have (v0 to v3); `selector` may then also be a
+            file of weights (.pth) of the published designs' programs.
     """
     if image is not None:
         question = place_image(question, "question")
     if not question.strip():
         raise InputError("question: is empty")
     with _image_file(image) as path:
-        pipeline = load_pipeline(selector, shots, encoder=encoder, num_candidates=num_candidates)
+        pipeline = load_pipeline(
+            selector, shots,
+            encoder=encoder, num_candidates=num_candidates, model_version=model_version,
+        )  # fmt: skip
         pool = pipeline.selector.pool
         query = _embed(pipeline, question, path, group, device)
         names = pipeline.sampler.names(query)
-        count = _default_shots(pipeline.selector) if num_shots is None else num_shots
+        count = default_shots(pipeline.selector) if num_shots is None else num_shots
         check_count("num_shots", count)
         if count > len(names):
             _log.warning(
@@ -195,7 +160,7 @@ def predict(
             selection = pipeline.selector.select(query, count, candidates=names)
             chosen = [
                 {"pick": number, "id": pool.ids[row], "score": score, "says": _text(pool, row)}
-                for number, (row, score) in enumerate(_scored_rows(selection), start=1)
+                for number, (row, score) in enumerate(scored_rows(selection), start=1)
             ]
         answer = None
         if host is not None:
@@ -203,98 +168,6 @@ def predict(
             answer = _answer(pipeline, host, device, question, path, picks)
         picture = None if path is None else as_image(path)
     return ShotsPrediction(question, names, chosen, answer, host, picture, pipeline, selection)
-
-
-def load_pipeline(
-    selector: str | Path | PoolSelector | PointerSelector,
-    shots: str | Path | Pool | None = None,
-    *,
-    encoder: str | Encoder | None = None,
-    num_candidates: int | None = None,
-) -> SelectorPipeline:
-    """Load a selector with its sampler and encoder; the arguments are those of `predict`."""
-    about: dict[str, Any] = {}
-    if isinstance(selector, str | Path):
-        refuse_pickle(Path(selector))
-        about = _read_pipeline(Path(selector))
-    embed = about.get("embed", {})
-    pool = shots if isinstance(shots, Pool) else None
-    if isinstance(shots, str | Path):
-        pool, _, described = open_embedded(Path(shots))
-        if embed and embed["encoder"] != described["encoder"]:
-            raise InputError(
-                f"{shots}: was embedded by {described['encoder']}, but the selector was trained on "
-                f"vectors of {embed['encoder']}; embed the examples with that encoder"
-            )
-        embed = described
-    loaded = _load_selector(selector, pool)
-    encoder = encoder or embed.get("encoder")
-    if encoder is None:
-        raise InputError(
-            f"encoder: {selector} names none; give the encoder that embedded the examples: words, "
-            "or the folder or hub name of a CLIP or SigLIP model"
-        )
-    config = about.get("sampler") or SamplerConfig(num_candidates=max(1, len(loaded.pool)))
-    if num_candidates is not None:
-        config = config.replace({"num_candidates": num_candidates})
-    candidate_text = embed.get("candidate_text", "question_answer")
-    sampler = Sampler(loaded.pool, config)
-    return SelectorPipeline(loaded, sampler, encoder, about.get("prompt", {}), candidate_text)
-
-
-def _read_pipeline(folder: Path) -> dict[str, Any]:
-    """Read sampler, embedding and prompt of a run of `eligo shots train`; empty for others."""
-    inner = folder / INNER if (folder / INNER).is_dir() else folder
-    if not (inner / PIPELINE).is_file():
-        return {}
-    about = read_object(inner / PIPELINE, "`eligo shots train`")
-    where = f"{folder}: holds no trained selector; {inner / PIPELINE}"
-    with reading(where, "sampler, embed and prompt, as `eligo shots train` writes them"):
-        pipeline = {
-            "sampler": SamplerConfig(**about["sampler"]),
-            "embed": {**about["embed"], "encoder": str(about["embed"]["encoder"])},
-            "prompt": dict(about["prompt"]),
-        }
-    held_out = about.get("held_out") or {}  # absent in older runs
-    if held_out.get("outcome") == "no better":
-        _log.warning("%s: %s", folder, held_out["remark"])
-    return pipeline
-
-
-def _load_selector(
-    selector: str | Path | PoolSelector | PointerSelector, pool: Pool | None
-) -> PoolSelector:
-    """Load a selector, to choose from `pool` if one is given."""
-    if isinstance(selector, str | Path):
-        folder, name = Path(selector), str(selector)
-        is_model = name in TRAINING_FREE or name in shipped_models(f"{FILE}.safetensors")
-        if pool is None and (is_model or not folder.is_dir()):
-            why = "comes without examples to choose from" if is_model else "is not a folder"
-            raise InputError(
-                f"{name}: {why}; expected the folder of a run of `eligo shots train`, which learns "
-                "from your own examples, or give them as `shots`"
-            )
-        if name in TRAINING_FREE:
-            selector = TRAINING_FREE[name]()
-        elif any((parent / ABOUT).is_file() for parent in (folder, folder / INNER)):
-            selector = load_selector(folder)
-        elif pool is not None:
-            selector = load_pointer(name)
-        else:
-            raise InputError(
-                f"{name}: holds no trained selector (no {PIPELINE}); `eligo shots train` writes one"
-            )
-    if isinstance(selector, PoolSelector):
-        return selector if pool is None else selector.with_pool(pool)
-    if pool is None:
-        raise InputError("shots: a model has no examples of its own; give a folder or a pool")
-    return LearnedSelector.of(selector, pool)
-
-
-def _default_shots(selector: PoolSelector) -> int:
-    if isinstance(selector, LearnedSelector):
-        return selector.model.config.shot_num
-    return PointerConfig.model_fields["shot_num"].default
 
 
 @contextmanager
@@ -327,6 +200,11 @@ def _embed(
     check_encoder(pipeline, encoder)
     query = embed_query(encoder, f"question: {question}", question, image, group)
     views = pipeline.selector.pool.views
+    if ONLY in views:
+        raise InputError(
+            "shots: the pool has vectors without a name, so a question cannot be compared with "
+            'them; name them: Pool(ids, {"text": vectors}), or {"image": ..., "text": ...}'
+        )
     if set(query.views) != set(views):
         got = "no image" if image is None else "an image"
         raise InputError(f"image: got {got}, but the examples have {', '.join(views)}")
@@ -411,7 +289,8 @@ def _notes(chosen: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return notes
 
 
-def _scored_rows(selection: Selection) -> list[tuple[int, float]]:
+def scored_rows(selection: Selection) -> list[tuple[int, float]]:
+    """Return row and score (of the first step) of each pick."""
     return [(row, float(selection.scores[row])) for row in selection.indices.tolist() if row >= 0]
 
 
@@ -430,8 +309,5 @@ def _answer(
     """Return the host's answer after the picked examples; the question needs no vector here."""
     payload = {"question": question, "answer": "", "image": image}
     queries = Pool(["question"], torch.ones(1, 1), payload=[payload])
-    settings = {"model": model, "device": device, **pipeline.prompt}
-    config = load_config(ShotsHostConfig, None, settings)
-    pool = pipeline.selector.pool
-    generator = HostGenerator(load_reader(config), pool, queries, placement=config.placement)
+    generator = open_generator(pipeline, pipeline.selector.pool, queries, model, device)
     return generator.answer("question", picks)

@@ -5,7 +5,8 @@ checkpoints, selectors and models are loaded in the same way.
 
 Weights of the published designs' programs (`best_checkpoint.pth`) are read as tensors only, never
 unpickled. They name the three projections as we do; V2's attention is torch's `MultiheadAttention`
-and its norm a `LayerNorm`, under any name.
+and its norm a `LayerNorm`, under any name. Our projections have no biases, theirs may: a model has
+them if its weights do.
 """
 
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
-from torch import Tensor
+from torch import Tensor, nn
 
 from eligo.config import save_config
 from eligo.config.yaml import read_yaml
 from eligo.errors import InputError
 from eligo.io.reading import read_object, reading
-from eligo.pretrained.load import find_model, misfits, refuse_misfits
+from eligo.pretrained.load import find_model, misfits, not_finite, refuse_misfits
+from eligo.pretrained.untrusted import read_header
 from eligo.shots.config import AnyPointerConfig
 from eligo.shots.model.bi_encoder import PointerSelectorV1, PointerSelectorV2, PointerSelectorV3
 from eligo.shots.model.decoder import PointerSelectorV0
@@ -29,6 +31,8 @@ from eligo.train.weights import build_module, load_weights, read_pickled, save_w
 FILE, CONFIG, SELECTOR = "pointer", "config.yaml", "selector.json"
 _ADAPTER: TypeAdapter[AnyPointerConfig] = TypeAdapter(AnyPointerConfig)
 _INNER = ("model_state_dict", "state_dict", "model")
+_PROJECTIONS = ("input_proj", "query_proj", "cand_proj")
+_BIASES = {f"{name}.bias" for name in _PROJECTIONS}
 
 # Names of the published designs' factories.
 build_model_v0 = PointerSelectorV0
@@ -60,8 +64,7 @@ def save_pointer(
 def load_pointer(name: str | Path) -> PointerSelector:
     """Load from a folder, the shipped models or the hub; float32, in eval mode."""
     root = find_model(name, f"{FILE}.safetensors")
-    candidates = (root, root / "best", root / "selector")
-    folder = next((path for path in candidates if (path / f"{FILE}.safetensors").is_file()), None)
+    folder = find_pointer(root)
     if folder is None:
         raise InputError(
             f"{root}: no {FILE}.safetensors in it; expected a model, a selector, a checkpoint or "
@@ -73,10 +76,26 @@ def load_pointer(name: str | Path) -> PointerSelector:
     return model.eval()
 
 
+def find_pointer(root: Path) -> Path | None:
+    """Return the folder of the weights in that of a model, a selector, a checkpoint or a run."""
+    folders = (root, root / "best", root / "selector")
+    return next((path for path in folders if (path / f"{FILE}.safetensors").is_file()), None)
+
+
 def build_saved(folder: Path, name: str, config: Any) -> PointerSelector:
     """Return the model of a saved config, to load `name` of the folder into."""
     checked = _ADAPTER.validate_python(config)
-    return build_module(folder, name, lambda: build_model(checked))
+    model = build_module(folder, name, lambda: build_model(checked))
+    if read_header(folder / f"{name}.safetensors").keys() & _BIASES:
+        _add_biases(model)
+    return model
+
+
+def _add_biases(model: PointerSelector) -> None:
+    """Give the projections biases of zero, to load those of other programs into."""
+    for key in sorted(_BIASES):
+        linear = model.get_submodule(key.removesuffix(".bias"))
+        linear.bias = nn.Parameter(torch.zeros(model.config.hidden_dim))
 
 
 def _read_config(folder: Path) -> Any:
@@ -92,21 +111,27 @@ def _read_config(folder: Path) -> Any:
 def import_pointer(path: Path, config: AnyPointerConfig) -> PointerSelector:
     """Load a state dict of the published designs' programs; widths come from its weights."""
     state = _renamed(_read_state(path))
-    if "input_proj.weight" not in state:
+    projection = state.get("input_proj.weight")
+    if projection is None or projection.ndim != 2:
         raise InputError(
-            f"{path}: has {', '.join(sorted(state)[:8])}; expected input_proj.weight, query_proj."
-            "weight and cand_proj.weight"
+            f"{path}: has {', '.join(sorted(state)[:8])}; expected input_proj.weight (hidden, "
+            "width), query_proj.weight and cand_proj.weight"
         )
-    hidden, width = state["input_proj.weight"].shape
+    hidden, width = projection.shape
     model = build_model(config.replace({"d_model": width, "hidden_dim": hidden}))
+    if state.keys() & _BIASES:
+        _add_biases(model)
     own = model.state_dict()
-    state |= {key: own[key] for key in own if key.endswith("log_scale")}  # a setting there
+    # The temperature is a setting there; a projection without a bias has one of zero.
+    state |= {k: own[k] for k in own if k.endswith("log_scale") or k in _BIASES - state.keys()}
     shapes = [
         f"{key}: {tuple(state[key].shape)} stored, {tuple(own[key].shape)} expected"
         for key in own
         if key in state and state[key].shape != own[key].shape
     ]
-    refuse_misfits(path, misfits(own.keys() - state.keys(), state.keys() - own.keys(), shapes))
+    missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
+    broken = not_finite(state.items())
+    refuse_misfits(path, misfits(sorted(missing), sorted(unexpected), shapes, broken=broken))
     model.load_state_dict(state)
     return model.eval()
 
@@ -117,7 +142,9 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         if isinstance(state, dict) and isinstance(state.get(name), dict):
             state = state[name]
             break
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+    ):
         raise InputError(f"{path}: expected weights by name, or those under {', '.join(_INNER)}")
     return {key.removeprefix("module."): value for key, value in state.items()}
 
@@ -131,7 +158,7 @@ def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
             kind = last.removeprefix("in_proj_")
             for name, part in zip(("query", "key", "value"), value.chunk(3), strict=True):
                 renamed[f"look.attention.{name}_proj.{kind}"] = part.contiguous()
-        elif key.startswith(("input_proj.", "query_proj.", "cand_proj.")):
+        elif owner in _PROJECTIONS:
             renamed[key] = value
         elif owner.endswith("out_proj"):
             renamed[f"look.attention.out_proj.{last}"] = value

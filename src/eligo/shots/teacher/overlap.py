@@ -7,7 +7,7 @@ import torch
 
 from eligo.shots.data.query import Query
 from eligo.shots.data.text import words_of
-from eligo.shots.hosts.prompt import turn_of
+from eligo.shots.hosts.prompt import UnscorableError, turn_of
 from eligo.shots.hosts.scorer import Scores
 from eligo.shots.pool.pool import Pool
 
@@ -30,6 +30,8 @@ class OverlapScorer:
 
     def _scored(self, query: Query, lists: Sequence[Sequence[str]]) -> Scores:
         gold = turn_of(self.queries, query.id).answer
+        if not gold.strip():
+            raise UnscorableError(f"query {query.id!r} has no answer")
         best = [
             max((bigram_f1(turn_of(self.pool, name).answer, gold) for name in names), default=0.0)
             for names in lists

@@ -33,6 +33,7 @@ from eligo.shots.teacher.shards import (
     check_meta,
     finish,
     is_finished,
+    mean_difference,
     write_shard,
 )
 from eligo.shots.teacher.teacher import TeacherResult, teach_query
@@ -59,7 +60,8 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
     clear_unfinished(folder)
     shards = range(-(-len(rows) // config.shard_size))
     if (folder / RECORDS).exists() and not (folder / PARTS).exists():
-        return {"records": folder / RECORDS, "state": "was finished before"}
+        state = "was finished before"
+        return {"records": folder / RECORDS, "state": state, **_difference(folder)}
     left = [shard for shard in shards if not is_finished(folder, shard)]
     factory = partial(_worker, config, make_scorer)
     bar = ProgressBar("teach", len(shards), len(shards) - len(left))
@@ -81,7 +83,14 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
             f"{failed} of {len(rows)} queries failed three times, see {folder / 'failed.jsonl'}; "
             "the same command tries them again"
         )
-    return {"records": folder / RECORDS, "taught": taught, "skipped": skipped}
+    counts = {"taught": taught, "skipped": skipped}
+    return {"records": folder / RECORDS, **counts, **_difference(folder)}
+
+
+def _difference(folder: Path) -> dict[str, float]:
+    """The mean share of examples in which the beams of a query differ, if there are several."""
+    share = mean_difference(folder)
+    return {} if share is None else {"examples that differ between beams": share}
 
 
 def plan(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str, Any]:
@@ -160,6 +169,7 @@ def _worker(config: TeachConfig, make_scorer: MakeScorer) -> Callable[[int], Non
         return teach_query(
             query, sampler.names(query), scorer,
             shots=config.shots, beam=config.beam, objective=config.objective,
+            diversity=config.beam_diversity,
         )  # fmt: skip
 
     def run(shard: int) -> None:
@@ -211,6 +221,7 @@ def _meta(
         "placement": host.placement,
         "shots": config.shots,
         "beam": config.beam,
+        "beam_diversity": config.beam_diversity,
         "num_queries": config.num_queries,
         "shard_size": config.shard_size,
         "seed": config.seed,

@@ -30,12 +30,15 @@ from eligo.io.tensors import save_tensors
 from eligo.pretrained.identity import same_weights, sampled_weights
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.prompt import UnscorableError
+from eligo.shots.teacher.beam_search import beam_difference
 from eligo.shots.teacher.teacher import TeacherResult
 
 FORMAT = 1
 META, HOST, RECORDS, PARTS = "meta.json", "host.json", "records.jsonl", "parts"
 DATA = "data"
 """Key in meta.json: the folder of pool and queries. It may differ at a restart: folders move."""
+_NEW_KEYS = {"beam_diversity": 0.0}
+"""Keys that folders of older versions do not have, with what they did."""
 SKIPPED, FAILED = "skipped.jsonl", "failed.jsonl"
 _TRIES = 3
 _LINES = "lines"
@@ -124,6 +127,15 @@ def finish(folder: Path, num_shards: int) -> tuple[int, int, int]:
     return len(taught), len(skipped), len(failed)
 
 
+def mean_difference(folder: Path) -> float | None:
+    """Return the mean `beam_difference` of the taught queries; None if no query has two beams."""
+    shares = [
+        beam_difference([beam["ids"] for beam in line["beams"]]) for line in _read(folder / RECORDS)
+    ]
+    known = [share for share in shares if share is not None]
+    return sum(known) / len(known) if known else None
+
+
 def check_meta(folder: Path, meta: dict[str, Any]) -> None:
     """Write meta.json, or refuse other settings than those in it."""
     path = folder / META
@@ -134,10 +146,11 @@ def check_meta(folder: Path, meta: dict[str, Any]) -> None:
     if not isinstance(written, dict):
         raise InputError(f"{path}: got {written!r:.60}, expected an object; choose another --out")
     for key, value in meta.items():
-        if key != DATA and written.get(key) != value:
+        before = written.get(key, _NEW_KEYS.get(key))
+        if key != DATA and before != value:
             raise InputError(
-                f"{folder}: was started with {key} {written.get(key)!r}, got {value!r}; choose "
-                "another --out, or restart with the same settings"
+                f"{folder}: was started with {key} {before!r}, got {value!r}; choose another "
+                "--out, or restart with the same settings"
             )
 
 

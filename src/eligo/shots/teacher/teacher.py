@@ -83,14 +83,16 @@ class TeacherResult:
             before = row[pick]
         return torch.stack(steps)
 
-    def shortened(self, shots: int, beam: int, objective: Objective) -> Sequence[Beam]:
+    def shortened(
+        self, shots: int, beam: int, objective: Objective, diversity: float = 0.0
+    ) -> Sequence[Beam]:
         """Return the beams of the same search with fewer shots, from the scores that were kept."""
         means = self.logprob / self.num_tokens
 
         def extend(prefix: tuple[int, ...], positions: Sequence[int]) -> Tensor:
             return list_value(means[self._rows[prefix]][list(positions)], objective)
 
-        return beam_search(extend, len(self.candidates), shots, beam).beams
+        return beam_search(extend, len(self.candidates), shots, beam, diversity).beams
 
     @cached_property
     def _rows(self) -> dict[tuple[int, ...], int]:
@@ -106,8 +108,9 @@ def teach_query(
     shots: int,
     beam: int,
     objective: Objective,
+    diversity: float = 0.0,
 ) -> TeacherResult:
-    """Find the best lists of `shots` candidates for a query."""
+    """Find the best lists of `shots` candidates for a query; `diversity`: see `beam_search`."""
     start = scorer.baseline(query)
     states: list[tuple[int, ...]] = []
     sums: list[Tensor] = []
@@ -121,7 +124,7 @@ def teach_query(
         sums.append(row)
         return list_value(logprob / start.num_tokens, objective)
 
-    beams = beam_search(extend, len(candidates), shots, beam).beams
+    beams = beam_search(extend, len(candidates), shots, beam, diversity).beams
     length = min(shots, len(candidates))
     if len(beams[0].picks) < length or not start.logprob.isfinite().all():
         raise EligoError(

@@ -9,15 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eligo.config import Config
 from eligo.errors import InputError
 from eligo.shots import metrics
-from eligo.shots.config import AnyPointerConfig, FitConfig, PointerSelectorV3Config
+from eligo.shots.config import LOSSES, AnyPointerConfig, FitConfig, PointerSelectorV3Config
 from eligo.shots.data.records import (
     EncodedRecord,
     Record,
     RecordBatch,
-    collate,
     encode_record,
     tabulate,
 )
@@ -57,9 +55,8 @@ class PointerTask(Task):
         weight_decay: float,
         validation: float,
         seed: int,
-        run_config: Config | None = None,
     ) -> None:
-        """Build a fresh model; `run_config` is saved beside checkpoints."""
+        """Build a fresh model."""
         records = [record for record in records if record.picks]
         scored = any(r.scores is not None or r.step_scores is not None for r in records)
         if isinstance(config, PointerSelectorV3Config) and not scored:
@@ -69,7 +66,7 @@ class PointerTask(Task):
             )
         parts = split_by_group(records, validation, seed)
         seed_everything(seed)
-        self.model, self.pool, self.seed, self.config = build_model(config), pool, seed, run_config
+        self.model, self.pool, self.seed = build_model(config), pool, seed
         self.modules = {"pointer": self.model}
         self.training, self.validation = (
             [encode_record(record, pool, config.K, seed) for record in part] for part in parts
@@ -91,9 +88,16 @@ class PointerTask(Task):
         return "ndcg" if ranked else "mrr"
 
     def metric_names(self) -> list[str]:
-        """Names of the metrics of `batch_metrics`."""
+        """Names of the metrics of `batch_metrics` that the validation records have."""
         hits = [f"{kind}top{k}" for kind in ("", "free_") for k in (1, 3, 5)]
-        return ["loss", *hits, "mrr", "set_recall", "logits_std", *{self.monitor} - {"mrr"}]
+        names = ["loss", "ce_loss", *hits, "mrr", "set_recall", "logits_std"]
+        records = self.validation
+        scored = any(r.scores is not None or r.step_scores is not None for r in records)
+        if scored and self.model.config.version == "v3":
+            names.append("ranking_loss")
+        if any(record.scores is not None and (record.scores > 0).any() for record in records):
+            names.append("ndcg_labels")
+        return [*names, *{self.monitor} - {"mrr"}]
 
     def batches(
         self, start_step: int, rank: int, world_size: int, device: torch.device
@@ -107,13 +111,14 @@ class PointerTask(Task):
             yield table.batch(rows[rank * part : (rank + 1) * part], self.pool).to(device)
 
     def step(self, batch: RecordBatch, progress: Progress) -> StepOutput:  # noqa: ARG002
-        """Return cross-entropy and, for V3, the ranking loss."""
+        """Return cross-entropy and, for V3, the weighted ranking loss; metrics: without weight."""
         output = call(self.model, batch)
-        assert output["ce_loss"] is not None
-        losses: dict[str, Tensor] = {"ce": output["ce_loss"]}
-        if output["ranking_loss"] is not None:
-            losses["ranking"] = self.model.config.ranking_loss_weight * output["ranking_loss"]
-        return StepOutput(losses)
+        ce, ranking = output["ce_loss"], output["ranking_loss"]
+        assert ce is not None
+        if ranking is None:
+            return StepOutput({"ce": ce}, {"ce_loss": ce})
+        weighted = self.model.config.ranking_loss_weight * ranking
+        return StepOutput({"ce": ce, "ranking": weighted}, {"ce_loss": ce, "ranking_loss": ranking})
 
     def evaluate(self) -> Mapping[str, float]:
         """Return means over the validation records."""
@@ -193,9 +198,9 @@ def batch_metrics(model: PointerSelector, batch: RecordBatch) -> dict[str, Tenso
     steps = labels.shape[1]
     picks = model.predict(batch.query, batch.candidates, shots=steps, cand_mask=batch.mask)
     free = model(batch.query, batch.candidates, picks.predictions, cand_mask=batch.mask)["logits"]
-    assert output["loss"] is not None
+    losses = {name: output[name] for name in LOSSES}
     values = {
-        "loss": output["loss"].expand(len(labels)),
+        **{name: loss.expand(len(labels)) for name, loss in losses.items() if loss is not None},
         **{f"top{k}": metrics.step_hits(logits, labels, k) for k in (1, 3, 5)},
         **{f"free_top{k}": metrics.step_hits(free, labels, k) for k in (1, 3, 5)},
         "mrr": metrics.reciprocal_rank(logits[:, 0], labels),
@@ -204,6 +209,8 @@ def batch_metrics(model: PointerSelector, batch: RecordBatch) -> dict[str, Tenso
     }
     if batch.step_scores is not None:
         values["ndcg"] = metrics.ndcg(logits[:, 0], batch.step_scores[:, 0], steps)
+    if batch.beam_scores is not None:
+        values["ndcg_labels"] = metrics.ndcg_labels(logits[:, 0], labels, batch.beam_scores, steps)
     return values
 
 
@@ -211,10 +218,13 @@ def record_metrics(
     model: PointerSelector, records: Sequence[EncodedRecord], pool: Pool
 ) -> dict[str, Float[Tensor, " records"]]:
     """Return the metrics of each record; NaN where one does not apply."""
+    if not records:
+        return {}
     device = next(model.parameters()).device
     parts: dict[str, list[Tensor]] = {}
-    for start in range(0, len(records), _EVAL_BATCH):
-        batch = collate(records[start : start + _EVAL_BATCH], pool).to(device)
+    table = tabulate(records)
+    for positions in torch.arange(len(records)).split(_EVAL_BATCH):
+        batch = table.batch(positions, pool).to(device)
         for name, values in batch_metrics(model, batch).items():
             parts.setdefault(name, []).append(values)
     return {name: torch.cat(values) for name, values in parts.items()}

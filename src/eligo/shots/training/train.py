@@ -6,6 +6,7 @@ is embedded and how its candidates are drawn.
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from accelerate import PartialState
 
 from eligo.errors import InputError
 from eligo.io.files import write_text
+from eligo.shots import metrics
 from eligo.shots.config import RecordsConfig, SamplerConfig, SelectorTrainConfig, ShotsTrainConfig
 from eligo.shots.data.records import Record
 from eligo.shots.inference.embed import open_embedded
@@ -30,6 +32,14 @@ from eligo.train import FitResult, fit, load_weights
 
 PIPELINE = "pipeline.json"
 _EVALUATIONS = 20  # of a run that min_steps makes longer
+_FLAT = (
+    "the scores hardly tell candidates apart; if it does not rise, train longer or with a larger "
+    "--train.lr, or lower --model.temperature"
+)
+_SHARP = (
+    "the model is too sure of few candidates; if it does not fall, raise --model.temperature, "
+    "--model.label_smoothing or --train.weight_decay"
+)
 logger = logging.getLogger("eligo.shots")
 
 
@@ -45,9 +55,37 @@ class TrainingData:
     """How the teacher wrote prompts: placement, instruction."""
 
 
-def train_selector(config: ShotsTrainConfig, *, resume: bool = False) -> FitResult:
+@dataclass(frozen=True)
+class SelectorFit(FitResult):
+    """The result of `train_selector`."""
+
+    best_epoch: float | None
+    """Passes over the training records until the best step."""
+
+
+def train_selector(config: ShotsTrainConfig, *, resume: bool = False) -> SelectorFit:
     """Train, and write the best model as a selector for `predict` and `evaluate`."""
     data = load_records(config.data, config.model.K, config.train.seed)
+    task = selector_task(config, data)
+    assert isinstance(task.config, ShotsTrainConfig)
+    untrained = ranked(task.model, task.validation, data.pool, task.monitor)
+    fitted = fit(task, task.config.train, resume=resume, on_evaluate=_SpreadCheck())
+    best_epoch = None if fitted.best_step is None else fitted.best_step / task.steps_per_epoch
+    result = SelectorFit(**vars(fitted), best_epoch=best_epoch)
+    if not PartialState().is_main_process:
+        return result
+    load_weights(result.chosen, task.modules)
+    model = task.model.cpu().eval()
+    trained = ranked(model, task.validation, data.pool, task.monitor)
+    held_out = compare(trained, untrained, task.validation, data.pool, task.monitor)
+    if held_out.remark is not None:
+        logger.warning(held_out.remark)
+    _save_selector(result.folder / INNER, LearnedSelector.of(model, data.pool), data, held_out)
+    return result
+
+
+def selector_task(config: ShotsTrainConfig, data: TrainingData) -> PointerTask:
+    """Build the task; its config has the sizes, steps and monitor that follow from the records."""
     if data.labelled.bad_labels:
         logger.info("%d bad labels were left out", data.labelled.bad_labels)
     records = _draw_queries(data.labelled.records, config.data.num_anchors, config.train.seed)
@@ -60,26 +98,38 @@ def train_selector(config: ShotsTrainConfig, *, resume: bool = False) -> FitResu
         model_config, records, data.pool,
         batch_size=train.batch_size, lr=train.lr, weight_decay=train.weight_decay,
         validation=config.data.validation, seed=train.seed,
-        run_config=config.replace({"model": model_config}),
     )  # fmt: skip
     changes: dict[str, Any] = {"batch_size": task.batch_size}
     if train.num_epochs is not None:
         changes |= counted_steps(train, task.steps_per_epoch)
         _warn_of_unused_steps(train, changes["total_steps"])
-    if train.monitor == "ndcg":
+    if train.monitor == "ndcg" and task.monitor != "ndcg":
         changes["monitor"] = task.monitor
-    untrained = ranked(task.model, task.validation, data.pool, task.monitor)
-    result = fit(task, train.replace(changes), resume=resume)
-    if not PartialState().is_main_process:
-        return result
-    load_weights(result.chosen, task.modules)
-    model = task.model.cpu().eval()
-    trained = ranked(model, task.validation, data.pool, task.monitor)
-    held_out = compare(trained, untrained, task.validation, data.pool, task.monitor)
-    if held_out.remark is not None:
-        logger.warning(held_out.remark)
-    _save_selector(result.folder / INNER, LearnedSelector.of(model, data.pool), data, held_out)
-    return result
+        logger.info(
+            "train.monitor: %s instead of ndcg, which needs scores of all candidates", task.monitor
+        )
+    task.config = config.replace({"model": model_config, "train": train.replace(changes)})
+    return task
+
+
+class _SpreadCheck:
+    """Called after every evaluation; warns once of logits that are too flat or too sharp."""
+
+    def __init__(self) -> None:
+        self.warned = False
+
+    def __call__(self, step: int, values: Mapping[str, float]) -> bool:
+        """Return False: training goes on."""
+        low, high = metrics.HEALTHY_STD
+        std = values.get("logits_std", low)
+        if low <= std <= high or self.warned or not PartialState().is_main_process:
+            return False
+        self.warned = True
+        logger.warning(
+            "logits_std is %.3f at step %d, outside %s to %s: %s",
+            std, step, low, high, _FLAT if std < low else _SHARP,
+        )  # fmt: skip
+        return False
 
 
 def _warn_of_unused_steps(train: SelectorTrainConfig, steps: int) -> None:

@@ -19,6 +19,7 @@ from eligo import losses, ops
 from eligo.nn import record_outputs
 from eligo.tokens.inference.load import floats_of
 from eligo.tokens.model.discriminator import Discriminator
+from eligo.tokens.model.relaxer import TrainingRelaxer
 from eligo.tokens.training.batch import HostBatch, Packed
 
 # Without cuDNN attention, which computes no gradient for masks.
@@ -81,6 +82,17 @@ def answer_mask(batch: HostBatch) -> Bool[Tensor, "batch tail"]:
     """Return which columns predict an answer token: those just before one."""
     labelled = F.pad(batch.labels[:, -batch.tail :] != -100, (0, 1), value=False)
     return labelled[:, 1:]
+
+
+def losses_of(
+    student: Observed, teacher: Observed | None, relaxer: TrainingRelaxer, batch: HostBatch
+) -> dict[str, Float[Tensor, ""]]:
+    """Return the losses before their weights, except those of the discriminator."""
+    found = {"task": task_loss(student, batch), "sparsity": relaxer.sparsity()}
+    if teacher is not None:
+        found["kl"] = kl_loss(student, teacher, batch)
+        found["hidden"] = hidden_loss(student, teacher, batch)
+    return found
 
 
 def task_loss(student: Observed, batch: HostBatch) -> Float[Tensor, ""]:

@@ -79,7 +79,8 @@ class TokensTask(Task):
         self._latest: dict[str, Any] = {}
         self._is_main = PartialState().is_main_process
         self._context = ContextWatch(self.model)
-        self._warn_unused_settings()
+        if self._is_main:
+            self._warn_unused_settings()
 
     def _build_parts(
         self,
@@ -138,15 +139,27 @@ class TokensTask(Task):
         return sorted({layer % count for layer in layers})
 
     def _warn_unused_settings(self) -> None:
-        data = self.settings.data
+        """Report settings without effect on this host; see also `Config.without_effect`."""
+        data, merger = self.settings.data, self.settings.merger
+        sizes = f"{self.host.family} has a fixed number of vision tokens ({self.host.supply})"
+        unused: dict[str, str] = {}
         for name in ("max_vision_tokens", "image_max_size"):
-            if getattr(data, name) is not None and not _takes_any_size(self.processor, name):
-                logger.warning(
-                    "data.%s has no effect: %s has a fixed number of vision tokens (%s)",
-                    name, self.host.family, self.host.supply,
-                )  # fmt: skip
-        if self.settings.merger is None and self.settings.size_bias:
-            logger.info("size_bias has no effect: nothing is merged")
+            if getattr(data, name) is None:
+                continue
+            if not _takes_any_size(self.processor, name):
+                unused[f"data.{name}"] = sizes
+            elif isinstance(data, ScenesDataConfig):
+                unused[f"data.{name}"] = "data.scenes sets the size of scenes"
+        if isinstance(data, ScenesDataConfig) and not isinstance(self.source, SceneSource):
+            for name in data.model_fields_set & {"questions_per_image", "weights"}:
+                if getattr(data, name) != type(data).model_fields[name].default:
+                    unused[f"data.{name}"] = "only hosts with the vocabulary of the scenes use it"
+        if merger is not None and merger.budget and merger.ratio and self.host.supply is None:
+            unused["merger.budget"] = (
+                "the number of tokens depends on the image; merger.ratio sets it"
+            )
+        for key, reason in unused.items():
+            logger.warning("%s has no effect: %s", key, reason)
 
     def to(self, device: torch.device) -> None:
         """Move the parts and the host."""
@@ -205,6 +218,12 @@ class TokensTask(Task):
         with shared_images(self.host.tower, batch.rows_per_image):
             return observe(self.model, self.watched, batch, context), relaxer
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a loss compares with the unpruned model."""
+        compares = self.weights["kl"] > 0 or self.weights["hidden"] > 0
+        return compares or self.discriminator is not None
+
     def step(self, batch: HostBatch, progress: Progress) -> StepOutput:
         """Compute all losses that have a weight."""
         if self._is_main:
@@ -212,18 +231,16 @@ class TokensTask(Task):
         weights, relaxation = self.weights, self.relaxation(progress.fraction, training=True)
         with memory_guard("a training step"):
             student, relaxer = self.observe_pruned(batch, relaxation)
-            losses = {"task": objective.task_loss(student, batch), "sparsity": relaxer.sparsity()}
             metrics: dict[str, Any] = {"temperature": relaxation.temperature}
             metrics["accuracy"] = right_answers(student, batch).float().mean()
-            if weights["kl"] or weights["hidden"] or self.discriminator is not None:
-                teacher = self.observe_whole(batch)
-                losses["kl"] = objective.kl_loss(student, teacher, batch)
-                losses["hidden"] = objective.hidden_loss(student, teacher, batch)
-                if self.discriminator is not None:
-                    adversarial, probabilities = objective.adversarial_losses(
-                        self.discriminator, student, teacher, batch
-                    )
-                    losses, metrics = losses | adversarial, metrics | probabilities
+            teacher = self.observe_whole(batch) if self.needs_teacher else None
+            losses = objective.losses_of(student, teacher, relaxer, batch)
+            if self.discriminator is not None:
+                assert teacher is not None
+                adversarial, probabilities = objective.adversarial_losses(
+                    self.discriminator, student, teacher, batch
+                )
+                losses, metrics = losses | adversarial, metrics | probabilities
         kept = {layer: stage.choice.kept.sum(-1) for layer, stage in relaxer.decisions.items()}
         metrics |= step_metrics(losses, kept)
         self._latest = metrics

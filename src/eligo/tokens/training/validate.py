@@ -3,6 +3,9 @@
 `accuracy_hard`, with tokens really removed, chooses the checkpoint. An answer counts as right if
 every token of the usual answer is the most likely one, as in greedy decoding, in one pass for all
 plans; `eligo tokens evaluate` generates answers and computes the official VQA accuracy.
+
+`loss` is the weighted sum of the losses in their training form, without noise. The adversarial loss
+is left out: it also depends on the discriminator, which changes during the training.
 """
 
 import logging
@@ -22,7 +25,14 @@ from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.model.relaxer import TrainingRelaxer
 from eligo.tokens.training.batch import HostBatch
 from eligo.tokens.training.health import Problem, find_problems
-from eligo.tokens.training.objective import Observed, answer_mask, answers, observe, right_answers
+from eligo.tokens.training.objective import (
+    Observed,
+    answer_mask,
+    answers,
+    losses_of,
+    observe,
+    right_answers,
+)
 
 if TYPE_CHECKING:
     from eligo.tokens.training.task import TokensTask
@@ -51,8 +61,9 @@ class Validation:
             for name, value in self._measure(batch, fraction).items():
                 sums[name] = sums[name] + value if name in sums else value
         values = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
-        count = values.pop("count")
-        metrics = {name: value / max(1.0, count) for name, value in values.items()}
+        count, num_answer, loss = (values.pop(name) for name in ("count", "num_answer", "loss"))
+        metrics = {"loss": loss / max(1.0, num_answer)}
+        metrics |= {name: value / max(1.0, count) for name, value in values.items()}
         if self.baseline is None:
             self.baseline = metrics["accuracy_baseline"]
         temperature = task.settings.temperature
@@ -69,7 +80,7 @@ class Validation:
         accuracies = ["baseline", "soft", "hard", *(["merge_only"] if task.merger else [])]
         critic = ["disc_prob_real", "disc_prob_fake"] if task.discriminator is not None else []
         names = [f"accuracy_{name}" for name in accuracies]
-        return [*names, *critic, "temperature", *self.cost().metrics(), "troubles"]
+        return ["loss", *names, *critic, "temperature", *self.cost().metrics(), "troubles"]
 
     def cost(self) -> Cost:
         """Return the cost of the plan for the usual text length of the data."""
@@ -83,7 +94,7 @@ class Validation:
         )
 
     def _measure(self, batch: HostBatch, fraction: float) -> dict[str, Tensor]:
-        """Return sums over the rows that have an answer."""
+        """Return sums over the rows that have an answer; of the loss, over the answer tokens."""
         task = self.task
         has_answer = (answers(batch) != -100).any(-1)
 
@@ -96,13 +107,20 @@ class Validation:
         words = batch.question_mask
         sums = {"count": has_answer.sum().float()}
         whole = None
-        if self.baseline is None or task.discriminator is not None:
+        if self.baseline is None or task.needs_teacher:
             sums["accuracy_baseline"], whole = right(nullcontext())
         if task.merger is not None:
             merge_only = replace(task.plan, cuts=())
             sums["accuracy_merge_only"], _ = right(pruning(task.model, merge_only, words))
-        sums["accuracy_soft"], soft = right(masking(task.model, task.plan, words, relaxer=relaxer))
+        options = {"relaxer": relaxer, "acts_on": task.settings.mask_acts_on}
+        sums["accuracy_soft"], soft = right(masking(task.model, task.plan, words, **options))
         sums["accuracy_hard"], _ = right(pruning(task.model, task.plan, words))
+        sums["num_answer"] = (answers(batch) != -100).sum().float()
+        losses = losses_of(soft, whole if task.needs_teacher else None, relaxer, batch)
+        weighted = [
+            weight * losses[k] for k, weight in task.weights.items() if weight and k in losses
+        ]
+        sums["loss"] = sum(weighted) * sums["num_answer"]
         if task.discriminator is not None and whole is not None:
             mask = answer_mask(batch)
             for name, observed in (("real", whole), ("fake", soft)):

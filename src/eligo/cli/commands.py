@@ -41,6 +41,7 @@ _HELP = {
     "patches evaluate": "retrieval recall in both directions",
     "patches convert": "make a model folder from a run or a LAPS or SEPS checkpoint",
     "tokens build": "join a vision tower and a language model to a vision-language model",
+    "tokens questions": "make questions on existence, colour and number from captions",
     "tokens finetune": "train such a model on photos with questions and captions",
     "tokens plan": "how many vision tokens to keep, and where, for a given saving",
     "tokens train": "train a merger and pruners inside a frozen model",

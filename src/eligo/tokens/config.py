@@ -118,9 +118,11 @@ class LinesDataConfig(_FilesConfig):
     kind: Literal["jsonl"] = "jsonl"
     """Source of the questions."""
     train_lines: Path
-    """Training examples."""
+    """Training examples; of lines with a split, those of `train`."""
     validation_lines: Path
-    """Examples that choose the checkpoint; never the test set."""
+    """Examples that choose the checkpoint, never the test set; of lines with a split, `val`."""
+    images: Path | None = None
+    """Folder of the images; none: that of the lines."""
 
 
 DataConfig = Annotated[
@@ -517,9 +519,9 @@ class FinetuneConfig(Config):
     task: Literal["tokens.finetune"] = "tokens.finetune"
     """Kind of this config."""
     train: TrainConfig = TrainConfig(name="photos", monitor="accuracy", mode="max")
-    """Training loop; total_steps follow from the epochs."""
-    epochs: float = Field(default=14, gt=0)
-    """Number of passes over the photos."""
+    """Training loop."""
+    epochs: float | None = Field(default=14, gt=0)
+    """Number of passes over the photos; none: train.total_steps counts."""
     host: HostConfig
     """The model to train, as `eligo tokens build` writes it."""
     data: FinetuneDataConfig
@@ -537,6 +539,12 @@ class FinetuneConfig(Config):
 
     def smoke(self) -> "FinetuneConfig":
         """Return a run of two steps."""
-        return self.replace(
-            SMOKE | {"train.batch_size": 2, "data.validation": 4, "data.cache_gb": 0}
-        )
+        small = {"train.batch_size": 2, "data.validation": 4, "data.cache_gb": 0, "epochs": None}
+        return self.replace(SMOKE | small)
+
+    def without_effect(self) -> dict[str, str]:
+        """Steps beside epochs, and what belongs to captions."""
+        unused = {} if self.epochs is None else {"train.total_steps": "epochs sets it"}
+        if self.data.captions is None:
+            unused["data.caption_prompt"] = "data.captions is not given"
+        return unused

@@ -1,6 +1,7 @@
 """`eligo tokens finetune`: train projector and language model on photos."""
 
 import logging
+from typing import Annotated
 
 from eligo.cli.console import plain_data, print_outcome
 from eligo.tokens.config import FinetuneConfig
@@ -8,7 +9,12 @@ from eligo.tokens.config import FinetuneConfig
 logger = logging.getLogger("eligo.tokens")
 
 
-def run(config: FinetuneConfig, *, resume: bool = False, json: bool = False) -> None:
+def run(
+    config: Annotated[FinetuneConfig, "tokens/finetune"],
+    *,
+    resume: bool = False,
+    json: bool = False,
+) -> None:
     """Train a vision-language model on photos; write the whole model and the trained parts.
 
     `<train.out>/<train.name>/host` is a model for `predict` and `train`; `parts` beside it is the

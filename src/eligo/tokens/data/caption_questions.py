@@ -1,8 +1,8 @@
-"""Questions made from captions, as COCO-QA was from COCO's (Ren et al., 2015): exist, colour, count.
+"""Questions made from captions, as COCO-QA was from those of COCO (Ren et al., 2015).
 
-    exist   "is there a dog in the picture?"      yes: two captions name it; no: none implies it
-    colour  "what colour is the shirt?"           one colour in front of the noun, and no other
-    count   "how many dogs are in the picture?"   the number that two captions give; one: two name it, never in plural
+    exist   "is there a dog in the picture?"     yes: two captions name it; no: none implies it
+    colour  "what colour is the shirt?"          one colour in front of the noun, and no other
+    count   "how many dogs are in the picture?"  two captions agree; one: named, never in plural
 
 Captions are incomplete: a thing that none of five people mentions may still be there, so "no" is
 asked only of nouns whose whole group (a puppy is a dog is an animal) is absent. Every noun is asked
@@ -55,7 +55,7 @@ camera: photographer photo picture
 hat: cap helmet beanie headgear hood
 helmet: biker cyclist football hockey rider motorcyclist headgear
 sunglasses: glasses goggles shades
-shirt: t-shirt tshirt top jersey sweater sweatshirt blouse uniform tank clothes clothing dressed outfit
+shirt: t-shirt tshirt top jersey sweater sweatshirt blouse uniform tank clothing dressed outfit
 jacket: coat vest hoodie sweater sweatshirt suit clothing
 dress: dresses gown skirt dressed costume clothing
 jeans: pants trousers
@@ -71,7 +71,7 @@ tree: trees woods forest wooded branch leaves log bush bushes park
 grass: grassy lawn field yard park backyard meadow
 snow: snowy ice winter ski skier skiing snowboarder snowboard sled slope
 beach: sand sandy shore ocean coast sea surf
-water: ocean lake river pool sea wave waves beach stream pond puddle waterfall fountain swimming swims surf wet
+water: ocean lake river pool sea wave beach stream pond puddle waterfall fountain swimming surf
 mountain: mountains hill cliff peak rocky hills slope
 rock: rocks rocky cliff stone boulder mountain
 building: buildings house store city shop urban
@@ -176,7 +176,7 @@ def _named(image: CaptionedImage) -> set[str]:
 def _absent(image: CaptionedImage) -> list[str]:
     """Return the nouns that no caption names or implies."""
     words = {word for caption in image.captions for word in _words(caption)}
-    words |= {_singular(word) for word in words}
+    words |= {_singular(word) for word in words} | {word.removesuffix("s") for word in words}
     return [noun for noun, others in _IMPLIED.items() if not others & words]
 
 
@@ -187,7 +187,7 @@ def _colours(image: CaptionedImage) -> list[Question]:
     for caption in image.captions:
         words = _words(caption)
         several |= {_singular(word) for word in words if word in _SINGULAR}
-        for before, colour, word in zip([""] + words, words, words[1:], strict=False):
+        for before, colour, word in zip(["", *words], words, words[1:], strict=False):
             if colour in COLOURS and word in _IMPLIED:
                 # "black and white dog" has two colours.
                 found[word] |= {colour, "several"} if before == "and" else {colour}

@@ -26,7 +26,7 @@ class Llava(Host):
         return self.patches_per_side**2
 
     def features(
-        self, pixels: Float[Tensor, "images 3 height width"]
+        self, pixels: Float[Tensor, "images 3 rows columns"]
     ) -> Float[Tensor, "images tokens width"]:
         """Return the input of the projector."""
         states = self.tower(pixels, output_hidden_states=True).hidden_states

@@ -224,6 +224,8 @@ class _Pixels:
 
 def with_counted_steps(config: FinetuneConfig) -> FinetuneConfig:
     """Return the config with `train.total_steps` of its epochs."""
+    if config.epochs is None:
+        return config
     photos = read_photos(config.data, "train")
     steps = round(config.epochs * steps_per_epoch(len(photos), config.train.batch_size))
     return config.replace({"train.total_steps": max(1, steps)})

@@ -11,6 +11,7 @@ from eligo.cli import main
 from eligo.errors import InputError
 from eligo.images import open_image
 from eligo.pretrained.hosts import load_host
+from eligo.tokens import METHODS
 from eligo.tokens.config import FinetuneConfig
 from eligo.tokens.data.conversations import Conversations, read_photos
 from eligo.tokens.data.prompts import build_prompt, encode
@@ -166,3 +167,30 @@ def test_bad_parts_are_one_line(parts: Path, tmp_path):
         assemble(str(parts / "clip"), language, image_size=30)
     with pytest.raises(InputError, match="feature_layer: got 9"):
         assemble(str(parts / "clip"), language, feature_layer=9)
+
+
+def test_cls_attention_of_dinov2_reaches_the_methods(parts: Path):
+    """VisionZip on a DINOv2 tower keeps the tokens to which [CLS] attends most."""
+    from eligo.tokens import Plan, Stage1, build, pruning
+
+    model, processor = assemble(str(parts / "dinov2"), str(parts / "language"))
+    image = open_image(parts / "photos" / "images" / "0.png")
+    inputs = encode(processor, [image], [build_prompt(processor, "what colour is the ball?")])
+    tower = model.model.vision_tower
+    tower.set_attn_implementation("eager")
+    output = tower(inputs["pixel_values"], output_attentions=True)
+    row = output.attentions[-2].mean(1)[0, 0, 1:]  # the layer that gives the features
+    tower.set_attn_implementation("sdpa")
+    with pruning(model, Plan(Stage1(build("visionzip", contextual_ratio=0.0), 4))) as trace:
+        model(**inputs)
+    kept = trace.stages[0].selection.indices[0].sort().values
+    assert kept.tolist() == row.topk(4).indices.sort().values.tolist()
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"oracle"}))
+def test_every_method_runs_on_a_dinov2_tower(parts: Path, base: Path, name: str):
+    from eligo.tokens import predict
+
+    image = parts / "photos" / "images" / "0.png"
+    found = predict(image, "what colour is the ball?", model=base, method=name, budget=4)
+    assert found.summary()

@@ -29,7 +29,12 @@ PATCHES = "patches.train"
 PIXELS = "pixels.train"
 SHOTS = "shots.train"
 ROOMS = {"extends": "pixels/scenes"}
+FINETUNE = "tokens.finetune"
+PHOTOS: dict[str, Any] = {"host": {}, "data": {"images": ".", "questions": "q.jsonl"}}
 RULES: list[tuple[str, dict[str, Any], str, str]] = [
+    (FINETUNE, PHOTOS | {"train": {"total_steps": 7}}, "train.total_steps", "epochs sets it"),
+    (FINETUNE, PHOTOS | {"data": PHOTOS["data"] | {"caption_prompt": "look."}},
+     "data.caption_prompt", "data.captions is not given"),
     (TOKENS, {"epochs": 1, "train": {"total_steps": 7}}, "train.total_steps", "epochs sets it"),
     (TOKENS, {"data": {"examples": 5}}, "data.examples", "it counts for epochs"),
     (TOKENS, {"merger": {"num_heads": 2}}, "merger.num_heads", "merger.kind is simple"),

@@ -152,8 +152,11 @@ class _Line(JsonRow):
     image: Words
     question: Words
     answers: Annotated[list[str], Field(min_length=1)] | None = None
+    answer: Words | None = None
     id: Any = None
     kind: Any = ""
+    family: Any = ""
+    split: str | None = None
 
 
 def read_vqa(
@@ -192,32 +195,44 @@ def read_vqa(
 
 
 def read_vqa_lines(
-    path: str | Path, images: str | Path | None = None, *, need_answers: bool = True
+    path: str | Path,
+    images: str | Path | None = None,
+    *,
+    need_answers: bool = True,
+    split: str | None = None,
 ) -> list[VqaExample]:
-    """Read JSON lines with `image, question, answers`, and optionally `id` and `kind`.
+    """Read JSON lines with `image, question, answers`, and optionally `id`, `kind` and `split`.
 
-    Image paths are relative to `images`, by default the folder of the file.
+    A single `answer` may stand for `answers`, and `family` for `kind`. Image paths are relative to
+    `images`, by default the folder of the file. With `split`, lines of other splits are left out;
+    lines without one are kept.
     """
     folder = Path(path).parent if images is None else Path(images)
     examples = []
     for number, row in read_json_lines(path, _Line, unique="id"):
+        if split is not None and row.split not in (None, split):
+            continue
         where = f"{path}:{number}"
+        if row.answer is not None and row.answers is not None:
+            raise InputError(f"{where}: got answer and answers, expected one of them")
+        answers = row.answers if row.answer is None else [row.answer]
         image = folder / row.image
         if not image.is_file():
             raise InputError(f"{where}: image: there is no file {image}")
-        if row.answers is None and (need_answers or "answers" in row.model_fields_set):
+        if answers is None and (need_answers or "answers" in row.model_fields_set):
             raise InputError(f"{where}: answers: got none, expected a list of texts")
         examples.append(
             VqaExample(
                 str(number if row.id is None else row.id),
                 image,
                 _question(row.question, where),
-                tuple(row.answers or ()),
-                str(row.kind),
+                tuple(answers or ()),
+                str(row.kind or row.family),
             )
         )
     if not examples:
-        raise InputError(f"{path}: holds no questions")
+        of = "" if split is None else f" of split {split!r}"
+        raise InputError(f"{path}: holds no questions{of}")
     return examples
 
 

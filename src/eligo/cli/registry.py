@@ -24,6 +24,7 @@ TASKS: dict[str, str] = {
     "patches.train": "eligo.patches.config:PatchesTrainConfig",
     "pixels.train": "eligo.pixels.config:PixelsTrainConfig",
     "scenes.export": "eligo.scenes.config:ExportConfig",
+    "tokens.finetune": "eligo.tokens.config:FinetuneConfig",
     "tokens.sweep": "eligo.tokens.config:SweepConfig",
     "tokens.train": "eligo.tokens.config:TokensTrainConfig",
 }

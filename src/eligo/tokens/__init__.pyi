@@ -1,3 +1,4 @@
+from .config import FinetuneConfig as FinetuneConfig
 from .config import HostConfig as HostConfig
 from .config import SweepConfig as SweepConfig
 from .config import TokensTrainConfig as TokensTrainConfig
@@ -9,6 +10,7 @@ from .cost.proposals import Proposal as Proposal
 from .cost.proposals import default_schedule as default_schedule
 from .cost.proposals import propose as propose
 from .cost.shapes import HostShape as HostShape
+from .data.caption_questions import make_questions as make_questions
 from .data.examples import Collator as Collator
 from .data.examples import FileExamples as FileExamples
 from .data.examples import SceneExamples as SceneExamples
@@ -29,6 +31,7 @@ from .methods import METHODS as METHODS
 from .methods import build as build
 from .metrics import drop_by_family as drop_by_family
 from .metrics import paired_drop as paired_drop
+from .model.assemble import assemble as assemble
 from .model.discriminator import Discriminator as Discriminator
 from .model.layer_pruners import LayerPruners as LayerPruners
 from .model.token_merger import TokenMerger as TokenMerger

@@ -118,9 +118,11 @@ class LinesDataConfig(_FilesConfig):
     kind: Literal["jsonl"] = "jsonl"
     """Source of the questions."""
     train_lines: Path
-    """Training examples."""
+    """Training examples; of lines with a split, those of `train`."""
     validation_lines: Path
-    """Examples that choose the checkpoint; never the test set."""
+    """Examples that choose the checkpoint, never the test set; of lines with a split, `val`."""
+    images: Path | None = None
+    """Folder of the images; none: that of the lines."""
 
 
 DataConfig = Annotated[
@@ -456,3 +458,93 @@ class SweepConfig(Config):
                 "host": {"random": small.model_dump()}, "plans": [], "device": "cpu",
             }
         )  # fmt: skip
+
+
+# ---- A vision-language model from parts
+
+
+class FinetuneDataConfig(Config):
+    """Photos with questions, captions or both; splits are those of the files."""
+
+    images: Path
+    """Folder of the images."""
+    questions: Path | None = None
+    """JSON lines with image, question, answers and split (train, val, test)."""
+    captions: Path | None = None
+    """Captions in Karpathy's form: a JSON file with filenames, splits and sentences."""
+    caption_prompt: str = "describe the picture."
+    """Question that a caption answers."""
+    validation: int = Field(default=1000, ge=1)
+    """Number of validation photos; they choose the checkpoint."""
+    cache_gb: float = Field(default=16.0, ge=0)
+    """Keep the tower's features of all photos in memory if they need at most this many GB."""
+    num_workers: int | None = Field(default=None, ge=0)
+    """Processes that read images; none: as the number of cores allows."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "FinetuneDataConfig":
+        if self.questions is None and self.captions is None:
+            raise ValueError("expected questions, captions or both, got neither")
+        return self
+
+
+class LoraSettings(Config):
+    """LoRA in all linear layers of the language model."""
+
+    rank: int = Field(default=64, ge=1)
+    """Rank of the update of each layer."""
+    alpha: float = Field(default=128.0, gt=0)
+    """The update is multiplied by alpha / rank."""
+    dropout: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the inputs dropped in training."""
+
+
+def _finetuning(lr: float) -> OptimizerConfig:
+    schedule = ScheduleConfig(kind="cosine", warmup=60)
+    return OptimizerConfig(lr=lr, betas=(0.9, 0.98), schedule=schedule)
+
+
+class FinetuneOptimConfig(Config):
+    """One AdamW per part."""
+
+    projector: OptimizerConfig = _finetuning(1e-3)
+    """Optimiser of the projector."""
+    adapter: OptimizerConfig = _finetuning(4e-4)
+    """Optimiser of the LoRA matrices."""
+
+
+class FinetuneConfig(Config):
+    """Training of projector and language model on photos."""
+
+    task: Literal["tokens.finetune"] = "tokens.finetune"
+    """Kind of this config."""
+    train: TrainConfig = TrainConfig(name="photos", monitor="accuracy", mode="max")
+    """Training loop."""
+    epochs: float | None = Field(default=14, gt=0)
+    """Number of passes over the photos; none: train.total_steps counts."""
+    host: HostConfig
+    """The model to train, as `eligo tokens build` writes it."""
+    data: FinetuneDataConfig
+    """Photos, questions and captions."""
+    lora: LoraSettings = LoraSettings()
+    """LoRA in the language model."""
+    optim: FinetuneOptimConfig = FinetuneOptimConfig()
+    """Optimisers, one per part."""
+
+    def build(self) -> Any:
+        """Build the task for the training loop."""
+        from eligo.tokens.training.finetune import FinetuneTask
+
+        return FinetuneTask(self)
+
+    def smoke(self) -> "FinetuneConfig":
+        """Return a run of two steps."""
+        small = {"train.batch_size": 2, "data.validation": 4, "data.cache_gb": 0, "epochs": None}
+        return self.replace(SMOKE | small)
+
+    def without_effect(self) -> dict[str, str]:
+        """Steps beside epochs, and what belongs to captions."""
+        unused = {} if self.epochs is None else {"train.total_steps": "epochs sets it"}
+        if self.data.captions is None:
+            unused["data.caption_prompt"] = "data.captions is not given"
+        return unused

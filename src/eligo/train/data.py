@@ -1,6 +1,7 @@
 """Batches whose order is a pure function of (seed, step), so that training can start anywhere."""
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -97,6 +98,15 @@ def counted_steps(epochs: int, num_examples: int, train: TrainConfig) -> int:
             "the steps", train.total_steps, epochs, steps,
         )  # fmt: skip
     return steps
+
+
+def default_workers() -> int:
+    """Number of worker processes for reading files: one per usable core, at most 16, or none.
+
+    On one or two cores a worker would compete with the training itself.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return 0 if (cores or 1) <= 2 else min(16, (cores or 1) - 1)
 
 
 class _Positions:

@@ -159,9 +159,10 @@ def text_layer(config: Any) -> LayerShape:
 
 
 def _vision_layer(config: Any) -> LayerShape:
-    """Return a layer of a plain vision transformer: CLIP, SigLIP, InternViT."""
+    """Return a layer of a plain vision transformer: CLIP, SigLIP, InternViT, DINOv2."""
     heads, width = config.num_attention_heads, config.hidden_size
-    return LayerShape(width, config.intermediate_size, heads, heads, width // heads, matrices=2)
+    hidden = getattr(config, "intermediate_size", None) or int(width * config.mlp_ratio)
+    return LayerShape(width, hidden, heads, heads, width // heads, matrices=2)
 
 
 def _side(value: Any) -> int:

@@ -135,7 +135,8 @@ def read_examples(
 ) -> tuple[Dataset[TokenExample], Dataset[TokenExample]]:
     """Read training and validation examples; `to_learn`: only those with an answer to learn."""
     if isinstance(config, LinesDataConfig):
-        rows = [read_vqa_lines(path) for path in (config.train_lines, config.validation_lines)]
+        files = ((config.train_lines, "train"), (config.validation_lines, "val"))
+        rows = [read_vqa_lines(path, config.images, split=split) for path, split in files]
     else:
         subtypes = (config.train_subtype, config.validation_subtype)
         rows = [read_folder(config.folder, subtype) for subtype in subtypes]

@@ -154,7 +154,10 @@ class Host:
     def tower_attention(self) -> nn.Module:
         """The attention of the tower layer that gives the features."""
         encoder = getattr(self.tower, "vision_model", self.tower).encoder
-        return self.feature_layer(encoder.layers).self_attn  # pyright: ignore
+        if hasattr(encoder, "layers"):  # CLIP, SigLIP
+            return self.feature_layer(encoder.layers).self_attn  # pyright: ignore
+        attention = self.feature_layer(encoder.layer).attention  # DINOv2, ViT
+        return getattr(attention, "attention", attention)  # pyright: ignore
 
     def feature_layer(self, layers: nn.ModuleList) -> nn.Module:
         """Return the layer that computes `hidden_states[vision_feature_layer]`, or the last one."""

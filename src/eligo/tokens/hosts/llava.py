@@ -1,5 +1,9 @@
 """LLaVA: a CLIP or SigLIP tower, an MLP projector, a Llama."""
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from eligo.errors import InputError
 from eligo.tokens.hosts.base import Host
 
@@ -20,6 +24,16 @@ class Llava(Host):
     def supply(self) -> int | None:
         """Tokens of an image of fixed size."""
         return self.patches_per_side**2
+
+    def features(
+        self, pixels: Float[Tensor, "images 3 rows columns"]
+    ) -> Float[Tensor, "images tokens width"]:
+        """Return the input of the projector."""
+        states = self.tower(pixels, output_hidden_states=True).hidden_states
+        layers = self.config.vision_feature_layer
+        chosen = [layers] if isinstance(layers, int) else layers
+        first = int(self.has_cls)
+        return torch.cat([states[layer][:, first:] for layer in chosen], -1)
 
     def check(self) -> None:
         """Raise for Pixtral towers, which flatten images of any shape into one row."""

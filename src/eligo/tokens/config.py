@@ -493,7 +493,7 @@ class LoraSettings(Config):
 
     rank: int = Field(default=64, ge=1)
     """Rank of the update of each layer."""
-    alpha: float = Field(default=128.0, gt=0)
+    alpha: int = Field(default=128, ge=1)
     """The update is multiplied by alpha / rank."""
     dropout: float = Field(default=0.05, ge=0, lt=1)
     """Share of the inputs dropped in training."""

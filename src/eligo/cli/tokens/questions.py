@@ -46,9 +46,11 @@ def run(captions: Source, *, out: OutFile, seed: int = 0, json: bool = False) ->
         raise InputError(f"{captions}: no caption names a thing that can be asked about")
     write_text(out, "".join(json_format.dumps(row) + "\n" for row in rows))
     table = []
-    for split, questions in made.items():
-        row: dict[str, object] = {"split": split, "images": len(by_split[split])}
-        blind = blind_accuracy(made.get("train", []), questions) if split != "train" else {}
+    for split, images in by_split.items():
+        questions = made[split]
+        row: dict[str, object] = {"split": split, "images": len(images)}
+        is_train = split == "train"
+        blind = {} if is_train else blind_accuracy(made.get("train", []), questions)
         for name in FAMILIES:
             row[name] = sum(question.family == name for question in questions)
             row[f"{name} blind"] = f"{100 * blind[name]:.1f} %" if name in blind else ""

@@ -122,7 +122,7 @@ _IMPLIED, _SINGULAR = _tables()
 
 
 def _words(caption: str) -> list[str]:
-    words = _WORD.findall(caption.lower())
+    words: list[str] = _WORD.findall(caption.lower())
     return [_SAME.get(word, word) for word in words]
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from eligo.errors import InputError
 from eligo.images import upright_size, warn_shared_images
@@ -209,7 +209,7 @@ class FinetuneTask(Task):
         return model
 
 
-class _Pixels:
+class _Pixels(Dataset):
     """The images of photos alone."""
 
     def __init__(self, photos: Conversations) -> None:
@@ -288,6 +288,7 @@ def save_parts(folder: str | Path, modules: Mapping[str, nn.Module], lora: LoraS
 def load_parts(model: nn.Module, folder: str | Path) -> None:
     """Load what `save_parts` wrote into a model, and merge it."""
     host, folder = host_of(model), Path(folder)
+    assert host.projector is not None
     about = read_object(folder / PARTS, "`eligo tokens finetune`")
     with reading(folder / PARTS, "rank, alpha and dropout"):
         settings = LoraSettings(**about)

@@ -72,6 +72,8 @@ RULES: list[tuple[str, dict[str, Any], str, str]] = [
      "text.encoder", "text.source is none"),
     (PIXELS, ROOMS | {"text": {"source": "none"}, "word_dropout": 0.5},
      "word_dropout", "no words reach the network"),
+    (PIXELS, ROOMS | {"text": {"source": "none"}, "sam": {"decoder": {"logit_init": 2.0}}},
+     "sam.decoder.logit_init", "text.source is none"),
     (PIXELS, ROOMS | {"sam": {"encoder": {"stages": [], "logit_init": 2.0}}},
      "sam.encoder.logit_init", "sam.encoder.stages is empty"),
     (PIXELS, ROOMS | {"sam": {"decoder": {"stages": [], "top_m": 2}}},
@@ -126,6 +128,19 @@ def test_flags_are_named_and_flags_may_give_an_effect(tmp_path: Path) -> None:
     tree = {"merger": {"num_heads": 2}}
     assert lines(TOKENS, tree, tmp_path, merger__kind="question_aware") == []
     assert lines(PIXELS, ROOMS | {"preset": 3}, tmp_path, sam__decoder__use_cosine=True) == []
+
+
+def test_flags_of_the_alignment_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        flags = "--no-sam-decoder-use-cosine --sam-encoder-logit-init 2.0"
+        main(f"pixels train scenes --smoke --preset 0 {flags}".split())
+    assert [message for message in caplog.messages if "no effect" in message] == [
+        "--no-sam-decoder-use-cosine: has no effect here: sam.decoder.stages is empty",
+        "--sam-encoder-logit-init: has no effect here: sam.encoder.stages is empty",
+    ]
 
 
 @pytest.mark.parametrize("task", [TOKENS, PATCHES, PIXELS, SHOTS, "tokens.sweep"])

@@ -145,6 +145,11 @@ def test_impossible_counts_are_refused():
         load_config(TokensTrainConfig, {"temperature": {"start": 0.1, "end": 1.0}})
 
 
+def test_smoke_run_of_a_tiny_host_starts_from_no_weights():
+    config = TokensTrainConfig().replace({"train.init_from": "runs/a/best"})
+    assert config.smoke().train.init_from is None
+
+
 def test_default_plan_for_two_model_depths():
     config = TokensTrainConfig()
     assert config.schedule(576, 32).cuts == ((2, 200), (8, 150), (16, 100))

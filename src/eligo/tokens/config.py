@@ -396,7 +396,7 @@ class TokensTrainConfig(Config):
         changes: dict[str, Any] = {
             "train.total_steps": 2, "train.batch_size": 2, "train.evaluate_every": 2,
             "train.checkpoint_every": 2, "train.log_every": 1, "train.precision": "no",
-            "epochs": None,
+            "train.init_from": None, "epochs": None,
             "train.gradient_accumulation": 1, "host.model": None, "host.dtype": "float32",
             "host.random": RandomHostConfig(image_size=56, layers=layers).model_dump(),
             "data": scenes | {"validation": 2}, "discriminator.dim": 8,

@@ -32,6 +32,7 @@ ROOMS = {"extends": "pixels/scenes"}
 RULES: list[tuple[str, dict[str, Any], str, str]] = [
     (TOKENS, {"epochs": 1, "train": {"total_steps": 7}}, "train.total_steps", "epochs sets it"),
     (TOKENS, {"data": {"examples": 5}}, "data.examples", "it counts for epochs"),
+    (TOKENS, {"data": {"examples": 5}, "host": {"model": "vlm"}}, "data.examples", "it counts for"),
     (TOKENS, {"merger": {"num_heads": 2}}, "merger.num_heads", "merger.kind is simple"),
     (TOKENS, {"merger": None, "size_bias": False}, "size_bias", "merger is null"),
     (TOKENS, {"merger": None, "optim": {"merger": {"lr": 1.0}}}, "optim.merger", "merger is null"),

@@ -336,7 +336,7 @@ class TokensTrainConfig(Config):
         unused = {}
         if self.epochs is not None:
             unused["train.total_steps"] = "epochs sets it"
-        elif isinstance(self.data, ScenesDataConfig) and self.host.model is None:
+        elif isinstance(self.data, ScenesDataConfig) and self.host.model in (None, "vlm"):
             unused["data.examples"] = "it counts for epochs, which is not set"
         if self.merger is None:
             unused |= dict.fromkeys(("size_bias", "optim.merger"), "merger is null")

@@ -112,5 +112,8 @@ def load_run_config(
     source: Source, overrides: Mapping[str, Any] | None = None, family: str | None = None
 ) -> Config:
     """Return the validated config of a run, of the class that its `task:` names."""
-    layer, _ = split_search(read_layer(source, family))
-    return validate(config_class(override(layer, overrides or {})), layer, overrides)
+    layer = read_layer(source, family)
+    cls = config_class(override(layer, overrides or {}))
+    if "search" not in cls.model_fields:
+        layer, _ = split_search(layer)
+    return validate(cls, layer, overrides)

@@ -37,6 +37,7 @@ RULES: list[tuple[str, dict[str, Any], str, str]] = [
      "data.caption_prompt", "data.captions is not given"),
     (TOKENS, {"epochs": 1, "train": {"total_steps": 7}}, "train.total_steps", "epochs sets it"),
     (TOKENS, {"data": {"examples": 5}}, "data.examples", "it counts for epochs"),
+    (TOKENS, {"data": {"examples": 5}, "host": {"model": "vlm"}}, "data.examples", "it counts for"),
     (TOKENS, {"merger": {"num_heads": 2}}, "merger.num_heads", "merger.kind is simple"),
     (TOKENS, {"merger": None, "size_bias": False}, "size_bias", "merger is null"),
     (TOKENS, {"merger": None, "optim": {"merger": {"lr": 1.0}}}, "optim.merger", "merger is null"),
@@ -77,6 +78,8 @@ RULES: list[tuple[str, dict[str, Any], str, str]] = [
      "text.encoder", "text.source is none"),
     (PIXELS, ROOMS | {"text": {"source": "none"}, "word_dropout": 0.5},
      "word_dropout", "no words reach the network"),
+    (PIXELS, ROOMS | {"text": {"source": "none"}, "sam": {"decoder": {"logit_init": 2.0}}},
+     "sam.decoder.logit_init", "text.source is none"),
     (PIXELS, ROOMS | {"sam": {"encoder": {"stages": [], "logit_init": 2.0}}},
      "sam.encoder.logit_init", "sam.encoder.stages is empty"),
     (PIXELS, ROOMS | {"sam": {"decoder": {"stages": [], "top_m": 2}}},
@@ -131,6 +134,19 @@ def test_flags_are_named_and_flags_may_give_an_effect(tmp_path: Path) -> None:
     tree = {"merger": {"num_heads": 2}}
     assert lines(TOKENS, tree, tmp_path, merger__kind="question_aware") == []
     assert lines(PIXELS, ROOMS | {"preset": 3}, tmp_path, sam__decoder__use_cosine=True) == []
+
+
+def test_flags_of_the_alignment_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        flags = "--no-sam-decoder-use-cosine --sam-encoder-logit-init 2.0"
+        main(f"pixels train scenes --smoke --preset 0 {flags}".split())
+    assert [message for message in caplog.messages if "no effect" in message] == [
+        "--no-sam-decoder-use-cosine: has no effect here: sam.decoder.stages is empty",
+        "--sam-encoder-logit-init: has no effect here: sam.encoder.stages is empty",
+    ]
 
 
 @pytest.mark.parametrize("task", [TOKENS, PATCHES, PIXELS, SHOTS, "tokens.sweep"])

@@ -103,6 +103,9 @@ def test_unknown_keys_of_the_two_stage_design_are_named():
     wrong = GUIDE | {"method_settings": {"merge_rato": 0.5}}
     with pytest.raises(ConfigError, match=r"merge_rato.*did you mean method_settings\.merge_ratio"):
         load_config(TokensTrainConfig, wrong)
+    wrong = GUIDE | {"trainer_settings": {"dl_settings": {"max_vision_tokens": 1200}}}
+    with pytest.raises(ConfigError, match=r"did you mean method_settings\.max_vision_tokens\?"):
+        load_config(TokensTrainConfig, wrong)
     wrong = GUIDE | {"method_settings": {"merge_ratio": "half"}}
     with pytest.raises(ConfigError, match=r"merger\.ratio: got 'half', expected a valid number"):
         load_config(TokensTrainConfig, wrong)
@@ -140,6 +143,11 @@ def test_impossible_counts_are_refused():
         load_config(TokensTrainConfig, {"merger": None, "pruners": None})
     with pytest.raises(ConfigError, match="0 < end <= start"):
         load_config(TokensTrainConfig, {"temperature": {"start": 0.1, "end": 1.0}})
+
+
+def test_smoke_run_of_a_tiny_host_starts_from_no_weights():
+    config = TokensTrainConfig().replace({"train.init_from": "runs/a/best"})
+    assert config.smoke().train.init_from is None
 
 
 def test_default_plan_for_two_model_depths():
@@ -229,6 +237,11 @@ def test_file_for_one_training(manager, search, tmp_path, monkeypatch):
     assert load_config(TokensTrainConfig, source).search.enable is False
     with pytest.raises(ConfigError, match="is false: this file is for one training: `eligo tokens"):
         _read(source)
+
+
+def test_search_of_a_file_without_its_section_names_both_forms(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"no `search:` .*; or `search_settings: \{n_trials: 50"):
+        _read(switched(tmp_path, monkeypatch))
 
 
 def test_shipped_two_stage_config_trains_and_is_searched():

@@ -108,6 +108,7 @@ def test_two_stage_yaml_describes_its_saving_and_trains():
     lines = "\n".join(task.describe())
     assert "576 > 288" in lines
     assert "200 at layer 10, 150 at layer 20, 100 at layer 31" in lines
+    assert "temperature: 1.0 > 0.1 after 500 of 1000 steps" in lines
     batch = first_batch(task)
     output = task.step(batch.rows(slice(0, 1)), Progress(0, 1))
     assert {"task", "adversarial", "sparsity", "real", "fake"} == set(output.losses)

@@ -75,7 +75,10 @@ def test_loading_is_strict(tmp_path: Path) -> None:
         load_weights(tmp_path, {"a": nn.Sequential(nn.Linear(2, 3))})
     with pytest.raises(EligoError, match=r"shape of a.weight: \(3, 2\) stored, \(4, 2\) expected"):
         load_weights(tmp_path, {"a": nn.Linear(2, 4)})
-    with pytest.raises(InputError, match=r"no weights for 'b'.*b\.safetensors"):
+    with pytest.raises(InputError, match=r"no weights for 'b'.*b\.safetensors$"):
+        load_weights(tmp_path, {"b": nn.Linear(2, 3)})
+    (tmp_path / "best").mkdir()
+    with pytest.raises(InputError, match=r"this is the folder of a run: try .*best$"):
         load_weights(tmp_path, {"b": nn.Linear(2, 3)})
 
 

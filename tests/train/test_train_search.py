@@ -81,6 +81,18 @@ def test_interrupted_grid_is_completed(tmp_path: Path, monkeypatch: pytest.Monke
     assert [t.params["width"] for t in study(tmp_path / "run_search").trials] == [4, 6, 8]
 
 
+def test_trials_are_named_with_their_values(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = SearchConfig(space={"head.lr": [1e-4], "width": [4, 6]})
+    with caplog.at_level("INFO", "eligo.train"):
+        run_search(toy(tmp_path).config, search)
+    assert [line for line in caplog.messages if line.startswith("trial_")] == [
+        "trial_0000: head.lr 0.0001, width 4",
+        "trial_0001: head.lr 0.0001, width 6",
+    ]
+
+
 def test_number_of_trials_without_a_grid() -> None:
     assert SearchConfig(space={"head.lr": LR}).num_trials == 20
     few = SearchConfig(trials=3, space={"width": [4, 6, 8, 16]})

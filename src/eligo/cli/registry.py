@@ -114,4 +114,7 @@ def load_run_config(
 ) -> Config:
     """Return the validated config of a run, of the class that its `task:` names."""
     layer = read_layer(source, family)
-    return validate(config_class(override(layer, overrides or {})), layer, overrides)
+    cls = config_class(override(layer, overrides or {}))
+    if "search" not in cls.model_fields:
+        layer, _ = split_search(layer)
+    return validate(cls, layer, overrides)

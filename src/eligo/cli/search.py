@@ -180,7 +180,9 @@ def _read_all(source: str) -> tuple[Config, SearchConfig, Layer]:
     layer = cls.translated(read)
     layer, search = split_search(Layer(layer.tree, layer.origins, layer.height, read.below))
     if search is None:
-        raise ConfigError(f"{source}: no `search:` with `trials` and `space` in it")
+        sections = any(section in read.tree for section in SECTIONS)
+        design = "; or `search_settings: {n_trials: 50}`" if sections else ""
+        raise ConfigError(f"{source}: no `search:` with `trials` and `space` in it{design}")
     config = validate(cls, layer)
     task = str(getattr(config, "task", ""))
     if search.enable is False:

@@ -309,7 +309,7 @@ class PatchesTrainConfig(Config):
             {
                 "train.total_steps": 4, "train.batch_size": 4, "train.evaluate_every": 2,
                 "train.checkpoint_every": 4, "train.log_every": 1, "train.precision": "no",
-                "epochs": None, "see_steps": min(self.see_steps, 2),
+                "train.init_from": None, "epochs": None, "see_steps": min(self.see_steps, 2),
                 "ramp": 0.25, "hardest_after": 0.5,
                 "data": data.model_dump(),
                 "model.encoders": {

@@ -596,7 +596,11 @@ class PixelsTrainConfig(SegmenterConfig):
         if not self.guided:
             keys = ("text_dropout", "word_dropout", "gate_start", "gate_rate")
             unused |= dict.fromkeys(keys, "no words reach the network")
-        elif self.sam.form == "legacy":
+        if self.text.source == "none":
+            names = ("use_cosine", "learnable_temp", "logit_init")
+            keys = [f"sam.{side}.{name}" for side in ("encoder", "decoder") for name in names]
+            unused |= dict.fromkeys(keys, "text.source is none")
+        if self.guided and self.sam.form == "legacy":
             unused["gate_start"] = "sam.form is legacy"
         if self.inputs.depth == "none":
             unused["depth_dropout"] = "inputs.depth is none"

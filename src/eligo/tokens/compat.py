@@ -63,7 +63,7 @@ def from_two_stage_design(layer: Layer) -> Layer:
     for path, value in leaves.items():
         name = ".".join(path)
         if name not in _KEYS:
-            raise ConfigError(f"{layer.where(path)}unknown key{did_you_mean(name, _KEYS)}")
+            raise ConfigError(f"{layer.where(path)}unknown key{_suggestion(path)}")
         if path == _MODE:
             value = _asks_for_search(value, layer)
             if _ENABLE in leaves:
@@ -80,6 +80,13 @@ def from_two_stage_design(layer: Layer) -> Layer:
     if isinstance(search := tree.get("search"), dict):
         search.setdefault("space", _SPACE)
     return Layer(tree, origins, layer.height)
+
+
+def _suggestion(path: KeyPath) -> str:
+    """Return `; did you mean X?`: a key of the same name in another section, or the nearest one."""
+    same = (key for key in _KEYS if key.rpartition(".")[2] == path[-1])
+    meant = next(same, None)
+    return f"; did you mean {meant}?" if meant else did_you_mean(".".join(path), _KEYS)
 
 
 def _asks_for_search(mode: Any, layer: Layer) -> bool:

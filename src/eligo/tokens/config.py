@@ -338,7 +338,7 @@ class TokensTrainConfig(Config):
         unused = {}
         if self.epochs is not None:
             unused["train.total_steps"] = "epochs sets it"
-        elif isinstance(self.data, ScenesDataConfig) and self.host.model is None:
+        elif isinstance(self.data, ScenesDataConfig) and self.host.model in (None, "vlm"):
             unused["data.examples"] = "it counts for epochs, which is not set"
         if self.merger is None:
             unused |= dict.fromkeys(("size_bias", "optim.merger"), "merger is null")
@@ -398,7 +398,7 @@ class TokensTrainConfig(Config):
         changes: dict[str, Any] = {
             "train.total_steps": 2, "train.batch_size": 2, "train.evaluate_every": 2,
             "train.checkpoint_every": 2, "train.log_every": 1, "train.precision": "no",
-            "epochs": None,
+            "train.init_from": None, "epochs": None,
             "train.gradient_accumulation": 1, "host.model": None, "host.dtype": "float32",
             "host.random": RandomHostConfig(image_size=56, layers=layers).model_dump(),
             "data": scenes | {"validation": 2}, "discriminator.dim": 8,

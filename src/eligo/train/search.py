@@ -176,6 +176,10 @@ class _Worker:
             self.lock = FileLock.wait_for(self._lock_path(trial.number))
         first = trial.user_attrs.get("continues", trial.number)
         train = {"out": self.folder, "name": f"trial_{first:04d}", "keep_checkpoints": 1}
+        values = (
+            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in trial.params.items()
+        )
+        logger.info("%s: %s", train["name"], ", ".join(values))
         return dict(trial.params) | {f"train.{key}": value for key, value in train.items()}
 
     def should_prune(self, evaluation: int, value: float) -> bool:

@@ -61,7 +61,9 @@ def _file(folder: Path, name: str) -> Path:
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; expected one of weights")
     if not (file := folder / f"{name}.safetensors").is_file():
-        raise InputError(f"no weights for {name!r} in {folder}: expected {file.name}")
+        best = folder / "best"
+        hint = f"; this is the folder of a run: try {best}" if best.is_dir() else ""
+        raise InputError(f"no weights for {name!r} in {folder}: expected {file.name}{hint}")
     return file
 
 

@@ -4,6 +4,8 @@
 flags must agree with it.
 """
 
+import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,12 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from eligo.cli.flags import Positive
+from eligo.config import Config
+from eligo.config.effects import reason_of
 from eligo.errors import InputError
 from eligo.pixels.config import PRESETS
 
 if TYPE_CHECKING:
     from eligo.pixels.inference.segmenter import Segmenter
 
+logger = logging.getLogger("eligo.cli")
 _SIDES = ("decoder", "encoder")
 _SWITCHES = ("use_cosine", "learnable_temp")
 
@@ -93,6 +98,17 @@ def sam_changes(flags: SamFlags) -> dict[str, Any]:
         if (value := given.get(f"sam_{side}_logit_init")) is not None:
             changes[f"sam.{side}.logit_init"] = value
     return changes
+
+
+def report_unused(changes: dict[str, Any], config: Config) -> None:
+    """Name the given flags (`sam_changes`) that have no effect with a config."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for key, value in changes.items():
+        if reason := reason_of(config, key):
+            flag = key.replace(".", "-").replace("_", "-")
+            no = "no-" if value is False else ""
+            logger.warning("--%s%s: has no effect here: %s", no, flag, reason)
 
 
 def open_segmenter(

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from eligo.cli.console import print_outcome
-from eligo.cli.pixels.flags import NO_FLAGS, Sam, sam_changes
+from eligo.cli.pixels.flags import NO_FLAGS, Sam, report_unused, sam_changes
 from eligo.pixels.config import PixelsTrainConfig
 
 
@@ -23,4 +23,7 @@ def run(
     """
     from eligo.pixels.training.task import train_model
 
-    print_outcome(train_model(config.replace(sam_changes(sam)), resume=resume), json)
+    changes = sam_changes(sam)
+    config = config.replace(changes)
+    report_unused(changes, config)
+    print_outcome(train_model(config, resume=resume), json)

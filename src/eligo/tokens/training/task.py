@@ -278,8 +278,9 @@ class TokensTask(Task):
         temperature = config.temperature
         weights = ", ".join(f"{name} {weight:g}" for name, weight in self.weights.items() if weight)
         lines.append(f"losses: {weights}")
-        steps = round(temperature.anneal_fraction * config.train.total_steps)
-        lines.append(f"temperature: {temperature.start} > {temperature.end} in {steps} steps")
+        total = config.train.total_steps
+        reached = f"after {round(temperature.anneal_fraction * total)} of {total} steps"
+        lines.append(f"temperature: {temperature.start} > {temperature.end} {reached}")
         cost = self.validation.cost()
         return [*lines, cost.line(), *(f"note: {note}" for note in cost.warnings())]
 

@@ -284,11 +284,12 @@ def flags_of(configs: list[Any], tree: Any, without: tuple[str, ...] = ()) -> An
     """Return the flags of a config, or of all members of a union; `tree` has the values so far."""
     tree = tree if isinstance(tree, Mapping) else {}
     fields: dict[str, list[FieldInfo]] = {}
-    for config in sorted(configs, key=lambda config: not _fits(config, tree)):
+    for config in configs:
         for name, field in config.model_fields.items():
             fields.setdefault(name, []).append(field)
+    chosen = next((config for config in configs if _fits(config, tree)), configs[0]).model_fields
     hints = {
-        name: _flag(same, tree.get(name, default_of(same[0])))
+        name: _flag(same, tree.get(name, default_of(chosen.get(name, same[0]))))
         for name, same in fields.items()
         if name not in without and same[0].json_schema_extra != {"flag": False}
     }

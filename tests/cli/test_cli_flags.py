@@ -6,6 +6,8 @@ import pytest
 import sample_run
 from sample_run import Files, Merger, Plain, Run, Scenes, Stage
 
+from eligo.cli import main
+
 
 def test_flags_override_the_file(taken):
     config = taken("lr: 2e-05\nmerger: {ratio: 0.25}\n", "--merger.kind", "question")
@@ -189,6 +191,27 @@ def test_invalid_flags_give_one_error(rejected, flags, expected):
     for part in expected:
         assert part in message
     assert message.count("error: ") + message.count("For full helptext") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("shots predict --num_shots 3", "--num_shots; did you mean --shots?"),
+        ("patches evaluate --scene 3", "--scene; did you mean --scenes?"),
+        ("patches index --out x --zzz 3", "--zzz (eligo patches index --help lists all)"),
+    ],
+)
+def test_unknown_flag_without_the_optional_word(capsys, command, hint):
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err.startswith(f"error: unknown flag {hint}")
+
+
+@pytest.mark.parametrize(("version", "smoothing"), [("v0", 0.1), ("v1", 0.2), ("v2", 0.1)])
+def test_help_shows_the_defaults_of_the_chosen_model(capsys, version, smoothing):
+    assert main(["shots", "train", version, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    about = text[text.index("--model.label_smoothing") :]
+    assert about[about.index("(default: ") :].startswith(f"(default: {smoothing})")
 
 
 def test_all_problems_of_a_file_are_listed(rejected):

@@ -22,6 +22,8 @@ import tyro
 from inventory_outputs import collect_outputs, find
 from pydantic_core import to_jsonable_python
 
+from eligo.train.config import SearchConfig
+
 PACKAGE, BENCHMARKS = "eligo", "benchmarks"
 ROOT = Path(__file__).parents[2]
 
@@ -287,9 +289,9 @@ def resolved(name: str) -> dict[str, Any]:
     tree = dict(at("read layer")(name).tree)
     if "task" not in tree:
         return plain(tree)
-    if "search" not in at("resolve task")(tree["task"]).model_fields:
-        tree.pop("search", None)  # only `eligo search` reads it
-    return plain(at("load run config")(tree))
+    search = tree.pop("search", None)  # only `eligo search` reads it
+    run = plain(at("load run config")(tree))
+    return run if search is None else {**run, "search": plain(SearchConfig(**search))}
 
 
 # ------------------------------------------------------------ tables and files

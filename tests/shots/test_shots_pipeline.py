@@ -241,7 +241,11 @@ def test_published_records_train_v3_only_with_scores(call):
     assert "ndcg" not in fitted["best"]
     bare = {name: {"icds": row["icds"]} for name, row in scored.items()}
     Path("records.json").write_text(json.dumps(bare))
-    assert "no record has any" in call("train v3 records.json", *data, code=2)
+    message = call("train v3 records.json", *data, code=2)
+    assert "no record has any; give them (`scores` in a JSON file" in message
+    Path("records.json").write_text(json.dumps({"0": scored["t0"]}))
+    message = call("train v3 records.json", *data, code=2)
+    assert "records.json: query '0' is not among the 40 embedded ones; did you mean t0?" in message
 
 
 def test_images_are_embedded_with_text(call):

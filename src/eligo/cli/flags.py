@@ -66,6 +66,18 @@ _AS_YAML = tyro.constructors.PrimitiveConstructorSpec(
     is_instance=lambda _: True,
     str_from_instance=lambda value: [str(value)],
 )
+# With an unknown flag, tyro fills an optional word that is missing with [], which Path refuses.
+OptionalPath = Annotated[
+    Path | None,
+    tyro.conf.Positional,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=lambda words: Path(str(words[0])),
+        is_instance=lambda _: True,
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
 _SMOKE = (
     "Smoke test: run a few steps on your own files, or on a few small scenes; a training writes to "
     "<name>_smoke."
@@ -275,12 +287,22 @@ def flags_of(configs: list[Any], tree: Any, without: tuple[str, ...] = ()) -> An
     for config in configs:
         for name, field in config.model_fields.items():
             fields.setdefault(name, []).append(field)
+    chosen = next((config for config in configs if _fits(config, tree)), configs[0]).model_fields
     hints = {
-        name: _flag(same, tree.get(name, default_of(same[0])))
+        name: _flag(same, tree.get(name, default_of(chosen.get(name, same[0]))))
         for name, same in fields.items()
         if name not in without and same[0].json_schema_extra != {"flag": False}
     }
     return TypedDict("Flags", hints, total=False)  # pyright: ignore[reportArgumentType]
+
+
+def _fits(config: Any, tree: Mapping[str, Any]) -> bool:
+    """Whether a member of a union allows the values so far of keys such as `kind` and `version`."""
+    return all(
+        tree[name] in get_args(field.annotation)
+        for name, field in config.model_fields.items()
+        if name in tree and get_origin(field.annotation) is Literal
+    )
 
 
 def _flag(fields: list[FieldInfo], value: Any) -> Any:

@@ -286,8 +286,8 @@ class SelectorTrainConfig(TrainConfig):
     weight_decay: float = Field(default=1e-2, ge=0)
     """Decoupled weight decay."""
     monitor: str = "ndcg"
-    """Validation metric that chooses the best checkpoint; ndcg becomes mrr where no record has
-    scores of all candidates."""
+    """Validation metric that chooses the best checkpoint; ndcg becomes mrr if no held-out
+    query has different scores for its candidates."""
     mode: Literal["min", "max"] = "max"
     """Whether the monitored metric should fall or rise."""
     patience: int | None = Field(default=5, ge=1)

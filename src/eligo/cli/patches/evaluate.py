@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import OutFile, print_result, write_result_file
-from eligo.cli.flags import Count
+from eligo.cli.flags import Count, OptionalPath
 from eligo.errors import InputError
 
-Source = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_OR_MODEL]")]
+Source = Annotated[OptionalPath, tyro.conf.arg(metavar="[RUN_OR_MODEL]")]
 
 
 def run(

@@ -4,10 +4,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from eligo.cli.console import print_message, print_result
-from eligo.cli.flags import Count
+from eligo.cli.flags import Count, OptionalPath
 from eligo.cli.patches.flags import open_model
 from eligo.config.bounds import Bounds
 from eligo.errors import InputError
@@ -15,7 +13,7 @@ from eligo.io.interrupts import stopped_with
 
 
 def run(
-    images: Annotated[Path | None, tyro.conf.Positional] = None,
+    images: OptionalPath = None,
     *,
     out: Path,
     texts: Path | None = None,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import OutFile, OutFileOrFolder, check_out, print_result, print_text
-from eligo.cli.flags import Count
+from eligo.cli.flags import Count, OptionalPath
 from eligo.errors import InputError
 
 
@@ -16,7 +16,7 @@ def _also(*names: str) -> Any:
 
 
 def run(
-    folder: Annotated[Path | None, tyro.conf.Positional] = None,
+    folder: OptionalPath = None,
     question: str | None = None,
     data: Path | None = None,
     selector: Annotated[Path, _also("checkpoint_path")] = Path("runs/shots_v1"),

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from eligo.config.problems import did_you_mean
 from eligo.errors import InputError
 from eligo.io.reading import json_lines, read_object, reading
 from eligo.shots.compat import Labelled, read_legacy
@@ -146,7 +147,14 @@ def read_legacy_records(
     bad = 0
     for lists in read_legacy(path):
         kept = lists if labels == "weighted" else lists[:1]
-        query = as_query(queries, int(queries.rows([kept[0].query])[0]))
+        name = kept[0].query
+        if name not in queries:
+            raise InputError(
+                f"{path}: query {name!r} is not among the {len(queries)} embedded ones"
+                f"{did_you_mean(name, queries.ids[:1000])}; embed the queries with the ids that "
+                "this file has"
+            )
+        query = as_query(queries, int(queries.rows([name])[0]))
         weights = _weights([labelled.value or 0.0 for labelled in kept])
         for labelled, weight in zip(kept, weights, strict=True):
             where = f"{path}: {labelled.query}"

@@ -23,7 +23,7 @@ from eligo.shots.training.task import record_metrics
 
 Outcome = Literal["better", "unclear", "no better"]
 _MESSAGES = {
-    "no better": "on {queries} held-out queries this selector is no better than {baseline}",
+    "no better": "on {queries} held-out {noun} this selector is no better than {baseline}",
     "unclear": "{queries} held-out queries are too few to show whether this selector is better "
     "than {baseline}",
 }
@@ -95,7 +95,8 @@ def compare(
     if baseline is not None:
         numbers = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
         numbers = f"{metric}: {numbers}; other picks than untrained for {changed} of {len(records)}"
-        message = _MESSAGES[outcome].format(baseline=baseline, queries=len(records))
+        noun = "query" if len(records) == 1 else "queries"
+        message = _MESSAGES[outcome].format(baseline=baseline, queries=len(records), noun=noun)
         remark = f"{message} ({numbers}); {_REMEDY}"
     return HeldOut(metric, len(records), **means, changed=changed, outcome=outcome, remark=remark)
 

@@ -61,8 +61,9 @@ class PointerTask(Task):
         scored = any(r.scores is not None or r.step_scores is not None for r in records)
         if isinstance(config, PointerSelectorV3Config) and not scored:
             raise InputError(
-                "V3 learns from the teacher's scores, but no record has any; give "
-                "Record(scores=...) or step_scores, or fit V1, which is V3 without them"
+                "V3 learns from the teacher's scores, but no record has any; give them (`scores` "
+                "in a JSON file, Record(scores=...) in Python), or train V1, which is V3 without "
+                "them"
             )
         parts = split_by_group(records, validation, seed)
         seed_everything(seed)

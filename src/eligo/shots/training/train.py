@@ -106,7 +106,9 @@ def selector_task(config: ShotsTrainConfig, data: TrainingData) -> PointerTask:
     if train.monitor == "ndcg" and task.monitor != "ndcg":
         changes["monitor"] = task.monitor
         logger.info(
-            "train.monitor: %s instead of ndcg, which needs scores of all candidates", task.monitor
+            "train.monitor: %s instead of ndcg, which needs a score for every candidate, not all "
+            "of them equal; no held-out query has such scores",
+            task.monitor,
         )
     task.config = config.replace({"model": model_config, "train": train.replace(changes)})
     return task
@@ -240,6 +242,8 @@ def _draw_queries(records: list[Record], count: int | None, seed: int) -> list[R
     if count is None:
         return records
     names = sorted({record.query.id for record in records})
+    if count > len(names):
+        logger.info("data.num_anchors: got %d, but there are only %d queries", count, len(names))
     order = shuffled(torch.arange(len(names)), seed, "anchors").tolist()
     kept = {names[index] for index in order[:count]}
     return [record for record in records if record.query.id in kept]

@@ -81,7 +81,8 @@ def test_log_holds_steps_evaluations_messages_and_warnings(tmp_path: Path) -> No
     number = r"[0-9.e+-]+"
     assert found[0] == "run run starts"
     rates = rf"{number} \(body\), {number} \(head\)"
-    assert re.fullmatch(rf"step 1/4, loss {number}, lr {rates}", found[1])
+    parts = rf"\(fit {number}, size {number}\)"
+    assert re.fullmatch(rf"step 1/4, loss {number} {parts}, lr {rates}", found[1])
     assert found[2] == "100 % of things"
     assert "UserWarning: odd data" in found[3]
     shown = [line for line in found[4:] if line.startswith(("step", "ended"))]
@@ -180,7 +181,11 @@ def test_every_trial_of_a_search_has_a_log(tmp_path: Path) -> None:
     logs = [messages(folder / f"trial_000{number}") for number in (0, 1)]
     assert [found[0] for found in logs] == ["run trial_0000 starts", "run trial_0001 starts"]
     assert ["before all" in found for found in logs] == [True, False]
-    assert all(found[-1].startswith("ended at step") for found in logs)
+    # What is said between two trials is in both.
+    assert logs[0][-2].startswith("ended at step")
+    assert logs[0][-1].startswith("trial_0001: head.lr")
+    assert logs[1][1].startswith("trial_0001: head.lr")
+    assert logs[1][-1].startswith("ended at step")
 
 
 def test_failed_trial_is_named_in_its_log(tmp_path: Path) -> None:

@@ -272,7 +272,8 @@ class _Loop:
             }
             self.log.write(step, "train", values)
             shown = ", ".join(f"{rate:.3g} ({name})" for name, rate in rates.items())
-            self.run_log.write(f"step {step}/{self.config.total_steps}, {loss}, lr {shown}")
+            parts = f"{loss}{_listed_losses(values)}"
+            self.run_log.write(f"step {step}/{self.config.total_steps}, {parts}, lr {shown}")
         self.bar.update(step, loss)
 
     def _evaluate(self) -> bool:
@@ -369,6 +370,16 @@ class _Loop:
     def _set_training(self, training: bool) -> None:
         for module in self.task.modules.values():
             module.train(training)
+
+
+def _listed_losses(values: Mapping[str, float]) -> str:
+    """Return the parts of a loss, unweighted ones (`..._loss`) if the task logs them."""
+    raw = {name: value for name, value in values.items() if name.endswith("_loss")}
+    named = {name[5:]: value for name, value in values.items() if name.startswith("loss/")}
+    parts = raw or named
+    if len(parts) < 2:
+        return ""
+    return f" ({', '.join(f'{name} {value:.4g}' for name, value in parts.items())})"
 
 
 def _check_monitor(config: TrainConfig, names: Collection[str] | None) -> None:

@@ -132,7 +132,7 @@ def predict_batch(
                 generator = open_generator(pipeline, pool, queries, host, device, batch_size)
                 _check_host(out, done, generator, settings)
                 if not done:
-                    check_turns(pool, queries, range(len(queries)), generator.reader.processor)
+                    _check_turns(pool, queries, generator.reader.processor)
             if not done:
                 write_text(_settings_file(out), json.dumps(settings, indent=1) + "\n")
             bar = ProgressBar("predict", len(queries), len(done))
@@ -255,6 +255,15 @@ def _one_writer(out: Path) -> Iterator[None]:
         yield
     finally:
         lock.release(remove=path.is_file() and not path.stat().st_size)
+
+
+def _check_turns(pool: Pool, queries: Pool, processor: Any) -> None:
+    try:
+        check_turns(pool, queries, range(len(queries)), processor)
+    except InputError as error:
+        moved = "there is no such image" in str(error)
+        hint = "; if images have moved, give their folder with --images" if moved else ""
+        raise InputError(f"{error}{hint}") from None
 
 
 def _settings_file(out: Path) -> Path:

@@ -111,7 +111,7 @@ def _outcome(rows: dict[str, Tensor], changed: int) -> tuple[Outcome, str | None
             return "no better", baseline
     for baseline, values in baselines.items():
         _, low, _ = paired_bootstrap([(rows["trained"] - values).tolist()])
-        if low <= 0:
+        if low <= 0 or len(values) < 2:  # one query has no interval
             return "unclear", baseline
     return "better", None
 

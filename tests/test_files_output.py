@@ -422,7 +422,7 @@ def test_commands_that_write_one_file_declare_it():
             told_as_file.add(name)
     assert told_as_file == {
         "shots evaluate", "explore", "patches evaluate", "pixels evaluate", "tokens bench",
-        "tokens evaluate",
+        "tokens evaluate", "tokens questions",
     }  # fmt: skip
     assert OutFile == Annotated[Path, "file"]
 

@@ -19,7 +19,7 @@ from eligo.errors import ConfigError, EligoError, InputError
 from eligo.tokens.compat import SECTIONS
 from eligo.train.config import SearchConfig
 
-SEARCHED = ("shots.train", "patches.train", "pixels.train", "tokens.train")
+SEARCHED = ("shots.train", "patches.train", "pixels.train", "tokens.finetune", "tokens.train")
 """Registered tasks that can be searched: their configs have a method `build`."""
 _SHARED = "ELIGO_SEARCH_GPUS_SHARED"  # set in other workers, whose GPUs are chosen
 _MAX_WORKERS = 256

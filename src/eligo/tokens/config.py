@@ -533,9 +533,9 @@ class FinetuneConfig(Config):
 
     def build(self) -> Any:
         """Build the task for the training loop."""
-        from eligo.tokens.training.finetune import FinetuneTask
+        from eligo.tokens.training.finetune import FinetuneTask, with_counted_steps
 
-        return FinetuneTask(self)
+        return FinetuneTask(with_counted_steps(self))
 
     def smoke(self) -> "FinetuneConfig":
         """Return a run of two steps."""

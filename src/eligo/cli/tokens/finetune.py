@@ -27,11 +27,11 @@ def run(
     from accelerate import PartialState
 
     from eligo.tokens.model.assemble import save_host
-    from eligo.tokens.training.finetune import FinetuneTask, save_parts, with_counted_steps
+    from eligo.tokens.training.finetune import FinetuneTask, save_parts
     from eligo.train import fit
 
-    config = with_counted_steps(config)
-    task = FinetuneTask(config)
+    task: FinetuneTask = config.build()
+    config = task.settings
     is_main = PartialState().is_main_process
     if is_main:
         for line in task.describe():

@@ -194,3 +194,11 @@ def test_every_method_runs_on_a_dinov2_tower(parts: Path, base: Path, name: str)
     image = parts / "photos" / "images" / "0.png"
     found = predict(image, "what colour is the ball?", model=base, method=name, budget=4)
     assert found.summary()
+
+
+def test_missing_peft_is_one_line(parts: Path, base: Path, tmp_path, monkeypatch):
+    from eligo.errors import MissingExtraError
+
+    monkeypatch.setattr("eligo.tokens.training.finetune.find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r"tokens finetune: needs peft.*eligo\[finetune\]"):
+        FinetuneTask(config_of(parts, base, tmp_path))

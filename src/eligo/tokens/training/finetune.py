@@ -7,6 +7,7 @@ first step; otherwise the tower runs in every step.
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from eligo.errors import InputError
+from eligo.errors import InputError, MissingExtraError
 from eligo.images import upright_size, warn_shared_images
 from eligo.io.files import write_text, writing_folder
 from eligo.io.reading import read_object, reading
@@ -41,6 +42,7 @@ class FinetuneTask(Task):
     """Projector and adapter of a LLaVA, on photos with questions and captions."""
 
     def __init__(self, config: FinetuneConfig) -> None:
+        check_peft()
         self.config, self.settings = config, config
         self.photos = read_photos(config.data, "train")
         self.held_out = read_photos(config.data, "val")[: config.data.validation]
@@ -242,6 +244,7 @@ def add_adapter(
     Under `autocast`, inputs stay in half precision: casting them to that of the matrices and back
     costs memory and time.
     """
+    check_peft()
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
@@ -258,6 +261,12 @@ def add_adapter(
             {key: value[_ADAPTER].float().requires_grad_(True) for key, value in part.items()}
         )
     return nn.ModuleDict(parts)
+
+
+def check_peft() -> None:
+    """Raise if PEFT is not installed."""
+    if find_spec("peft") is None:
+        raise MissingExtraError("peft", "finetune", needed_by="tokens finetune")
 
 
 def merge_adapter(language: nn.Module) -> None:

@@ -167,6 +167,10 @@ def test_bad_parts_are_one_line(parts: Path, tmp_path):
         assemble(str(parts / "clip"), language, image_size=30)
     with pytest.raises(InputError, match="feature_layer: got 9"):
         assemble(str(parts / "clip"), language, feature_layer=9)
+    make_tower("clip", tmp_path / "bare")
+    (tmp_path / "bare" / "preprocessor_config.json").unlink()
+    with pytest.raises(InputError, match=r"has no preprocessor_config.json"):
+        assemble(str(tmp_path / "bare"), language)
 
 
 def test_cls_attention_of_dinov2_reaches_the_methods(parts: Path):

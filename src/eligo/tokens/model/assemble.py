@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from eligo.errors import InputError
 from eligo.io.files import writing_folder
+from eligo.io.reading import read_object, reading
 from eligo.pretrained.identity import GENERATOR, check_tokenizer, refuse_encoder
 from eligo.pretrained.load import (
     STOCK_FILES,
@@ -136,7 +137,7 @@ def save_host(model: nn.Module, processor: Any, folder: str | Path) -> None:
 
 def _load_tower(name: str, image_size: int | None) -> tuple[Any, _TowerKind, Any]:
     import transformers
-    from transformers import AutoConfig, AutoImageProcessor, CLIPImageProcessorPil
+    from transformers import AutoConfig, CLIPImageProcessorPil
 
     folder = find_encoder("tower", name)
     family = load_part(AutoConfig, folder).model_type
@@ -150,14 +151,32 @@ def _load_tower(name: str, image_size: int | None) -> tuple[Any, _TowerKind, Any
         raise InputError(f"image_size: got {side}, expected a multiple of {patch}, the patch size")
     if side != config.image_size:
         tower = _resized(tower, kind, side)
-    own = load_part(AutoImageProcessor, folder)
+    mean, std = _normalisation(folder)
     pixels = CLIPImageProcessorPil(
         size={"shortest_edge": side},
         crop_size={"height": side, "width": side},
-        image_mean=own.image_mean,
-        image_std=own.image_std,
+        image_mean=mean,
+        image_std=std,
     )
     return tower, kind, pixels
+
+
+def _normalisation(folder: Path) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of the tower's inputs."""
+    names = ("preprocessor_config.json", "processor_config.json")
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
+        raise InputError(
+            f"tower: {folder} has no {names[0]}, which says how its inputs are normalised; copy it "
+            "from the original model"
+        )
+    about = read_object(file, "transformers")
+    about = about.get("image_processor", about)
+    with reading(file, "image_mean and image_std, three numbers each"):
+        mean, std = ([float(x) for x in about[name]] for name in ("image_mean", "image_std"))
+        if len(mean) != 3 or len(std) != 3:
+            raise ValueError("expected three channels")
+    return mean, std
 
 
 def _resized(tower: Any, kind: _TowerKind, side: int) -> Any:

@@ -21,7 +21,7 @@ FAMILIES = ("exist", "colour", "count")
 COLOURS = (
     "red", "blue", "green", "yellow", "orange", "purple", "pink", "brown", "black", "white", "gray",
 )  # fmt: skip
-NUMBERS = {"two": "two", "three": "three", "four": "four", "five": "five", "six": "six"}
+NUMBERS = ("two", "three", "four", "five", "six")
 _SAME = {"grey": "gray", "tan": "brown", "golden": "yellow", "blond": "yellow", "blonde": "yellow"}
 # Nouns that may be asked about. After a colon: words that imply the noun, or may mean it.
 _NOUNS = """
@@ -180,18 +180,22 @@ def _absent(image: CaptionedImage) -> list[str]:
     return [noun for noun, others in _IMPLIED.items() if not others & words]
 
 
+def _plurals(image: CaptionedImage) -> set[str]:
+    """Return the nouns that a caption has in plural."""
+    words = {word for caption in image.captions for word in _words(caption)}
+    return {_SINGULAR[word] for word in words & _SINGULAR.keys()}
+
+
 def _colours(image: CaptionedImage) -> list[Question]:
     """Return a question for each noun with one colour in front of it, in singular only."""
     found: dict[str, set[str]] = defaultdict(set)
-    several: set[str] = set()
     for caption in image.captions:
         words = _words(caption)
-        several |= {_singular(word) for word in words if word in _SINGULAR}
         for before, colour, word in zip(["", *words], words, words[1:], strict=False):
             if colour in COLOURS and word in _IMPLIED:
                 # "black and white dog" has two colours.
                 found[word] |= {colour, "several"} if before == "and" else {colour}
-    unclear = several | {noun for noun, colours in found.items() if len(colours) != 1}
+    unclear = _plurals(image) | {noun for noun, colours in found.items() if len(colours) != 1}
     return [
         Question(image, "colour", f"what colour is the {noun}?", colour)
         for noun, colours in sorted(found.items())
@@ -203,16 +207,15 @@ def _colours(image: CaptionedImage) -> list[Question]:
 def _counts(image: CaptionedImage) -> list[Question]:
     """Return a question for each noun with one number, in two captions at least."""
     numbers: dict[str, Counter[str]] = defaultdict(Counter)
-    plural: set[str] = set()
+    plural = _plurals(image)
     for caption in image.captions:
         words = _words(caption)
-        plural |= {_singular(word) for word in words if word in _SINGULAR}
         for place, word in enumerate(words):
             if word not in NUMBERS:
                 continue
             for later in words[place + 1 : place + 4]:  # "two small brown dogs"
                 if later in _SINGULAR:
-                    numbers[_singular(later)][NUMBERS[word]] += 1
+                    numbers[_singular(later)][word] += 1
                     break
     questions = []
     for noun in sorted(_COUNTED):

@@ -24,7 +24,7 @@ from eligo.images import open_image, side_of
 from eligo.pretrained.chat import tokenize
 from eligo.tokens.config import FinetuneDataConfig
 from eligo.tokens.data.examples import IGNORED
-from eligo.tokens.data.prompts import answer_ids, build_prompt, image_token_id
+from eligo.tokens.data.prompts import answer_ids, build_prompt, image_token_id, num_vision
 from eligo.vqa import read_vqa_lines
 
 CAPTION = "caption"
@@ -194,6 +194,4 @@ def prefix_ids(processor: Any) -> list[int]:
     if not before and (bos := getattr(processor.tokenizer, "bos_token_id", None)) is not None:
         bare = tokenize(processor.tokenizer, "?")["input_ids"]
         head = [bos] if bare[:1] == [bos] else []
-    size, patch = processor.image_processor.crop_size, processor.patch_size
-    count = (size["height"] // patch) * (size["width"] // patch)
-    return [*head, *[image_token_id(processor)] * count]
+    return [*head, *[image_token_id(processor)] * num_vision(processor)]

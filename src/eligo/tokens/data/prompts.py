@@ -82,12 +82,15 @@ def _prepared(processor: Any, images: Sequence[Image.Image | Tensor]) -> Tensor 
 
 def _expanded(processor: Any, prompt: str) -> str:
     """Return the prompt with a placeholder for every vision token of a LLaVA."""
+    return prompt.replace(processor.image_token, processor.image_token * num_vision(processor))
+
+
+def num_vision(processor: Any) -> int:
+    """Return the number of vision tokens of an image, by the processor of a LLaVA."""
     size, patch = processor.image_processor.crop_size, processor.patch_size
     count = (size["height"] // patch) * (size["width"] // patch)
     count += processor.num_additional_image_tokens
-    if processor.vision_feature_select_strategy == "default":
-        count -= 1
-    return prompt.replace(processor.image_token, processor.image_token * count)
+    return count - (processor.vision_feature_select_strategy == "default")
 
 
 def answer_ids(processor: Any, prompt: str, answer: str) -> list[int]:

@@ -13,7 +13,6 @@ from shot_cases import save_clip
 from shot_hosts import picture, template, text_model, tokenizer
 from teach_cases import text_items
 
-from eligo.cli import main
 from eligo.errors import InputError
 from eligo.io.interrupts import Interrupted
 from eligo.io.locks import FileLock
@@ -420,20 +419,6 @@ def test_queries_without_answers_are_not_taught(tmp_path: Path, call):
 
 
 # ------------------------------------------------------------------ on the command line
-
-
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch, capsys):
-    """Run `eligo shots`; return its JSON, or its error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(words: str, *more: str, code: int = 0):
-        result = main(["shots", *words.split(), *more])
-        out, err = capsys.readouterr()
-        assert result == code, err
-        return json.loads(out) if code == 0 else err
-
-    return call
 
 
 @pytest.mark.usefixtures("world")

@@ -10,7 +10,6 @@ from shot_cases import save_clip
 from shot_hosts import picture, template, text_model, tokenizer
 from teach_cases import WORDS, text_items
 
-from eligo.cli import main
 from eligo.cli.search import _read as read_search
 from eligo.config import load_config, shipped_configs
 from eligo.explorer.folder import find_records, load_record
@@ -39,20 +38,6 @@ MODELS = {
     "v3": PointerSelectorV3Config(),
 }
 TRAIN = ["--num_epochs", "2", "--train.min_steps", "1", "--model.hidden_dim", "16"]
-
-
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch, capsys):
-    """Run a command in a folder of its own; return its JSON, or its error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(words: str, *more: str, code: int = 0):
-        result = main(["shots", *words.split(), *more])
-        out, err = capsys.readouterr()
-        assert result == code, err
-        return json.loads(out) if code == 0 else err
-
-    return call
 
 
 def write_texts(path: str, start: int = 0, count: int = 40) -> None:

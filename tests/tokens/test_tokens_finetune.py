@@ -150,7 +150,12 @@ def test_features_kept_in_memory_give_the_same_training(parts: Path, base: Path,
 
     losses = []
     for name, size in (("kept", 16), ("fresh", 0)):
-        changes = {"train.name": name, "data.cache_gb": size, "train.total_steps": 3}
+        changes = {
+            "train.name": name,
+            "data.cache_gb": size,
+            "train.total_steps": 3,
+            "epochs": None,
+        }
         config = config_of(parts, base, tmp_path, **changes)
         result = fit(FinetuneTask(config), config.train)
         lines = (result.folder / "metrics.jsonl").read_text().splitlines()

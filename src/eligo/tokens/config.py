@@ -533,9 +533,9 @@ class FinetuneConfig(Config):
 
     def build(self) -> Any:
         """Build the task for the training loop."""
-        from eligo.tokens.training.finetune import FinetuneTask, with_counted_steps
+        from eligo.tokens.training.finetune import FinetuneTask
 
-        return FinetuneTask(with_counted_steps(self))
+        return FinetuneTask(self)
 
     def smoke(self) -> "FinetuneConfig":
         """Return a run of two steps."""

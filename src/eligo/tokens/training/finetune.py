@@ -43,8 +43,8 @@ class FinetuneTask(Task):
 
     def __init__(self, config: FinetuneConfig) -> None:
         check_peft()
-        self.config, self.settings = config, config
         self.photos = read_photos(config.data, "train")
+        self.config = self.settings = config = _with_counted_steps(config, len(self.photos))
         self.held_out = read_photos(config.data, "val")[: config.data.validation]
         warn_shared_images([p.image for p in self.photos], [p.image for p in self.held_out])
         self.model, self.processor = load_host(config.host)
@@ -224,12 +224,11 @@ class _Pixels(Dataset):
         return self.photos.pixels(index)
 
 
-def with_counted_steps(config: FinetuneConfig) -> FinetuneConfig:
+def _with_counted_steps(config: FinetuneConfig, num_photos: int) -> FinetuneConfig:
     """Return the config with `train.total_steps` of its epochs."""
     if config.epochs is None:
         return config
-    photos = read_photos(config.data, "train")
-    steps = round(config.epochs * steps_per_epoch(len(photos), config.train.batch_size))
+    steps = round(config.epochs * steps_per_epoch(num_photos, config.train.batch_size))
     return config.replace({"train.total_steps": max(1, steps)})
 
 

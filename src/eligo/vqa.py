@@ -11,8 +11,8 @@ than four annotators are accepted (see `vqa_accuracy`).
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -58,6 +58,8 @@ class VqaExample:
     """One per annotator; empty in a test set."""
     kind: str = ""
     """The kind of question as the file names it, such as the answer type of VQAv2."""
+    split: str | None = None
+    """The split that the line names."""
 
 
 # ------------------------------------------------------------------ answers
@@ -118,6 +120,27 @@ def usual_answer(answers: Sequence[str]) -> str:
     if not answers:
         raise InputError("usual_answer: the question has no annotated answers")
     return Counter(map(normalise_answer, answers)).most_common(1)[0][0]
+
+
+def fit_usual_answers(asked: Iterable[tuple[str, str, str]]) -> Callable[[str, str], str]:
+    """Return the blind baseline (question, kind) -> answer, from (question, kind, answer).
+
+    It gives the usual answer to the question or, if it was never asked, to its kind.
+
+    >>> usual = fit_usual_answers([("is it red?", "colour", "no"), ("is it big?", "size", "yes")])
+    >>> usual("is it red?", "colour"), usual("is it old?", "size")
+    ('no', 'yes')
+    """
+    counts: dict[tuple[str, bool], Counter[str]] = defaultdict(Counter)
+    for question, kind, answer in asked:
+        counts[question, True][answer] += 1
+        counts[kind, False][answer] += 1
+
+    def usual(question: str, kind: str) -> str:
+        found = counts.get((question, True)) or counts.get((kind, False))
+        return found.most_common(1)[0][0] if found else ""
+
+    return usual
 
 
 # ------------------------------------------------------------------ files
@@ -199,6 +222,7 @@ def read_vqa_lines(
     images: str | Path | None = None,
     *,
     need_answers: bool = True,
+    need_images: bool = True,
     split: str | None = None,
 ) -> list[VqaExample]:
     """Read JSON lines with `image, question, answers`, and optionally `id`, `kind` and `split`.
@@ -217,7 +241,7 @@ def read_vqa_lines(
             raise InputError(f"{where}: got answer and answers, expected one of them")
         answers = row.answers if row.answer is None else [row.answer]
         image = folder / row.image
-        if not image.is_file():
+        if need_images and not image.is_file():
             raise InputError(f"{where}: image: there is no file {image}")
         if answers is None and (need_answers or "answers" in row.model_fields_set):
             raise InputError(f"{where}: answers: got none, expected a list of texts")
@@ -228,6 +252,7 @@ def read_vqa_lines(
                 _question(row.question, where),
                 tuple(answers or ()),
                 str(row.kind or row.family),
+                row.split,
             )
         )
     if not examples:

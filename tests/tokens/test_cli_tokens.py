@@ -137,7 +137,7 @@ def test_plans_of_methods():
         ((None, "uniform", (9, 4), ()), "expected one before the language model"),
         ((None, "fastv", (9, 4), (1,)), "expected pairs"),
         (("nowhere", None, (), ()), "nowhere: there is no such folder"),
-        (("nowhere", None, (4,), ()), "a plan has its own"),
+        (("nowhere", None, (4,), (2,)), "a plan has its own"),
     ],
 )
 def test_invalid_plans_are_refused(given, message):

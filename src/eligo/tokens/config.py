@@ -179,13 +179,19 @@ class MergerConfig(_SelectorConfig):
 class PrunersConfig(_SelectorConfig):
     """Stage 2: drop tokens at the input of some layers of the language model."""
 
-    kind: Literal["cross_attention"] = "cross_attention"
-    """How tokens are scored: by cross-attention to the question."""
+    kind: Literal["cross_attention", "simple"] = "cross_attention"
+    """How tokens are scored: by cross-attention to the question, or without it."""
     layers: tuple[int, ...] | None = None
     """Layers to cut at; none: at 1/16, 1/4 and 1/2 of the depth."""
     budgets: tuple[int, ...] | None = None
     """Tokens that each cut keeps; none: evenly from 69 % to 35 % of the merged tokens (200 to 100
     of 288)."""
+
+    def without_effect(self) -> dict[str, str]:
+        """The heads of the attention to the question, if there is none."""
+        if self.kind == "cross_attention":
+            return {}
+        return {"num_heads": "pruners.kind is simple, which does not read the question"}
 
     def resolve(self, merged: int, num_layers: int) -> tuple[tuple[int, int], ...]:
         """Return (layer, budget) of every cut."""
@@ -293,6 +299,8 @@ class TokensTrainConfig(Config):
     """Stage 1; null: none."""
     pruners: PrunersConfig | None = PrunersConfig()
     """Stage 2; null: none."""
+    scales: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(1.0,), min_length=1)
+    """Every step multiplies all budgets by one of these, in turn: one plan for several budgets."""
     size_bias: bool = True
     """Add log(size) of a merged token to the attention logits."""
     positions: Literal["original", "reindex"] = "original"

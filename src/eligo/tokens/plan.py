@@ -200,6 +200,26 @@ class Plan:
             plan.counts((supply,))
         return plan
 
+    def scaled(self, factor: float) -> "Plan":
+        """Return the plan with all budgets and ratios multiplied by a factor; at least one token.
+
+        >>> from eligo.tokens.methods import build
+        >>> plan = Plan(Stage1(build("uniform"), 64), [Cut(2, build("uniform"), 33)])
+        >>> [stage.budget for stage in plan.scaled(0.5).stages]
+        [32, 17]
+        """
+        if not (math.isfinite(factor) and factor > 0):
+            raise InputError(f"Plan: got scale {factor}; expected a number above 0")
+
+        def scale(stage: Any) -> Any:
+            budget, ratio = stage.budget, stage.ratio
+            if budget is not None:
+                budget = max(1, math.floor(budget * factor + 0.5))
+            return replace(stage, budget=budget, ratio=None if ratio is None else ratio * factor)
+
+        stage1 = None if self.stage1 is None else scale(self.stage1)
+        return replace(self, stage1=stage1, cuts=[scale(cut) for cut in self.cuts])
+
     def check_budgets(self, num_tokens: int, origin: str) -> None:
         """Raise for budgets above the number of vision tokens: they would keep everything."""
         budgets = [stage.budget for stage in self.stages if stage.budget is not None]

@@ -40,6 +40,7 @@ def run(
         method: A training-free method instead of a plan, such as fastv or divprune, with options
             after a colon: uniform:phase=first.
         budgets: Vision tokens that the method keeps; several, with a layer each, for several cuts.
+            With a plan: tokens that its first stage keeps; the other stages change in proportion.
         layers: Layers at which a method inside the language model cuts; by default layer 2.
         model: Folder or hub name of the host; by default the tiny LLaVA that comes with eligo.
         max_new_tokens: Maximum length of the answer.

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from eligo.captions import CaptionedImage
+from eligo.vqa import fit_usual_answers
 
 FAMILIES = ("exist", "colour", "count")
 COLOURS = (
@@ -249,14 +250,10 @@ def blind_accuracy(train: Iterable[Question], test: Iterable[Question]) -> dict[
 
     For a question that `train` lacks, the usual answer of its family.
     """
-    usual: dict[str, Counter[str]] = defaultdict(Counter)
-    for question in train:
-        usual[question.text][question.answer] += 1
-        usual[question.family][question.answer] += 1
+    usual = fit_usual_answers((q.text, q.family, q.answer) for q in train)
     hits: dict[str, list[bool]] = defaultdict(list)
     for question in test:
-        counts = usual.get(question.text) or usual[question.family]
-        guess = counts.most_common(1)[0][0] if counts else ""
+        guess = usual(question.text, question.family)
         hits[question.family].append(guess == question.answer)
     return {family: sum(right) / len(right) for family, right in hits.items()}
 

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from eligo.errors import InputError
 from eligo.images import open_image, side_of, upright_rgb
+from eligo.pretrained.chat import tokenize
 from eligo.scenes.config import SceneConfig
 from eligo.scenes.dataset import scene_id
 from eligo.scenes.graph import Split, draw_scenes
@@ -211,9 +212,17 @@ class Collator:
     >>> batch = Collator(processor, answers=True)(examples)  # to train; doctest: +SKIP
     """
 
-    def __init__(self, processor: Any, *, answers: bool = False, instruction: str = "") -> None:
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        answers: bool = False,
+        instruction: str = "",
+        with_images: bool = True,
+    ) -> None:
         """`instruction`: text after every question, such as "Answer in one word."."""
         self.processor, self.answers, self.instruction = processor, answers, instruction
+        self.with_images = with_images
         self.side = side_of(processor)
         self.image_token_id = image_token_id(processor)
         self._checked: set[str] = set()  # answers that have tokens
@@ -222,7 +231,12 @@ class Collator:
         """Return one row per example; large images are downscaled as in `open_image`."""
         examples = [self._bounded(example) for example in examples]
         prompts = [self._prompt(example) for example in examples]
-        encoded = encode(self.processor, [example.image for example in examples], prompts)
+        if self.with_images:
+            encoded = encode(self.processor, [example.image for example in examples], prompts)
+        else:
+            encoded = dict(
+                tokenize(self.processor.tokenizer, prompts, padding=True, return_tensors="pt")
+            )
         ends = [
             answer_ids(self.processor, prompt, example.answer) if self.answers else []
             for prompt, example in zip(prompts, examples, strict=True)
@@ -286,7 +300,7 @@ class Collator:
         if not example.question.strip():
             raise InputError(f"example {example.id}: the question is empty")
         question = f"{example.question} {self.instruction}".strip()
-        return build_prompt(self.processor, question)
+        return build_prompt(self.processor, question, with_image=self.with_images)
 
 
 def _scene(

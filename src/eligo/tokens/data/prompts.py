@@ -26,18 +26,22 @@ def image_token_id(processor: Any) -> int:
     return int(token_id)
 
 
-def build_prompt(processor: Any, question: str) -> str:
+def build_prompt(processor: Any, question: str, *, with_image: bool = True) -> str:
     """Return the prompt of one image and one question, by the chat template of the host.
 
     `<image>` in the question marks the place of the image; control tokens become plain text.
+    `with_image=False`: the same question without an image.
     """
     question = plain_text(processor, place_image(question, "question"))
     if getattr(processor, "chat_template", None):
-        content = [{"type": "image"}, {"type": "text", "text": question}]
+        content = [{"type": "text", "text": question}]
+        if with_image:
+            content.insert(0, {"type": "image"})
         message = {"role": "user", "content": content}
         return render_chat(processor, [message], add_generation_prompt=True)
     plain = _NO_TEMPLATE.get(type(processor).__name__, _PLAIN)
-    return plain.format(image=processor.image_token, question=question)
+    image = processor.image_token if with_image else ""
+    return plain.format(image=image, question=question)
 
 
 def encode(

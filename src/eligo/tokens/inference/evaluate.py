@@ -6,6 +6,7 @@ from the tokens that were kept, question by question, and include the selector.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ from eligo.tokens.inference.load import floats_of
 from eligo.tokens.inference.resolve import move_plan
 from eligo.tokens.plan import Plan
 from eligo.tokens.trace import Stopwatch
-from eligo.train.data import Examples
+from eligo.train.data import Examples, default_workers
 from eligo.vqa import vqa_accuracy
 
 WHOLE, BLIND = "none", "blind"
@@ -91,18 +92,20 @@ def answer_questions(
     batch_size: int,
     max_new_tokens: int = 4,
     instruction: str = "",
+    with_images: bool = True,
     with_cost: bool = True,
     on_progress: Callable[[int], None] = _ignore,
 ) -> Answers:
     """Answer every question under every plan (None: the unpruned model).
 
     `on_progress` is called with the number of questions that are done. `with_cost` needs a host
-    that `HostShape` supports.
+    that `HostShape` supports. `with_images=False` asks the unpruned model without the image.
     """
     device = next(model.parameters()).device
     for plan in plans.values():
         move_plan(plan, device)
-    collator, context = Collator(processor, instruction=instruction), ContextWatch(model)
+    collator = Collator(processor, instruction=instruction, with_images=with_images)
+    context = ContextWatch(model)
     answers = Answers()
     for by_plan in (answers.text, answers.accuracy, answers.seconds):
         by_plan.update({name: [] for name in plans})
@@ -143,7 +146,8 @@ def answer_questions(
 def _rows(examples: Any, indices: range) -> list[Any]:
     if hasattr(examples, "__getitems__"):
         return examples.__getitems__(indices)
-    return [examples[index] for index in indices]
+    with ThreadPoolExecutor(max(1, default_workers())) as threads:  # decoders run in parallel
+        return list(threads.map(examples.__getitem__, indices))
 
 
 def generate_answers(

@@ -26,7 +26,8 @@ def load_plan(
     """Load a plan from a folder, by its shipped name or from the hub; or build one from a method.
 
     A budget is a number of vision tokens or, if it is a float, a share of them. A layer is an
-    index or, if it is a float, a depth between 0 and 1.
+    index or, if it is a float, a depth between 0 and 1. A budget for a plan is that of its first
+    stage; the others change in proportion.
 
     >>> load_plan(method="uniform", budgets=(288, 100), layers=(2, 8)).layers
     (2, 8)
@@ -40,9 +41,24 @@ def load_plan(
     if method is not None:
         return _method_plan(method, budgets, layers)
     assert plan is not None
-    if budgets or layers:
-        raise InputError("budget and layer need a method; a plan has its own")
-    return plan if isinstance(plan, Plan) else Plan.from_pretrained(plan)
+    if layers or len(budgets) > 1:
+        raise InputError("a plan has its own layers; expected at most one budget, of its stage 1")
+    plan = plan if isinstance(plan, Plan) else Plan.from_pretrained(plan)
+    return _with_budget(plan, budgets[0]) if budgets else plan
+
+
+def _with_budget(plan: Plan, budget: int | float) -> Plan:
+    """Return the plan with all its amounts scaled, so that the first stage keeps `budget`."""
+    if not plan.stages:
+        raise InputError(f"got budget {budget} for a plan that removes no tokens")
+    amount = "budget" if isinstance(budget, int) else "ratio"
+    given = getattr(plan.stages[0], amount)
+    if given is None:
+        other = "a share, such as 0.25" if amount == "budget" else "a number of tokens"
+        raise InputError(f"got budget {budget}; expected {other}: this plan's amounts are such")
+    if budget <= 0:
+        raise InputError(f"got budget {budget}; expected a number above 0")
+    return plan.scaled(budget / given)
 
 
 def _method_plan(name: str, budgets: Sequence[int | float], layers: Sequence[int | float]) -> Plan:

@@ -5,7 +5,7 @@ not scores alone; `diverse: false` turns the latter off.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -25,12 +25,16 @@ from eligo.tokens.model.scorers import (
 )
 from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenValues, Where
 
+PrunerKind = Literal["cross_attention", "simple"]
+
 
 class PrunersShape(Config):
     """Sizes of `LayerPruners`."""
 
     layers: tuple[int, ...] = Field(min_length=1)
     """Layers of the language model at whose input tokens are dropped."""
+    kind: PrunerKind = "cross_attention"
+    """Whether scores depend on the question: by cross-attention to it, or not at all (simple)."""
     width: int = Field(ge=1)
     """Width of the language model."""
     dim: int = Field(default=512, ge=2)
@@ -42,17 +46,27 @@ class PrunersShape(Config):
 
 
 class LayerPruner(nn.Module):
-    """Head of one cut: scores the vision tokens at a layer's input by the question."""
+    """Head of one cut: scores the vision tokens at a layer's input, usually by the question."""
 
     name = "pruner"
     where: frozenset[Where] = frozenset({"inside"})
     capturable = True
     in_raster_order = True
-    needs: frozenset[Need] = frozenset({"question"})
 
-    def __init__(self, width: int, dim: int, num_heads: int, *, diverse: bool = True) -> None:
+    def __init__(
+        self,
+        width: int,
+        dim: int,
+        num_heads: int,
+        *,
+        kind: PrunerKind = "cross_attention",
+        diverse: bool = True,
+    ) -> None:
         super().__init__()
-        self.scorer = QuestionScorer(width, width, dim, num_heads)
+        self.kind: PrunerKind = kind
+        self.num_heads = num_heads
+        words = width if kind == "cross_attention" else None
+        self.scorer = QuestionScorer(width, words, dim, num_heads)
         self.peaks = DensityPeaks() if diverse else None
 
     @property
@@ -60,13 +74,19 @@ class LayerPruner(nn.Module):
         """Width of the language model's states."""
         return self.scorer.vision_proj.in_features
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The question, for `cross_attention`."""
+        return frozenset() if self.kind == "simple" else frozenset({"question"})
+
     def shape(self, layers: tuple[int, ...]) -> PrunersShape:
         """Return the sizes of heads like this one, for these layers."""
         return PrunersShape(
             layers=layers,
+            kind=self.kind,
             width=self.width,
             dim=self.scorer.vision_proj.out_features,
-            num_heads=self.scorer.attention.num_heads,
+            num_heads=self.num_heads,
             diverse=self.peaks is not None,
         )
 
@@ -74,7 +94,8 @@ class LayerPruner(nn.Module):
         """Return scores, float32, 0 in padding, and the embedded tokens."""
         with without_autocast(context.features.device):
             embedded = self.scorer.embed(real_features(context))
-            scores = self.scorer.score(embedded, *question_of(context, self.name))
+            question = question_of(context, self.name) if self.needs else ()
+            scores = self.scorer.score(embedded, *question)
         return scores.masked_fill(~context.mask, 0.0) if context.padded else scores, embedded
 
     def select(self, context: ReducerContext, budget: Budget) -> Selection:
@@ -111,7 +132,10 @@ class LayerPruners(PretrainedModule):
         self.shape: PrunersShape = shape
         sizes = (shape.width, shape.dim, shape.num_heads)
         self.heads = nn.ModuleDict(
-            {str(layer): LayerPruner(*sizes, diverse=shape.diverse) for layer in shape.layers}
+            {
+                str(layer): LayerPruner(*sizes, kind=shape.kind, diverse=shape.diverse)
+                for layer in shape.layers
+            }
         )
 
     def __getitem__(self, layer: int) -> LayerPruner:
@@ -128,6 +152,7 @@ class LayerPruners(PretrainedModule):
         dim, width = next(iter(projections.values()))
         return {
             "layers": sorted(map(int, projections)),
+            "kind": "cross_attention" if any("question" in name for name in shapes) else "simple",
             "width": width,
             "dim": dim,
             "num_heads": (run.get("pruners") or {}).get("num_heads", 4),

@@ -43,24 +43,34 @@ class SimpleScorer(nn.Module):
 
 
 class QuestionScorer(nn.Module):
-    """Vision tokens attend to the words of the question: `MLP(v + attention(v, q))`."""
+    """Vision tokens attend to the words of the question: `MLP(v + attention(v, q))`.
 
-    def __init__(self, width: int, question_width: int, dim: int, num_heads: int) -> None:
+    Without `question_width` they do not: `MLP(v)`, the same for every question.
+    """
+
+    def __init__(self, width: int, question_width: int | None, dim: int, num_heads: int) -> None:
         super().__init__()
+        self.attention = None
         self.vision_norm = nn.LayerNorm(width)
-        self.question_norm = nn.LayerNorm(question_width)
         self.vision_proj = nn.Linear(width, dim)
-        self.question_proj = nn.Linear(question_width, dim)
-        # The projections before it have biases; a key bias would cancel out.
-        self.attention = CrossAttention(dim, dim, dim, num_heads, qkv_bias=False)
+        if question_width is not None:
+            self.question_norm = nn.LayerNorm(question_width)
+            self.question_proj = nn.Linear(question_width, dim)
+            # The projections before it have biases; a key bias would cancel out.
+            self.attention = CrossAttention(dim, dim, dim, num_heads, qkv_bias=False)
         self.mlp = _score_mlp(dim, dim // 2)
 
     def embed(self, features: Features) -> Embedded:
         """Project the tokens, float32."""
         return self.vision_proj(self.vision_norm(features.float()))
 
-    def score(self, embedded: Embedded, question: Words, question_mask: WordMask) -> TokenValues:
+    def score(
+        self, embedded: Embedded, question: Words | None = None, question_mask: WordMask = None
+    ) -> TokenValues:
         """Return float32 scores of embedded tokens; an empty question adds nothing to them."""
+        if self.attention is None:
+            return self.mlp(embedded).squeeze(-1)
+        assert question is not None
         question = question.float()
         if question_mask is not None:
             # NaN in padding would reach the gradient of the norm as 0 * NaN.
@@ -75,8 +85,11 @@ class QuestionScorer(nn.Module):
     def flops(self, num_tokens: int, num_words: int) -> float:
         """Return 2 x multiply-adds for one image."""
         dim, width = self.vision_proj.weight.shape
+        per_token = dim * width + dim * (dim // 2) + dim // 2
+        if self.attention is None:
+            return 2.0 * num_tokens * per_token
         question_width = self.question_proj.weight.shape[1]
-        per_token = dim * width + 2 * dim * dim + dim * (dim // 2) + dim // 2
+        per_token += 2 * dim * dim
         per_word = dim * question_width + 2 * dim * dim
         attention = 2 * num_tokens * num_words * dim
         return 2.0 * (num_tokens * per_token + num_words * per_word + attention)

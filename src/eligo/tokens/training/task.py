@@ -17,7 +17,7 @@ import torch
 from accelerate import PartialState
 from torch import nn
 
-from eligo.errors import ConfigError
+from eligo.errors import ConfigError, InputError
 from eligo.io.files import write_text
 from eligo.pretrained.chat import ContextWatch
 from eligo.tokens.config import ScenesDataConfig, TokensTrainConfig
@@ -61,6 +61,7 @@ class TokensTask(Task):
         )
         self.merger, self.pruners, self.discriminator = self._build_parts()
         self.plan = self._build_plan()
+        self.plans = self._scaled_plans()
         parts: dict[str, nn.Module | None] = {
             "token_merger": self.merger,
             "layer_pruners": self.pruners,
@@ -97,7 +98,7 @@ class TokensTask(Task):
             )
         if config.pruners is not None:
             layers = tuple(layer for layer, _ in self.schedule.cuts)
-            shape = config.pruners.model_dump(include=sizes)
+            shape = config.pruners.model_dump(include={"kind", *sizes})
             pruners = LayerPruners(PrunersShape(layers=layers, width=host.text_width, **shape))
         if self.weights["adversarial"] > 0:
             shape = config.discriminator.model_dump(include={"dim", "spectral_norm"})
@@ -126,6 +127,16 @@ class TokensTask(Task):
                 for layer, budget in self.schedule.cuts
             ]
         return Plan(stage1, cuts, config.positions, config.size_bias, HostMark.of(self.host))
+
+    def _scaled_plans(self) -> list[Plan]:
+        """Return the plans that the steps take in turn."""
+        plans = [self.plan.scaled(scale) for scale in self.settings.scales]
+        for plan, scale in zip(plans, self.settings.scales, strict=True):
+            try:
+                plan.resolve(len(self.host.layers), self.host.supply)
+            except InputError as error:
+                raise ConfigError(f"scales: got {scale}: {error}") from None
+        return plans
 
     def _watched_layers(self) -> list[int]:
         count = len(self.host.layers)
@@ -209,12 +220,12 @@ class TokensTask(Task):
             return observe(self.model, self.watched, batch, nullcontext())
 
     def observe_pruned(
-        self, batch: HostBatch, relaxation: Relaxation
+        self, batch: HostBatch, relaxation: Relaxation, plan: Plan | None = None
     ) -> tuple[Observed, TrainingRelaxer]:
-        """Run the model with the plan in its training form."""
+        """Run the model with a plan (None: at its own budgets) in its training form."""
         relaxer = TrainingRelaxer(self.merger, self.pruners, relaxation, self.settings.size_bias)
         options = {"relaxer": relaxer, "acts_on": self.settings.mask_acts_on}
-        context = masking(self.model, self.plan, batch.question_mask, **options)
+        context = masking(self.model, plan or self.plan, batch.question_mask, **options)
         with shared_images(self.host.tower, batch.rows_per_image):
             return observe(self.model, self.watched, batch, context), relaxer
 
@@ -230,7 +241,8 @@ class TokensTask(Task):
             self._context.look(batch.inputs["input_ids"].shape[1])
         weights, relaxation = self.weights, self.relaxation(progress.fraction, training=True)
         with memory_guard("a training step"):
-            student, relaxer = self.observe_pruned(batch, relaxation)
+            plan = self.plans[progress.step % len(self.plans)]
+            student, relaxer = self.observe_pruned(batch, relaxation, plan)
             metrics: dict[str, Any] = {"temperature": relaxation.temperature}
             metrics["accuracy"] = right_answers(student, batch).float().mean()
             teacher = self.observe_whole(batch) if self.needs_teacher else None
@@ -273,6 +285,8 @@ class TokensTask(Task):
         if schedule.cuts:
             cuts = ", ".join(f"{budget} at layer {layer}" for layer, budget in schedule.cuts)
             lines.append(f"layer pruners: {cuts}")
+        if config.scales != (1.0,):
+            lines.append(f"budgets: multiplied by {', '.join(f'{s:g}' for s in config.scales)}")
         if self.discriminator is not None:
             lines.append(f"discriminator: layers {self._watched_layers()}")
         temperature = config.temperature

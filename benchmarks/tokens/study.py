@@ -28,7 +28,7 @@ from eligo.errors import InputError, MissingExtraError
 from eligo.io.files import kept_json, write_text
 from eligo.io.reading import read_json, reading
 from eligo.report.provenance import provenance
-from eligo.tokens.config import ScenesDataConfig
+from eligo.tokens.config import ScenesDataConfig, TokensTrainConfig
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.data.scene_source import SceneSource
@@ -187,32 +187,13 @@ class Study:
         selected = [run for name, run in runs.items() if name in (only or runs)]
         for number, (name, seed) in enumerate(selected):
             report("trainings", number, len(selected))
-            config = self.config.run(name, seed).replace({"train.out": self.out})
-            mark = config.train.folder / _TRAINED
-            settings = config.model_dump(mode="json", exclude={"train": {"out"}})
-            if mark.is_file():
-                with reading(mark, "the result of a training; remove it to train again"):
-                    before = read_json(mark)["config"]
-                if before != settings:
-                    raise InputError(
-                        f"{mark.parent}: was trained with other settings; expected those of this "
-                        "study: remove the folder, or choose another --out"
-                    )
-                continue
-            result = fit(TokensTask(config), config.train, resume=True)
-            record = {"best_step": result.best_step, "best": result.best, "config": settings}
-            write_text(mark, json_module.dumps(record, indent=1) + "\n")
+            train_once(self.config.run(name, seed).replace({"train.out": self.out}))
         report("trainings", len(selected), len(selected))
 
     def _digests(self) -> dict[str, str]:
         """Return a hash of the weights of every training."""
-        digests = {}
-        for name, seed in self.runs:
-            best = (self.out / f"{name}_{seed}" / "best").resolve()
-            weights = sorted(best.glob("*.safetensors"))
-            joined = b"".join(hashlib.sha256(path.read_bytes()).digest() for path in weights)
-            digests[f"{name}_{seed}"] = hashlib.sha256(joined).hexdigest()[:12]
-        return digests
+        names = [f"{name}_{seed}" for name, seed in self.runs]
+        return {name: weights_digest(self.out / name) for name in names}
 
     def allowed(self, point: str) -> float:
         """Return the FLOPs of a point."""
@@ -309,6 +290,31 @@ class Study:
         assert self.shape.vision is not None  # hosts that read scenes have one image size
         side = math.isqrt(self.shape.vision)
         return SceneExamples(self.scenes, split, count, grid=(side, side), device=self.device)
+
+
+def train_once(config: TokensTrainConfig) -> None:
+    """Run one training, unless it is done; an interrupted one continues."""
+    mark = config.train.folder / _TRAINED
+    settings = config.model_dump(mode="json", exclude={"train": {"out"}})
+    if mark.is_file():
+        with reading(mark, "the result of a training; remove it to train again"):
+            before = read_json(mark)["config"]
+        if before != settings:
+            raise InputError(
+                f"{mark.parent}: was trained with other settings; expected those of this "
+                "study: remove the folder, or choose another --out"
+            )
+        return
+    result = fit(TokensTask(config), config.train, resume=True)
+    record = {"best_step": result.best_step, "best": result.best, "config": settings}
+    write_text(mark, json_module.dumps(record, indent=1) + "\n")
+
+
+def weights_digest(run: Path) -> str:
+    """Return a hash of the weights of a training's best checkpoint."""
+    weights = sorted((run / "best").resolve().glob("*.safetensors"))
+    joined = b"".join(hashlib.sha256(path.read_bytes()).digest() for path in weights)
+    return hashlib.sha256(joined).hexdigest()[:12]
 
 
 def untrained(plan: Plan, seed: int) -> Plan:

@@ -61,14 +61,13 @@ class Results:
 
     def accuracies(self, variant: str) -> dict[str, float]:
         """Return the percentage of right answers by family, mean over runs."""
-        runs = [
-            {
-                row["family"]: 100 * row["accuracy"]
-                for row in accuracy_by_family(self.families, right)
-            }
-            for right in ([bit == "1" for bit in self.right[run]] for run in self.variants[variant])
-        ]
+        runs = [self.accuracies_of(run) for run in self.variants[variant]]
         return {family: sum(run[family] for run in runs) / len(runs) for family in runs[0]}
+
+    def accuracies_of(self, run: str) -> dict[str, float]:
+        """Return the percentage of right answers of one run by family."""
+        rows = accuracy_by_family(self.families, [bit == "1" for bit in self.right[run]])
+        return {row["family"]: 100 * row["accuracy"] for row in rows}
 
     def difference(self, variant: str, other: str, family: str = ALL) -> tuple[float, float, float]:
         """Return the lead of a variant over another in points, with interval.

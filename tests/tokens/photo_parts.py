@@ -87,7 +87,7 @@ def make_photos(folder: Path, count: int = 24) -> Path:
     images, questions = [], []
     for number in range(count):
         colour, thing = ("red", "blue", "green")[number % 3], ("ball", "box")[number % 2]
-        split = "val" if number % 4 == 3 else "train"
+        split = "val" if number % 4 == 3 else "test" if number % 8 == 5 else "train"
         picture = Image.new("RGB", (70, 60), "white")
         draw = ImageDraw.Draw(picture)
         shape = draw.ellipse if thing == "ball" else draw.rectangle

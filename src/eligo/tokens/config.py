@@ -482,6 +482,8 @@ class FinetuneDataConfig(Config):
     """Captions in Karpathy's form: a JSON file with filenames, splits and sentences."""
     caption_prompt: str = "describe the picture."
     """Question that a caption answers."""
+    flip: bool = True
+    """Mirror half of the training photos, but none with "left" or "right" in its texts."""
     validation: int = Field(default=1000, ge=1)
     """Number of validation photos; they choose the checkpoint."""
     cache_gb: float = Field(default=16.0, ge=0)

@@ -7,6 +7,7 @@ A turn attends to the image and to itself, and its positions continue those of t
 turn is the prompt of a single question, while tower and prefix are computed once for all of them.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Int64
+from PIL import ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -30,6 +32,7 @@ from eligo.vqa import read_vqa_lines
 CAPTION = "caption"
 """Kind of the turn that asks for a caption."""
 _CACHED = 200_000  # tokenized turns
+_SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class PackedBatch:
     """Photos of one step; see the head of this file."""
 
     rows: Int64[Tensor, " photos"]
-    """Positions of the photos in their list."""
+    """Positions of the photos in their list; a mirrored one is behind all others."""
     input_ids: Int64[Tensor, "photos length"]
     turn: Int64[Tensor, "photos length"]
     """0: prefix; 1, 2, ...: the turn; -1: padding."""
@@ -110,8 +113,9 @@ class Conversations(Dataset):
         caption_prompt: str,
         with_pixels: bool,
         with_captions: bool = True,
+        flip: bool = False,
     ) -> None:
-        self.photos, self.processor = photos, processor
+        self.photos, self.processor, self.flip = photos, processor, flip
         self.caption_prompt = caption_prompt
         self.with_pixels, self.with_captions = with_pixels, with_captions
         self.side = side_of(processor)
@@ -129,12 +133,15 @@ class Conversations(Dataset):
         self._turn_ids = lru_cache(_CACHED)(self._encode_turn)
 
     def __getitem__(self, index: int) -> tuple[int, list[tuple[list[int], int]], Tensor | None]:
-        """Return the index, token ids and answer length of every turn, and pixels."""
+        """Return the row, token ids and answer length of every turn, and pixels."""
         turns = self.turns(index)
+        can_flip = self.flip and not _names_sides(self.photos[index])
+        mirrored = can_flip and bool(torch.rand(()) < 0.5)
+        row = index + mirrored * len(self.photos)
         return (
-            index,
+            row,
             [self._turn_ids(turn.question, turn.answer) for turn in turns],
-            self.pixels(index) if self.with_pixels else None,
+            self.pixels(row) if self.with_pixels else None,
         )
 
     def turns(self, index: int) -> list[Turn]:
@@ -147,9 +154,17 @@ class Conversations(Dataset):
             turns.append(Turn(self.caption_prompt, caption, CAPTION))
         return turns
 
-    def pixels(self, index: int) -> Tensor:
+    @property
+    def num_rows(self) -> int:
+        """Number of photos, mirrored ones included."""
+        return len(self.photos) * (1 + self.flip)
+
+    def pixels(self, row: int) -> Tensor:
         """Return the input of the tower."""
+        mirrored, index = divmod(row, len(self.photos))
         image = open_image(self.photos[index].image, self.side)
+        if mirrored:
+            image = ImageOps.mirror(image)
         return self.processor.image_processor(image, return_tensors="pt")["pixel_values"][0]
 
     def _encode_turn(self, question: str, answer: str) -> tuple[list[int], int]:
@@ -184,6 +199,14 @@ class Conversations(Dataset):
             pixels = torch.stack([example[2] for example in examples])
         rows = torch.tensor([example[0] for example in examples])
         return PackedBatch(rows, ids, turn, positions, labels, pixels)
+
+
+def _names_sides(photo: Photo) -> bool:
+    texts = [
+        *photo.captions,
+        *(text for turn in photo.turns for text in (turn.question, turn.answer)),
+    ]
+    return any(_SIDES.search(text) for text in texts)
 
 
 def prefix_ids(processor: Any) -> list[int]:

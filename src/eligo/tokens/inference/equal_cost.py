@@ -6,6 +6,7 @@ If even one token exceeds the cost, the method gets its cheapest setting.
 """
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -84,10 +85,28 @@ def match(arrangement: Arrangement, shape: HostShape, text: int, allowed: float)
     return Matched(arrangement, arrangement.plan(kept, num_tokens), spent(kept))
 
 
+def scale_to(plan: Plan, shape: HostShape, text: int, allowed: float) -> Plan:
+    """Return a plan scaled to the largest budgets that cost at most `allowed` FLOPs."""
+    first = plan.stages[0].budget
+    assert first is not None
+    assert shape.vision is not None  # hosts of one image size only
+    found = bisect_right(
+        range(1, shape.vision + 1),
+        allowed,
+        key=lambda kept: spending(shape, plan.scaled(kept / first), text),
+    )
+    return plan.scaled(max(1, found) / first)
+
+
 def candidates(
-    name: str, shape: HostShape, text: int, allowed: float, num_trials: int
+    name: str,
+    shape: HostShape,
+    text: int,
+    allowed: float,
+    num_trials: int,
+    close: float = CLOSE,
 ) -> list[Matched]:
-    """Return up to `num_trials` settings of a method at equal cost.
+    """Return up to `num_trials` settings of a method at equal cost, up to a share of `close`.
 
     If no setting reaches the cost, return only the cheapest.
     """
@@ -95,7 +114,7 @@ def candidates(
         match(arrangement, shape, text, allowed)
         for arrangement in itertools.islice(_arrangements(name, shape.num_layers), 8 * num_trials)
     ]
-    equal = [matched for matched in matches if abs(matched.spent - 1) <= CLOSE]
+    equal = [matched for matched in matches if abs(matched.spent - 1) <= close]
     return equal[:num_trials] or [min(matches, key=lambda matched: matched.spent)]
 
 

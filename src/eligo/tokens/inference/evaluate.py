@@ -172,21 +172,23 @@ def evaluate_plan(
     instruction: str = "",
     on_progress: Callable[[int], None] = _ignore,
 ) -> list[PairedAnswer]:
-    """Answer every question twice: with all tokens, and under the plan."""
+    """Answer every question with all tokens, and under the plan if it removes any."""
     check_count("batch_size", batch_size)
     check_count("max_new_tokens", max_new_tokens)
+    plans = {WHOLE: None, "pruned": plan} if plan.stages else {WHOLE: None}
     answers = answer_questions(
         model,
         processor,
         examples,
-        {WHOLE: None, "pruned": plan},
+        plans,
         batch_size=batch_size,
         max_new_tokens=max_new_tokens,
         instruction=instruction,
         with_cost=False,
         on_progress=on_progress,
     )
-    columns = [by_plan[name] for by_plan in (answers.text, answers.accuracy) for name in by_plan]
+    last = list(plans)[-1]
+    columns = [by[name] for by in (answers.text, answers.accuracy) for name in (WHOLE, last)]
     rows = zip(answers.questions, *columns, strict=True)
     return [PairedAnswer(*astuple(question), *each) for question, *each in rows]
 

@@ -70,6 +70,7 @@ class FinetuneTask(Task):
             Conversations(
                 photos, self.processor, caption_prompt=config.data.caption_prompt,
                 with_pixels=not self.cached, with_captions=learning,
+                flip=learning and config.data.flip,
             )
             for photos, learning in ((self.photos, True), (self.held_out, False))
         )  # fmt: skip
@@ -91,7 +92,7 @@ class FinetuneTask(Task):
         ]
 
     def _cache_bytes(self) -> int:
-        count = len(self.photos) + len(self.held_out)
+        count = len(self.photos) * (1 + self.settings.data.flip) + len(self.held_out)
         element = next(self.host.tower.parameters()).element_size()
         return count * self.host.supply * self.host.feature_width * element
 
@@ -212,13 +213,13 @@ class FinetuneTask(Task):
 
 
 class _Pixels(Dataset):
-    """The images of photos alone."""
+    """The images of photos alone, mirrored ones behind all others."""
 
     def __init__(self, photos: Conversations) -> None:
         self.photos = photos
 
     def __len__(self) -> int:
-        return len(self.photos)
+        return self.photos.num_rows
 
     def __getitem__(self, index: int) -> Tensor:
         return self.photos.pixels(index)

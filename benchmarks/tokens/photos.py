@@ -1,0 +1,363 @@
+"""`python -m benchmarks.tokens.photos`: learned and training-free pruning on photos.
+
+The host is a vision-language model that `eligo tokens finetune` made; plans are trained in it with
+the config of `eligo tokens train photos`. Every method, learned or not, gets a few trials on the
+validation split at the middle cost. Then all answer the questions of the test split once, at equal
+cost. Results of every step are kept in the output folder; a second run computes only what is
+missing.
+"""
+
+import json as json_module
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Literal
+
+from accelerate import PartialState
+from pydantic import Field, model_validator
+
+from benchmarks.studies import print_end, reached_or_not, study_folder
+from benchmarks.tokens.config import BASELINES
+from benchmarks.tokens.photos_summary import MEAN, PhotoResults, summarise
+from benchmarks.tokens.study import train_once, weights_digest
+from eligo.cli import run_script
+from eligo.cli.console import compact_table, print_result, print_text, results
+from eligo.config import Config, load_config
+from eligo.config.bounds import Seed
+from eligo.errors import InputError
+from eligo.io.files import kept_json, write_text
+from eligo.report.provenance import provenance
+from eligo.tokens.config import HostConfig, TokensTrainConfig
+from eligo.tokens.cost.shapes import HostShape
+from eligo.tokens.data.examples import FileExamples
+from eligo.tokens.data.prompts import text_lengths
+from eligo.tokens.inference.controls import answer_controls
+from eligo.tokens.inference.equal_cost import Matched, candidates, match, scale_to, spending
+from eligo.tokens.inference.evaluate import WHOLE, Answers, answer_questions
+from eligo.tokens.inference.load import load_host
+from eligo.tokens.methods import build
+from eligo.tokens.metrics import as_bits
+from eligo.tokens.plan import Plan, Stage1
+from eligo.train.progress import ProgressBar
+from eligo.vqa import VqaExample, read_vqa_lines
+
+logger = logging.getLogger("eligo.tokens")
+
+Report = Callable[[str, int, int], None]
+"""Called with the name of a step, how much of it is done, and its total."""
+_CONFIG = Path(__file__).with_name("photos.yaml")
+_NEW_TOKENS = 5
+
+
+class PhotosConfig(Config):
+    """Settings of `python -m benchmarks.tokens.photos`."""
+
+    task: Literal["tokens.photos"] = "tokens.photos"
+    """Kind of this config."""
+    base: str = "tokens/photos"
+    """Config that all trainings start from."""
+    arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Plans to train: differences from `base`, by dotted key."""
+    trials: tuple[dict[str, Any], ...] = Field(default=({},), min_length=1, max_length=4)
+    """Settings to try for every arm, with the first seed."""
+    seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
+    """Trainings with the chosen setting."""
+    points: tuple[int, ...] = (64, 32, 16)
+    """Costs to compare at, as numbers of tokens that enter the language model."""
+    middle: int = 32
+    """The point at which settings are chosen."""
+    baselines: tuple[str, ...] = tuple(name for name in BASELINES if name != "oracle")
+    """Training-free methods."""
+    num_trials: int = Field(default=4, ge=1, le=4)
+    """Settings to try for every baseline (or all that it has)."""
+    num_questions: int | None = Field(default=None, ge=1)
+    """Maximum number of questions of a split; none: all."""
+    batch_size: int = Field(default=400, ge=1)
+    """Prompts in one call of `generate`."""
+    resamples: int = Field(default=5000, ge=10)
+    """Resamples of the bootstrap."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "PhotosConfig":
+        if self.middle not in self.points:
+            raise ValueError(f"middle: got {self.middle}, expected one of {list(self.points)}")
+        return self
+
+
+def run(
+    config: Annotated[PhotosConfig, str(_CONFIG)],
+    *,
+    host: Path,
+    questions: Path,
+    images: Path,
+    other_host: Path | None = None,
+    out: Path = Path("runs/tokens_photos"),
+    only: tuple[str, ...] = (),
+    quick: bool = False,
+    json: bool = False,
+) -> None:
+    """Train the plans, choose settings, answer the test questions with all, and summarise.
+
+    Writes photos.json: variants, comparisons, targets, and which answers were right.
+
+    Args:
+        host: Folder of the model that the plans are trained in.
+        questions: JSON lines with image, question, answer, family and split.
+        images: Folder of the images.
+        other_host: The same model, trained with another seed: plans are tested in it, too.
+        out: The folder to write to.
+        only: Train these (ARM_TRIAL_SEED) and stop, so that several processes can share the work.
+        quick: A quick test on a CPU, in a folder `quick` inside; its numbers are meaningless.
+        json: Print one JSON document.
+    """
+    if quick:
+        config = config.replace({"num_trials": 2, "seeds": [0], "resamples": 50,
+                                 "num_questions": 24, "batch_size": 24})  # fmt: skip
+    out = study_folder(out, quick)
+    study = PhotosStudy(config, host, questions, images, out, quick=quick)
+    if only:
+        study.train(only)
+        print_text(f"trained: {', '.join(only)}")
+        return
+    bars: dict[str, ProgressBar] = {}
+
+    def report(step: str, done: int, total: int) -> None:
+        bars.setdefault(step, ProgressBar(step, total)).update(done, "")
+
+    outcome = study.run(other_host, report)
+    fields = ("families", "photos", "right", "cost", "allowed", "exceeding")
+    answers = PhotoResults(**{k: outcome[k] for k in fields}, resamples=config.resamples)
+    summary = summarise(answers)
+    document = (
+        outcome["measured"]
+        | {"quick": quick, "config": config.model_dump(mode="json"), "tuning": outcome["tuning"]}
+        | summary
+        | answers.packed()
+    )
+    written = write_text(out / "photos.json", json_module.dumps(document) + "\n")
+    if json:
+        print_result(summary, json=True)
+        return
+    _print(summary)
+    print_end(quick, written)
+
+
+def _print(summary: Mapping[str, Any]) -> None:
+    names = [name for name in summary["variants"][0]["accuracy"] if name != MEAN]
+    table = compact_table(
+        "right answers (%) on the same test questions",
+        "lost: points against none, mean over families, with 95 % interval over photos · saved: "
+        "FLOPs (%) of the language model, the selector counted · *: cannot cost so little",
+        ("variant",),
+        [*names, MEAN, "lost", "interval", "saved"],
+    )
+    for row in summary["variants"]:
+        accuracy, saved = row["accuracy"], row.get("flops_reduction_with_selector")
+        table.add_row(
+            row["variant"] + ("*" if row["exceeds"] else ""),
+            *(f"{accuracy[name]:.1f}" for name in [*names, MEAN]),
+            f"{row['lost']:.1f}",
+            f"{row['low']:.1f} to {row['high']:.1f}",
+            "-" if saved is None else f"{100 * saved:.0f}",
+        )
+    results().print(table)
+    for target in summary["targets"]:
+        print_text(f"{reached_or_not(target['met'])}: {target['text']}")
+
+
+class PhotosStudy:
+    """All steps of the study, in one folder."""
+
+    def __init__(
+        self,
+        config: PhotosConfig,
+        host: Path,
+        questions: Path,
+        images: Path,
+        out: Path,
+        *,
+        quick: bool = False,
+    ) -> None:
+        if not config.arms:
+            raise InputError("the study has no arms; expected some, as in photos.yaml")
+        self.config, self.out, self.quick = config, out, quick
+        self.host, self.questions, self.images = host, questions, images
+        self.exceeding: list[str] = []
+        """Baselines whose cheapest setting costs more than the point."""
+
+    # -------------------------------------------------------------- trainings
+
+    def training(self, arm: str, trial: int, seed: int) -> TokensTrainConfig:
+        """Return the config of one training."""
+        name = f"{arm}_{trial}_{seed}"
+        given = {
+            "host.model": str(self.host), "data.images": self.images,
+            "data.train_lines": self.questions, "data.validation_lines": self.questions,
+            "train.name": name, "train.seed": seed, "train.out": self.out,
+        }  # fmt: skip
+        changes = {**self.config.arms[arm], **self.config.trials[trial]}
+        # A trial may change a part that the arm does not have.
+        missing = [part for part in ("merger", "pruners") if changes.get(part, 0) is None]
+        changes = {k: v for k, v in changes.items() if not any(f".{p}." in k for p in missing)}
+        config = load_config(TokensTrainConfig, self.config.base, {**changes, **given})
+        return config.smoke() if self.quick else config
+
+    @property
+    def trials(self) -> list[tuple[str, int, int]]:
+        """Arm, trial and seed of the trainings that settings are chosen from."""
+        count, first = len(self.config.trials), self.config.seeds[0]
+        return [(arm, trial, first) for arm in self.config.arms for trial in range(count)]
+
+    def train(self, names: Sequence[str], report: Report = lambda *_: None) -> None:
+        """Run the trainings of these names, `ARM_TRIAL_SEED`, that are missing."""
+        for number, name in enumerate(names):
+            report("trainings", number, len(names))
+            arm, trial, seed = name.rsplit("_", 2)
+            if arm not in self.config.arms or not int(trial) < len(self.config.trials):
+                raise InputError(f"got {name!r}, expected ARM_TRIAL_SEED of this study")
+            train_once(self.training(arm, int(trial), int(seed)))
+        report("trainings", len(names), len(names))
+
+    # -------------------------------------------------------------- questions
+
+    def run(self, other_host: Path | None, report: Report) -> dict[str, Any]:
+        """Run the missing steps; return which answers were right, and the costs."""
+        device = PartialState().device
+        assert device is not None
+        self.device = device
+        self.train([f"{arm}_{trial}_{seed}" for arm, trial, seed in self.trials], report)
+        self._load(self.host)
+        shared = self.config.model_dump(mode="json", exclude={"seeds", "resamples"})
+        digests = {f"{a}_{t}_{s}": self._digest(a, t, s) for a, t, s in self.trials}
+        key = shared | {"trainings": digests}
+        tuning = kept_json(self.out / "tuning.json", key, lambda: self._tune(report))
+        chosen = [
+            (arm, tuning["chosen"][arm], seed)
+            for arm in self.config.arms
+            for seed in self.config.seeds
+        ]
+        self.train([f"{arm}_{trial}_{seed}" for arm, trial, seed in chosen], report)
+        key |= {"chosen": {f"{a}_{t}_{s}": self._digest(a, t, s) for a, t, s in chosen}}
+        plans = self._plans(tuning["chosen"], chosen)
+        tested = kept_json(self.out / "answers.json", key, lambda: self._test(plans, report))
+        if other_host is not None:
+            self._load(other_host)
+            learned = {WHOLE: Plan()} | {n: p for n, p in plans.items() if "#" in n}
+            key |= {"other": str(other_host)}
+            other = kept_json(
+                self.out / "other.json", key, lambda: self._right(learned, "other", report)
+            )
+            tested["right"] |= {f"other host, {name}": bits for name, bits in other.items()}
+        return {"tuning": tuning, **tested}
+
+    def _load(self, folder: Path) -> None:
+        dtype = "float32" if self.quick else "bfloat16"
+        settings = HostConfig(model=str(folder), dtype=dtype)
+        self.model, self.processor = load_host(settings, device=str(self.device))
+        self.shape = HostShape.of(self.model)
+        asked = [row.question for row in self._rows("val")]
+        self.text = int(median(text_lengths(self.processor, asked)))
+
+    def _rows(self, split: str) -> list[VqaExample]:
+        rows = read_vqa_lines(self.questions, self.images, split=split)
+        return rows[: self.config.num_questions]
+
+    def _digest(self, arm: str, trial: int, seed: int) -> str:
+        return weights_digest(self.out / f"{arm}_{trial}_{seed}")
+
+    def allowed(self, point: int) -> float:
+        """Return the FLOPs of a point."""
+        return spending(self.shape, Plan(Stage1(build("random"), point)), self.text)
+
+    def _candidates(self, name: str) -> list[Matched]:
+        """Return the settings of a baseline at the middle cost, up to one token."""
+        middle = self.config.middle
+        allowed, one_more = self.allowed(middle), self.allowed(middle + 1)
+        limits = allowed, self.config.num_trials, one_more / allowed - 1
+        return candidates(name, self.shape, self.text, *limits)
+
+    def _learned(self, arm: str, trial: int, seed: int, point: int) -> Plan:
+        plan = Plan.load(self.out / f"{arm}_{trial}_{seed}")
+        return scale_to(plan, self.shape, self.text, self.allowed(point))
+
+    def _tune(self, report: Report) -> dict[str, Any]:
+        """Choose the best setting of every method on the validation split."""
+        trials: dict[tuple[str, int], tuple[str, Plan]] = {}
+        for name in self.config.baselines:
+            for number, one in enumerate(self._candidates(name)):
+                trials[name, number] = (one.arrangement.name, one.plan)
+        for arm, trial, seed in self.trials:
+            plan = self._learned(arm, trial, seed, self.config.middle)
+            trials[arm, trial] = (str(self.config.trials[trial]), plan)
+        plans = {f"{name}_{number}": plan for (name, number), (_, plan) in trials.items()}
+        answers = self._answers("val", plans, "tuning", report)
+        bits = {name: as_bits(right) for name, right in answers.right.items()}
+        measured = PhotoResults(answers.families, bits, {}, {})
+        chosen: dict[str, int] = {}
+        rows = []
+        for (name, number), (setting, _) in trials.items():
+            right = measured.accuracies(f"{name}_{number}")[MEAN]
+            rows.append({"method": name, "setting": setting, "accuracy": right})
+            best = rows[_row_of(trials, name, chosen[name])]["accuracy"] if name in chosen else -1.0
+            if right > best:
+                chosen[name] = number
+        return {"trials": rows, "chosen": chosen}
+
+    def _plans(
+        self, chosen: Mapping[str, int], trained: Sequence[tuple[str, int, int]]
+    ) -> dict[str, Plan]:
+        """Return all plans that answer the test questions, by `VARIANT@POINT` or with `#SEED`."""
+        plans: dict[str, Plan] = {WHOLE: Plan()}
+        self.exceeding = []
+        for point in self.config.points:
+            for name in self.config.baselines:
+                arrangement = self._candidates(name)[chosen[name]].arrangement
+                matched = match(arrangement, self.shape, self.text, self.allowed(point))
+                plans[f"{name}@{point}"] = matched.plan
+                if matched.spent > self.allowed(point + 1) / self.allowed(point):
+                    self.exceeding.append(f"{name}@{point}")
+            for arm, trial, seed in trained:
+                plans[f"{arm}@{point}#{seed}"] = self._learned(arm, trial, seed, point)
+        return plans
+
+    def _test(self, plans: dict[str, Plan], report: Report) -> dict[str, Any]:
+        rows = self._rows("test")
+        answers = self._answers("test", plans, "questions", report)
+        train = read_vqa_lines(self.questions, self.images, split="train", need_images=False)
+        controls = answer_controls(
+            self.model, self.processor, rows, train,
+            batch_size=self.config.batch_size, max_new_tokens=_NEW_TOKENS,
+            on_progress=lambda done: report("controls", done, 2 * len(rows)),
+        )  # fmt: skip
+        number = {image: n for n, image in enumerate(dict.fromkeys(row.image for row in rows))}
+        right = answers.right | {name: [x > 0.5 for x in hit] for name, hit in controls.items()}
+        return {
+            "measured": provenance("eligo", str(self.device)),
+            "families": answers.families,
+            "photos": [number[row.image] for row in rows],
+            "right": {name: as_bits(bits) for name, bits in right.items()},
+            "cost": answers.cost,
+            "exceeding": self.exceeding,
+            "allowed": {str(point): self.allowed(point) for point in self.config.points},
+        }
+
+    def _right(self, plans: dict[str, Plan], step: str, report: Report) -> dict[str, str]:
+        answers = self._answers("test", plans, step, report)
+        return {name: as_bits(bits) for name, bits in answers.right.items()}
+
+    def _answers(self, split: str, plans: Mapping[str, Plan], step: str, report: Report) -> Answers:
+        rows = self._rows(split)
+        return answer_questions(
+            self.model, self.processor, FileExamples(rows), plans,
+            batch_size=self.config.batch_size, max_new_tokens=_NEW_TOKENS,
+            on_progress=lambda done: report(step, done, len(rows)),
+        )  # fmt: skip
+
+
+def _row_of(trials: Mapping[tuple[str, int], object], name: str, number: int) -> int:
+    return list(trials).index((name, number))
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_script(run))

@@ -1,0 +1,6 @@
+"""Helpers of the families' tests can be imported here."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "tokens"))

@@ -28,9 +28,10 @@ from eligo.train.config import (
     TrainConfig,
 )
 
+_NO_WEIGHTS = {"task": 0.0, "kl": 0.0, "hidden": 0.0, "attention": 0.0, "adversarial": 0.0}
 _WEIGHTS = {
-    "distill": {"task": 1.0, "kl": 1.0, "hidden": 0.5, "adversarial": 0.0, "sparsity": 1e-4},
-    "adversarial": {"task": 25.0, "kl": 0.0, "hidden": 0.0, "adversarial": 1.0, "sparsity": 1e-4},
+    "distill": _NO_WEIGHTS | {"task": 1.0, "kl": 1.0, "hidden": 0.5, "sparsity": 1e-4},
+    "adversarial": _NO_WEIGHTS | {"task": 25.0, "adversarial": 1.0, "sparsity": 1e-4},
 }
 
 
@@ -246,6 +247,9 @@ class LossesConfig(Config):
     """KL(unpruned model || pruned model) at the answer (distill 1)."""
     hidden: float | None = Field(default=None, ge=0)
     """Squared distance of their text states, relative to the unpruned ones (distill 0.5)."""
+    attention: float | None = Field(default=None, ge=0)
+    """KL(attention || softmax(scores)): the first stage ranks vision tokens as the unpruned model
+    attends to them when it begins to answer (0)."""
     adversarial: float | None = Field(default=None, ge=0)
     """Fool the discriminator (adversarial 1)."""
     sparsity: float | None = Field(default=None, ge=0)

@@ -134,7 +134,7 @@ def _config_of(source: Path | None, data: Path | None, images: Path | None) -> A
 
 
 def _examples(
-    config: Any, split: str, questions: int | None, *, is_run: bool
+    config: Any, split: Literal["validation", "test"], questions: int | None, *, is_run: bool
 ) -> tuple[Any, Any, str]:
     """Return the examples, the training questions of a file (None: scenes), the instruction."""
     from eligo.tokens.config import LinesDataConfig, ScenesDataConfig

@@ -1,13 +1,14 @@
 """Losses of the pruned model.
 
-The task and adversarial losses are those of the two-stage pruning design (docs/sources.md); `kl`
-and `hidden` imitate the unpruned model. All of them read both models through `observe`, at the same
-positions, in the same dtype and mode.
+The task and adversarial losses are those of the two-stage pruning design (docs/sources.md); `kl`,
+`hidden` and `attention` imitate the unpruned model. All of them read both models through `observe`,
+at the same positions, in the same dtype and mode.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -17,6 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eligo import losses, ops
 from eligo.nn import record_outputs
+from eligo.tokens.data.examples import IGNORED
+from eligo.tokens.hooks.attention import attention_of_rows, recorders, recording
 from eligo.tokens.inference.load import floats_of
 from eligo.tokens.model.discriminator import Discriminator
 from eligo.tokens.model.relaxer import TrainingRelaxer
@@ -34,6 +37,8 @@ class Observed:
     """The last columns, each shifted to the token that it predicts."""
     states: Float[Tensor, "layers batch tail width"]
     """Outputs of some layers of the language model at the last columns."""
+    attention: Float[Tensor, "batch tokens"] | None = None
+    """Attention to the vision tokens when the answer begins; see `record_attention`."""
 
 
 def observe(
@@ -50,6 +55,36 @@ def observe(
             logits_to_keep=batch.num_answer + 1,
         )
     return Observed(outputs.logits[:, -batch.num_answer - 1 : -1], torch.stack(states))
+
+
+@contextmanager
+def record_attention(host: Any, batch: HostBatch) -> Iterator[list[Tensor]]:
+    """Inside, a pass of the unpruned model appends the attention to the vision tokens of each row.
+
+    That of the last prompt token, averaged over heads and the middle third of the layers: early
+    layers attend to positions, late ones to the text.
+    """
+    is_image = batch.inputs["input_ids"] == host.image_token_id
+    first_label = (batch.labels != IGNORED).int().argmax(-1, keepdim=True)
+    count = len(host.layers)
+    middle = host.layers[count // 3 : max(count // 3 + 1, 2 * count // 3)]
+    rows: list[Tensor] = []
+    found: list[Tensor] = []
+
+    def record(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
+        rows.append(attention_of_rows(query, key, mask, scaling, first_label - 1)[:, 0])
+        if len(rows) == len(middle):
+            mean = torch.stack(rows).mean(0)[is_image].view(len(is_image), -1)
+            found.append(mean / mean.sum(-1, keepdim=True))
+
+    with recording(host.text.config, "the language model"):
+        own = recorders()
+        own.update({layer.self_attn: record for layer in middle})
+        try:
+            yield found
+        finally:
+            for layer in middle:
+                del own[layer.self_attn]
 
 
 def observe_packed(
@@ -92,6 +127,8 @@ def losses_of(
     if teacher is not None:
         found["kl"] = kl_loss(student, teacher, batch)
         found["hidden"] = hidden_loss(student, teacher, batch)
+        if teacher.attention is not None:
+            found["attention"] = attention_loss(teacher.attention, relaxer)
     return found
 
 
@@ -122,6 +159,14 @@ def hidden_loss(student: Observed, teacher: Observed, batch: HostBatch) -> Float
         for squares, size in zip(distance, scale, strict=True)
     ]
     return torch.stack(per_layer).mean()
+
+
+def attention_loss(
+    attention: Float[Tensor, "batch tokens"], relaxer: TrainingRelaxer
+) -> Float[Tensor, ""]:
+    """Return KL(attention || softmax(scores)) of the first stage, which scores all tokens."""
+    first = relaxer.decisions[min(relaxer.decisions)]
+    return losses.listwise_kl(first.scores, attention).mean()
 
 
 def adversarial_losses(

@@ -9,6 +9,7 @@ pruning design (docs/sources.md) differs; see `model`, `objective` and `config`.
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -54,6 +55,11 @@ class TokensTask(Task):
         self.model, self.processor = load_host(config.host)
         self.host: Any = host_of(self.model)
         self.weights = config.weights
+        if self.weights["attention"] > 0 and self.host.supply is None:
+            raise ConfigError(
+                f"losses.attention: the vision tokens of {self.host.family} depend on the image; "
+                "expected a host with a fixed number"
+            )
         self.source = open_source(config, self.processor, self.host.supply)
         _check_epochs(config, self.source.num_examples)
         self.schedule = config.schedule(
@@ -212,6 +218,12 @@ class TokensTask(Task):
 
     def observe_whole(self, batch: HostBatch) -> Observed:
         """Run the unpruned model."""
+        if self.weights["attention"] > 0:
+            shared = shared_images(self.host.tower, batch.rows_per_image)
+            recorded = objective.record_attention(self.host, batch)
+            with torch.no_grad(), shared, recorded as attention:
+                whole = observe(self.model, self.watched, batch, nullcontext())
+            return replace(whole, attention=attention[0])
         # Packed rows are cheaper, but round differently: a discriminator could recognise them.
         if batch.packed is not None and self.discriminator is None:
             with torch.no_grad():
@@ -232,7 +244,7 @@ class TokensTask(Task):
     @property
     def needs_teacher(self) -> bool:
         """Whether a loss compares with the unpruned model."""
-        compares = self.weights["kl"] > 0 or self.weights["hidden"] > 0
+        compares = any(self.weights[name] > 0 for name in ("kl", "hidden", "attention"))
         return compares or self.discriminator is not None
 
     def step(self, batch: HostBatch, progress: Progress) -> StepOutput:

@@ -1,0 +1,90 @@
+"""`eligo tokens evaluate` on files of questions, with controls."""
+
+import json
+from pathlib import Path
+
+import pytest
+from photo_parts import make_language, make_photos, make_tower
+
+from eligo.cli import main
+from eligo.tokens.inference.controls import with_other_images
+from eligo.tokens.metrics import paired_drop
+from eligo.vqa import VqaExample, fit_usual_answers
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("parts")
+    make_tower("dinov2", folder / "tower")
+    make_language(folder / "language")
+    make_photos(folder / "photos")
+    words = [folder / "tower", "--language", folder / "language", "--out", folder / "host"]
+    assert main(["tokens", "build", "--tower", *map(str, words), "--json"]) == 0
+    return folder
+
+
+def evaluate(files: Path, *words: str) -> list[str]:
+    photos = files / "photos"
+    return ["tokens", "evaluate", *words, "--model", str(files / "host"), "--data",
+            str(photos / "questions.jsonl"), "--images", str(photos / "images"),
+            "--device", "cpu"]  # fmt: skip
+
+
+def test_controls_stand_beside_every_family(files: Path, capsys):
+    assert main([*evaluate(files, "--controls"), "--json"]) == 0
+    rows = {row["family"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert list(rows) == ["exist", "colour", "all"]
+    assert rows["all"]["asked"] == 6  # three photos of the split `test`
+    assert set(rows["exist"]["controls"]) == {"no image", "other image", "question only"}
+    assert rows["exist"]["controls"]["question only"] == 1.0  # always yes, in all splits
+
+
+def test_a_method_is_compared_with_all_tokens(files: Path, capsys):
+    words = evaluate(files, "--method", "uniform", "--budget", "4", "--split", "validation")
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "pruned" in printed
+    assert "no image" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_the_table_with_controls_fits_a_terminal(files: Path, capsys):
+    assert main(evaluate(files, "--method", "uniform", "--budget", "4", "--controls")) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "question only" in " ".join(printed.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--budget", "4"], "expected a plan or a --method"),
+        (["--images", "here"], "--images: expected --data"),
+        (["--controls"], "--controls: expected --data"),
+    ],
+)
+def test_flags_that_need_another_are_refused(words, message, capsys):
+    assert main(["tokens", "evaluate", *words, "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_answer_never_comes_from_the_questions_own_image(files: Path):
+    rows = [VqaExample(str(n), Path(f"{n // 2}.jpg"), "is it red?", ("yes",)) for n in range(8)]
+    moved = with_other_images(rows)
+    assert all(a.image != b.image for a, b in zip(rows, moved, strict=True))
+    assert all(moved[2 * n].image == moved[2 * n + 1].image for n in range(4))
+
+
+def test_the_usual_answer_is_that_of_the_question_then_of_its_kind():
+    usual = fit_usual_answers([("a?", "x", "yes"), ("a?", "x", "yes"), ("b?", "x", "no")])
+    assert (usual("a?", "x"), usual("b?", "x"), usual("c?", "x")) == ("yes", "no", "yes")
+    assert usual("c?", "y") == ""
+
+
+def test_questions_on_one_image_count_once():
+    """Repeating every question narrows the interval only if images are not told apart."""
+    whole, pruned = [1, 1, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1]
+    once = paired_drop(whole, pruned)
+    groups = [*range(6), *range(6)]
+    assert paired_drop(whole * 2, pruned * 2, groups) == pytest.approx(once)
+    assert paired_drop(whole * 2, pruned * 2)[1] > once[1]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from photo_parts import make_language, make_photos, make_tower
+from PIL import Image
 
 from eligo.cli import main
 from eligo.errors import InputError
@@ -13,7 +14,7 @@ from eligo.images import open_image
 from eligo.pretrained.hosts import load_host
 from eligo.tokens import METHODS
 from eligo.tokens.config import FinetuneConfig
-from eligo.tokens.data.conversations import Conversations, read_photos
+from eligo.tokens.data.conversations import Conversations, Photo, Turn, read_photos
 from eligo.tokens.data.prompts import build_prompt, encode
 from eligo.tokens.inference.load import floats_of
 from eligo.tokens.model.assemble import assemble, resize_positions
@@ -109,6 +110,66 @@ def test_a_packed_turn_is_its_prompt_alone(parts: Path, base: Path, tmp_path):
                 torch.testing.assert_close(
                     hidden[row, at[:count]], alone[-count:], atol=1e-5, rtol=1e-4
                 )
+
+
+def test_training_rows_are_one_conversation(parts: Path, base: Path, tmp_path):
+    """Hidden states equal those of the chat that the processor renders."""
+    task = FinetuneTask(config_of(parts, base, tmp_path, **{"data.flip": False}))
+    task.to(torch.device("cpu"))
+    torch.manual_seed(3)
+    row = task.training[5]
+    torch.manual_seed(3)
+    turns = task.training.turns(5)
+    batch = task.training.collate([task.training[0], row])
+    assert batch.attention_mask is None
+    messages = []
+    for number, turn in enumerate(turns):
+        content = [{"type": "text", "text": turn.question}]
+        content = [{"type": "image"}, *content] if number == 0 else content
+        messages.append({"role": "user", "content": content})
+        answer = [{"type": "text", "text": turn.answer}]
+        messages.append({"role": "assistant", "content": answer})
+    text = task.processor.apply_chat_template(messages)
+    inputs = encode(task.processor, [open_image(task.photos[5].image)], [text])
+    ids = inputs["input_ids"][0]
+    assert torch.equal(batch.input_ids[1, : len(ids)], ids)
+    with torch.no_grad():
+        for module in task.modules.values():
+            module.eval()
+        hidden = task._hidden(batch, "training")[1, : len(ids)]
+        alone = task.model.model(**floats_of(task.model, inputs)).last_hidden_state[0]
+    torch.testing.assert_close(hidden, alone, atol=1e-5, rtol=1e-4)
+
+
+def test_turns_come_in_another_order_and_photos_mirrored(parts: Path, base: Path, tmp_path):
+    task = FinetuneTask(config_of(parts, base, tmp_path))
+    count = len(task.photos)
+    orders, rows = set(), set()
+    for seed in range(20):
+        torch.manual_seed(seed)
+        orders.add(tuple(turn.kind for turn in task.training.turns(0)))
+        rows.add(task.training[0][0])
+    assert len(orders) > 3
+    assert rows == {0, count}
+    image = open_image(task.photos[0].image).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    pixels = task.processor.image_processor(image, return_tensors="pt")["pixel_values"][0]
+    assert torch.equal(task.training.pixels(count), pixels)
+    assert not torch.equal(task.training.pixels(0), pixels)
+    task.to(torch.device("cpu"))
+    assert len(task.features["training"]) == 2 * count
+    assert len(task.features["validation"]) == len(task.held_out)
+
+
+@pytest.mark.parametrize(("text", "same"), [("a ball left of a box", True), ("bright", False)])
+def test_photos_with_sides_are_not_mirrored(base: Path, text: str, same: bool):
+    _, processor = load_host(str(base))
+    photo = Photo(Path("1.jpg"), (Turn("is there a ball?", "yes"),), (text,))
+    rows = Conversations([photo], processor, caption_prompt="?", with_pixels=False, flip=True)
+    drawn = set()
+    for seed in range(20):
+        torch.manual_seed(seed)
+        drawn.add(rows[0][0])
+    assert drawn == ({0} if same else {0, 1})
 
 
 def test_labels_are_the_answer_and_the_end(parts: Path, base: Path, tmp_path):

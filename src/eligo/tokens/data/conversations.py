@@ -1,10 +1,12 @@
-"""Photos with questions and captions, packed: one image prefix, and behind it every turn alone.
+"""Photos with questions and captions, packed: one image prefix, and behind it all turns.
 
     columns   <image> x N | question 1, answer 1 | question 2, answer 2 | ... | padding
     turn      0           | 1                    | 2                    |     | -1
 
-A turn attends to the image and to itself, and its positions continue those of the image. So every
-turn is the prompt of a single question, while tower and prefix are computed once for all of them.
+In training this is one conversation, with its turns in a new order on each access: a question comes
+behind other ones each time, which keeps the model from learning answers by heart. In validation the
+turns are isolated: each attends to the image and to itself, and its positions continue those of the
+image. So every turn is the prompt of a single question, while the prefix is computed once.
 """
 
 import re
@@ -62,7 +64,8 @@ class PackedBatch:
     input_ids: Int64[Tensor, "photos length"]
     turn: Int64[Tensor, "photos length"]
     """0: prefix; 1, 2, ...: the turn; -1: padding."""
-    position_ids: Int64[Tensor, "photos length"]
+    position_ids: Int64[Tensor, "photos length"] | None
+    """None: consecutive, for a conversation."""
     labels: Int64[Tensor, "photos length"]
     """The token to predict at each column; -100: none."""
     pixels: Tensor | None
@@ -78,8 +81,13 @@ class PackedBatch:
         return replace(self, **moved)
 
     @property
-    def attention_mask(self) -> Bool[Tensor, "photos 1 length length"]:
-        """Which columns (last axis) each column attends to; padding attends to itself."""
+    def attention_mask(self) -> Bool[Tensor, "photos 1 length length"] | None:
+        """Which columns (last axis) each column attends to, padding to itself; None: to all before.
+
+        In a conversation no real column is behind padding.
+        """
+        if self.position_ids is None:
+            return None
         query, key = self.turn.unsqueeze(2), self.turn.unsqueeze(1)
         order = torch.arange(self.turn.shape[1], device=self.turn.device)
         visible = ((key == query) | (key == 0)) & (key >= 0) & (order <= order.unsqueeze(1))
@@ -103,7 +111,7 @@ def read_photos(config: FinetuneDataConfig, split: Split) -> list[Photo]:
 
 
 class Conversations(Dataset):
-    """Photos as token rows; a caption is drawn anew on each access."""
+    """Photos as token rows; caption, order and mirroring are drawn anew on each access."""
 
     def __init__(
         self,
@@ -113,9 +121,11 @@ class Conversations(Dataset):
         caption_prompt: str,
         with_pixels: bool,
         with_captions: bool = True,
+        isolated: bool = True,
         flip: bool = False,
     ) -> None:
-        self.photos, self.processor, self.flip = photos, processor, flip
+        self.photos, self.processor = photos, processor
+        self.isolated, self.flip = isolated, flip
         self.caption_prompt = caption_prompt
         self.with_pixels, self.with_captions = with_pixels, with_captions
         self.side = side_of(processor)
@@ -145,14 +155,16 @@ class Conversations(Dataset):
         )
 
     def turns(self, index: int) -> list[Turn]:
-        """Return the questions, and one caption if there are any."""
+        """Return the questions, and one caption if there are any, in the order to be packed."""
         photo = self.photos[index]
         turns = list(photo.turns)
         if photo.captions and (self.with_captions or not turns):
             chosen = int(torch.randint(len(photo.captions), ()))
             caption = photo.captions[chosen].rstrip(" .").lower()
             turns.append(Turn(self.caption_prompt, caption, CAPTION))
-        return turns
+        if self.isolated:
+            return turns
+        return [turns[place] for place in torch.randperm(len(turns)).tolist()]
 
     @property
     def num_rows(self) -> int:
@@ -198,6 +210,7 @@ class Conversations(Dataset):
         if examples[0][2] is not None:
             pixels = torch.stack([example[2] for example in examples])
         rows = torch.tensor([example[0] for example in examples])
+        positions = positions if self.isolated else None
         return PackedBatch(rows, ids, turn, positions, labels, pixels)
 
 

@@ -34,8 +34,8 @@ CHAT_TEMPLATE = (
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>{% endif %}"
     "{% endfor %}{% for part in message['content'] %}{% if part['type'] == 'text' %}"
     "{{ '\nQuestion: ' + part['text'] + '\nAnswer:' }}{% endif %}{% endfor %}"
-    "{% else %}{% for part in message['content'] %}{{ ' ' + part['text'] }}{% endfor %}{% endif %}"
-    "{% endfor %}"
+    "{% else %}{% for part in message['content'] %}{{ ' ' + part['text'] + eos_token }}{% endfor %}"
+    "{% endif %}{% endfor %}"
 )
 """`<image>`, then `Question: ... Answer:`; short, since text costs as much as vision tokens."""
 

@@ -54,6 +54,7 @@ class FinetuneTask(Task):
                 f"host.model: a {self.host.family} cannot be finetuned here; expected a LLaVA, as "
                 "`eligo tokens build` writes"
             )
+        self.host.tower.float()  # features are computed once: half precision would save nothing
         seed_everything(config.train.seed)
         self.adapter = add_adapter(
             self.host.text, config.lora, autocast=config.train.precision != "no"
@@ -70,7 +71,7 @@ class FinetuneTask(Task):
             Conversations(
                 photos, self.processor, caption_prompt=config.data.caption_prompt,
                 with_pixels=not self.cached, with_captions=learning,
-                flip=learning and config.data.flip,
+                isolated=not learning, flip=learning and config.data.flip,
             )
             for photos, learning in ((self.photos, True), (self.held_out, False))
         )  # fmt: skip
@@ -154,6 +155,8 @@ class FinetuneTask(Task):
         vision = self.host.project(features.float())
         embeds = self.host.embed(batch.input_ids)
         is_image = (batch.input_ids == self.host.image_token_id).unsqueeze(-1)
+        if torch.is_autocast_enabled(embeds.device.type):
+            embeds = embeds.float()  # the sums of the residual stream, too
         embeds = embeds.masked_scatter(is_image, vision.to(embeds.dtype))
         output = self.host.text(
             inputs_embeds=embeds,

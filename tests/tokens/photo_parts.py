@@ -64,7 +64,7 @@ def make_tower(kind: str, folder: Path, image_size: int = 56) -> Path:
     return folder
 
 
-def make_language(folder: Path) -> Path:
+def make_language(folder: Path, layers: int = 3) -> Path:
     torch.manual_seed(1)
     vocabulary = {word: n for n, word in enumerate(["<unk>", "<pad>", "</s>", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -74,7 +74,7 @@ def make_language(folder: Path) -> Path:
     )
     fast.save_pretrained(folder)
     config = LlamaConfig(
-        **SIZES, vocab_size=len(vocabulary), intermediate_size=32, num_key_value_heads=1,
+        **SIZES | {"num_hidden_layers": layers}, vocab_size=len(vocabulary), intermediate_size=32, num_key_value_heads=1,
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=2, pad_token_id=1,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
@@ -86,7 +86,7 @@ def make_photos(folder: Path, count: int = 24) -> Path:
     (folder / "images").mkdir(parents=True)
     images, questions = [], []
     for number in range(count):
-        colour, thing = ("red", "blue", "green")[number % 3], ("ball", "box")[number % 2]
+        colour, thing = ("red", "blue", "green")[number % 3], ("ball", "box")[number // 8 % 2]
         split = "val" if number % 4 == 3 else "test" if number % 8 == 5 else "train"
         picture = Image.new("RGB", (70, 60), "white")
         draw = ImageDraw.Draw(picture)

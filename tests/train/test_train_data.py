@@ -144,9 +144,11 @@ def cores(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(
     ("count", "gpu", "expected"),
-    [(1, True, 1), (2, True, 1), (4, True, 3), (16, True, 15), (64, True, 16)]
-    + [(1, False, 0), (2, False, 0), (4, False, 3), (64, False, 16)],
-)
+    [
+        (1, True, 1), (2, True, 1), (4, True, 3), (16, True, 15), (64, True, 16),
+        (1, False, 0), (2, False, 0), (4, False, 3), (64, False, 16),
+    ],
+)  # fmt: skip
 def test_default_workers_leave_a_core_free(cores, count: int, gpu: bool, expected: int):
     cores(count, gpu=gpu)
     assert default_workers() == worker_count(None) == expected

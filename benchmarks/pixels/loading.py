@@ -17,6 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+import torch
+
 from benchmarks.timing import timed, write_results
 from eligo.cli import run_script
 from eligo.cli.console import print_result
@@ -37,9 +39,11 @@ RESULTS = Path(__file__).parent / "results" / "loading.json"
 class OneBatchTask(PixelsTask):
     """Trains on its first batch again and again."""
 
-    def batches(self, *args: Any) -> Iterator[Batch]:
+    def batches(
+        self, start_step: int, rank: int, world_size: int, device: torch.device
+    ) -> Iterator[Batch]:
         """Yield that batch."""
-        return repeat(next(super().batches(*args)))
+        return repeat(next(super().batches(start_step, rank, world_size, device)))
 
 
 def run(
@@ -100,7 +104,13 @@ def run(
 def _write_files(out: Path, num_images: int, height: int, width: int) -> dict[str, Any]:
     """Write rooms as files; return the section `data` of a config that reads them."""
     rooms = ROOMS.replace({"height": height, "width": width})
-    counts = {"train": num_images, "validation": 0, "test": 0, "questions": 0, "captions": 0}
+    counts: dict[str, Any] = {
+        "train": num_images,
+        "validation": 0,
+        "test": 0,
+        "questions": 0,
+        "captions": 0,
+    }
     export_scenes(ExportConfig(format="jsonl", scenes=rooms, **counts), out)
     files = {"train": out / "train.jsonl", "classes": out / "classes.txt"}
     return {"kind": "jsonl", **files, "words_are": "oracle"}

@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from toy_task import toy
 
 from eligo.errors import ConfigError, EligoError, InputError
 from eligo.train import (
@@ -15,10 +16,11 @@ from eligo.train import (
     counted_steps,
     epoch_batches,
     epoch_rows,
+    fit,
     steps_per_epoch,
 )
 from eligo.train import data as loading
-from eligo.train.data import default_workers, ordered_batches, worker_count
+from eligo.train.data import default_workers, killed_worker, ordered_batches, worker_count
 
 
 class Augmented:
@@ -208,10 +210,14 @@ class Killed(Augmented):
 
 
 def test_killed_worker_is_one_line():
-    message = r"a worker process .* num_workers \(now 1\)"
-    with pytest.raises(EligoError, match=message) as caught:
+    with pytest.raises(EligoError, match=r"a worker process .* lower data\.num_workers") as caught:
         list(islice(epoch_batches(Killed(), 6, 5, 0, 0, 1, num_workers=1), 4))
     assert "\n" not in str(caught.value)
+
+
+def test_other_errors_of_workers_are_left_alone():
+    assert killed_worker(ValueError("DataLoader worker (pid 7) is killed")) is None
+    assert killed_worker(RuntimeError("Caught RuntimeError in DataLoader worker process 0")) is None
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -234,7 +240,8 @@ def test_reading_in_order_draws_no_random_numbers(workers: int):
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_no_more_workers_than_batches(monkeypatch: pytest.MonkeyPatch):
+def test_small_sets_start_few_workers(monkeypatch: pytest.MonkeyPatch):
+    """Not more than batches; by default, not more than pay off."""
     started = []
     original = loading.DataLoader
 
@@ -246,3 +253,20 @@ def test_no_more_workers_than_batches(monkeypatch: pytest.MonkeyPatch):
     list(ordered_batches(range(10), 4, num_workers=8))
     list(ordered_batches(range(4), 4, num_workers=8))
     assert started == [3, 0]
+    monkeypatch.setattr(loading, "default_workers", lambda: 2)
+    list(ordered_batches(range(15), 1, num_workers=None))
+    list(ordered_batches(range(17), 1, num_workers=None))
+    list(ordered_batches(range(99), 1, num_workers=None))
+    assert started[2:] == [0, 1, 2]
+
+
+def test_worker_killed_during_a_step_is_one_line(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """torch raises its error in the main thread, wherever that is."""
+    task = toy(tmp_path)
+
+    def step(*_: object):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(task, "step", step)
+    with pytest.raises(EligoError, match=r"a worker process .* was killed"):
+        fit(task, task.config.train)

@@ -20,6 +20,7 @@ from eligo.train.config import TrainConfig
 from eligo.train.rng import mix, seed_everything
 
 _MAX_WORKERS = 16
+_PER_WORKER = 16  # examples read once; starting a worker takes as long as reading a few
 _KILLED = re.compile(r"DataLoader worker \(pid")
 _log = logging.getLogger("eligo.train")
 
@@ -76,14 +77,19 @@ def ordered_batches(
 ) -> Iterator[Any]:
     """Every example once, in order, `batch_size` at a time; None: one by one, not collated.
 
+    By default fewer workers read a small dataset, and none a very small one.
+
     >>> [batch.tolist() for batch in ordered_batches(range(5), 2)]
     [[0, 1], [2, 3], [4]]
     """
     num_batches = -(-len(dataset) // (batch_size or 1))
+    workers = min(worker_count(num_workers), num_batches) if num_batches > 1 else 0
+    if num_workers is None:
+        workers = min(workers, len(dataset) // _PER_WORKER)
     loader = DataLoader(
         _Read(dataset),  # pyright: ignore[reportArgumentType]
         batch_size=batch_size,
-        num_workers=min(worker_count(num_workers), num_batches) if num_batches > 1 else 0,
+        num_workers=workers,
         collate_fn=partial(_collate, collate) if batch_size else _as_it_is,
         worker_init_fn=_start_worker,
         generator=torch.Generator(),
@@ -212,12 +218,19 @@ def _raise_problems(loader: DataLoader) -> Iterator[Any]:
                 raise InputError(str(batch))
             yield batch
     except RuntimeError as error:
-        if not _KILLED.match(str(error)):
-            raise
-        raise EligoError(
-            "a worker process that reads files was killed, perhaps because memory or shared "
-            f"memory (/dev/shm) ran out; lower num_workers (now {loader.num_workers}), 0 for none"
-        ) from error
+        if (killed := killed_worker(error)) is not None:
+            raise killed from error
+        raise
+
+
+def killed_worker(error: BaseException) -> EligoError | None:
+    """Return the error to show for torch's error on a killed worker, which comes at any time."""
+    if not isinstance(error, RuntimeError) or not _KILLED.match(str(error)):
+        return None
+    return EligoError(
+        "a worker process that reads files was killed, perhaps because memory or shared memory "
+        "(/dev/shm) ran out; give a lower data.num_workers, 0 for none"
+    )
 
 
 class _Read:

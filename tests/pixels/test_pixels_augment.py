@@ -63,6 +63,7 @@ def test_scaling_keeps_image_depth_and_labels_aligned(scale: float):
         gap[:, middle].abs().max() <= 1
     )  # interpolated values differ from nearest ones by at most 1
     assert torch.equal(found.depth[0], found.labels.float() + 1)
+    assert found.depth.isfinite().all()
 
 
 @pytest.mark.parametrize("scale", [0.5, 0.75, 1.25, 1.75])

@@ -19,7 +19,7 @@ from eligo.pixels.config import (
 from eligo.pixels.data.file_source import AugmentedImages, FileSource
 from eligo.pixels.text.encoders import WordsEncoder
 from eligo.pixels.training.task import PixelsTask
-from eligo.train import fit
+from eligo.train import Progress, fit
 from worker_cases import WORKERS, assert_same_batches, assert_same_weights, sent
 
 WORDS = WordsTextConfig(dim=16)
@@ -70,6 +70,21 @@ def config_of(rooms: Path, out: Path, name: str, workers: int | None) -> PixelsT
         "train.total_steps": 8, "train.evaluate_every": 5, "train.checkpoint_every": 5,
         "augment": {"scales": CROP["scales"], "crop": (48, 64)},
     })  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_no_sync_in_a_step_from_files_on_a_gpu(rooms: Path, tmp_path: Path):
+    task, device = PixelsTask(config_of(rooms, tmp_path, "run", 1)), torch.device("cuda")
+    task.to(device)
+    stream = task.batches(0, 0, 1, device)
+    task.step(next(stream), Progress(0, 4)).losses["segmentation"].backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batch = next(stream)
+        task.step(batch, Progress(1, 4)).losses["segmentation"].backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert batch.rgb.device.type == "cuda"
 
 
 def test_run_resumed_with_other_workers_equals_the_uninterrupted_one(rooms: Path, tmp_path: Path):

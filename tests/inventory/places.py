@@ -344,6 +344,7 @@ REMOVED: dict[str, dict[str, str]] = {
 }
 """Per section, old entry -> why it is gone, in one sentence."""
 
+_WORKERS = "None: as many worker processes as the cores allow. Batches do not depend on them."
 CHANGED: dict[str, dict[str, str]] = {
     "commands": {
         "demos bench --rounds": (
@@ -370,6 +371,31 @@ CHANGED: dict[str, dict[str, str]] = {
         "eligo.pixels.config:SideConfig use_cosine": (
             "A shared base class with defaults replaced two classes."
         ),
+        "eligo.patches.data.config:KarpathyDataConfig num_workers": _WORKERS,
+        "eligo.pixels.data.config:FilesConfig num_workers": _WORKERS,
+        "eligo.pixels.data.config:JsonlDataConfig num_workers": _WORKERS,
+        "eligo.pixels.data.config:NyuDataConfig num_workers": _WORKERS,
+        "eligo.pixels.data.config:RoomsDataConfig num_workers": _WORKERS,
+        "eligo.pixels.data.config:SunDataConfig num_workers": _WORKERS,
+        "eligo.tokens.training.inputs_config:LinesDataConfig num_workers": _WORKERS,
+        "eligo.tokens.training.inputs_config:VqaDataConfig num_workers": _WORKERS,
+        "eligo.tokens.training.inputs_config:_FilesConfig num_workers": _WORKERS,
+    },
+    "yamls": {
+        f"{name} data.num_workers": _WORKERS
+        for name in (
+            "patches/coco_vit224",
+            "patches/f30k_dinov2",
+            "patches/f30k_swin224",
+            "patches/f30k_vit224",
+            "pixels/nyu_b",
+            "pixels/nyu_l",
+            "pixels/nyu_s",
+            "pixels/sun_b",
+            "pixels/sun_l",
+            "pixels/sun_s",
+            "tokens/llava15",
+        )
     },
 }
 """Per section, old entry -> why its value (a default, a file, an output) is another one now."""

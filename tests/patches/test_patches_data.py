@@ -191,7 +191,7 @@ def test_texts_are_unchanged_without_augmentation(tmp_path):
 
 def test_unreadable_images_are_skipped_or_refused(tmp_path, caplog):
     model = RetrievalModel.tiny()
-    data = data_of(tmp_path, splits=("train", "train", "val", "val"))
+    data = data_of(tmp_path, splits=("train", "train", "val", "val"), num_workers=0)
     (data.images / "picture_0.png").write_bytes(b"no image")
     (data.images / "picture_3.png").unlink()
     batch = next(FileSource(data, model, dense=False).batches(4, 0, 0, 0, 1))

@@ -1,12 +1,15 @@
 """Mirroring, scaling and cropping keep image, depth and labels aligned."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.nn import functional as F
 
 from eligo.config import load_config
 from eligo.errors import ConfigError
 from eligo.pixels.config import AugmentConfig
-from eligo.pixels.data.augment import Prepared, augment, mirror_some, scaled
+from eligo.pixels.data.augment import Prepared, augment, inside, mirror_some, scaled
 from eligo.pixels.data.batch import Batch
 
 
@@ -14,9 +17,8 @@ def image(height: int = 40, width: int = 50) -> Prepared:
     """Image, depth and labels store the column index, so that misalignment is visible."""
     columns = torch.arange(width).expand(height, width)
     return Prepared(
-        rgb=columns.float().expand(3, -1, -1).clone() + 1,
+        rgb=columns.to(torch.uint8).expand(3, -1, -1).clone() + 1,
         depth=columns.float()[None] + 1,
-        depth_mask=torch.ones(1, height, width, dtype=torch.bool),
         labels=columns.to(torch.uint8),
         word_ids=torch.tensor([3, -1]),
     )
@@ -33,12 +35,13 @@ def test_crops_stay_aligned_and_padding_is_ignored():
     for _ in range(20):
         cut = augment(image(), config)
         assert cut.rgb.shape == (3, 36, 64)
-        inside = cut.labels != 255
-        assert torch.equal(inside, cut.depth_mask[0])
-        assert int(inside.sum()) == 36 * 50
-        assert torch.equal(cut.rgb[0][inside], cut.labels[inside].float() + 1)
-        assert torch.equal(cut.depth[0][inside], cut.labels[inside].float() + 1)
-        assert not cut.rgb[:, ~inside].any()
+        known = cut.labels != 255
+        assert torch.equal(known, cut.depth[0].isfinite())
+        assert torch.equal(known, inside(torch.tensor([cut.frame]), 36, 64)[0, 0])
+        assert int(known.sum()) == 36 * 50
+        assert torch.equal(cut.rgb[0][known], cut.labels[known] + 1)
+        assert torch.equal(cut.depth[0][known], cut.labels[known].float() + 1)
+        assert not cut.rgb[:, ~known].any()
         mirrored.add(cut.labels[0, 20].item())
     assert len(mirrored) == 2  # mirrored or not
 
@@ -54,13 +57,25 @@ def test_scaling_keeps_image_depth_and_labels_aligned(scale: float):
     found = scaled(image(), scale)
     assert found.labels.shape == (round(40 * scale), round(50 * scale))
     assert set(found.labels.unique().tolist()) <= set(range(50))
-    inside = slice(2, -2)
-    gap = found.rgb[0] - 1 - found.labels.float()
+    middle = slice(2, -2)
+    gap = found.rgb[0].float() - 1 - found.labels.float()
     assert (
-        gap[:, inside].abs().max() <= 1
+        gap[:, middle].abs().max() <= 1
     )  # interpolated values differ from nearest ones by at most 1
     assert torch.equal(found.depth[0], found.labels.float() + 1)
-    assert found.depth_mask.all()
+    assert found.depth.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.75, 1.25, 1.75])
+def test_scaled_colours_are_whole_numbers(scale: float):
+    """Rows and columns are rounded one after the other, as in Pillow."""
+    colours = torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8)
+    exact = F.interpolate(colours[None].float(), [round(40 * scale), round(50 * scale)],
+                          mode="bilinear", align_corners=False)[0]  # fmt: skip
+    for stored in (colours, colours.permute(1, 2, 0).contiguous().permute(2, 0, 1)):
+        found = scaled(replace(image(), rgb=stored), scale).rgb
+        assert found.dtype == torch.uint8
+        assert (found.float() - exact).abs().max() <= 1.01
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.5, 0.75])
@@ -74,7 +89,7 @@ def test_nearest_resize_uses_pixel_centres(scale: float):
 
 def test_batches_are_mirrored_per_image():
     one = image()
-    parts = (one.rgb, one.labels, one.depth, one.depth_mask)
+    parts = (one.rgb.float(), one.labels, one.depth, one.depth > 0)
     batch = Batch(*(part.expand(64, *part.shape) for part in parts))
     found = mirror_some(batch)
     flipped = found.labels[:, 0, 0] == 49

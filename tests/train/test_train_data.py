@@ -1,20 +1,27 @@
 """Batches: order, splitting over processes, resuming at any step."""
 
+import gc
+import os
 import random
+import signal
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
+from toy_task import toy
 
-from eligo.errors import ConfigError, InputError
+from eligo.errors import ConfigError, EligoError, InputError
 from eligo.train import (
     TrainConfig,
     counted_steps,
     epoch_batches,
     epoch_rows,
+    fit,
     steps_per_epoch,
 )
+from eligo.train import data as loading
+from eligo.train.data import default_workers, killed_worker, ordered_batches, worker_count
 
 
 class Augmented:
@@ -42,8 +49,10 @@ def test_parts_of_all_ranks_form_the_same_batch() -> None:
     assert torch.equal(take(5), torch.cat(parts, dim=1))
 
 
-def test_workers_reproduce_the_augmentations() -> None:
-    assert torch.equal(take(5), take(5, workers=1))
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_reproduce_the_augmentations(workers: int) -> None:
+    assert torch.equal(take(5), take(5, workers=workers))
+    assert torch.equal(take(5)[2:], take(3, start=2, workers=workers))
 
 
 def test_epochs_are_different_permutations() -> None:
@@ -118,3 +127,149 @@ def test_total_steps_are_ignored_with_epochs(caplog: pytest.LogCaptureFixture):
     assert not caplog.text
     assert counted_steps(3, 10, TrainConfig(batch_size=4, total_steps=2)) == 6
     assert "total_steps 2 is ignored: epochs 3 are 6 steps" in caplog.text
+
+
+# ------------------------------------------------------------------ worker processes
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch):
+    """A function that sets the number of cores, whether there is a GPU, and the processes."""
+
+    def given(count: int, *, gpu: bool = True, here: int = 1, everywhere: int | None = None):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+        monkeypatch.setenv("WORLD_SIZE", str(everywhere or here))
+
+    return given
+
+
+@pytest.mark.parametrize(
+    ("count", "gpu", "expected"),
+    [
+        (1, True, 1), (2, True, 1), (4, True, 3), (16, True, 15), (64, True, 16),
+        (1, False, 0), (2, False, 0), (4, False, 3), (64, False, 16),
+    ],
+)  # fmt: skip
+def test_default_workers_leave_a_core_free(cores, count: int, gpu: bool, expected: int):
+    cores(count, gpu=gpu)
+    assert default_workers() == worker_count(None) == expected
+    assert worker_count(0) == 0
+    assert worker_count(5) == 5
+
+
+def test_processes_of_a_machine_share_its_cores(cores):
+    cores(16, here=4, everywhere=8)
+    assert default_workers() == 3
+    cores(16, here=8)
+    assert default_workers() == 1
+
+
+def test_accumulated_parts_share_the_workers_of_their_process(cores):
+    cores(16)
+    assert worker_count(None, num_parts=4) == 4  # 15, rounded up
+    assert worker_count(3, num_parts=8) == 1
+    assert worker_count(0, num_parts=8) == 0
+    cores(16, here=2)
+    assert worker_count(6, num_parts=4) == 3  # two parts in each of two processes
+
+
+class Threads:
+    """The number of torch threads and the tokenizers' setting, where an example is read."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, _: int) -> tuple[int, str]:
+        return torch.get_num_threads(), os.environ.get("TOKENIZERS_PARALLELISM", "")
+
+
+def test_workers_start_no_thread_pools(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        own = next(epoch_batches(Threads(), 2, 0, 0, 0, 1))
+        theirs = next(epoch_batches(Threads(), 2, 0, 0, 0, 1, num_workers=1))
+        in_order = next(ordered_batches(Threads(), 2, num_workers=1))
+    finally:
+        torch.set_num_threads(before)
+    assert own[0].tolist() == [2, 2]
+    assert theirs[0].tolist() == in_order[0].tolist() == [1, 1]
+    assert list(theirs[1]) == list(in_order[1]) == ["false", "false"]
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+
+
+class Killed(Augmented):
+    """The worker that reads an example is killed, as by the kernel when memory runs out."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if torch.utils.data.get_worker_info() is not None and index == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_killed_worker_is_one_line():
+    with pytest.raises(EligoError, match=r"a worker process .* lower data\.num_workers") as caught:
+        list(islice(epoch_batches(Killed(), 6, 5, 0, 0, 1, num_workers=1), 4))
+    assert "\n" not in str(caught.value)
+    del caught
+    gc.collect()  # of the loader: while it lives, torch raises that error again
+
+
+def test_other_errors_of_workers_are_left_alone():
+    assert killed_worker(ValueError("DataLoader worker (pid 7) is killed")) is None
+    assert killed_worker(RuntimeError("Caught RuntimeError in DataLoader worker process 0")) is None
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_ordered_batches_have_every_example_once(workers: int):
+    batches = list(ordered_batches(range(10), 4, num_workers=workers))
+    assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    singly = list(ordered_batches(range(5), None, num_workers=workers))
+    assert singly == [0, 1, 2, 3, 4]
+    with pytest.raises(InputError) as caught:
+        list(ordered_batches(Torn(), 6, num_workers=workers))
+    assert str(caught.value) == "7.png: cannot be read as an image"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reading_in_order_draws_no_random_numbers(workers: int):
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    list(ordered_batches(range(10), 4, num_workers=workers))
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_small_sets_start_few_workers(monkeypatch: pytest.MonkeyPatch):
+    """Not more than batches; by default, not more than pay off."""
+    started = []
+    original = loading.DataLoader
+
+    def loader(*args, **options):
+        started.append(options["num_workers"])
+        return original(*args, **options)
+
+    monkeypatch.setattr(loading, "DataLoader", loader)
+    list(ordered_batches(range(10), 4, num_workers=8))
+    list(ordered_batches(range(4), 4, num_workers=8))
+    assert started == [3, 0]
+    monkeypatch.setattr(loading, "default_workers", lambda: 2)
+    list(ordered_batches(range(15), 1, num_workers=None))
+    list(ordered_batches(range(17), 1, num_workers=None))
+    list(ordered_batches(range(99), 1, num_workers=None))
+    assert started[2:] == [0, 1, 2]
+
+
+def test_worker_killed_during_a_step_is_one_line(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """torch raises its error in the main thread, wherever that is."""
+    task = toy(tmp_path)
+
+    def step(*_: object):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(task, "step", step)
+    with pytest.raises(EligoError, match=r"a worker process .* was killed"):
+        fit(task, task.config.train)

@@ -200,8 +200,8 @@ class KarpathyDataConfig(Config):
     """Crop images and change word pieces in training."""
     flip: bool = True
     """Also mirror images; turn off if captions mention left and right."""
-    num_workers: int = Field(default=0, ge=0)
-    """Worker processes that load images."""
+    num_workers: int | None = Field(default=None, ge=0)
+    """Worker processes that read images; none: as many as the cores allow."""
 
     def without_effect(self) -> dict[str, str]:
         """Mirroring without augmentation."""

@@ -427,8 +427,8 @@ class FilesConfig(Config):
     """Share of the training images held out to choose the checkpoint."""
     validation_seed: Seed = 0
     """Seed of the choice of these images."""
-    num_workers: int = Field(default=0, ge=0)
-    """Worker processes that read images."""
+    num_workers: int | None = Field(default=None, ge=0)
+    """Worker processes that read images; none: as many as the cores allow."""
 
 
 class RoomsDataConfig(FilesConfig):

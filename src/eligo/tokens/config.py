@@ -96,8 +96,8 @@ class ScenesDataConfig(_DataConfig):
 class _FilesConfig(_DataConfig):
     instruction: str = ""
     """Text after every question, such as "Answer the question using a single word or phrase."."""
-    num_workers: int = Field(default=0, ge=0)
-    """Worker processes that open images."""
+    num_workers: int | None = Field(default=None, ge=0)
+    """Worker processes that read images; none: as many as the cores allow."""
 
 
 class VqaDataConfig(_FilesConfig):
@@ -493,7 +493,7 @@ class FinetuneDataConfig(Config):
     cache_gb: float = Field(default=16.0, ge=0)
     """Keep the tower's features of all photos in memory if they need at most this many GB."""
     num_workers: int | None = Field(default=None, ge=0)
-    """Processes that read images; none: as the number of cores allows."""
+    """Worker processes that read images; none: as many as the cores allow."""
 
     @model_validator(mode="after")
     def _check(self) -> "FinetuneDataConfig":

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,10 +15,13 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from eligo.errors import ConfigError, InputError
+from eligo.errors import ConfigError, EligoError, InputError
 from eligo.train.config import TrainConfig
 from eligo.train.rng import mix, seed_everything
 
+_MAX_WORKERS = 16
+_PER_WORKER = 16  # examples read once; starting a worker takes as long as reading a few
+_KILLED = re.compile(r"DataLoader worker \(pid")
 _log = logging.getLogger("eligo.train")
 
 
@@ -37,7 +41,7 @@ def epoch_batches(
     rank: int,
     world_size: int,
     *,
-    num_workers: int = 0,
+    num_workers: int | None = 0,
     collate: Callable[[list[Any]], Any] = default_collate,
     pin_memory: bool = False,
 ) -> Iterator[Any]:
@@ -46,7 +50,7 @@ def epoch_batches(
     The whole batch does not depend on `world_size`. Every epoch has its own permutation; an
     incomplete last batch is dropped. Before an example is fetched, Python, NumPy and torch are
     seeded from its position in the run, so augmentations repeat too, with any `num_workers`
-    (per part).
+    (`worker_count`). Workers run until the iterator is closed.
     """
     steps_per_epoch(len(dataset), batch_size)  # raises if there are too few examples
     if batch_size % world_size:
@@ -54,14 +58,43 @@ def epoch_batches(
     loader = DataLoader(
         _Seeded(dataset, seed),  # pyright: ignore[reportArgumentType]
         batch_sampler=_Positions(len(dataset), batch_size, seed, start_step, rank, world_size),
-        num_workers=num_workers,
+        num_workers=worker_count(num_workers, world_size),
         collate_fn=partial(_collate, collate),
         pin_memory=pin_memory,
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=_start_worker,
         # The loader would otherwise draw a seed from the global generator.
         generator=torch.Generator().manual_seed(seed),
     )
-    return _raise_problems(iter(loader))
+    return _raise_problems(loader)
+
+
+def ordered_batches(
+    dataset: Examples,
+    batch_size: int | None,
+    *,
+    num_workers: int | None = 0,
+    collate: Callable[[list[Any]], Any] = default_collate,
+) -> Iterator[Any]:
+    """Every example once, in order, `batch_size` at a time; None: one by one, not collated.
+
+    By default fewer workers read a small dataset, and none a very small one.
+
+    >>> [batch.tolist() for batch in ordered_batches(range(5), 2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    num_batches = -(-len(dataset) // (batch_size or 1))
+    workers = min(worker_count(num_workers), num_batches) if num_batches > 1 else 0
+    if num_workers is None:
+        workers = min(workers, len(dataset) // _PER_WORKER)
+    loader = DataLoader(
+        _Read(dataset),  # pyright: ignore[reportArgumentType]
+        batch_size=batch_size,
+        num_workers=workers,
+        collate_fn=partial(_collate, collate) if batch_size else _as_it_is,
+        worker_init_fn=_start_worker,
+        generator=torch.Generator(),
+    )
+    return _raise_problems(loader)
 
 
 def epoch_rows(
@@ -100,13 +133,28 @@ def counted_steps(epochs: int, num_examples: int, train: TrainConfig) -> int:
     return steps
 
 
-def default_workers() -> int:
-    """Number of worker processes for reading files: one per usable core, at most 16, or none.
+def worker_count(num_workers: int | None, num_parts: int = 1) -> int:
+    """Worker processes of one loader of files: `num_workers` for each process of the run.
 
-    On one or two cores a worker would compete with the training itself.
+    None: `default_workers`. The parts of a batch that one process accumulates have a loader each
+    and share its workers, at least one each; `num_parts` counts the parts of all processes.
+    """
+    workers = default_workers() if num_workers is None else num_workers
+    loaders = max(1, num_parts // int(os.environ.get("WORLD_SIZE", "1")))
+    return -(-workers // loaders)
+
+
+def default_workers() -> int:
+    """Number of worker processes for reading files: one per core but one, at most 16.
+
+    Processes of one run on one machine share its cores. On one or two cores without a GPU there
+    are none: they would compete with the training itself.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return 0 if (cores or 1) <= 2 else min(16, (cores or 1) - 1)
+    share = (cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if share <= 2:
+        return int(torch.cuda.is_available())
+    return min(_MAX_WORKERS, share - 1)
 
 
 class _Positions:
@@ -132,10 +180,15 @@ class _Positions:
             step += 1
 
 
-def _ignore_signals(_: int) -> None:
-    """In a worker: Ctrl-C goes to the whole process group, but the loop ends the run."""
+def _start_worker(_: int) -> None:
+    """In a worker: Ctrl-C goes to the whole process group, but the loop ends the run.
+
+    torch has one thread in a worker; tokenizers would have as many as there are cores, and warn
+    because they were used before the fork.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class _Problem(str):
@@ -154,24 +207,56 @@ def _collate(collate: Callable[[list[Any]], Any], examples: list[Any]) -> Any:
         return _Problem(error)
 
 
-def _raise_problems(batches: Iterator[Any]) -> Iterator[Any]:
-    for batch in batches:
-        if isinstance(batch, _Problem):
-            raise InputError(str(batch))
-        yield batch
+def _as_it_is(example: Any) -> Any:
+    return example
 
 
-class _Seeded:
-    def __init__(self, dataset: Examples, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+def _raise_problems(loader: DataLoader) -> Iterator[Any]:
+    try:
+        for batch in loader:
+            if isinstance(batch, _Problem):
+                raise InputError(str(batch))
+            yield batch
+    except RuntimeError as error:
+        if (killed := killed_worker(error)) is not None:
+            raise killed from error
+        raise
 
-    def __getitem__(self, position_and_index: tuple[int, int]) -> Any:
-        position, index = position_and_index
-        seed_everything(self.seed, position)
+
+def killed_worker(error: BaseException) -> EligoError | None:
+    """Return the error to show for torch's error on a killed worker, which comes at any time."""
+    if not isinstance(error, RuntimeError) or not _KILLED.match(str(error)):
+        return None
+    return EligoError(
+        "a worker process that reads files was killed, perhaps because memory or shared memory "
+        "(/dev/shm) ran out; give a lower data.num_workers, 0 for none"
+    )
+
+
+class _Read:
+    """A dataset whose InputErrors are data."""
+
+    def __init__(self, dataset: Examples) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
         try:
             return self.dataset[index]
         except InputError as error:
             return _Problem(error)
 
-    def __len__(self) -> int:
-        return len(self.dataset)
+
+class _Seeded(_Read):
+    """The same, seeded from the position of each example in the run."""
+
+    def __init__(self, dataset: Examples, seed: int) -> None:
+        super().__init__(dataset)
+        self.seed = seed
+
+    def __getitem__(self, index: tuple[int, int]) -> Any:
+        position, index_in_data = index
+        seed_everything(self.seed, position)
+        return super().__getitem__(index_in_data)

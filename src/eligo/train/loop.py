@@ -22,6 +22,7 @@ from eligo.io.interrupts import Delayed, Interrupted, Launcher
 from eligo.train.check import DataCheck
 from eligo.train.checkpoint import RunFolder, RunState, run_record
 from eligo.train.config import TrainConfig
+from eligo.train.data import killed_worker
 from eligo.train.log import Meter, MetricLog, logger
 from eligo.train.optimization import Updater
 from eligo.train.processes import Processes
@@ -92,6 +93,8 @@ def fit(
                 loop.folder.abandon()
             if signals.number:  # whatever exception a library turned the signal into
                 raise Interrupted(signals.number, _stopped(loop, resume)) from error
+            if (killed := killed_worker(error)) is not None:
+                raise killed from error
             raise
         finally:
             run_log.end_run()

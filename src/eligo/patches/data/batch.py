@@ -1,8 +1,9 @@
 """Interfaces of captioned images: training batches, and sets for evaluation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int, UInt8
@@ -29,6 +30,21 @@ class Batch:
     """If `positive` is None: text i belongs to image i; equal ids are the same image."""
     rendered: Rendered | None = None
     """The scenes, to train the vision encoder on patch labels."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the batch with every tensor changed; not the scenes, which files have none of."""
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(change(part) for part in value)
+            return None if value is None else change(value)
+
+        parts = (self.images, self.texts, self.dense, self.positive, self.image_ids)
+        return Batch(*map(changed, parts), rendered=self.rendered)
+
+    def pin_memory(self) -> "Batch":
+        """Return the batch in pinned memory; data loaders call this."""
+        return self.map(Tensor.pin_memory)
 
 
 class CaptionSource(Source):

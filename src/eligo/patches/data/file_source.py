@@ -20,11 +20,11 @@ from eligo.patches.config import KarpathyDataConfig
 from eligo.patches.data.augment import change_pieces, random_crop
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
 from eligo.patches.data.readers import CaptionedImage, read_captions
-from eligo.patches.model.encoders import TextEncoder
+from eligo.patches.model.encoders import TextEncoder, resize
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pretrained.chat import plain_text, tokenize
 from eligo.train.check import DataCheck, listed
-from eligo.train.data import epoch_batches
+from eligo.train.data import epoch_batches, ordered_batches
 
 _MEASURED = 10_000  # training captions whose length is measured
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class FileSource(CaptionSource):
             pin_memory=device.type == "cuda",
         )  # fmt: skip
         for batch in batches:
-            yield _moved(batch, device)
+            yield batch.map(lambda part: part.to(device, non_blocking=True))
 
     def check(self, check: DataCheck) -> None:
         """Check every image of both splits; raise if none of a split can be read."""
@@ -77,7 +77,7 @@ class FileSource(CaptionSource):
     def _dev(self) -> "FileSet":
         # Cached for all evaluations of a run: checking all images takes a while.
         images = read_captions(self.config, "val")[: self.config.validation_images]
-        return FileSet(images, self.model)
+        return FileSet(images, self.model, num_workers=self.config.num_workers)
 
 
 class PairExamples:
@@ -92,7 +92,7 @@ class PairExamples:
         dense: bool,
     ) -> None:
         self.images, self.config, self.uses_dense = images, config, dense
-        self.side, self.prepare = model.image_encoder.image_size, model.image_encoder.prepare
+        self.side = model.image_encoder.image_size
         text = model.text_encoder
         self.tokenizer = text.tokenizer
         self.max_words, self.max_dense_words = text.max_words, text.max_dense_words
@@ -120,7 +120,7 @@ class PairExamples:
     def _picture(self, pixels: Tensor) -> Tensor:
         if self.config.augment:
             return random_crop(pixels, self.side, flip=self.config.flip)
-        return self.prepare([pixels])[0].cpu()
+        return resize(pixels, self.side)
 
     def _varied(self, text: str) -> list[int]:
         pieces = self._pieces(text, self.max_words)
@@ -149,10 +149,16 @@ class PairExamples:
 class FileSet(RetrievalSet):
     """Images of one split, and all their captions, image by image."""
 
-    def __init__(self, images: Sequence[CaptionedImage], model: RetrievalModel) -> None:
+    def __init__(
+        self,
+        images: Sequence[CaptionedImage],
+        model: RetrievalModel,
+        *,
+        num_workers: int | None = None,
+    ) -> None:
         self.encoder: TextEncoder = model.text_encoder
         self.prepare, self.side = model.image_encoder.prepare, model.image_encoder.image_size
-        self.given = images
+        self.given, self.num_workers = images, num_workers
         self._checked: set[bool] = set()  # kinds of captions whose length was checked
 
     @cached_property
@@ -183,9 +189,9 @@ class FileSet(RetrievalSet):
 
     def images(self, size: int) -> Iterator[UInt8[Tensor, "images 3 side side"]]:
         """Yield all images, `size` at a time."""
-        for start in range(0, len(self.kept), size):
-            chunk = self.kept[start : start + size]
-            yield self.prepare([read_image(image, self.side) for image in chunk])
+        pictures = _Pictures(self.kept, self.side)
+        for batch in ordered_batches(pictures, size, num_workers=self.num_workers):
+            yield self.prepare(batch)
 
     def texts(self, size: int) -> Iterator[Pieces]:
         """Yield all captions, `size` at a time."""
@@ -211,6 +217,19 @@ class FileSet(RetrievalSet):
         if dense not in self._checked:
             self._checked.add(dense)
             self.encoder.warn_truncated(texts, dense=dense)
+
+
+class _Pictures:
+    """Images in the size of the model."""
+
+    def __init__(self, images: Sequence[CaptionedImage], side: int) -> None:
+        self.images, self.side = images, side
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> UInt8[Tensor, "3 side side"]:
+        return resize(read_image(self.images[index], self.side), self.side)
 
 
 def _unreadable(check: DataCheck, label: str, images: Sequence[CaptionedImage]) -> list[str]:
@@ -241,13 +260,3 @@ def _why_unreadable(image: CaptionedImage) -> tuple[str, str] | None:
 def read_image(image: CaptionedImage, side: int) -> UInt8[Tensor, "3 height width"]:
     """Return the bytes of an image file, for a model whose images have `side` pixels per side."""
     return torch.from_numpy(np.array(open_image(image.path, side))).permute(2, 0, 1)
-
-
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    def move(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(move(part) for part in value)
-        return None if value is None else value.to(device, non_blocking=True)
-
-    parts = (batch.images, batch.texts, batch.dense, batch.positive, batch.image_ids)
-    return Batch(*map(move, parts))

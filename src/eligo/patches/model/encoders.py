@@ -114,7 +114,7 @@ class ImageEncoder(nn.Module):
         device, side = self.head.weight.device, self.image_size
         if isinstance(images, Tensor) and images.shape[2:] == (side, side):
             return images.to(device)
-        return torch.stack([_resized(image, side).to(device) for image in images])
+        return torch.stack([resize(image, side).to(device) for image in images])
 
 
 class TextEncoder(nn.Module):
@@ -199,7 +199,8 @@ def words_of(vectors: Float[Tensor, "texts words dim"], mask: Bool[Tensor, "text
     return Words(vectors.masked_fill(~mask.unsqueeze(-1), 0.0), mask)
 
 
-def _resized(image: Picture, side: int) -> UInt8[Tensor, "3 side side"]:
+def resize(image: Picture, side: int) -> UInt8[Tensor, "3 side side"]:
+    """Return a picture as bytes of one size (bicubic)."""
     if isinstance(image, Image.Image):
         image = torch.from_numpy(np.array(upright_rgb(image, side))).permute(2, 0, 1)
     if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:

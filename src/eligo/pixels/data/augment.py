@@ -1,7 +1,8 @@
 """Augmentation of training images: mirror, scale, crop.
 
-Departure from the original: depth is resized with nearest neighbours rather than bilinearly, which
-would invent depths between an object and its background.
+Images stay bytes until they are on the device, as in the original, where scaled colours are whole
+numbers too. Departure from the original: depth is resized with nearest neighbours rather than
+bilinearly, which would invent depths between an object and its background.
 """
 
 from collections.abc import Callable
@@ -16,24 +17,25 @@ from torch.nn import functional as F
 from eligo.pixels.config import IGNORED, AugmentConfig
 from eligo.pixels.data.batch import Batch
 
+_PADDING = {"rgb": 0, "depth": float("nan"), "labels": IGNORED}
+
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """One image, as network inputs."""
+    """One image, not yet normalised."""
 
-    rgb: Float[Tensor, "3 height width"]
+    rgb: UInt8[Tensor, "3 height width"]
     depth: Float[Tensor, "1 height width"]
-    depth_mask: Bool[Tensor, "1 height width"]
+    """As `read_stored_depth` returns it; NaN is unknown."""
     labels: UInt8[Tensor, "height width"]
     word_ids: Int64[Tensor, " max_words"]
     """Rows of its words in a `PhraseTable`; -1 pads."""
+    frame: tuple[int, int, int, int] | None = None
+    """Top, left, bottom and right of the image inside its padding; None: there is none."""
 
     def map(self, change: Callable[[Tensor, str], Tensor]) -> "Prepared":
-        """Return the image with `change(tensor, field name)` applied to its four maps."""
-        maps: dict[str, Any] = {
-            name: change(getattr(self, name), name)
-            for name in ("rgb", "depth", "depth_mask", "labels")
-        }
+        """Return the image with `change(tensor, field name)` applied to its three maps."""
+        maps: dict[str, Any] = {name: change(getattr(self, name), name) for name in _PADDING}
         return replace(self, **maps)
 
 
@@ -49,32 +51,49 @@ def augment(image: Prepared, config: AugmentConfig) -> Prepared:
 def scaled(image: Prepared, scale: float) -> Prepared:
     """Resize: colours bilinearly, depth and labels with nearest neighbours."""
     size = [max(1, round(side * scale)) for side in image.rgb.shape[-2:]]
+    if size == list(image.rgb.shape[-2:]):
+        return image
 
     def resized(x: Tensor, name: str) -> Tensor:
         if name == "rgb":
             return F.interpolate(x[None], size=size, mode="bilinear", align_corners=False)[0]
-        channels = x.reshape(1, 1, *x.shape[-2:]).float()
-        nearest = F.interpolate(channels, size=size, mode="nearest-exact").to(x.dtype)
+        channels = x.reshape(1, 1, *x.shape[-2:])
+        nearest = F.interpolate(channels, size=size, mode="nearest-exact")
         return nearest.view(*x.shape[:-2], *size)
 
     return image.map(resized)
 
 
 def _crop(image: Prepared, size: tuple[int, int]) -> Prepared:
-    """Take a random crop; padding is 0 (the mean colour), unknown depth and an ignored label."""
+    """Take a random crop; padding has no colour, unknown depth and an ignored label."""
     height, width = size
+    have = image.rgb.shape[-2:]
     top, left = (
-        int(torch.randint(max(0, have - want) + 1, ()))
-        for have, want in zip(image.rgb.shape[-2:], size, strict=True)
+        int(torch.randint(max(0, side - wanted) + 1, ()))
+        for side, wanted in zip(have, size, strict=True)
     )
+    image = image.map(lambda x, _: x[..., top : top + height, left : left + width])
+    rows, columns = image.rgb.shape[-2:]
+    if (rows, columns) == size:
+        return image
+    above, before = (height - rows) // 2, (width - columns) // 2
+    pad = (before, width - columns - before, above, height - rows - above)
+    padded = image.map(lambda x, name: F.pad(x, pad, value=_PADDING[name]))
+    return replace(padded, frame=(above, before, above + rows, before + columns))
 
-    def crop(x: Tensor, name: str) -> Tensor:
-        part = x[..., top : top + height, left : left + width]
-        below, right = height - part.shape[-2], width - part.shape[-1]
-        pad = (right // 2, right - right // 2, below // 2, below - below // 2)
-        return F.pad(part, pad, value=IGNORED if name == "labels" else 0)
 
-    return image.map(crop)
+def inside(
+    frames: Int64[Tensor, "batch 4"], height: int, width: int
+) -> Bool[Tensor, "batch 1 height width"]:
+    """Which pixels of a batch belong to the images, and not to their padding.
+
+    >>> inside(torch.tensor([[0, 1, 1, 3]]), 2, 3)[0, 0].int().tolist()
+    [[0, 1, 1], [0, 0, 0]]
+    """
+    top, left, bottom, right = frames.view(-1, 4, 1, 1, 1).unbind(1)
+    row = torch.arange(height, device=frames.device).view(-1, 1)
+    column = torch.arange(width, device=frames.device)
+    return (row >= top) & (row < bottom) & (column >= left) & (column < right)
 
 
 def mirror_some(batch: Batch) -> Batch:

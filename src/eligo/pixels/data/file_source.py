@@ -2,31 +2,34 @@
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from eligo.errors import InputError
 from eligo.images import warn_shared_images
 from eligo.pixels.config import IGNORED, AugmentConfig, FilesDataConfig, InputsConfig, TextConfig
-from eligo.pixels.data.augment import Prepared, augment
+from eligo.pixels.data.augment import Prepared, augment, inside
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.pictures import (
     Photo,
     check_depth_range,
     check_label_range,
     check_photo,
+    normalise_depth,
     normalise_rgb,
-    read_depth,
     read_label,
     read_photo,
+    read_stored_depth,
 )
 from eligo.pixels.data.records import Record, Split, class_names, read_records
 from eligo.pixels.text.batch import Provenance
 from eligo.pixels.text.encoders import TextEncoder
 from eligo.pixels.text.table import PhraseTable, words_of
 from eligo.train.check import DataCheck
-from eligo.train.data import epoch_batches
+from eligo.train.data import epoch_batches, ordered_batches
 
 _log = logging.getLogger("eligo.pixels")
 
@@ -48,34 +51,36 @@ class Images:
         ]
         _log_unused_words(records, text)
         self.table: PhraseTable | None = None
+        self.word_ids = torch.zeros(len(records), 0, dtype=torch.int64)
         if encoder is not None:
             phrases = (phrase for words in self.words for phrase in words)
             self.table = PhraseTable(encoder, phrases, text.num_words(len(classes)))
+            self.word_ids = torch.stack([self.table.ids(words) for words in self.words])
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes, which need no vectors on a device."""
+        return vars(self) | {"table": None, "words": []}
 
     def read(self, index: int, *, words_from: int | None = None) -> Prepared:
         """Load one image, with its own words or those of image `words_from`."""
         record = self.records[index]
         photo = read_photo(record.image)
-        shape = photo.pixels.shape[-2:]
         if record.depth is None or self.inputs.depth == "none":
-            depth, mask = torch.zeros(1, *shape), torch.zeros(1, *shape, dtype=torch.bool)
+            depth = torch.full((1, *photo.pixels.shape[-2:]), float("nan"))
         else:
-            depth, mask = read_depth(record.depth, self.inputs, photo)
+            depth = read_stored_depth(record.depth, self.inputs, photo)
         labels = self._labels(record, photo)
-        word_ids = torch.zeros(0, dtype=torch.int64)
-        if self.table is not None:
-            word_ids = self.table.ids(self.words[index if words_from is None else words_from])
-        rgb = normalise_rgb(photo.pixels, self.inputs.channel_order)
-        return Prepared(rgb, depth, mask, labels, word_ids)
+        word_ids = self.word_ids[index if words_from is None else words_from]
+        return Prepared(photo.pixels, depth, labels, word_ids)
 
     def check(self, record: Record) -> tuple[bool, tuple[int, int]]:
         """Raise what `read` would raise; returns whether any pixel has a label, and the size."""
         photo = check_photo(record.image)
         if record.depth is not None and self.inputs.depth != "none":
-            read_depth(record.depth, self.inputs, photo)
+            read_stored_depth(record.depth, self.inputs, photo)
         return bool((self._labels(record, photo) != IGNORED).any()), photo.shape
 
     def _labels(self, record: Record, photo: Photo) -> Tensor:
@@ -109,6 +114,19 @@ class AugmentedImages:
 
     def __getitem__(self, index: int) -> Prepared:
         return augment(self.images.read(index), self.config)
+
+
+class _WholeImages:
+    """Images as they are; with `shift`, each with the words of the one so many places on."""
+
+    def __init__(self, images: Images, shift: int = 0) -> None:
+        self.images, self.shift = images, shift
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Prepared:
+        return self.images.read(index, words_from=(index + self.shift) % len(self.images))
 
 
 class FileSource(ImageSource):
@@ -167,9 +185,9 @@ class FileSource(ImageSource):
         images = self._images("train")
         path = images.records[0].depth
         if rank == 0 and path is not None:
-            first = images.read(0)
+            first = normalise_depth(images.read(0).depth, self.inputs)
             flags = ("--inputs.depth", "--inputs.depth_scale")
-            check_depth_range((first.depth, first.depth_mask), path, self.inputs, flags)
+            check_depth_range(first, path, self.inputs, flags)
         stacked = epoch_batches(
             AugmentedImages(images, self.augmentation), batch_size, seed, start_step, rank,
             world_size, num_workers=self.config.num_workers, collate=_stack,
@@ -184,10 +202,10 @@ class FileSource(ImageSource):
         images = self._images(split)
         if provenance == "shuffled" and len(images) == 1:
             return  # there is no other image
+        shift = max(1, len(images) // 2) if provenance == "shuffled" else 0
+        whole = _WholeImages(images, shift)
         waiting: list[Prepared] = []
-        for index in range(len(images)):
-            other = (index + max(1, len(images) // 2)) % len(images)
-            image = images.read(index, words_from=other if provenance == "shuffled" else None)
+        for image in ordered_batches(whole, None, num_workers=self.config.num_workers):
             if waiting and (len(waiting) == batch_size or waiting[0].rgb.shape != image.rgb.shape):
                 yield self._batch(images, _stack(waiting), provenance)
                 waiting = []
@@ -223,21 +241,35 @@ class FileSource(ImageSource):
         paths = ([record.image for record in part] for part in (training, records))
         warn_shared_images(*paths, names=("training", split))
 
-    def _batch(self, images: Images, parts: tuple[Tensor, ...], provenance: Provenance) -> Batch:
+    def _batch(self, images: Images, parts: list[Tensor], provenance: Provenance) -> Batch:
         moved = (part.to(self.device, non_blocking=True) for part in parts)
-        rgb, depth, mask, labels, word_ids = moved
+        pixels, stored, labels, word_ids, frames = moved
+        rgb = normalise_rgb(pixels.permute(0, 3, 1, 2), self.inputs.channel_order)
+        rgb.masked_fill_(~inside(frames, *labels.shape[1:]), 0.0)
+        depth, mask = normalise_depth(stored, self.inputs)
         text = None
         if images.table is not None and provenance != "none":
             text = images.table.batch(word_ids, provenance)
         return Batch(rgb, labels, depth, mask, text)
 
 
-def _stack(images: list[Prepared]) -> tuple[Tensor, ...]:
+def _stack(images: list[Prepared]) -> list[Tensor]:
+    """Return bytes (height, width, 3), depth, labels, word ids and frames of a batch."""
     shapes = {tuple(image.rgb.shape[-2:]) for image in images}
     if len(shapes) > 1:
         raise InputError(
             f"got images of {sorted(shapes)[:4]} pixels in one batch, expected one size; give "
             "augment.crop"
         )
-    names = ("rgb", "depth", "depth_mask", "labels", "word_ids")
-    return tuple(torch.stack([getattr(image, name) for image in images]) for name in names)
+    height, width = images[0].labels.shape
+    rows = [
+        (
+            image.rgb.permute(1, 2, 0),  # as they are stored
+            image.depth,
+            image.labels,
+            image.word_ids,
+            torch.tensor(image.frame or (0, 0, height, width)),
+        )
+        for image in images
+    ]
+    return default_collate(rows)  # in a worker, into shared memory

@@ -29,12 +29,15 @@ from eligo.images import (
 )
 from eligo.pixels.config import IGNORED, MIN_SIZE, ChannelOrder, InputsConfig
 
-DepthMap: TypeAlias = tuple[Float[Tensor, "1 height width"], Bool[Tensor, "1 height width"]]
+DepthMap: TypeAlias = tuple[
+    Float[Tensor, "*batch 1 height width"], Bool[Tensor, "*batch 1 height width"]
+]
 """Normalised depth, 0 where it is unknown, and the mask of known pixels."""
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, red first
 _DEPTH_MEAN, _DEPTH_STD = 0.48, 0.28
 _FARTHEST = 10.0  # metres
+_SUN_SCALE = 1000.0  # units per metre of sun16
 _NEAR, _FAR = 0.3, 10.0  # metres; an image entirely nearer or farther is implausible
 _ADD_ONE = "; if 0 is a class and 255 ignored, add 1 to all labels (255 becomes 0)"
 _SAMPLED = 32  # label files
@@ -109,7 +112,8 @@ def normalise_rgb(
     """
     mean, std = _colour_statistics(rgb.device)
     ordered = rgb.flip(-3) if channel_order == "bgr" else rgb
-    return (ordered.float() / 255 - mean) / std
+    floats = ordered.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    return floats.div_(255).sub_(mean).div_(std)
 
 
 def normalise_metres(metres: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -119,17 +123,28 @@ def normalise_metres(metres: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]
 
 def decode_depth(values: Shaped[np.ndarray, "height width"], inputs: InputsConfig) -> DepthMap:
     """Return stored depth values as network inputs."""
+    return normalise_depth(_as_floats(values, inputs), inputs)
+
+
+def normalise_depth(
+    depth: Float[Tensor, "*batch 1 height width"], inputs: InputsConfig
+) -> DepthMap:
+    """Return what `read_stored_depth` returned, of one image or several, as network inputs."""
     if inputs.depth == "png8":
-        share = torch.from_numpy(values.astype(np.float32)) / 255
-        z = ((share - _DEPTH_MEAN) / _DEPTH_STD)[None]
-        return z, torch.ones_like(z, dtype=torch.bool)
-    scale = inputs.depth_scale
-    if inputs.depth == "sun16":
-        stored = values.astype(np.uint16)
-        values, scale = (stored >> np.uint16(3)) | (stored << np.uint16(13)), 1000.0
-    metres = torch.from_numpy(values.astype(np.float32))[None] / scale
+        known = depth.isfinite()
+        return torch.where(known, (depth / 255 - _DEPTH_MEAN) / _DEPTH_STD, 0.0), known
+    metres = depth / (_SUN_SCALE if inputs.depth == "sun16" else inputs.depth_scale)
     known = metres.isfinite() & (metres > 0)
     return torch.where(known, normalise_metres(metres.nan_to_num()), 0.0), known
+
+
+def _as_floats(
+    values: Shaped[np.ndarray, "height width"], inputs: InputsConfig
+) -> Float[Tensor, "1 height width"]:
+    if inputs.depth == "sun16":
+        stored = values.astype(np.uint16)
+        values = (stored >> np.uint16(3)) | (stored << np.uint16(13))
+    return torch.from_numpy(values.astype(np.float32))[None]
 
 
 def read_depth(depth: ImageLike, inputs: InputsConfig, photo: Photo) -> DepthMap:
@@ -137,6 +152,13 @@ def read_depth(depth: ImageLike, inputs: InputsConfig, photo: Photo) -> DepthMap
 
     A PNG, TIFF or .npy file, a PIL image, or an array or a tensor of shape (height, width).
     """
+    return normalise_depth(read_stored_depth(depth, inputs, photo), inputs)
+
+
+def read_stored_depth(
+    depth: ImageLike, inputs: InputsConfig, photo: Photo
+) -> Float[Tensor, "1 height width"]:
+    """Load depth as `read_depth` does, for `normalise_depth`: values as stored, sun16 in mm."""
     name, values, orientation = _stored_values(depth, "depth")
     if values.ndim == 3 and values.shape[2] == 3 and inputs.depth == "png8":
         values = values[..., 0]  # some data sets store it three times
@@ -154,7 +176,7 @@ def read_depth(depth: ImageLike, inputs: InputsConfig, photo: Photo) -> DepthMap
         raise InputError(
             f"{name}: got {values.dtype} values, expected 16 bits (inputs.depth sun16)"
         )
-    return decode_depth(values, inputs)
+    return _as_floats(values, inputs)
 
 
 def check_depth_range(

@@ -132,18 +132,25 @@ class PixelsTask(SourcedTask[ImageSource]):
         main, kinds = source.provenances[0], source.provenances[:2]
         size = self.config.train.batch_size
         metrics = {}
+        first: Batch | None = None
         for kind in kinds:
             likelihood = LogLikelihood()
+
+            def watch(batch: Batch, found: Tensor, likelihood: LogLikelihood = likelihood) -> None:
+                nonlocal first
+                first = first or batch
+                likelihood.add(batch, found)
+
             total, _ = split_confusion(
-                self.model, source, "validation", kind, batch_size=size, watch=likelihood.add
+                self.model, source, "validation", kind, batch_size=size, watch=watch
             )
             found = {"loss": likelihood.loss(), **vars(segmentation_metrics(total))}
             suffix = "" if kind == main else f"/{kind}"
             means = {k: v for k, v in found.items() if isinstance(v, float)}
             metrics |= {f"{name}{suffix}": value for name, value in means.items()}
         metrics |= {name: float(value) for name, value in self.model.temperatures().items()}
-        batch = next(source.images("validation", main, size))  # one batch is enough for the entropy
-        output = self.model(batch.rgb, batch.depth, batch.depth_mask, batch.text)
+        assert first is not None  # one batch is enough for the entropy; the first kind is `main`
+        output = self.model(first.rgb, first.depth, first.depth_mask, first.text)
         if output.entropy is not None:
             metrics["attention_entropy"] = float(output.entropy.mean())
         return metrics

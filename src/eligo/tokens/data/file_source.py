@@ -16,8 +16,8 @@ from eligo.tokens.config import LinesDataConfig, VqaDataConfig
 from eligo.tokens.data.examples import Collator, FileExamples, TokenExample
 from eligo.tokens.data.prompts import text_lengths
 from eligo.tokens.training.batch import HostBatch, host_batch, to_device
-from eligo.train import epoch_batches
 from eligo.train.check import DataCheck
+from eligo.train.data import epoch_batches, ordered_batches
 from eligo.vqa import VqaExample, read_vqa, read_vqa_lines, usual_answer
 
 _MEASURED = 256  # questions whose length is measured
@@ -34,8 +34,9 @@ class FileSource:
         processor: Any,
         *,
         instruction: str = "",
-        num_workers: int = 0,
+        num_workers: int | None = 0,
     ) -> None:
+        """`num_workers`: 0 for examples in memory; see `eligo.train.data.worker_count`."""
         self.train, self.held_out = (
             FileExamples(part.rows, side_of(processor)) if isinstance(part, FileExamples) else part
             for part in (train, validation)
@@ -62,10 +63,14 @@ class FileSource:
 
     def validation(self, batch_size: int, device: Any) -> Iterator[HostBatch]:
         """Yield the same examples every time."""
-        count = _length(self.held_out)
-        for first in range(0, count, batch_size):
-            rows = range(first, min(first + batch_size, count))
-            yield to_device(self._collate([self.held_out[row] for row in rows]), device)
+        batches = ordered_batches(
+            self.held_out,  # pyright: ignore[reportArgumentType]
+            batch_size,
+            num_workers=self.num_workers,
+            collate=self._collate,
+        )
+        for batch in batches:
+            yield to_device(batch, device)
 
     def check(self, check: DataCheck) -> None:
         """Check every image, question and answer of the files."""

@@ -28,7 +28,7 @@ from eligo.tokens.hosts import host_of
 from eligo.tokens.inference.load import load_host
 from eligo.train import OptimizerSpec, Progress, StepOutput, Task, epoch_batches, seed_everything
 from eligo.train.check import DataCheck
-from eligo.train.data import default_workers, steps_per_epoch
+from eligo.train.data import steps_per_epoch, worker_count
 from eligo.train.weights import load_weights, save_weights
 
 logger = logging.getLogger("eligo.tokens")
@@ -124,20 +124,16 @@ class FinetuneTask(Task):
         train = self.settings.train
         loader = epoch_batches(
             self.training, train.batch_size, train.seed, start_step, rank, world_size,
-            num_workers=0 if self.cached else self._num_workers,
+            num_workers=0 if self.cached else self.settings.data.num_workers,
             collate=self.training.collate,
         )  # fmt: skip
         for batch in loader:
             yield batch.to(device)
 
-    @property
-    def _num_workers(self) -> int:
-        given = self.settings.data.num_workers
-        return default_workers() if given is None else given
-
     @torch.no_grad()
     def _run_tower(self, photos: Conversations) -> Float[Tensor, "photos tokens width"]:
-        loader = DataLoader(_Pixels(photos), batch_size=_TOWER_BATCH, num_workers=self._num_workers)
+        workers = worker_count(self.settings.data.num_workers)
+        loader = DataLoader(_Pixels(photos), batch_size=_TOWER_BATCH, num_workers=workers)
         return torch.cat([self._tower(pixels) for pixels in loader])
 
     @torch.no_grad()

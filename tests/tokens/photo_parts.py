@@ -50,9 +50,9 @@ WORDS = [
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
 
 
-def make_tower(kind: str, folder: Path, image_size: int = 56) -> Path:
+def make_tower(kind: str, folder: Path, image_size: int = 56, layers: int = 3) -> Path:
     torch.manual_seed(0)
-    shape = {**SIZES, "patch_size": 14, "image_size": image_size}
+    shape = SIZES | {"patch_size": 14, "image_size": image_size, "num_hidden_layers": layers}
     if kind == "dinov2":
         tower = Dinov2Model(Dinov2Config(**shape))
     elif kind == "clip":
@@ -74,8 +74,9 @@ def make_language(folder: Path, layers: int = 3) -> Path:
     )
     fast.save_pretrained(folder)
     config = LlamaConfig(
-        **SIZES | {"num_hidden_layers": layers}, vocab_size=len(vocabulary), intermediate_size=32, num_key_value_heads=1,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=2, pad_token_id=1,
+        **SIZES | {"num_hidden_layers": layers}, vocab_size=len(vocabulary),
+        intermediate_size=32, num_key_value_heads=1, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=2, pad_token_id=1,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder

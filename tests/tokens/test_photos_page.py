@@ -24,7 +24,7 @@ SHORTER = {
 
 def test_the_page_runs_from_parts_to_a_pruned_answer(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    make_tower("dinov2", Path("facebook/dinov2-small"))
+    make_tower("dinov2", Path("facebook/dinov2-small"), layers=12)
     make_language(Path("HuggingFaceTB/SmolLM2-135M-Instruct"), layers=16)
     make_photos(Path("files"), count=48)
     shutil.move("files/images", "images")

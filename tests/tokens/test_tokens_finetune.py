@@ -14,8 +14,10 @@ from eligo.images import open_image
 from eligo.pretrained.hosts import load_host
 from eligo.tokens import METHODS
 from eligo.tokens.config import FinetuneConfig
+from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.conversations import Conversations, Photo, Turn, read_photos
 from eligo.tokens.data.prompts import build_prompt, encode
+from eligo.tokens.hosts import host_of
 from eligo.tokens.inference.load import floats_of
 from eligo.tokens.model.assemble import assemble, resize_positions
 from eligo.tokens.training.finetune import FinetuneTask
@@ -86,6 +88,22 @@ def test_another_image_size_interpolates_the_positions(parts: Path):
     inputs = encode(processor, [image], [build_prompt(processor, "?")])
     assert inputs["pixel_values"].shape == (1, 3, 28, 28)
     model(**inputs)
+
+
+def test_several_feature_layers_are_concatenated(parts: Path):
+    names = str(parts / "dinov2"), str(parts / "language")
+    model, processor = assemble(*names, feature_layer=(1, 3))
+    pixels = encode(processor, [open_image(parts / "photos" / "images" / "0.png")], ["<image>"])
+    with torch.no_grad():
+        states = model.model.vision_tower(
+            pixels["pixel_values"], output_hidden_states=True
+        ).hidden_states
+        expected = torch.cat([states[1][:, 1:], states[3][:, 1:]], -1)
+        host = host_of(model)
+        torch.testing.assert_close(host.features(pixels["pixel_values"]), expected)
+        assert host.feature_width == HostShape.of(model).feature_width == 2 * 16
+        tokens = model.get_image_features(pixels["pixel_values"]).pooler_output[0]
+        torch.testing.assert_close(tokens, host.project(expected)[0])
 
 
 def test_a_packed_turn_is_its_prompt_alone(parts: Path, base: Path, tmp_path):

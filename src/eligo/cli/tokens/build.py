@@ -12,7 +12,7 @@ def run(
     *,
     out: Path,
     image_size: Count | None = None,
-    feature_layer: int = -2,
+    feature_layer: tuple[int, ...] = (-2,),
     parts: Path | None = None,
     seed: int = 0,
     json: bool = False,
@@ -26,7 +26,8 @@ def run(
         language: Folder or hub name of a causal language model.
         out: The folder to write to.
         image_size: Image side in pixels, a multiple of the patch size; by default the tower's own.
-        feature_layer: Hidden state of the tower that gives the vision tokens; -1 is the last.
+        feature_layer: Hidden state of the tower that gives the vision tokens, -1 is the last; of
+            several, the features are concatenated.
         parts: Folder `parts` of a run of `eligo tokens finetune`: its trained projector and LoRA.
         seed: Seed of a new projector.
         json: Print one JSON document.

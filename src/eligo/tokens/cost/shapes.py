@@ -185,7 +185,7 @@ def _square_tower(config: Any, merge: int = 1, extra_tokens: int = 0) -> TowerSh
 
 def _llava(config: Any) -> HostShape:
     vision = config.vision_config
-    has_cls = int(vision.model_type == "clip_vision_model")
+    has_cls = int(vision.model_type in ("clip_vision_model", "dinov2"))
     tower, layer = _square_tower(vision, extra_tokens=has_cls), text_layer(config.text_config)
     layers = config.vision_feature_layer
     features = vision.hidden_size * (len(layers) if isinstance(layers, list | tuple) else 1)

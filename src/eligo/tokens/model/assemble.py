@@ -7,6 +7,7 @@ Tower and language model are those of a folder or of the hub; the projector is n
 `eligo tokens finetune`. The result is a stock `LlavaForConditionalGeneration` with its processor.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def assemble(
     language: str,
     *,
     image_size: int | None = None,
-    feature_layer: int = -2,
+    feature_layer: int | Sequence[int] = -2,
     seed: int = 0,
 ) -> tuple[Any, Any]:
     """Return an untrained LLaVA and its processor.
@@ -78,7 +79,8 @@ def assemble(
         tower: Folder or hub name of a CLIP, SigLIP or DINOv2 model.
         language: Folder or hub name of a causal language model with its tokenizer.
         image_size: Image side in pixels; by default the tower's own.
-        feature_layer: Hidden state of the tower that gives the vision tokens; -1 is the last.
+        feature_layer: Hidden state of the tower that gives the vision tokens, -1 is the last; of
+            several, the features are concatenated.
         seed: Seed of the projector's weights.
     """
     from transformers import LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
@@ -86,7 +88,8 @@ def assemble(
     vision, kind, pixels = _load_tower(tower, image_size)
     config = vision.config
     count = config.num_hidden_layers
-    if not -count - 1 <= feature_layer <= count:
+    layers = [feature_layer] if isinstance(feature_layer, int) else list(feature_layer)
+    if not layers or any(not -count - 1 <= layer <= count for layer in layers):
         raise InputError(
             f"feature_layer: got {feature_layer}, expected {-count - 1} to {count}: the tower has "
             f"{count} layers"
@@ -101,7 +104,7 @@ def assemble(
             text_config=text.config,
             image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
             image_seq_length=grid**2,
-            vision_feature_layer=feature_layer,
+            vision_feature_layer=layers[0] if len(layers) == 1 else layers,
             vision_feature_select_strategy=strategy,
             tie_word_embeddings=bool(text.config.tie_word_embeddings),
         )

@@ -38,7 +38,7 @@ from eligo.tokens.inference.evaluate import WHOLE, Answers, answer_questions
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.methods import build
 from eligo.tokens.metrics import as_bits
-from eligo.tokens.plan import Plan, Stage1
+from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.train.progress import ProgressBar
 from eligo.vqa import VqaExample, read_vqa_lines
 
@@ -69,6 +69,8 @@ class PhotosConfig(Config):
     """The point at which settings are chosen."""
     baselines: tuple[str, ...] = tuple(name for name in BASELINES if name != "oracle")
     """Training-free methods."""
+    composed: tuple[str, ...] = ()
+    """Two training-free methods, BEFORE+INSIDE, in the schedule of the first arm."""
     num_trials: int = Field(default=4, ge=1, le=4)
     """Settings to try for every baseline (or all that it has)."""
     num_questions: int | None = Field(default=None, ge=1)
@@ -277,6 +279,16 @@ class PhotosStudy:
         limits = allowed, self.config.num_trials, one_more / allowed - 1
         return candidates(name, self.shape, self.text, *limits)
 
+    def _composed(self, name: str, point: int) -> Plan:
+        """Return two methods with the budgets of the first arm, at the cost of a point."""
+        before, _, inside = name.partition("+")
+        config = self.training(next(iter(self.config.arms)), 0, self.config.seeds[0])
+        assert self.shape.vision is not None
+        schedule = config.schedule(self.shape.vision, self.shape.num_layers, self.text)
+        cuts = [Cut(layer, build(inside), kept) for layer, kept in schedule.cuts]
+        plan = Plan(Stage1(build(before), schedule.merged), cuts)
+        return scale_to(plan, self.shape, self.text, self.allowed(point))
+
     def _learned(self, arm: str, trial: int, seed: int, point: int) -> Plan:
         plan = Plan.load(self.out / f"{arm}_{trial}_{seed}")
         return scale_to(plan, self.shape, self.text, self.allowed(point))
@@ -317,6 +329,8 @@ class PhotosStudy:
                 plans[f"{name}@{point}"] = matched.plan
                 if matched.spent > self.allowed(point + 1) / self.allowed(point):
                     self.exceeding.append(f"{name}@{point}")
+            for name in self.config.composed:
+                plans[f"{name}@{point}"] = self._composed(name, point)
             for arm, trial, seed in trained:
                 plans[f"{arm}@{point}#{seed}"] = self._learned(arm, trial, seed, point)
         return plans

@@ -138,7 +138,9 @@ def _targets(results: PhotoResults, comparisons: list[dict[str, Any]]) -> list[d
             f"{1 - kept:.0%} of the vision tokens; " + "; ".join(map(_ahead, simple))
         )
         targets.append({"target": f"little lost@{point}", "met": met, "text": text})
-        rivals = [r for (at, name), r in lead.items() if at == point and name not in learned]
+        others = [r for (at, name), r in lead.items() if at == point and name not in learned]
+        composed = [r for r in others if "+" in r["other"]]
+        rivals = [r for r in others if r not in composed]
         level = [r["other"] for r in rivals if r["low"] <= 0]
         closest = min(rivals, key=lambda r: r["ahead"])
         text = (
@@ -146,6 +148,10 @@ def _targets(results: PhotoResults, comparisons: list[dict[str, Any]]) -> list[d
             f"of: {', '.join(level) or 'none'}"
         )
         targets.append({"target": f"ahead@{point}", "met": not level, "text": text})
+        if composed:
+            text = f"{point} tokens, same schedule: " + "; ".join(map(_ahead, composed))
+            met = all(r["low"] > 0 for r in composed)
+            targets.append({"target": f"learning@{point}", "met": met, "text": text})
         if (point, BLIND) in lead:
             row = lead[point, BLIND]
             text = f"{point} tokens: the question: {_ahead(row)}"

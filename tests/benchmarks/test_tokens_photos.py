@@ -31,6 +31,7 @@ arms:
   two_stage_blind: {<<: *parts, merger.kind: simple, pruners.kind: simple}
 trials: [{}, {optim.merger.lr: 0.01}]
 baselines: [random, pool, fastv, visionzip]
+composed: [tome+fastv]
 """
 
 
@@ -63,7 +64,8 @@ def test_every_variant_answers_every_question(finished: Path):
     document = json.loads((finished / "photos.json").read_text())
     found = PhotoResults.unpacked(document)
     names = {f"{name}@{point}" for point in (8, 4) for name in
-             ("random", "pool", "fastv", "visionzip", "two_stage", "two_stage_blind")}  # fmt: skip
+             ("random", "pool", "fastv", "visionzip", "tome+fastv", "two_stage",
+              "two_stage_blind")}  # fmt: skip
     controls = {"none", "no image", "other image", "question only"}
     learned = {f"other host, {name}" for name in names if name.startswith("two_stage")}
     assert set(found.variants) == names | controls | learned | {"other host, none"}

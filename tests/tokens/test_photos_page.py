@@ -25,7 +25,7 @@ SHORTER = {
 def test_the_page_runs_from_parts_to_a_pruned_answer(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_tower("dinov2", Path("facebook/dinov2-small"), layers=12)
-    make_language(Path("HuggingFaceTB/SmolLM2-135M-Instruct"), layers=16)
+    make_language(Path("HuggingFaceTB/SmolLM2-135M-Instruct"), layers=18)
     make_photos(Path("files"), count=48)
     shutil.move("files/images", "images")
     shutil.move("files/captions.json", "captions.json")
@@ -41,7 +41,6 @@ def test_the_page_runs_from_parts_to_a_pruned_answer(tmp_path, monkeypatch, caps
         assert main([*words[1:], *SHORTER.get(words[2], [])]) == 0, capsys.readouterr().err
         printed.append(capsys.readouterr().out)
     assert "question only" in " ".join(printed[3].split())
-    assert "256 > 48 > 32 > 16" in printed[6] or "48" in printed[6]
     assert Path("runs/photos/parts/parts.json").is_file()
-    assert json.loads(Path("runs/tokens_photos/plan.json").read_text())["stage1"]["budget"] == 48
+    assert json.loads(Path("runs/tokens_photos/plan.json").read_text())["stage1"]["budget"] == 54
     assert Path("answer").is_dir()

@@ -94,11 +94,12 @@ def test_recorded_attention_is_that_of_the_model():
         torch.testing.assert_close(found[row], expected / expected.sum(), atol=1e-5, rtol=1e-4)
 
 
-def test_attention_trains_the_scores_of_the_first_stage():
+def test_attention_trains_the_scores_of_all_stages():
     task = make(losses__attention=1.0)
     batch = first_batch(task)
     target = task.observe_whole(batch)
-    optimizer = torch.optim.Adam(task.merger.parameters(), lr=0.02)
+    parts = [*task.merger.parameters(), *task.pruners.parameters()]
+    optimizer = torch.optim.Adam(parts, lr=0.02)
     values = []
     for _ in range(30):
         student, relaxer = task.observe_pruned(batch, task.relaxation(0.0, training=False))
@@ -107,7 +108,37 @@ def test_attention_trains_the_scores_of_the_first_stage():
         loss.backward()
         optimizer.step()
         values.append(loss.item())
+        gradients = [head.scorer.mlp[0].weight.grad for head in task.pruners.heads.values()]
+        assert all(gradient.abs().max() > 0 for gradient in gradients)
     assert values[-1] < 0.5 * values[0]
+
+
+def test_a_merged_token_is_worth_the_attention_to_its_members():
+    task = make(losses__attention=1.0)
+    batch = first_batch(task)
+    whole = task.observe_whole(batch)
+    _, relaxer = task.observe_pruned(batch, task.relaxation(1.0, training=False))
+    members = relaxer.members
+    assert members.shape == (4, 9, 16)
+    assert ((members == 0) | (members == 1)).all()  # after annealing each token is in exactly one
+    torch.testing.assert_close(members.sum(1), torch.ones(4, 16))
+    _, soft = task.observe_pruned(batch, task.relaxation(0.0, training=False))
+    torch.testing.assert_close(soft.members.sum(1), torch.ones(4, 16))
+    assert (soft.members.amax(1) < 0.99).any()
+    expected = []
+    for layer, stage in relaxer.decisions.items():
+        kl = []
+        for row in range(4):
+            target = whole.attention[row]
+            if layer:
+                target = torch.stack([target[members[row, j] > 0].sum() for j in range(9)])
+            alive = stage.mask[row]
+            target = target[alive] / target[alive].sum()
+            scores = stage.scores[row][alive].log_softmax(-1)
+            kl.append((target * (target.log() - scores)).sum())
+        expected.append(torch.stack(kl).mean())
+    found = objective.attention_loss(whole.attention, relaxer)
+    torch.testing.assert_close(found, torch.stack(expected).mean())
 
 
 def test_attention_needs_a_fixed_number_of_tokens(monkeypatch):

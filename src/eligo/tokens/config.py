@@ -248,7 +248,7 @@ class LossesConfig(Config):
     hidden: float | None = Field(default=None, ge=0)
     """Squared distance of their text states, relative to the unpruned ones (distill 0.5)."""
     attention: float | None = Field(default=None, ge=0)
-    """KL(attention || softmax(scores)): the first stage ranks vision tokens as the unpruned model
+    """KL(attention || softmax(scores)): every stage ranks vision tokens as the unpruned model
     attends to them when it begins to answer (0)."""
     adversarial: float | None = Field(default=None, ge=0)
     """Fool the discriminator (adversarial 1)."""

@@ -86,6 +86,7 @@ class TrainingRelaxer:
     relaxation: Relaxation
     size_bias: bool = True
     decisions: dict[int, Decision] = field(default_factory=dict)  # by layer; 0 is stage 1
+    members: Float[Tensor, "images kept tokens"] | None = None  # share of a token in each merged
 
     def merge(self, context: ReducerContext, budget: Budget) -> "Merged":
         """Run stage 1."""
@@ -93,6 +94,9 @@ class TrainingRelaxer:
             raise InputError("this training has no merger, but its plan has a stage 1")
         merged = self.merger.relax(context, budget, self.relaxation, size_bias=self.size_bias)
         self.decisions[0] = Decision(merged.scores, context.mask, merged.choice)
+        assert merged.selection.assignment is not None
+        weights = merged.selection.assignment.detach()
+        self.members = weights / weights.sum(-2, keepdim=True).clamp_min(1e-12)
         return merged
 
     def cut(self, layer: int, context: ReducerContext, budget: Budget) -> SoftCut:

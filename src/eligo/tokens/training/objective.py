@@ -164,9 +164,19 @@ def hidden_loss(student: Observed, teacher: Observed, batch: HostBatch) -> Float
 def attention_loss(
     attention: Float[Tensor, "batch tokens"], relaxer: TrainingRelaxer
 ) -> Float[Tensor, ""]:
-    """Return KL(attention || softmax(scores)) of the first stage, which scores all tokens."""
-    first = relaxer.decisions[min(relaxer.decisions)]
-    return losses.listwise_kl(first.scores, attention).mean()
+    """Return KL(attention || softmax(scores)) among the tokens of every stage, averaged.
+
+    A merged token is worth the attention to all tokens in it.
+    """
+    found = []
+    for layer, stage in relaxer.decisions.items():
+        target = attention
+        if layer and relaxer.members is not None:
+            target = (relaxer.members @ attention.unsqueeze(-1)).squeeze(-1)
+        target = target.masked_fill(~stage.mask, 0.0)
+        target = target / target.sum(-1, keepdim=True).clamp_min(1e-12)
+        found.append(losses.listwise_kl(stage.scores, target, stage.mask).mean())
+    return torch.stack(found).mean()
 
 
 def adversarial_losses(

@@ -105,13 +105,17 @@ class EncodersConfig(Config):
 class MatchConfig(Config):
     """Matching of patches and words."""
 
-    kind: Literal["global", "filip", "open", "paper"] = "open"
-    """global: cosine of means; filip: best patch of every word and best word of every patch; open:
-    SEPS without equations 1, 3 and 4's second term (without dense text: LAPS); paper: SEPS."""
+    kind: Literal["global", "filip", "late", "open", "paper"] = "open"
+    """global: cosine of means; filip: best patch of every word and best word of every patch; late:
+    both added, with the patches that the text keeps; open: SEPS without equations 1, 3 and 4's
+    second term (without dense text: LAPS); paper: SEPS."""
     dense: bool = False
     """Each image's dense caption guides the selection (open, paper)."""
     sparse_ratio: float = Field(default=0.5, gt=0, le=1)
     """Share of the patches that a text keeps; 1: all."""
+    typicality: float = Field(default=-1.0, ge=-1, le=1)
+    """Weight of a patch's similarity to the mean patch, beside its similarity to the text (late,
+    open). -1 keeps what is unlike the rest of the image; 1, as in LAPS, the background of photos."""
     aggr_ratio: float = Field(default=0.4, gt=0, le=1)
     """Tokens per kept patch."""
     top_k: int = Field(default=5, ge=1)
@@ -140,6 +144,11 @@ class MatchConfig(Config):
         unused = {}
         if self.decision == "topk":
             unused["temperature"] = "match.decision is topk, not bernoulli"
+        if self.kind not in ("late", "open"):
+            unused["typicality"] = f"match.kind is {self.kind}"
+        if self.kind == "late":
+            reason = "match.kind is late, which folds no patches"
+            unused |= dict.fromkeys(("aggr_ratio", "kernel"), reason)
         if self.kind != "paper":
             unused |= dict.fromkeys(("top_k", "dual_aggr", "beta"), f"match.kind is {self.kind}")
         if self.kind in ("global", "filip"):

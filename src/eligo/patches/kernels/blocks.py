@@ -189,11 +189,12 @@ def _score(
         None if part is None else part.unsqueeze(1)
         for part in (image.prediction, image.prediction_dense)
     ]
-    score = combine(prediction[0], s_im, s_st, s_dt, parts.beta, mask)
+    typicality = parts.sparse.typicality
+    score = combine(prediction[0], s_im, s_st, s_dt, parts.beta, mask, typicality)
     chosen = (_choose(parts, image, score, noise[0], 1 if s_dt is None else 2, fused),)
     if selects_dense:
         assert s_dt is not None
-        score = combine(prediction[1], s_im, s_dt, s_st, parts.beta, mask)
+        score = combine(prediction[1], s_im, s_dt, s_st, parts.beta, mask, typicality)
         chosen = (*chosen, _choose(parts, image, score, noise[1], 2, fused))
     if parts.paper:
         score = _align(parts, image, text, chosen, fused)

@@ -92,7 +92,9 @@ class _Branch:
         """Select with `net` and fold: (V, S, C), (V, 1, C), and score and D (V, N)."""
         parts, patches = self.parts, self.patches
         # (V, N)
-        score = combine(net.predict(patches), x, y, y_dense, parts.beta, self.images.mask)
+        score = combine(
+            net.predict(patches), x, y, y_dense, parts.beta, self.images.mask, net.typicality
+        )
         if parts.compat:
             kept, extra, live = net(  # (V, K, C), (V, 1, C), (V, N)
                 patches, x, y, y_dense, parts.beta, parts.gumbel, parts.temperature

@@ -30,6 +30,7 @@ from eligo.patches.config import (
 )
 from eligo.patches.model.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.model.encoders import ImageEncoder, Layout, TextEncoder, layout_of
+from eligo.patches.model.late import LateInteraction
 from eligo.patches.model.seps import CrossSparseAggrNet
 from eligo.pretrained.identity import ENCODER, check_tokenizer, tokenizer_fingerprint
 from eligo.pretrained.load import find_encoder, load_part, load_stock
@@ -46,12 +47,17 @@ _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 def build_net(
     match: MatchConfig, embed_dim: int, layout: Layout, *, compat: bool = False
-) -> CrossSparseAggrNet | GlobalCosine | TwoSidedMax:
+) -> CrossSparseAggrNet | LateInteraction | GlobalCosine | TwoSidedMax:
     """Build the matching network; `compat`: the published one (open and paper only)."""
     if match.kind == "global":
         return GlobalCosine()
     if match.kind == "filip":
         return TwoSidedMax(embed_dim)
+    if match.kind == "late":
+        return LateInteraction(
+            embed_dim, match.sparse_ratio, match.typicality,
+            num_prefix_tokens=layout.num_prefix, grid_hw=layout.grid_hw,
+        )  # fmt: skip
     return CrossSparseAggrNet(
         embed_dim, layout.num_patches, match.sparse_ratio, match.aggr_ratio, match.kind == "paper",
         match.top_k, False, match.temperature, match.dual_aggr, match.beta,
@@ -59,6 +65,7 @@ def build_net(
         num_prefix_tokens=None if compat else layout.num_prefix,
         grid_hw=layout.grid_hw,
         decision="topk" if compat else match.decision,
+        typicality=match.typicality if match.kind == "open" and not compat else 1.0,
         kernel=match.kernel,
     )  # fmt: skip
 

@@ -68,7 +68,7 @@ def explain(
         word_tokens=best.indices,
         word_scores=best.values,
         word_patches=shares[best.indices] * (words @ wide(images.patches[0]).T),
-        heat_map=_heat_map(matches.sparse.score[0, 0], grid_hw),
+        heat_map=heat_map(matches.sparse.score[0, 0], grid_hw),
     )
 
 
@@ -77,7 +77,10 @@ def _single(decision: PatchDecision) -> Selection:
     return Selection(selection.indices[0, 0], selection.scores[0, 0], selection.mask[0, 0])
 
 
-def _heat_map(score: Tensor, grid_hw: tuple[int, int] | None) -> Tensor | None:
+def heat_map(
+    score: Float[Tensor, " patches"], grid_hw: tuple[int, int] | None
+) -> Float[Tensor, "height width"] | None:
+    """Return scores on the patch grid; None where they do not fill it."""
     side = isqrt(len(score))
     rows, columns = grid_hw or (side, side)
     return score.view(rows, columns) if rows * columns == len(score) else None

@@ -28,6 +28,7 @@ from eligo.patches.model.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.model.build import build_encoders, build_net, load_encoders
 from eligo.patches.model.encoders import ImageEncoder, Picture, TextEncoder, words_of
 from eligo.patches.model.inputs import Images, Texts, split_tokens
+from eligo.patches.model.late import LateInteraction
 from eligo.patches.model.seps import CrossSparseAggrNet
 from eligo.pretrained.identity import tokenizer_fingerprint
 from eligo.pretrained.load import find_model, quiet_transformers
@@ -52,7 +53,8 @@ class RetrievalModel(nn.Module):
 
     `encode_images` and `encode_texts` return raw features; `image_side` and `text_side` the inputs
     of `match`, from features or from pictures and strings. Scores are (images, texts), higher is
-    better. `net` is a `CrossSparseAggrNet` (with `explain`) or a baseline.
+    better. `net` is a `CrossSparseAggrNet` or a `LateInteraction` (both with `explain`), or a
+    baseline.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class RetrievalModel(nn.Module):
         config: RetrievalConfig,
         image_encoder: ImageEncoder,
         text_encoder: TextEncoder,
-        net: CrossSparseAggrNet | GlobalCosine | TwoSidedMax,
+        net: CrossSparseAggrNet | LateInteraction | GlobalCosine | TwoSidedMax,
     ) -> None:
         super().__init__()
         self.config = config
@@ -111,12 +113,12 @@ class RetrievalModel(nn.Module):
         if given and not self.uses_dense:
             raise InputError("dense: the model was trained without dense captions; leave it out")
 
-    def selecting_net(self) -> CrossSparseAggrNet:
+    def selecting_net(self) -> CrossSparseAggrNet | LateInteraction:
         """Return the network if it selects patches; raise for baselines."""
-        if not isinstance(self.net, CrossSparseAggrNet):
+        if not isinstance(self.net, CrossSparseAggrNet | LateInteraction):
             raise InputError(
                 f"model: matches by kind {self.config.match.kind!r}, which selects no patches; "
-                "expected a model of kind open or paper"
+                "expected a model of kind late, open or paper"
             )
         return self.net
 
@@ -202,6 +204,8 @@ class RetrievalModel(nn.Module):
             )
         with reading(folder / "config.yaml", "the config of a retrieval model"):
             config = load_config(RetrievalConfig, folder / "config.yaml")
+            if "typicality" not in config.match.model_fields_set:  # saved before 0.2.0
+                config = config.replace({"match.typicality": 1.0})
             _check_width(config.encoders.embed_dim, folder / "heads.safetensors")
             image_encoder, text_encoder = load_encoders(config.encoders, folder)
             net = build_net(config.match, config.encoders.embed_dim, image_encoder.layout)

@@ -91,6 +91,7 @@ class CrossSparseAggrNet(nn.Module):
     `num_prefix_tokens`: tokens before the first patch, the first of them [CLS], registers after it
     (None: all tokens beyond `num_patches`). `grid_hw`: rows and columns of patches, for heat maps.
     `decision="bernoulli"` draws patches in training, so that their number is learned too.
+    `typicality`: weight of s_im in the open variant; -1 keeps what is unlike the rest of the image.
     `kernel`: see `eligo.patches.kernels`.
 
     >>> net = CrossSparseAggrNet(embed_size=8, num_patches=6, grid_hw=(2, 3))
@@ -115,6 +116,7 @@ class CrossSparseAggrNet(nn.Module):
         num_prefix_tokens: int | None = None,
         grid_hw: tuple[int, int] | None = None,
         decision: Decision = "topk",
+        typicality: float = 1.0,
         kernel: KernelName = "auto",
     ) -> None:
         super().__init__()
@@ -122,6 +124,11 @@ class CrossSparseAggrNet(nn.Module):
         check_ratio("aggr_ratio", aggr_ratio)
         check_beta(beta)
         _check_settings(use_paper_version, use_gumbel_softmax, gumbel_tau, compat, decision, kernel)
+        if typicality != 1.0 and (use_paper_version or compat):
+            raise InputError(
+                f"typicality: got {typicality}, expected 1 with use_paper_version or compat, whose "
+                "scores are fixed"
+            )
         _check_grid(num_patches, num_prefix_tokens, grid_hw, compat)
         self.embed_size = embed_size
         self.num_patches = num_patches
@@ -134,12 +141,9 @@ class CrossSparseAggrNet(nn.Module):
         self.grid_hw = grid_hw
         self.decision: Decision = decision
         self.kernel: KernelName = kernel
-        self.sparse_net_cap = TokenSparse(
-            embed_size, sparse_ratio, use_paper_version, compat=compat
-        )
-        self.sparse_net_long = TokenSparse(
-            embed_size, sparse_ratio, use_paper_version, compat=compat
-        )
+        sizes = (embed_size, sparse_ratio, use_paper_version)
+        self.sparse_net_cap = TokenSparse(*sizes, typicality=typicality, compat=compat)
+        self.sparse_net_long = TokenSparse(*sizes, typicality=typicality, compat=compat)
         dual = use_paper_version and use_dual_aggr
         self.aggr_net = (DualTokenAggregation if dual else TokenAggregation)(
             embed_size,

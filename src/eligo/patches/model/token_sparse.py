@@ -20,8 +20,8 @@ from eligo.patches.model.functional import mean_patch, min_max, unit, weighted_s
 class TokenSparse(nn.Module):
     """Patches that matter to a text: select K of N, best first (arXiv 2511.01390, eq. 1-3).
 
-    Open (`use_paper_version=False`, as LAPS):
-        s_i = s_im_i + s_st_i
+    Open (`use_paper_version=False`, as LAPS; its `typicality` t is 1):
+        s_i = t s_im_i + s_st_i
 
     Paper:
         (1)  s^p_i  = sigmoid(MLP(v_i))                      the patch by itself
@@ -57,10 +57,12 @@ class TokenSparse(nn.Module):
         sparse_ratio: float = 0.6,
         use_paper_version: bool = False,
         *,
+        typicality: float = 1.0,
         compat: bool = False,
     ) -> None:
         super().__init__()
         check_ratio("sparse_ratio", sparse_ratio)
+        self.typicality = typicality
         self.embed_dim = embed_dim
         self.sparse_ratio = sparse_ratio
         self.use_paper_version = use_paper_version
@@ -73,8 +75,7 @@ class TokenSparse(nn.Module):
 
     def num_kept(self, num_patches: int) -> int:
         """Return K, the number of kept patches of N."""
-        exact = num_patches * self.sparse_ratio
-        return max(1, math.ceil(exact if self.compat else exact - 1e-9))
+        return num_kept(num_patches, self.sparse_ratio, compat=self.compat)
 
     def predict(
         self, tokens: Float[Tensor, "*batch patches dim"]
@@ -109,7 +110,9 @@ class TokenSparse(nn.Module):
         check_beta(beta)
         prediction = self.predict(tokens)  # eq. 1: (B, N, C) -> (B, N)
         # eq. 3: (B, N)
-        score = combine(prediction, attention_x, attention_y, attention_y_dense, beta)
+        score = combine(
+            prediction, attention_x, attention_y, attention_y_dense, beta, None, self.typicality
+        )
         indices = ops.top_k(score, self.num_kept(tokens.shape[1]))  # (B, K), best first
         keep = ops.kept_mask(indices, tokens.shape[1])  # (B, N), K True in each row
         if use_gumbel:
@@ -132,10 +135,14 @@ def combine(
     attention_y_dense: Float[Tensor, "*#batch patches"] | None,
     beta: float,
     mask: Bool[Tensor, "*#batch patches"] | None = None,
+    typicality: float = 1.0,
 ) -> Float[Tensor, "*#batch patches"]:
-    """Return equation 3, or `s_im + s_st` without a prediction (open); batch axes broadcast."""
+    """Return equation 3, or `t s_im + s_st` without a prediction (open); batch axes broadcast."""
     if prediction is None:
-        return wide(attention_x) + wide(attention_y)  # (B, N)
+        typical = wide(attention_x)
+        return (typical if typicality == 1.0 else typicality * typical) + wide(
+            attention_y
+        )  # (B, N)
     guidance = min_max(wide(attention_y), mask)  # (B, N) in [0, 1]
     if attention_y_dense is not None:
         guidance = guidance + min_max(wide(attention_y_dense), mask)  # (B, N)
@@ -152,6 +159,12 @@ def cosine_to_mean(
     mean = unit(mean_patch(patches, mask))  # (V, N, C) -> (V, C)
     cosines = unit(patches) @ mean.unsqueeze(-1)  # (V, N, C) @ (V, C, 1) -> (V, N, 1)
     return cosines.squeeze(-1)  # (V, N)
+
+
+def num_kept(num_patches: int, ratio: float, *, compat: bool = False) -> int:
+    """Return `ceil(N ratio)`, at least 1; `compat`: with the error of floating point."""
+    exact = num_patches * ratio
+    return max(1, math.ceil(exact if compat else exact - 1e-9))
 
 
 def check_ratio(name: str, ratio: float) -> None:

@@ -1,0 +1,178 @@
+"""LateInteraction: one vector each, plus all words with the patches that the text keeps.
+
+Late interaction both ways is FILIP (arXiv 2111.07783). Patches are chosen by relevance less
+redundancy, as in maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998): similar to the
+text, unlike the rest of the image. The scores of LAPS and SEPS add the similarity to the mean patch
+instead; on photos that keeps the background.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from eligo import ops
+from eligo.patches.kernels.interface import Matches, PatchDecision
+from eligo.patches.model.explain import PatchExplanation, heat_map
+from eligo.patches.model.functional import exact_top_k, mean_patch, unit, wide
+from eligo.patches.model.inputs import Images, Texts, Words, split_tokens
+from eligo.patches.model.token_sparse import check_ratio, cosine_to_mean, num_kept
+from eligo.selection import Selection
+
+_LARGEST = 2**26  # cosines held at a time
+
+
+class LateInteraction(nn.Module):
+    """Score V images against T texts.
+
+        g      = <unit(G [cls, mean patch]), unit(H mean word)>
+        s_p    = <p, mean word> + typicality <p, mean patch>          (cosines)
+        K      = the ceil(N sparse_ratio) patches with the highest s_p
+        S      = g + mean_m max_{p in K} <w_m, p> + mean_{p in K} max_m <w_m, p>
+
+    The choice of K has no parameters and no gradient; G and H start as mean and identity.
+    `typicality` -1 keeps what the text names and the rest of the image is not, 0 ignores the
+    rest, 1 is the score of LAPS.
+
+    Tensor shapes:
+        patches (V, N, C), [CLS] (V, C)        words (T, L, C)
+        s (V, T, N) -> kept (V, T, N), K True in each row
+        cosines (V, N, T, L), in chunks of images
+        scores (V, T)
+
+    >>> net = LateInteraction(8, sparse_ratio=0.5)
+    >>> from eligo.patches.model.inputs import Words
+    >>> words = Words(torch.randn(3, 5, 8), torch.ones(3, 5, dtype=torch.bool))
+    >>> net.match(Images(torch.randn(2, 6, 8), None), Texts(words)).scores.shape
+    torch.Size([2, 3])
+    """
+
+    compat = False
+
+    def __init__(
+        self,
+        embed_dim: int,
+        sparse_ratio: float = 0.25,
+        typicality: float = -1.0,
+        *,
+        num_prefix_tokens: int = 0,
+        grid_hw: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        check_ratio("sparse_ratio", sparse_ratio)
+        self.sparse_ratio, self.typicality = sparse_ratio, typicality
+        self.num_prefix_tokens, self.grid_hw = num_prefix_tokens, grid_hw
+        self.image_proj = nn.Linear(2 * embed_dim, embed_dim, bias=False)
+        self.text_proj = nn.Linear(embed_dim, embed_dim, bias=False)
+        with torch.no_grad():
+            self.text_proj.weight.copy_(torch.eye(embed_dim))
+            self.image_proj.weight.copy_(torch.eye(embed_dim).repeat(1, 2) / 2)
+
+    def match(self, images: Images, texts: Texts, *, decisions: bool = False) -> Matches:
+        """Score all pairs; `decisions`: also return the kept patches."""
+        words = texts.words.packed()
+        directions, units = texts.words.directions(), unit(words.vectors)
+        parts = []
+        for chunk in self._chunks(images, units.shape[0] * units.shape[1]):
+            arguments = chunk, units, words.mask, directions
+            if torch.is_grad_enabled():
+                parts.append(checkpoint(self._score, *arguments, use_reentrant=False))
+            else:
+                parts.append(self._score(*arguments))
+        late, score, kept = (torch.cat(column) for column in zip(*parts, strict=True))
+        scores = late + self._global(images, texts)
+        chosen = PatchDecision(score, kept.to(score.dtype)) if decisions else None
+        real = kept.shape[-1] if images.mask is None else images.mask.sum(-1)[:, None]
+        return Matches(scores, kept.sum(-1) / real, chosen, None)
+
+    def match_pairs(
+        self,
+        images: Images,
+        texts: Texts,
+        image_ids: Int[Tensor, " pairs"],
+        text_ids: Int[Tensor, " pairs"],
+    ) -> Float[Tensor, " pairs"]:
+        """Score only the pairs (image_ids[i], text_ids[i]), image by image."""
+        scores = torch.zeros(len(image_ids), device=images.patches.device)
+        for image in image_ids.unique().tolist():
+            rows = (image_ids == image).nonzero().flatten()
+            found = self.match(images[image : image + 1], texts[text_ids[rows]]).scores[0]
+            scores = scores.index_put((rows,), found)
+        return scores
+
+    @torch.no_grad()
+    def explain(
+        self, image: Float[Tensor, "tokens dim"], text: Float[Tensor, "words dim"]
+    ) -> PatchExplanation:
+        """Explain the score of one image and one text: patches kept, and each word's best one.
+
+        The tokens are the kept patches, row by row of the grid.
+        """
+        patches, cls = split_tokens(image[None], None, self.num_prefix_tokens)
+        texts = Texts(Words(text[None], torch.ones(1, len(text), dtype=torch.bool).to(text.device)))
+        matches = self.match(Images(patches, cls), texts, decisions=True)
+        assert matches.sparse is not None
+        chosen = matches.sparse.selection(None)
+        kept = matches.sparse.live[0, 0].bool().nonzero().flatten()
+        mixing = torch.eye(patches.shape[1], device=patches.device)[kept]
+        units = unit(patches[0])
+        best = (unit(text) @ units[kept].T).max(1)
+        norms = torch.linalg.vector_norm(wide(patches[0]), dim=-1).clamp_min(1e-12)
+        shares = mixing[best.indices] / norms
+        return PatchExplanation(
+            score=float(matches.scores[0, 0]),
+            sparse=Selection(chosen.indices[0, 0], chosen.scores[0, 0], chosen.mask[0, 0]),
+            dense=None,
+            mixing=mixing,
+            token_names=tuple(f"patch {number}" for number in kept.tolist()),
+            word_tokens=best.indices,
+            word_scores=best.values,
+            word_patches=shares * (unit(text) @ wide(patches[0]).T),
+            heat_map=heat_map(matches.sparse.score[0, 0], self.grid_hw),
+        )
+
+    def _chunks(self, images: Images, num_words: int) -> Iterator[Images]:
+        rows = max(1, _LARGEST // max(1, num_words * images.patches.shape[1]))
+        for first in range(0, len(images.patches), rows):
+            yield images[first : first + rows]
+
+    def select(
+        self, images: Images, directions: Float[Tensor, "texts dim"]
+    ) -> tuple[Float[Tensor, "images texts patches"], Bool[Tensor, "images texts patches"]]:
+        """Return the scores s and which patches are kept."""
+        with torch.no_grad():
+            units = unit(images.patches)
+            score = torch.einsum("vnc,tc->vtn", units, wide(directions))
+            if self.typicality:
+                typical = cosine_to_mean(images.patches, images.mask)
+                score = score + self.typicality * typical.unsqueeze(1)
+            num_patches = units.shape[1]
+            if images.mask is None:
+                return score, exact_top_k(score, num_kept(num_patches, self.sparse_ratio))
+            counts = torch.tensor([num_kept(n, self.sparse_ratio) for n in range(num_patches + 1)])
+            budget = counts.to(score.device)[images.mask.sum(1)]
+            mask = images.mask.unsqueeze(1).expand(score.shape)
+            return score, exact_top_k(score, budget.unsqueeze(1).expand(score.shape[:2]), mask)
+
+    def _score(
+        self, images: Images, units: Tensor, real: Tensor, directions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the late scores (R, T), the scores of the patches and the kept ones (R, T, N)."""
+        score, kept = self.select(images, directions)
+        cosines = unit(images.patches) @ units.flatten(0, 1).T  # (R, N, T L)
+        cosines = cosines.unflatten(2, real.shape)  # (R, N, T, L)
+        by_patch = kept.transpose(1, 2)  # (R, N, T)
+        per_word = torch.where(by_patch.unsqueeze(-1), cosines, -torch.inf).amax(1)  # (R, T, L)
+        per_patch = cosines.amax(3)  # (R, N, T); padding repeats a word
+        words = ops.masked_mean(wide(per_word), real.expand(per_word.shape))
+        patches = torch.where(by_patch, wide(per_patch), 0.0).sum(1) / by_patch.sum(1).clamp_min(1)
+        return words + patches, score, kept
+
+    def _global(self, images: Images, texts: Texts) -> Float[Tensor, "images texts"]:
+        mean = mean_patch(images.patches, images.mask)
+        cls = mean if images.cls is None else wide(images.cls)
+        image = unit(self.image_proj(torch.cat([cls, mean], -1)))
+        words = texts.words
+        return image @ unit(self.text_proj(ops.masked_mean(wide(words.vectors), words.mask))).T

@@ -20,7 +20,7 @@ from eligo.patches.config import KarpathyDataConfig
 from eligo.patches.data.augment import change_pieces, random_crop
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
 from eligo.patches.data.readers import CaptionedImage, read_captions
-from eligo.patches.model.encoders import TextEncoder
+from eligo.patches.model.encoders import TextEncoder, word_mask
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pretrained.chat import plain_text, tokenize
 from eligo.train.check import DataCheck, listed
@@ -96,6 +96,7 @@ class PairExamples:
         text = model.text_encoder
         self.tokenizer = text.tokenizer
         self.max_words, self.max_dense_words = text.max_words, text.max_dense_words
+        self.not_words = text.not_words
         self.pairs = [(i, j) for i, image in enumerate(images) for j in range(len(image.captions))]
 
     def __len__(self) -> int:
@@ -136,14 +137,17 @@ class PairExamples:
     def collate(self, examples: list[Any]) -> Batch:
         """Return the examples as one batch."""
         images, texts, dense, ids = zip(*examples, strict=True)
-        pad = self.tokenizer.pad_token_id
         return Batch(
             images=torch.stack(images),
-            texts=pad_pieces(list(texts), pad),
-            dense=pad_pieces(list(dense), pad) if self.uses_dense else None,
+            texts=self._padded(texts),
+            dense=self._padded(dense) if self.uses_dense else None,
             positive=None,
             image_ids=torch.tensor(ids),
         )
+
+    def _padded(self, rows: Sequence[list[int]]) -> Pieces:
+        ids, mask = pad_pieces(list(rows), self.tokenizer.pad_token_id)
+        return ids, word_mask(ids, mask, self.not_words)
 
 
 class FileSet(RetrievalSet):

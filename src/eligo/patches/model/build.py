@@ -14,6 +14,7 @@ from transformers import (
     BertConfig,
     BertModel,
     PreTrainedTokenizerFast,
+    SiglipTextModel,
     ViTConfig,
     ViTModel,
 )
@@ -237,7 +238,9 @@ def _pretrained(key: str, name: str, *, exact: bool = False) -> Any:
     config = read_backbone_config(key, name)
     options = {"config": config, "dtype": torch.float32, **pooling_option(config)}
     folder = find_backbone(f"encoders.{key}", name)
-    model = load_stock(AutoModel, folder, exact=exact, **options)
+    # AutoModel does not know this half by itself.
+    kind = SiglipTextModel if config.model_type == "siglip_text_model" else AutoModel
+    model = load_stock(kind, folder, exact=exact, **options)
     if (unused := _UNUSED.get(config.model_type)) and hasattr(model, unused):
         getattr(model, unused).requires_grad_(False)
     return model

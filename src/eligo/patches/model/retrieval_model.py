@@ -122,14 +122,13 @@ class RetrievalModel(nn.Module):
         """One line on what a model with one vector per image and text cannot show; else empty."""
         if not isinstance(self.net, GlobalCosine):
             return ""
-        named = self.config.encoders.vision
-        how = "with --model.match.kind open"
+        change = "--model.match.kind open"
         if self.is_pooled:
-            how = f"from it: --model.encoders.vision {named} --model.encoders.text {named}"
+            named = self.config.encoders.vision
+            change = f"--model.encoders.vision {named} --model.encoders.text {named}"
         return (
-            "The score compares the image as a whole with the text as a whole: it ranks, but shows "
-            "neither which patches count nor what a word matches. For that, run `eligo patches "
-            f"train` {how}"
+            "The score compares the whole image with the whole text: it ranks, and cannot show "
+            f"which patches match which words; `eligo patches train {change}` learns that."
         )
 
     def index_net(self) -> CrossSparseAggrNet | GlobalCosine:

@@ -26,7 +26,10 @@ from transformers import (
 SIZES: dict[str, Any] = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
 }  # fmt: skip
-WORDS = "a photo of red ball left two boxes on the floor dog runs wet there is and gem .".split()
+WORDS = [
+    "a", "photo", "of", "red", "ball", "left", "two", "boxes", "on", "the", "floor", "dog", "runs",
+    "wet", "there", "is", "and", "gem", ".",
+]  # fmt: skip
 CLIP_COLOURS = ([0.48, 0.46, 0.41], [0.27, 0.26, 0.28])
 # As the configs on the hub are written, with whole numbers as sizes and the old key of the class.
 _PROCESSORS: dict[str, dict[str, Any]] = {

@@ -1,6 +1,5 @@
 """Encoders that people have: CLIP, SigLIP, models of sentence-transformers and others like BERT."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -185,7 +184,7 @@ def test_folders_without_tokenizer_or_image_processor_are_refused(whole, tmp_pat
 
 def test_other_models_are_refused(tmp_path):
     vision = vision_folder(tmp_path, "vit")
-    with pytest.raises(InputError, match="expected bert, camembert, .*or a whole CLIP"):
+    with pytest.raises(InputError, match=r"expected bert, camembert, .*or a whole CLIP"):
         build(text=_with_tokenizer(vision, tmp_path))
     with pytest.raises(InputError, match=r"holds a vit model; expected a retrieval model"):
         RetrievalModel.from_pretrained(vision)
@@ -238,7 +237,7 @@ def test_training_starts_from_both_halves(whole, tmp_path, kind):
     moved = trained.text_encoder.backbone.state_dict()["final_layer_norm.weight"]
     assert not torch.equal(moved, stock.text_model.state_dict()["final_layer_norm.weight"])
     assert trained.text_encoder.pieces("a dog")[0] == "a"
-    assert json.loads(json.dumps(trained.config.encoders.special_words)) is False
+    assert trained.config.encoders.special_words is False
 
 
 def test_batches_of_files_leave_out_special_tokens(whole, tmp_path):

@@ -334,5 +334,11 @@ def _check_scenes(scenes: SceneConfig, encoders: EncodersConfig) -> None:
             f"data.scenes: got {scenes.height} x {scenes.width} pixels, expected "
             f"{size} x {size}, the size of the vision encoder's images"
         )
-    if encoders.text is None and encoders.max_words < 16:
+    if encoders.text is not None:
+        raise ValueError(
+            f"model.encoders.text: got {encoders.text} with generated scenes, whose captions are "
+            "pieces of the small text model; expected none, or your own captions: data.kind "
+            "karpathy, data.captions and data.images"
+        )
+    if encoders.max_words < 16:
         raise ValueError(f"max_words: got {encoders.max_words}; the scenes' captions need 16")

@@ -128,7 +128,8 @@ class RetrievalModel(nn.Module):
             change = f"--model.encoders.vision {named} --model.encoders.text {named}"
         return (
             "The score compares the whole image with the whole text: it ranks, and cannot show "
-            f"which patches match which words; `eligo patches train {change}` learns that."
+            "which patches match which words. To learn that from your captions: `eligo patches "
+            f"train f30k_vit224 --data.captions FILE --data.images FOLDER {change}`"
         )
 
     def index_net(self) -> CrossSparseAggrNet | GlobalCosine:

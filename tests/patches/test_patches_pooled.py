@@ -1,6 +1,7 @@
 """CLIP and SigLIP models without training: their own scores, in an index and in commands."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,13 @@ import pytest
 import torch
 from PIL import Image
 from pretrained_models import whole_model
-from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel, SiglipModel
+from transformers import (
+    AutoTokenizer,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    SiglipImageProcessorPil,
+    SiglipModel,
+)
 
 from eligo.cli import main
 from eligo.errors import InputError
@@ -19,6 +26,7 @@ from eligo.patches.model.retrieval_model import RetrievalModel
 
 TEXTS = ["a red ball", "two boxes on the floor", "a dog runs", "there is a gem"]
 STOCK = {"clip": CLIPModel, "siglip": SiglipModel}
+PROCESSOR = {"clip": CLIPImageProcessorPil, "siglip": SiglipImageProcessorPil}
 KINDS = pytest.mark.parametrize("kind", ["clip", "siglip"])
 
 
@@ -46,7 +54,7 @@ def pictures(world: Path) -> list[Image.Image]:
 def stock_scores(world: Path, kind: str) -> torch.Tensor:
     """Cosines of the vectors that transformers returns for its own inputs: (images, texts)."""
     model = STOCK[kind].from_pretrained(world / kind).eval()
-    processor = AutoImageProcessor.from_pretrained(world / kind)
+    processor = PROCESSOR[kind].from_pretrained(world / kind)
     tokenizer = AutoTokenizer.from_pretrained(world / kind)
     pixels = processor(pictures(world), return_tensors="pt")["pixel_values"]
     padding = {"padding": "max_length", "max_length": 24} if kind == "siglip" else {"padding": True}
@@ -188,3 +196,18 @@ def test_invalid_use_is_one_line(world, tmp_path, capsys):
         with pytest.raises(InputError, match=message):
             RetrievalModel.from_pretrained(world / "clip")
     path.write_text(stored)
+
+
+def test_processor_saved_by_this_version_of_transformers(world, tmp_path):
+    """One file for the whole processor, with the image processor in it."""
+    from transformers import CLIPProcessor
+
+    shutil.copytree(world / "clip", tmp_path / "clip")
+    (tmp_path / "clip" / "preprocessor_config.json").unlink()
+    images = PROCESSOR["clip"].from_pretrained(world / "clip")
+    tokenizer = AutoTokenizer.from_pretrained(world / "clip")
+    CLIPProcessor(images, tokenizer).save_pretrained(tmp_path / "clip")
+    assert (tmp_path / "clip" / "processor_config.json").is_file()
+    model = RetrievalModel.from_pretrained(tmp_path / "clip")
+    found = model.match(model.image_side(pictures(world)), model.text_side(TEXTS))
+    assert torch.allclose(found, stock_scores(world, "clip"), atol=1e-5)

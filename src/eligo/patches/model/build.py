@@ -54,8 +54,7 @@ _TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
 )  # fmt: skip
 _MODULES = "modules.json"  # of sentence-transformers
-WHOLE_MODELS = ("clip", "siglip")
-"""Types of models with a vision and a text half."""
+_WHOLE_MODELS = ("clip", "siglip")  # with a vision and a text half
 _WITH_POOLING = (
     "vit", "swin", "bert", "camembert", "mpnet", "roberta", "xlm-roberta",
 )  # fmt: skip
@@ -207,7 +206,7 @@ def read_backbone_config(key: str, name: str) -> Any:
     Of a whole CLIP or SigLIP model it is the config of that half.
     """
     config = load_part(AutoConfig, find_backbone(f"encoders.{key}", name, weights=False))
-    if config.model_type in WHOLE_MODELS:
+    if config.model_type in _WHOLE_MODELS:
         config = getattr(config, f"{key}_config")
     if key == "vision":
         layout_of(config, 0)  # raises for other models
@@ -271,7 +270,7 @@ def image_colours(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     folder = find_backbone("encoders.vision", name, weights=False)
     config = check_stock_folder(folder)
     if not any((folder / file).is_file() for file in _PROCESSOR_FILES):
-        if str(config.get("model_type")).startswith(WHOLE_MODELS):
+        if str(config.get("model_type")).startswith(_WHOLE_MODELS):
             raise InputError(
                 f"encoders.vision: {name} holds no image processor ({_PROCESSOR_FILES[0]}), so the "
                 "normalisation of its images is unknown; copy that file of this model there, or "

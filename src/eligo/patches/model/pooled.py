@@ -13,22 +13,19 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from PIL import Image
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoImageProcessor, AutoModel
+from transformers import AutoConfig, AutoModel, CLIPImageProcessorPil, SiglipImageProcessorPil
 
 from eligo.errors import InputError
 from eligo.images import as_image
 from eligo.io.reading import reading
 from eligo.patches.config import RetrievalConfig
-from eligo.patches.model.build import (
-    WHOLE_MODELS,
-    find_backbone,
-    image_colours,
-    load_tokenizer,
-)
+from eligo.patches.model.build import find_backbone, image_colours, load_tokenizer
 from eligo.patches.model.encoders import ImageEncoder, Layout, Picture, TextEncoder, max_pieces
 from eligo.pretrained.identity import ENCODER, check_tokenizer
 from eligo.pretrained.load import load_part, load_stock
 
+# By Pillow, on every machine: those of torchvision resize slightly differently.
+_PROCESSORS = {"clip": CLIPImageProcessorPil, "siglip": SiglipImageProcessorPil}
 _PROCESSING = ("size", "crop_size", "resample", "do_resize", "do_center_crop")
 
 
@@ -92,7 +89,7 @@ def load_pooled(
     """Load a whole CLIP or SigLIP model by its folder or hub name, with a config that names it."""
     folder = find_backbone("model", name, weights=False)
     kind = load_part(AutoConfig, folder).model_type
-    if kind not in WHOLE_MODELS:
+    if kind not in _PROCESSORS:
         raise InputError(
             f"{name}: holds a {kind} model; expected a retrieval model of `eligo patches train`, "
             "or a whole CLIP or SigLIP model; to train from an encoder use "
@@ -100,7 +97,7 @@ def load_pooled(
         )
     tokenizer = load_tokenizer(name)
     image_colours(name)  # raises if there is no image processor
-    processor = load_part(AutoImageProcessor, folder)
+    processor = load_part(_PROCESSORS[kind], folder)
     model = load_stock(
         AutoModel, find_backbone("model", name), exact=False, dtype=torch.float32
     ).eval()

@@ -20,7 +20,7 @@ from eligo.patches.config import KarpathyDataConfig
 from eligo.patches.data.augment import change_pieces, random_crop
 from eligo.patches.data.batch import Batch, CaptionSource, Pieces, RetrievalSet, pad_pieces
 from eligo.patches.data.readers import CaptionedImage, read_captions
-from eligo.patches.model.encoders import TextEncoder, word_mask
+from eligo.patches.model.encoders import TextEncoder
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.pretrained.chat import plain_text, tokenize
 from eligo.train.check import DataCheck, listed
@@ -96,7 +96,7 @@ class PairExamples:
         text = model.text_encoder
         self.tokenizer = text.tokenizer
         self.max_words, self.max_dense_words = text.max_words, text.max_dense_words
-        self.not_words = text.not_words
+        self.word_mask = text.word_mask
         self.pairs = [(i, j) for i, image in enumerate(images) for j in range(len(image.captions))]
 
     def __len__(self) -> int:
@@ -147,7 +147,7 @@ class PairExamples:
 
     def _padded(self, rows: Sequence[list[int]]) -> Pieces:
         ids, mask = pad_pieces(list(rows), self.tokenizer.pad_token_id)
-        return ids, word_mask(ids, mask, self.not_words)
+        return ids, self.word_mask(ids, mask)
 
 
 class FileSet(RetrievalSet):

@@ -7,6 +7,7 @@ patch and the grid of patches are taken from the encoder's config.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,9 @@ class TextEncoder(nn.Module):
         self.head = nn.Linear(config.hidden_size, embed_dim)
         ends = [] if special_words else [getattr(tokenizer, name, None) for name in _ENDS]
         self.not_words: tuple[int, ...] = tuple(sorted({end for end in ends if end is not None}))
-        """Ids of special tokens that are not words; see `word_mask`."""
+        """Ids of special tokens that are not words."""
+        self.word_mask = partial(word_mask, not_words=self.not_words)
+        """Which of some real pieces are words; worker processes use it without the encoder."""
         self._counted: set[str] = set()  # texts that fill the encoder, warned about if cut
 
     def forward(
@@ -215,7 +218,7 @@ class TextEncoder(nn.Module):
         if full - self._counted:
             self.warn_truncated(texts, dense=dense)
         device = next(self.parameters()).device
-        return ids.to(device), word_mask(ids, mask, self.not_words).to(device)
+        return ids.to(device), self.word_mask(ids, mask).to(device)
 
     def warn_truncated(self, texts: Sequence[str], *, dense: bool = False) -> None:
         """Log which texts are cut because they are too long for the model."""

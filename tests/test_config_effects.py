@@ -70,6 +70,8 @@ RULES: list[tuple[str, dict[str, Any], str, str]] = [
                "data": KARPATHY}, "model.encoders.small_vision", "encoders.vision names a model"),
     (PATCHES, {"model": {"encoders": {"text": "t", "small_text": {"width": 8}}},
                "data": KARPATHY}, "model.encoders.small_text", "encoders.text names a model"),
+    (PATCHES, {"model": {"encoders": {"special_words": False}}},
+     "model.encoders.special_words", "the small text model always matches them"),
     (PATCHES, {"model": {"encoders": {"image_size": 8}}},
      "model.encoders.image_size", "small_vision.image_size counts"),
     (PATCHES, {"model": {"encoders": {"max_dense_words": 20}}},

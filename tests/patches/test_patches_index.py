@@ -320,8 +320,8 @@ def test_dense_captions_are_required_or_refused(model, tmp_path):
 
 
 def test_baselines_cannot_be_indexed(tmp_path):
-    with pytest.raises(InputError, match="kind 'global', which selects no patches"):
-        build(RetrievalModel.tiny(kind="global"), scenes(), tmp_path)
+    with pytest.raises(InputError, match="kind 'filip', which selects no patches"):
+        build(RetrievalModel.tiny(kind="filip"), scenes(), tmp_path)
 
 
 def test_texts_from_files(tmp_path):

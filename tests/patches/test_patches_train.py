@@ -215,6 +215,7 @@ def test_training_on_files_with_real_encoders(tmp_path):
         ({"train.gradient_accumulation": 2}, "negatives come from the whole batch"),
         ({"data.scenes.height": 64}, "expected 168 x 168"),
         ({"model.match": {"kind": "global", "dense": True}}, "selects no patches"),
+        ({"model.encoders.text": "CLIP"}, r"model\.encoders\.text: got CLIP with generated scenes"),
         ({"see_steps": 5000}, "more than train.total_steps"),
     ],
 )

@@ -64,9 +64,10 @@ class EncodersConfig(Config):
     """Images to patches and texts to words, all of one width."""
 
     vision: str | None = None
-    """Folder or hub name of a ViT, Swin or DINOv2; none: a small ViT from scratch."""
+    """Folder or hub name of a ViT, Swin, DINOv2, CLIP or SigLIP; none: a small ViT from scratch."""
     text: str | None = None
-    """Folder or hub name of a BERT; none: a small one from scratch, for the scenes' words."""
+    """Folder or hub name of a BERT or the like, of a text model of sentence-transformers, of a CLIP
+    or SigLIP; none: a small BERT from scratch, for the scenes' words."""
     tokenizer: str | None = None
     """Fingerprint of a saved model's tokenizer, written on saving; none: not checked."""
     small_vision: SmallVisionConfig = SmallVisionConfig()
@@ -84,9 +85,12 @@ class EncodersConfig(Config):
     embed_dim: int = Field(default=512, ge=4)
     """Width of patches and words when they are matched."""
     max_words: int = Field(default=64, ge=3)
-    """Maximum word pieces of a text, with [CLS] and [SEP]; longer texts are cut."""
+    """Maximum word pieces of a text, special tokens included; longer texts are cut."""
     max_dense_words: int = Field(default=160, ge=3)
     """Maximum word pieces of a dense caption."""
+    special_words: bool | None = None
+    """Match special tokens such as [CLS] and [SEP] as words; none: only those of a BERT that is no
+    model of sentence-transformers, as in LAPS and SEPS."""
 
     def without_effect(self) -> dict[str, str]:
         """Sizes of small encoders beside given ones, and settings of given ones without them."""
@@ -95,7 +99,9 @@ class EncodersConfig(Config):
             unused["image_size"] = "there is no given vision model; small_vision.image_size counts"
         else:
             unused["small_vision"] = "encoders.vision names a model"
-        if self.text is not None:
+        if self.text is None:
+            unused["special_words"] = "the small text model always matches them"
+        else:
             unused["small_text"] = "encoders.text names a model"
         if self.vision is None and self.text is None:
             unused["backbone_lr"] = "both encoders are trained from scratch"
@@ -115,7 +121,7 @@ class MatchConfig(Config):
     """Share of the patches that a text keeps; 1: all."""
     typicality: float = Field(default=-1.0, ge=-1, le=1)
     """Weight of a patch's similarity to the mean patch, beside its similarity to the text (late,
-    open). -1 keeps what is unlike the rest of the image; 1, as in LAPS, the background of photos."""
+    open). -1 keeps what is unlike the rest of the image; 1, as in LAPS, keeps the background."""
     aggr_ratio: float = Field(default=0.4, gt=0, le=1)
     """Tokens per kept patch."""
     top_k: int = Field(default=5, ge=1)
@@ -337,5 +343,11 @@ def _check_scenes(scenes: SceneConfig, encoders: EncodersConfig) -> None:
             f"data.scenes: got {scenes.height} x {scenes.width} pixels, expected "
             f"{size} x {size}, the size of the vision encoder's images"
         )
-    if encoders.text is None and encoders.max_words < 16:
+    if encoders.text is not None:
+        raise ValueError(
+            f"model.encoders.text: got {encoders.text} with generated scenes, whose captions are "
+            "pieces of the small text model; expected none, or your own captions: data.kind "
+            "karpathy, data.captions and data.images"
+        )
+    if encoders.max_words < 16:
         raise ValueError(f"max_words: got {encoders.max_words}; the scenes' captions need 16")

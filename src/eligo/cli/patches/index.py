@@ -40,7 +40,8 @@ def run(
         texts: Instead of images, a file of texts: one per line, or JSON lines with "text".
         scenes: Instead of images, this many generated scenes.
         dense: Dense captions, as JSON lines with "image_id" and "text"; for a model with them.
-        model: Folder of a model or run; by default the shipped model.
+        model: Folder of a model or run, or a CLIP or SigLIP model, by folder or hub name; by
+            default the shipped model.
         dtype: Precision of the stored vectors.
         shard_size: Images or texts in a file.
         batch_size: Images or texts encoded at a time.

@@ -26,7 +26,8 @@ def run(
         text: The text.
         out: The folder to write to.
         dense: The image's dense caption, for a model that was trained with them.
-        model: Folder of a model or run; by default the shipped model.
+        model: Folder of a model or run, or a CLIP or SigLIP model, by folder or hub name, which
+            gives the score only; by default the shipped model.
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
     """
@@ -43,18 +44,22 @@ def run(
     picture, cost = prediction.save(out) / PICTURE, prediction.cost
     if json:
         summary = prediction.summary()
-        fields = {name: summary[name] for name in ("score", "words", "cost")}
+        fields = {n: summary[n] for n in ("score", "words", "cost", "note") if n in summary}
         print_result({**fields, "picture": picture}, json=True)
         return
     print_text(f"score {prediction.score:.4f}")
-    print_text(
-        f"patches {cost.patches} > {cost.kept} kept > {cost.tokens} tokens, for {cost.words} words"
-    )
-    print_result(prediction.words, json=False)
-    print_text(
-        f"a pair: {cost.pair_kmacs:,.0f} k multiply-adds ({cost.association}), "
-        f"{cost.loop_kmacs:,.0f} k as published; {cost.match_ms:.1f} ms"
-    )
+    if prediction.note:
+        print_text(prediction.note)
+    else:
+        print_text(
+            f"patches {cost.patches} > {cost.kept} kept > {cost.tokens} tokens, "
+            f"for {cost.words} words"
+        )
+        print_result(prediction.words, json=False)
+        print_text(
+            f"a pair: {cost.pair_kmacs:,.0f} k multiply-adds ({cost.association}), "
+            f"{cost.loop_kmacs:,.0f} k as published; {cost.match_ms:.1f} ms"
+        )
     print_text(f"encoding: image {cost.encode_image_ms:.1f} ms, text {cost.encode_text_ms:.1f} ms")
     print_text(f"in an index: {cost.index_bytes / 1024:.1f} KiB")
     print_text(f"written: {picture}")

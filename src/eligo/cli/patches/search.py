@@ -40,7 +40,8 @@ def run(
 
     Stage 1 matches without a selection, stage 2 scores the best of stage 1 exactly. Also prints the
     share of the exhaustive top 10 that stage 1 finds: on dev queries (--rerank auto, or --dev), and
-    with --exhaustive for this query.
+    with --exhaustive for this query. A model with one vector per image and text, such as CLIP, has
+    one stage, which is exact.
 
     Args:
         index: The folder that `eligo patches index` wrote.
@@ -54,7 +55,8 @@ def run(
             index. By default (an index of scenes) captions of the validation split.
         approximate: Let FAISS choose the entries of stage 1, by one vector per entry: faster, but
             entries that it misses are lost.
-        model: Folder of the model that the index was built with; by default the shipped model.
+        model: Folder or hub name of the model that the index was built with; by default the
+            shipped model.
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
     """
@@ -66,6 +68,13 @@ def run(
 
     opened = open_model(model, device)
     searcher = Searcher(opened, index, approximate=approximate)
+    one_vector = bool(opened.note)  # per entry: stage 1 scores exactly
+    if one_vector and (dev is not None or rerank == "auto"):
+        raise InputError(
+            f"{'--dev' if dev else '--rerank auto'}: the model has one vector per entry, and every "
+            "entry is scored exactly: there is nothing to measure; leave it out"
+        )
+    whole = exhaustive or (one_vector and not approximate)
     measured = Calibration.load(searcher.index)
     if dev is not None or (rerank == "auto" and measured is None):
         measured = _measure(opened, searcher, dev)
@@ -80,24 +89,28 @@ def run(
     query = _query(opened, text, image, dense)
     encoded = time.perf_counter()
     count = max(k, _TOP) if exhaustive else k
-    best = searcher.search(query, k=count, rerank=None if exhaustive else rerank)
+    best = searcher.search(query, k=count, rerank=None if whole else rerank)
     hits = best.first(k)
     done = time.perf_counter()
     rows = zip(searcher.ids(hits), hits.scores.tolist(), hits.guesses.tolist(), strict=True)
     results = [
-        {"rank": place, **entry, "score": round(score, 4), "stage 1": round(guess, 4)}
+        {"rank": place, **entry, "score": round(score, 4)}
+        | ({} if one_vector else {"stage 1": round(guess, 4)})
         for place, (entry, score, guess) in enumerate(rows, 1)
     ]
     about: dict[str, Any] = {
         "entries": len(searcher.index),
-        "scored exactly": len(searcher.index) if exhaustive else min(rerank, len(searcher.index)),
+        "scored exactly": len(searcher.index) if whole else min(rerank, len(searcher.index)),
         "encoding ms": round(1000 * (encoded - started), 1),
         "search ms": round(1000 * (done - encoded), 1),
-        "stage 1 recall of top 10 on dev": (
-            None if measured is None or approximate else measured.recall(rerank)
-        ),
     }
-    if exhaustive:
+    if one_vector:
+        about["note"] = opened.note
+    else:
+        about["stage 1 recall of top 10 on dev"] = (
+            None if measured is None or approximate else measured.recall(rerank)
+        )
+    if exhaustive and (approximate or not one_vector):
         candidates = searcher.candidates(query, rerank).rows
         about["stage 1 recall of top 10 here"] = best.first(_TOP).share_in(candidates)
     if json:
@@ -174,6 +187,6 @@ def _lines(
         )
     if (here := about.get("stage 1 recall of top 10 here")) is not None:
         lines.append(f"for this query it would have found {100 * here:.0f} %")
-    elif measured is None and not approximate:
+    elif measured is None and not approximate and "note" not in about:
         lines.append("stage 1's recall is not measured: use --rerank auto, --dev or --exhaustive")
-    return lines
+    return [*lines, about["note"]] if "note" in about else lines

@@ -38,10 +38,11 @@ def random_crop(
     return resized.round().clamp(0, 255).to(torch.uint8)
 
 
-def change_pieces(pieces: list[int], mask_id: int, num_pieces: int) -> list[int]:
+def change_pieces(pieces: list[int], mask_id: int | None, num_pieces: int) -> list[int]:
     """Mask, replace or delete a fifth of the pieces of a text (without [CLS] and [SEP]).
 
-    A text that would lose all its pieces is returned unchanged.
+    Without a mask token, as in CLIP, pieces are deleted instead of masked. A text that would lose
+    all its pieces is returned unchanged.
     """
     changed = []
     draws = torch.rand(len(pieces), 2).tolist()
@@ -49,7 +50,7 @@ def change_pieces(pieces: list[int], mask_id: int, num_pieces: int) -> list[int]
         if chance >= CHANGED:
             changed.append(piece)
         elif kind < 0.5:
-            changed.append(mask_id)
+            changed += [] if mask_id is None else [mask_id]
         elif kind < 0.6:
             changed.append(int(torch.randint(num_pieces, ())))
     return changed or pieces

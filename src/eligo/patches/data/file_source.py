@@ -96,6 +96,7 @@ class PairExamples:
         text = model.text_encoder
         self.tokenizer = text.tokenizer
         self.max_words, self.max_dense_words = text.max_words, text.max_dense_words
+        self.word_mask = text.word_mask
         self.pairs = [(i, j) for i, image in enumerate(images) for j in range(len(image.captions))]
 
     def __len__(self) -> int:
@@ -136,14 +137,17 @@ class PairExamples:
     def collate(self, examples: list[Any]) -> Batch:
         """Return the examples as one batch."""
         images, texts, dense, ids = zip(*examples, strict=True)
-        pad = self.tokenizer.pad_token_id
         return Batch(
             images=torch.stack(images),
-            texts=pad_pieces(list(texts), pad),
-            dense=pad_pieces(list(dense), pad) if self.uses_dense else None,
+            texts=self._padded(texts),
+            dense=self._padded(dense) if self.uses_dense else None,
             positive=None,
             image_ids=torch.tensor(ids),
         )
+
+    def _padded(self, rows: Sequence[list[int]]) -> Pieces:
+        ids, mask = pad_pieces(list(rows), self.tokenizer.pad_token_id)
+        return ids, self.word_mask(ids, mask)
 
 
 class FileSet(RetrievalSet):

@@ -15,6 +15,8 @@ from eligo.io.locks import one_writer
 from eligo.patches.index import store
 from eligo.patches.index.entries import join, pack_images, pack_texts
 from eligo.patches.index.sources import ImageFiles, Loaded, Source, TextLines, Unreadable
+from eligo.patches.model.baselines import GlobalCosine
+from eligo.patches.model.pooled import PooledImageEncoder
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.train.shards import Engine, map_shards
 
@@ -39,12 +41,16 @@ def hash_of(model: RetrievalModel) -> str:
     """Return a hash of everything that a score depends on: weights and settings."""
     image, text = model.image_encoder, model.text_encoder
     colours = (torch.as_tensor(part).flatten().tolist() for part in (image.mean, image.std))
-    settings = {
+    settings: dict[str, Any] = {
         "match": model.config.match.model_dump(exclude={"kernel", "decision", "temperature"}),
-        "compat": model.selecting_net().compat,
+        "compat": getattr(model.index_net(), "compat", False),
         "image": [image.image_size, *colours],
         "words": [text.max_words, text.max_dense_words],
     }
+    if text.not_words:
+        settings["not_words"] = text.not_words
+    if isinstance(image, PooledImageEncoder):
+        settings["processing"] = image.processing()
     return store.model_hash(model, json.dumps(settings, sort_keys=True))
 
 
@@ -152,9 +158,14 @@ def _make_shard(
 def _pack(
     model: RetrievalModel, kind: store.Kind, items: list[Loaded], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    values = [item.value for item in items]
+    values, net = [item.value for item in items], model.index_net()
     if kind == "texts":
-        return pack_texts(model.text_side(values), dtype)
+        texts = model.text_side(values)
+        if isinstance(net, GlobalCosine):
+            return {"direction": net.text_vectors(texts).to(dtype)}
+        return pack_texts(texts, dtype)
     dense = [item.dense for item in items if item.dense is not None]
     images = model.image_side(values, dense or None)
-    return pack_images(model.selecting_net(), images, dtype)
+    if isinstance(net, GlobalCosine):
+        return {"direction": net.image_vectors(images).to(dtype)}
+    return pack_images(net, images, dtype)

@@ -28,6 +28,7 @@ from eligo.patches.index import stage1
 from eligo.patches.index.build import hash_of
 from eligo.patches.index.entries import image_queries, score_images, score_texts, text_queries
 from eligo.patches.index.store import IndexFolder
+from eligo.patches.model.baselines import GlobalCosine
 from eligo.patches.model.inputs import Images, Texts
 from eligo.patches.model.retrieval_model import RetrievalModel
 
@@ -76,7 +77,7 @@ class Searcher:
     ) -> None:
         """`approximate`: stage 1 by FAISS. `shards`: search only these (see `merge_hits`)."""
         self.model = model.eval()
-        self.net = model.selecting_net()
+        self.net = model.index_net()
         self.index = index if isinstance(index, IndexFolder) else IndexFolder(index)
         self.index.check_model(hash_of(model))
         self.shards = list(range(len(self.index.shards)) if shards is None else shards)
@@ -108,6 +109,11 @@ class Searcher:
         """Return exact scores of entries (ascending rows) with all queries, on the CPU."""
         if not len(rows):
             return torch.zeros(0, 1)
+        if isinstance(self.net, GlobalCosine):
+            queries = self.stage1_queries(query)
+            picked = self.index.gather(rows, lambda tensors, inside: tensors["direction"][inside])
+            directions = torch.stack([each.direction for each in queries])
+            return (torch.cat(picked).double() @ directions.double().T).float()
         parts = []
         for chunk in rows.split(_ROWS):
             if isinstance(query, Texts):
@@ -126,6 +132,13 @@ class Searcher:
                 f"{self.index.folder}: is an index of {kind}, and the query is {given}; expected "
                 f"an index of {expected}"
             )
+        if isinstance(self.net, GlobalCosine):
+            vectors = (
+                self.net.text_vectors(query)
+                if isinstance(query, Texts)
+                else self.net.image_vectors(query)
+            )
+            return [stage1.Stage1Query(each[None], each) for each in vectors.cpu()]
         return text_queries(query) if isinstance(query, Texts) else image_queries(self.net, query)
 
     def ids(self, hits: Hits) -> list[dict]:

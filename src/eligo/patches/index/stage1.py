@@ -115,6 +115,9 @@ def _guesses(
     tensors: dict[str, Tensor], query: Stage1Query, rows: Tensor | None = None
 ) -> Float[Tensor, " rows"]:
     """Return the stage 1 scores of the given entries of a shard (None: of all)."""
+    if "folded" not in tensors and "words" not in tensors:  # one vector each: the exact score
+        vectors = tensors["direction"] if rows is None else tensors["direction"][rows]
+        return (vectors.double() @ query.direction.double()).float()
     if "folded" in tensors:
         folded = tensors["folded"] if rows is None else tensors["folded"][rows]
         return ops.maxsim(query.vectors[None], folded, two_sided=True)

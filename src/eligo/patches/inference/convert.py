@@ -66,6 +66,7 @@ def convert_checkpoint(
         "encoders.image_std": std,
         "encoders.embed_dim": len(parts["image_head"]["weight"]),
         "match.kind": "paper" if "hrpa.relevance_mlp.0.weight" in parts["net"] else "open",
+        "match.typicality": 1.0,
         "match.dual_aggr": not any(key.startswith("aggr_net.weight.") for key in parts["net"]),
     }
     for name in ("sparse_ratio", "aggr_ratio"):

@@ -7,23 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from PIL import Image
+from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.images import ImageLike, as_image
 from eligo.io.files import write_text, writing
 from eligo.patches.index.entries import pack_images
 from eligo.patches.kernels.algebra import prefers_gram
+from eligo.patches.model.baselines import GlobalCosine
 from eligo.patches.model.explain import PatchExplanation
 from eligo.patches.model.inputs import Images
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.patches.model.seps import CrossSparseAggrNet
 from eligo.pretrained.devices import resolve_device
 from eligo.report.patches_picture import WordMatch, match_picture
-from eligo.report.pictures import rgb_picture
+from eligo.report.pictures import contact_sheet, rgb_picture
 from eligo.selection import Selection
 
 PICTURE, RESULT = "patches.png", "result.json"
+_CELL = 336  # pixels
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class PatchPrediction:
     """Kept patches, their scores, and the match of every word."""
     image: Image.Image
     text: str
+    note: str = ""
+    """What the model cannot show (see `RetrievalModel.note`)."""
 
     @property
     def selection(self) -> Selection:
@@ -71,7 +77,8 @@ class PatchPrediction:
     def summary(self) -> dict[str, Any]:
         """Return score, kept patches (row by row of the grid), words and cost as plain values."""
         kept = self.selection.in_order().indices.tolist()
-        return {"score": self.score, "kept": kept, "words": self.words, "cost": asdict(self.cost)}
+        values = {"score": self.score, "kept": kept, "words": self.words, "cost": asdict(self.cost)}
+        return values | ({"note": self.note} if self.note else {})
 
     def save(self, folder: str | Path) -> Path:
         """Write patches.png, result.json and a record for `eligo explore`; return the folder."""
@@ -83,7 +90,7 @@ class PatchPrediction:
             self.picture.save(temporary, "PNG")
         result = self.summary() | {"text": self.text}
         write_text(folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-        save_prediction(record(self), folder)
+        save_prediction(record(self, note=self.note), folder)
         return folder
 
 
@@ -99,7 +106,8 @@ def predict(
     """Score a pair and explain the score.
 
     `model` is a name, a folder or a loaded model; `dense` the image's dense caption, for a model
-    that was trained with them.
+    that was trained with them. A model with one vector per image and text has one patch, the whole
+    image, and one word, the whole text.
 
     >>> from eligo.patches import predict  # doctest: +SKIP
     >>> predict("photo.jpg", "a red ball", model="patches").selection  # doctest: +SKIP
@@ -110,7 +118,7 @@ def predict(
         as_image(image)  # a missing file is reported before a model is loaded
         model = RetrievalModel.from_pretrained(model, device=resolve_device(device))
     model.check_dense(dense is not None)
-    net = model.selecting_net()
+    net = model.index_net()
     opened = as_image(image, model.image_encoder.image_size)
     model.match(model.image_side([opened]), model.text_side([text]))  # warm-up, for the times
     started = time.perf_counter()
@@ -123,11 +131,17 @@ def predict(
     matching = time.perf_counter()
     model.match(images, model.text_side(features))
     times = (image_encoded - started, text_encoded - image_encoded, time.perf_counter() - matching)
-    words = features.words[0][features.mask[0]]
-    dense_words = None if captions is None else captions.words[0][captions.mask[0]]
-    explanation = net.explain(tokens[0], words, dense_words)
+    if isinstance(net, GlobalCosine):
+        explanation = net.explain(images, model.text_side(features))
+        pieces, cost = [text], _global_cost(net.image_vectors(images), times)
+    else:
+        words = features.words[0][features.mask[0]]
+        dense_words = None if captions is None else captions.words[0][captions.mask[0]]
+        explanation = net.explain(tokens[0], words, dense_words)
+        pieces = model.text_encoder.pieces(text)
+        cost = count_cost(net, images, len(words), len(explanation.token_names), times)
     best = zip(
-        model.text_encoder.pieces(text),
+        pieces,
         explanation.word_tokens.tolist(),
         explanation.word_scores.tolist(),
         strict=True,
@@ -139,11 +153,12 @@ def predict(
     return PatchPrediction(
         score=explanation.score,
         words=rows,
-        cost=count_cost(net, images, len(words), len(explanation.token_names), times),
+        cost=cost,
         explanation=explanation,
         picture=_picture(model, opened, text, rows, explanation),
         image=opened,
         text=text,
+        note=model.note,
     )
 
 
@@ -187,6 +202,15 @@ def count_cost(
     )
 
 
+def _global_cost(
+    vectors: Float[Tensor, "images dim"], seconds: tuple[float, float, float]
+) -> PatchCost:
+    """Return the cost of one vector per image and text."""
+    width = vectors.shape[1]
+    times = (1000 * part for part in seconds)
+    return PatchCost(1, 1, 1, 1, width / 1000, width / 1000, "direct", 2 * width, *times)
+
+
 def _picture(
     model: RetrievalModel,
     image: Image.Image,
@@ -196,6 +220,9 @@ def _picture(
 ) -> Image.Image:
     grid = model.grid_hw
     picture = rgb_picture(model.image_encoder.prepare([image])[0])  # the model's square input
+    title = f"{text}   {explanation.score:.3f}"
+    if model.note:
+        return contact_sheet([[picture]], columns=["input of the model"], title=title, cell=_CELL)
     matches = [
         WordMatch(
             row["word"], row["best token"], row["cosine"], explanation.mixing[token].view(grid)
@@ -207,5 +234,5 @@ def _picture(
         explanation.sparse.kept_mask.view(grid),
         explanation.sparse.scores.view(grid),
         matches,
-        title=f"{text}   {explanation.score:.3f}",
+        title=title,
     )

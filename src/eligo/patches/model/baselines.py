@@ -8,9 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from eligo import ops
+from eligo.patches.model.explain import PatchExplanation
 from eligo.patches.model.functional import mean_patch, unit, wide
 from eligo.patches.model.hrpa import HRPA
 from eligo.patches.model.inputs import Images, Texts
+from eligo.selection import Selection
 
 _LARGEST = 2**26  # cosines held at a time
 
@@ -23,10 +25,31 @@ class GlobalCosine(nn.Module):
 
     def match(self, images: Images, texts: Texts) -> Float[Tensor, "images texts"]:
         """Return the scores of all pairs."""
+        return self.image_vectors(images) @ self.text_vectors(texts).T
+
+    def image_vectors(self, images: Images) -> Float[Tensor, "images dim"]:
+        """Return the unit vector of each image."""
         image = mean_patch(images.patches, images.mask)
-        image = image if images.cls is None else image + wide(images.cls)
-        text = ops.masked_mean(wide(texts.words.vectors), texts.words.mask)
-        return unit(image) @ unit(text).T
+        return unit(image if images.cls is None else image + wide(images.cls))
+
+    def text_vectors(self, texts: Texts) -> Float[Tensor, "texts dim"]:
+        """Return the unit vector of each text."""
+        return unit(ops.masked_mean(wide(texts.words.vectors), texts.words.mask))
+
+    def explain(self, images: Images, texts: Texts) -> PatchExplanation:
+        """Explain the match of a single image and a single text, as one patch and one word."""
+        score = self.match(images, texts)  # (1, 1)
+        return PatchExplanation(
+            score=float(score),
+            sparse=Selection.top_k(score[0], 1),
+            dense=None,
+            mixing=torch.ones_like(score),
+            token_names=("whole image",),
+            word_tokens=score.new_zeros(1, dtype=torch.int64),
+            word_scores=score[0],
+            word_patches=score,
+            heat_map=score,
+        )
 
 
 class TwoSidedMax(nn.Module):

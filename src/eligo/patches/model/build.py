@@ -14,6 +14,7 @@ from transformers import (
     BertConfig,
     BertModel,
     PreTrainedTokenizerFast,
+    SiglipTextModel,
     ViTConfig,
     ViTModel,
 )
@@ -29,7 +30,13 @@ from eligo.patches.config import (
     SmallVisionConfig,
 )
 from eligo.patches.model.baselines import GlobalCosine, TwoSidedMax
-from eligo.patches.model.encoders import ImageEncoder, Layout, TextEncoder, layout_of
+from eligo.patches.model.encoders import (
+    ImageEncoder,
+    Layout,
+    TextEncoder,
+    layout_of,
+    max_pieces,
+)
 from eligo.patches.model.late import LateInteraction
 from eligo.patches.model.seps import CrossSparseAggrNet
 from eligo.pretrained.identity import ENCODER, check_tokenizer, tokenizer_fingerprint
@@ -43,6 +50,23 @@ FIRST_WORD = len(SPECIAL)
 """Token id of word 0 of the scenes' vocabulary, in the small text encoder."""
 _HALVES = (0.5, 0.5, 0.5)
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+_TOKENIZER_FILES = (
+    "tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model",
+)  # fmt: skip
+_MODULES = "modules.json"  # of sentence-transformers
+_WHOLE_MODELS = ("clip", "siglip")  # with a vision and a text half
+_WITH_POOLING = (
+    "vit", "swin", "bert", "camembert", "mpnet", "roberta", "xlm-roberta",
+)  # fmt: skip
+_TEXT_MODELS = (
+    "bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta",
+    "clip_text_model", "siglip_text_model",
+)  # fmt: skip
+_UNUSED = {  # parts that only their own pooled vectors need
+    "clip_vision_model": "post_layernorm", "siglip_vision_model": "head",
+    "siglip_text_model": "head",
+}  # fmt: skip
 
 
 def build_net(
@@ -75,22 +99,32 @@ def build_encoders(
 ) -> tuple[RetrievalConfig, ImageEncoder, TextEncoder]:
     """Return the config completed with image size and colours, and its encoders."""
     named = config.encoders
+    # First: a folder without a tokenizer is refused before weights are read.
+    tokenizer = scene_tokenizer() if named.text is None else load_tokenizer(named.text)
     if named.vision is None:
         vision = _small_vision(named.small_vision)
         size, mean, std = named.small_vision.image_size, _HALVES, _HALVES
     else:
+        mean, std = named.image_mean, named.image_std
+        if mean is None or std is None:
+            mean, std = image_colours(named.vision)
         vision = _pretrained("vision", named.vision)
         size = named.image_size or vision.config.image_size
-        mean, std = image_colours(named.vision)
     mean, std = named.image_mean or mean, named.image_std or std
+    completed = {
+        "encoders.image_size": size, "encoders.image_mean": mean, "encoders.image_std": std,
+    }  # fmt: skip
     if named.text is None:
-        text, tokenizer = _small_text(named), scene_tokenizer()
+        text = _small_text(named)
     else:
-        text, tokenizer = _pretrained("text", named.text), load_tokenizer(named.text)
+        text = _pretrained("text", named.text)
         check_tokenizer(tokenizer, text, f"encoders.text: {named.text}", least=ENCODER)
-    config = config.replace(
-        {"encoders.image_size": size, "encoders.image_mean": mean, "encoders.image_std": std}
-    )
+        if named.special_words is None:
+            completed["encoders.special_words"] = _matches_special_words(named.text, text.config)
+        if not config.match.dense:  # not read: no reason to refuse an encoder of short texts
+            limit = min(named.max_dense_words, max_pieces(text))
+            completed["encoders.max_dense_words"] = limit
+    config = config.replace(completed)
     image_encoder, text_encoder = assemble(config.encoders, vision, text, tokenizer)
     # Pretrained backbones learn more slowly than new ones.
     for encoder, given in ((image_encoder, named.vision), (text_encoder, named.text)):
@@ -124,7 +158,9 @@ def assemble(
     lengths = (encoders.max_words, encoders.max_dense_words)
     return (
         ImageEncoder(vision, width, encoders.image_size, *colours),
-        TextEncoder(text, tokenizer, width, *lengths),
+        TextEncoder(
+            text, tokenizer, width, *lengths, special_words=encoders.special_words is not False
+        ),
     )
 
 
@@ -172,37 +208,81 @@ def scene_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def read_backbone_config(key: str, name: str) -> Any:
-    """Read the `transformers` config of a supported vision or text model."""
-    config = load_part(AutoConfig, find_encoder(f"encoders.{key}", name, weights=False))
+    """Read the `transformers` config of a supported vision or text model.
+
+    Of a whole CLIP or SigLIP model it is the config of that half.
+    """
+    config = load_part(AutoConfig, find_backbone(f"encoders.{key}", name, weights=False))
+    if config.model_type in _WHOLE_MODELS:
+        config = getattr(config, f"{key}_config")
     if key == "vision":
         layout_of(config, 0)  # raises for other models
-    elif config.model_type != "bert":
-        raise InputError(f"text: got a model of type {config.model_type!r}, expected bert")
+    elif config.model_type not in _TEXT_MODELS:
+        raise InputError(
+            f"text: got a model of type {config.model_type!r}, expected {', '.join(_TEXT_MODELS)}, "
+            "or a whole CLIP or SigLIP model"
+        )
     return config
 
 
+def find_backbone(key: str, name: str, *, weights: bool = True) -> Path:
+    """Return the folder of a model; in an old one of sentence-transformers, the first module's."""
+    folder = find_encoder(key, name, weights=weights)
+    if not (folder / "config.json").is_file():
+        modules = sorted(path.parent for path in folder.glob("0_*/config.json"))
+        folder = modules[0] if modules else folder
+    return folder
+
+
 def pooling_option(config: Any) -> dict[str, bool]:
-    """Return the option that omits the unused pooling layer; DINOv2 has none."""
-    return {} if config.model_type.startswith("dinov2") else {"add_pooling_layer": False}
+    """Return the option that omits the unused pooling layer, for models that have one."""
+    return {"add_pooling_layer": False} if config.model_type in _WITH_POOLING else {}
 
 
 def _pretrained(key: str, name: str, *, exact: bool = False) -> Any:
     """Load a backbone in float32; `exact`: saved by eligo, without unused heads."""
-    options = pooling_option(read_backbone_config(key, name))
-    folder = find_encoder(f"encoders.{key}", name)
-    return load_stock(AutoModel, folder, exact=exact, dtype=torch.float32, **options)
+    config = read_backbone_config(key, name)
+    options = {"config": config, "dtype": torch.float32, **pooling_option(config)}
+    folder = find_backbone(f"encoders.{key}", name)
+    # AutoModel does not know this half by itself.
+    kind = SiglipTextModel if config.model_type == "siglip_text_model" else AutoModel
+    model = load_stock(kind, folder, exact=exact, **options)
+    if (unused := _UNUSED.get(config.model_type)) and hasattr(model, unused):
+        getattr(model, unused).requires_grad_(False)
+    return model
+
+
+def _matches_special_words(name: str, config: Any) -> bool:
+    root = find_encoder("encoders.text", name, weights=False)
+    return config.model_type == "bert" and not (root / _MODULES).is_file()
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer of a text model."""
-    return load_part(AutoTokenizer, find_encoder("encoders.text", name, weights=False))
+    """Load the tokenizer of a text model; raise for a folder without one."""
+    folder = find_backbone("encoders.text", name, weights=False)
+    check_stock_folder(folder)
+    if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        raise InputError(
+            f"{name}: holds no tokenizer (none of {', '.join(_TOKENIZER_FILES)}); copy the "
+            "tokenizer files of this model there"
+        )
+    return load_part(AutoTokenizer, folder)
 
 
 def image_colours(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return image mean and deviation of a model's image processor, else one half each."""
-    folder = find_encoder("encoders.vision", name, weights=False)
-    check_stock_folder(folder)
+    """Return image mean and deviation of a model's image processor.
+
+    Without one they are one half each, except for CLIP and SigLIP, which are refused.
+    """
+    folder = find_backbone("encoders.vision", name, weights=False)
+    config = check_stock_folder(folder)
     if not any((folder / file).is_file() for file in _PROCESSOR_FILES):
+        if str(config.get("model_type")).startswith(_WHOLE_MODELS):
+            raise InputError(
+                f"encoders.vision: {name} holds no image processor ({_PROCESSOR_FILES[0]}), so the "
+                "normalisation of its images is unknown; copy that file of this model there, or "
+                "set encoders.image_mean and encoders.image_std"
+            )
         return _HALVES, _HALVES
     with reading(name, f"image_mean and image_std of three numbers in {_PROCESSOR_FILES[0]}"):
         settings, _ = ImageProcessingMixin.get_image_processor_dict(folder, local_files_only=True)

@@ -1,11 +1,13 @@
 """Images to patches and texts to words: encoders of `transformers` with a linear head.
 
-ViT, Swin, DINOv2 (with or without registers) and BERT, as in LAPS and SEPS. The number of tokens
-before the first patch and the grid of patches are taken from the encoder's config.
+ViT, Swin, DINOv2 (with or without registers) and BERT, as in LAPS and SEPS; the vision and text
+halves of CLIP and SigLIP; other text encoders like BERT. The number of tokens before the first
+patch and the grid of patches are taken from the encoder's config.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,17 @@ from torch.nn import functional as F
 from eligo.errors import InputError
 from eligo.images import upright_rgb
 from eligo.patches.model.inputs import Words
-from eligo.pretrained.chat import warn_truncated
-from eligo.pretrained.encoders import count_pieces, tokenize_texts
+from eligo.pretrained.chat import plain_text, tokenize, warn_truncated
+from eligo.pretrained.encoders import count_pieces
 
 Picture = Image.Image | Tensor
 """A PIL image, or (3, height, width) bytes."""
-_VISION_MODELS = ("vit", "dinov2", "dinov2_with_registers", "swin")
+_ENDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+_VISION_MODELS = (
+    "vit", "dinov2", "dinov2_with_registers", "swin", "clip_vision_model", "siglip_vision_model",
+)  # fmt: skip
+# At another image size they interpolate their position encoding only on request.
+_ASKED_TO_INTERPOLATE = ("vit", "swin", "clip_vision_model", "siglip_vision_model")
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,8 @@ def layout_of(config: Any, image_size: int) -> Layout:
     side = image_size // config.patch_size
     if kind == "swin":
         side //= 2 ** (len(config.depths) - 1)
-    num_prefix = {"swin": 0, "dinov2_with_registers": 1 + getattr(config, "num_register_tokens", 0)}
+    registers = getattr(config, "num_register_tokens", 0)
+    num_prefix = {"swin": 0, "siglip_vision_model": 0, "dinov2_with_registers": 1 + registers}
     return Layout(num_prefix.get(kind, 1), (side, side))
 
 
@@ -84,8 +92,8 @@ class ImageEncoder(nn.Module):
         for name, colours in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(colours).view(3, 1, 1), persistent=False)
         self.lr_multiplier = {"backbone": 1.0}
-        # At another image size, a ViT or Swin interpolates its position encoding only on request.
-        interpolates = config.image_size != image_size and config.model_type in ("vit", "swin")
+        asked = config.model_type in _ASKED_TO_INTERPOLATE
+        interpolates = config.image_size != image_size and asked
         self._options = {"interpolate_pos_encoding": True} if interpolates else {}
 
     def forward(
@@ -111,20 +119,22 @@ class ImageEncoder(nn.Module):
         self, images: Sequence[Picture] | UInt8[Tensor, "images 3 height width"]
     ) -> UInt8[Tensor, "images 3 side side"]:
         """Return pictures as bytes of the encoder's image size (bicubic), on its device."""
-        device, side = self.head.weight.device, self.image_size
+        device, side = self.mean.device, self.image_size
         if isinstance(images, Tensor) and images.shape[2:] == (side, side):
             return images.to(device)
         return torch.stack([resize(image, side).to(device) for image in images])
 
 
 class TextEncoder(nn.Module):
-    """Word pieces to words; [CLS] and [SEP] count as words.
+    """Word pieces to words.
 
-    ids (T, L), mask (T, L)
-      | backbone: BERT
+    ids (T, L), mask of the words (T, L)
+      | backbone
     (T, L, width)
       | head: Linear
     words (T, L, C)
+
+    `special_words`: [CLS], [SEP] and the like count as words.
     """
 
     def __init__(
@@ -134,10 +144,12 @@ class TextEncoder(nn.Module):
         embed_dim: int,
         max_words: int,
         max_dense_words: int,
+        *,
+        special_words: bool = True,
     ) -> None:
         super().__init__()
         config: Any = backbone.config
-        longest = config.max_position_embeddings
+        longest = max_pieces(backbone)
         if max(max_words, max_dense_words) > longest:
             raise InputError(
                 f"max_words {max_words} and max_dense_words {max_dense_words}: the text encoder "
@@ -148,21 +160,42 @@ class TextEncoder(nn.Module):
         self.max_words, self.max_dense_words = max_words, max_dense_words
         self.lr_multiplier = {"backbone": 1.0}
         self.head = nn.Linear(config.hidden_size, embed_dim)
+        ends = [] if special_words else [getattr(tokenizer, name, None) for name in _ENDS]
+        self.not_words: tuple[int, ...] = tuple(sorted({end for end in ends if end is not None}))
+        """Ids of special tokens that are not words."""
+        self.word_mask = partial(word_mask, not_words=self.not_words)
+        """Which of some real pieces are words; worker processes use it without the encoder."""
         self._counted: set[str] = set()  # texts that fill the encoder, warned about if cut
 
     def forward(
         self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]
     ) -> Float[Tensor, "texts words dim"]:
-        """Return words of word pieces; the values at padding are meaningless."""
-        # For a mask of two axes transformers tests whether it is full, which is a device sync.
-        pairs = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
-        states = self.backbone(input_ids=ids, attention_mask=pairs).last_hidden_state
-        return self.head(states)
+        """Return a vector for each word piece; those outside the mask are meaningless."""
+        states = self.run(ids, mask).last_hidden_state
+        return self.head(states[:, : ids.shape[1]])
+
+    def run(self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]) -> Any:
+        """Return the output of the backbone, which reads all but padding."""
+        config: Any = self.backbone.config
+        if config.model_type == "siglip_text_model":  # trained on padded texts, without a mask
+            missing = config.max_position_embeddings - ids.shape[1]
+            return self.backbone(input_ids=F.pad(ids, (0, missing), value=self._pad))
+        if config.model_type == "clip_text_model":  # causal: padding comes after what is read
+            return self.backbone(input_ids=ids)
+        read = ids != self._pad if self.not_words else mask
+        if config.model_type == "bert":
+            # For a mask of two axes transformers tests whether it is full, which is a device sync.
+            read = read[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+        return self.backbone(input_ids=ids, attention_mask=read)
+
+    @property
+    def _pad(self) -> int:
+        return self.tokenizer.pad_token_id
 
     def tokenize(
         self, texts: Sequence[str], *, dense: bool = False
     ) -> tuple[Int[Tensor, "texts words"], Bool[Tensor, "texts words"]]:
-        """Return word pieces and their mask, padded to the longest text, on the encoder's device.
+        """Return word pieces, padded to the longest text, and the mask of words, on the device.
 
         A text with more pieces than `longest` is cut, which is logged once for each text.
         """
@@ -170,13 +203,22 @@ class TextEncoder(nn.Module):
         if empty is not None:
             what = "dense caption" if dense else "text"
             raise InputError(f"{what} {empty} is empty; expected at least one word")
-        encoded = tokenize_texts(self.tokenizer, texts, self.longest(dense=dense))
-        is_full = encoded["attention_mask"].sum(1) == self.longest(dense=dense)
+        encoded = tokenize(
+            self.tokenizer,
+            [plain_text(self.tokenizer, text) for text in texts],
+            padding=True,
+            truncation=True,
+            max_length=self.longest(dense=dense),
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        ids, mask = encoded["input_ids"], encoded["attention_mask"].bool()
+        is_full = mask.sum(1) == self.longest(dense=dense)
         full = {text for text, full in zip(texts, is_full.tolist(), strict=True) if full}
         if full - self._counted:
             self.warn_truncated(texts, dense=dense)
-        device = self.head.weight.device
-        return encoded["input_ids"].to(device), encoded["attention_mask"].to(device).bool()
+        device = next(self.parameters()).device
+        return ids.to(device), self.word_mask(ids, mask).to(device)
 
     def warn_truncated(self, texts: Sequence[str], *, dense: bool = False) -> None:
         """Log which texts are cut because they are too long for the model."""
@@ -185,13 +227,47 @@ class TextEncoder(nn.Module):
         self._counted.update(text for text, n in zip(texts, counts, strict=True) if n >= limit)
 
     def longest(self, *, dense: bool = False) -> int:
-        """Return the maximum number of word pieces of a text, [CLS] and [SEP] included."""
+        """Return the maximum number of word pieces of a text, special tokens included."""
         return self.max_dense_words if dense else self.max_words
 
     def pieces(self, text: str) -> list[str]:
         """Return the word pieces of a text, one for each word of `forward`."""
-        ids = self.tokenize([text])[0][0].tolist()
-        return self.tokenizer.convert_ids_to_tokens(ids)
+        ids, mask = self.tokenize([text])
+        return [_piece(self.tokenizer, number) for number in ids[0][mask[0]].tolist()]
+
+
+def max_pieces(backbone: nn.Module) -> int:
+    """Return the number of word pieces that a text encoder can read."""
+    config: Any = backbone.config
+    embeddings: Any = getattr(backbone, "embeddings", None)
+    positions = getattr(embeddings, "position_embeddings", None)
+    # RoBERTa and MPNet count positions from their padding id on.
+    first = getattr(positions, "padding_idx", None)
+    return config.max_position_embeddings - (0 if first is None else first + 1)
+
+
+def word_mask(
+    ids: Int[Tensor, "texts words"],
+    mask: Bool[Tensor, "texts words"],
+    not_words: Sequence[int],
+) -> Bool[Tensor, "texts words"]:
+    """Return a mask of real pieces without those that are not words.
+
+    A text of such pieces only keeps them: every text has a word.
+
+    >>> word_mask(torch.tensor([[1, 7, 2]]), torch.tensor([[True, True, True]]), (1, 2))
+    tensor([[False,  True, False]])
+    """
+    if not not_words:
+        return mask
+    words = mask & ~torch.isin(ids, torch.tensor(not_words, device=ids.device))
+    return torch.where(words.any(1, keepdim=True), words, mask)
+
+
+def _piece(tokenizer: Any, number: int) -> str:
+    """Return a word piece as it is shown: without marks of word ends, except for BERT's "##"."""
+    piece = tokenizer.convert_ids_to_tokens(number)
+    return piece.removesuffix("</w>").removeprefix("\u2581").removeprefix("\u0120") or piece
 
 
 def words_of(vectors: Float[Tensor, "texts words dim"], mask: Bool[Tensor, "texts words"]) -> Words:

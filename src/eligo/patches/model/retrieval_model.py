@@ -25,13 +25,14 @@ from eligo.io.files import writing_folder
 from eligo.io.reading import reading
 from eligo.patches.config import RetrievalConfig
 from eligo.patches.model.baselines import GlobalCosine, TwoSidedMax
-from eligo.patches.model.build import build_encoders, build_net, load_encoders
+from eligo.patches.model.build import build_encoders, build_net, find_backbone, load_encoders
 from eligo.patches.model.encoders import ImageEncoder, Picture, TextEncoder, words_of
 from eligo.patches.model.inputs import Images, Texts, split_tokens
 from eligo.patches.model.late import LateInteraction
+from eligo.patches.model.pooled import PooledImageEncoder, load_pooled
 from eligo.patches.model.seps import CrossSparseAggrNet
 from eligo.pretrained.identity import tokenizer_fingerprint
-from eligo.pretrained.load import find_model, quiet_transformers
+from eligo.pretrained.load import find_model, quiet_transformers, shipped_models
 from eligo.pretrained.untrusted import read_header
 from eligo.train.weights import load_weights, save_weights
 
@@ -91,7 +92,7 @@ class RetrievalModel(nn.Module):
     @property
     def device(self) -> torch.device:
         """Device of the weights."""
-        return self.image_encoder.head.weight.device
+        return self.image_encoder.mean.device
 
     @property
     def grid_hw(self) -> tuple[int, int]:
@@ -112,6 +113,30 @@ class RetrievalModel(nn.Module):
             )
         if given and not self.uses_dense:
             raise InputError("dense: the model was trained without dense captions; leave it out")
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether this is a CLIP or SigLIP model as it is, which was not trained on patches."""
+        return isinstance(self.image_encoder, PooledImageEncoder)
+
+    @property
+    def note(self) -> str:
+        """One line on what a model with one vector per image and text cannot show; else empty."""
+        if not isinstance(self.net, GlobalCosine):
+            return ""
+        change = "--model.match.kind late"
+        if self.is_pooled:
+            named = self.config.encoders.vision
+            change = f"--model.encoders.vision {named} --model.encoders.text {named}"
+        return (
+            "The score compares the whole image with the whole text: it ranks, and cannot show "
+            "which patches match which words. To learn that from your captions: `eligo patches "
+            f"train f30k_vit224 --data.captions FILE --data.images FOLDER {change}`"
+        )
+
+    def index_net(self) -> CrossSparseAggrNet | LateInteraction | GlobalCosine:
+        """Return the network if an index can hold what it needs; raise for filip."""
+        return self.net if isinstance(self.net, GlobalCosine) else self.selecting_net()
 
     def selecting_net(self) -> CrossSparseAggrNet | LateInteraction:
         """Return the network if it selects patches; raise for baselines."""
@@ -167,6 +192,11 @@ class RetrievalModel(nn.Module):
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a folder for `from_pretrained`; `dtype` torch.float16 halves it."""
+        if self.is_pooled:
+            raise InputError(
+                f"{self.config.encoders.vision}: is used as it is and has nothing trained to save; "
+                "copy its folder instead"
+            )
         backbones: dict[str, Any] = {
             "vision": self.image_encoder.backbone,
             "text": self.text_encoder.backbone,
@@ -192,8 +222,11 @@ class RetrievalModel(nn.Module):
     ) -> "RetrievalModel":
         """Load a saved model, in float32 and evaluation mode.
 
-        `name` is the folder of a model or run, a shipped model, or a name on the hub.
+        `name` is the folder of a model or run, a shipped model, or a name on the hub; also a whole
+        CLIP or SigLIP model, which is used as it is (see `pooled`).
         """
+        if _is_of_transformers(str(name)):
+            return cls(*load_pooled(str(name)), GlobalCosine()).to(device).eval()
         folder = find_model(name, _NET)
         folder = folder / "model" if (folder / "model" / "config.yaml").is_file() else folder
         if not (folder / "vision").is_dir() or not (folder / "config.yaml").is_file():
@@ -216,6 +249,16 @@ class RetrievalModel(nn.Module):
     @property
     def _heads(self) -> nn.ModuleDict:
         return nn.ModuleDict({"image": self.image_encoder.head, "text": self.text_encoder.head})
+
+
+def _is_of_transformers(name: str) -> bool:
+    """Whether a model other than a shipped one has a config.json, as models of `transformers`."""
+    if name in shipped_models(_NET):
+        return False
+    try:
+        return (find_backbone("model", name, weights=False) / "config.json").is_file()
+    except InputError:  # there is none; `find_model` says where it looked
+        return False
 
 
 def _check_width(embed_dim: int, heads: Path) -> None:

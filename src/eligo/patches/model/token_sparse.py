@@ -139,10 +139,7 @@ def combine(
 ) -> Float[Tensor, "*#batch patches"]:
     """Return equation 3, or `t s_im + s_st` without a prediction (open); batch axes broadcast."""
     if prediction is None:
-        typical = wide(attention_x)
-        return (typical if typicality == 1.0 else typicality * typical) + wide(
-            attention_y
-        )  # (B, N)
+        return typicality * wide(attention_x) + wide(attention_y)  # (B, N)
     guidance = min_max(wide(attention_y), mask)  # (B, N) in [0, 1]
     if attention_y_dense is not None:
         guidance = guidance + min_max(wide(attention_y_dense), mask)  # (B, N)

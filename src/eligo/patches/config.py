@@ -82,8 +82,15 @@ class EncodersConfig(Config):
     """Standard deviation of each colour channel; none: the vision model's own."""
     backbone_lr: float = Field(default=0.1, ge=0)
     """Learning rate of a given vision or text model, relative to the heads'."""
+    vision_layer: int = -1
+    """Hidden state of a given vision model that gives the patches; -1: the output of the last."""
     embed_dim: int = Field(default=512, ge=4)
     """Width of patches and words when they are matched."""
+    head: Literal["linear", "mlp"] = "linear"
+    """From the encoders' width to embed_dim: a linear layer, or one with a hidden layer beside it,
+    behind a norm."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout in the hidden layer of the heads."""
     max_words: int = Field(default=64, ge=3)
     """Maximum word pieces of a text, special tokens included; longer texts are cut."""
     max_dense_words: int = Field(default=160, ge=3)
@@ -97,12 +104,15 @@ class EncodersConfig(Config):
         unused = {}
         if self.vision is None:
             unused["image_size"] = "there is no given vision model; small_vision.image_size counts"
+            unused["vision_layer"] = "there is no given vision model"
         else:
             unused["small_vision"] = "encoders.vision names a model"
         if self.text is None:
             unused["special_words"] = "the small text model always matches them"
         else:
             unused["small_text"] = "encoders.text names a model"
+        if self.head == "linear":
+            unused["dropout"] = "encoders.head is linear"
         if self.vision is None and self.text is None:
             unused["backbone_lr"] = "both encoders are trained from scratch"
         return unused
@@ -247,6 +257,9 @@ class PatchesTrainConfig(Config):
         ),
     )
     """Optimiser; pretrained backbones use encoders.backbone_lr times its rate."""
+    loss: Literal["triplet", "contrastive"] = "triplet"
+    """triplet: a margin, as in LAPS and SEPS; contrastive: InfoNCE both ways, with a learned scale
+    of the scores."""
     margin: float = Field(default=0.2, gt=0)
     """Margin between the scores of a true and a false pair."""
     ramp: float = Field(default=1 / 30, ge=0, le=1)
@@ -291,8 +304,11 @@ class PatchesTrainConfig(Config):
         return self
 
     def without_effect(self) -> dict[str, str]:
-        """Settings of dense captions that are not used; `counted_steps` reports total_steps."""
+        """Settings of dense captions or the other loss; `counted_steps` reports total_steps."""
         unused = {}
+        if self.loss == "contrastive":
+            keys = ("margin", "ramp", "hardest_after")
+            unused |= dict.fromkeys(keys, "loss is contrastive")
         if not self.model.match.dense:
             keys = ("model.encoders.max_dense_words", "data.dense")
             unused |= dict.fromkeys(keys, "model.match.dense is false")

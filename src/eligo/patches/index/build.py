@@ -15,7 +15,6 @@ from eligo.io.locks import one_writer
 from eligo.patches.index import store
 from eligo.patches.index.entries import join, pack_images, pack_texts
 from eligo.patches.index.sources import ImageFiles, Loaded, Source, TextLines, Unreadable
-from eligo.patches.model.baselines import GlobalCosine
 from eligo.patches.model.pooled import PooledImageEncoder
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.train.shards import Engine, map_shards
@@ -160,12 +159,6 @@ def _pack(
 ) -> dict[str, Tensor]:
     values, net = [item.value for item in items], model.index_net()
     if kind == "texts":
-        texts = model.text_side(values)
-        if isinstance(net, GlobalCosine):
-            return {"direction": net.text_vectors(texts).to(dtype)}
-        return pack_texts(texts, dtype)
+        return pack_texts(net, model.text_side(values), dtype)
     dense = [item.dense for item in items if item.dense is not None]
-    images = model.image_side(values, dense or None)
-    if isinstance(net, GlobalCosine):
-        return {"direction": net.image_vectors(images).to(dtype)}
-    return pack_images(net, images, dtype)
+    return pack_images(net, model.image_side(values, dense or None), dtype)

@@ -8,7 +8,7 @@ powers: half precision would flush small weights to zero.
 Texts: their raw words, one text after the other.
 
 For stage 1: the slots of images with every patch kept (`fold`), and the direction that FAISS
-searches by, the unit mean patch or word.
+searches by, the unit mean patch or word; of networks with one vector each, that vector.
 """
 
 from dataclasses import fields, replace
@@ -23,10 +23,14 @@ from eligo.patches import kernels
 from eligo.patches.index.stage1 import Stage1Query, words_of_rows
 from eligo.patches.index.store import IndexFolder
 from eligo.patches.kernels.hoist import ImageRows, halved, hoist
+from eligo.patches.model.baselines import GlobalCosine
 from eligo.patches.model.functional import mean_patch, unit, weighted_softmax, wide
 from eligo.patches.model.inputs import Images, Texts, Words, check_finite
+from eligo.patches.model.late import LateInteraction
 from eligo.patches.model.seps import CrossSparseAggrNet
 
+IndexNet = CrossSparseAggrNet | LateInteraction | GlobalCosine
+"""Networks whose inputs an index can hold."""
 _ROUNDED = ("patches", "cls", "logits", "logits_dense")
 _OF_STAGE1 = ("direction", "folded")
 
@@ -47,8 +51,10 @@ def fold(rows: ImageRows) -> Float[Tensor, "images slots dim"]:
 
 
 @torch.no_grad()
-def image_queries(net: CrossSparseAggrNet, images: Images) -> list[Stage1Query]:
+def image_queries(net: IndexNet, images: Images) -> list[Stage1Query]:
     """Return images as queries of stage 1."""
+    if not isinstance(net, CrossSparseAggrNet):
+        return [Stage1Query(None, vector) for vector in net.image_vectors(images).cpu()]
     with full_precision():
         folded = fold(hoist(net.parts(), images))
     return [
@@ -57,8 +63,11 @@ def image_queries(net: CrossSparseAggrNet, images: Images) -> list[Stage1Query]:
     ]
 
 
-def text_queries(texts: Texts) -> list[Stage1Query]:
+@torch.no_grad()
+def text_queries(net: IndexNet, texts: Texts) -> list[Stage1Query]:
     """Return texts as queries of stage 1."""
+    if not isinstance(net, CrossSparseAggrNet):
+        return [Stage1Query(None, vector) for vector in net.text_vectors(texts).cpu()]
     words = texts.words
     return [
         Stage1Query(unit(vectors[mask]).cpu(), direction.cpu())
@@ -70,11 +79,16 @@ def text_queries(texts: Texts) -> list[Stage1Query]:
 
 @torch.no_grad()
 def pack_images(
-    net: CrossSparseAggrNet, images: Images, dtype: torch.dtype = torch.float16
+    net: IndexNet, images: Images, dtype: torch.dtype = torch.float16
 ) -> dict[str, Tensor]:
     """Return images as the tensors of a shard; axis 0 is the image."""
+    if isinstance(net, GlobalCosine):
+        return {"direction": net.image_vectors(images).to(dtype)}
     patches = images.patches.to(dtype)
     check_finite("patches, in the precision of the index", patches)
+    if isinstance(net, LateInteraction):
+        stored = {"patches": patches, "direction": net.image_vectors(images).to(dtype)}
+        return stored if images.cls is None else stored | {"cls": images.cls.to(dtype)}
     rounded = Images(patches, images.cls, images.mask, images.dense)
     with full_precision():
         rows = hoist(net.parts(), rounded)
@@ -97,15 +111,21 @@ def pack_images(
 
 
 @torch.no_grad()
-def pack_texts(texts: Texts, dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
+def pack_texts(
+    net: IndexNet, texts: Texts, dtype: torch.dtype = torch.float16
+) -> dict[str, Tensor]:
     """Return texts as the tensors of a shard."""
+    pooled = None if isinstance(net, CrossSparseAggrNet) else net.text_vectors(texts)
+    if isinstance(net, GlobalCosine):
+        assert pooled is not None
+        return {"direction": pooled.to(dtype)}
     words = texts.words
     flat = words.vectors[words.mask].to(dtype)
     check_finite("words, in the precision of the index", flat)
     return {
         "words": flat,
         "length": words.lengths.to(torch.int32),
-        "direction": words.directions().to(dtype),
+        "direction": (words.directions() if pooled is None else pooled).to(dtype),
     }
 
 
@@ -116,7 +136,10 @@ def join(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def score_images(
-    net: CrossSparseAggrNet, index: IndexFolder, rows: Int[Tensor, " rows"], texts: Texts
+    net: CrossSparseAggrNet | LateInteraction,
+    index: IndexFolder,
+    rows: Int[Tensor, " rows"],
+    texts: Texts,
 ) -> Float[Tensor, "rows texts"]:
     """Return exact scores of indexed images (ascending rows) with texts."""
     device = texts.words.vectors.device
@@ -126,6 +149,9 @@ def score_images(
         name: part if name == "patches" and device.type == "cuda" else wide(part)
         for name, part in ((name, part.to(device)) for name, part in stored.items())
     }
+    if isinstance(net, LateInteraction):
+        images = Images(wide(ready["patches"]), ready.get("cls"))
+        return net.match(images, texts).scores.float()
     parts = net.parts()
     mask = ready.get("mask")
     if mask is not None:
@@ -137,7 +163,10 @@ def score_images(
 
 @torch.no_grad()
 def score_texts(
-    net: CrossSparseAggrNet, index: IndexFolder, rows: Int[Tensor, " rows"], images: Images
+    net: CrossSparseAggrNet | LateInteraction,
+    index: IndexFolder,
+    rows: Int[Tensor, " rows"],
+    images: Images,
 ) -> Float[Tensor, "rows images"]:
     """Return exact scores of indexed texts (ascending rows) with images."""
     picked = index.gather(rows, words_of_rows)

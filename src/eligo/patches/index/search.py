@@ -132,14 +132,9 @@ class Searcher:
                 f"{self.index.folder}: is an index of {kind}, and the query is {given}; expected "
                 f"an index of {expected}"
             )
-        if isinstance(self.net, GlobalCosine):
-            vectors = (
-                self.net.text_vectors(query)
-                if isinstance(query, Texts)
-                else self.net.image_vectors(query)
-            )
-            return [stage1.Stage1Query(each[None], each) for each in vectors.cpu()]
-        return text_queries(query) if isinstance(query, Texts) else image_queries(self.net, query)
+        if isinstance(query, Texts):
+            return text_queries(self.net, query)
+        return image_queries(self.net, query)
 
     def ids(self, hits: Hits) -> list[dict]:
         """Return the lines of `ids.jsonl` for the hits."""

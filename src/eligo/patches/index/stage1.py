@@ -32,10 +32,10 @@ _WIDER = 16  # entries from the graph per candidate
 class Stage1Query(NamedTuple):
     """A query of stage 1."""
 
-    vectors: Float[Tensor, "vectors dim"]
-    """Unit words of a text, or unit slots of an image."""
+    vectors: Float[Tensor, "vectors dim"] | None
+    """Unit words of a text, or unit slots of an image; None: the direction alone is compared."""
     direction: Float[Tensor, " dim"]
-    """The unit mean word or patch, for FAISS."""
+    """The unit mean word or patch, for FAISS; or the one vector of the text or image."""
 
 
 class Candidates(NamedTuple):
@@ -115,7 +115,7 @@ def _guesses(
     tensors: dict[str, Tensor], query: Stage1Query, rows: Tensor | None = None
 ) -> Float[Tensor, " rows"]:
     """Return the stage 1 scores of the given entries of a shard (None: of all)."""
-    if "folded" not in tensors and "words" not in tensors:  # one vector each: the exact score
+    if query.vectors is None:
         vectors = tensors["direction"] if rows is None else tensors["direction"][rows]
         return (vectors.double() @ query.direction.double()).float()
     if "folded" in tensors:

@@ -19,6 +19,7 @@ from eligo.patches.kernels.algebra import prefers_gram
 from eligo.patches.model.baselines import GlobalCosine
 from eligo.patches.model.explain import PatchExplanation
 from eligo.patches.model.inputs import Images
+from eligo.patches.model.late import LateInteraction
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.patches.model.seps import CrossSparseAggrNet
 from eligo.pretrained.devices import resolve_device
@@ -163,7 +164,7 @@ def predict(
 
 
 def count_cost(
-    net: CrossSparseAggrNet,
+    net: CrossSparseAggrNet | LateInteraction,
     images: Images,
     num_words: int,
     num_tokens: int,
@@ -171,8 +172,15 @@ def count_cost(
 ) -> PatchCost:
     """Count multiply-adds for one image; `seconds`: encoding image and text, matching."""
     num_patches, width = images.patches.shape[1:]
-    kept = net.sparse_net_cap.num_kept(num_patches)
     stored = pack_images(net, images)
+    index_bytes = sum(part.numel() * part.element_size() for part in stored.values())
+    times = [1000 * part for part in seconds]
+    if isinstance(net, LateInteraction):
+        # Scores of all patches, cosines of the kept ones with the words, one vector each.
+        pair = width * (num_patches + num_tokens * num_words + 1) / 1000
+        sizes = num_patches, num_tokens, num_tokens, num_words
+        return PatchCost(*sizes, pair, pair, "direct", index_bytes, *times)
+    kept = net.sparse_net_cap.num_kept(num_patches)
     slots = stored["logits"].shape[1]
     selections = 2 if net.parts().selects_dense(images.dense is not None) else 1
     networks = selections * kept * int(0.2 * width) * (width + slots)
@@ -186,19 +194,19 @@ def count_cost(
     gram = num_patches * (width * num_words + mixed * (num_words + num_patches))
     uses_gram = prefers_gram(num_patches, width, num_words, mixed)
     # The open variant matches each selection by itself, the paper's both at once.
-    times = selections if not net.use_paper_version else 1
+    matches = selections if not net.use_paper_version else 1
     return PatchCost(
         patches=num_patches,
         kept=kept,
         tokens=num_tokens,
         words=num_words,
-        loop_kmacs=(networks + cosines + fold + times * match) / 1000,
-        pair_kmacs=(cosines + times * (gram if uses_gram else direct)) / 1000,
+        loop_kmacs=(networks + cosines + fold + matches * match) / 1000,
+        pair_kmacs=(cosines + matches * (gram if uses_gram else direct)) / 1000,
         association="gram" if uses_gram else "direct",
-        index_bytes=sum(part.numel() * part.element_size() for part in stored.values()),
-        encode_image_ms=1000 * seconds[0],
-        encode_text_ms=1000 * seconds[1],
-        match_ms=1000 * seconds[2],
+        index_bytes=index_bytes,
+        encode_image_ms=times[0],
+        encode_text_ms=times[1],
+        match_ms=times[2],
     )
 
 

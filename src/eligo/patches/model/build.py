@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -33,6 +32,7 @@ from eligo.patches.model.baselines import GlobalCosine, TwoSidedMax
 from eligo.patches.model.encoders import (
     ImageEncoder,
     Layout,
+    MlpHead,
     TextEncoder,
     layout_of,
     max_pieces,
@@ -146,7 +146,7 @@ def load_encoders(encoders: EncodersConfig, folder: Path) -> tuple[ImageEncoder,
 
 
 def assemble(
-    encoders: EncodersConfig, vision: nn.Module, text: nn.Module, tokenizer: Any
+    encoders: EncodersConfig, vision: Any, text: Any, tokenizer: Any
 ) -> tuple[ImageEncoder, TextEncoder]:
     """Build encoders with new heads around two backbones."""
     if encoders.image_size is None or encoders.image_mean is None or encoders.image_std is None:
@@ -156,12 +156,29 @@ def assemble(
         )
     width, colours = encoders.embed_dim, (encoders.image_mean, encoders.image_std)
     lengths = (encoders.max_words, encoders.max_dense_words)
+    layer = -1 if encoders.vision is None else encoders.vision_layer
+    count = len(getattr(vision.config, "depths", ())) or vision.config.num_hidden_layers
+    if not -count - 1 <= layer <= count:
+        raise InputError(
+            f"encoders.vision_layer: got {layer}, expected {-count - 1} to {count}: the vision "
+            f"model has {count} layers"
+        )
     return (
-        ImageEncoder(vision, width, encoders.image_size, *colours),
-        TextEncoder(
-            text, tokenizer, width, *lengths, special_words=encoders.special_words is not False
+        ImageEncoder(
+            vision, width, encoders.image_size, *colours, layer=layer,
+            head=_mlp_head(encoders, vision),
         ),
-    )
+        TextEncoder(
+            text, tokenizer, width, *lengths, special_words=encoders.special_words is not False,
+            head=_mlp_head(encoders, text),
+        ),
+    )  # fmt: skip
+
+
+def _mlp_head(encoders: EncodersConfig, backbone: Any) -> MlpHead | None:
+    if encoders.head == "linear":
+        return None
+    return MlpHead(backbone.config.hidden_size, encoders.embed_dim, encoders.dropout)
 
 
 def _sizes(small: SmallVisionConfig | SmallTextConfig) -> dict[str, Any]:

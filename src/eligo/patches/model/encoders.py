@@ -67,9 +67,9 @@ class ImageEncoder(nn.Module):
     """Pixels to tokens: [CLS] and registers (if there are any), then patches row by row.
 
     pixels (V, 3, H, W)
-      | backbone
+      | backbone, hidden state `layer`
     (V, prefix + N, width)
-      | head: Linear
+      | head: Linear or MlpHead
     tokens (V, prefix + N, C)
     """
 
@@ -80,13 +80,17 @@ class ImageEncoder(nn.Module):
         image_size: int,
         mean: Sequence[float],
         std: Sequence[float],
+        *,
+        layer: int = -1,
+        head: "Head | None" = None,
     ) -> None:
         super().__init__()
         config: Any = backbone.config
         self.backbone = backbone
         self.image_size = image_size
         self.layout = layout_of(config, image_size)
-        self.head = nn.Linear(config.hidden_size, embed_dim)
+        self.layer = layer
+        self.head: Head = head or nn.Linear(config.hidden_size, embed_dim)
         self.mean: Tensor
         self.std: Tensor
         for name, colours in (("mean", mean), ("std", std)):
@@ -100,7 +104,11 @@ class ImageEncoder(nn.Module):
         self, pixels: Float[Tensor, "images 3 height width"]
     ) -> Float[Tensor, "images tokens dim"]:
         """Return the tokens of normalised pixels."""
-        states = self.backbone(pixel_values=pixels, **self._options).last_hidden_state
+        if self.layer == -1:
+            states = self.backbone(pixel_values=pixels, **self._options).last_hidden_state
+        else:
+            options = self._options | {"output_hidden_states": True}
+            states = self.backbone(pixel_values=pixels, **options).hidden_states[self.layer]
         expected = self.layout.num_prefix + self.layout.num_patches
         if states.shape[1] != expected:
             raise InputError(
@@ -131,7 +139,7 @@ class TextEncoder(nn.Module):
     ids (T, L), mask of the words (T, L)
       | backbone
     (T, L, width)
-      | head: Linear
+      | head: Linear or MlpHead
     words (T, L, C)
 
     `special_words`: [CLS], [SEP] and the like count as words.
@@ -146,6 +154,7 @@ class TextEncoder(nn.Module):
         max_dense_words: int,
         *,
         special_words: bool = True,
+        head: "Head | None" = None,
     ) -> None:
         super().__init__()
         config: Any = backbone.config
@@ -159,7 +168,7 @@ class TextEncoder(nn.Module):
         self.tokenizer = tokenizer
         self.max_words, self.max_dense_words = max_words, max_dense_words
         self.lr_multiplier = {"backbone": 1.0}
-        self.head = nn.Linear(config.hidden_size, embed_dim)
+        self.head: Head = head or nn.Linear(config.hidden_size, embed_dim)
         ends = [] if special_words else [getattr(tokenizer, name, None) for name in _ENDS]
         self.not_words: tuple[int, ...] = tuple(sorted({end for end in ends if end is not None}))
         """Ids of special tokens that are not words."""
@@ -234,6 +243,42 @@ class TextEncoder(nn.Module):
         """Return the word pieces of a text, one for each word of `forward`."""
         ids, mask = self.tokenize([text])
         return [_piece(self.tokenizer, number) for number in ids[0][mask[0]].tolist()]
+
+
+class MlpHead(nn.Module):
+    """`A x + B gelu(C x)`, `x = norm(states)`; the hidden layer is twice as wide as the states."""
+
+    def __init__(self, width: int, embed_dim: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, embed_dim)
+        self.hidden = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(dropout),
+            nn.Linear(2 * width, embed_dim),
+        )  # fmt: skip
+
+    def forward(self, states: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch dim"]:
+        """Return the vectors that are matched."""
+        states = self.norm(states)
+        return self.linear(states) + self.hidden(states)
+
+    @property
+    def in_features(self) -> int:
+        """Width of the states."""
+        return self.linear.in_features
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the linear part."""
+        return self.linear.weight
+
+    @property
+    def bias(self) -> Tensor:
+        """Bias of the linear part."""
+        return self.linear.bias
+
+
+Head = nn.Linear | MlpHead
 
 
 def max_pieces(backbone: nn.Module) -> int:

@@ -82,7 +82,7 @@ class LateInteraction(nn.Module):
             else:
                 parts.append(self._score(*arguments))
         late, score, kept = (torch.cat(column) for column in zip(*parts, strict=True))
-        scores = late + self._global(images, texts)
+        scores = late + self.image_vectors(images) @ self.text_vectors(texts).T
         chosen = PatchDecision(score, kept.to(score.dtype)) if decisions else None
         real = kept.shape[-1] if images.mask is None else images.mask.sum(-1)[:, None]
         return Matches(scores, kept.sum(-1) / real, chosen, None)
@@ -98,13 +98,17 @@ class LateInteraction(nn.Module):
         scores = torch.zeros(len(image_ids), device=images.patches.device)
         for image in image_ids.unique().tolist():
             rows = (image_ids == image).nonzero().flatten()
-            found = self.match(images[image : image + 1], texts[text_ids[rows]]).scores[0]
+            some = Texts(texts.words[text_ids[rows]])
+            found = self.match(images[image : image + 1], some).scores[0]
             scores = scores.index_put((rows,), found)
         return scores
 
     @torch.no_grad()
     def explain(
-        self, image: Float[Tensor, "tokens dim"], text: Float[Tensor, "words dim"]
+        self,
+        image: Float[Tensor, "tokens dim"],
+        text: Float[Tensor, "words dim"],
+        _dense: Tensor | None = None,
     ) -> PatchExplanation:
         """Explain the score of one image and one text: patches kept, and each word's best one.
 
@@ -170,9 +174,13 @@ class LateInteraction(nn.Module):
         patches = torch.where(by_patch, wide(per_patch), 0.0).sum(1) / by_patch.sum(1).clamp_min(1)
         return words + patches, score, kept
 
-    def _global(self, images: Images, texts: Texts) -> Float[Tensor, "images texts"]:
+    def image_vectors(self, images: Images) -> Float[Tensor, "images dim"]:
+        """Return the unit vector of each image, of g."""
         mean = mean_patch(images.patches, images.mask)
         cls = mean if images.cls is None else wide(images.cls)
-        image = unit(self.image_proj(torch.cat([cls, mean], -1)))
+        return unit(self.image_proj(torch.cat([cls, mean], -1)))
+
+    def text_vectors(self, texts: Texts) -> Float[Tensor, "texts dim"]:
+        """Return the unit vector of each text, of g."""
         words = texts.words
-        return image @ unit(self.text_proj(ops.masked_mean(wide(words.vectors), words.mask))).T
+        return unit(self.text_proj(ops.masked_mean(wide(words.vectors), words.mask)))

@@ -41,6 +41,34 @@ def alignment_loss(
     )
 
 
+def contrastive_loss(
+    scores: Float[Tensor, "images texts"],
+    image_ids: Int[Tensor, " images"] | None = None,
+    positive_mask: Bool[Tensor, "images texts"] | None = None,
+    *,
+    scale: Float[Tensor, ""] | float = 1.0,
+) -> Float[Tensor, ""]:
+    """InfoNCE both ways: the cross-entropy of the true pairs in each row and each column, added.
+
+    Pairs are as in `alignment_loss`; logits are `scale * scores`. A row with several true pairs
+    counts their mean.
+
+    >>> contrastive_loss(torch.eye(2), scale=100.0) < 1e-6
+    tensor(True)
+    """
+    positive, neutral = _roles(scores.shape, image_ids, positive_mask, scores.device)
+    logits = scores * scale
+    if neutral is not None:
+        logits = logits.masked_fill(neutral, -torch.inf)
+    losses = []
+    for axis in (0, 1):
+        log_p = logits.log_softmax(axis).masked_fill(~positive, 0.0)
+        count = positive.sum(axis)
+        each = -log_p.sum(axis) / count.clamp_min(1)
+        losses.append(each[count > 0].mean())
+    return torch.stack(losses).sum()
+
+
 def ratio_loss(kept_ratio: Float[Tensor, ""], target: float) -> Float[Tensor, ""]:
     """Equation 7 for the mean share: `(rho - (mean D_s + mean D_d) / 2)^2`, from `kept_ratio`.
 

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from eligo.errors import InputError
 from eligo.patches.config import PatchesTrainConfig, ScenesDataConfig
@@ -24,7 +24,12 @@ from eligo.patches.model.inputs import Images, Texts
 from eligo.patches.model.retrieval_model import RetrievalModel, TextFeatures
 from eligo.patches.model.seps import CrossSparseAggrNet
 from eligo.patches.training.gather import Peers
-from eligo.patches.training.losses import alignment_loss, ratio_loss, two_pass_loss
+from eligo.patches.training.losses import (
+    alignment_loss,
+    contrastive_loss,
+    ratio_loss,
+    two_pass_loss,
+)
 from eligo.scenes.painter import Rendered
 from eligo.scenes.vlm_heads import VisionHeads, patch_targets
 from eligo.train import (
@@ -40,6 +45,7 @@ from eligo.train import (
 )
 from eligo.train.optimization import lr_factor
 
+_SCALE = 14.0  # of the scores at the start: 1 / 0.07, as in CLIP
 _CENTRING = 60.0  # times the learning rate: share of the median that a step subtracts
 
 
@@ -58,6 +64,8 @@ class PatchesTask(SourcedTask[CaptionSource]):
         self.config: PatchesTrainConfig = config.replace({"model": self.model.config})  # pyright: ignore[reportIncompatibleVariableOverride]
         if config.see_steps:
             self.modules["see"] = VisionHeads(self.model.image_encoder.head.in_features)
+        if config.loss == "contrastive":
+            self.modules["scale"] = LogitScale()
         self.optimizers = {"all": OptimizerSpec(config.optimizer, tuple(self.modules))}
         steps = config.train.total_steps - config.see_steps
         self._num_ramped = math.ceil(config.ramp * steps)
@@ -97,6 +105,8 @@ class PatchesTask(SourcedTask[CaptionSource]):
             self._centre_heads(batch)
         images, texts = self._sides(batch)
         ramp = min(1.0, (place + 1) / max(1, self._num_ramped))
+        if self.config.loss == "contrastive":
+            ramp = 1.0
         align, ratio = self._losses(batch, images, texts, hardest=place >= self._num_easy)
         losses = {"align": ramp * self._over_processes(align)}
         if self.config.ratio_weight:
@@ -119,9 +129,12 @@ class PatchesTask(SourcedTask[CaptionSource]):
         data = self.source.validation()
         scores = score_set(self.model, data, self.peers)
         positive = data.positive.to(scores.device)
-        hardest = self.config.hardest_after < 1
-        total = alignment_loss(scores, None, positive, margin=self.config.margin, hardest=hardest)
-        loss = float(total / positive.sum().clamp_min(1))
+        if self.config.loss == "contrastive":
+            loss = contrastive_loss(scores, None, positive, scale=self._scale.detach()).item()
+        else:
+            hardest, margin = self.config.hardest_after < 1, self.config.margin
+            total = alignment_loss(scores, None, positive, margin=margin, hardest=hardest)
+            loss = float(total / positive.sum().clamp_min(1))
         return {"loss": loss, **retrieval_metrics(scores, positive).as_dict()}
 
     def _sides(self, batch: Batch) -> tuple[Images, Texts]:
@@ -154,6 +167,9 @@ class PatchesTask(SourcedTask[CaptionSource]):
         net, peers = self.model.net, self.peers
         ids = None if batch.image_ids is None else peers.rows(batch.image_ids)
         margin, zero = self.config.margin, images.patches.new_zeros((), dtype=torch.float32)
+        if self.config.loss == "contrastive":
+            scores = peers.rows(self.model.match(images, texts))
+            return contrastive_loss(scores, ids, batch.positive, scale=self._scale), zero
         selects = isinstance(net, CrossSparseAggrNet)
         if selects and hardest and net.decision == "topk":
             share = len(images.patches)
@@ -173,6 +189,10 @@ class PatchesTask(SourcedTask[CaptionSource]):
         if shares is None or not self.config.ratio_weight:
             return loss, zero
         return loss, ratio_loss(peers.rows(shares).mean(), self.config.model.match.sparse_ratio)
+
+    @property
+    def _scale(self) -> Tensor:
+        return self.modules["scale"]()
 
     def _over_processes(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """Scale the gradient: each process has a part of it, and the loop averages the parts."""
@@ -207,6 +227,18 @@ class PatchesTask(SourcedTask[CaptionSource]):
         losses = [v for part in parts for k, v in part.items() if not k.startswith("accuracy")]
         seen = [part["accuracy_shape"] for part in parts]
         return {name: float(sum(v)) / len(parts) for name, v in (("loss", losses), ("seen", seen))}
+
+
+class LogitScale(nn.Module):
+    """Learned factor of the scores in the contrastive loss, at most 100 (as in CLIP)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(_SCALE).log())
+
+    def forward(self) -> Float[Tensor, ""]:
+        """Return the factor."""
+        return self.log_scale.exp().clamp(max=100.0)
 
 
 @torch.no_grad()

@@ -161,7 +161,7 @@ EXAMPLES = {
     "model.hrpa": 1,
     "model.seps": 1,
     "model.token_sparse": 1,
-    "training.losses": 3,
+    "training.losses": 4,
 }
 
 

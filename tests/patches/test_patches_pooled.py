@@ -116,7 +116,7 @@ def test_trained_global_models_can_be_indexed(tmp_path):
     images = model.image_side([item.value for item in scenes.load(range(9))])
     expected = model.match(images, query)[:, 0]
     assert torch.allclose(hits.scores, expected[hits.rows], atol=1e-5)
-    assert "--model.match.kind open" in model.note
+    assert "--model.match.kind late" in model.note
 
 
 def test_index_of_another_image_processing_is_refused(world, tmp_path):

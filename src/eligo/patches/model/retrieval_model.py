@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 
 from eligo.config import load_config, save_config
+from eligo.config.yaml import read_yaml
 from eligo.errors import InputError
 from eligo.io.files import writing_folder
 from eligo.io.reading import reading
@@ -236,8 +237,9 @@ class RetrievalModel(nn.Module):
                 "<run>/model"
             )
         with reading(folder / "config.yaml", "the config of a retrieval model"):
+            tree, _ = read_yaml(folder / "config.yaml")
             config = load_config(RetrievalConfig, folder / "config.yaml")
-            if "typicality" not in config.match.model_fields_set:  # saved before 0.2.0
+            if "typicality" not in (tree.get("match") or {}):  # saved before 0.2.0
                 config = config.replace({"match.typicality": 1.0})
             _check_width(config.encoders.embed_dim, folder / "heads.safetensors")
             image_encoder, text_encoder = load_encoders(config.encoders, folder)

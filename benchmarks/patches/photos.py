@@ -1,0 +1,277 @@
+"""`python -m benchmarks.patches.photos`: retrieval on captioned photos, and pointing on NYUv2.
+
+All arms have the same frozen encoders, whose features are computed once, the same heads and the
+same training; they differ in how images and texts are matched. The checkpoint is chosen on the
+split val; the test split is scored once. Finished trainings are not repeated.
+"""
+
+import json as json_module
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from accelerate import PartialState
+from pydantic import Field, model_validator
+
+from benchmarks.patches.photos_pointing import pointing
+from benchmarks.studies import print_end, reached_or_not, study_folder
+from eligo.cli import run_script
+from eligo.cli.console import compact_table, print_result, print_text, results
+from eligo.config import Config, load_config
+from eligo.config.bounds import Seed
+from eligo.errors import InputError
+from eligo.io.files import write_text
+from eligo.io.reading import read_json, reading
+from eligo.patches.config import KarpathyDataConfig, PatchesTrainConfig
+from eligo.patches.data.file_source import FileSet
+from eligo.patches.data.readers import read_captions
+from eligo.patches.inference.evaluate import score_set
+from eligo.patches.metrics import AT, retrieval_metrics
+from eligo.patches.model.functional import exact_top_k
+from eligo.patches.model.inputs import Images
+from eligo.patches.model.late import LateInteraction
+from eligo.patches.training.task import PatchesTask, with_counted_steps
+from eligo.report.intervals import bootstrap_means
+from eligo.report.provenance import provenance
+from eligo.train import fit, load_weights
+
+RESULT = "result.json"
+_CONFIG = Path(__file__).with_name("photos.yaml")
+_STEP = 20  # points of rsum that one caption of five can change
+
+
+class PhotosConfig(Config):
+    """Settings of `python -m benchmarks.patches.photos`."""
+
+    task: Literal["patches.photos"] = "patches.photos"
+    """Kind of this config."""
+    base: str = "patches/photos"
+    """Config that all arms start from."""
+    arms: dict[str, dict[str, Any]] = Field(default_factory=dict, min_length=1)
+    """Differences from it, by dotted key."""
+    random: tuple[str, ...] = ()
+    """Arms that keep random patches."""
+    ours: str
+    """The arm that is compared with all others."""
+    seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
+    """Every arm is trained once with each seed."""
+    resamples: int = Field(default=5000, ge=10)
+    """Resamples of the bootstrap."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "PhotosConfig":
+        for name in (*self.random, self.ours):
+            if name not in self.arms:
+                raise ValueError(f"got {name!r}, expected one of {', '.join(self.arms)}")
+        return self
+
+
+class RandomLate(LateInteraction):
+    """Keeps random patches, new ones in every call."""
+
+    def select(self, images: Images, directions: Any) -> Any:
+        """Return random scores and the patches that they keep."""
+        shape = len(images.patches), len(directions), images.patches.shape[1]
+        score = torch.rand(shape, device=images.patches.device)
+        kept = max(1, round(self.sparse_ratio * shape[2]))
+        return score, exact_top_k(score, kept, None)
+
+
+def run(
+    config: Annotated[PhotosConfig, str(_CONFIG)],
+    *,
+    captions: Path,
+    images: Path,
+    vision: str = "facebook/dinov2-small",
+    text: str = "sentence-transformers/all-MiniLM-L6-v2",
+    rooms: Path | None = None,
+    out: Path = Path("runs/patches_photos"),
+    only: tuple[str, ...] = (),
+    quick: bool = False,
+    json: bool = False,
+) -> None:
+    """Train every arm with every seed, score the test split, and compare.
+
+    Args:
+        captions: Captions in Karpathy's form.
+        images: Folder of the photos.
+        vision: Folder or hub name of the vision encoder.
+        text: Folder or hub name of the text encoder.
+        rooms: NYUv2: a folder with rgb, label (NYU40) and test.txt, for pointing.
+        out: The folder to write to.
+        only: Train these arms and stop, so that several processes can share the work.
+        quick: A quick test on a CPU, in a folder `quick` inside; its numbers are meaningless.
+        json: Print one JSON document.
+    """
+    if quick:
+        config = config.replace({"seeds": config.seeds[:1], "resamples": 50})
+    out = study_folder(out, quick)
+    if unknown := [name for name in only if name not in config.arms]:
+        raise InputError(f"got {unknown[0]!r}, expected one of {', '.join(config.arms)}")
+    given = {
+        "data.captions": captions, "data.images": images, "data.cache": out / "cache",
+        "model.encoders.vision": vision, "model.encoders.text": text,
+    }  # fmt: skip
+    found: dict[str, list[dict[str, Any]]] = {}
+    for arm in only or config.arms:
+        for seed in config.seeds:
+            settings = load_config(
+                PatchesTrainConfig,
+                config.base,
+                {**given, **config.arms[arm], "train.seed": seed, "train.out": out,
+                 "train.name": f"{list(config.arms).index(arm)}_{seed}"},
+            )  # fmt: skip
+            settings = settings.smoke() if quick else settings
+            result = run_arm(settings, random=arm in config.random, rooms=rooms)
+            found.setdefault(arm, []).append(result)
+    if only:
+        print_text(f"trained: {', '.join(only)}")
+        return
+    device = PartialState().device
+    summary = summarise(config, found)
+    document = provenance("eligo", str(device)) | {"quick": quick} | summary
+    document |= {"config": config.model_dump(mode="json"), "photos": _photos(found)}
+    written = write_text(out / "photos.json", json_module.dumps(document) + "\n")
+    if json:
+        print_result(summary, json=True)
+        return
+    _print(summary)
+    print_end(quick, written)
+
+
+def run_arm(config: PatchesTrainConfig, *, random: bool, rooms: Path | None) -> dict[str, Any]:
+    """Train and score one arm, unless it is done."""
+    mark = config.train.folder / RESULT
+    settings = config.model_dump(mode="json", exclude={"train": {"out"}})
+    if mark.is_file():
+        with reading(mark, "the result of an arm; remove it to train again"):
+            found = read_json(mark)
+        if found["config"] != settings:
+            raise InputError(
+                f"{mark.parent}: was trained with other settings; remove the folder, or choose "
+                "another --out"
+            )
+        return found
+    task = PatchesTask(with_counted_steps(config))
+    if random:
+        net = task.model.net
+        assert isinstance(net, LateInteraction)
+        task.model.net = RandomLate(
+            net.text_proj.in_features, net.sparse_ratio, grid_hw=net.grid_hw
+        )
+    fitted = fit(task, task.config.train, resume=True)
+    load_weights(fitted.chosen, {"retriever": task.model})
+    model = task.model.eval()
+    assert isinstance(config.data, KarpathyDataConfig)
+    data = FileSet(read_captions(config.data, "test"), model)
+    scores = score_set(model, data)
+    metrics = retrieval_metrics(scores, data.positive.to(scores.device))
+    result: dict[str, Any] = {
+        "config": settings, "validation": fitted.best, "test": metrics.as_dict(),
+        "photos": photo_steps(scores.cpu(), data.positive),
+    }  # fmt: skip
+    if rooms is not None and config.model.match.kind != "global":
+        result["pointing"] = pointing(model, rooms)
+    write_text(mark, json_module.dumps(result) + "\n")
+    return result
+
+
+def photo_steps(scores: torch.Tensor, positive: torch.Tensor) -> list[float]:
+    """Return what every photo contributes to rsum (the mean of all), in steps of 20 points.
+
+    Its hits as a query, and the mean of the hits of its captions, at 1, 5 and 10.
+    """
+    total = torch.zeros(len(scores))
+    for k in AT:
+        by_image = scores.topk(min(k, scores.shape[1]), 1).indices
+        total += positive.gather(1, by_image).any(1).float()
+        by_text = scores.topk(min(k, scores.shape[0]), 0).indices  # (k, texts)
+        hits = positive.T.gather(1, by_text.T).any(1).float()
+        total += (positive.float() @ hits) / positive.sum(1).clamp_min(1)
+    return [round(value, 3) for value in (100 * total / _STEP).tolist()]
+
+
+def summarise(
+    config: PhotosConfig, found: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """Return rsum, recalls and pointing of every arm, and its difference from ours."""
+    ours = [run["photos"] for run in found[config.ours]]
+    arms = []
+    for name, runs in found.items():
+        photos = [run["photos"] for run in runs]
+        differences = [
+            [_STEP * (a - b) for a, b in zip(mine, theirs, strict=True)]
+            for mine, theirs in zip(ours, photos, strict=True)
+        ]
+        total, lead = bootstrap_means(
+            [[[_STEP * value for value in run] for run in photos], differences],
+            resamples=config.resamples,
+        )
+        row = {"arm": name, "runs": len(runs), "rsum": total[0], "low": total[1], "high": total[2]}
+        row |= {"ahead": lead[0], "ahead_low": lead[1], "ahead_high": lead[2]}
+        row |= {key: _mean(runs, "test", key) for key in ("i2t_r1", "t2i_r1")}
+        row["validation"] = _mean(runs, "validation", "rsum")
+        if all("pointing" in run for run in runs):
+            row |= {key: 100 * _mean(runs, "pointing", key) for key in ("kept", "hit", "chance")}
+        arms.append(row)
+    return {"arms": arms, "targets": _targets(config, arms)}
+
+
+def _targets(config: PhotosConfig, arms: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    named = {row["arm"]: row for row in arms}
+    targets = []
+
+    def add(met: bool, text: str) -> None:
+        targets.append({"met": met, "text": text})
+
+    ours = named[config.ours]
+    if "both" in named:
+        row = named["both"]
+        share = 100 * row["ahead_low"] / row["rsum"]
+        text = f"not below all patches: {row['ahead']:+.1f} rsum, lower end {share:+.1f} %"
+        add(share > -2, f"{config.ours}: {text} (target above -2 %)")
+    for name in ("one vector", "1/4 random", "1/4 as documented"):
+        if name in named:
+            row = named[name]
+            text = f"{row['ahead']:+.1f} ({row['ahead_low']:+.1f} to {row['ahead_high']:+.1f})"
+            add(row["ahead_low"] > 0, f"{config.ours} against {name}: {text}")
+    best = max((row for row in arms if "fine-tuned" not in row["arm"]), key=lambda r: r["rsum"])
+    add(best["rsum"] >= 258, f"best frozen model: {best['arm']}, rsum {best['rsum']:.1f} (258)")
+    if "kept" in ours:
+        add(ours["kept"] >= 42, f"of the named thing's patches {ours['kept']:.1f} % kept (42 %)")
+        times = ours["hit"] / ours["chance"]
+        add(times >= 2.2, f"best patch on the thing {times:.2f} times as often as chance (2.2)")
+    return targets
+
+
+def _mean(runs: Sequence[Mapping[str, Any]], part: str, key: str) -> float:
+    return sum(run[part][key] for run in runs) / len(runs)
+
+
+def _photos(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[Any]]:
+    return {name: [run["photos"] for run in runs] for name, runs in found.items()}
+
+
+def _print(summary: Mapping[str, Any]) -> None:
+    table = compact_table(
+        "retrieval on the test photos, and pointing on rooms",
+        "ahead: rsum of our arm less this one, 95 % interval over photos and trainings · kept: "
+        "share (%) of the named thing's patches among a quarter of all · hit: best patch on it (%)",
+        ("arm",),
+        ["rsum", "i2t R@1", "t2i R@1", "ahead", "interval", "kept", "hit"],
+    )
+    for row in summary["arms"]:
+        table.add_row(
+            row["arm"],
+            *(f"{row[key]:.1f}" for key in ("rsum", "i2t_r1", "t2i_r1", "ahead")),
+            f"{row['ahead_low']:+.1f} to {row['ahead_high']:+.1f}",
+            *(f"{row[key]:.1f}" if key in row else "-" for key in ("kept", "hit")),
+        )
+    results().print(table)
+    for target in summary["targets"]:
+        print_text(f"{reached_or_not(target['met'])}: {target['text']}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_script(run))

@@ -3,4 +3,5 @@
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "tokens"))
+for family in ("tokens", "patches"):
+    sys.path.append(str(Path(__file__).parents[1] / family))

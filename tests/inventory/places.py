@@ -355,6 +355,8 @@ CHANGED: dict[str, dict[str, str]] = {
         "pixels bench --device": "One script measures all modes; its default is the CPU.",
         "pixels bench --size": "One script measures all modes; its default size is S.",
         "tokens bench --threads": "The default is that of torch, for any model and machine.",
+        "tokens evaluate --questions": "Still 600 on scenes; all questions of a file.",
+        "tokens evaluate SOURCE": "A method, or the host alone, can be evaluated too.",
     },
     "configs": {
         "eligo.demos.pipeline.config:DemosTrainConfig train.name": "It follows the model.",

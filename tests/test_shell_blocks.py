@@ -1,7 +1,48 @@
 """Every command of the documents belongs to a test that runs it; the pages of no family."""
 
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
-from shell_blocks import PAGES, ROOT, SKIPPED, documents, lines_of, name_of, to_run
+
+from eligo.cli.demo import patches, pixels, tokens
+from eligo.pretrained.load import SHIPPED
+from shell_blocks import (
+    PAGES,
+    ROOT,
+    SKIPPED,
+    documents,
+    lines_of,
+    name_of,
+    pages,
+    run_lines,
+    to_run,
+    write_configs,
+)
+
+SHORTER = {
+    "demo": "--quick",
+    "scenes export": "--train 2 --validation 2 --test 2",
+    "tokens sweep": "--questions 1 --blind_scenes 8",
+    "shots teach": "--shots 2 --beam 2 --sampler.num_candidates 4",
+    "shots train": "--train.num_epochs 1 --train.min_steps 2",
+}
+MY_RUN = """
+extends: patches/scenes_open
+train: {name: my_run, total_steps: 2, batch_size: 4, precision: "no"}
+see_steps: 0
+data: {train_images: 8, validation_images: 4}
+search: {trials: 1, space: {optimizer.lr: [0.001]}}
+"""
+PREPARED = """
+eligo scenes export jsonl --out rooms
+eligo shots embed --data examples.jsonl
+eligo shots teach
+eligo shots train v1
+eligo tokens predict --image rooms/images/test_000000.jpg --question "is it red?" --method tome --budget 64 --out RUN
+"""
 
 
 def test_every_page_is_run_by_one_test():
@@ -29,3 +70,42 @@ def test_every_config_starts_with_its_command(path):
     family, name = path.parent.name, path.stem
     assert line.startswith((f"eligo {family} ", f"eligo search {family}/{name}"))
     assert name in (line + " default").split() or f"search {family}/{name}" in line
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_demo() -> Iterator[None]:
+    sizes = {tokens: ("_QUESTIONS", 24), patches: ("_IMAGES", 32), pixels: ("_ROOMS", 8)}
+    with pytest.MonkeyPatch.context() as patch:
+        for module, (name, count) in sizes.items():
+            patch.setattr(module, name, count)
+            patch.setattr(module, "_RECORDS", 1)
+        patch.setattr(tokens, "_BLIND_SCENES", 40)
+        yield
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """What the pages presume: images, questions, runs, models, a config."""
+    folder = tmp_path_factory.mktemp("files")
+    lines = [{"id": f"e{n}", "input": f"what is {n}?", "output": f"number {n}"} for n in range(8)]
+    (folder / "examples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_lines(folder, PREPARED.strip().splitlines(), SHORTER)
+    (folder / "photos").mkdir()
+    for name in ("photo.jpg", "rgb.png", "photos/a.jpg"):
+        shutil.copy(folder / "rooms/images/test_000000.jpg", folder / name)
+    shutil.copy(folder / "rooms/depth/test_000000.png", folder / "depth.png")
+    (folder / "questions.txt").write_text("a.jpg\tis there any red ball?\n")
+    (folder / "my_run.yaml").write_text(MY_RUN)
+    (folder / "LLAVA_FOLDER").symlink_to(SHIPPED / "vlm")
+    for name in ("patches", "pixels", "shots"):
+        model = SHIPPED / ("shots_v1" if name == "shots" else name)
+        (folder / "runs" / f"{name.upper()}_RUN").symlink_to(model)
+    return folder
+
+
+@pytest.mark.parametrize("path", pages("others"), ids=name_of)
+def test_commands_run(path, files, tmp_path):
+    folder = tmp_path / "page"
+    shutil.copytree(files, folder, symlinks=True)
+    write_configs(path, folder)
+    run_lines(folder, to_run(path), SHORTER)

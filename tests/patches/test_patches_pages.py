@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from patch_models import karpathy, text_folder, vision_folder
-from shell_blocks import name_of, pages, run_lines, to_run
 from test_patches_convert import Given
 
 from eligo.pretrained.load import SHIPPED
+from shell_blocks import name_of, pages, run_lines, to_run
 
 SMALL = (
     "--train.total_steps 2 --train.batch_size 4 --train.log_every 1 --train.evaluate_every 2 "

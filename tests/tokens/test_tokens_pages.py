@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from photo_parts import make_language, make_photos, make_tower
-from shell_blocks import ROOT, name_of, pages, run_lines, to_run
-from shipped_models import vlm
 
 from eligo.pretrained.load import SHIPPED
 from eligo.scenes.vlm import VlmConfig
+from shell_blocks import ROOT, name_of, pages, run_lines, to_run
+from shipped_models import vlm
 
 PHOTOS = ROOT / "docs" / "photos.md"
 LLAVA = VlmConfig(vision_layers=2, vision_width=16, layers=32, width=32, hidden=32, heads=2)

@@ -72,10 +72,10 @@ def pages(family: str) -> list[Path]:
     """The documents of a family with commands to run; of configs, those that no page has."""
     starts = tuple(str(ROOT / start) for start in PAGES[family])
     found = [path for path in documents() if str(path).startswith(starts)]
-    printed = {line for path in found if path.suffix == ".md" for line in to_run(path)}
-    return [
-        path for path in found if set(to_run(path)) - (printed if path.suffix == ".yaml" else set())
-    ]
+    configs = [path for path in found if path.suffix == ".yaml"]
+    texts = [path for path in found if path not in configs and to_run(path)]
+    printed = {line for path in texts for line in to_run(path)}
+    return [*texts, *(path for path in configs if not printed.issuperset(to_run(path)))]
 
 
 def name_of(path: Path) -> str:

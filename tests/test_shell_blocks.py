@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eligo.cli.demo import patches, pixels, tokens
+from eligo.cli.demo import patches, pixels, shots, tokens
 from eligo.pretrained.load import SHIPPED
 from shell_blocks import (
     PAGES,
@@ -38,10 +38,10 @@ search: {trials: 1, space: {optimizer.lr: [0.001]}}
 """
 PREPARED = """
 eligo scenes export jsonl --out rooms
+eligo tokens predict --image photo.jpg --question "is it red?" --method none --out RUN
 eligo shots embed --data examples.jsonl
 eligo shots teach
 eligo shots train v1
-eligo tokens predict --image rooms/images/test_000000.jpg --question "is it red?" --method tome --budget 64 --out RUN
 """
 
 
@@ -74,12 +74,16 @@ def test_every_config_starts_with_its_command(path):
 
 @pytest.fixture(scope="module", autouse=True)
 def small_demo() -> Iterator[None]:
-    sizes = {tokens: ("_QUESTIONS", 24), patches: ("_IMAGES", 32), pixels: ("_ROOMS", 8)}
+    sizes = {
+        tokens: {"_QUESTIONS": 12, "_BLIND_SCENES": 40},
+        patches: {"_IMAGES": 32},
+        pixels: {"_ROOMS": 8},
+        shots: {"_LEXICONS": 1, "_QUERIES": 2},
+    }
     with pytest.MonkeyPatch.context() as patch:
-        for module, (name, count) in sizes.items():
-            patch.setattr(module, name, count)
-            patch.setattr(module, "_RECORDS", 1)
-        patch.setattr(tokens, "_BLIND_SCENES", 40)
+        for module, counts in sizes.items():
+            for name, count in {**counts, "_RECORDS": 1}.items():
+                patch.setattr(module, name, count)
         yield
 
 
@@ -89,11 +93,13 @@ def files(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     lines = [{"id": f"e{n}", "input": f"what is {n}?", "output": f"number {n}"} for n in range(8)]
     (folder / "examples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run_lines(folder, PREPARED.strip().splitlines(), SHORTER)
+    rooms, *prepared = PREPARED.strip().splitlines()
+    run_lines(folder, [rooms], SHORTER)
     (folder / "photos").mkdir()
     for name in ("photo.jpg", "rgb.png", "photos/a.jpg"):
         shutil.copy(folder / "rooms/images/test_000000.jpg", folder / name)
     shutil.copy(folder / "rooms/depth/test_000000.png", folder / "depth.png")
+    run_lines(folder, prepared, SHORTER)
     (folder / "questions.txt").write_text("a.jpg\tis there any red ball?\n")
     (folder / "my_run.yaml").write_text(MY_RUN)
     (folder / "LLAVA_FOLDER").symlink_to(SHIPPED / "vlm")

@@ -1,4 +1,4 @@
-"""Every command of the pages on shots runs, with a tiny random host, CLIP and generated questions."""
+"""Every command of the pages on shots runs, with a tiny host and CLIP and generated questions."""
 
 import json
 import shutil

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from photo_parts import make_language, make_photos, make_tower
 
+from eligo.config.yaml import read_yaml
 from eligo.pretrained.load import SHIPPED
 from eligo.scenes.vlm import VlmConfig
 from shell_blocks import ROOT, name_of, pages, run_lines, to_run
 from shipped_models import vlm
 
 PHOTOS = ROOT / "docs" / "photos.md"
+CONFIG = ROOT / "src" / "eligo" / "configs" / "tokens" / "photos.yaml"
+BUDGET = read_yaml(CONFIG)[0]["merger"]["budget"]
 LLAVA = VlmConfig(vision_layers=2, vision_width=16, layers=32, width=32, hidden=32, heads=2)
 SMALL = (
     "--train.total_steps 2 --train.batch_size 4 --train.log_every 1 --train.evaluate_every 2 "
@@ -74,10 +77,10 @@ def test_the_page_on_photos_leads_from_parts_to_a_pruned_answer(followed):
         "build", "questions", "finetune", "evaluate", "train", "evaluate", "predict", "predict",
     ]  # fmt: skip
     assert "question only" in " ".join(printed[3].split())
-    assert "256 > 48 > 32 > 16" in printed[6] or "48" in printed[6]
+    assert f"vision 256>{BUDGET}>" in " ".join(printed[6].split())
     assert (folder / "runs/photos/parts/parts.json").is_file()
     plan = json.loads((folder / "runs/tokens_photos/plan.json").read_text())
-    assert plan["stage1"]["budget"] == 48
+    assert plan["stage1"]["budget"] == BUDGET
     assert (folder / "answer").is_dir()
 
 

@@ -54,6 +54,7 @@ class Run(Config):
     lr: float = 1e-3
     steps: int = 100
     amp: bool = True
+    checked: bool | None = None
     limit: int | Literal["auto"] = "auto"
     layers: tuple[int, ...] = (1, 2)
     weights: dict[str, float] = Field(default_factory=lambda: {"kl": 1.0, "ce": 1.0})

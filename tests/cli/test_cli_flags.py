@@ -1,5 +1,6 @@
 """`COMMAND [CONFIG] [--a.b value]`: configs from files and flags, and invalid values."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import sample_run
 from sample_run import Files, Merger, Plain, Run, Scenes, Stage
 
 from eligo.cli import main
+from eligo.cli.commands import Command
 
 
 def test_flags_override_the_file(taken):
@@ -20,6 +22,15 @@ def test_flags_override_the_file(taken):
     [
         (["--name", "123"], "name", "123"),
         (["--no_amp"], "amp", False),
+        (["--amp", "false"], "amp", False),
+        (["--amp", "False"], "amp", False),
+        (["--amp=false"], "amp", False),
+        (["--no_amp", "--amp", "true", "--lr", "1"], "amp", True),
+        (["--amp=True"], "amp", True),
+        (["--name", "true", "--no_amp"], "name", "true"),
+        (["--checked", "true"], "checked", True),
+        (["--checked", "False"], "checked", False),
+        (["--checked", "None"], "checked", None),
         (["--limit", "7"], "limit", 7),
         (["--limit", "auto"], "limit", "auto"),
         (["--layers", "3", "4", "5"], "layers", (3, 4, 5)),
@@ -183,6 +194,9 @@ def test_invalid_file_gives_one_error(rejected, text, expected):
         (["--weights", "{kl: much}"], ["--weights.kl: got 'much', expected a valid number"]),
         (["--weights", "{kl"], ["--weights", "not valid YAML"]),
         (["--data.path", "x"], ["--data.path: unknown key here; it belongs to data.kind files"]),
+        (["--amp", "maybe"], ["got 'maybe', an unexpected word", "--key true or --key false"]),
+        (["--amp", "true", "false"], ["got 'false', an unexpected word"]),
+        (["--no_amp", "true"], ["got 'true', an unexpected word"]),
         (["stray"], ["got 'stray'", "CONFIG comes first (eligo sample take CONFIG", "--no_key"]),
     ],
 )
@@ -249,3 +263,36 @@ def test_missing_config_is_refused(run):
         "eligo sample take needs a CONFIG right after it: a YAML file, or one shipped (small)"
         in (outcome.err)
     )
+
+
+@pytest.mark.parametrize("value", ["true", "false", "True", "False"])
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        ("tokens train default", "size_bias"),
+        ("tokens train two_stage", "search.enable"),
+        ("tokens finetune --host.model base --data.questions q.jsonl", "data.flip"),
+        ("tokens sweep", "scenes.twins"),
+        ("patches train f30k_vit224 --data.dense d.jsonl", "model.match.dense"),
+        ("patches train f30k_vit224", "data.flip"),
+        ("pixels train scenes", "augment.mirror"),
+        ("shots teach", "check_data"),
+        ("shots train v3", "train.check_data"),
+        ("scenes export nyu --out rooms", "scenes.repeats"),
+    ],
+)
+def test_booleans_are_written_as_in_yaml(command, key, value, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    configs, load = [], Command.load
+
+    def keep_config(function):
+        return functools.wraps(function)(lambda config, **rest: configs.append(config))
+
+    monkeypatch.setattr(Command, "load", lambda self: keep_config(load(self)))
+    found = main([*command.split(), f"--{key}", value])
+    if (key, value.lower()) == ("search.enable", "true"):  # a file for `eligo search`
+        assert (found, configs) == (2, [])
+        assert "search.enable: asks for a search" in capsys.readouterr().err
+        return
+    assert found == 0, capsys.readouterr().err
+    assert functools.reduce(getattr, key.split("."), configs[0]) is (value.lower() == "true")

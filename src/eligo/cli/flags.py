@@ -16,7 +16,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import is_dataclass, make_dataclass
 from io import StringIO
@@ -30,6 +30,7 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
+    is_typeddict,
 )
 
 import tyro
@@ -58,6 +59,9 @@ Positive = Annotated[float, Bounds(0, above=True)]
 Share = Annotated[float, Bounds(0, 1, above=True)]
 Side = Annotated[int, Bounds(32)]  # height and width of an image in pixels
 _SCALARS = (bool, int, float, str, Path, type(None))
+_BOOLEANS = {
+    word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")
+}  # as in a YAML file
 _FLAT = (list, tuple, set, frozenset)
 _AS_YAML = tyro.constructors.PrimitiveConstructorSpec(
     nargs=1,
@@ -114,12 +118,14 @@ def call(
     search = None
     if hasattr(cls, "build") and "search" not in cls.model_fields:
         layer, search = split_search(layer)
-    given = _parsed(_arguments_type(function, cls, layer, names), args[source is not None :], prog)
+    flags = flags_of([cls], layer.tree, without=("task",))
+    args = _with_switches(args[source is not None :], flags)
+    given = _parsed(_arguments_type(function, cls, flags, names), args, prog)
     check_bounds(hints, given)
     if (stray := given.pop("CONFIG")) is not None:
         raise InputError(
             f"got {str(stray)!r}, an unexpected word: CONFIG comes first ({prog} CONFIG "
-            "[--key value ...]), and switches take no value (--key or --no_key)"
+            "[--key value ...]), and a switch is --key, --no_key, --key true or --key false"
         )
     flags, smoke = _written(given.pop("config")), given.pop("smoke", False)
     if names and not (source is not None or default or _required(cls) <= flags.keys()):
@@ -216,7 +222,7 @@ def _small(config: Config, flags: dict[str, Any]) -> Config:
 
 
 def _arguments_type(
-    function: Callable[..., Any], cls: type[Config], layer: Layer, names: list[str]
+    function: Callable[..., Any], cls: type[Config], flags: Any, names: list[str]
 ) -> type:
     """Return the command's parameters as a dataclass, with the config replaced by its flags."""
     about = "A YAML file" + (f", or a shipped one: {', '.join(names)}." if names else ".")
@@ -224,11 +230,37 @@ def _arguments_type(
     fields: dict[str, tuple[Any, Any]] = {}
     fields["CONFIG"] = (Annotated[str | None, positional, tyro.conf.Positional], None)
     fields |= _own_flags(function)
-    flags = flags_of([cls], layer.tree, without=("task",))
     fields["config"] = (Annotated[flags, tyro.conf.arg(name="")], inspect.Parameter.empty)
     if hasattr(cls, "smoke"):
         fields["smoke"] = (Annotated[_quiet(bool), tyro.conf.arg(help=_SMOKE)], False)
     return _dataclass(function, fields)
+
+
+def _with_switches(args: list[str], flags: Any) -> list[str]:
+    """Write the booleans of YAML as tyro reads them: `--a.b false` becomes `--a.no_b`."""
+    types, words = dict(_scalars_of(flags)), list(args)
+    for at, arg in reversed(list(enumerate(args))):
+        flag, has_value, text = arg.partition("=")
+        name = flag[2:].replace("-", "_")
+        allowed = types.get(name, []) if flag.startswith("--") else []
+        value = _BOOLEANS.get(text if has_value else "".join(args[at + 1 : at + 2]))
+        if bool not in allowed or value is None:
+            continue
+        section, dot, key = name.rpartition(".")
+        switch = f"--{section}{dot}{key if value else f'no_{key}'}"
+        is_switch = allowed == [bool]
+        words[at : at + 2 - bool(has_value)] = [switch] if is_switch else [flag, str(value)]
+    return words
+
+
+def _scalars_of(flags: Any, section: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yield the name of each flag of a config, without its dashes, with the types it may have."""
+    for name, hint in flags.__annotations__.items():
+        inner = get_args(hint)[0]
+        if is_typeddict(inner):
+            yield from _scalars_of(inner, f"{section}{name}.")
+        else:
+            yield f"{section}{name}", union_members(inner)
 
 
 def _own_flags(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:

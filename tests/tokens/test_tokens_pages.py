@@ -48,8 +48,8 @@ search: {trials: 1}
 def files(tmp_path_factory) -> Path:
     """What the pages presume: parts and hosts under the names of the hub, photos, questions."""
     folder = tmp_path_factory.mktemp("files")
-    make_tower("dinov2", folder / "facebook" / "dinov2-small")
-    make_language(folder / "HuggingFaceTB" / "SmolLM2-135M-Instruct", layers=16)
+    make_tower("dinov2", folder / "facebook" / "dinov2-small", layers=12)
+    make_language(folder / "HuggingFaceTB" / "SmolLM2-135M-Instruct", layers=18)
     make_photos(folder / "photos", count=48)
     shutil.move(folder / "photos" / "images", folder / "images")
     shutil.move(folder / "photos" / "captions.json", folder / "captions.json")

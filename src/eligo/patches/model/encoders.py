@@ -92,6 +92,12 @@ class ImageEncoder(nn.Module):
         self, pixels: Float[Tensor, "images 3 height width"]
     ) -> Float[Tensor, "images tokens dim"]:
         """Return the tokens of normalised pixels."""
+        return self.head(self.states(pixels))
+
+    def states(
+        self, pixels: Float[Tensor, "images 3 height width"]
+    ) -> Float[Tensor, "images tokens width"]:
+        """Return the backbone's states of normalised pixels, before the head."""
         states = self.backbone(pixel_values=pixels, **self._options).last_hidden_state
         expected = self.layout.num_prefix + self.layout.num_patches
         if states.shape[1] != expected:
@@ -99,7 +105,16 @@ class ImageEncoder(nn.Module):
                 f"images: got {pixels.shape[2]} x {pixels.shape[3]} pixels, which give "
                 f"{states.shape[1]} tokens; expected {self.image_size} pixels a side ({expected})"
             )
-        return self.head(states)
+        return states
+
+    def tokens(
+        self,
+        images: UInt8[Tensor, "images 3 height width"] | Float[Tensor, "images tokens width"],
+    ) -> Float[Tensor, "images tokens dim"]:
+        """Return the tokens of images as bytes, or of their stored states."""
+        if images.is_floating_point():
+            return self.head(images.to(self.head.weight.dtype))
+        return self(self.normalise(images))
 
     def normalise(
         self, images: UInt8[Tensor, "images 3 height width"]
@@ -154,10 +169,25 @@ class TextEncoder(nn.Module):
         self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]
     ) -> Float[Tensor, "texts words dim"]:
         """Return words of word pieces; the values at padding are meaningless."""
+        return self.head(self.states(ids, mask))
+
+    def states(
+        self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]
+    ) -> Float[Tensor, "texts words width"]:
+        """Return the backbone's states of word pieces, before the head."""
         # For a mask of two axes transformers tests whether it is full, which is a device sync.
         pairs = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
-        states = self.backbone(input_ids=ids, attention_mask=pairs).last_hidden_state
-        return self.head(states)
+        return self.backbone(input_ids=ids, attention_mask=pairs).last_hidden_state
+
+    def words(
+        self,
+        texts: Int[Tensor, "texts words"] | Float[Tensor, "texts words width"],
+        mask: Bool[Tensor, "texts words"],
+    ) -> Float[Tensor, "texts words dim"]:
+        """Return the words of word pieces, or of their stored states."""
+        if texts.is_floating_point():
+            return self.head(texts.to(self.head.weight.dtype))
+        return self(texts, mask)
 
     def tokenize(
         self, texts: Sequence[str], *, dense: bool = False

@@ -215,7 +215,7 @@ class KarpathyDataConfig(Config):
         if self.cache is not None and self.augment:
             raise ValueError(
                 "augment: got true with data.cache, but stored features are those of unchanged "
-                "images and texts; expected --data.augment false, or no data.cache"
+                "images and texts; expected --data.no_augment (augment: false), or no data.cache"
             )
         return self
 

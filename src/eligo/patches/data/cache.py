@@ -381,10 +381,10 @@ def _read_files(path: Path) -> dict[str, list[Any]]:
     return known
 
 
-def _gb(size: float) -> str:
+def _gb(size: int) -> str:
     """Return a size in GB.
 
     >>> _gb(1_234_000_000), _gb(12_000)
     ('1.23 GB', '0.01 GB')
     """
-    return f"{max(size, 0.01e9 if size else 0) / 1e9:.2f} GB"
+    return f"{max(size, 10_000_000 if size else 0) / 1e9:.2f} GB"

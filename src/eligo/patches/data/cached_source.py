@@ -97,13 +97,14 @@ class CachedPairs:
                 return row, stored.caption_rows[number][caption], dense, index_in_file
         raise InputError(f"data.images: none of {len(stored.given)} images can be read")
 
-    def collate(self, examples: list[tuple[int, int, int, int]]) -> Batch:
+    def collate(self, examples: list[tuple[int, int, int | None, int]]) -> Batch:
         """Return the features of the examples as one batch."""
         images, texts, dense, ids = zip(*examples, strict=True)
+        dense = [row for row in dense if row is not None]
         return Batch(
             images=self.stored.images.gather(images),
             texts=gather_texts(self.stored, texts, self.pad),
-            dense=None if dense[0] is None else gather_texts(self.stored, dense, self.pad),
+            dense=gather_texts(self.stored, dense, self.pad) if dense else None,
             positive=None,
             image_ids=torch.tensor(ids),
         )

@@ -96,7 +96,7 @@ class ImageEncoder(nn.Module):
 
     def states(
         self, pixels: Float[Tensor, "images 3 height width"]
-    ) -> Float[Tensor, "images tokens width"]:
+    ) -> Float[Tensor, "images tokens hidden"]:
         """Return the backbone's states of normalised pixels, before the head."""
         states = self.backbone(pixel_values=pixels, **self._options).last_hidden_state
         expected = self.layout.num_prefix + self.layout.num_patches
@@ -109,7 +109,7 @@ class ImageEncoder(nn.Module):
 
     def tokens(
         self,
-        images: UInt8[Tensor, "images 3 height width"] | Float[Tensor, "images tokens width"],
+        images: UInt8[Tensor, "images 3 height width"] | Float[Tensor, "images tokens hidden"],
     ) -> Float[Tensor, "images tokens dim"]:
         """Return the tokens of images as bytes, or of their stored states."""
         if images.is_floating_point():
@@ -173,7 +173,7 @@ class TextEncoder(nn.Module):
 
     def states(
         self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]
-    ) -> Float[Tensor, "texts words width"]:
+    ) -> Float[Tensor, "texts words hidden"]:
         """Return the backbone's states of word pieces, before the head."""
         # For a mask of two axes transformers tests whether it is full, which is a device sync.
         pairs = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
@@ -181,7 +181,7 @@ class TextEncoder(nn.Module):
 
     def words(
         self,
-        texts: Int[Tensor, "texts words"] | Float[Tensor, "texts words width"],
+        texts: Int[Tensor, "texts words"] | Float[Tensor, "texts words hidden"],
         mask: Bool[Tensor, "texts words"],
     ) -> Float[Tensor, "texts words dim"]:
         """Return the words of word pieces, or of their stored states."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 from patch_models import karpathy, text_folder, vision_folder
 from PIL import Image
+from safetensors.torch import load_file
 
 from eligo.cli import main
 from eligo.errors import ConfigError, InputError
@@ -28,6 +29,7 @@ from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.patches.training.task import PatchesTask, train_model
 from eligo.train import fit
 from eligo.train.check import DataCheck
+from two_processes import two_processes
 from worker_cases import WORKERS, assert_same_batches, assert_same_weights, sent
 
 SPLITS = ("train",) * 7 + ("val",) * 5
@@ -338,13 +340,33 @@ def test_damaged_shards_are_computed_again(files, tmp_path, damage, caplog, enco
 
 def test_processes_share_whole_shards(files, tmp_path):
     cache = FeatureCache(tmp_path, model_of(files))
-    Part = namedtuple("Part", "index count")  # noqa: PYI024
+    Part = namedtuple("Part", "index count")
     shares = []
     for index in range(3):
         cache.processes = Part(index, 3)
         shares.append(cache._share(list(range(22)), 4))
     assert shares == [[*range(4), *range(12, 16)], [*range(4, 8), *range(16, 20)],
                       [*range(8, 12), 20, 21]]  # fmt: skip
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_two_processes_share_the_work(files, tmp_path):
+    """They write the shards of one process, and train as it does."""
+    folders = []
+    for name in ("one", "two"):
+        config = config_of(files, tmp_path / f"cache_{name}", train__name=name)
+        (tmp_path / f"{name}.json").write_text(config.model_dump_json())
+        folders.append((config.train.folder, config.data.cache))
+    script = Path(__file__).with_name("cache_in_two.py")
+    with two_processes(script, tmp_path / "two.json"):
+        one = train_model(config_of(files, tmp_path / "cache_one", train__name="one"))
+    content = [{path.name: path.read_bytes() for path in shards(cache)} for _, cache in folders]
+    assert len(content[0]) == 5
+    assert content[0] == content[1]
+    weights = [load_file(run / "last" / "retriever.safetensors") for run, _ in folders]
+    assert one.folder == folders[0][0]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=2e-4)
 
 
 # ------------------------------------------------------------------ refused
@@ -365,9 +387,9 @@ def test_features_that_change_are_refused(files, tmp_path, changes, message):
 
 
 def test_small_disk_is_refused_before_anything_is_computed(files, tmp_path, monkeypatch, encoded):
-    usage = namedtuple("usage", "total used free")(10**9, 10**9, 10**8)  # noqa: PYI024
+    usage = namedtuple("usage", "total used free")(10**9, 10**9, 10**8)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(InputError, match="need 0.01 GB, but 0.10 GB are free there; choose a fol"):
+    with pytest.raises(InputError, match=r"need 0.01 GB, but 0.10 GB are free there; choose a fol"):
         stored_set(files, tmp_path / "cache", model_of(files))
     assert encoded == {"images": 0, "texts": 0}
 
@@ -376,7 +398,7 @@ def test_features_beyond_float16_are_refused(files, tmp_path):
     model = model_of(files)
     with torch.no_grad():
         model.image_encoder.backbone.layernorm.weight.fill_(1e6)
-    with pytest.raises(InputError, match="not finite in float16; use --data.cache_dtype float32"):
+    with pytest.raises(InputError, match=r"not finite in float16; use --data.cache_dtype float32"):
         stored_set(files, tmp_path / "cache", model)
     stored_set(files, tmp_path / "cache", model, dtype="float32")
 

@@ -14,6 +14,7 @@ import torch
 from patch_models import karpathy, text_folder, vision_folder
 from PIL import Image
 from safetensors.torch import load_file
+from torch import Tensor
 
 from eligo.cli import main
 from eligo.errors import ConfigError, InputError
@@ -191,6 +192,21 @@ def test_batches_are_equal_for_any_number_of_workers_and_on_a_device(files, tmp_
     pairs, workers = copied._examples([])
     assert (pairs.on_device, workers) == (True, 0)
     assert_same_batches(batches(copied, 2, 4), plain[2:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("memory", [0.0, 8.0])
+def test_batches_on_a_gpu(files, tmp_path, memory):
+    """Read from the disk, or kept in the memory of the GPU."""
+    batches = {}
+    for device in ("cpu", "cuda"):
+        data = config_of(files, tmp_path / "cache", data__cache_memory_gb=memory).data
+        source = CachedSource(data, model_of(files).to(device), dense=True)
+        batches[device] = list(islice(source.batches(4, 3, 0, 0, 1), 4))
+        assert all(batch.images.device.type == device for batch in batches[device])
+        assert source._splits[0].images.on_device == (device == "cuda" and memory > 0)
+    # Computed once, so that the states are those of the CPU.
+    assert_same_batches([b.map(Tensor.cpu) for b in batches["cuda"]], batches["cpu"])
 
 
 def test_copies_in_workers_open_the_files_again(files, tmp_path):

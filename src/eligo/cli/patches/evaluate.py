@@ -101,4 +101,6 @@ def _files(
         return FileSet(given, model)
     from eligo.patches.data.cached_source import CachedSet, open_cache
 
-    return CachedSet(open_cache(config, model).features(given, dense=dense is not None), model)
+    uses_dense = dense is not None and model.uses_dense
+
+    return CachedSet(open_cache(config, model).features(given, dense=uses_dense), model)

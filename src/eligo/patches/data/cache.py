@@ -46,7 +46,7 @@ from eligo.train.progress import ProgressBar
 Precision = Literal["float16", "float32"]
 _FILES = "files.json"
 # Shards are multiples of batches: a resumed run computes the same batches.
-_IMAGES_PER_SHARD, _IMAGES_AT_ONCE = 256, 32
+_IMAGES_PER_SHARD, _IMAGES_AT_ONCE = 128, 32
 _TEXTS_PER_SHARD, _TEXTS_AT_ONCE = 2048, 128
 _TOKENIZED = 1024  # texts at a time
 _SPARE = 100e6  # bytes of the disk that are left free

@@ -102,5 +102,4 @@ def _files(
     from eligo.patches.data.cached_source import CachedSet, open_cache
 
     uses_dense = dense is not None and model.uses_dense
-
     return CachedSet(open_cache(config, model).features(given, dense=uses_dense), model)

@@ -371,13 +371,18 @@ def _file_hash(path: str) -> str | None:
 
 
 def _read_files(path: Path) -> dict[str, list[Any]]:
-    """Return size, time and hash of files, by path."""
+    """Return size, time and hash of files, by path; nothing if the list is damaged."""
     if not path.is_file():
         return {}
-    with reading(path, "sizes, times and hashes of image files: remove it"):
-        known = read_json(path)
-        if not all(len(bytes.fromhex(row[2])) == 32 and len(row) == 3 for row in known.values()):
-            raise ValueError("a row is not [size, time, hash]")
+    try:
+        with reading(path, "sizes, times and hashes of image files"):
+            known = read_json(path)
+            for _, _, digest in known.values():
+                if len(bytes.fromhex(digest)) != 32:
+                    raise ValueError(f"got {digest}, no SHA-256")
+    except InputError as error:
+        _log.warning("%s; the image files are read again", error)
+        return {}
     return known
 
 

@@ -4,7 +4,7 @@
     <folder>/<hash>.safetensors      states (tokens, width), lengths (rows), keys (rows, 32)
 
 A row holds the states of one image or text, whose key is the SHA-256 of its content. A shard is
-named after its keys. Rows are found by key, so that shards need no order, and a lost shard is only
+named after a hash of its keys and lengths. Rows are found by key, so that shards need no order, and a lost shard is only
 computed again.
 """
 
@@ -74,16 +74,16 @@ class FeatureStore:
         with reading(path, "a shard of features of this encoder"), safe_open(path, "pt") as file:
             if (file.metadata() or {}).get(_METADATA) != self.key:
                 raise ValueError("it belongs to another encoder")
-            keys, lengths = file.get_tensor("keys"), file.get_tensor("lengths").tolist()
+            keys, lengths = file.get_tensor("keys"), file.get_tensor("lengths")
             states = file.get_slice("states")
-            if path.stem != _name(keys) or len(keys) != len(lengths):
+            if path.stem != _name(keys, lengths):
                 raise ValueError("it holds other rows than its name says")
-            expected = [sum(lengths), self.width]
+            expected = [int(lengths.sum()), self.width]
             dtype = {"F16": torch.float16, "F32": torch.float32}.get(states.get_dtype())
             if list(states.get_shape()) != expected or dtype is not self.dtype:
                 raise ValueError(f"got states of shape {states.get_shape()}, expected {expected}")
         places, start = {}, 0
-        for key, length in zip(keys.numpy(), lengths, strict=True):
+        for key, length in zip(keys.numpy(), lengths.tolist(), strict=True):
             places[key.tobytes()] = Place(path.name, start, length)
             start += length
         return places
@@ -97,14 +97,15 @@ class FeatureStore:
                 + ("; use --data.cache_dtype float32" if self.dtype is torch.float16 else "")
             )
         rows = torch.frombuffer(bytearray(b"".join(keys)), dtype=torch.uint8).view(len(keys), -1)
-        tensors = {"keys": rows, "lengths": torch.tensor([len(s) for s in states]),
-                   "states": stored}  # fmt: skip
-        path = self.folder / f"{_name(rows)}.safetensors"
+        lengths = torch.tensor([len(part) for part in states])
+        path = self.folder / f"{_name(rows, lengths)}.safetensors"
+        tensors = {"keys": rows, "lengths": lengths, "states": stored}
         save_tensors(path, tensors, {_METADATA: self.key})
 
 
-def _name(keys: Tensor) -> str:
-    return hashlib.sha256(keys.numpy().tobytes()).hexdigest()[:24]
+def _name(keys: Tensor, lengths: Tensor) -> str:
+    content = keys.numpy().tobytes() + lengths.numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()[:24]
 
 
 class Features:

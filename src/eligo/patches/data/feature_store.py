@@ -4,8 +4,8 @@
     <folder>/<hash>.safetensors      states (tokens, width), lengths (rows), keys (rows, 32)
 
 A row holds the states of one image or text, whose key is the SHA-256 of its content. A shard is
-named after a hash of its keys and lengths. Rows are found by key, so that shards need no order, and a lost shard is only
-computed again.
+named after a hash of its keys and lengths. Rows are found by key: shards need no order, and a lost
+shard is only computed again.
 """
 
 import hashlib

@@ -87,6 +87,8 @@ TEMPLATES: tuple[tuple[str, ...], ...] = (
     ("patches predict", "--image", "{photo}", "--text", "a cat", "--out", "{out}", "--model",
      "{model patches}"),
     ("patches evaluate", "--captions", "{karpathy}", "--images", "{photos}"),
+    ("patches evaluate", "--captions", "{karpathy}", "--images", "{photos}", "--cache",
+     "{features}"),
     ("patches evaluate", "{runs}/patches_scenes_global", "--captions", "{karpathy}", "--images",
      "{photos}"),
     ("patches convert", "{checkpoint}", "--out", "{out}", "--vision", "{model patches}",

@@ -151,6 +151,14 @@ def _index(samples: Samples) -> Path:
     return samples.root / "index"
 
 
+def _features(samples: Samples) -> Path:
+    samples.path("karpathy")
+    samples.path("photos")
+    args = ("--captions", "captions.json", "--images", "photos", "--cache", "features")
+    samples.run("patches", "evaluate", *args, "--device", "cpu")
+    return samples.root / "features"
+
+
 def _embedded(samples: Samples) -> Path:
     samples.path("examples")
     samples.run("shots", "embed", "--data", "examples.jsonl", "--out", "embedded")
@@ -218,6 +226,7 @@ _MAKERS: dict[str, Callable[[Samples], Path]] = {
     "classes": lambda samples: samples.file("classes.txt", "wall\nfloor\ntable\n"),
     "legacy": _legacy,
     "index": _index,
+    "features": _features,
     "embedded": _embedded,
     "taught": _taught,
     "selectors": _selector,

@@ -73,7 +73,8 @@ def test_every_key_of_the_two_stage_design_is_translated():
     assert config.temperature.model_dump() == {"start": 2.0, "end": 0.2, "anneal_fraction": 0.25}
     assert config.objective == "adversarial"
     assert config.weights == {
-        "task": 50.0, "kl": 0.0, "hidden": 0.0, "adversarial": 0.5, "sparsity": 5e-4
+        "task": 50.0, "kl": 0.0, "hidden": 0.0, "attention": 0.0, "adversarial": 0.5,
+        "sparsity": 5e-4,
     }  # fmt: skip
     assert config.discriminator.reinit_prob == 0.1
     assert (config.data.max_vision_tokens, config.data.image_max_size) == (1200, 800)

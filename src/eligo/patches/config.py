@@ -227,10 +227,29 @@ class KarpathyDataConfig(Config):
     """Also mirror images; turn off if captions mention left and right."""
     num_workers: int | None = Field(default=None, ge=0)
     """Worker processes that read images; none: as many as the cores allow."""
+    cache: Path | None = None
+    """Folder of stored features: frozen encoders run once for every image and text, also over
+    several runs. Needs augment false and encoders.backbone_lr 0."""
+    cache_dtype: Literal["float16", "float32"] = "float16"
+    """Precision of the stored features."""
+    cache_memory_gb: float = Field(default=8.0, ge=0)
+    """Features up to this size are copied to the GPU's memory; larger ones are read from disk."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "KarpathyDataConfig":
+        if self.cache is not None and self.augment:
+            raise ValueError(
+                "augment: got true with data.cache, but stored features are those of unchanged "
+                "images and texts; expected --data.no_augment (augment: false), or no data.cache"
+            )
+        return self
 
     def without_effect(self) -> dict[str, str]:
-        """Mirroring without augmentation."""
-        return {} if self.augment else {"flip": "data.augment is false"}
+        """Mirroring without augmentation; settings of the cache without one."""
+        unused = {} if self.augment else {"flip": "data.augment is false"}
+        if self.cache is None:
+            unused |= dict.fromkeys(("cache_dtype", "cache_memory_gb"), "data.cache is not given")
+        return unused
 
 
 DataConfig = Annotated[ScenesDataConfig | KarpathyDataConfig, Field(discriminator="kind")]
@@ -301,6 +320,8 @@ class PatchesTrainConfig(Config):
             raise ValueError("see_steps: only scenes have patch labels; expected 0")
         if self.model.match.dense and self.data.dense is None:
             raise ValueError("model.match.dense needs data.dense, a file of dense captions")
+        if self.data.cache is not None:
+            _check_frozen(self.model.encoders)
         return self
 
     def without_effect(self) -> dict[str, str]:
@@ -326,6 +347,7 @@ class PatchesTrainConfig(Config):
             return self.tiny()
         changes = {
             "data.validation_images": min(8, self.data.validation_images or 8), "epochs": None,
+            "data.cache": None,  # two steps need few of the features
             "train.batch_size": min(SMOKE_BATCH, self.train.batch_size),
         }  # fmt: skip
         return self.replace(SMOKE | changes)
@@ -350,6 +372,20 @@ class PatchesTrainConfig(Config):
                 },
             }
         )  # fmt: skip
+
+
+def _check_frozen(encoders: EncodersConfig) -> None:
+    if encoders.vision is None or encoders.text is None:
+        raise ValueError(
+            "data.cache: needs pretrained encoders, model.encoders.vision and model.encoders.text; "
+            "encoders from scratch are trained, so their features change"
+        )
+    if encoders.backbone_lr:
+        raise ValueError(
+            f"data.cache: got a folder with model.encoders.backbone_lr {encoders.backbone_lr}, "
+            "but features of encoders that are trained change; expected "
+            "--model.encoders.backbone_lr 0, or no data.cache"
+        )
 
 
 def _check_scenes(scenes: SceneConfig, encoders: EncodersConfig) -> None:

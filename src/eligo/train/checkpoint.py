@@ -46,7 +46,7 @@ _MAY_CHANGE = {
         "name", "out", "max_minutes", "keep_checkpoints", "checkpoint_every", "init_from",
         "check_data", "smoke",
     )
-} | {"data.num_workers"}  # fmt: skip
+} | {"data.num_workers", "data.cache_memory_gb"}  # fmt: skip
 _CHECKPOINT = re.compile(r"step_\d{6,}")
 _BEFORE_BEST = {"train.monitor", "train.mode"}  # may change until there is a best step
 

@@ -18,6 +18,7 @@ def run(
     captions: Path | None = None,
     images: Path | None = None,
     dense: Path | None = None,
+    cache: Path | None = None,
     split: Literal["validation", "test"] = "test",
     scenes: Count = 1000,
     folds: Count = 1,
@@ -35,6 +36,8 @@ def run(
         captions: A Karpathy JSON file, such as dataset_flickr30k.json; needs --images.
         images: Folder of its images.
         dense: JSON lines with a dense caption for every image.
+        cache: Folder of stored features (data.cache of a training): what it holds is not encoded
+            again.
         split: Split of the scenes or of the Karpathy file.
         scenes: Number of scenes, without --captions.
         folds: Also report the mean over this many parts of the images: 5 for COCO 1K.
@@ -45,13 +48,15 @@ def run(
     """
     if (captions is None) != (images is None):
         raise InputError("--captions and --images go together: a Karpathy file and its images")
+    if cache is not None and captions is None:
+        raise InputError("--cache: stores features of files; give --captions and --images too")
     from eligo.cli.patches.flags import open_model
     from eligo.patches.inference.evaluate import score_set, score_with_oracle
     from eligo.patches.metrics import check_folds, fold_means, retrieval_metrics
 
     model = open_model(None if source is None else str(source), device)
     if captions is not None and images is not None:
-        data: Any = _files(model, captions, images, dense, split)
+        data: Any = _files(model, captions, images, dense, cache, split)
     else:
         data = _scenes(model, split, scenes)
     positive = data.positive.to(model.device)
@@ -81,10 +86,20 @@ def _scenes(model: Any, split: Literal["validation", "test"], count: int) -> Any
     return SceneSet(SceneConfig(height=side, width=side), split, count, 2, model.device)
 
 
-def _files(model: Any, captions: Path, images: Path, dense: Path | None, split: str) -> Any:
+def _files(
+    model: Any, captions: Path, images: Path, dense: Path | None, cache: Path | None, split: str
+) -> Any:
     from eligo.patches.config import KarpathyDataConfig
     from eligo.patches.data.file_source import FileSet
     from eligo.patches.data.readers import read_captions
 
-    config = KarpathyDataConfig(captions=captions, images=images, dense=dense)
-    return FileSet(read_captions(config, "val" if split == "validation" else "test"), model)
+    config = KarpathyDataConfig(
+        captions=captions, images=images, dense=dense, augment=False, cache=cache
+    )
+    given = read_captions(config, "val" if split == "validation" else "test")
+    if cache is None:
+        return FileSet(given, model)
+    from eligo.patches.data.cached_source import CachedSet, open_cache
+
+    uses_dense = dense is not None and model.uses_dense
+    return CachedSet(open_cache(config, model).features(given, dense=uses_dense), model)

@@ -6,23 +6,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from eligo.scenes.painter import Rendered
 from eligo.train.task import Source
 
-Pieces = tuple[Int[Tensor, "texts words"], Bool[Tensor, "texts words"]]
-"""Word pieces and their mask."""
+States = Float[Tensor, "_ _ _"]
+"""(items, tokens, width): stored states of frozen encoders, for their heads."""
+Pieces = tuple[Int[Tensor, "texts words"] | States, Bool[Tensor, "texts words"]]
+"""Word pieces (or their states), and their mask."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """One process's share of the images and texts of a step."""
 
-    images: UInt8[Tensor, "images 3 side side"]
+    images: UInt8[Tensor, "images 3 side side"] | States
     texts: Pieces
-    dense: tuple[Int[Tensor, "images dense_words"], Bool[Tensor, "images dense_words"]] | None
+    dense: (
+        tuple[Int[Tensor, "images dense_words"] | States, Bool[Tensor, "images dense_words"]] | None
+    )
     """One dense caption for every image."""
     positive: Bool[Tensor, "all_images all_texts"] | None
     """True pairs of the whole step (all processes)."""
@@ -69,7 +73,7 @@ class RetrievalSet(ABC):
         """The image that each text was written for."""
 
     @abstractmethod
-    def images(self, size: int) -> Iterator[UInt8[Tensor, "images 3 side side"]]:
+    def images(self, size: int) -> Iterator[UInt8[Tensor, "images 3 side side"] | States]:
         """Yield all images, `size` at a time."""
 
     @abstractmethod

@@ -53,16 +53,21 @@ class FileSource(CaptionSource):
             if self.uses_dense:
                 dense = [image.dense or "" for image in images[:_MEASURED]]
                 self.model.text_encoder.warn_truncated(dense, dense=True)
-        pairs = PairExamples(images, self.config, self.model, dense=self.uses_dense)
+        pairs, num_workers = self._examples(images)
         device = self.model.device
         batches = epoch_batches(
             pairs, batch_size, seed, start_step, rank, world_size,
-            num_workers=self.config.num_workers,
+            num_workers=num_workers,
             collate=pairs.collate,
-            pin_memory=device.type == "cuda",
+            pin_memory=device.type == "cuda" and not pairs.on_device,
         )  # fmt: skip
         for batch in batches:
             yield batch.map(lambda part: part.to(device, non_blocking=True))
+
+    def _examples(self, images: Sequence[CaptionedImage]) -> tuple[Any, int | None]:
+        """Return the pairs of images and captions, and the number of workers that read them."""
+        pairs = PairExamples(images, self.config, self.model, dense=self.uses_dense)
+        return pairs, self.config.num_workers
 
     def check(self, check: DataCheck) -> None:
         """Check every image of both splits; raise if none of a split can be read."""
@@ -82,6 +87,8 @@ class FileSource(CaptionSource):
 
 class PairExamples:
     """All pairs of an image and one of its captions."""
+
+    on_device = False
 
     def __init__(
         self,
@@ -240,6 +247,12 @@ def _unreadable(check: DataCheck, label: str, images: Sequence[CaptionedImage]) 
     """Return the paths of images that cannot be opened, with a warning; raise if none can."""
     results = check.each(f"{label} images", images, _why_unreadable)
     broken = sorted(result for result in results if result is not None)
+    warn_unreadable(label, images, [why for _, why in broken])
+    return [path for path, _ in broken]
+
+
+def warn_unreadable(label: str, images: Sequence[CaptionedImage], broken: Sequence[str]) -> None:
+    """Log the images of a split that are skipped; raise if none is left."""
     if len(broken) == len(images):
         raise InputError(
             f"none of {len(images)} {label} images can be read, the first is {images[0].path}; "
@@ -248,9 +261,8 @@ def _unreadable(check: DataCheck, label: str, images: Sequence[CaptionedImage]) 
     if broken:
         _log.warning(
             "of %d %s images, some are skipped because they cannot be read: %s",
-            len(images), label, listed([why for _, why in broken]),
+            len(images), label, listed(broken),
         )  # fmt: skip
-    return [path for path, _ in broken]
 
 
 def _why_unreadable(image: CaptionedImage) -> tuple[str, str] | None:

@@ -87,7 +87,7 @@ def encode_image_set(model: RetrievalModel, data: RetrievalSet) -> Images:
 def encode_pieces(model: RetrievalModel, batches: Iterable[Pieces]) -> TextFeatures:
     """Encode batches of texts; return their words, padded to the longest."""
     parts = [
-        TextFeatures(model.text_encoder(ids.to(model.device), mask.to(model.device)), mask)
+        TextFeatures(model.text_encoder.words(ids.to(model.device), mask.to(model.device)), mask)
         for ids, mask in batches
     ]
     width = max(part.mask.shape[1] for part in parts)
@@ -97,4 +97,5 @@ def encode_pieces(model: RetrievalModel, batches: Iterable[Pieces]) -> TextFeatu
 
 
 def _encode_images(model: RetrievalModel, data: RetrievalSet) -> Tensor:
-    return torch.cat([model.encode_images(images) for images in data.images(_IMAGES)])
+    tokens = model.image_encoder.tokens
+    return torch.cat([tokens(images.to(model.device)) for images in data.images(_IMAGES)])

@@ -104,6 +104,12 @@ class ImageEncoder(nn.Module):
         self, pixels: Float[Tensor, "images 3 height width"]
     ) -> Float[Tensor, "images tokens dim"]:
         """Return the tokens of normalised pixels."""
+        return self.head(self.states(pixels))
+
+    def states(
+        self, pixels: Float[Tensor, "images 3 height width"]
+    ) -> Float[Tensor, "images tokens hidden"]:
+        """Return the backbone's states of normalised pixels, before the head."""
         if self.layer == -1:
             states = self.backbone(pixel_values=pixels, **self._options).last_hidden_state
         else:
@@ -115,7 +121,16 @@ class ImageEncoder(nn.Module):
                 f"images: got {pixels.shape[2]} x {pixels.shape[3]} pixels, which give "
                 f"{states.shape[1]} tokens; expected {self.image_size} pixels a side ({expected})"
             )
-        return self.head(states)
+        return states
+
+    def tokens(
+        self,
+        images: UInt8[Tensor, "images 3 height width"] | Float[Tensor, "images tokens hidden"],
+    ) -> Float[Tensor, "images tokens dim"]:
+        """Return the tokens of images as bytes, or of their stored states."""
+        if images.is_floating_point():
+            return self.head(images.to(self.head.weight.dtype))
+        return self(self.normalise(images))
 
     def normalise(
         self, images: UInt8[Tensor, "images 3 height width"]
@@ -180,8 +195,23 @@ class TextEncoder(nn.Module):
         self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]
     ) -> Float[Tensor, "texts words dim"]:
         """Return a vector for each word piece; those outside the mask are meaningless."""
-        states = self.run(ids, mask).last_hidden_state
-        return self.head(states[:, : ids.shape[1]])
+        return self.head(self.states(ids, mask))
+
+    def states(
+        self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]
+    ) -> Float[Tensor, "texts words hidden"]:
+        """Return the backbone's states of word pieces, before the head."""
+        return self.run(ids, mask).last_hidden_state[:, : ids.shape[1]]
+
+    def words(
+        self,
+        texts: Int[Tensor, "texts words"] | Float[Tensor, "texts words hidden"],
+        mask: Bool[Tensor, "texts words"],
+    ) -> Float[Tensor, "texts words dim"]:
+        """Return the words of word pieces, or of their stored states."""
+        if texts.is_floating_point():
+            return self.head(texts.to(self.head.weight.dtype))
+        return self(texts, mask)
 
     def run(self, ids: Int[Tensor, "texts words"], mask: Bool[Tensor, "texts words"]) -> Any:
         """Return the output of the backbone, which reads all but padding."""

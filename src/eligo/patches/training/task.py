@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from eligo.errors import InputError
 from eligo.patches.config import PatchesTrainConfig, ScenesDataConfig
 from eligo.patches.data.batch import Batch, CaptionSource
+from eligo.patches.data.cached_source import CachedSource
 from eligo.patches.data.file_source import FileSource
 from eligo.patches.data.scene_source import SceneSet, SceneSource
 from eligo.patches.inference.evaluate import score_set
@@ -82,7 +83,8 @@ class PatchesTask(SourcedTask[CaptionSource]):
         if isinstance(data, ScenesDataConfig):
             see = self.config.see_steps > 0
             return SceneSource(data, self.model.device, dense=dense, see=see)
-        return FileSource(data, self.model, dense=dense)
+        source = FileSource if data.cache is None else CachedSource
+        return source(data, self.model, dense=dense)
 
     def metric_names(self) -> list[str]:
         """Return the names of the metrics that `evaluate` returns."""
@@ -140,12 +142,12 @@ class PatchesTask(SourcedTask[CaptionSource]):
     def _sides(self, batch: Batch) -> tuple[Images, Texts]:
         """Return this process's images, and the texts of all processes."""
         model = self.model
-        tokens = model.image_encoder(model.image_encoder.normalise(batch.images))
+        tokens = model.image_encoder.tokens(batch.images)
         dense = None
         if batch.dense is not None:
             with torch.no_grad():
-                dense = TextFeatures(model.text_encoder(*batch.dense), batch.dense[1])
-        words = model.text_encoder(*batch.texts)
+                dense = TextFeatures(model.text_encoder.words(*batch.dense), batch.dense[1])
+        words = model.text_encoder.words(*batch.texts)
         all_texts = TextFeatures(*self.peers.texts(words, batch.texts[1]))
         return model.image_side(tokens, dense), model.text_side(all_texts)
 
@@ -153,8 +155,8 @@ class PatchesTask(SourcedTask[CaptionSource]):
     def _centre_heads(self, batch: Batch) -> None:
         """Shift the heads so that the median patch and word are zero."""
         model = self.model
-        tokens = self.peers.rows(model.image_encoder(model.image_encoder.normalise(batch.images)))
-        words, mask = self.peers.texts(model.text_encoder(*batch.texts), batch.texts[1])
+        tokens = self.peers.rows(model.image_encoder.tokens(batch.images))
+        words, mask = self.peers.texts(model.text_encoder.words(*batch.texts), batch.texts[1])
         _centre(
             model.image_encoder, tokens[:, model.image_encoder.layout.num_prefix :].flatten(0, 1)
         )

@@ -22,6 +22,7 @@ from eligo.patches import kernels
 from eligo.patches.index import ScenePictures, Searcher
 from eligo.patches.index.sources import Loaded, scene_captions
 from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.patches.model.seps import CrossSparseAggrNet
 
 _CAPTIONS = 64  # distinct captions; repeated if more are needed
 
@@ -54,6 +55,10 @@ def bench_kernels(
 ) -> tuple[dict[str, float], list[KernelSpeed]]:
     """Time encoding (milliseconds per image and text) and every kernel that runs here."""
     net, device = model.selecting_net(), model.device
+    if not isinstance(net, CrossSparseAggrNet):
+        raise InputError(
+            f"--model: of kind {model.config.match.kind}, which has one implementation"
+        )
     scenes = ScenePictures.first(images, model.image_encoder.image_size, dense=model.uses_dense)
     loaded = [item for item in scenes.load(range(images)) if isinstance(item, Loaded)]
     pictures = [item.value for item in loaded]

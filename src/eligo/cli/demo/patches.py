@@ -63,7 +63,7 @@ def run(settings: DemoSettings) -> Part:
         for name, score in scores.items()
     }
     patches = images.patches.shape[1]
-    kept = net.sparse_net_cap.num_kept(patches)
+    kept = net.num_kept(patches)
     sizes = {COSINE: f"mean of {patches}", ALL: f"{patches}", OURS: f"{kept} of {patches}"}
     rows = tuple(
         MethodResult.of_hits(

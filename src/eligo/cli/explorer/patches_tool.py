@@ -112,12 +112,8 @@ class _Matcher:
 def _keeping(model: RetrievalModel, share: float) -> Iterator[None]:
     """Within the block, the network keeps this share of patches."""
     net = model.selecting_net()
-    parts = (net.sparse_net_cap, net.sparse_net_long)
-    before = [part.sparse_ratio for part in parts]
-    for part in parts:
-        part.sparse_ratio = share
+    before, net.sparse_ratio = net.sparse_ratio, share
     try:
         yield
     finally:
-        for part, ratio in zip(parts, before, strict=True):
-            part.sparse_ratio = ratio
+        net.sparse_ratio = before

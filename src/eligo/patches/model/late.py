@@ -137,6 +137,10 @@ class LateInteraction(nn.Module):
             heat_map=heat_map(matches.sparse.score[0, 0], self.grid_hw),
         )
 
+    def num_kept(self, num_patches: int) -> int:
+        """Return the number of kept patches of N."""
+        return num_kept(num_patches, self.sparse_ratio)
+
     def _chunks(self, images: Images, num_words: int) -> Iterator[Images]:
         rows = max(1, _LARGEST // max(1, num_words * images.patches.shape[1]))
         for first in range(0, len(images.patches), rows):
@@ -154,8 +158,8 @@ class LateInteraction(nn.Module):
                 score = score + self.typicality * typical.unsqueeze(1)
             num_patches = units.shape[1]
             if images.mask is None:
-                return score, exact_top_k(score, num_kept(num_patches, self.sparse_ratio))
-            counts = torch.tensor([num_kept(n, self.sparse_ratio) for n in range(num_patches + 1)])
+                return score, exact_top_k(score, self.num_kept(num_patches))
+            counts = torch.tensor([self.num_kept(n) for n in range(num_patches + 1)])
             budget = counts.to(score.device)[images.mask.sum(1)]
             mask = images.mask.unsqueeze(1).expand(score.shape)
             return score, exact_top_k(score, budget.unsqueeze(1).expand(score.shape[:2]), mask)

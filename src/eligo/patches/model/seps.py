@@ -243,6 +243,19 @@ class CrossSparseAggrNet(nn.Module):
                 self.kernel, self.parts(), images, texts, image_ids, text_ids
             )
 
+    def num_kept(self, num_patches: int) -> int:
+        """Return the number of patches of N that a text keeps."""
+        return self.sparse_net_cap.num_kept(num_patches)
+
+    @property
+    def sparse_ratio(self) -> float:
+        """Share of the patches that a text keeps."""
+        return self.sparse_net_cap.sparse_ratio
+
+    @sparse_ratio.setter
+    def sparse_ratio(self, ratio: float) -> None:
+        self.sparse_net_cap.sparse_ratio = self.sparse_net_long.sparse_ratio = ratio
+
     def explain(
         self,
         image: Float[Tensor, "tokens image_dim"],

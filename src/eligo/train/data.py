@@ -21,6 +21,10 @@ from eligo.train.rng import mix, seed_everything
 
 _MAX_WORKERS = 16
 _PER_WORKER = 16  # examples read once; starting a worker takes as long as reading a few
+_WAS_KILLED = (
+    "a worker process that reads files was killed, perhaps because memory or shared memory "
+    "(/dev/shm) ran out; give a lower data.num_workers, 0 for none"
+)
 _KILLED = re.compile(r"DataLoader worker \(pid")
 _log = logging.getLogger("eligo.train")
 
@@ -221,16 +225,15 @@ def _raise_problems(loader: DataLoader) -> Iterator[Any]:
         if (killed := killed_worker(error)) is not None:
             raise killed from error
         raise
+    except (ConnectionError, EOFError) as error:  # killed while it sent a batch
+        raise EligoError(_WAS_KILLED) from error
 
 
 def killed_worker(error: BaseException) -> EligoError | None:
     """Return the error to show for torch's error on a killed worker, which comes at any time."""
     if not isinstance(error, RuntimeError) or not _KILLED.match(str(error)):
         return None
-    return EligoError(
-        "a worker process that reads files was killed, perhaps because memory or shared memory "
-        "(/dev/shm) ran out; give a lower data.num_workers, 0 for none"
-    )
+    return EligoError(_WAS_KILLED)
 
 
 class _Read:

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from eligo.io.reading import reading
 from eligo.nn import full_precision
 from eligo.patches import kernels
 from eligo.patches.index.stage1 import Stage1Query, words_of_rows
@@ -31,6 +32,7 @@ from eligo.patches.model.seps import CrossSparseAggrNet
 
 IndexNet = CrossSparseAggrNet | LateInteraction | GlobalCosine
 """Networks whose inputs an index can hold."""
+_SHARDS = "shards of an index: remove it and run the same `eligo patches index` again"
 _ROUNDED = ("patches", "cls", "logits", "logits_dense")
 _OF_STAGE1 = ("direction", "folded")
 
@@ -150,14 +152,17 @@ def score_images(
         for name, part in ((name, part.to(device)) for name, part in stored.items())
     }
     if isinstance(net, LateInteraction):
-        images = Images(wide(ready["patches"]), ready.get("cls"))
+        with reading(index.folder, _SHARDS):
+            images = Images(wide(ready["patches"]), ready.get("cls"))
         return net.match(images, texts).scores.float()
     parts = net.parts()
     mask = ready.get("mask")
     if mask is not None:
         ready["num_kept"] = torch.as_tensor(parts.num_kept(mask.shape[1], mask))
+    with reading(index.folder, _SHARDS):
+        images = ImageRows(**ready)
     with full_precision():
-        matches = kernels.match_rows(net.kernel, parts, ImageRows(**ready), texts)
+        matches = kernels.match_rows(net.kernel, parts, images, texts)
     return matches.scores.float()
 
 

@@ -33,7 +33,7 @@ from eligo.patches.model.late import LateInteraction
 from eligo.patches.model.pooled import PooledImageEncoder, load_pooled
 from eligo.patches.model.seps import CrossSparseAggrNet
 from eligo.pretrained.identity import tokenizer_fingerprint
-from eligo.pretrained.load import find_model, quiet_transformers, shipped_models
+from eligo.pretrained.load import find_model, quiet_transformers
 from eligo.pretrained.untrusted import read_header
 from eligo.train.weights import load_weights, save_weights
 
@@ -226,10 +226,10 @@ class RetrievalModel(nn.Module):
         `name` is the folder of a model or run, a shipped model, or a name on the hub; also a whole
         CLIP or SigLIP model, which is used as it is (see `pooled`).
         """
-        if _is_of_transformers(str(name)):
-            return cls(*load_pooled(str(name)), GlobalCosine()).to(device).eval()
         folder = find_model(name, _NET)
         folder = folder / "model" if (folder / "model" / "config.yaml").is_file() else folder
+        if _is_of_transformers(folder):
+            return cls(*load_pooled(str(name)), GlobalCosine()).to(device).eval()
         if not (folder / "vision").is_dir() or not (folder / "config.yaml").is_file():
             raise InputError(
                 f"no retrieval model in {folder}: expected config.yaml, vision/, text/, "
@@ -253,14 +253,9 @@ class RetrievalModel(nn.Module):
         return nn.ModuleDict({"image": self.image_encoder.head, "text": self.text_encoder.head})
 
 
-def _is_of_transformers(name: str) -> bool:
-    """Whether a model other than a shipped one has a config.json, as models of `transformers`."""
-    if name in shipped_models(_NET):
-        return False
-    try:
-        return (find_backbone("model", name, weights=False) / "config.json").is_file()
-    except InputError:  # there is none; `find_model` says where it looked
-        return False
+def _is_of_transformers(folder: Path) -> bool:
+    """Whether a folder holds a model of `transformers`, which has a config.json."""
+    return (find_backbone("model", str(folder), weights=False) / "config.json").is_file()
 
 
 def _check_width(embed_dim: int, heads: Path) -> None:

@@ -1,8 +1,13 @@
 """Helpers that the studies of all families share."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from eligo.cli.console import print_text
+from eligo.errors import InputError
+from eligo.io.reading import read_json, reading
+from eligo.train.progress import ProgressBar
 
 QUICK = "--quick: a test run only; its numbers are meaningless"
 
@@ -10,6 +15,31 @@ QUICK = "--quick: a test run only; its numbers are meaningless"
 def study_folder(out: Path, quick: bool) -> Path:
     """Return the folder of a study; a quick one has its own, so that its runs are not reused."""
     return out / "quick" if quick else out
+
+
+def step_bars() -> Callable[[str, int, int], None]:
+    """Return a function that shows a bar for each step: its name, how much is done, its total."""
+    bars: dict[str, ProgressBar] = {}
+
+    def report(step: str, done: int, total: int) -> None:
+        bars.setdefault(step, ProgressBar(step, total)).update(done, "")
+
+    return report
+
+
+def read_finished(mark: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the result of a finished training, if there is one; raise if its settings differ."""
+    if not mark.is_file():
+        return None
+    with reading(mark, "the result of a training; remove it to train again"):
+        found = read_json(mark)
+        before = found["config"]
+    if before != settings:
+        raise InputError(
+            f"{mark.parent}: was trained with other settings; expected those of this study: remove "
+            "the folder, or choose another --out"
+        )
+    return found
 
 
 def reached_or_not(reached: bool) -> str:

@@ -15,14 +15,13 @@ from accelerate import PartialState
 from pydantic import Field, model_validator
 
 from benchmarks.patches.photos_pointing import pointing
-from benchmarks.studies import print_end, reached_or_not, study_folder
+from benchmarks.studies import print_end, reached_or_not, read_finished, study_folder
 from eligo.cli import run_script
 from eligo.cli.console import compact_table, print_result, print_text, results
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed
 from eligo.errors import InputError
 from eligo.io.files import write_text
-from eligo.io.reading import read_json, reading
 from eligo.patches.config import KarpathyDataConfig, PatchesTrainConfig
 from eligo.patches.data.file_source import FileSet
 from eligo.patches.data.readers import read_captions
@@ -144,14 +143,7 @@ def run_arm(config: PatchesTrainConfig, *, random: bool, rooms: Path | None) -> 
     """Train and score one arm, unless it is done."""
     mark = config.train.folder / RESULT
     settings = config.model_dump(mode="json", exclude={"train": {"out"}})
-    if mark.is_file():
-        with reading(mark, "the result of an arm; remove it to train again"):
-            found = read_json(mark)
-        if found["config"] != settings:
-            raise InputError(
-                f"{mark.parent}: was trained with other settings; remove the folder, or choose "
-                "another --out"
-            )
+    if (found := read_finished(mark, settings)) is not None:
         return found
     task = PatchesTask(with_counted_steps(config))
     if random:
@@ -171,7 +163,7 @@ def run_arm(config: PatchesTrainConfig, *, random: bool, rooms: Path | None) -> 
         "config": settings, "validation": fitted.best, "test": metrics.as_dict(),
         "photos": photo_steps(scores.cpu(), data.positive),
     }  # fmt: skip
-    if rooms is not None and config.model.match.kind != "global":
+    if rooms is not None and config.model.match.kind not in ("global", "filip"):
         result["pointing"] = pointing(model, rooms)
     write_text(mark, json_module.dumps(result) + "\n")
     return result

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from eligo.errors import InputError
 from eligo.images import open_image
 from eligo.patches.model.functional import unit
-from eligo.patches.model.late import LateInteraction
 from eligo.patches.model.retrieval_model import RetrievalModel
 
 CLASSES = {
@@ -48,15 +47,15 @@ def pointing(
     side, grid = model.image_encoder.image_size, model.grid_hw
     features = model.encode_texts([f"a {name}" for name in CLASSES.values()])
     texts = model.text_side(features)
-    net = model.net
-    chosen = LateInteraction(
-        model.config.encoders.embed_dim, ratio, getattr(net, "typicality", _typicality(net))
-    )
+    net = model.selecting_net()
     rows: list[tuple[str, int, float, float, float]] = []
     for first in range(0, len(frames), _BATCH):
         names = frames[first : first + _BATCH]
         images = model.image_side([_square(folder / "rgb", name, side) for name in names])
-        _, kept = chosen.select(images, texts.words.directions())
+        with model.keeping(ratio):
+            decision = net.match(images, texts, decisions=True).sparse
+        assert decision is not None
+        kept = decision.live > 0.5
         labels = torch.stack([_labels(folder / "label" / f"{name}.png", side) for name in names])
         for place, number in enumerate(CLASSES):
             share = _share(labels == number, grid).to(kept.device)
@@ -77,10 +76,6 @@ def pointing(
         "pairs": len(rows), "frames": [row[0] for row in rows],
         "values": {"kept": [row[2] for row in rows], "hit": [row[3] for row in rows]},
     }  # fmt: skip
-
-
-def _typicality(net: Any) -> float:
-    return net.sparse_net_cap.typicality if hasattr(net, "sparse_net_cap") else 1.0
 
 
 def _square(folder: Path, name: str, side: int) -> Image.Image:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from accelerate import PartialState
 from pydantic import Field, model_validator
 
-from benchmarks.studies import print_end, reached_or_not, study_folder
+from benchmarks.studies import print_end, reached_or_not, step_bars, study_folder
 from benchmarks.tokens.config import BASELINES
 from benchmarks.tokens.photos_summary import MEAN, PhotoResults, summarise
 from benchmarks.tokens.study import train_once, weights_digest
@@ -39,7 +39,6 @@ from eligo.tokens.inference.load import load_host
 from eligo.tokens.methods import build
 from eligo.tokens.metrics import as_bits
 from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.train.progress import ProgressBar
 from eligo.vqa import VqaExample, read_vqa_lines
 
 logger = logging.getLogger("eligo.tokens")
@@ -122,21 +121,11 @@ def run(
         study.train(only)
         print_text(f"trained: {', '.join(only)}")
         return
-    bars: dict[str, ProgressBar] = {}
-
-    def report(step: str, done: int, total: int) -> None:
-        bars.setdefault(step, ProgressBar(step, total)).update(done, "")
-
-    outcome = study.run(other_host, report)
+    outcome = study.run(other_host, step_bars())
     fields = ("families", "photos", "right", "cost", "allowed", "exceeding")
     answers = PhotoResults(**{k: outcome[k] for k in fields}, resamples=config.resamples)
     summary = summarise(answers)
-    document = (
-        outcome["measured"]
-        | {"quick": quick, "config": config.model_dump(mode="json"), "tuning": outcome["tuning"]}
-        | summary
-        | answers.packed()
-    )
+    document = answers.document(outcome, config, summary, quick=quick)
     written = write_text(out / "photos.json", json_module.dumps(document) + "\n")
     if json:
         print_result(summary, json=True)
@@ -306,14 +295,13 @@ class PhotosStudy:
         answers = self._answers("val", plans, "tuning", report)
         bits = {name: as_bits(right) for name, right in answers.right.items()}
         measured = PhotoResults(answers.families, bits, {}, {})
-        chosen: dict[str, int] = {}
+        by_method: dict[str, list[float]] = {}
         rows = []
         for (name, number), (setting, _) in trials.items():
             right = measured.accuracies(f"{name}_{number}")[MEAN]
             rows.append({"method": name, "setting": setting, "accuracy": right})
-            best = rows[_row_of(trials, name, chosen[name])]["accuracy"] if name in chosen else -1.0
-            if right > best:
-                chosen[name] = number
+            by_method.setdefault(name, []).append(right)
+        chosen = {name: values.index(max(values)) for name, values in by_method.items()}
         return {"trials": rows, "chosen": chosen}
 
     def _plans(
@@ -367,10 +355,6 @@ class PhotosStudy:
             batch_size=self.config.batch_size, max_new_tokens=_NEW_TOKENS,
             on_progress=lambda done: report(step, done, len(rows)),
         )  # fmt: skip
-
-
-def _row_of(trials: Mapping[tuple[str, int], object], name: str, number: int) -> int:
-    return list(trials).index((name, number))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,13 @@ from typing import Annotated, Any, Literal
 import torch
 from accelerate import PartialState
 
-from benchmarks.studies import print_end, reached_or_not, study_folder
+from benchmarks.studies import (
+    print_end,
+    reached_or_not,
+    read_finished,
+    step_bars,
+    study_folder,
+)
 from benchmarks.tokens.config import TWO_STAGE, StudyConfig
 from benchmarks.tokens.pictures import plot_study
 from benchmarks.tokens.summary import Results, summarise
@@ -26,7 +32,6 @@ from eligo.cli import run_script
 from eligo.cli.console import compact_table, print_result, print_text, results
 from eligo.errors import InputError, MissingExtraError
 from eligo.io.files import kept_json, write_text
-from eligo.io.reading import read_json, reading
 from eligo.report.provenance import provenance
 from eligo.tokens.config import ScenesDataConfig, TokensTrainConfig
 from eligo.tokens.cost.shapes import HostShape
@@ -48,7 +53,6 @@ from eligo.tokens.model.token_merger import TokenMerger
 from eligo.tokens.plan import Plan, Stage1
 from eligo.tokens.training.task import TokensTask
 from eligo.train import fit
-from eligo.train.progress import ProgressBar
 from eligo.train.rng import mix
 
 logger = logging.getLogger("eligo.tokens")
@@ -86,21 +90,11 @@ def run(
         study.train(only=only)
         print_text(f"trained: {', '.join(only)}")
         return
-    bars: dict[str, ProgressBar] = {}
-
-    def report(step: str, done: int, total: int) -> None:
-        bars.setdefault(step, ProgressBar(step, total)).update(done, "")
-
-    outcome = study.run(report)
+    outcome = study.run(step_bars())
     names = ("families", "right", "cost", "allowed")
     answers = Results(**{name: outcome[name] for name in names}, resamples=config.resamples)
     summary = summarise(answers)
-    document = (
-        outcome["measured"]
-        | {"quick": quick, "config": config.model_dump(mode="json"), "tuning": outcome["tuning"]}
-        | summary
-        | answers.packed()
-    )
+    document = answers.document(outcome, config, summary, quick=quick)
     written = write_text(out / "study.json", json_module.dumps(document) + "\n")
     try:
         plot_study(summary, out / "lost.png")
@@ -296,14 +290,7 @@ def train_once(config: TokensTrainConfig) -> None:
     """Run one training, unless it is done; an interrupted one continues."""
     mark = config.train.folder / _TRAINED
     settings = config.model_dump(mode="json", exclude={"train": {"out"}})
-    if mark.is_file():
-        with reading(mark, "the result of a training; remove it to train again"):
-            before = read_json(mark)["config"]
-        if before != settings:
-            raise InputError(
-                f"{mark.parent}: was trained with other settings; expected those of this "
-                "study: remove the folder, or choose another --out"
-            )
+    if read_finished(mark, settings) is not None:
         return
     result = fit(TokensTask(config), config.train, resume=True)
     record = {"best_step": result.best_step, "best": result.best, "config": settings}

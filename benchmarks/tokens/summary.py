@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.tokens.config import TWO_STAGE
+from eligo.config import Config
 from eligo.report.intervals import paired_bootstrap
 from eligo.tokens.inference.evaluate import WHOLE
 from eligo.tokens.metrics import ALL, accuracy_by_family
@@ -38,6 +39,13 @@ class Results:
         right = {name: f"{int('1' + bits, 2):x}" for name, bits in self.right.items()}
         answers = {"families": {"names": names, "codes": codes}, "right": right}
         return {"cost": self.cost, "allowed": self.allowed, "answers": answers}
+
+    def document(
+        self, outcome: Mapping[str, Any], config: Config, summary: Mapping[str, Any], *, quick: bool
+    ) -> dict[str, Any]:
+        """Return the result file of a study: when and where, settings, summary, answers."""
+        settings = {"config": config.model_dump(mode="json"), "tuning": outcome["tuning"]}
+        return outcome["measured"] | {"quick": quick} | settings | summary | self.packed()
 
     @classmethod
     def unpacked(cls, document: Mapping[str, Any]) -> "Results":

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from photo_parts import make_language, make_photos, make_tower
+from photo_parts import make_host, make_language, make_photos, make_tower
 
 from benchmarks.tokens.photos import PhotosConfig, PhotosStudy, run
 from benchmarks.tokens.photos_summary import MEAN, PhotoResults, summarise
-from eligo.cli import main, run_script
+from eligo.cli import run_script
 from eligo.config import load_config
 from eligo.tokens.inference.equal_cost import spending
 from eligo.tokens.plan import Plan
@@ -42,8 +42,7 @@ def files(tmp_path_factory) -> Path:
     make_language(folder / "language")
     make_photos(folder / "photos")
     for name in ("host", "other"):
-        words = [folder / "tower", "--language", folder / "language", "--out", folder / name]
-        assert main(["tokens", "build", "--tower", *map(str, words), "--json"]) == 0
+        make_host(folder, name)
     (folder / "tiny.yaml").write_text(TINY)
     return folder
 

@@ -19,6 +19,8 @@ from transformers import (
     SiglipVisionModel,
 )
 
+from eligo.cli import main
+
 WORDS = [
     "question",
     "answer",
@@ -80,6 +82,13 @@ def make_language(folder: Path, layers: int = 3) -> Path:
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def make_host(folder: Path, name: str = "host") -> Path:
+    """Join the tower and the language model of a folder, by the command."""
+    words = [folder / "tower", "--language", folder / "language", "--out", folder / name]
+    assert main(["tokens", "build", "--tower", *map(str, words), "--json"]) == 0
+    return folder / name
 
 
 def make_photos(folder: Path, count: int = 24) -> Path:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from photo_parts import make_language, make_photos, make_tower
+from photo_parts import make_host, make_language, make_photos, make_tower
 
 from eligo.cli import main
 from eligo.tokens.inference.controls import with_other_images
@@ -18,8 +18,7 @@ def files(tmp_path_factory) -> Path:
     make_tower("dinov2", folder / "tower")
     make_language(folder / "language")
     make_photos(folder / "photos")
-    words = [folder / "tower", "--language", folder / "language", "--out", folder / "host"]
-    assert main(["tokens", "build", "--tower", *map(str, words), "--json"]) == 0
+    make_host(folder)
     return folder
 
 

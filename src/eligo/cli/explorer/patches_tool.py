@@ -4,8 +4,7 @@ The slider sets the share of patches to keep. The network was trained with one s
 any: its slots aggregate as many patches as are kept.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -92,7 +91,7 @@ class _Matcher:
                     "the examples have; choose one of them"
                 )
             dense = self.dense[place]
-        with _keeping(self.model, request.budget / 100):
+        with self.model.keeping(request.budget / 100):
             picture = request.image.picture
             prediction = predict(picture, request.text, model=self.model, dense=dense)
             results = self._search(request.text)
@@ -106,14 +105,3 @@ class _Matcher:
             SearchResult(self.gallery[place].id, self.small[place], scores[place])
             for place in order
         ]
-
-
-@contextmanager
-def _keeping(model: RetrievalModel, share: float) -> Iterator[None]:
-    """Within the block, the network keeps this share of patches."""
-    net = model.selecting_net()
-    before, net.sparse_ratio = net.sparse_ratio, share
-    try:
-        yield
-    finally:
-        net.sparse_ratio = before

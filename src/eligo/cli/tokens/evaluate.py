@@ -57,7 +57,7 @@ def run(
     from eligo.tokens.inference.controls import answer_controls
     from eligo.tokens.inference.evaluate import evaluate_plan
     from eligo.tokens.inference.load import load_host
-    from eligo.tokens.metrics import ALL, drop_by_family
+    from eligo.tokens.metrics import drop_by_family
     from eligo.train.progress import ProgressBar
 
     device = str(resolve_device(device))
@@ -83,16 +83,9 @@ def run(
     pairs = [row.whole for row in answers], [row.pruned for row in answers]
     groups = [row.image for row in examples.rows] if hasattr(examples, "rows") else None
     rows = [asdict(row) for row in drop_by_family(families, *pairs, groups)]
-    for row in rows:
-        rights = {
-            name: [
-                x
-                for x, family in zip(values, families, strict=True)
-                if row["family"] in (family, ALL)
-            ]
-            for name, values in found.items()
-        }
-        row["controls"] = {name: sum(right) / len(right) for name, right in rights.items()}
+    by_control = {name: drop_by_family(families, hits, hits) for name, hits in found.items()}
+    for place, row in enumerate(rows):
+        row["controls"] = {name: of[place].whole for name, of in by_control.items()}
     named = None if source is None else str(source)
     document: dict[str, Any] = {"plan": named or method, "split": split, "rows": rows}
     if json:

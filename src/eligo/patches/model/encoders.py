@@ -141,11 +141,17 @@ class ImageEncoder(nn.Module):
     def prepare(
         self, images: Sequence[Picture] | UInt8[Tensor, "images 3 height width"]
     ) -> UInt8[Tensor, "images 3 side side"]:
-        """Return pictures as bytes of the encoder's image size (bicubic), on its device."""
-        device, side = self.mean.device, self.image_size
-        if isinstance(images, Tensor) and images.shape[2:] == (side, side):
-            return images.to(device)
-        return torch.stack([resize(image, side).to(device) for image in images])
+        """Return pictures as bytes of the encoder's image size, on its device."""
+        side = self.image_size
+        if not (isinstance(images, Tensor) and images.shape[2:] == (side, side)):
+            images = self._resized(images)
+        return images.to(self.mean.device)
+
+    def _resized(
+        self, images: Sequence[Picture] | UInt8[Tensor, "images 3 height width"]
+    ) -> UInt8[Tensor, "images 3 side side"]:
+        """Squeeze pictures to the encoder's image size (bicubic)."""
+        return torch.stack([resize(image, self.image_size) for image in images])
 
 
 class TextEncoder(nn.Module):

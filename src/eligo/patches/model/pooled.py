@@ -48,17 +48,14 @@ class PooledImageEncoder(ImageEncoder):
         """Return the vectors of normalised pixels."""
         return self.head(self.backbone(pixel_values=pixels).pooler_output).unsqueeze(1)
 
-    def prepare(
+    def _resized(
         self, images: Sequence[Picture] | UInt8[Tensor, "images 3 height width"]
     ) -> UInt8[Tensor, "images 3 side side"]:
-        """Return pictures as bytes, resized and cropped by the model's image processor."""
-        device, side = self.mean.device, self.image_size
-        if isinstance(images, Tensor) and images.shape[2:] == (side, side):
-            return images.to(device)
-        pictures = [as_image(image, side) for image in images]
+        """Resize and crop pictures with the model's image processor."""
+        pictures = [as_image(image, self.image_size) for image in images]
         options = {"do_rescale": False, "do_normalize": False, "return_tensors": "pt"}
         pixels = self.processor(pictures, **options)["pixel_values"]
-        return pixels.round().clamp(0, 255).to(device, torch.uint8)
+        return pixels.round().clamp(0, 255).to(torch.uint8)
 
     def processing(self) -> dict[str, str]:
         """Return the settings by which the image processor resizes and crops."""

@@ -10,7 +10,8 @@
 torch.Size([2, 3])
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,6 +148,16 @@ class RetrievalModel(nn.Module):
                 "expected a model of kind late, open or paper"
             )
         return self.net
+
+    @contextmanager
+    def keeping(self, share: float) -> Iterator[None]:
+        """Within the block, the network keeps this share of the patches."""
+        net = self.selecting_net()
+        before, net.sparse_ratio = net.sparse_ratio, share
+        try:
+            yield
+        finally:
+            net.sparse_ratio = before
 
     @torch.no_grad()
     def encode_images(self, images: Pictures) -> Float[Tensor, "images tokens dim"]:

@@ -14,6 +14,12 @@ import torch
 from accelerate import PartialState
 from pydantic import Field, model_validator
 
+from benchmarks.patches.other_captions import (
+    OtherCaptionsTask,
+    one_by_one,
+    score_one_by_one,
+    without_dense,
+)
 from benchmarks.patches.photos_pointing import pointing
 from benchmarks.studies import print_end, reached_or_not, read_finished, study_folder
 from eligo.cli import run_script
@@ -23,6 +29,7 @@ from eligo.config.bounds import Seed
 from eligo.errors import InputError
 from eligo.io.files import write_text
 from eligo.patches.config import KarpathyDataConfig, PatchesTrainConfig
+from eligo.patches.data.cached_source import CachedSet, open_cache
 from eligo.patches.data.file_source import FileSet
 from eligo.patches.data.readers import read_captions
 from eligo.patches.inference.evaluate import score_set
@@ -38,6 +45,7 @@ from eligo.train import fit, load_weights
 RESULT = "result.json"
 _CONFIG = Path(__file__).with_name("photos.yaml")
 _STEP = 20  # points of rsum that one caption of five can change
+ArmKind = Literal["plain", "random", "other captions"]
 
 
 class PhotosConfig(Config):
@@ -51,6 +59,8 @@ class PhotosConfig(Config):
     """Differences from it, by dotted key."""
     random: tuple[str, ...] = ()
     """Arms that keep random patches."""
+    other_captions: tuple[str, ...] = ()
+    """Arms whose images have their other captions as dense text."""
     ours: str
     """The arm that is compared with all others."""
     seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
@@ -60,7 +70,7 @@ class PhotosConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> "PhotosConfig":
-        for name in (*self.random, self.ours):
+        for name in (*self.random, *self.other_captions, self.ours):
             if name not in self.arms:
                 raise ValueError(f"got {name!r}, expected one of {', '.join(self.arms)}")
         return self
@@ -115,14 +125,16 @@ def run(
     found: dict[str, list[dict[str, Any]]] = {}
     for arm in only or config.arms:
         for seed in config.seeds:
-            settings = load_config(
-                PatchesTrainConfig,
-                config.base,
-                {**given, **config.arms[arm], "train.seed": seed, "train.out": out,
-                 "train.name": f"{list(config.arms).index(arm)}_{seed}"},
-            )  # fmt: skip
-            settings = settings.smoke() if quick else settings
-            result = run_arm(settings, random=arm in config.random, rooms=rooms)
+            changes = {**given, **config.arms[arm], "train.seed": seed, "train.out": out,
+                       "train.name": f"{list(config.arms).index(arm)}_{seed}"}  # fmt: skip
+            if arm in config.other_captions:
+                changes["data.dense"] = captions
+            settings = load_config(PatchesTrainConfig, config.base, changes)
+            if quick:
+                settings = settings.smoke().replace({"data.cache": changes["data.cache"]})
+            kind: ArmKind = "random" if arm in config.random else "plain"
+            kind = "other captions" if arm in config.other_captions else kind
+            result = run_arm(settings, kind, rooms=rooms)
             found.setdefault(arm, []).append(result)
     if only:
         print_text(f"trained: {', '.join(only)}")
@@ -139,14 +151,17 @@ def run(
     print_end(quick, written)
 
 
-def run_arm(config: PatchesTrainConfig, *, random: bool, rooms: Path | None) -> dict[str, Any]:
+def run_arm(
+    config: PatchesTrainConfig, kind: ArmKind = "plain", *, rooms: Path | None
+) -> dict[str, Any]:
     """Train and score one arm, unless it is done."""
     mark = config.train.folder / RESULT
     settings = config.model_dump(mode="json", exclude={"train": {"out"}})
     if (found := read_finished(mark, settings)) is not None:
         return found
-    task = PatchesTask(with_counted_steps(config))
-    if random:
+    task_type = OtherCaptionsTask if kind == "other captions" else PatchesTask
+    task = task_type(with_counted_steps(config))
+    if kind == "random":
         net = task.model.net
         assert isinstance(net, LateInteraction)
         task.model.net = RandomLate(
@@ -155,18 +170,31 @@ def run_arm(config: PatchesTrainConfig, *, random: bool, rooms: Path | None) -> 
     fitted = fit(task, task.config.train, resume=True)
     load_weights(fitted.chosen, {"retriever": task.model})
     model = task.model.eval()
-    assert isinstance(config.data, KarpathyDataConfig)
-    data = FileSet(read_captions(config.data, "test"), model)
-    scores = score_set(model, data)
-    metrics = retrieval_metrics(scores, data.positive.to(scores.device))
+    scores, positive = _score_test(task)
+    metrics = retrieval_metrics(scores, positive.to(scores.device))
     result: dict[str, Any] = {
         "config": settings, "validation": fitted.best, "test": metrics.as_dict(),
-        "photos": photo_steps(scores.cpu(), data.positive),
+        "photos": photo_steps(scores.cpu(), positive.cpu()),
     }  # fmt: skip
-    if rooms is not None and config.model.match.kind not in ("global", "filip"):
+    points = config.model.match.kind not in ("global", "filip") and not config.model.match.dense
+    if rooms is not None and points:
         result["pointing"] = pointing(model, rooms)
     write_text(mark, json_module.dumps(result) + "\n")
     return result
+
+
+def _score_test(task: PatchesTask) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scores of all pairs of the test split, and which of them are true."""
+    model, data = task.model, task.config.data
+    assert isinstance(data, KarpathyDataConfig)
+    images = read_captions(without_dense(data), "test")
+    if isinstance(task, OtherCaptionsTask):
+        stored = open_cache(data, model).features(one_by_one(images), dense=True)
+        return score_one_by_one(model, stored)
+    test = FileSet(images, model)
+    if data.cache is not None:
+        test = CachedSet(open_cache(data, model).features(images, dense=False), model)
+    return score_set(model, test), test.positive
 
 
 def photo_steps(scores: torch.Tensor, positive: torch.Tensor) -> list[float]:

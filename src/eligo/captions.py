@@ -4,6 +4,7 @@ As usual in the literature, `restval` counts as training data and only the first
 image are used.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ Split = Literal["train", "val", "test"]
 NAMES = ("imgid", "cocoid", "filename")
 """Keys that identify an image in a Karpathy file."""
 _MAX_CAPTIONS = 5
+_SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 
 
 class _Sentence(JsonRow):
@@ -59,3 +61,12 @@ def read_karpathy(path: Path, folder: Path) -> dict[Split, list[CaptionedImage]]
         image = CaptionedImage(index, folder / row.filepath / row.filename, captions, names)
         by_split.setdefault("train" if row.split == "restval" else row.split, []).append(image)
     return by_split
+
+
+def names_sides(text: str) -> bool:
+    """Return whether a text says left or right, and so may be wrong of the mirrored image.
+
+    >>> names_sides("The dog on the Left"), names_sides("a bright light")
+    (True, False)
+    """
+    return _SIDES.search(text) is not None

@@ -10,8 +10,10 @@ from photo_parts import make_photos, make_tower
 from PIL import Image
 from pretrained_models import sentence_transformer
 
+from benchmarks.patches.other_captions import one_by_one
 from benchmarks.patches.photos import PhotosConfig, photo_steps, run, summarise
 from benchmarks.patches.photos_pointing import pointing
+from eligo.captions import CaptionedImage
 from eligo.cli import run_script
 from eligo.config import load_config
 from eligo.patches.metrics import retrieval_metrics
@@ -23,7 +25,11 @@ arms:
   both: {model.match.sparse_ratio: 1.0}
   1/4 relevant: {}
   1/4 random: {}
+  SEPS, other captions:
+    {model.match.kind: paper, model.match.dense: true, model.encoders.max_dense_words: 30}
+  fine-tuned: {model.encoders.backbone_lr: 0.1, data.cache: null, data.cache_mirrored: false}
 random: [1/4 random]
+other_captions: ["SEPS, other captions"]
 ours: 1/4 relevant
 """
 
@@ -62,13 +68,24 @@ def finished(tmp_path_factory) -> Path:
 def test_every_arm_is_scored(finished: Path):
     document = json.loads((finished / "photos.json").read_text())
     rows = {row["arm"]: row for row in document["arms"]}
-    assert list(rows) == ["one vector", "both", "1/4 relevant", "1/4 random"]
+    assert list(rows)[2:5] == ["1/4 relevant", "1/4 random", "SEPS, other captions"]
     assert rows["1/4 relevant"]["ahead"] == 0
     assert "kept" in rows["both"]
     assert "kept" not in rows["one vector"]
     for row in rows.values():
         assert row["low"] <= row["rsum"] <= row["high"]
         assert row["rsum"] == pytest.approx(20 * np.mean(document["photos"][row["arm"]]), abs=0.1)
+
+
+def test_a_caption_is_never_in_the_dense_text_of_its_own_pair():
+    captions = tuple(f"caption {n}" for n in range(5))
+    images = [CaptionedImage(n, Path(f"{n}.jpg"), captions, ()) for n in range(2)]
+    found = one_by_one(images)
+    assert [image.index for image in found] == [0, 1] * 5
+    for image in found:
+        others = set(captions) - set(image.captions)
+        assert set(image.dense.split(". ")) == others
+        assert len(others) == 4
 
 
 def test_contributions_of_photos_add_up_to_rsum():

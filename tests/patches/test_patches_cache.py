@@ -448,3 +448,39 @@ def test_command_evaluates_with_a_cache(files, tmp_path, capsys, encoded):
     assert json.loads(capsys.readouterr().out) == plain
     assert main(["patches", "evaluate", str(run.folder), "--cache", "c"]) == 2
     assert "--cache: stores features of files; give --captions" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ mirrored images
+
+
+def test_mirrored_images_are_stored_beside_the_others(files, tmp_path, encoded):
+    model = model_of(files)
+    given = read_captions(config_of(files).data, "train")
+    stored = FeatureCache(tmp_path / "c", model, dtype="float32").features(
+        given, dense=False, num_mirrored=3
+    )
+    assert encoded["images"] == len(given) + 3
+    assert len(stored.mirrored_rows) == 3
+    with torch.no_grad():
+        pictures = model.image_encoder.prepare([Image.open(i.path) for i in given[:3]]).flip(-1)
+        expected = model.image_encoder.states(model.image_encoder.normalise(pictures))
+    torch.testing.assert_close(stored.images.gather(stored.mirrored_rows), expected)
+
+
+def test_half_of_the_examples_are_mirrored_unless_the_caption_names_a_side(files, tmp_path):
+    config = config_of(files, tmp_path / "c", data__cache_mirrored=True)
+    source = CachedSource(config.data, model_of(files), dense=False)
+    train, validation = source._splits
+    assert not validation.mirrored_rows
+    pairs = CachedPairs(train, source.model.text_encoder)
+    seen = {True: set(), False: set()}
+    torch.manual_seed(0)
+    for _ in range(20):
+        for index, (number, caption) in enumerate(pairs.pairs):
+            sided = "left" in train.given[number].captions[caption]
+            is_mirrored = pairs[index][0] == train.mirrored_rows[number]
+            assert is_mirrored or pairs[index][0] in (
+                train.image_rows[number], train.mirrored_rows[number]
+            )  # fmt: skip
+            seen[sided].add(is_mirrored)
+    assert seen == {True: {False}, False: {True, False}}

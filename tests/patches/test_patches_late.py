@@ -36,25 +36,33 @@ def oracle(net: LateInteraction, images: Images, texts: Texts) -> torch.Tensor:
         units = F.normalize(patches, dim=1)
         for t in range(scores.shape[1]):
             words = texts.words.of(t)
-            text = F.normalize(net.text_proj.weight @ words.mean(0), dim=0)
-            rank = units @ F.normalize(words.mean(0), dim=0)
+            weights = torch.full((len(words),), 1 / len(words))
+            if net.word_weight is not None:
+                weights = (words @ net.word_weight.weight[0]).softmax(0)
+            text = F.normalize(net.text_proj.weight @ (weights @ words), dim=0)
+            rank = units @ F.normalize(weights @ words, dim=0)
             rank = rank + net.typicality * (units @ F.normalize(mean, dim=0))
             count = -(-len(patches) * net.sparse_ratio // 1)
             kept = rank.argsort(descending=True)[: int(count)]
             cosines = F.normalize(words, dim=1) @ units[kept].T
-            best = cosines.amax(1).mean() + cosines.amax(0).mean()
+            best = weights @ cosines.amax(1) + cosines.amax(0).mean()
             scores[v, t] = image @ text + best
     return scores
 
 
 @pytest.mark.parametrize("cls", [True, False])
+@pytest.mark.parametrize("word_weights", [True, False])
 @pytest.mark.parametrize(
     ("ratio", "typicality"), [(1.0, -1.0), (0.25, -1.0), (0.5, 1.0), (0.3, 0.0)]
 )
-def test_scores_equal_a_plain_loop(ratio: float, typicality: float, cls: bool, monkeypatch):
+def test_scores_equal_a_plain_loop(
+    ratio: float, typicality: float, word_weights: bool, cls: bool, monkeypatch
+):
     images, texts = sides(cls=cls)
-    net = LateInteraction(8, ratio, typicality)
+    net = LateInteraction(8, ratio, typicality, word_weights=word_weights)
     torch.nn.init.normal_(net.image_proj.weight)
+    if net.word_weight is not None:
+        torch.nn.init.normal_(net.word_weight.weight)
     with torch.no_grad():
         expected = oracle(net, images, texts)
         torch.testing.assert_close(net.match(images, texts).scores, expected)
@@ -65,17 +73,30 @@ def test_scores_equal_a_plain_loop(ratio: float, typicality: float, cls: bool, m
         torch.testing.assert_close(found, expected[rows, columns])
 
 
-def test_gradients_equal_those_of_the_loop():
+def test_untrained_word_weights_change_nothing():
     images, texts = sides()
-    net = LateInteraction(8, 0.5)
+    plain, weighted = (LateInteraction(8, word_weights=weights) for weights in (False, True))
+    torch.testing.assert_close(
+        weighted.match(images, texts).scores, plain.match(images, texts).scores
+    )
+
+
+@pytest.mark.parametrize("word_weights", [True, False])
+def test_gradients_equal_those_of_the_loop(word_weights: bool):
+    images, texts = sides()
+    net = LateInteraction(8, 0.5, word_weights=word_weights)
+    if net.word_weight is not None:
+        torch.nn.init.normal_(net.word_weight.weight)
     gradients = []
     for score in (lambda a, b: net.match(a, b).scores, lambda a, b: oracle(net, a, b)):
         patches = images.patches.clone().requires_grad_()
         words = texts.words.vectors.clone().requires_grad_()
         weights = torch.arange(12.0).view(3, 4)
         both = Images(patches, images.cls), Texts(Words(words, texts.words.mask))
+        net.zero_grad()
         (score(*both) * weights).sum().backward()
-        gradients.append((patches.grad, words.grad))
+        of_net = [part.grad for part in net.parameters()]
+        gradients.append((patches.grad, words.grad, of_net))
     torch.testing.assert_close(*gradients)
 
 
@@ -219,5 +240,11 @@ def test_another_hidden_state_gives_the_patches(tmp_path):
     states = vision(pixels, output_hidden_states=True).hidden_states[1]
     encoder = model.image_encoder
     torch.testing.assert_close(encoder(pixels), encoder.head(states))
+    both = RetrievalModel.build(
+        load_config(RetrievalConfig, tree, {"encoders.vision_layer": (1, -1)})
+    )
+    last = vision(pixels).last_hidden_state
+    expected = both.image_encoder.head(torch.cat([states, last], -1))
+    torch.testing.assert_close(both.image_encoder(pixels), expected)
     with pytest.raises(InputError, match="vision_layer: got 9, expected -4 to 3"):
         RetrievalModel.build(load_config(RetrievalConfig, tree, {"encoders.vision_layer": 9}))

@@ -9,7 +9,7 @@ checkpoint is chosen on the validation split, not on `test`.
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from eligo.config import Config
 from eligo.scenes.config import SceneConfig
@@ -82,8 +82,9 @@ class EncodersConfig(Config):
     """Standard deviation of each colour channel; none: the vision model's own."""
     backbone_lr: float = Field(default=0.1, ge=0)
     """Learning rate of a given vision or text model, relative to the heads'."""
-    vision_layer: int = -1
-    """Hidden state of a given vision model that gives the patches; -1: the output of the last."""
+    vision_layer: tuple[int, ...] = Field(default=(-1,), min_length=1)
+    """Hidden states of a given vision model that give the patches, concatenated; -1: the output of
+    the last layer. Early layers know colours and edges, late ones what a thing is."""
     embed_dim: int = Field(default=512, ge=4)
     """Width of patches and words when they are matched."""
     head: Literal["linear", "mlp"] = "linear"
@@ -98,6 +99,11 @@ class EncodersConfig(Config):
     special_words: bool | None = None
     """Match special tokens such as [CLS] and [SEP] as words; none: only those of a BERT that is no
     model of sentence-transformers, as in LAPS and SEPS."""
+
+    @field_validator("vision_layer", mode="before")
+    @classmethod
+    def _one_layer(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
 
     def without_effect(self) -> dict[str, str]:
         """Sizes of small encoders beside given ones, and settings of given ones without them."""
@@ -132,6 +138,8 @@ class MatchConfig(Config):
     typicality: float = Field(default=-1.0, ge=-1, le=1)
     """Weight of a patch's similarity to the mean patch, beside its similarity to the text (late,
     open). -1 keeps what is unlike the rest of the image; 1, as in LAPS, keeps the background."""
+    word_weights: bool = False
+    """Learn how much every word counts, starting with equal weights (late)."""
     aggr_ratio: float = Field(default=0.4, gt=0, le=1)
     """Tokens per kept patch."""
     top_k: int = Field(default=5, ge=1)
@@ -162,7 +170,9 @@ class MatchConfig(Config):
             unused["temperature"] = "match.decision is topk, not bernoulli"
         if self.kind not in ("late", "open"):
             unused["typicality"] = f"match.kind is {self.kind}"
-        if self.kind == "late":
+        if self.kind != "late":
+            unused["word_weights"] = f"match.kind is {self.kind}"
+        else:
             reason = "match.kind is late, which folds no patches"
             unused |= dict.fromkeys(("aggr_ratio", "kernel"), reason)
         if self.kind != "paper":
@@ -232,6 +242,9 @@ class KarpathyDataConfig(Config):
     several runs. Needs augment false and encoders.backbone_lr 0."""
     cache_dtype: Literal["float16", "float32"] = "float16"
     """Precision of the stored features."""
+    cache_mirrored: bool = False
+    """Store mirrored training images, too; half of the examples take them, unless the caption says
+    left or right."""
     cache_memory_gb: float = Field(default=8.0, ge=0)
     """Features up to this size are copied to the GPU's memory; larger ones are read from disk."""
 
@@ -248,7 +261,8 @@ class KarpathyDataConfig(Config):
         """Mirroring without augmentation; settings of the cache without one."""
         unused = {} if self.augment else {"flip": "data.augment is false"}
         if self.cache is None:
-            unused |= dict.fromkeys(("cache_dtype", "cache_memory_gb"), "data.cache is not given")
+            keys = ("cache_dtype", "cache_mirrored", "cache_memory_gb")
+            unused |= dict.fromkeys(keys, "data.cache is not given")
         return unused
 
 

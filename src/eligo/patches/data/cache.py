@@ -64,6 +64,8 @@ class CachedCaptions:
     texts: Features
     image_rows: Sequence[int | None]
     """Row of each image in `images`; None: it cannot be read."""
+    mirrored_rows: Sequence[int | None]
+    """Row of each mirrored image, for the first images or none."""
     caption_rows: Sequence[Sequence[int]]
     """Rows of each image's captions in `texts`."""
     dense_rows: Sequence[int] | None
@@ -74,7 +76,7 @@ class CachedCaptions:
     def __getitem__(self, part: slice) -> "CachedCaptions":
         """Return the features of some of the images."""
         dense = None if self.dense_rows is None else self.dense_rows[part]
-        rows = self.image_rows[part], self.caption_rows[part], dense
+        rows = self.image_rows[part], self.mirrored_rows[part], self.caption_rows[part], dense
         return CachedCaptions(self.given[part], self.images, self.texts, *rows, self.pieces)
 
 
@@ -97,7 +99,7 @@ class FeatureCache:
         self.processes = processes
         image, text = model.image_encoder, model.text_encoder
         pixels = {
-            "layer": image.layer,
+            "layers": image.layers,
             "image_size": image.image_size,
             "mean": image.mean.flatten().tolist(),
             "std": image.std.flatten().tolist(),
@@ -106,8 +108,12 @@ class FeatureCache:
         self.images = _store(folder, "images", image, dtype, pixels)
         self.texts = _store(folder, "texts", text, dtype, {})
 
-    def features(self, images: Sequence[CaptionedImage], *, dense: bool) -> CachedCaptions:
+    def features(
+        self, images: Sequence[CaptionedImage], *, dense: bool, num_mirrored: int = 0
+    ) -> CachedCaptions:
         """Return the features of images, captions and (`dense`) dense captions.
+
+        Of the first `num_mirrored` images, also those of the mirrored image.
 
         What is not stored yet is computed; its size is logged first, and refused if the disk is
         too small.
@@ -121,7 +127,14 @@ class FeatureCache:
         text_keys = [_text_key(row) for row in pieces]
         with self._writing():
             image_keys = self._image_keys([image.path for image in images])
-            readable = {k: i.path for k, i in zip(image_keys, images, strict=True) if k is not None}
+            mirrored_keys = [key and _mirrored(key) for key in image_keys[:num_mirrored]]
+            paths = [image.path for image in images]
+            readable = {
+                key: picture
+                for keys, mirrored in ((image_keys, False), (mirrored_keys, True))
+                for key, picture in zip(keys, ((path, mirrored) for path in paths), strict=False)
+                if key is not None
+            }
             stored = self._fill(readable, dict(zip(text_keys, pieces, strict=True)))
         image_places, text_places = stored
         kept = [key for key in readable if key in image_places]
@@ -132,6 +145,7 @@ class FeatureCache:
             images=Features(self.images, [image_places[key] for key in kept]),
             texts=Features(self.texts, [text_places[key] for key in text_keys]),
             image_rows=[None if key is None else row_of.get(key) for key in image_keys],
+            mirrored_rows=[None if key is None else row_of.get(key) for key in mirrored_keys],
             caption_rows=[[next(rows) for _ in image.captions] for image in images],
             dense_rows=dense_rows,
             pieces=pieces,
@@ -196,11 +210,11 @@ class FeatureCache:
                 lock.release(remove=True)
 
     def _fill(
-        self, images: Mapping[bytes, Path], texts: Mapping[bytes, list[int]]
+        self, images: Mapping[bytes, "_Source"], texts: Mapping[bytes, list[int]]
     ) -> tuple[dict[bytes, Place], dict[bytes, Place]]:
         """Compute what is missing; return the places of all rows."""
         places = self.images.rows(), self.texts.rows()
-        new_images = {key: path for key, path in images.items() if key not in places[0]}
+        new_images = {key: source for key, source in images.items() if key not in places[0]}
         new_texts = {key: row for key, row in texts.items() if key not in places[1]}
         self._wait()  # all have seen the same shards
         if not new_images and not new_texts:
@@ -233,9 +247,9 @@ class FeatureCache:
                 "free there", self.folder, *images, _gb(sizes[0]), *texts, _gb(sizes[1]), _gb(free),
             )  # fmt: skip
 
-    def _encode_images(self, items: Sequence[tuple[bytes, Path]]) -> None:
+    def _encode_images(self, items: Sequence[tuple[bytes, "_Source"]]) -> None:
         encoder, mine = self.model.image_encoder, self._share(items, _IMAGES_PER_SHARD)
-        pictures = _Pictures([path for _, path in mine], encoder.image_size)
+        pictures = _Pictures([source for _, source in mine], encoder.image_size)
         batches = ordered_batches(
             pictures, _IMAGES_AT_ONCE, num_workers=self.num_workers, collate=_as_list
         )
@@ -303,21 +317,31 @@ class FeatureCache:
             self.processes.wait()
 
 
+_Source = tuple[Path, bool]  # an image file, and whether to mirror it
+
+
 class _Pictures:
     """Images in the size of the model; None for one that cannot be read."""
 
-    def __init__(self, paths: Sequence[Path], side: int) -> None:
-        self.paths, self.side = paths, side
+    def __init__(self, sources: Sequence[_Source], side: int) -> None:
+        self.sources, self.side = sources, side
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.sources)
 
     def __getitem__(self, index: int) -> Tensor | None:
+        path, mirrored = self.sources[index]
         try:
-            return resize(open_image(self.paths[index], self.side), self.side)
+            image = resize(open_image(path, self.side), self.side)
         except InputError as error:
             _log.warning("skipped: %s", error)
             return None
+        return image.flip(-1) if mirrored else image
+
+
+def _mirrored(key: bytes) -> bytes:
+    """Return the key of the mirrored image."""
+    return hashlib.sha256(key + b"mirrored").digest()
 
 
 def _as_list(examples: list[Any]) -> list[Any]:

@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from eligo.captions import Split, names_sides
 from eligo.errors import InputError
 from eligo.patches.config import KarpathyDataConfig
 from eligo.patches.data.batch import Batch, Pieces, States, pad_pieces
@@ -41,12 +42,19 @@ class CachedSource(FileSource):
         pairs = CachedPairs(train, self.model.text_encoder)
         return pairs, 0 if pairs.on_device else self.config.num_workers
 
+    def read(self, split: Split) -> list[CaptionedImage]:
+        """Return the images of a split, with their captions."""
+        images = read_captions(self.config, split)
+        return images[: self.config.validation_images] if split == "val" else images
+
     @cached_property
     def _splits(self) -> tuple[CachedCaptions, CachedCaptions]:
-        train = read_captions(self.config, "train")
-        validation = read_captions(self.config, "val")[: self.config.validation_images]
+        train, validation = self.read("train"), self.read("val")
         cache = open_cache(self.config, self.model, Processes())
-        stored = cache.features([*train, *validation], dense=self.uses_dense)
+        num_mirrored = len(train) if self.config.cache_mirrored else 0
+        stored = cache.features(
+            [*train, *validation], dense=self.uses_dense, num_mirrored=num_mirrored
+        )
         size = (stored.images.num_bytes + stored.texts.num_bytes) / 1e9
         device = self.model.device
         if device.type != "cpu" and size <= self.config.cache_memory_gb:
@@ -94,6 +102,9 @@ class CachedPairs:
         for offset in range(len(self.pairs)):
             number, caption = self.pairs[(index + offset) % len(self.pairs)]
             row = stored.image_rows[number]
+            if stored.mirrored_rows and torch.rand(()) < 0.5:
+                given = stored.given[number].captions[caption]
+                row = row if names_sides(given) else stored.mirrored_rows[number]
             if row is not None:
                 dense = None if stored.dense_rows is None else stored.dense_rows[number]
                 index_in_file = stored.given[number].index

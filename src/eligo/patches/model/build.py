@@ -79,7 +79,7 @@ def build_net(
         return TwoSidedMax(embed_dim)
     if match.kind == "late":
         return LateInteraction(
-            embed_dim, match.sparse_ratio, match.typicality,
+            embed_dim, match.sparse_ratio, match.typicality, word_weights=match.word_weights,
             num_prefix_tokens=layout.num_prefix, grid_hw=layout.grid_hw,
         )  # fmt: skip
     return CrossSparseAggrNet(
@@ -156,29 +156,30 @@ def assemble(
         )
     width, colours = encoders.embed_dim, (encoders.image_mean, encoders.image_std)
     lengths = (encoders.max_words, encoders.max_dense_words)
-    layer = -1 if encoders.vision is None else encoders.vision_layer
+    layers = (-1,) if encoders.vision is None else encoders.vision_layer
     count = len(getattr(vision.config, "depths", ())) or vision.config.num_hidden_layers
-    if not -count - 1 <= layer <= count:
-        raise InputError(
-            f"encoders.vision_layer: got {layer}, expected {-count - 1} to {count}: the vision "
-            f"model has {count} layers"
-        )
+    for layer in layers:
+        if not -count - 1 <= layer <= count:
+            raise InputError(
+                f"encoders.vision_layer: got {layer}, expected {-count - 1} to {count}: the vision "
+                f"model has {count} layers"
+            )
     return (
         ImageEncoder(
-            vision, width, encoders.image_size, *colours, layer=layer,
-            head=_mlp_head(encoders, vision),
+            vision, width, encoders.image_size, *colours, layers=layers,
+            head=_mlp_head(encoders, len(layers) * vision.config.hidden_size),
         ),
         TextEncoder(
             text, tokenizer, width, *lengths, special_words=encoders.special_words is not False,
-            head=_mlp_head(encoders, text),
+            head=_mlp_head(encoders, text.config.hidden_size),
         ),
     )  # fmt: skip
 
 
-def _mlp_head(encoders: EncodersConfig, backbone: Any) -> MlpHead | None:
+def _mlp_head(encoders: EncodersConfig, width: int) -> MlpHead | None:
     if encoders.head == "linear":
         return None
-    return MlpHead(backbone.config.hidden_size, encoders.embed_dim, encoders.dropout)
+    return MlpHead(width, encoders.embed_dim, encoders.dropout)
 
 
 def _sizes(small: SmallVisionConfig | SmallTextConfig) -> dict[str, Any]:

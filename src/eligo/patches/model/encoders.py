@@ -67,7 +67,7 @@ class ImageEncoder(nn.Module):
     """Pixels to tokens: [CLS] and registers (if there are any), then patches row by row.
 
     pixels (V, 3, H, W)
-      | backbone, hidden state `layer`
+      | backbone, hidden states `layers`, concatenated
     (V, prefix + N, width)
       | head: Linear or MlpHead
     tokens (V, prefix + N, C)
@@ -81,7 +81,7 @@ class ImageEncoder(nn.Module):
         mean: Sequence[float],
         std: Sequence[float],
         *,
-        layer: int = -1,
+        layers: Sequence[int] = (-1,),
         head: "Head | None" = None,
     ) -> None:
         super().__init__()
@@ -89,8 +89,8 @@ class ImageEncoder(nn.Module):
         self.backbone = backbone
         self.image_size = image_size
         self.layout = layout_of(config, image_size)
-        self.layer = layer
-        self.head: Head = head or nn.Linear(config.hidden_size, embed_dim)
+        self.layers = tuple(layers)
+        self.head: Head = head or nn.Linear(len(layers) * config.hidden_size, embed_dim)
         self.mean: Tensor
         self.std: Tensor
         for name, colours in (("mean", mean), ("std", std)):
@@ -110,11 +110,16 @@ class ImageEncoder(nn.Module):
         self, pixels: Float[Tensor, "images 3 height width"]
     ) -> Float[Tensor, "images tokens hidden"]:
         """Return the backbone's states of normalised pixels, before the head."""
-        if self.layer == -1:
-            states = self.backbone(pixel_values=pixels, **self._options).last_hidden_state
-        else:
-            options = self._options | {"output_hidden_states": True}
-            states = self.backbone(pixel_values=pixels, **options).hidden_states[self.layer]
+        inner = any(layer != -1 for layer in self.layers)
+        options = self._options | ({"output_hidden_states": True} if inner else {})
+        output = self.backbone(pixel_values=pixels, **options)
+        states = torch.cat(
+            [
+                output.last_hidden_state if layer == -1 else output.hidden_states[layer]
+                for layer in self.layers
+            ],
+            -1,
+        )
         expected = self.layout.num_prefix + self.layout.num_patches
         if states.shape[1] != expected:
             raise InputError(

@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from eligo import ops
 from eligo.patches.kernels.interface import Matches, PatchDecision
 from eligo.patches.model.explain import PatchExplanation, heat_map
 from eligo.patches.model.functional import exact_top_k, mean_patch, unit, wide
@@ -32,7 +31,8 @@ class LateInteraction(nn.Module):
         K      = the ceil(N sparse_ratio) patches with the highest s_p
         S      = g + mean_m max_{p in K} <w_m, p> + mean_{p in K} max_m <w_m, p>
 
-    The choice of K has no parameters and no gradient; G and H start as mean and identity.
+    Means over words are weighted by softmax_m(a w_m) with `word_weights`; a starts at 0, as equal
+    weights. The choice of K has no gradient; G and H start as mean and identity.
     `typicality` -1 keeps what the text names and the rest of the image is not, 0 ignores the
     rest, 1 is the score of LAPS.
 
@@ -57,6 +57,7 @@ class LateInteraction(nn.Module):
         sparse_ratio: float = 0.25,
         typicality: float = -1.0,
         *,
+        word_weights: bool = False,
         num_prefix_tokens: int = 0,
         grid_hw: tuple[int, int] | None = None,
     ) -> None:
@@ -66,17 +67,21 @@ class LateInteraction(nn.Module):
         self.num_prefix_tokens, self.grid_hw = num_prefix_tokens, grid_hw
         self.image_proj = nn.Linear(2 * embed_dim, embed_dim, bias=False)
         self.text_proj = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.word_weight = nn.Linear(embed_dim, 1, bias=False) if word_weights else None
         with torch.no_grad():
             self.text_proj.weight.copy_(torch.eye(embed_dim))
             self.image_proj.weight.copy_(torch.eye(embed_dim).repeat(1, 2) / 2)
+            if self.word_weight is not None:
+                self.word_weight.weight.zero_()
 
     def match(self, images: Images, texts: Texts, *, decisions: bool = False) -> Matches:
         """Score all pairs; `decisions`: also return the kept patches."""
         words = texts.words.packed()
-        directions, units = texts.words.directions(), unit(words.vectors)
+        weights = self.weights(words)
+        directions, units = unit(_mean_word(words, weights).detach()), unit(words.vectors)
         parts = []
         for chunk in self._chunks(images, units.shape[0] * units.shape[1]):
-            arguments = chunk, units, words.mask, directions
+            arguments = chunk, units, weights, directions
             if torch.is_grad_enabled():
                 parts.append(checkpoint(self._score, *arguments, use_reentrant=False))
             else:
@@ -165,16 +170,16 @@ class LateInteraction(nn.Module):
             return score, exact_top_k(score, budget.unsqueeze(1).expand(score.shape[:2]), mask)
 
     def _score(
-        self, images: Images, units: Tensor, real: Tensor, directions: Tensor
+        self, images: Images, units: Tensor, weights: Tensor, directions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the late scores (R, T), the scores of the patches and the kept ones (R, T, N)."""
         score, kept = self.select(images, directions)
         cosines = unit(images.patches) @ units.flatten(0, 1).T  # (R, N, T L)
-        cosines = cosines.unflatten(2, real.shape)  # (R, N, T, L)
+        cosines = cosines.unflatten(2, weights.shape)  # (R, N, T, L)
         by_patch = kept.transpose(1, 2)  # (R, N, T)
         per_word = torch.where(by_patch.unsqueeze(-1), cosines, -torch.inf).amax(1)  # (R, T, L)
         per_patch = cosines.amax(3)  # (R, N, T); padding repeats a word
-        words = ops.masked_mean(wide(per_word), real.expand(per_word.shape))
+        words = (wide(per_word) * weights).sum(-1)
         patches = torch.where(by_patch, wide(per_patch), 0.0).sum(1) / by_patch.sum(1).clamp_min(1)
         return words + patches, score, kept
 
@@ -186,5 +191,17 @@ class LateInteraction(nn.Module):
 
     def text_vectors(self, texts: Texts) -> Float[Tensor, "texts dim"]:
         """Return the unit vector of each text, of g."""
-        words = texts.words
-        return unit(self.text_proj(ops.masked_mean(wide(words.vectors), words.mask)))
+        mean = _mean_word(texts.words, self.weights(texts.words))
+        return unit(self.text_proj(mean))
+
+    def weights(self, words: Words) -> Float[Tensor, "texts words"]:
+        """Return the share of every word in its text; 0 in padding."""
+        if self.word_weight is None:
+            return words.mask / words.lengths.unsqueeze(-1)
+        logits = wide(self.word_weight(wide(words.vectors)).squeeze(-1))
+        return logits.masked_fill(~words.mask, -torch.inf).softmax(-1)
+
+
+def _mean_word(words: Words, weights: Tensor) -> Float[Tensor, "texts dim"]:
+    real = wide(words.vectors).masked_fill(~words.mask.unsqueeze(-1), 0.0)
+    return (real * weights.unsqueeze(-1)).sum(1)

@@ -9,7 +9,6 @@ turns are isolated: each attends to the image and to itself, and its positions c
 image. So every turn is the prompt of a single question, while the prefix is computed once.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,7 +21,7 @@ from PIL import ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from eligo.captions import Split, read_karpathy
+from eligo.captions import Split, names_sides, read_karpathy
 from eligo.errors import InputError
 from eligo.images import open_image, side_of
 from eligo.pretrained.chat import tokenize
@@ -34,7 +33,6 @@ from eligo.vqa import read_vqa_lines
 CAPTION = "caption"
 """Kind of the turn that asks for a caption."""
 _CACHED = 200_000  # tokenized turns
-_SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -219,7 +217,7 @@ def _names_sides(photo: Photo) -> bool:
         *photo.captions,
         *(text for turn in photo.turns for text in (turn.question, turn.answer)),
     ]
-    return any(_SIDES.search(text) for text in texts)
+    return any(map(names_sides, texts))
 
 
 def prefix_ids(processor: Any) -> list[int]:

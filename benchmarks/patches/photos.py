@@ -33,9 +33,10 @@ from eligo.patches.data.cached_source import CachedSet, open_cache
 from eligo.patches.data.file_source import FileSet
 from eligo.patches.data.readers import read_captions
 from eligo.patches.inference.evaluate import score_set
+from eligo.patches.kernels.interface import Matches
 from eligo.patches.metrics import AT, retrieval_metrics
 from eligo.patches.model.functional import exact_top_k
-from eligo.patches.model.inputs import Images
+from eligo.patches.model.inputs import Images, Texts
 from eligo.patches.model.late import LateInteraction
 from eligo.patches.training.task import PatchesTask, with_counted_steps
 from eligo.report.intervals import bootstrap_means
@@ -45,7 +46,9 @@ from eligo.train import fit, load_weights
 RESULT = "result.json"
 _CONFIG = Path(__file__).with_name("photos.yaml")
 _STEP = 20  # points of rsum that one caption of five can change
-ArmKind = Literal["plain", "random", "other captions"]
+ArmKind = Literal["plain", "one vector", "random", "other captions"]
+"""plain; one vector of each image and text, without patches; random patches are kept; the dense text
+of an image is its other captions."""
 
 
 class PhotosConfig(Config):
@@ -57,10 +60,8 @@ class PhotosConfig(Config):
     """Config that all arms start from."""
     arms: dict[str, dict[str, Any]] = Field(default_factory=dict, min_length=1)
     """Differences from it, by dotted key."""
-    random: tuple[str, ...] = ()
-    """Arms that keep random patches."""
-    other_captions: tuple[str, ...] = ()
-    """Arms whose images have their other captions as dense text."""
+    kinds: dict[str, ArmKind] = Field(default_factory=dict)
+    """What else is special in an arm."""
     ours: str
     """The arm that is compared with all others."""
     seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
@@ -70,10 +71,20 @@ class PhotosConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> "PhotosConfig":
-        for name in (*self.random, *self.other_captions, self.ours):
+        for name in (*self.kinds, self.ours):
             if name not in self.arms:
                 raise ValueError(f"got {name!r}, expected one of {', '.join(self.arms)}")
         return self
+
+
+class OneVector(LateInteraction):
+    """Compares one vector of each image, from [CLS] and mean patch, with one of each text."""
+
+    def match(self, images: Images, texts: Texts, *, decisions: bool = False) -> Matches:
+        """Score all pairs."""
+        del decisions  # no patch is kept
+        scores = self.image_vectors(images) @ self.text_vectors(texts).T
+        return Matches(scores, torch.ones_like(scores), None, None)
 
 
 class RandomLate(LateInteraction):
@@ -127,13 +138,12 @@ def run(
         for seed in config.seeds:
             changes = {**given, **config.arms[arm], "train.seed": seed, "train.out": out,
                        "train.name": f"{list(config.arms).index(arm)}_{seed}"}  # fmt: skip
-            if arm in config.other_captions:
+            kind = config.kinds.get(arm, "plain")
+            if kind == "other captions":
                 changes["data.dense"] = captions
             settings = load_config(PatchesTrainConfig, config.base, changes)
             if quick:
                 settings = settings.smoke().replace({"data.cache": changes["data.cache"]})
-            kind: ArmKind = "random" if arm in config.random else "plain"
-            kind = "other captions" if arm in config.other_captions else kind
             result = run_arm(settings, kind, rooms=rooms)
             found.setdefault(arm, []).append(result)
     if only:
@@ -161,12 +171,14 @@ def run_arm(
         return found
     task_type = OtherCaptionsTask if kind == "other captions" else PatchesTask
     task = task_type(with_counted_steps(config))
-    if kind == "random":
-        net = task.model.net
+    if kind in ("one vector", "random"):
+        net, match = task.model.net, config.model.match
         assert isinstance(net, LateInteraction)
-        task.model.net = RandomLate(
-            net.text_proj.in_features, net.sparse_ratio, grid_hw=net.grid_hw
-        )
+        net_type = RandomLate if kind == "random" else OneVector
+        task.model.net = net_type(
+            net.text_proj.in_features, match.sparse_ratio,
+            word_weights=match.word_weights, grid_hw=net.grid_hw,
+        )  # fmt: skip
     fitted = fit(task, task.config.train, resume=True)
     load_weights(fitted.chosen, {"retriever": task.model})
     model = task.model.eval()
@@ -176,7 +188,8 @@ def run_arm(
         "config": settings, "validation": fitted.best, "test": metrics.as_dict(),
         "photos": photo_steps(scores.cpu(), positive.cpu()),
     }  # fmt: skip
-    points = config.model.match.kind not in ("global", "filip") and not config.model.match.dense
+    selects = kind != "one vector" and config.model.match.kind not in ("global", "filip")
+    points = selects and not config.model.match.dense
     if rooms is not None and points:
         result["pointing"] = pointing(model, rooms)
     write_text(mark, json_module.dumps(result) + "\n")

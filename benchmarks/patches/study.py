@@ -48,9 +48,11 @@ RESULT = "result.json"
 _CONFIG = Path(__file__).with_name("study.yaml")
 _WAIT = 0.5  # seconds between checks for a free run
 Variant = Literal[
-    "global", "filip", "open", "open_dense", "paper", "ratio_0.25", "ratio_0.75", "ratio_1.0"
-]
-"""Global vectors; FILIP; LAPS (ratio 0.5), also with dense text; SEPS; LAPS at other ratios."""
+    "global", "filip", "laps", "open", "open_dense", "paper",
+    "ratio_0.25", "ratio_0.75", "ratio_1.0",
+]  # fmt: skip
+"""Global vectors; FILIP; LAPS (ratio 0.5); the same network with our score, also with dense text;
+SEPS; our score at other ratios."""
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 Report = Callable[[int, str], None]
 
@@ -113,6 +115,9 @@ class StudyConfig(Config):
             "model.encoders.backbone_lr": self.backbone_lr,
         }
         name = variant
+        if variant == "laps":
+            name = "open"
+            changes["model.match.typicality"] = 1.0
         if variant.startswith("ratio_"):
             name = "open"
             changes["model.match.sparse_ratio"] = float(variant.removeprefix("ratio_"))

@@ -21,15 +21,14 @@ from eligo.patches.model.retrieval_model import RetrievalModel
 
 TINY = """
 arms:
-  one vector: {model.match.kind: global}
+  one vector: {}
   both: {model.match.sparse_ratio: 1.0}
   1/4 relevant: {}
   1/4 random: {}
   SEPS, other captions:
     {model.match.kind: paper, model.match.dense: true, model.encoders.max_dense_words: 30}
   fine-tuned: {model.encoders.backbone_lr: 0.1, data.cache: null, data.cache_mirrored: false}
-random: [1/4 random]
-other_captions: ["SEPS, other captions"]
+kinds: {one vector: one vector, 1/4 random: random, "SEPS, other captions": other captions}
 ours: 1/4 relevant
 """
 

@@ -47,8 +47,8 @@ RESULT = "result.json"
 _CONFIG = Path(__file__).with_name("photos.yaml")
 _STEP = 20  # points of rsum that one caption of five can change
 ArmKind = Literal["plain", "one vector", "random", "other captions"]
-"""plain; one vector of each image and text, without patches; random patches are kept; the dense text
-of an image is its other captions."""
+"""plain; one vector of each image and text, without patches; random patches are kept; an image's
+other captions are its dense text."""
 
 
 class PhotosConfig(Config):

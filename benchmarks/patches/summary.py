@@ -10,7 +10,8 @@ _TIMES_CHANCE = 3.0
 _SELECTING = ("open", "open_dense", "paper")
 """Variants that select at ratio 0.5; their best patch should be on a mentioned object."""
 _PAIRS = (
-    ("open", "laps"), ("open", "ratio_1.0"), ("ratio_0.25", "ratio_1.0"), ("ratio_0.75", "ratio_1.0"),
+    ("open", "laps"), ("open", "ratio_1.0"), ("ratio_0.25", "ratio_1.0"),
+    ("ratio_0.75", "ratio_1.0"),
     ("open", "global"), ("open_dense", "global"), ("paper", "global"), ("filip", "global"),
     ("open", "filip"), ("open_dense", "open"), ("paper", "open"),
 )  # fmt: skip

@@ -249,3 +249,14 @@ def test_config_of_another_command_is_one_problem():
     (line,) = str(refused.value).splitlines()
     assert "sweep.yaml:3: task: got 'tokens.sweep', expected 'pixels.train'" in line
     assert "did you mean" not in line
+
+
+def test_defaults_of_another_union_member_do_not_leak():
+    """`validation_images` is a key of both kinds of data, with different defaults."""
+    from eligo.patches.config import PatchesTrainConfig
+
+    files = {"data": {"kind": "karpathy", "captions": "c.json", "images": "i"}}
+    assert load_config(PatchesTrainConfig, files).data.validation_images is None
+    given = {"data.validation_images": 7}
+    assert load_config(PatchesTrainConfig, files, given).data.validation_images == 7
+    assert load_config(PatchesTrainConfig, {}).data.validation_images == 512

@@ -62,6 +62,8 @@ class PhotosConfig(Config):
     """Differences from it, by dotted key."""
     kinds: dict[str, ArmKind] = Field(default_factory=dict)
     """What else is special in an arm."""
+    starts: dict[str, str] = Field(default_factory=dict)
+    """Arms that continue from the finished training of another one, with the same seed."""
     ours: str
     """The arm that is compared with all others."""
     seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
@@ -71,7 +73,7 @@ class PhotosConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> "PhotosConfig":
-        for name in (*self.kinds, self.ours):
+        for name in (*self.kinds, *self.starts, *self.starts.values(), self.ours):
             if name not in self.arms:
                 raise ValueError(f"got {name!r}, expected one of {', '.join(self.arms)}")
         return self
@@ -136,8 +138,12 @@ def run(
     found: dict[str, list[dict[str, Any]]] = {}
     for arm in only or config.arms:
         for seed in config.seeds:
+            name = f"{list(config.arms).index(arm)}_{seed}"
             changes = {**given, **config.arms[arm], "train.seed": seed, "train.out": out,
-                       "train.name": f"{list(config.arms).index(arm)}_{seed}"}  # fmt: skip
+                       "train.name": name}  # fmt: skip
+            if arm in config.starts:
+                first = list(config.arms).index(config.starts[arm])
+                changes["train.init_from"] = out / f"{first}_{seed}" / "best"
             kind = config.kinds.get(arm, "plain")
             if kind == "other captions":
                 changes["data.dense"] = captions

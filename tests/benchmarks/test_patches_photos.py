@@ -29,6 +29,7 @@ arms:
     {model.match.kind: paper, model.match.dense: true, model.encoders.max_dense_words: 30}
   fine-tuned: {model.encoders.backbone_lr: 0.1, data.cache: null, data.cache_mirrored: false}
 kinds: {one vector: one vector, 1/4 random: random, "SEPS, other captions": other captions}
+starts: {fine-tuned: 1/4 relevant}
 ours: 1/4 relevant
 """
 

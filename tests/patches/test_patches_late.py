@@ -8,6 +8,7 @@ from eligo.config import load_config
 from eligo.errors import InputError
 from eligo.patches.config import PatchesTrainConfig
 from eligo.patches.index.entries import image_queries, text_queries
+from eligo.patches.model.best_matches import best_matches
 from eligo.patches.model.inputs import Images, Texts, Words
 from eligo.patches.model.late import LateInteraction
 from eligo.patches.model.retrieval_model import RetrievalModel
@@ -248,3 +249,21 @@ def test_another_hidden_state_gives_the_patches(tmp_path):
     torch.testing.assert_close(both.image_encoder(pixels), expected)
     with pytest.raises(InputError, match="vision_layer: got 9, expected -4 to 3"):
         RetrievalModel.build(load_config(RetrievalConfig, tree, {"encoders.vision_layer": 9}))
+
+
+def test_gradients_of_the_best_matches():
+    patches, words = (torch.randn(*shape, 4, dtype=torch.float64) for shape in ((2, 5), (3, 4)))
+    kept = torch.rand(2, 5, 3) < 0.6
+    kept[:, 0] = True
+    for given in (kept, kept[..., :1]):
+        inputs = patches.requires_grad_(), words.requires_grad_()
+        assert torch.autograd.gradcheck(lambda p, w, k=given: best_matches(p, w, k), inputs)
+
+
+def test_best_matches_under_autocast_have_its_type_and_a_gradient():
+    patches, words = torch.randn(2, 5, 4, requires_grad=True), torch.randn(3, 4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        per_word, per_patch = best_matches(patches, words, torch.ones(2, 5, 1, dtype=torch.bool))
+    assert per_word.dtype is torch.bfloat16
+    (per_word.sum() + per_patch.sum()).backward()
+    assert patches.grad.dtype is torch.float32

@@ -164,7 +164,8 @@ def _without_stale(
             continue
         here = (*path, name)
         if isinstance(info.discriminator, str):
-            chosen, value = _chosen(members, info.discriminator, value, layer, here)
+            before = getattr(info.default, info.discriminator, None)
+            chosen, value = _chosen(members, info.discriminator, value, layer, here, before)
         else:
             chosen = members[0] if members[0] is info.annotation else None
         current[name] = _without_stale(chosen, value, layer, here) if chosen else value
@@ -172,16 +173,27 @@ def _without_stale(
 
 
 def _chosen(
-    members: list[type[BaseModel]], tag: str, value: Mapping[str, Any], layer: Layer, path: KeyPath
+    members: list[type[BaseModel]],
+    tag: str,
+    value: Mapping[str, Any],
+    layer: Layer,
+    path: KeyPath,
+    default: object,
 ) -> tuple[type[BaseModel] | None, Mapping[str, Any]]:
-    """Return the union member that the tag names, and the value without stale keys of others."""
+    """Return the union member that the tag names, and the value without stale keys of others.
+
+    `default`: the tag of the default; the defaults of another member are stale, too.
+    """
     tagged = (m for m in members if value.get(tag) in get_args(m.model_fields[tag].annotation))
     chosen = next(tagged, None)
     if chosen is None:
         return None, value  # validation reports it
     since = _rank(layer, (*path, tag))
     others = {key for member in members for key in member.model_fields} - set(chosen.model_fields)
-    stale = {key for key in others if key in value and _rank(layer, (*path, key)) < since}
+    ranks = {key: _rank(layer, (*path, key)) for key in value if key != tag}
+    stale = {key for key in others & ranks.keys() if ranks[key] < since}
+    if value[tag] != default:
+        stale |= {key for key, rank in ranks.items() if rank == 0}  # written by no layer
     return chosen, {key: inner for key, inner in value.items() if key not in stale}
 
 

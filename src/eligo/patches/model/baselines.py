@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from eligo import ops
+from eligo.patches.model.best_matches import best_matches
 from eligo.patches.model.explain import PatchExplanation
 from eligo.patches.model.functional import mean_patch, unit, wide
 from eligo.patches.model.hrpa import HRPA
@@ -67,13 +68,12 @@ class TwoSidedMax(nn.Module):
         """Return the scores of all pairs, computed in chunks of images."""
         tokens, real = _tokens(images)
         words = texts.words.packed()
-        flat = unit(words.vectors).flatten(0, 1)  # (texts * words, dim)
-        rows = max(1, _LARGEST // (len(flat) * tokens.shape[1]))
+        units = unit(words.vectors)
+        rows = max(1, _LARGEST // (words.mask.numel() * tokens.shape[1]))
         parts = []
         for chunk, mask in zip(tokens.split(rows), real.split(rows), strict=True):
-            cosines = (unit(chunk) @ flat.T).unflatten(2, words.mask.shape)
-            per_token = cosines.amax(3).transpose(1, 2)  # (images, texts, tokens)
-            per_word = torch.where(mask[:, :, None, None], cosines, -torch.inf).amax(1)
+            per_word, per_token = best_matches(unit(chunk), units, mask.unsqueeze(-1))
+            per_token = per_token.transpose(1, 2)  # (images, texts, tokens)
             parts.append(self.hrpa.pool(per_word, per_token, words.mask[None], mask[:, None]))
         return torch.cat(parts)
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from eligo.patches.kernels.interface import Matches, PatchDecision
+from eligo.patches.model.best_matches import best_matches
 from eligo.patches.model.explain import PatchExplanation, heat_map
 from eligo.patches.model.functional import exact_top_k, mean_patch, unit, wide
 from eligo.patches.model.inputs import Images, Texts, Words, split_tokens
@@ -81,11 +81,7 @@ class LateInteraction(nn.Module):
         directions, units = unit(_mean_word(words, weights).detach()), unit(words.vectors)
         parts = []
         for chunk in self._chunks(images, units.shape[0] * units.shape[1]):
-            arguments = chunk, units, weights, directions
-            if torch.is_grad_enabled():
-                parts.append(checkpoint(self._score, *arguments, use_reentrant=False))
-            else:
-                parts.append(self._score(*arguments))
+            parts.append(self._score(chunk, units, weights, directions))
         late, score, kept = (torch.cat(column) for column in zip(*parts, strict=True))
         scores = late + self.image_vectors(images) @ self.text_vectors(texts).T
         chosen = PatchDecision(score, kept.to(score.dtype)) if decisions else None
@@ -174,11 +170,8 @@ class LateInteraction(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the late scores (R, T), the scores of the patches and the kept ones (R, T, N)."""
         score, kept = self.select(images, directions)
-        cosines = unit(images.patches) @ units.flatten(0, 1).T  # (R, N, T L)
-        cosines = cosines.unflatten(2, weights.shape)  # (R, N, T, L)
         by_patch = kept.transpose(1, 2)  # (R, N, T)
-        per_word = torch.where(by_patch.unsqueeze(-1), cosines, -torch.inf).amax(1)  # (R, T, L)
-        per_patch = cosines.amax(3)  # (R, N, T); padding repeats a word
+        per_word, per_patch = best_matches(unit(images.patches), units, by_patch)
         words = (wide(per_word) * weights).sum(-1)
         patches = torch.where(by_patch, wide(per_patch), 0.0).sum(1) / by_patch.sum(1).clamp_min(1)
         return words + patches, score, kept

@@ -18,7 +18,7 @@ from benchmarks.patches.other_captions import (
     OtherCaptionsTask,
     one_by_one,
     score_one_by_one,
-    without_dense,
+    write_joined,
 )
 from benchmarks.patches.photos_pointing import pointing
 from benchmarks.studies import print_end, reached_or_not, read_finished, study_folder
@@ -146,7 +146,7 @@ def run(
                 changes["train.init_from"] = out / f"{first}_{seed}" / "best"
             kind = config.kinds.get(arm, "plain")
             if kind == "other captions":
-                changes["data.dense"] = captions
+                changes["data.dense"] = write_joined(captions, out / "joined.jsonl")
             settings = load_config(PatchesTrainConfig, config.base, changes)
             if quick:
                 settings = settings.smoke().replace({"data.cache": changes["data.cache"]})
@@ -206,7 +206,7 @@ def _score_test(task: PatchesTask) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scores of all pairs of the test split, and which of them are true."""
     model, data = task.model, task.config.data
     assert isinstance(data, KarpathyDataConfig)
-    images = read_captions(without_dense(data), "test")
+    images = read_captions(data, "test")
     if isinstance(task, OtherCaptionsTask):
         stored = open_cache(data, model).features(one_by_one(images), dense=True)
         return score_one_by_one(model, stored)

@@ -81,12 +81,14 @@ class LateInteraction(nn.Module):
         directions, units = unit(_mean_word(words, weights).detach()), unit(words.vectors)
         parts = []
         for chunk in self._chunks(images, units.shape[0] * units.shape[1]):
-            parts.append(self._score(chunk, units, weights, directions))
-        late, score, kept = (torch.cat(column) for column in zip(*parts, strict=True))
+            late, score, kept = self._score(chunk, units, weights, directions)
+            parts.append((late, kept.sum(-1), *((score, kept) if decisions else ())))
+        late, counts, *chosen = (torch.cat(column) for column in zip(*parts, strict=True))
         scores = late + self.image_vectors(images) @ self.text_vectors(texts).T
-        chosen = PatchDecision(score, kept.to(score.dtype)) if decisions else None
-        real = kept.shape[-1] if images.mask is None else images.mask.sum(-1)[:, None]
-        return Matches(scores, kept.sum(-1) / real, chosen, None)
+        decision = PatchDecision(chosen[0], chosen[1].to(chosen[0].dtype)) if decisions else None
+        num_patches = images.patches.shape[1]
+        real = num_patches if images.mask is None else images.mask.sum(-1)[:, None]
+        return Matches(scores, counts / real, decision, None)
 
     def match_pairs(
         self,
